@@ -1,0 +1,40 @@
+# A fresh machine needs Python 3.11 with pip, and make. PYTHON=python3.12 picks another interpreter.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help demo test test-long lint notebooks clean
+
+help:
+	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
+	@echo "make test       ruff, mypy, and all tests but the long ones"
+	@echo "make test-long  the long tests"
+	@echo "make lint       ruff and mypy alone"
+	@echo "make notebooks  execute the notebooks and keep their outputs"
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m onnx2jax.demo
+
+test: lint
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+
+test-long: $(VENV)/.test
+	$(BIN)/python -m pytest -m long
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+notebooks: $(VENV)/.test
+	$(BIN)/python tests/test_notebooks.py
+
+clean:
+	rm -rf $(VENV)
+
+# One stamp for each set of extras, so that a second run installs nothing. The environment is made without pip and
+# filled from outside, because Debian ships Python without the pieces that `venv` would put pip in with.
+$(VENV)/.%: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check pip --editable '.[$*]'
+	touch $@

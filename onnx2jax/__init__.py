@@ -1,0 +1,15 @@
+"""Any ONNX model as a JAX function.
+
+>>> import onnx2jax
+>>> model = onnx2jax.convert(onnx2jax.demo_model())
+"""
+
+from __future__ import annotations
+
+from . import errors
+from .model import Model, convert
+from .ops.registry import Shaped, Static, op, supported
+from .resources import demo_model
+
+__all__ = ["Model", "Shaped", "Static", "convert", "demo_model", "errors", "op", "supported"]
+__version__ = "0.1.0"

@@ -1,0 +1,7 @@
+"""``python -m onnx2jax``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,166 @@
+"""A call's arguments against the declared inputs: names, element types, ranks, extents, dimension variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import InputNameError, InputShapeError, InputTypeError
+from .proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
+
+_WIDENS = {"int32": "int64", "uint32": "uint64", "float32": "float64", "complex64": "complex128"}
+
+
+def is_traceable(kind: Any) -> bool:
+    """Whether JAX can hold values of a declared type: everything but strings and maps."""
+    match kind:
+        case TensorType():
+            return not kind.dtype.hasobject
+        case SequenceType() | OptionalType():
+            return is_traceable(kind.element)
+        case _:
+            return not isinstance(kind, MapType)
+
+
+def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
+    """The inputs with dimension variables replaced by numbers."""
+    shapes = [v.type.shape or () for v in inputs if isinstance(v.type, TensorType)]
+    variables = sorted({d for shape in shapes for d in shape if isinstance(d, str)})
+    unknown = sorted(set(overrides) - set(variables))
+    if unknown:
+        raise InputNameError(f"dim_overrides names {unknown}; the model's dimension variables are {variables}")
+
+    def fixed(value: ValueInfo) -> ValueInfo:
+        if not isinstance(value.type, TensorType) or value.type.shape is None:
+            return value
+        shape = tuple(overrides.get(d, d) if isinstance(d, str) else d for d in value.type.shape)
+        return replace(value, type=replace(value.type, shape=shape))
+
+    return tuple(map(fixed, inputs))
+
+
+def bind(
+    inputs: Sequence[ValueInfo], optional: Mapping[str, ValueInfo], args: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Arguments by input name, checked.
+
+    Args:
+        inputs: the required inputs in graph order.
+        optional: inputs that have a default, by name; they can be given by name only.
+        args: positional arguments.
+        named: arguments by name.
+
+    Raises:
+        InputNameError, InputTypeError, InputShapeError: the call does not fit the model.
+    """
+    names = [v.name for v in inputs]
+    signature = f"the model's inputs are ({', '.join(map(str, inputs))})"
+    if len(args) > len(names):
+        raise InputNameError(f"{len(args)} positional arguments given, {signature}")
+    given = dict(zip(names, args, strict=False))
+    for name, value in named.items():
+        if name in given:
+            raise InputNameError(f"input {name!r} is given by position and by name; {signature}")
+        if name not in names and name not in optional:
+            raise InputNameError(f"there is no input {name!r}; {signature}")
+        given[name] = value
+    missing = [n for n in names if n not in given]
+    if missing:
+        raise InputNameError(f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given; {signature}")
+    declared = {v.name: v for v in inputs} | dict(optional)
+    extents: dict[str, tuple[Any, str]] = {}
+    return {name: _checked(declared[name], value, extents) for name, value in given.items()}
+
+
+def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]]) -> Any:
+    kind = declared.type
+    if isinstance(kind, OptionalType):
+        if value is None:
+            return None
+        kind = kind.element
+    if isinstance(kind, SequenceType):
+        if not isinstance(value, list | tuple):
+            raise InputTypeError(f"input {declared} takes a list, not {type(value).__name__}")
+        return [_checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, extents) for i, v in enumerate(value)]
+    if isinstance(kind, MapType):
+        if not isinstance(value, Mapping | list | tuple):
+            raise InputTypeError(f"input {declared} takes a dict, not {type(value).__name__}")
+        return value
+    if not isinstance(kind, TensorType):
+        return value
+    array = _as_array(declared, kind, value)
+    if kind.shape is not None:
+        _check_shape(declared, kind.shape, array.shape, extents)
+    return array
+
+
+def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
+    if value is None:
+        raise InputTypeError(f"input {declared} takes an array, not None")
+    if isinstance(value, jax.Array):
+        # In 32-bit mode JAX cannot hold what 64-bit inputs ask for; widening is exact.
+        if _WIDENS.get(str(value.dtype)) == str(kind.dtype):
+            return value.astype(kind.dtype)
+    elif not isinstance(value, np.ndarray | np.generic):
+        value = _from_python(declared, kind, value)
+    if kind.dtype == object and getattr(value.dtype, "kind", "") in "OUT":
+        return np.asarray(value).astype(object)
+    if value.dtype != kind.dtype:
+        raise InputTypeError(
+            f"input {declared} is given as {value.dtype}{list(value.shape)}; nothing is cast silently (rule GR-17). "
+            f"Convert it: {declared.name}.astype({str(kind.dtype)!r})"
+        )
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray:
+    """Numbers and nested lists have no element type of their own: they take the declared one if nothing is lost."""
+    try:
+        array = np.asarray(value)
+        if kind.dtype == object:
+            return array
+        if array.size and np.result_type(array.dtype, np.int8).kind in "fc" and kind.dtype.kind in "iub":
+            raise ValueError
+        return array.astype(kind.dtype)
+    except (ValueError, TypeError):
+        raise InputTypeError(f"input {declared} cannot be made from {type(value).__name__} ({value!r:.60})") from None
+
+
+def _check_shape(
+    declared: ValueInfo, wanted: tuple[Any, ...], shape: tuple[Any, ...], extents: dict[str, tuple[Any, str]]
+) -> None:
+    if len(wanted) != len(shape):
+        raise InputShapeError(f"input {declared} has rank {len(wanted)}, not {len(shape)} as in shape {list(shape)}")
+    for axis, (want, have) in enumerate(zip(wanted, shape, strict=True)):
+        if isinstance(want, str):
+            bound, first = extents.setdefault(want, (have, declared.name))
+            if bound != have:
+                raise InputShapeError(
+                    f"dimension {want!r} is {bound} in input {first!r} but {have} in input {declared.name!r} "
+                    f"(axis {axis} of shape {list(shape)}): one name is one extent (rule SH-03)"
+                )
+        elif isinstance(want, int) and isinstance(have, int) and want != have:
+            raise InputShapeError(
+                f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}"
+            )
+
+
+def to_host(value: Any) -> Any:
+    """Outputs for people and other runtimes: arrays as NumPy, lists and dicts as they are."""
+    if isinstance(value, list | tuple):
+        return [to_host(v) for v in value]
+    return np.asarray(value) if isinstance(value, jax.Array) else value
+
+
+def to_device(value: Any) -> Any:
+    """Outputs for JAX: numbers as JAX arrays; strings, maps and missing values as they are."""
+    if isinstance(value, list):
+        return [to_device(v) for v in value]
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return jnp.asarray(value)
+    return value

@@ -1,0 +1,310 @@
+"""People at a terminal: ``python -m onnx2jax run model.onnx`` and ``inspect model.onnx``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from . import convert
+from .errors import OnnxError
+from .graph import Function, Imported
+from .importer import build
+from .proto.files import read_model
+from .proto.types import TensorType, ValueInfo
+
+SHOWN = 12
+"""Parameters that ``inspect`` lists unless asked for all."""
+
+
+class CommandError(Exception):
+    """Something on the command line that argparse cannot see is wrong."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status.
+
+    0: done. 1: the model or the data is at fault, and standard error says how. 2: the command line is.
+    3: ``inspect`` found operators that nothing serves.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.command(arguments)
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (OnnxError, OSError) as error:
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m onnx2jax", description="Run and inspect ONNX models.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a model on files or random numbers")
+    run.set_defaults(command=_run)
+    run.add_argument("model", type=Path)
+    run.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="an input's value; FILE.npz alone gives several; repeatable",
+    )
+    run.add_argument(
+        "--random",
+        action="store_true",
+        help="fill the other inputs: normal floats; integers 0 or 1, which serve as masks and as indices",
+    )
+    run.add_argument("--seed", type=int, default=0, help="of --random (default: %(default)s)")
+    run.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=N", help="a free dimension (default: 1); repeatable"
+    )
+    run.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
+    run.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
+
+    inspect = commands.add_parser("inspect", help="show inputs, outputs, parameters, operators, and which are missing")
+    inspect.set_defaults(command=_inspect)
+    inspect.add_argument("model", type=Path)
+    inspect.add_argument("--json", action="store_true", help="print everything as JSON")
+    inspect.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    dims = {name: _count(name, value) for name, value in _pairs("--dim", arguments.dim)}
+    model = convert(arguments.model, dim_overrides=dims or None)
+    feeds = _files(arguments.input, {v.name: v for v in model.inputs})
+    absent = [v for v in model.inputs if v.name not in feeds]
+    if absent and arguments.random:
+        rng = np.random.default_rng(arguments.seed)
+        feeds |= {v.name: _random(v, dims, rng) for v in absent}
+    _print_table("inputs", ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in feeds.items()])
+    outputs = dict(zip((v.name for v in model.outputs), model.run(None, feeds), strict=True))
+    _print_table("outputs", ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in outputs.items()])
+    _save(outputs, arguments.output_dir, arguments.output_file)
+    return 0
+
+
+def _pairs(option: str, values: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for text in values:
+        name, equals, value = text.rpartition("=")
+        if not (name and equals and value):
+            raise CommandError(f"{option} {text}: expected NAME=VALUE")
+        yield name, value
+
+
+def _count(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise CommandError(f"--dim {name}={value}: {value!r} is not a whole number")
+    return int(value)
+
+
+def _files(options: Iterable[str], declared: dict[str, ValueInfo]) -> dict[str, Any]:
+    """The arrays of ``NAME=FILE.npy`` and ``FILE.npz`` options."""
+    feeds: dict[str, Any] = {}
+    for option in options:
+        if "=" not in option and option.endswith(".npz"):
+            with _load(option) as arrays:
+                feeds |= {name: arrays[name] for name in arrays.files}
+        else:
+            ((name, path),) = _pairs("--input", [option])
+            feeds[name] = _load(path)
+    unknown = [name for name in feeds if name not in declared]
+    if unknown:
+        raise CommandError(f"the model has no input {unknown[0]!r}; it has {', '.join(map(repr, declared)) or 'none'}")
+    return {name: _as_declared(array, declared[name]) for name, array in feeds.items()}
+
+
+def _load(path: str) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except ValueError as error:
+        raise CommandError(f"{path} is no .npy or .npz file that can be read: {error}") from None
+
+
+def _as_declared(array: np.ndarray, info: ValueInfo) -> np.ndarray:
+    """Undo what .npy files do to types NumPy does not know: text is fixed-width there, bfloat16 raw bytes."""
+    if array.dtype.kind == "U":
+        return array.astype(object)
+    if array.dtype.kind == "V" and isinstance(info.type, TensorType):
+        return array.view(info.type.dtype)
+    return array
+
+
+def _random(info: ValueInfo, dims: dict[str, int], rng: np.random.Generator) -> np.ndarray:
+    if not isinstance(info.type, TensorType) or info.type.shape is None:
+        raise CommandError(f"input {info} has no shape to fill at random; give it with --input {info.name}=FILE.npy")
+    shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in info.type.shape]
+    dtype = info.type.dtype
+    if dtype == object:
+        return np.full(shape, "a", object)
+    if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"
+        return rng.integers(0, 2, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return str(TensorType(value.dtype, value.shape))
+    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+
+
+def _summary(value: Any) -> str:
+    if not isinstance(value, np.ndarray) or not value.size or value.dtype == object or value.dtype.kind == "c":
+        text = str(value.ravel()[:4].tolist() if isinstance(value, np.ndarray) else value)
+        return text if len(text) <= 60 else text[:57] + "..."
+    numbers = value.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    parts = [
+        f"{what} {f(finite):.6g}" for what, f in (("min", np.min), ("mean", np.mean), ("max", np.max)) if finite.size
+    ]
+    odd = [f"{n} {what}" for what, n in (("nan", np.isnan(numbers).sum()), ("inf", np.isinf(numbers).sum())) if n]
+    return "  ".join(parts + odd)
+
+
+def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> None:
+    arrays = {name: _storable(value) for name, value in outputs.items() if isinstance(value, np.ndarray)}
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, array in arrays.items():
+            # An output may be called a/b:0; quoted, it is a file name on every system, and still unique.
+            np.save(folder / f"{quote(name, safe='')}.npy", array)
+    if file is not None:
+        # What np.savez writes; but that takes names as keywords, and an output may be called "file".
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, array, allow_pickle=False)
+    left_out = [name for name in outputs if name not in arrays]
+    if left_out and (folder or file):
+        print(f"not saved, being no tensors: {', '.join(left_out)}", file=sys.stderr)
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.str_) if array.dtype == object else array
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    imported = build(*read_model(arguments.model))
+    facts = describe(imported)
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _print_facts(facts, everything=arguments.all)
+    return 3 if any(not o["supported"] for o in facts["operators"]) else 0
+
+
+def describe(imported: Imported) -> dict[str, Any]:
+    """What ``inspect`` shows, as plain data: everything JSON can hold."""
+    graphs = list(imported.graph.walk())
+    counts: Counter[tuple[str, str, int, bool, bool]] = Counter()
+    for graph in graphs:
+        for node in graph.nodes:
+            is_function = isinstance(node.target, Function)
+            counts[node.domain, node.op_type, node.opset, is_function, node.target is not None] += 1
+    parameters = [
+        {"name": graph.key(name), "type": str(TensorType(array.dtype, array.shape)), "bytes": int(array.nbytes)}
+        for graph in graphs
+        for name, array in graph.initializers.items()
+        if name not in graph.lifted
+    ]
+    return {
+        "ir_version": imported.ir_version,
+        "opsets": {domain or "ai.onnx": version for domain, version in imported.opsets.items()},
+        "metadata": dict(imported.metadata),
+        "inputs": [_described(v) for v in imported.graph.inputs if v.name not in imported.graph.initializers],
+        "outputs": [_described(v) for v in imported.graph.outputs],
+        "parameters": parameters,
+        "operators": [
+            {
+                "domain": domain or "ai.onnx",
+                "name": name,
+                "opset": opset,
+                "count": count,
+                "supported": served,
+                "function": is_function,
+            }
+            for (domain, name, opset, is_function, served), count in sorted(counts.items())
+        ],
+    }
+
+
+def _described(info: ValueInfo) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": info.name, "type": str(info.type or "undeclared")}
+    if isinstance(info.type, TensorType) and info.type.shape is not None:
+        facts["shape"] = list(info.type.shape)
+    return facts
+
+
+def _print_facts(facts: dict[str, Any], everything: bool) -> None:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
+    print(f"IR {facts['ir_version']}, opsets: {opsets}")
+    if facts["metadata"]:
+        _print_table("metadata", ("name", "value"), facts["metadata"].items())
+    for part in ("inputs", "outputs"):
+        _print_table(part, ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
+    parameters = sorted(facts["parameters"], key=lambda p: -p["bytes"])
+    shown = parameters if everything else parameters[:SHOWN]
+    total = sum(p["bytes"] for p in parameters)
+    _print_table(
+        f"parameters: {len(parameters)}, {_size(total)}"
+        + (f"; the {SHOWN} largest" if len(shown) < len(parameters) else ""),
+        ("name", "type", "size"),
+        [(p["name"], p["type"], _size(p["bytes"])) for p in shown],
+    )
+    missing = sum(not o["supported"] for o in facts["operators"])
+    _print_table(
+        f"operators: {len(facts['operators'])}, {f'{missing} missing' if missing else 'none missing'}",
+        ("domain", "operator", "opset", "count", ""),
+        [
+            (o["domain"], o["name"], str(o["opset"]), str(o["count"]), _remark(o))
+            for o in sorted(facts["operators"], key=lambda o: (o["supported"], -o["count"]))
+        ],
+    )
+
+
+def _remark(operator: dict[str, Any]) -> str:
+    if not operator["supported"]:
+        return "missing"
+    return "function of the model" if operator["function"] else ""
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB"
+
+
+def _print_table(title: str, headers: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+    """A table: rich's on a terminal that has it, plain columns in a pipe, where each row stays one line."""
+    rows = list(rows)
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+            from rich.markup import escape
+            from rich.table import Table
+        except ImportError:
+            pass
+        else:
+            table = Table(*headers, title=escape(title), title_justify="left", header_style="bold")
+            for row in rows:
+                table.add_row(*map(escape, row))
+            Console().print(table)
+            return
+    print(f"\n{title}")
+    widths = [max(len(row[i]) for row in rows) for i in range(len(headers))] if rows else []
+    for row in rows:
+        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

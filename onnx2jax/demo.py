@@ -1,0 +1,210 @@
+"""Convert the model in the box, classify sixteen digits, and differentiate: ``python -m onnx2jax.demo``."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import jax
+import numpy as np
+
+import onnx2jax
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+DATA: Final = Path(__file__).parent / "data"
+MODEL: Final = DATA / "digits.onnx"
+"""A convolutional network trained by ``benchmarks/train_digits.py`` on scikit-learn's digits."""
+
+
+class Samples(NamedTuple):
+    """Test images that the model never saw, and what onnxruntime made of them."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    logits: np.ndarray
+
+
+class Timings(NamedTuple):
+    """Seconds for each step on the way from a file to numbers."""
+
+    convert: float
+    trace: float
+    compile: float
+    steady: float
+    """Median of a hundred calls with the whole batch."""
+
+
+class Findings(NamedTuple):
+    """What the demo computes, before anything is drawn."""
+
+    samples: Samples
+    probabilities: np.ndarray
+    saliency: np.ndarray
+    """d(score of the predicted digit) / d(pixel), in the shape of the images."""
+    timings: Timings
+    reference_difference: float
+    vmap_difference: float
+    gradient: float
+    finite_difference: float
+
+    @property
+    def predictions(self) -> np.ndarray:
+        """The most probable digit of each image."""
+        return self.probabilities.argmax(-1)
+
+
+def samples() -> Samples:
+    """The stored sample images [16, 1, 8, 8], their labels, and onnxruntime's logits.
+
+    >>> samples().images.shape
+    (16, 1, 8, 8)
+    """
+    with np.load(DATA / "digits_samples.npz") as stored:
+        return Samples(stored["image"], stored["label"], stored["logits"])
+
+
+def compute() -> Findings:
+    """Everything the demo shows: outputs, times, a gradient with its check, and a vmap."""
+    box = samples()
+    model, convert_s = _timed(lambda: onnx2jax.convert(MODEL))
+    traced, trace_s = _timed(lambda: jax.jit(model.apply).trace(model.params, box.images))
+    compiled, compile_s = _timed(lambda: traced.lower().compile())
+    logits = np.asarray(compiled(model.params, box.images))
+    calls = [_timed(lambda: jax.block_until_ready(compiled(model.params, box.images)))[1] for _ in range(100)]
+
+    def score(image: jax.Array, digit: int) -> jax.Array:
+        return model.apply(model.params, image[None])[0, digit]
+
+    predictions = logits.argmax(-1)
+    saliency = np.asarray(jax.jit(jax.vmap(jax.grad(score)))(box.images, predictions))
+    one_by_one = jax.jit(jax.vmap(lambda image: model.apply(model.params, image[None])[0]))(box.images)
+
+    pixel = np.unravel_index(np.abs(saliency[0]).argmax(), saliency[0].shape)
+    step = np.zeros_like(box.images[0])
+    step[pixel] = width = 1e-3
+    above, below = (score(box.images[0] + sign * step, predictions[0]) for sign in (1, -1))
+    return Findings(
+        samples=box,
+        probabilities=np.asarray(jax.nn.softmax(logits)),
+        saliency=saliency,
+        timings=Timings(convert_s, trace_s, compile_s, statistics.median(calls)),
+        reference_difference=float(np.abs(logits - box.logits).max()),
+        vmap_difference=float(np.abs(one_by_one - logits).max()),
+        gradient=float(saliency[0][pixel]),
+        finite_difference=float(above - below) / (2 * width),
+    )
+
+
+def draw(found: Findings, path: Path) -> None:
+    """Write a picture: each image with its prediction, and beside it which pixels speak for or against it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(4, 8)
+    figure.suptitle("Handwritten digits: prediction and probability; red pixels speak for it, blue against")
+    for k, (digit, heat) in enumerate(zip(axes[:, 0::2].flat, axes[:, 1::2].flat, strict=True)):
+        guess = found.predictions[k]
+        right = guess == found.samples.labels[k]
+        digit.imshow(found.samples.images[k, 0], cmap="gray_r")
+        digit.set_title(f"{guess}: {found.probabilities[k, guess]:.1%}", color="black" if right else "crimson")
+        bound = np.abs(found.saliency[k]).max()
+        heat.imshow(found.saliency[k, 0], cmap="RdBu_r", vmin=-bound, vmax=bound)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+        axis.spines[:].set_color("lightgray")
+    figure.savefig(path, dpi=110)
+
+
+def show(found: Findings, console: Console) -> None:
+    """Print the samples, and below them the numbers."""
+    half = len(found.samples.labels) // 2
+    for row in (range(half), range(half, 2 * half)):
+        console.print(_gallery(found, row, colour=console.color_system is not None), end="\n\n")
+    console.print(_numbers(found))
+
+
+def _gallery(found: Findings, row: range, colour: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    table.add_row(*(_half_blocks(found.samples.images[k, 0], colour) for k in row))
+    captions = []
+    for k in row:
+        guess, truth = found.predictions[k], found.samples.labels[k]
+        text = f"{guess}  {found.probabilities[k, guess]:.1%}" + ("" if guess == truth else f" (is {truth})")
+        captions.append(Text(text, style="green" if guess == truth else "bold red"))
+    table.add_row(*captions)
+    return table
+
+
+def _half_blocks(image: np.ndarray, colour: bool) -> Text:
+    """Two pixels a character: its upper half in the foreground's grey, its lower half in the background's."""
+    from rich.text import Text
+
+    def cell(top: float, bottom: float) -> tuple[str, str]:
+        if not colour:
+            return " ░▒▓█"[round(2 * (top + bottom))], ""
+        over, under = int(255 * top), int(255 * bottom)
+        return "▀", f"rgb({over},{over},{over}) on rgb({under},{under},{under})"
+
+    lines = zip(image[0::2].tolist(), image[1::2].tolist(), strict=True)
+    return Text("\n").join(Text.assemble(*map(cell, upper, lower)) for upper, lower in lines)
+
+
+def _numbers(found: Findings) -> Table:
+    from rich.table import Table
+
+    n, times = len(found.samples.labels), found.timings
+    table = Table.grid(padding=(0, 2))
+    for label, value in (
+        ("right", f"{(found.predictions == found.samples.labels).sum()} of {n}"),
+        ("convert", f"{times.convert * 1e3:.0f} ms"),
+        ("trace", f"{times.trace * 1e3:.0f} ms"),
+        ("compile", f"{times.compile * 1e3:.0f} ms"),
+        ("a call, steady", f"{times.steady * 1e6:.0f} µs for {n} images on {jax.default_backend()}"),
+        ("against onnxruntime", f"largest difference of a logit {found.reference_difference:.1e}"),
+        ("jax.grad", f"{found.gradient:.4f} at one pixel; by finite differences {found.finite_difference:.4f}"),
+        ("jax.vmap", f"largest difference to the batched call {found.vmap_difference:.1e}"),
+    ):
+        table.add_row(f"[dim]{label}[/dim]", value)
+    return table
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    start = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - start
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo; the exit status is 1 when an extra is missing."""
+    parser = argparse.ArgumentParser(prog="python -m onnx2jax.demo", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
+    arguments = parser.parse_args(argv)
+    try:
+        import matplotlib  # noqa: F401
+        from rich.console import Console
+    except ImportError as error:
+        print(f"The demo draws with {error.name}: pip install 'onnx2jax[demo]'", file=sys.stderr)
+        return 1
+    found = compute()
+    show(found, Console())
+    draw(found, arguments.output)
+    print(f"picture: {arguments.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The errors of onnx2jax. Each derives from OnnxError and from the built-in a caller would expect."""
+
+from __future__ import annotations
+
+from .proto.errors import ExternalDataError, ExternalDataNotFoundError, ModelError, OnnxError
+
+__all__ = [
+    "ExternalDataError",
+    "ExternalDataNotFoundError",
+    "InputError",
+    "InputNameError",
+    "InputShapeError",
+    "InputTypeError",
+    "KnownValueError",
+    "ModelError",
+    "OnnxError",
+    "OperatorError",
+    "RandomKeyError",
+    "UnsupportedError",
+    "UnsupportedOperatorError",
+]
+
+
+class UnsupportedError(OnnxError, NotImplementedError):
+    """The model is legal, but something in it is not implemented."""
+
+
+class UnsupportedOperatorError(UnsupportedError):
+    """The model uses operators that nothing serves; the message lists all of them."""
+
+
+class InputError(OnnxError):
+    """A call does not fit the model's declared inputs."""
+
+
+class InputNameError(InputError, TypeError):
+    """An input is missing, unknown, or given twice."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An input has another element type than declared."""
+
+
+class InputShapeError(InputError, ValueError):
+    """An input has another rank or extent than declared, or two inputs disagree about a dimension variable."""
+
+
+class OperatorError(OnnxError, ValueError):
+    """An operator refuses its inputs or attributes; the message names the node, opset, shapes and dtypes."""
+
+
+class KnownValueError(OnnxError, TypeError):
+    """A value that must be known before compiling is traced.
+
+    Attributes:
+        values: names of the graph's values that it may be.
+        needs_known: True; how operators that can wait (Loop) tell this error from others.
+    """
+
+    needs_known = True
+
+    def __init__(self, message: str, values: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.values = values
+
+
+class RandomKeyError(OnnxError, TypeError):
+    """The model draws random numbers and no key was given."""

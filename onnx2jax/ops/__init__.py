@@ -1,0 +1,9 @@
+"""The meanings of operators, one file a family. Nothing here knows the compiler above."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

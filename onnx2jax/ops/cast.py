@@ -1,0 +1,188 @@
+"""Conversions between element types: Cast, CastLike, BitCast."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from ml_dtypes import finfo, float8_e8m0fnu
+
+from ..proto.dtypes import ELEMENT_TYPES, to_dtype
+from .arrays import is_known, is_string, xp
+from .registry import Shaped, op
+
+
+def is_integer(dtype):
+    """True for ONNX's integers, the 2- and 4-bit ones included, and for vectors of symbolic dimensions."""
+    return dtype == object or jnp.issubdtype(dtype, np.integer)
+
+
+def is_float(dtype):
+    """True for ONNX's floating point types, those of 16 bits and fewer included."""
+    return dtype != object and jnp.issubdtype(dtype, np.floating)
+
+
+def traced(value, dtype=np.int64):
+    """A vector of symbolic dimensions as a JAX array; any other array unchanged."""
+    if value.dtype != object:
+        return value
+    if is_string(value):
+        raise TypeError(
+            f"a tensor of strings (shape {value.shape}) meets a traced value, and JAX has no strings; pass the values "
+            "that decide about them as known inputs"
+        )
+    return jnp.stack([jnp.asarray(d, dtype) for d in value.flat]).reshape(value.shape)
+
+
+def settled(value):
+    """A host result as an array; a vector of dimensions that are plain integers again becomes int64."""
+    if not isinstance(value, np.ndarray | np.generic):  # NumPy unwraps objects of rank 0
+        value = np.array(value, object)
+    if value.dtype == object and value.size and all(isinstance(v, int) for v in value.flat):
+        return value.astype(np.int64)
+    return value
+
+
+def cast_to(x, dtype, *, saturate=1, round_mode="up"):
+    """The values of ``x`` in another element type, by the rules of Cast."""
+    dtype = np.dtype(dtype)
+    if x.dtype == object or dtype == object:
+        return _cast_objects(x, dtype, saturate, round_mode)
+    if x.dtype == dtype:
+        return x
+    if "c" in (x.dtype.kind, dtype.kind):
+        raise TypeError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
+    with np.errstate(all="ignore"):
+        narrow = is_float(dtype) and dtype.itemsize == 1
+        if narrow or (is_float(x.dtype) and x.dtype.itemsize == 1):
+            x = x.astype(np.float32)  # XLA's own conversions between 8-bit floats and integers lose the rules below
+        if dtype == np.bool_:
+            return x != 0
+        if dtype == float8_e8m0fnu:
+            return _to_e8m0(x, saturate, round_mode)
+        if dtype.name.startswith("float6") and not is_known(x):
+            raise NotImplementedError(f"JAX has no {dtype}; cast known values only, or cast to float8 instead")
+        if saturate and dtype.name.startswith("float8"):
+            x = xp(x).clip(x, float(finfo(dtype).min), float(finfo(dtype).max))
+        if is_integer(dtype) and is_float(x.dtype):
+            return _truncated(x, dtype)
+        return x.astype(dtype)
+
+
+def _truncated(x, dtype):
+    """Float to integer. Out of range is undefined in ONNX; this is what x86 and onnxruntime do: convert to int32
+    (int64 for wider types), where NaN and overflow become the smallest number, then drop the upper bits."""
+    if x.dtype.itemsize < 4:
+        x = x.astype(np.float32)
+    wide = np.int32 if dtype.itemsize < 4 or dtype == np.int32 else np.int64
+    bound = 2.0 ** (np.iinfo(wide).bits - 1)
+    if dtype == np.uint64:
+        upper = x >= bound
+        low = _truncated(xp(x).where(upper, x - bound, x), np.dtype(np.int64)).astype(dtype)
+        return low + upper.astype(dtype) * dtype.type(2**63)
+    return xp(x).where(abs(x) < bound, x, -bound).astype(wide).astype(dtype)
+
+
+def _to_e8m0(x, saturate, round_mode):
+    """Float to float8e8m0: the power of two, rounded as asked, that the bits of a float32 show."""
+    if round_mode not in ("up", "down", "nearest"):
+        raise ValueError(f"round_mode ({round_mode!r}) is 'up', 'down' or 'nearest'")
+    x = x.astype(np.float32)
+    m, bits = xp(x), _bits(x, np.dtype(np.uint32))
+    exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    tiny = (exponent == 0) & (fraction < 0x400000)  # below 2^-127; the rest of the denormals have exponent 2^-127
+    fraction = m.where(exponent == 0, fraction << 1 & 0x7FFFFF, fraction)
+    exponent = exponent + (fraction >= {"up": 1, "nearest": 0x400000, "down": 0x800000}[round_mode]).astype(np.uint32)
+    exponent = m.minimum(exponent, np.uint32(0xFE if saturate else 0xFF))
+    exponent = m.where(tiny, np.uint32(0 if saturate else 0xFF), exponent)
+    exponent = m.where((x != x) | (x < 0), np.uint32(0xFF), exponent)
+    return _bits(exponent.astype(np.uint8), np.dtype(float8_e8m0fnu))
+
+
+def _cast_objects(x, dtype, saturate, round_mode):
+    """Strings to and from numbers, and vectors of symbolic dimensions."""
+    if dtype == object:
+        if not is_known(x):
+            raise TypeError(f"Cast to STRING of a traced {x.dtype} value: JAX has no strings; pass it as a known input")
+        return np.array([_text(v) for v in x.flat] + [None], object)[:-1].reshape(x.shape)
+    if not is_string(x):
+        return x if dtype in (np.int32, np.int64) else cast_to(traced(x), dtype)
+    wide = np.dtype(np.float64)
+    if is_integer(dtype):
+        wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
+    try:
+        numbers = np.array([_number(s, wide) for s in x.flat], wide).reshape(x.shape)
+    except OverflowError:
+        raise ValueError(f"Cast from STRING to {dtype}: a number is outside the range of {wide}") from None
+    return cast_to(numbers, dtype, saturate=saturate, round_mode=round_mode)
+
+
+def _number(text, dtype):
+    try:
+        if dtype.kind in "iu":
+            try:
+                return int(text)
+            except ValueError:
+                return int(float(text))
+        return {"true": 1.0, "false": 0.0}.get(text.lower()) or float(text if text.lower() != "false" else 0)
+    except (ValueError, OverflowError):
+        raise ValueError(f"Cast from STRING: {text!r} is no number that {dtype} can hold") from None
+
+
+def _text(value):
+    """A number in plain notation with as many digits as tell it from its neighbours."""
+    if isinstance(value, str):
+        return value
+    if not is_float(value.dtype):
+        return str(int(value))
+    if value != value:
+        return "NaN"
+    if abs(value) == np.inf:
+        return "INF" if value > 0 else "-INF"
+    if value.dtype.kind != "f":  # NumPy cannot print ml_dtypes' floats positionally
+        value = np.float32(str(value))
+    return np.format_float_positional(value, trim="-")
+
+
+@op("Cast")
+def cast(input, *, to, saturate=1, round_mode="up"):
+    """Opset 1 to 5 name the type ("FLOAT"), later ones give its code."""
+    if isinstance(to, str):
+        names = {row.name: code for code, row in ELEMENT_TYPES.items()}
+        if to.upper() not in names:
+            raise ValueError(f"to ({to!r}) names no element type; the types are {', '.join(names)}")
+        to = names[to.upper()]
+    return cast_to(input, to_dtype(to), saturate=saturate, round_mode=round_mode)
+
+
+@op("CastLike", since=15)
+def cast_like(input, target_type: Shaped, *, saturate=1, round_mode="up"):
+    symbolic = target_type.dtype == object and not is_string(target_type)
+    return cast_to(input, np.int64 if symbolic else target_type.dtype, saturate=saturate, round_mode=round_mode)
+
+
+@op("BitCast", since=26)
+def bit_cast(input, *, to):
+    dtype = to_dtype(to)
+    if "O" in (input.dtype.kind, dtype.kind):
+        raise TypeError("BitCast takes and gives numbers; strings have no fixed width")
+    widths = [next(row.bits for row in ELEMENT_TYPES.values() if row.dtype == d) for d in (input.dtype, dtype)]
+    if widths[0] != widths[1]:
+        raise ValueError(f"BitCast from {input.dtype} ({widths[0]} bits) to {dtype} ({widths[1]} bits): widths differ")
+    return input if input.dtype == dtype else _bits(input, dtype)
+
+
+def _bits(x, dtype):
+    """The same bits, little endian, under another type of the same width."""
+    if is_known(x):
+        return np.ascontiguousarray(x).view(dtype).reshape(x.shape)
+    if dtype == np.bool_:
+        return _bits(x, np.dtype(np.uint8)) != 0
+    if dtype == np.complex64:
+        pair = lax.bitcast_convert_type(x, np.float32)
+        return lax.complex(pair[..., 0], pair[..., 1])
+    if x.dtype == np.complex64:
+        x = jnp.stack([x.real, x.imag], -1)
+    elif x.dtype == np.bool_:
+        x = x.astype(np.uint8)
+    return lax.bitcast_convert_type(x, dtype)

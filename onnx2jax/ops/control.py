@@ -1,0 +1,454 @@
+"""Control flow: If, Loop, Scan, SequenceMap.
+
+One iteration engine serves both loops. It tries, in this order: plain Python while every value is concrete
+(the model runs on the host), `lax.scan`, unrolling in Python, and `lax.while_loop` where the number of trips
+is only known at run time.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arrays import axis_of, dims, is_known, xp
+from .registry import op
+
+
+def is_traced(*values):
+    """True when a value, or a member of a sequence, is only known to the compiler so far."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
+
+
+def curable(error):
+    """Mark an error that known values would cure: an enclosing Loop unrolls, a planner may run the node on the host."""
+    error.needs_known = True
+    return error
+
+
+def needs_known(value, why):
+    """The value as NumPy; raises TypeError while it is traced, saying why that is not enough."""
+    if is_traced(value):
+        raise curable(TypeError(f"{why}: the value must be known before compiling; run the model outside jax.jit"))
+    return np.asarray(value)
+
+
+class _NotCarried(Exception):
+    """Why a loop state cannot be the carry of a lax loop."""
+
+
+class _Changes(Exception):
+    """The positions of the states that were hoped to stay as they are, and do not."""
+
+
+class _Undecided(Exception):
+    """The condition to go on is traced."""
+
+
+# ------------------------------------------------------------------------------------------------ values
+
+
+def _array(value):
+    """A value in JAX's hands, with a strong type: lax loops compare types to the letter."""
+    return jnp.asarray(value, dtype=value.dtype)
+
+
+def _is_text(value):
+    return any(getattr(leaf, "dtype", None) == object for leaf in jax.tree.leaves(value))
+
+
+def _describe(value):
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_describe, value)) + "]"
+    return "nothing" if value is None else f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def _equal(a, b):
+    """Whether two values are both known, and the same."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return a is b and not is_traced(a)
+    if a is b:
+        return True
+    same = a.dtype == b.dtype and a.shape == b.shape
+    return same and bool(np.all((a == b) | ((a != a) & (b != b))))
+
+
+def _results(values):
+    """What a body returned, NumPy scalars as arrays."""
+    return [np.asarray(v) if isinstance(v, np.generic) else v for v in values]
+
+
+def _truth(cond, what="the condition"):
+    cond = np.asarray(cond)
+    if cond.size != 1:
+        raise ValueError(f"{what} must hold a single element (its shape is {cond.shape})")
+    return bool(cond.reshape(()))
+
+
+# ---------------------------------------------------------------------------------------------------- If
+
+
+@op("If")
+def if_(cond, *, then_branch, else_branch):
+    """If: a known condition takes one branch, a traced one becomes `lax.cond`."""
+    if not is_traced(cond):
+        return tuple((then_branch if _truth(cond) else else_branch)())
+    if cond.size != 1:
+        raise ValueError(f"the condition must hold a single element (its shape is {cond.shape})")
+    seen = {}
+
+    def traced(name, branch):
+        def run():
+            values = seen[name] = _results(branch())
+            if len(seen) == 2:
+                _same_types(**seen)
+            return [None if _is_text(v) else jax.tree.map(_array, v) for v in values]
+
+        return run
+
+    chosen = lax.cond(
+        cond.reshape(()), traced("then_branch", then_branch), traced("else_branch", else_branch)
+    )
+    # What both branches know, and agree on, stays known: shapes, mostly.
+    known = map(_equal, seen["then_branch"], seen["else_branch"])
+    return tuple(a if k else c for a, k, c in zip(seen["then_branch"], known, chosen, strict=True))
+
+
+def _same_types(then_branch, else_branch):
+    for k, (a, b) in enumerate(zip(then_branch, else_branch, strict=True)):
+        if _describe(a) == _describe(b) and (not _is_text(a) or _equal(a, b)):
+            continue
+        raise curable(
+            ValueError(
+                f"output {k} of the branches differs (then: {_describe(a)}, else: {_describe(b)}) and the condition "
+                "is traced, so one compiled program cannot return both; make the condition a known value, for "
+                "instance by declaring the model input it is computed from static, or call the model outside jax.jit"
+            )
+        )
+
+
+# ------------------------------------------------------------------------------------------------- loops
+
+
+def _iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=()):
+    """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
+
+    `xs` are arrays whose leading axis is the iteration. Returns the final state and the outs, stacked.
+    """
+    if not is_traced(trips, go, state, xs):
+        trips = trips if trips is None else dims(trips)[0]
+        done = _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=True)
+        if done is not None:
+            return done
+    if is_traced(trips, go):
+        return _while(step, state, n_outs, trips, go)
+    trips = trips if trips is None else dims(trips)[0]
+    if not _truth(go) or trips == 0 or (isinstance(trips, int) and trips < 0):
+        return state, _no_trips(step, state, n_outs, xs, declared)
+    try:
+        return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
+    except _Undecided:
+        if not n_outs and not xs:
+            return _while(step, state, n_outs, trips, go)
+    except _NotCarried:
+        pass
+    except Exception as error:
+        if not getattr(error, "needs_known", False) or not isinstance(trips, int | None):
+            raise
+    return _in_python(step, state, n_outs, trips, True, xs, declared, concrete=False)
+
+
+def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete):
+    """Plain Python. While all is `concrete`, None as soon as the body proves to depend on traced values."""
+    rows = []
+    for i in count():
+        if not go or (trips is not None and i >= trips):
+            break
+        keep, new, outs = step(np.array(i, np.int64), state, tuple(x[i] for x in xs))
+        if concrete and is_traced(keep, new, outs):
+            return None
+        if is_traced(keep):
+            raise curable(
+                ValueError(
+                    f"after {i + 1} trips the condition to go on is a traced value, and the loop has scan outputs "
+                    "or a state that changes its type: the shapes of its results depend on data; declare the "
+                    "inputs that decide the number of trips static, or call the model outside jax.jit"
+                )
+            )
+        go, state = _truth(keep), new
+        rows.append(outs)
+    return state, [_stack(k, column) for k, column in enumerate(zip(*rows, strict=True))] if rows else _no_trips(
+        step, state, n_outs, xs, declared
+    )
+
+
+def _stack(k, values):
+    shapes = {v.shape for v in values}
+    if len(shapes) > 1:
+        raise ValueError(f"scan output {k} changes its shape from trip to trip ({sorted(shapes, key=str)})")
+    return xp(*values).stack(values)
+
+
+def _no_trips(step, state, n_outs, xs, declared):
+    """Empty scan outputs. Their shape is what one trip would yield, or else what the body declares."""
+    if not n_outs:
+        return []
+    found = []
+
+    def probe():
+        first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
+        found.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2])
+        return ()
+
+    try:
+        jax.eval_shape(probe)
+    except Exception:
+        types = [o.type for o in declared]
+        if any(t is None or t.shape is None for t in types):
+            raise
+        # The body cannot run on this state (say, it reads an empty sequence); nothing in the result has a value.
+        found = [(tuple(d if isinstance(d, int) else 0 for d in t.shape), t.dtype) for t in types]
+    return [np.zeros((0, *shape), dtype) for shape, dtype in found]
+
+
+def _with_constants(state, run):
+    """Call `run(fixed)`; `fixed` marks the known states that every trip returns as they were: those stay known."""
+    fixed = [is_known(s) for s in state]
+    while True:
+        try:
+            return run(fixed)
+        except _Changes as changes:
+            for k in changes.args[0]:
+                fixed[k] = False
+
+
+def _carry(state, fixed):
+    """The part of the state that changes, as JAX arrays."""
+    moving = [s for s, f in zip(state, fixed, strict=True) if not f]
+    if any(map(_is_text, moving)):
+        raise _NotCarried("a state holds text")
+    return jax.tree.map(_array, moving)
+
+
+def _merge(state, fixed, moving):
+    moving = iter(moving)
+    return [s if f else next(moving) for s, f in zip(state, fixed, strict=True)]
+
+
+def _carry_on(state, fixed, carry, new):
+    """The part of the new state to carry on, when it has the types of the old."""
+    changed = [k for k, (s, f, n) in enumerate(zip(state, fixed, new, strict=True)) if f and not _equal(s, n)]
+    if changed:
+        raise _Changes(changed)
+    moving = [n for n, f in zip(new, fixed, strict=True) if not f]
+    for old, value in zip(carry, moving, strict=True):
+        if _is_text(value) or _describe(old) != _describe(value):
+            raise _NotCarried(f"a state changes from {_describe(old)} to {_describe(value)}")
+    return jax.tree.map(_array, moving)
+
+
+def _scan(step, state, fixed, trips, xs):
+    def body(carry, x):
+        i, moving = carry
+        go, new, outs = step(i, _merge(state, fixed, moving), x[1:])
+        if is_traced(go):
+            raise _Undecided
+        if not _truth(go):
+            raise _NotCarried("the body ends the loop")
+        if any(map(_is_text, outs)):
+            raise _NotCarried("a scan output holds text")
+        return (i + 1, _carry_on(state, fixed, moving, new)), [_array(o) for o in outs]
+
+    if trips is None:
+        raise _Undecided
+    # A symbolic number of trips (jax.export) is only understood as the length of an array.
+    index, length = (None, trips) if isinstance(trips, int) else (jnp.arange(trips), None)
+    start = (jnp.zeros((), jnp.int64), _carry(state, fixed))
+    (_, moving), outs = lax.scan(body, start, (index, *map(_array, xs)), length=length)
+    return _merge(state, fixed, moving), outs
+
+
+def _while(step, state, n_outs, trips, go):
+    if n_outs:
+        raise curable(
+            ValueError(
+                f"the number of trips is decided by traced values (the trip count or the condition) and the loop has "
+                f"{n_outs} scan output(s), whose length would depend on data; declare the inputs that decide it "
+                "static, or call the model outside jax.jit"
+            )
+        )
+
+    def run(fixed):
+        def more(carry):
+            i, go, _ = carry
+            return go if trips is None else go & (i < trips)
+
+        def body(carry):
+            i, _, moving = carry
+            go, new, _ = step(i, _merge(state, fixed, moving), ())
+            return i + 1, jnp.reshape(jnp.asarray(go, bool), ()), _carry_on(state, fixed, moving, new)
+
+        start = jnp.zeros((), jnp.int64), jnp.reshape(jnp.asarray(go, bool), ()), _carry(state, fixed)
+        return _merge(state, fixed, lax.while_loop(more, body, start)[2]), []
+
+    trips = trips if trips is None else jnp.reshape(jnp.asarray(trips, jnp.int64), ())
+    try:
+        return _with_constants(state, run)
+    except _NotCarried as why:
+        raise curable(
+            ValueError(
+                f"{why}, while the number of trips is decided by traced values; declare the inputs that decide it "
+                "static so that the loop can be unrolled, or call the model outside jax.jit"
+            )
+        ) from None
+
+
+@op("Loop")
+def loop(M=None, cond=None, *v_initial, body):
+    """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
+
+    An absent `cond` makes a plain for-loop: the body's condition is handed on to the next trip, and ignored.
+    """
+    if M is None and cond is None:
+        raise ValueError("a Loop without trip count and without condition never ends; give it M or cond")
+    n = len(v_initial)
+    ranks = [len(v.type.shape) if v.type is not None and v.type.shape is not None else 0 for v in body.inputs[:2]]
+    shapes = [(1,) * r for r in ranks]
+
+    def call(i, go, state):
+        values = _results(body(i.reshape(shapes[0]), go, *state))
+        return values[0], values[1 : 1 + n], values[1 + n :]
+
+    if cond is None:
+        true = np.ones(shapes[1], bool)
+
+        def step(i, state, _):
+            go, new, outs = call(i, state[0], state[1:])
+            return np.True_, [go, *new], outs
+
+        state = [true, *v_initial]
+    else:
+        # Whenever the body runs, the condition holds: the body may know that.
+        true = np.ones(cond.shape if cond.ndim == len(shapes[1]) else shapes[1], bool)
+
+        def step(i, state, _):
+            return call(i, true, state)
+
+        state = list(v_initial)
+    declared = body.outputs[1 + n :]
+    go = np.True_ if cond is None else cond
+    state, outs = _iterate(step, state, len(declared), trips=M, go=go, declared=declared)
+    return (*state[len(state) - n :], *outs)
+
+
+# -------------------------------------------------------------------------------------------------- Scan
+
+
+def _flags(values, n, what):
+    if values is None:
+        return (0,) * n
+    if len(values) != n:
+        raise ValueError(f"{what} must have one entry for each of {n} (it has {len(values)})")
+    return tuple(values)
+
+
+def _extent(xs):
+    extents = {x.shape[0] for x in xs}
+    if len(extents) != 1:
+        raise ValueError(f"the scan inputs differ in length ({[x.shape[0] for x in xs]})")
+    return extents.pop()
+
+
+def _scan_body(body, n):
+    def step(i, state, x):
+        del i
+        values = _results(body(*state, *x))
+        return np.True_, values[:n], values[n:]
+
+    return step
+
+
+@op("Scan", since=9)
+def scan(
+    *initial_state_and_scan_inputs,
+    body,
+    num_scan_inputs,
+    scan_input_axes=None,
+    scan_input_directions=None,
+    scan_output_axes=None,
+    scan_output_directions=None,
+):
+    """Scan: the states first, then the tensors to scan, each along its axis and in its direction."""
+    n, m = len(initial_state_and_scan_inputs) - num_scan_inputs, num_scan_inputs
+    state, xs = list(initial_state_and_scan_inputs[:n]), initial_state_and_scan_inputs[n:]
+    axes = _flags(scan_input_axes, m, "scan_input_axes")
+    xs = [xp(x).moveaxis(x, axis_of(a, x.ndim), 0) for x, a in zip(xs, axes, strict=True)]
+    directions = _flags(scan_input_directions, m, "scan_input_directions")
+    xs = [xp(x).flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True)]
+    declared = body.outputs[n:]
+    state, outs = _iterate(
+        _scan_body(body, n), state, len(declared), trips=_trips(_extent(xs)), xs=tuple(xs), declared=declared
+    )
+    axes = _flags(scan_output_axes, len(outs), "scan_output_axes")
+    directions = _flags(scan_output_directions, len(outs), "scan_output_directions")
+    outs = [xp(o).flip(o, 0) if d else o for o, d in zip(outs, directions, strict=True)]
+    outs = [xp(o).moveaxis(o, 0, axis_of(a, o.ndim)) for o, a in zip(outs, axes, strict=True)]
+    return (*state, *outs)
+
+
+def _trips(extent):
+    return np.array(extent, np.int64 if isinstance(extent, int) else object)
+
+
+@op("Scan", since=8)
+def scan_batches(sequence_lens=None, *initial_state_and_scan_inputs, body, num_scan_inputs, directions=None):
+    """Scan-8: axis 0 is the batch and axis 1 the sequence; beyond a sequence's length the outputs are zero."""
+    n = len(initial_state_and_scan_inputs) - num_scan_inputs
+    directions = _flags(directions, num_scan_inputs, "directions")
+    step, declared = _scan_body(body, n), body.outputs[n:]
+    results = []
+    for b in range(initial_state_and_scan_inputs[n].shape[0]):
+        values = [v[b] for v in initial_state_and_scan_inputs]
+        xs = [xp(x).flip(x, 0) if d else x for x, d in zip(values[n:], directions, strict=True)]
+        length = None if sequence_lens is None else sequence_lens[b]
+        state, outs = _iterate(
+            _until(step, length), values[:n], len(declared), trips=_trips(_extent(xs)), xs=tuple(xs), declared=declared
+        )
+        results.append((*state, *outs))
+    if not results:
+        raise ValueError("Scan-8 over an empty batch has no result to take shapes from")
+    return tuple(xp(*column).stack(column) for column in zip(*results, strict=True))
+
+
+def _until(step, length):
+    """The step, without effect from trip `length` on."""
+
+    def until(i, state, x):
+        go, new, outs = step(i, state, x)
+        alive = i < length
+
+        def pick(a, b):
+            return xp(alive, a, b).where(alive, a, b)
+
+        return go, list(map(pick, new, state)), [pick(o, np.zeros((), o.dtype)) for o in outs]
+
+    return step if length is None else until
+
+
+# ------------------------------------------------------------------------------------------- SequenceMap
+
+
+@op("SequenceMap", since=17)
+def sequence_map(input_sequence, *additional_inputs, body):
+    """SequenceMap: the body on each element; sequences among the other inputs go along, tensors are shared."""
+    inputs = (input_sequence, *additional_inputs)
+    lengths = [len(v) for v in inputs if isinstance(v, list)]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"the sequences differ in length ({lengths})")
+    rows = [_results(body(*(v[i] if isinstance(v, list) else v for v in inputs))) for i in range(lengths[0])]
+    return tuple([row[k] for row in rows] for k in range(len(body.outputs)))

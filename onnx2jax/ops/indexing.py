@@ -1,0 +1,242 @@
+"""Picking elements by position and putting them there: slices, gathers, scatters, masks.
+
+Indices that are known are checked and raise ValueError when out of range, as ONNX demands. A compiled function
+cannot raise: there a gather from out of range reads NaN (for integers the extreme of their type), and a scatter to
+out of range writes nothing.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arrays import axes_of, axis_of, dims, is_known, is_string, xp
+from .registry import Static, op, withdrawn
+
+INT32_MAX = 2**31 - 1
+
+
+def _check(indices, extent, axis):
+    """Raise for known indices outside [-extent, extent)."""
+    if isinstance(extent, int) and isinstance(indices, np.ndarray) and indices.dtype != object and indices.size:
+        low, high = int(indices.min()), int(indices.max())
+        if low < -extent or high >= extent:
+            raise ValueError(f"indices ({low} to {high}) leave the range [{-extent}, {extent - 1}] of axis {axis}")
+
+
+def _mesh(shape):
+    """For every axis its positions, shaped to broadcast against those of the others."""
+    ranges = [(np if isinstance(n, int) else jnp).arange(n) for n in shape]
+    return [r.reshape([-1 if i == j else 1 for j in range(len(shape))]) for i, r in enumerate(ranges)]
+
+
+@op("Slice")
+def slice_(data, starts: Static, ends: Static, axes: Static = None, steps: Static = None):
+    starts, ends = dims(starts), dims(ends)
+    axes = tuple(range(len(starts))) if axes is None else axes_of(axes, data.ndim)
+    steps = (1,) * len(starts) if steps is None else dims(steps)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ValueError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} must have one length")
+    if 0 in steps:
+        raise ValueError(f"steps {steps} must not be 0")
+    bounds = {a: _bounds(data.shape[a], *b) for a, *b in zip(axes, starts, ends, steps, strict=True)}
+    plain = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
+    if plain and not is_known(data):
+        return _lax_slice(data, bounds)
+    index = [slice(*bounds.get(i, (None,))) for i in range(data.ndim)]
+    for i, (_, end, step) in bounds.items():
+        if step < 0 and isinstance(end, int) and end == -1 and plain:
+            index[i] = slice(bounds[i][0], None, step)
+    return (data if plain else jnp.asarray(data))[tuple(index)]
+
+
+def _bounds(n, start, end, step):
+    """Start, end and step of one axis, clamped as ONNX says; -1 as an end lies before the first element."""
+    first, last = (0, n) if step > 0 else (-1, n - 1)
+    if is_known([n, start, end]):
+        start, end = (d + n if d < 0 else d for d in (start, end))
+        return min(max(start, 0), last), min(max(end, first), last), step
+    # With symbolic extents jax.numpy clamps; the numbers that stand for an open end become one.
+    sign = 1 if step > 0 else -1
+    open_start = isinstance(start, int) and start * sign <= -INT32_MAX
+    open_end = isinstance(end, int) and end * sign >= INT32_MAX
+    return None if open_start else start, None if open_end else end, step
+
+
+def _lax_slice(data, bounds):
+    starts, stops, strides = [0] * data.ndim, list(data.shape), [1] * data.ndim
+    for axis, (start, end, step) in bounds.items():
+        if step < 0:  # cut forward what the reversal will turn round
+            count = max(-((end - start) // -step), 0)
+            start, end = (start + (count - 1) * step, start + 1) if count else (0, 0)
+        starts[axis], stops[axis], strides[axis] = start, max(start, end), abs(step)
+    result = lax.slice(data, starts, stops, strides)
+    reverse = [axis for axis, (*_, step) in bounds.items() if step < 0]
+    return lax.rev(result, reverse) if reverse else result
+
+
+@op("Gather")
+def gather(data, indices, *, axis=0):
+    axis = axis_of(axis, data.ndim)
+    extent = data.shape[axis]
+    _check(indices, extent, axis)
+    if is_known([data, indices]):
+        return data[(slice(None),) * axis + (indices, ...)]
+    if is_known(indices) and isinstance(extent, int):
+        if indices.ndim == 0:
+            return lax.index_in_dim(data, int(indices), axis, keepdims=False)
+        return jnp.take(data, indices % max(extent, 1), axis, mode="clip")
+    return jnp.take(data, indices, axis, mode="fill")
+
+
+def _take(data, index):
+    """Read at a tuple of broadcasting index arrays."""
+    if is_known([data, *index]):
+        return data[(*index, ...)]
+    return jnp.asarray(data).at[tuple(index)].get(mode="fill")
+
+
+def _positions(data, indices, axis):
+    """The index arrays of GatherElements and ScatterElements: every element's own place but for one axis."""
+    axis = axis_of(axis, data.ndim)
+    if indices.ndim != data.ndim:
+        raise ValueError(f"indices of shape {indices.shape} must have the rank of the data of shape {data.shape}")
+    _check(indices, data.shape[axis], axis)
+    mesh = _mesh(indices.shape)
+    mesh[axis] = indices
+    return mesh
+
+
+@op("GatherElements")
+def gather_elements(data, indices, *, axis=0):
+    return _take(data, _positions(data, indices, axis))
+
+
+def _tuples(data, indices, batch_dims=0):
+    """The index arrays of GatherND and ScatterND: the last axis of the indices holds one index per axis of data."""
+    depth = indices.shape[-1]
+    if not 0 <= batch_dims < min(data.ndim, indices.ndim) or depth > data.ndim - batch_dims:
+        raise ValueError(
+            f"indices of shape {indices.shape} with batch_dims {batch_dims} do not fit data of shape {data.shape}"
+        )
+    for i in range(depth):
+        _check(indices[..., i], data.shape[batch_dims + i], batch_dims + i)
+    batch = _mesh(indices.shape[:-1])[:batch_dims]
+    return [*batch, *(indices[..., i] for i in range(depth))]
+
+
+@op("GatherND")
+def gather_nd(data, indices, *, batch_dims=0):
+    return _take(data, _tuples(data, indices, batch_dims))
+
+
+NUMPY_REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _put(data, index, updates, reduction):
+    """Write at a tuple of broadcasting index arrays; of duplicates all count, or with "none" the last one."""
+    if reduction != "none" and reduction not in NUMPY_REDUCTIONS:
+        raise ValueError(f"reduction ({reduction!r}) must be none, add, mul, max or min")
+    index = tuple(index)
+    if is_known([data, updates, *index]):
+        result = data.copy()
+        if reduction == "none":
+            result[index] = updates
+        else:
+            NUMPY_REDUCTIONS[reduction].at(result, index, updates)
+        return result
+    if data.dtype == bool:  # or, and
+        reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
+    at = jnp.asarray(data).at[index]
+    write = {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction]
+    return write(updates, mode="drop")
+
+
+@op("Scatter", since=9)
+@op("ScatterElements", since=11)
+def scatter_elements(data, indices, updates, *, axis=0, reduction="none"):
+    if indices.shape != updates.shape:
+        raise ValueError(f"updates of shape {updates.shape} must have the shape {indices.shape} of the indices")
+    return _put(data, _positions(data, indices, axis), updates, reduction)
+
+
+withdrawn("Scatter", since=11, instead="ScatterElements")
+
+
+@op("ScatterND", since=11)
+def scatter_nd(data, indices, updates, *, reduction="none"):
+    expected = (*indices.shape[:-1], *data.shape[indices.shape[-1] :])
+    if updates.shape != expected:
+        raise ValueError(f"updates of shape {updates.shape} must have the shape {expected} that indices and data imply")
+    return _put(data, _tuples(data, indices), updates, reduction)
+
+
+@op("TensorScatter", since=24)
+def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode="linear"):
+    """Write the update into a cache along ``axis``, each batch entry from its own index on."""
+    axis = axis_of(axis, past_cache.ndim)
+    if axis == 0 or mode not in ("linear", "circular"):
+        raise ValueError(f"axis ({axis}) must not be the batch axis 0, and mode ({mode!r}) is linear or circular")
+    extent, batch = past_cache.shape[axis], past_cache.shape[0]
+    start = np.zeros(1, np.int64) if write_indices is None else write_indices
+    places = start[:, None] + np.arange(update.shape[axis])
+    places = places % extent if mode == "circular" else places
+    _check(places, extent, axis)
+    cache, update = (xp(t).moveaxis(t, axis, 1) for t in (past_cache, update))
+    result = _put(cache, (_mesh((batch, 1))[0], places), update, "none")
+    return xp(result).moveaxis(result, 1, axis)
+
+
+@op("Compress", since=9)
+def compress(input, condition: Static, *, axis=None):
+    """Only the condition must be known: it alone sets the extent."""
+    if axis is None:
+        input, axis = input.reshape(-1), 0
+    return gather(input, np.flatnonzero(condition), axis=axis)
+
+
+def _one_hot(indices, depth, values, axis):
+    depth = dims(np.asarray(depth).astype(np.int64) if depth.dtype != object else depth)[0]
+    axis = axis_of(axis, indices.ndim + 1)
+    space = xp(indices, values) if isinstance(depth, int) else jnp
+    classes = _mesh((depth, *[1] * (indices.ndim - axis)))[0]
+    hit = space.expand_dims(indices, axis) == classes
+    return space.where(hit, values[1], values[0])
+
+
+@op("OneHot", since=9)
+def one_hot_9(indices, depth: Static, values, *, axis=-1):
+    """OneHot-9: a negative index is out of range."""
+    return _one_hot(indices.astype(np.int64), depth, values, axis)
+
+
+@op("OneHot", since=11)
+def one_hot(indices, depth: Static, values, *, axis=-1):
+    """OneHot: indices in [-depth, depth - 1]; any other hits no class."""
+    indices = indices.astype(np.int64)
+    wrapped = xp(indices).where(indices < 0, indices + int(np.ravel(depth)[0]), indices)
+    return _one_hot(wrapped, depth, values, axis)
+
+
+@op("ReverseSequence", since=10)
+def reverse_sequence(input, sequence_lens, *, batch_axis=1, time_axis=0):
+    if {batch_axis, time_axis} != {0, 1}:
+        raise ValueError(f"batch_axis ({batch_axis}) and time_axis ({time_axis}) must be 0 and 1, or 1 and 0")
+    time = np.arange(input.shape[time_axis])
+    lens = sequence_lens[:, None]
+    _check(sequence_lens, input.shape[time_axis] + 1, time_axis)
+    places = xp(lens).where(time < lens, lens - 1 - time, time)
+    rows, times = _mesh((input.shape[batch_axis], 1))[0], places
+    return _take(input, (rows, times)) if batch_axis == 0 else _take(input, (times.T, rows.T))
+
+
+@op("Trilu", since=14)
+def trilu(input, k=None, *, upper=1):
+    if input.ndim < 2:
+        raise ValueError(f"input of shape {input.shape} must have at least two axes")
+    rows, columns = _mesh(input.shape[-2:])
+    k = 0 if k is None else k.reshape(())
+    mask = columns - rows >= k if upper else columns - rows <= k
+    zero = "" if is_string(input) else np.zeros((), input.dtype)
+    return xp(input, mask).where(mask, input, zero)

@@ -1,0 +1,92 @@
+"""Matrix products, Einstein sums and determinants."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+
+from .arrays import xp
+from .registry import op
+
+HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def accumulator(dtype):
+    """The type in which products of this type are summed: float32 for the half-precision types."""
+    return np.dtype(np.float32) if dtype in HALF else np.dtype(dtype)
+
+
+def wide(x):
+    """A half-precision array in float32; any other as it is."""
+    return x.astype(np.float32) if x is not None and x.dtype in HALF else x
+
+
+def product(a, b, dtype):
+    """numpy.matmul with sums (and the result) of the given type."""
+    if xp(a, b) is np:
+        return np.matmul(a.astype(dtype), b.astype(dtype))
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    if a.ndim and b.ndim in (1, 2):  # the common layer: one contraction, no broadcast of the weights
+        return lax.dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
+    return jnp.matmul(a, b, preferred_element_type=dtype)
+
+
+@op("MatMul")
+def matmul(A, B):
+    """The product of two (stacks of) matrices, as numpy.matmul defines it."""
+    return product(A, B, accumulator(A.dtype)).astype(A.dtype)
+
+
+def times(x, factor):
+    """``factor * x`` for a float attribute; an integer factor keeps integers exact."""
+    if factor == 1:
+        return x
+    if x.dtype.kind in "iu" and float(factor).is_integer():
+        return x * np.asarray(int(factor)).astype(x.dtype)
+    return (x.astype(np.float64) if x.dtype.kind in "iu" else x) * factor
+
+
+def gemm_wide(A, B, C, alpha, beta, transA, transB):
+    """``alpha * A @ B + beta * C``, before the result is rounded to the type of A."""
+    if A.ndim != 2 or B.ndim != 2:
+        raise ValueError(f"Gemm multiplies matrices, but A has shape {A.shape} and B {B.shape}; MatMul takes stacks")
+    y = times(product(A.T if transA else A, B.T if transB else B, accumulator(A.dtype)), alpha)
+    if C is None or beta == 0:
+        return y
+    n = xp(y, C)
+    c = times(n.broadcast_to(wide(C), y.shape), beta)
+    return y + c if y.dtype == c.dtype else y.astype(np.float64) + c.astype(np.float64)
+
+
+@op("Gemm", since=7)
+def gemm(A, B, C=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
+    """``alpha * A @ B + beta * C``, each matrix transposed on request, C broadcast to the product."""
+    return gemm_wide(A, B, C, alpha, beta, transA, transB).astype(A.dtype)
+
+
+@op("Gemm")
+def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
+    shape = (A.shape[1 if transA else 0], B.shape[0 if transB else 1])
+    if not broadcast and C.shape != shape:
+        raise ValueError(f"C has shape {C.shape}, the product {shape}; below opset 7 that takes the attribute broadcast=1")
+    return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
+
+
+@op("Einsum", since=12)
+def einsum(*Inputs, equation):
+    """Einstein's summation convention; without ``->`` the indices that appear once are kept, sorted."""
+    equation = equation.replace(" ", "")
+    terms, arrow, output = equation.partition("->")
+    if arrow and "..." in terms and "..." not in output:
+        raise ValueError(f"the equation {equation!r} drops the dimensions of its ellipsis; write '->...{output}'")
+    dtype = Inputs[0].dtype
+    n = xp(*Inputs)
+    return n.asarray(n.einsum(equation, *map(wide, Inputs))).astype(dtype)
+
+
+@op("Det", since=11)
+def det(X):
+    """The determinant of each matrix in a stack."""
+    return xp(X).asarray(xp(X).linalg.det(wide(X))).astype(X.dtype)

@@ -1,0 +1,66 @@
+"""Logic, comparisons, bits and Where."""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+
+from .arrays import is_known
+from .cast import settled
+from .math import aligned, binary, signed, two_columns
+from .registry import op
+
+
+def _same(a, b):
+    """Equality that is certain: symbolic dimensions that may or may not be equal raise JAX's own explanation."""
+    return a == b or not (isinstance(a, str) or a < b or a > b)
+
+
+_same_objects = np.frompyfunc(_same, 2, 1)
+
+
+def _equal(a, b):
+    if object in (a.dtype, b.dtype):
+        return np.asarray(_same_objects(a, b), bool)
+    return np.equal(a, b)
+
+
+binary("And", np.logical_and, lax.bitwise_and)
+binary("Or", np.logical_or, lax.bitwise_or)
+binary("Xor", np.logical_xor, lax.bitwise_xor)
+binary("Equal", _equal, lax.eq)
+binary("Greater", np.greater, lax.gt)
+binary("Less", np.less, lax.lt)
+binary("GreaterOrEqual", np.greater_equal, lax.ge, since=12)
+binary("LessOrEqual", np.less_equal, lax.le, since=12)
+binary("BitwiseAnd", np.bitwise_and, lax.bitwise_and, since=18)
+binary("BitwiseOr", np.bitwise_or, lax.bitwise_or, since=18)
+binary("BitwiseXor", np.bitwise_xor, lax.bitwise_xor, since=18)
+op("Not")(signed(two_columns(np.logical_not, lax.bitwise_not), "X"))
+op("BitwiseNot", since=18)(signed(two_columns(np.invert, lax.bitwise_not), "X"))
+
+
+def _shift_right(x, y):
+    return (lax.shift_right_logical if x.dtype.kind == "u" else lax.shift_right_arithmetic)(x, y)
+
+
+# By the width or more, or by a negative count, NumPy and XLA both leave what the sign alone gives, as ONNX asks.
+_SHIFTS = {
+    "LEFT": two_columns(np.left_shift, lax.shift_left),
+    "RIGHT": two_columns(np.right_shift, _shift_right),
+}
+
+
+@op("BitShift", since=11)
+def bit_shift(X, Y, *, direction):
+    if direction not in _SHIFTS:
+        raise ValueError(f"direction ({direction!r}) is 'LEFT' or 'RIGHT'")
+    return _SHIFTS[direction](X, Y)
+
+
+@op("Where", since=9)
+def where(condition, X, Y):
+    if is_known((condition, X, Y)):
+        return settled(np.where(condition, X, Y))
+    X, Y = aligned(X, Y)
+    return lax.select(*aligned(condition, X, Y))

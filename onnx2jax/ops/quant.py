@@ -1,0 +1,252 @@
+"""Linear quantization, and products of quantized tensors in exact integers."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+
+from onnx2jax.proto.dtypes import to_dtype
+
+from .arrays import axis_of, is_known, xp
+from .linalg import product
+from .registry import op
+
+FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
+FLOAT6 = ("float6_e2m3fn", "float6_e3m2fn")
+E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+
+
+def is_integer(dtype):
+    """True for ONNX's integer types, those below eight bits included."""
+    return dtype.kind in "iu" or dtype.name in ("int4", "uint4", "int2", "uint2")
+
+
+def quotient(x, y):
+    """``x / y``, correctly rounded: XLA turns division by a broadcast value into a product with its
+    reciprocal, which moves ties; it leaves a divisor alone that depends on x."""
+    return x / y if xp(x, y) is np else x / jnp.where(x != x, x, y)
+
+
+def spread(parameter, shape, axis, block_size=0):
+    """A scale or zero point laid out against a tensor: one for all, one a slice of the axis, or one a block."""
+    n = xp(parameter)
+    if block_size and parameter.ndim == len(shape):
+        axis = axis_of(axis, len(shape))
+        blocks, extent = parameter.shape[axis], shape[axis]
+        others = [s for i, s in enumerate(shape) if i != axis] != [s for i, s in enumerate(parameter.shape) if i != axis]
+        if block_size < 0 or others or -(-extent // block_size) != blocks:
+            raise ValueError(f"a scale of shape {parameter.shape} does not cover {shape} by blocks of {block_size} on axis {axis}")
+        repeated = n.repeat(parameter, block_size, axis)
+        return repeated if extent == blocks * block_size else repeated[(slice(None),) * axis + (slice(extent),)]
+    if parameter.ndim <= 1 and parameter.size == 1:
+        return parameter.reshape(())
+    if parameter.ndim != 1 or parameter.shape[0] != shape[axis_of(axis, len(shape))]:
+        raise ValueError(
+            f"a scale or zero point of shape {parameter.shape} fits neither a whole tensor of shape {shape}, "
+            f"nor its axis {axis}, nor blocks of it (block_size={block_size})"
+        )
+    return parameter.reshape([-1 if i == axis_of(axis, len(shape)) else 1 for i in range(len(shape))])
+
+
+def saturate_to(x, zero_point, dtype, saturate=1):
+    """Round to even, add the zero point, and clip to the range of dtype (a float type rounds by itself)."""
+    n = xp(x, zero_point)
+    if not is_integer(dtype):
+        if n is jnp and dtype.name in FLOAT6:
+            raise NotImplementedError(f"XLA has no {dtype}; quantize to it outside jit, on known values")
+        x = x if zero_point is None else x + zero_point.astype(x.dtype)
+        limit = float(ml_dtypes.finfo(dtype).max)
+        return (n.clip(x, -limit, limit) if saturate and dtype.name in FLOAT8 else x).astype(dtype)
+    x = n.rint(x).astype(np.float64 if x.dtype == np.float64 else np.float32)
+    x = x if zero_point is None else x + zero_point.astype(x.dtype)
+    low, high = int(ml_dtypes.iinfo(dtype).min), int(ml_dtypes.iinfo(dtype).max)
+    x = n.where(x >= low, n.minimum(x, n.asarray(high, x.dtype)), n.asarray(low, x.dtype))  # NaN becomes low
+    return x.astype(np.int32).astype(dtype)
+
+
+@op("QuantizeLinear", since=10)
+def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1):
+    """``saturate(round(x / y_scale) + y_zero_point)``, per tensor, axis or block."""
+    dtype = to_dtype(output_dtype) if output_dtype else None
+    if y_zero_point is not None:
+        if dtype not in (None, y_zero_point.dtype):
+            raise ValueError(f"output_dtype is {dtype}, but y_zero_point has type {y_zero_point.dtype}; they must agree")
+        dtype = np.dtype(y_zero_point.dtype)
+    scale = spread(y_scale, x.shape, axis, block_size)
+    zero_point = None if y_zero_point is None else spread(y_zero_point, x.shape, axis, block_size)
+    work = to_dtype(precision) if precision else np.dtype(x.dtype if y_scale.dtype == E8M0 else y_scale.dtype)
+    work = np.dtype(np.float64) if is_integer(work) else work
+    ratio = quotient(x.astype(work), scale.astype(work))
+    return saturate_to(ratio, zero_point, dtype or np.dtype(np.uint8), saturate)
+
+
+@op("DequantizeLinear", since=10)
+def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, output_dtype=0):
+    """``(x - x_zero_point) * x_scale``, per tensor, axis or block."""
+    dtype = to_dtype(output_dtype) if output_dtype else np.dtype(x_scale.dtype)
+    if dtype == E8M0:
+        raise ValueError("a float8e8m0 x_scale leaves the type of the result open; give the attribute output_dtype")
+    if not is_known(x) and x.dtype.name in FLOAT6:
+        raise NotImplementedError(f"XLA has no {x.dtype}; dequantize it outside jit, on known values")
+    work = np.int32 if is_integer(x.dtype) else np.float32
+    x = x.astype(work)
+    if x_zero_point is not None:
+        x = x - spread(x_zero_point, x.shape, axis, block_size).astype(work)
+    return (x.astype(np.float32) * spread(x_scale, x.shape, axis, block_size).astype(np.float32)).astype(dtype)
+
+
+@op("DynamicQuantizeLinear", since=11)
+def dynamic_quantize_linear(x):
+    """Quantize to uint8 over the range of the values and zero; an all-zero tensor has scale 1."""
+    n = xp(x)
+    low, high = n.min(x, initial=0.0), n.max(x, initial=0.0)
+    scale = n.where(low == high, n.ones_like(low), quotient(high - low, n.asarray(255, x.dtype)))
+    zero_point = n.rint(n.clip(-quotient(low, scale), 0, 255)).astype(np.uint8)
+    return saturate_to(quotient(x, scale), zero_point, np.dtype(np.uint8)), scale, zero_point
+
+
+def signed(x, zero_point):
+    """An 8-bit tensor as int8 with its zero point as int32: uint8 is shifted by 128, as is its zero point."""
+    zero_point = np.zeros((), np.int32) if zero_point is None else zero_point.astype(np.int32)
+    if x.dtype == np.int8:
+        return jnp.asarray(x), zero_point
+    return lax.bitcast_convert_type(x ^ np.uint8(128), np.int8), zero_point - np.int32(128)
+
+
+def column(parameter):
+    """A scale or zero point of the rows of a matrix product: a vector stands upright."""
+    return parameter.reshape(()) if parameter.size == 1 else parameter[:, None] if parameter.ndim == 1 else parameter
+
+
+def row(parameter):
+    """A scale or zero point of the columns of a matrix product."""
+    return parameter.reshape(()) if parameter.size == 1 else parameter
+
+
+def is_zero(value):
+    return is_known(value) and not np.any(value)
+
+
+def integer_product(a, b, a_zero_point=None, b_zero_point=None):
+    """``(a - a_zero_point) @ (b - b_zero_point)`` in int32 from one int8 product: the zero points enter
+    through the sums over rows and columns."""
+    vectors = tuple(axis for axis, x in ((-2, a), (-1, b)) if x.ndim == 1)
+    (a, za), (b, zb) = signed(a, a_zero_point), signed(b, b_zero_point)
+    a, b = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    za, zb = column(za), row(zb)
+    y = product(a, b, np.dtype(np.int32))
+    if not is_zero(za):
+        y = y - za * jnp.sum(b, axis=-2, keepdims=True, dtype=np.int32)
+    if not is_zero(zb):
+        y = y - zb * jnp.sum(a, axis=-1, keepdims=True, dtype=np.int32)
+    if not is_zero(za) and not is_zero(zb):
+        y = y + np.int32(a.shape[-1]) * za * zb
+    return jnp.squeeze(y, vectors)
+
+
+@op("MatMulInteger", since=10)
+def matmul_integer(A, B, a_zero_point=None, b_zero_point=None):
+    """The product of two 8-bit tensors less their zero points, in int32."""
+    return integer_product(A, B, a_zero_point, b_zero_point)
+
+
+def requantize(x, scale, zero_point, dtype=None):
+    """int32 sums (or float ones) times a scale, as a quantized tensor of the zero point's type."""
+    return saturate_to(x.astype(np.float32) * scale, zero_point, np.dtype(dtype or zero_point.dtype))
+
+
+@op("QLinearMatMul", since=10)
+def qlinear_matmul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point):
+    """The product of two quantized tensors, quantized again."""
+    f32 = np.float32
+    scale = quotient(column(a_scale.astype(f32)) * row(b_scale.astype(f32)), row(y_scale.astype(f32)))
+    if is_integer(np.dtype(a.dtype)):
+        y = integer_product(a, b, a_zero_point, b_zero_point)
+    else:
+        x, w = a.astype(f32) - column(a_zero_point.astype(f32)), b.astype(f32) - row(b_zero_point.astype(f32))
+        y = product(x, w, np.dtype(f32))
+    return requantize(y, scale, row(y_zero_point))
+
+
+def conv_window(shape, kernel, auto_pad, dilations, pads, strides):
+    """Strides, (begin, end) pads and dilations of a window over spatial dimensions of this shape."""
+    rank = len(shape)
+    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        totals = [max(0, (-(-n // s) - 1) * s + k - n) for n, k, s in zip(shape, spans, strides, strict=True)]
+        pairs = [(t - t // 2, t // 2) if auto_pad == "SAME_LOWER" else (t // 2, t - t // 2) for t in totals]
+    elif auto_pad in ("NOTSET", "VALID"):
+        pads = pads if pads and auto_pad == "NOTSET" else (0,) * (2 * rank)
+        pairs = list(zip(pads[:rank], pads[rank:], strict=True))
+    else:
+        raise ValueError(f"auto_pad is {auto_pad!r}; it must be NOTSET, SAME_UPPER, SAME_LOWER or VALID")
+    return {"strides": tuple(strides), "pads": pairs, "dilations": tuple(dilations)}
+
+
+def conv(x, w, *, strides, pads, dilations, groups):
+    return lax.conv_general_dilated(
+        x, w, strides, pads, rhs_dilation=dilations, feature_group_count=groups, preferred_element_type=x.dtype
+    )
+
+
+def reach(dtype, zero_point):
+    """The largest magnitude of an 8-bit value less its zero point."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if not is_known(zero_point):
+        return 255
+    zero_point = np.zeros(1, int) if zero_point is None else zero_point.astype(int)
+    return int(max(high - zero_point.min(), zero_point.max() - low))
+
+
+def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window):
+    """A convolution of 8-bit tensors less their zero points, in int32.
+
+    XLA's integer convolutions are slow, its float32 ones exact while every sum stays below 2**24; more
+    input channels than that allows are added up in int32, so many at a time.
+    """
+    if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
+        raise ValueError(f"kernel_shape is {tuple(kernel_shape)}, but the filter has shape {w.shape}")
+    window = conv_window(x.shape[2:], w.shape[2:], **window)
+    largest = reach(x.dtype, x_zero_point) * reach(w.dtype, w_zero_point) * int(np.prod(w.shape[2:]))
+    dtype, step = np.dtype(np.float32), (2**24 - 1) // largest if largest else w.shape[1]
+    if not step:
+        dtype, step = np.dtype(np.float64), w.shape[1]
+    x, w = jnp.asarray(x).astype(dtype), jnp.asarray(w).astype(dtype)
+    if x_zero_point is not None:
+        x = x - x_zero_point.reshape(()).astype(dtype)
+    if w_zero_point is not None:
+        w = w - w_zero_point.reshape((-1,) + (1,) * (w.ndim - 1)).astype(dtype)
+    grouped = x.reshape(x.shape[0], group, -1, *x.shape[2:])
+    total = None
+    for start in range(0, w.shape[1], step):
+        part = grouped[:, :, start : start + step].reshape(x.shape[0], -1, *x.shape[2:]) if step < w.shape[1] else x
+        y = conv(part, w[:, start : start + step], groups=group, **window).astype(np.int32)
+        total = y if total is None else total + y
+    return total
+
+
+@op("ConvInteger", since=10)
+def conv_integer(
+    x, w, x_zero_point=None, w_zero_point=None,
+    *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+):  # fmt: skip
+    """The convolution of two 8-bit tensors less their zero points, in int32."""
+    window = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
+    return integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window)
+
+
+@op("QLinearConv", since=10)
+def qlinear_conv(
+    x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B=None,
+    *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
+):  # fmt: skip
+    """The convolution of two quantized tensors plus an int32 bias, quantized again."""
+    window = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
+    y = integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window)
+    upright = (-1,) + (1,) * (x.ndim - 2)
+    y = y if B is None else y + B.reshape(upright)
+    scale = quotient(x_scale.reshape(()) * w_scale.reshape(upright), y_scale.reshape(()))
+    return requantize(y, scale, y_zero_point.reshape(()))

@@ -1,0 +1,229 @@
+"""RNN, GRU and LSTM: three cells in one recurrence over time."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .linalg import accumulator
+from .registry import op
+
+UNROLL = 8
+"""Up to so many steps the loop is written out."""
+
+REQUIRED = "required"
+
+# name -> the function of (x, alpha, beta), and ONNX's default alpha and beta where it takes them
+ACTIVATIONS = {
+    "Relu": (lambda x, a, b: lax.max(x, jnp.zeros_like(x)), None, None),
+    "Tanh": (lambda x, a, b: lax.tanh(x), None, None),
+    "Sigmoid": (lambda x, a, b: lax.logistic(x), None, None),
+    "Affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
+    "LeakyRelu": (lambda x, a, b: jnp.where(x >= 0, x, a * x), 0.01, None),
+    "ThresholdedRelu": (lambda x, a, b: jnp.where(x >= a, x, 0), 1.0, None),
+    "ScaledTanh": (lambda x, a, b: a * lax.tanh(b * x), REQUIRED, REQUIRED),
+    "HardSigmoid": (lambda x, a, b: jnp.clip(a * x + b, 0, 1), 0.2, 0.5),
+    "Elu": (lambda x, a, b: jnp.where(x >= 0, x, a * jnp.expm1(jnp.minimum(x, 0))), 1.0, None),
+    "Softsign": (lambda x, a, b: x / (1 + abs(x)), None, None),
+    "Softplus": (lambda x, a, b: jax.nn.softplus(x), None, None),
+}
+BY_NAME = {name.lower(): row for name, row in ACTIVATIONS.items()}
+
+
+def reversals(direction):
+    """Whether each direction of the layer runs backwards (opset 1 of GRU spells its default "foward")."""
+    known = {"forward": (False,), "foward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+    if direction not in known:
+        raise ValueError(f"direction is {direction!r}; it must be forward, reverse or bidirectional")
+    return known[direction]
+
+
+def activation_functions(names, alphas, betas, clip, direction, count):
+    """The ``count`` activations of each direction; one that takes an alpha or a beta draws the next of those given."""
+    total = count * len(reversals(direction))
+    if len(names) < total:
+        raise ValueError(f"activations names {len(names)} functions {tuple(names)}, but this node needs {total}")
+    alphas, betas = iter(alphas or ()), iter(betas or ())
+
+    def bind(name):
+        if name.lower() not in BY_NAME:
+            raise ValueError(f"activation {name!r} is unknown; ONNX has {', '.join(ACTIVATIONS)}")
+        function, alpha, beta = BY_NAME[name.lower()]
+        alpha = alpha if alpha is None else next(alphas, alpha)
+        beta = beta if beta is None else next(betas, beta)
+        if REQUIRED in (alpha, beta):
+            raise ValueError(f"{name} has no defaults: give it values in activation_alpha and activation_beta")
+        return lambda x: function(x if clip is None else jnp.clip(x, -clip, clip), alpha, beta)
+
+    functions = [bind(name) for name in names[:total]]
+    return [functions[start : start + count] for start in range(0, total, count)]
+
+
+def rnn_cell(recur, f):
+    """The step from (this step's input projection, states) to the new states."""
+    return lambda gates, states: (f(gates + recur(states[0])),)
+
+
+def gru_cell(recur, f, g, bias, linear_before_reset):
+    """Gates z, r, h; ``bias`` is the hidden gate's, apart because the reset gate may multiply it."""
+
+    def step(gates, states):
+        (h,) = states
+        size = h.shape[-1]
+        if linear_before_reset:
+            recurrent = recur(h)
+            zr = f(gates[:, : 2 * size] + recurrent[:, : 2 * size])
+            z, r = zr[:, :size], zr[:, size:]
+            hidden = r * (recurrent[:, 2 * size :] + bias)
+        else:
+            zr = f(gates[:, : 2 * size] + recur(h, slice(2 * size)))
+            z, r = zr[:, :size], zr[:, size:]
+            hidden = recur(r * h, slice(2 * size, None)) + bias
+        return ((1 - z) * g(gates[:, 2 * size :] + hidden) + z * h,)
+
+    return step
+
+
+def lstm_cell(recur, f, g, h, peepholes, input_forget):
+    """Gates i, o, f, c; ``peepholes`` are the weights of i, o, f on the cell state, or None."""
+
+    def step(gates, states):
+        hidden, cell = states
+        i, o, forget, c = jnp.split(gates + recur(hidden), 4, axis=-1)
+        if peepholes is not None:
+            i, forget = i + peepholes[0] * cell, forget + peepholes[2] * cell
+        i = f(i)
+        cell = (1 - i if input_forget else f(forget)) * cell + i * g(c)
+        o = o if peepholes is None else o + peepholes[1] * cell
+        return f(o) * h(cell), cell
+
+    return step
+
+
+def layer(gates, cells, initial, sequence_lens, direction, layout, dtype, size):
+    """Run each direction's cell over time; past its length a sequence keeps its state and puts out zeros."""
+    work = gates.dtype
+    initial = [s if s is None else jnp.asarray(s).astype(work) for s in initial]
+    initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
+    steps = jnp.arange(gates.shape[0], dtype=np.int32)
+    unroll = isinstance(gates.shape[0], int) and 0 < gates.shape[0] <= UNROLL
+    ends, outputs = [], []
+    for d, (cell, reverse) in enumerate(zip(cells, reversals(direction), strict=True)):
+
+        def body(states, xs, cell=cell):
+            t, gate = xs
+            new = cell(gate, states)
+            if sequence_lens is None:
+                return new, new[0]
+            live = (t < sequence_lens)[:, None]
+            new = tuple(jnp.where(live, a, b) for a, b in zip(new, states, strict=True))
+            return new, jnp.where(live, new[0], 0)
+
+        states = tuple(jnp.zeros((gates.shape[1], size), work) if s is None else s[d] for s in initial)
+        end, y = lax.scan(body, states, (steps, gates[:, :, d]), reverse=reverse, unroll=unroll)
+        ends.append(end)
+        outputs.append(y)
+    Y = jnp.swapaxes(jnp.stack(outputs, 2), 0, 1) if layout else jnp.stack(outputs, 1)
+    return Y.astype(dtype), *(jnp.stack(s, 1 if layout else 0).astype(dtype) for s in zip(*ends, strict=True))
+
+
+def linear(x, w):
+    """``x @ w`` over the last dimension of x."""
+    return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=x.dtype)
+
+
+def recur_by(Rt):
+    return lambda h, part=slice(None): linear(h, Rt[:, part])
+
+
+def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate=0):
+    """Every step's input projection [seq, batch, directions, gates] as one product, biases included, each
+    direction's recurrent projection, and the recurrent biases of the last ``separate`` gates, left out."""
+    directions, gates, size = R.shape
+    if gates != n_gates * size or W.shape[:2] != R.shape[:2] or hidden_size not in (None, size):
+        raise ValueError(
+            f"W {W.shape}, R {R.shape} and hidden_size {hidden_size} disagree: W is [directions, {n_gates} * hidden, "
+            f"input], R is [directions, {n_gates} * hidden, hidden]"
+        )
+    if directions != len(reversals(direction)):
+        raise ValueError(f"direction {direction!r} has {len(reversals(direction))} directions, R has {directions}")
+    work = accumulator(X.dtype)
+    X, W, R = (jnp.asarray(x).astype(work) for x in (X, W, R))
+    X = jnp.swapaxes(X, 0, 1) if layout else X
+    y = linear(X, W.reshape(-1, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
+    apart = jnp.zeros((directions, separate * size), work)
+    if B is not None:
+        B, split = jnp.asarray(B).astype(work), gates - separate * size
+        apart = B[:, gates + split :]
+        y = y + B[:, :gates] + jnp.concatenate([B[:, gates : gates + split], jnp.zeros_like(apart)], axis=-1)
+    # transposed here, outside the loop: inside it every step would pay for it again
+    return y, [recur_by(R[d].T) for d in range(directions)], apart
+
+
+@op("RNN", since=7)
+def rnn(
+    X, W, R, B=None, sequence_lens=None, initial_h=None,
+    *, activation_alpha=None, activation_beta=None, activations=("Tanh", "Tanh"), clip=None, direction="forward",
+    hidden_size=None, layout=0,
+):  # fmt: skip
+    """A simple recurrent layer."""
+    functions = activation_functions(activations, activation_alpha, activation_beta, clip, direction, 1)
+    gates, recurs, _ = projections(X, W, R, B, direction, layout, hidden_size, 1)
+    cells = [rnn_cell(recur, *f) for recur, f in zip(recurs, functions, strict=True)]
+    return layer(gates, cells, [initial_h], sequence_lens, direction, layout, X.dtype, R.shape[-1])
+
+
+@op("GRU", since=7)
+def gru(
+    X, W, R, B=None, sequence_lens=None, initial_h=None,
+    *, activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
+    hidden_size=None, layout=0, linear_before_reset=0,
+):  # fmt: skip
+    """A layer of gated recurrent units."""
+    names = activations or ("Sigmoid", "Tanh") * 2
+    functions = activation_functions(names, activation_alpha, activation_beta, clip, direction, 2)
+    gates, recurs, biases = projections(X, W, R, B, direction, layout, hidden_size, 3, separate=1)
+    rows = zip(recurs, functions, biases, strict=True)
+    cells = [gru_cell(recur, *f, bias, linear_before_reset) for recur, f, bias in rows]
+    return layer(gates, cells, [initial_h], sequence_lens, direction, layout, X.dtype, R.shape[-1])
+
+
+def lstm_cells(recurs, names, alphas, betas, clip, direction, P, input_forget, dtype):
+    functions = activation_functions(names or ("Sigmoid", "Tanh", "Tanh") * 2, alphas, betas, clip, direction, 3)
+    P = [None] * len(recurs) if P is None else jnp.asarray(P).astype(dtype).reshape(len(recurs), 3, -1)
+    return [lstm_cell(recur, *f, p, input_forget) for recur, f, p in zip(recurs, functions, P, strict=True)]
+
+
+@op("LSTM", since=7)
+def lstm(
+    X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None,
+    *, activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
+    hidden_size=None, input_forget=0, layout=0,
+):  # fmt: skip
+    """A layer of long short-term memory."""
+    gates, recurs, _ = projections(X, W, R, B, direction, layout, hidden_size, 4)
+    cells = lstm_cells(
+        recurs, activations, activation_alpha, activation_beta, clip, direction, P, input_forget, gates.dtype
+    )
+    return layer(gates, cells, [initial_h, initial_c], sequence_lens, direction, layout, X.dtype, R.shape[-1])
+
+
+def with_output_sequence(function):
+    """Below opset 7 an attribute says whether Y may be left out, which the node's outputs say as well."""
+
+    def legacy(*inputs, output_sequence=0, **attributes):
+        del output_sequence
+        return function(*inputs, **attributes)
+
+    parameters = inspect.signature(function).parameters.values()
+    extra = inspect.Parameter("output_sequence", inspect.Parameter.KEYWORD_ONLY, default=0)
+    legacy.__signature__ = inspect.Signature([*parameters, extra])
+    return legacy
+
+
+for _name, _function in (("RNN", rnn), ("GRU", gru), ("LSTM", lstm)):
+    op(_name)(with_output_sequence(_function))

@@ -1,0 +1,226 @@
+"""Reductions along axes, and what orders elements: arg-extrema, running sums, top k, unique values.
+
+NaN counts as greater than any number where elements are put in order (TopK, Unique). ReduceMax and ReduceMin return
+a NaN that they meet, and ArgMax and ArgMin its place.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arrays import axes_of, axis_of, is_known, xp
+from .indexing import gather_elements
+from .registry import Static, op
+from .shape import padded, reshaped
+
+
+def _is_float(dtype):
+    return jnp.issubdtype(dtype, jnp.floating)
+
+
+def _accumulator(dtype):
+    """Half precision is summed up in float32."""
+    return np.dtype(np.float32) if _is_float(dtype) and dtype.itemsize == 2 else dtype
+
+
+# The reducers keep the axes they reduce, so that what they return broadcasts against what they were given.
+
+
+def _sum(x, axes):
+    return np.add.reduce(x, axes, keepdims=True, dtype=x.dtype) if is_known(x) else _kept(lax.reduce_sum, x, axes)
+
+
+def _prod(x, axes):
+    return np.multiply.reduce(x, axes, keepdims=True, dtype=x.dtype) if is_known(x) else _kept(lax.reduce_prod, x, axes)
+
+
+def _kept(reducer, x, axes):
+    return lax.expand_dims(reducer(x, axes), axes)
+
+
+def _extreme(dtype, largest):
+    """What is above (or below) every other value of the type."""
+    if _is_float(dtype):
+        return dtype.type(np.inf if largest else -np.inf)
+    return largest if dtype.kind == "b" else getattr(np.iinfo(dtype), "max" if largest else "min")
+
+
+def _max(x, axes):
+    if is_known(x):
+        return np.maximum.reduce(x, axes, keepdims=True, initial=_extreme(x.dtype, largest=False))
+    return _kept(lax.reduce_or if x.dtype == bool else lax.reduce_max, x, axes)
+
+
+def _min(x, axes):
+    if is_known(x):
+        return np.minimum.reduce(x, axes, keepdims=True, initial=_extreme(x.dtype, largest=True))
+    return _kept(lax.reduce_and if x.dtype == bool else lax.reduce_min, x, axes)
+
+
+def _mean(x, axes):
+    count = math.prod(x.shape[a] for a in axes)
+    if not isinstance(count, int):
+        count = jnp.asarray(count).astype(x.dtype)
+    if _is_float(x.dtype):
+        return _sum(x, axes) / count
+    total = _sum(x.astype(np.uint64 if x.dtype.kind == "u" else np.int64), axes)
+    if count == 0:
+        raise ValueError(f"the mean of no elements is undefined for integers (axes {axes} of shape {x.shape})")
+    count = total.dtype.type(count)
+    return (total - xp(total).fmod(total, count)) // count  # integers divide towards zero
+
+
+# log and sqrt have no finite slope at 0: there the gradient is taken as 0, instead of one that ends in NaN.
+
+
+def _log(x):
+    space = xp(x)
+    return space.where(x == 0, x.dtype.type(-np.inf), space.log(space.where(x == 0, x.dtype.type(1), x)))
+
+
+def _sqrt(x):
+    space = xp(x)
+    return space.where(x == 0, x, space.sqrt(space.where(x == 0, x.dtype.type(1), x)))
+
+
+def _log_sum_exp(x, axes):
+    top = _max(x if is_known(x) else lax.stop_gradient(x), axes)
+    space = xp(top)
+    top = space.where(space.isfinite(top), top, x.dtype.type(0))
+    return _log(_sum(space.exp(x - top), axes)) + top
+
+
+REDUCTIONS = {  # name: (function of data and axes, whether integers are reduced in float64)
+    "ReduceSum": (_sum, False),
+    "ReduceProd": (_prod, False),
+    "ReduceMax": (_max, False),
+    "ReduceMin": (_min, False),
+    "ReduceMean": (_mean, False),
+    "ReduceL1": (lambda x, axes: _sum(abs(x), axes), False),
+    "ReduceSumSquare": (lambda x, axes: _sum(x * x, axes), False),
+    "ReduceL2": (lambda x, axes: _sqrt(_sum(x * x, axes)), True),
+    "ReduceLogSum": (lambda x, axes: _log(_sum(x, axes)), True),
+    "ReduceLogSumExp": (_log_sum_exp, True),
+}
+
+
+def _reduction(body, in_float):
+    def reduction(data, axes: Static = None, *, keepdims=1, noop_with_empty_axes=0):
+        if axes is not None and np.size(axes):
+            axes = tuple(sorted(axes_of(axes, data.ndim)))
+        else:
+            axes = () if noop_with_empty_axes else tuple(range(data.ndim))
+        dtype = data.dtype
+        work = np.dtype(np.float64) if in_float and not _is_float(dtype) else _accumulator(dtype)
+        result = body(data if work == dtype else data.astype(work), axes)
+        result = result if result.dtype == dtype else result.astype(dtype)
+        return result if keepdims else reshaped(result, [n for i, n in enumerate(data.shape) if i not in axes])
+
+    return reduction
+
+
+for _name, _row in REDUCTIONS.items():
+    op(_name)(_reduction(*_row))
+
+
+def _arg_extremum(name):
+    def arg_extremum(data, *, axis=0, keepdims=1, select_last_index=0):
+        axis = axis_of(axis, data.ndim)
+        if data.shape[axis] == 0:
+            raise ValueError(f"axis {axis} of shape {data.shape} is empty: it has no extreme element")
+        data = xp(data).flip(data, axis) if select_last_index else data
+        if is_known(data):
+            index = getattr(np, name)(data.astype(_accumulator(data.dtype)), axis, keepdims=True)
+        else:
+            index = lax.expand_dims(getattr(lax, name)(data, axis, np.int64), (axis,))
+        index = data.shape[axis] - 1 - index if select_last_index else index
+        return index if keepdims else reshaped(index, data.shape[:axis] + data.shape[axis + 1 :])
+
+    return arg_extremum
+
+
+op("ArgMax")(_arg_extremum("argmax"))
+op("ArgMin")(_arg_extremum("argmin"))
+
+
+def _cumulative(name, start):
+    def cumulative(x, axis: Static, *, exclusive=0, reverse=0):
+        axis = axis_of(np.ravel(axis)[0], x.ndim)
+        y = x.astype(_accumulator(x.dtype))
+        if is_known(y):
+            y = np.flip(y, axis) if reverse else y
+            y = getattr(np, name)(y, axis, dtype=y.dtype)
+            y = np.flip(y, axis) if reverse else y
+        else:
+            y = getattr(lax, name)(y, axis, reverse=bool(reverse))
+        if exclusive and y.shape[axis]:  # one step later, beginning with the neutral element
+            shift = [int(i == axis) for i in range(y.ndim)]
+            back = [-s for s in shift]
+            y = padded(y, *((back, shift) if reverse else (shift, back)), value=np.asarray(start, y.dtype))
+        return y.astype(x.dtype)
+
+    return cumulative
+
+
+op("CumSum", since=11)(_cumulative("cumsum", 0))
+op("CumProd", since=26)(_cumulative("cumprod", 1))
+
+
+def _rank_key(x, largest):
+    """What orders elements with the first ones greatest: -0 equals 0, and NaN is above infinity."""
+    if not _is_float(x.dtype):
+        return x if largest else ~x
+    space, x = xp(x), x if largest else -x
+    x = space.where(x == 0, x.dtype.type(0), x)
+    return space.where(x != x, x.dtype.type(np.nan if largest else -np.inf), x)
+
+
+@op("TopK", since=10)
+def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
+    """Of equal elements the one with the lower index comes first."""
+    del sorted  # 0 leaves the order open, so the sorted one serves
+    axis, k = axis_of(axis, X.ndim), int(np.ravel(K)[0])
+    if not 0 <= k <= X.shape[axis]:
+        raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
+    key = xp(X).moveaxis(_rank_key(X, largest), axis, -1)
+    if is_known(X):
+        key = np.flip(key.astype(_accumulator(X.dtype)), -1)  # a stable ascending sort, read from its end
+        indices = (X.shape[axis] - 1 - np.flip(np.argsort(key, -1, kind="stable"), -1))[..., :k]
+    else:
+        indices = lax.top_k(lax.stop_gradient(key), k)[1].astype(np.int64)
+    indices = xp(indices).moveaxis(indices, -1, axis)
+    return gather_elements(X, indices, axis=axis), indices
+
+
+@op("TopK")
+def top_k_1(X, *, k, axis=-1):
+    """TopK-1, with k in an attribute."""
+    return top_k(X, np.asarray(k), axis=axis)
+
+
+@op("NonZero", since=9)
+def non_zero(X: Static):
+    if X.ndim == 0:  # no axes, so no coordinates: shape (0, N)
+        return np.zeros((0, int(bool(X))), np.int64)
+    return np.array(np.nonzero(X), np.int64)
+
+
+@op("Unique", since=11)
+def unique(X: Static, *, axis=None, sorted=1):
+    """Unique elements or, along an axis, subtensors; with where they first are, where each went, and how many."""
+    if axis is None:
+        X, axis = X.reshape(-1), 0
+    axis = axis_of(axis, X.ndim)
+    # Codes that rank the elements make all types (strings, NaN, bfloat16) sortable as rows of integers.
+    codes = np.unique(X.astype(_accumulator(X.dtype)), return_inverse=True)[1].reshape(X.shape)
+    rows = np.moveaxis(codes, axis, 0).reshape(X.shape[axis], -1)
+    _, first, inverse, counts = np.unique(rows, return_index=True, return_inverse=True, return_counts=True, axis=0)
+    inverse = inverse.reshape(-1)
+    if not sorted:
+        order = np.argsort(first)
+        first, counts, inverse = first[order], counts[order], np.argsort(order)[inverse]
+    return np.take(X, first, axis), first, inverse, counts

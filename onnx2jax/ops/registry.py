@@ -1,0 +1,141 @@
+"""Which function serves an operator: registration by decorator, look-up by opset."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+Static = Annotated[Any, "static"]
+"""Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
+
+Shaped = Annotated[Any, "shaped"]
+"""Marks a parameter of which only the shape, dtype or structure is read, never the values."""
+
+FIXTURES: Final = frozenset({"rng", "n_outputs", "opset"})
+"""Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
+
+# Opset 1 let producers say which inputs may be overwritten; a pure function has no use for it.
+LEGACY_HINTS: Final = frozenset({"consumed_inputs"})
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A function that serves an operator from opset ``since`` on, and what its signature declares."""
+
+    domain: str
+    name: str
+    since: int
+    function: Callable[..., Any] | None
+    inputs: tuple[str, ...] = ()
+    variadic: str | None = None
+    attributes: frozenset[str] = frozenset()
+    static: frozenset[str] = frozenset()
+    shaped: frozenset[str] = frozenset()
+    fixtures: frozenset[str] = frozenset()
+    instead: str = ""
+    """What replaces the operator, when it is withdrawn from this opset on (then no function)."""
+
+    def parameter(self, position: int) -> str | None:
+        """The name of the parameter that takes the input at ``position``."""
+        return self.inputs[position] if position < len(self.inputs) else self.variadic
+
+
+_OPERATORS: dict[tuple[str, str], list[Operator]] = {}
+
+
+def normal_domain(domain: str) -> str:
+    """ONNX's default domain has two spellings; the empty one is used here (rule OS: '' is ai.onnx)."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def op(name: str, *, domain: str = "", since: int = 1, replace: bool = False) -> Callable[[F], F]:
+    """Register a function as the meaning of an ONNX operator.
+
+    Positional parameters are the operator's inputs in order (``=None`` when optional, ``*xs`` when
+    variadic), keyword-only parameters its attributes with the schema's defaults. A tuple returned is
+    several outputs. Annotate an input with ``Static`` when its value must be known before compiling.
+
+    Args:
+        name: the operator's ``op_type``.
+        domain: its domain; empty is ai.onnx.
+        since: the first version of the operator set in which the operator means this.
+        replace: allow a second registration of the same (domain, name, since).
+
+    Raises:
+        ValueError: the same (domain, name, since) is registered already.
+
+    >>> @op("Twice", domain="com.example")
+    ... def twice(x, *, times=2):
+    ...     return x * times
+    """
+
+    def register(function: F) -> F:
+        _add(_describe(normal_domain(domain), name, since, function), replace)
+        return function
+
+    return register
+
+
+def withdrawn(name: str, *, domain: str = "", since: int, instead: str) -> None:
+    """Declare that from opset ``since`` on the operator is deprecated, and what to use instead."""
+    _add(Operator(normal_domain(domain), name, since, None, instead=instead), replace=False)
+
+
+def resolve(domain: str, name: str, opset: int) -> Operator | None:
+    """The newest registration whose ``since`` is not above ``opset``, or None."""
+    versions = _OPERATORS.get((normal_domain(domain), name), [])
+    return max((v for v in versions if v.since <= opset), key=lambda v: v.since, default=None)
+
+
+def supported() -> dict[str, dict[str, tuple[int, ...]]]:
+    """Domain -> operator -> the opsets at which its meaning changes. ai.onnx is ``''``.
+
+    >>> supported()[""]["Softmax"]
+    (1, 13)
+    """
+    table: dict[str, dict[str, tuple[int, ...]]] = {}
+    for (domain, name), versions in sorted(_OPERATORS.items()):
+        table.setdefault(domain, {})[name] = tuple(sorted(v.since for v in versions))
+    return table
+
+
+def _add(operator: Operator, replace: bool) -> None:
+    versions = _OPERATORS.setdefault((operator.domain, operator.name), [])
+    same = [v for v in versions if v.since == operator.since]
+    if same and not replace:
+        raise ValueError(
+            f"{operator.domain or 'ai.onnx'}.{operator.name} since opset {operator.since} is registered "
+            f"already; to override it: op({operator.name!r}, since={operator.since}, replace=True)"
+        )
+    versions[:] = [v for v in versions if v not in same] + [operator]
+
+
+def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) -> Operator:
+    parameters = inspect.signature(function).parameters.values()
+    hints = typing.get_type_hints(function, include_extras=True)
+
+    def marked(mark: str) -> frozenset[str]:
+        return frozenset(k for k, hint in hints.items() if mark in getattr(hint, "__metadata__", ()))
+
+    def of_kind(*kinds: Any) -> tuple[str, ...]:
+        return tuple(p.name for p in parameters if p.kind in kinds)
+
+    keywords = frozenset(of_kind(inspect.Parameter.KEYWORD_ONLY))
+    variadic = of_kind(inspect.Parameter.VAR_POSITIONAL)
+    return Operator(
+        domain=domain,
+        name=name,
+        since=since,
+        function=function,
+        inputs=of_kind(inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        variadic=variadic[0] if variadic else None,
+        attributes=keywords - FIXTURES,
+        static=marked("static"),
+        shaped=marked("shaped"),
+        fixtures=keywords & FIXTURES,
+    )

@@ -1,0 +1,125 @@
+"""Sequences are Python lists, an empty optional is None: their structure is always known, their tensors may be traced."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..proto.dtypes import ELEMENT_TYPES
+from .arrays import axis_of, dims, xp
+from .control import curable, is_traced
+from .registry import Shaped, Static, op
+
+
+@op("SequenceEmpty", since=11)
+def sequence_empty(*, dtype=None):
+    """SequenceEmpty: a list knows no element type; the attribute only has to name one."""
+    if dtype is not None and dtype not in ELEMENT_TYPES:
+        raise ValueError(f"dtype {dtype} is no element type of ONNX")
+    return []
+
+
+@op("SequenceConstruct", since=11)
+def sequence_construct(*inputs):
+    if len({v.dtype for v in inputs}) > 1:
+        raise ValueError(f"the tensors of a sequence must have one element type (got {[str(v.dtype) for v in inputs]})")
+    return list(inputs)
+
+
+@op("SequenceLength", since=11)
+def sequence_length(input_sequence: Shaped):
+    return np.array(len(input_sequence), np.int64)
+
+
+def _position(position, low, high):
+    position = int(position.reshape(()))
+    if not low <= position <= high:
+        raise ValueError(f"position {position} is outside [{low}, {high}]")
+    return position
+
+
+@op("SequenceAt", since=11)
+def sequence_at(input_sequence, position):
+    """SequenceAt: a traced position works while all elements have one shape; outside the sequence it yields NaN."""
+    n = len(input_sequence)
+    if not is_traced(position):
+        return input_sequence[_position(np.asarray(position), -n, n - 1)]
+    shapes = {(v.shape, v.dtype) for v in input_sequence}
+    if len(shapes) != 1 or np.dtype(object) in {d for _, d in shapes}:
+        raise curable(
+            TypeError(
+                f"the position is traced and the {n} elements do not share one numeric type "
+                f"(shapes {[v.shape for v in input_sequence]}); make the position a known value, for instance by "
+                "declaring the model input it is computed from static"
+            )
+        )
+    return jnp.take(jnp.stack(input_sequence), position.reshape(()), axis=0, mode="fill")
+
+
+@op("SequenceInsert", since=11)
+def sequence_insert(input_sequence, tensor, position: Static = None):
+    if input_sequence and input_sequence[0].dtype != tensor.dtype:
+        raise ValueError(f"a sequence of {input_sequence[0].dtype} cannot take a tensor of {tensor.dtype}")
+    n = len(input_sequence)
+    at = n if position is None else _position(position, -n, n)
+    at = at + n if at < 0 else at
+    return [*input_sequence[:at], tensor, *input_sequence[at:]]
+
+
+@op("SequenceErase", since=11)
+def sequence_erase(input_sequence, position: Static = None):
+    n = len(input_sequence)
+    if not n:
+        raise ValueError("there is nothing to erase in an empty sequence")
+    at = (n - 1 if position is None else _position(position, -n, n - 1)) % n
+    return [*input_sequence[:at], *input_sequence[at + 1 :]]
+
+
+@op("ConcatFromSequence", since=11)
+def concat_from_sequence(input_sequence, *, axis, new_axis=0):
+    if not input_sequence:
+        raise ValueError("an empty sequence cannot be concatenated: its result has no shape")
+    join, extra = ("stack", 1) if new_axis else ("concatenate", 0)
+    axis = axis_of(axis, input_sequence[0].ndim + extra)
+    return getattr(xp(*input_sequence), join)(input_sequence, axis=axis)
+
+
+@op("SplitToSequence", since=11)
+def split_to_sequence(input, split: Static = None, *, axis=0, keepdims=1):
+    """SplitToSequence: a scalar is the length of every piece but the last, a vector the lengths, nothing is 1."""
+    axis = axis_of(axis, input.ndim)
+    extent = input.shape[axis]
+    if split is None or split.ndim == 0:
+        (size,) = (1,) if split is None else dims(split)
+        if size <= 0:
+            raise ValueError(f"split must be positive (got {size})")
+        ends = [*range(size, extent, size), extent] if extent else []
+    else:
+        sizes = dims(split)
+        if min(sizes, default=0) < 0 or sum(sizes) != extent:
+            raise ValueError(f"split {sizes} does not add up to the extent {extent} of axis {axis}")
+        ends = np.cumsum(sizes, dtype=np.int64).tolist()
+    before = (slice(None),) * axis
+    pieces = [input[(*before, slice(a, b))] for a, b in zip([0, *ends], ends, strict=False)]
+    if split is None and not keepdims:
+        return [p.reshape(p.shape[:axis] + p.shape[axis + 1 :]) for p in pieces]
+    return pieces
+
+
+@op("Optional", since=15)
+def optional(input=None, *, type=None):
+    if input is None and type is None:
+        raise ValueError("an empty Optional needs the attribute 'type'")
+    return input
+
+
+@op("OptionalHasElement", since=15)
+def optional_has_element(input: Shaped = None):
+    return np.array(input is not None)
+
+
+@op("OptionalGetElement", since=15)
+def optional_get_element(input):
+    if input is None:
+        raise ValueError("the optional is empty; ask OptionalHasElement before taking its element")
+    return input

@@ -1,0 +1,307 @@
+"""Shape, layout and constants: operators that move elements or make them, and compute nothing."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
+from .arrays import axes_of, axis_of, dims, is_known, is_string, shape_vector, xp
+from .registry import Shaped, Static, op
+
+
+def _space(data, shape=()):
+    """NumPy when the data are known and the extents are plain; symbolic extents need JAX."""
+    return np if is_known(data) and all(isinstance(d, int) for d in shape) else jnp
+
+
+def reshaped(data, shape):
+    """The data in another shape, every extent given."""
+    return np.reshape(data, shape) if is_known(data) else lax.reshape(data, shape)
+
+
+@op("Identity")
+def identity(input):
+    return input
+
+
+@op("Shape")
+def shape(data: Shaped, *, start=0, end=None):
+    return shape_vector(data.shape[start:end])
+
+
+@op("Size")
+def size(data: Shaped):
+    return shape_vector((math.prod(data.shape),)).reshape(())
+
+
+@op("Reshape")
+def reshape(data, shape: Static, *, allowzero=0):
+    target = list(dims(shape))
+    if target.count(-1) > 1 or (allowzero and -1 in target and 0 in target):
+        raise ValueError(f"shape {tuple(target)} leaves more than one extent open (-1, or 0 with allowzero=1)")
+    source = list(data.shape)
+    copied = [i for i, d in enumerate(target) if d == 0 and not allowzero]
+    if copied and copied[-1] >= len(source):
+        raise ValueError(f"shape {tuple(target)} copies extent {copied[-1]} (0) of data of rank {len(source)}")
+    if -1 in target:  # extents that are copied cancel out, so that an empty batch still tells the open one
+        rest = math.prod(d for i, d in enumerate(source) if i not in copied)
+        known = math.prod(d for i, d in enumerate(target) if i not in copied and d != -1)
+        if known == 0 or (isinstance(rest, int) and isinstance(known, int) and rest % known):
+            raise ValueError(f"data of shape {tuple(source)} cannot take the shape {tuple(target)}")
+        target[target.index(-1)] = rest // known
+    return reshaped(data, tuple(source[i] if i in copied else d for i, d in enumerate(target)))
+
+
+@op("Flatten")
+def flatten(input, *, axis=1):
+    if not -input.ndim <= axis <= input.ndim:
+        raise ValueError(f"axis {axis} is outside [-{input.ndim}, {input.ndim}] for a tensor of rank {input.ndim}")
+    axis = axis + input.ndim if axis < 0 else axis
+    return reshaped(input, (math.prod(input.shape[:axis]), math.prod(input.shape[axis:])))
+
+
+@op("Squeeze")
+def squeeze(data, axes: Static = None):
+    drop = [i for i, d in enumerate(data.shape) if d == 1] if axes is None else axes_of(axes, data.ndim)
+    if any(data.shape[i] != 1 for i in drop):
+        raise ValueError(f"axes {tuple(drop)} of shape {data.shape} cannot be squeezed: every one must have extent 1")
+    return reshaped(data, tuple(d for i, d in enumerate(data.shape) if i not in drop))
+
+
+@op("Unsqueeze")
+def unsqueeze(data, axes: Static):
+    new = axes_of(axes, data.ndim + np.size(axes))
+    old = iter(data.shape)
+    return reshaped(data, tuple(1 if i in new else next(old) for i in range(data.ndim + len(new))))
+
+
+@op("Transpose")
+def transpose(data, *, perm=None):
+    perm = tuple(range(data.ndim))[::-1] if perm is None else perm
+    return np.transpose(data, perm) if is_known(data) else lax.transpose(data, perm)
+
+
+@op("Expand")
+def expand(input, shape: Static):
+    target = lax.broadcast_shapes(input.shape, dims(shape))  # both ways: a 1 in `shape` keeps the input's extent
+    return _space(input, target).broadcast_to(input, target)
+
+
+@op("Tile", since=6)
+def tile(input, repeats: Static):
+    repeats = dims(repeats)
+    if len(repeats) != input.ndim:
+        raise ValueError(f"repeats {repeats} must have one entry for each of the input's {input.ndim} axes")
+    return _space(input, repeats).tile(input, repeats)
+
+
+@op("Tile")
+def tile_along_axis(input, tiles: Static, axis: Static):
+    """Tile-1 repeats along one axis; both counts arrive in the element type of the input."""
+    repeats = [1] * input.ndim
+    repeats[axis_of(np.ravel(axis)[0], input.ndim)] = int(np.ravel(tiles)[0])
+    return tile(input, repeats)
+
+
+@op("Concat", since=4)
+def concat(*inputs, axis):
+    axis = axis_of(axis, inputs[0].ndim)
+    return np.concatenate(inputs, axis) if is_known(inputs) else lax.concatenate(inputs, axis)
+
+
+@op("Concat")
+def concat_axis_1(*inputs, axis=1):
+    """Concat-1, the only version in which the axis may be left out."""
+    return concat(*inputs, axis=axis)
+
+
+@op("Split")
+def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
+    """Split into the lengths given, or evenly; with num_outputs (since 18) the last part may be smaller."""
+    axis = axis_of(axis, input.ndim)
+    extent, parts = input.shape[axis], n_outputs if num_outputs is None else num_outputs
+    if split is not None:
+        if num_outputs is not None:
+            raise ValueError("give either the input split or the attribute num_outputs, not both")
+        sizes = dims(split)
+    elif extent % parts == 0:
+        sizes = (extent // parts,) * parts
+    else:
+        length = -(-extent // parts)
+        sizes = (length,) * (parts - 1) + (extent - length * (parts - 1),)
+        if num_outputs is None or sizes[-1] < 0:
+            raise ValueError(f"axis {axis} of extent {extent} does not split evenly in {parts}: give the lengths")
+    if sum(sizes) != extent or any(isinstance(s, int) and s < 0 for s in sizes):
+        raise ValueError(
+            f"split {sizes} must be non-negative lengths that add up to the extent {extent} of axis {axis}"
+        )
+    if is_known(input):
+        return tuple(np.split(input, np.cumsum(sizes)[:-1], axis))
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(lax.slice_in_dim(input, i, i + n, axis=axis) for i, n in zip(starts, sizes, strict=True))
+
+
+def _blocks(input, mode, shapes, perms, output):
+    """Reshape to six axes, permute, reshape to four: both directions in both modes of the depth order."""
+    if mode not in perms:
+        raise ValueError(f"mode ({mode!r}) must be DCR or CRD")
+    return reshaped(transpose(reshaped(input, shapes[mode]), perm=perms[mode]), output)
+
+
+def _nchw(input):
+    if input.ndim != 4:
+        raise ValueError(f"input of shape {input.shape} must have the four axes [N, C, H, W]")
+    return input.shape
+
+
+def _divided(extent, by, what):
+    if extent % by:
+        raise ValueError(f"the {what} ({extent}) must be a multiple of {by}")
+    return extent // by
+
+
+@op("DepthToSpace")
+def depth_to_space(input, *, blocksize, mode="DCR"):
+    n, c, h, w = _nchw(input)
+    b, depth = blocksize, _divided(c, blocksize**2, "depth")
+    shapes = {"DCR": (n, b, b, depth, h, w), "CRD": (n, depth, b, b, h, w)}
+    perms = {"DCR": (0, 3, 4, 1, 5, 2), "CRD": (0, 1, 4, 2, 5, 3)}
+    return _blocks(input, mode, shapes, perms, (n, depth, h * b, w * b))
+
+
+@op("SpaceToDepth")
+def space_to_depth(input, *, blocksize, mode="DCR"):
+    n, c, h, w = _nchw(input)
+    b, h, w = blocksize, _divided(h, blocksize, "height"), _divided(w, blocksize, "width")
+    shape = (n, c, h, b, w, b)
+    perms = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
+    return _blocks(input, mode, dict.fromkeys(perms, shape), perms, (n, c * b * b, h, w))
+
+
+def padded(data, low, high, value=None):
+    """Constant padding by ``low`` and ``high`` elements per axis; negative counts crop."""
+    rows = tuple(zip(data.shape, low, high, strict=True))
+    for axis, (n, *ends) in enumerate(rows):
+        removed = -sum(d for d in ends if isinstance(d, int) and d < 0)
+        if isinstance(n, int) and removed > n:
+            raise ValueError(f"pads remove {removed} elements of axis {axis}, which has extent {n}")
+    if is_known([data, value, *low, *high]):
+        fill = ("" if is_string(data) else 0) if value is None else np.reshape(value, ())
+        left = data[tuple(slice(max(-a, 0), n + min(b, 0)) for n, a, b in rows)]
+        return np.pad(left, [(max(a, 0), max(b, 0)) for _, a, b in rows], constant_values=fill)
+    fill = np.zeros((), data.dtype) if value is None else jnp.reshape(value, ())
+    return lax.pad(data, fill, [(a, b, 0) for _, a, b in rows])
+
+
+def _pad(data, pads, value, axes, mode):
+    axes = tuple(range(data.ndim)) if axes is None else axes_of(axes, data.ndim)
+    if len(pads) != 2 * len(axes):
+        raise ValueError(f"pads {tuple(pads)} must hold a begin and an end for each of the axes {axes}")
+    low, high = ([0] * data.ndim for _ in range(2))
+    for i, axis in enumerate(axes):
+        low[axis], high[axis] = pads[i], pads[i + len(axes)]
+    if mode == "constant":
+        return padded(data, low, high, value)
+    if mode not in ("reflect", "edge", "wrap"):
+        raise ValueError(f"mode ({mode!r}) must be constant, reflect, edge or wrap")
+    # Cropping comes first: reflections and wraps see only what is left.
+    data = padded(data, [min(d, 0) for d in low], [min(d, 0) for d in high])
+    widths = [(max(a, 0), max(b, 0)) for a, b in zip(low, high, strict=True)]
+    if is_known(data) or ELEMENT_TYPES[to_code(data.dtype)].bits >= 8:
+        return xp(data).pad(data, widths, mode=mode)
+    # XLA on CPU cannot concatenate elements of two bits.
+    return jnp.pad(data.astype(np.float32), widths, mode=mode).astype(data.dtype)
+
+
+@op("Pad", since=11)
+def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode="constant"):
+    return _pad(data, dims(pads), constant_value, axes, mode)
+
+
+@op("Pad", since=2)
+def pad_2(data, *, pads, mode="constant", value=0.0):
+    """Pad-2, with everything in attributes."""
+    return _pad(data, pads, np.asarray(value, data.dtype), None, mode)
+
+
+@op("Pad")
+def pad_1(data, *, paddings, mode="constant", value=0.0):
+    """Pad-1, which said paddings for pads."""
+    return _pad(data, paddings, np.asarray(value, data.dtype), None, mode)
+
+
+@op("CenterCropPad")
+def center_crop_pad(input_data, shape: Static, *, axes=None):
+    axes = tuple(range(input_data.ndim)) if axes is None else axes_of(axes, input_data.ndim)
+    low, high = ([0] * input_data.ndim for _ in range(2))
+    for axis, target in zip(axes, dims(shape), strict=True):
+        missing = target - input_data.shape[axis]
+        low[axis] = missing // 2 if missing >= 0 else -(-missing // 2)  # the odd element goes to, or comes off, the end
+        high[axis] = missing - low[axis]
+    return padded(input_data, low, high)
+
+
+@op("Constant")
+def constant(
+    *,
+    value=None,
+    sparse_value=None,
+    value_float=None,
+    value_floats=None,
+    value_int=None,
+    value_ints=None,
+    value_string=None,
+    value_strings=None,
+):
+    choices = (
+        (value, None),
+        (sparse_value, None),
+        (value_float, np.float32),
+        (value_floats, np.float32),
+        (value_int, np.int64),
+        (value_ints, np.int64),
+        (value_string, object),
+        (value_strings, object),
+    )
+    given = [np.asarray(v, dtype) for v, dtype in choices if v is not None]
+    if len(given) != 1:
+        raise ValueError(f"exactly one of value, sparse_value and value_* must be given, not {len(given)}")
+    return given[0]
+
+
+@op("ConstantOfShape")
+def constant_of_shape(input: Static, *, value=None):
+    value = np.zeros((), np.float32) if value is None else np.reshape(value, ())
+    target = dims(input)
+    return _space(value, target).broadcast_to(value, target)
+
+
+@op("EyeLike")
+def eye_like(input: Shaped, *, dtype=None, k=0):
+    if len(input.shape) != 2:
+        raise ValueError(f"input of shape {input.shape} must have two axes")
+    rows, columns = input.shape
+    return _space(None, input.shape).eye(rows, columns, k, input.dtype if dtype is None else to_dtype(dtype))
+
+
+@op("Range")
+def range_(start: Static, limit: Static, delta: Static, *, stash_type=1):
+    """start + i * delta below limit; half precision counts in ``stash_type`` (since 27)."""
+    dtype = start.dtype
+    start, limit, delta = (np.ravel(v)[0] for v in (start, limit, delta))
+    if delta == 0:
+        raise ValueError("delta must not be 0")
+    if not is_known([start, limit, delta]):  # symbolic: the length of a sequence
+        return jnp.arange(start, limit, delta, np.int64)
+    if dtype.kind == "i":
+        start, limit, delta = int(start), int(limit), int(delta)
+        count = -((start - limit) // delta)
+        return (start + np.arange(max(count, 0), dtype=np.int64) * delta).astype(dtype)
+    work = to_dtype(stash_type) if dtype.itemsize == 2 else dtype
+    start, limit, delta = (work.type(v) for v in (start, limit, delta))
+    count = max(int(np.ceil((limit - start) / delta)), 0)
+    return (start + np.arange(count).astype(work) * delta).astype(dtype)

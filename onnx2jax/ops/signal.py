@@ -1,0 +1,128 @@
+"""Fourier transforms, windows and the mel scale. Complex numbers are a last dimension of 2: real, imaginary."""
+
+from __future__ import annotations
+
+import numpy as np
+from jax import lax
+
+from ..proto.dtypes import to_dtype
+from .arrays import axis_of, xp
+from .registry import Static, op
+
+
+def _complex(x):
+    """[..., 1] or [..., 2] -> [...]: real for one component, complex for two."""
+    if x.shape[-1] not in (1, 2):
+        raise ValueError(f"the last dimension must hold 1 (real) or 2 (real, imaginary) components ({x.shape[-1]})")
+    x = x if x.dtype.itemsize >= 4 else x.astype(np.float32)
+    if x.shape[-1] == 1:
+        return x[..., 0]
+    return x[..., 0] + 1j * x[..., 1] if xp(x) is np else lax.complex(x[..., 0], x[..., 1])
+
+
+def _parts(z, dtype):
+    return xp(z).stack([z.real, z.imag], axis=-1).astype(dtype)
+
+
+def _transform(input, length, axis, inverse, onesided):
+    axis = axis_of(axis, input.ndim)
+    if axis == input.ndim - 1:
+        raise ValueError(f"axis {axis} holds the real and imaginary parts; choose a signal axis")
+    fft, signal = xp(input).fft, _complex(input)
+    real = input.shape[-1] == 1
+    if onesided and inverse:
+        if real:
+            raise ValueError("onesided=1 with inverse=1 needs a complex input, last dimension 2 (1)")
+        length = 2 * (input.shape[axis] - 1) if length is None else length
+        return fft.irfft(signal, length, axis)[..., None].astype(input.dtype)
+    if onesided:
+        if not real:
+            raise ValueError("onesided=1 needs a real input, last dimension 1 (2); set onesided=0")
+        return _parts(fft.rfft(signal, length, axis), input.dtype)
+    if real and not inverse:
+        return _parts(_mirrored(signal, length, axis), input.dtype)
+    return _parts((fft.ifft if inverse else fft.fft)(signal, length, axis), input.dtype)
+
+
+def _mirrored(signal, length, axis):
+    """The transform of a real signal: one half computed, the other its mirror image, exactly."""
+    ns, n = xp(signal), signal.shape[axis] if length is None else length
+    half = ns.fft.rfft(signal, n, axis)
+    return ns.concatenate([half, ns.take(half, np.arange((n + 1) // 2 - 1, 0, -1), axis).conj()], axis)
+
+
+def _scalar(value):
+    return None if value is None else np.asarray(value).item()
+
+
+@op("DFT", since=20)
+def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
+    """The discrete Fourier transform along one axis."""
+    return _transform(input, _scalar(dft_length), -2 if axis is None else _scalar(axis), inverse, onesided)
+
+
+@op("DFT", since=17)
+def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
+    """DFT while its axis was an attribute: the first one after the batch by default."""
+    return _transform(input, _scalar(dft_length), axis, inverse, onesided)
+
+
+@op("STFT", since=17)
+def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
+    """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
+    if signal.ndim != 3:
+        raise ValueError(f"signal must be [batch, length, 1 or 2] (rank {signal.ndim})")
+    step, length = _scalar(frame_step), _scalar(frame_length)
+    if length is None:
+        length = signal.shape[1] if window is None else window.shape[0]
+    if window is not None and window.shape != (length,):
+        raise ValueError(f"window must have shape ({length},), the frame_length ({window.shape})")
+    if step < 1 or not 0 < length <= signal.shape[1]:
+        raise ValueError(f"frame_step ({step}) and frame_length ({length}) do not fit a signal of {signal.shape[1]}")
+    starts = np.arange(0, signal.shape[1] - length + 1, step)
+    frames = signal[:, starts[:, None] + np.arange(length)]
+    if window is not None:
+        frames = frames * window[:, None]
+    return _transform(frames, None, 2, 0, onesided)
+
+
+def _cosine_window(a0, a1, a2):
+    def window(size: Static, *, output_datatype=1, periodic=1):
+        n = _scalar(size)
+        angle = 2 * np.pi * np.arange(n) / max(n if periodic else n - 1, 1)
+        values = a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle)
+        # A symmetric window of one point is 0/0 by the formula: the middle of the window, as elsewhere.
+        values = values if periodic or n != 1 else np.ones(1)
+        return values.astype(to_dtype(output_datatype))
+
+    return window
+
+
+for _name, _coefficients in {
+    "HannWindow": (0.5, 0.5, 0.0),
+    "HammingWindow": (25 / 46, 21 / 46, 0.0),
+    "BlackmanWindow": (0.42, 0.5, 0.08),
+}.items():
+    op(_name, since=17)(_cosine_window(*_coefficients))
+
+
+@op("MelWeightMatrix", since=17)
+def mel_weight_matrix(
+    num_mel_bins: Static, dft_length: Static, sample_rate, lower_edge_hertz, upper_edge_hertz, *, output_datatype=1
+):
+    """Triangles evenly spaced on the mel scale, over the bins of a one-sided spectrum: [bins, mels]."""
+    ns = xp(sample_rate, lower_edge_hertz, upper_edge_hertz)
+    mels, length = _scalar(num_mel_bins), _scalar(dft_length)
+    rate, low, high = (
+        ns.asarray(x).reshape(()).astype(np.float64) for x in (sample_rate, lower_edge_hertz, upper_edge_hertz)
+    )
+    low, high = (2595 * ns.log10(1 + hertz / 700) for hertz in (low, high))
+    # The specification leaves the spacing open; the runtimes divide the range by the number of edges.
+    mel = low + ns.arange(mels + 2) * ((high - low) / (mels + 2))
+    edges = (length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate
+    left, centre, right = edges[:-2], edges[1:-1], edges[2:]
+    bins = np.arange(length // 2 + 1.0)[:, None]
+    rising = (bins - left) / ns.where(centre > left, centre - left, 1)
+    falling = (right - bins) / ns.where(right > centre, right - centre, 1)
+    weights = ns.where(bins < centre, ns.maximum(rising, 0), ns.maximum(falling, 0))
+    return ns.where(bins == centre, 1, weights).astype(to_dtype(output_datatype))

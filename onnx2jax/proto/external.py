@@ -1,0 +1,101 @@
+"""Tensor data in files beside the model: found, checked, and mapped into memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import ExternalDataError, ExternalDataNotFoundError
+
+
+class ExternalFiles:
+    """The files beside one model. Each is mapped once; tensors are views of the map.
+
+    Args:
+        folder: where ``location`` starts (rule EX-01); None when the model did not come from a file.
+        follow_links: accept files that symbolic links place outside the folder.
+    """
+
+    def __init__(self, folder: Path | None, *, follow_links: bool = False) -> None:
+        self.folder = folder
+        self.follow_links = follow_links
+        self._maps: dict[Path, np.ndarray] = {}
+
+    def read(self, tensor: Any, nbytes: int) -> np.ndarray:
+        """The ``nbytes`` bytes of an external TensorProto, a view of the mapped file.
+
+        Raises:
+            ExternalDataError: a path out of the folder, bounds out of the file, or a length that does not fit.
+            ExternalDataNotFoundError: no such file.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        what = f"external data of tensor {tensor.name!r}"
+        path = self._path(entries.get("location", ""), what)
+        offset, length = (_number(entries, key, what) for key in ("offset", "length"))
+        if length is not None and length != nbytes:
+            raise ExternalDataError(
+                f"{what}: length is {length} bytes, but its dims and element type need {nbytes} (rule EX-11)"
+            )
+        data = self._map(path, what)
+        start = offset or 0
+        if start + nbytes > data.size:
+            raise ExternalDataError(
+                f"{what}: bytes {start} to {start + nbytes} lie outside {path.name!r} of {data.size} bytes "
+                "(rule EX-10); the file is truncated or belongs to another model"
+            )
+        return data[start : start + nbytes]
+
+    def _path(self, location: str, what: str) -> Path:
+        if not location:
+            raise ExternalDataError(f"{what} has no location (rule EX-02)")
+        if self.folder is None:
+            raise ExternalDataError(
+                f"{what} is in file {location!r}, but the model did not come from a file; "
+                "say where: convert(..., external_data_dir='folder')"
+            )
+        inside = Path(os.path.normpath(location))
+        if inside.is_absolute() or ".." in inside.parts or "\\" in location or "\0" in location:
+            raise ExternalDataError(
+                f"{what}: location {location!r} leads out of the model's folder (rules EX-03, EX-04)"
+            )
+        path = self.folder / inside
+        if not path.exists():
+            raise ExternalDataNotFoundError(
+                f"{what}: no file {location!r} in {str(self.folder)!r} (rule EX-19); "
+                "copy it beside the model or pass convert(..., external_data_dir='folder')"
+            )
+        if not self.follow_links and not path.resolve().is_relative_to(self.folder.resolve()):
+            raise ExternalDataError(
+                f"{what}: {location!r} is a link out of the model's folder (rule EX-05); "
+                "if you trust it: convert(..., follow_links=True)"
+            )
+        return path
+
+    def _map(self, path: Path, what: str) -> np.ndarray:
+        if path not in self._maps:
+            # Non-blocking, so that a FIFO cannot hold us up before we see that it is one (rule EX-07).
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise ExternalDataError(f"{what}: {path.name!r} is not a regular file (rule EX-07)")
+                empty = status.st_size == 0
+                view = b"" if empty else mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+            self._maps[path] = np.frombuffer(view, np.uint8)
+        return self._maps[path]
+
+
+def _number(entries: dict[str, str], key: str, what: str) -> int | None:
+    text = entries.get(key)
+    if text is None or text == "":
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise ExternalDataError(f"{what}: {key} is {text!r}, not a decimal number of bytes (rule EX-09)")
+    return int(text)

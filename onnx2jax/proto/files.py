@@ -1,0 +1,87 @@
+"""From whatever a user holds (path, bytes, file, onnx.ModelProto) to a ModelProto."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from .errors import ModelError
+from .external import ExternalFiles
+from .messages import ModelProto
+
+_LIMIT = 2**31 - 1
+
+
+def read_model(
+    source: Any, *, external_data_dir: str | os.PathLike[str] | None = None, follow_links: bool = False
+) -> tuple[Any, ExternalFiles]:
+    """Parse a model and find the folder of its external data.
+
+    Args:
+        source: a path, the bytes of a file, an open binary file, or a ModelProto of the onnx package.
+        external_data_dir: where external data lies, when not beside the model.
+        follow_links: accept external data that symbolic links place outside that folder.
+
+    Raises:
+        ModelError: not an ONNX model.
+        FileNotFoundError: no such file.
+        TypeError: ``source`` is none of these.
+    """
+    folder: Path | None = None
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        folder = path.parent
+        what, data = f"file {str(path)!r}", path.read_bytes()
+    elif isinstance(source, bytes | bytearray | memoryview):
+        what, data = "the bytes given", bytes(source)
+    elif hasattr(source, "SerializeToString"):
+        what, data = f"the {type(source).__name__} given", source.SerializeToString()
+    elif hasattr(source, "read"):
+        what, data = "the file given", source.read()
+        name = getattr(source, "name", None)
+        folder = Path(name).parent if isinstance(name, str) else None
+        if not isinstance(data, bytes):
+            raise TypeError("the file given is open in text mode; open it with mode 'rb'")
+    else:
+        raise TypeError(
+            "a model is a path, bytes, a binary file or an onnx.ModelProto, "
+            f"not {type(source).__name__} ({source!r:.80})"
+        )
+    if external_data_dir is not None:
+        folder = Path(external_data_dir)
+    return _parse(data, what), ExternalFiles(folder, follow_links=follow_links)
+
+
+def _parse(data: bytes, what: str) -> Any:
+    if len(data) > _LIMIT:
+        raise ModelError(f"{what} has {len(data)} bytes, protobuf's limit is 2 GiB; save it with external data")
+    try:
+        model = ModelProto.FromString(data)
+    except DecodeError as e:
+        raise ModelError(f"{what} is not an ONNX model: {_guess(data) or f'protobuf cannot parse it ({e})'}") from None
+    if not model.HasField("graph") or not model.HasField("ir_version"):
+        missing = "graph" if model.HasField("ir_version") else "ir_version"
+        guess = _guess(data) or f"it has no {missing} (rules MV-01, MV-04)"
+        raise ModelError(f"{what} is not an ONNX model: {guess}")
+    return model
+
+
+def _guess(data: bytes) -> str:
+    """What a file that is no model probably is."""
+    head = data[:64]
+    if not data:
+        return "it is empty"
+    if head.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer; fetch the real file with 'git lfs pull'"
+    if b"ONNXOPSET" in head:
+        return "it is an operator set document"
+    if head.startswith(b"PK\x03\x04"):
+        return "it is a zip archive (a PyTorch checkpoint, for instance); export it to ONNX first"
+    if head[4:8] == b"ORTM":
+        return "it is in onnxruntime's own format; convert the .onnx file it was made from"
+    if head.lstrip().startswith((b"<", b"{")):
+        return "it is text, not protobuf"
+    return ""

@@ -1,0 +1,160 @@
+"""Tensors between their messages and NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .dtypes import ELEMENT_TYPES, STRING, ElementType, to_code
+from .errors import ModelError
+from .external import ExternalFiles
+
+EXTERNAL = 1
+
+
+def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
+    """A TensorProto as a NumPy array, sharing memory with the message's bytes or the mapped file where it can.
+
+    Strings come as an object array of str, types below 8 bits one element a byte (ml_dtypes). The result is
+    read-only when it shares memory.
+
+    Raises:
+        ModelError: an unknown element type, negative extents, or more or less data than the extents need.
+        ExternalDataError: see ExternalFiles.
+    """
+    row = ELEMENT_TYPES.get(tensor.data_type)
+    if row is None:
+        raise ModelError(
+            f"tensor {tensor.name!r} has element type {tensor.data_type}, which is not defined (rule TY-01)"
+        )
+    shape = tuple(tensor.dims)
+    if any(d < 0 for d in shape):
+        raise ModelError(f"tensor {tensor.name!r} has a negative extent in {list(shape)} (rule TY-24)")
+    if tensor.HasField("segment"):
+        raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting (rule TD-14)")
+    count = math.prod(shape)
+    external = tensor.data_location == EXTERNAL
+    if row.dtype == object:
+        if external or tensor.HasField("raw_data"):
+            raise ModelError(f"tensor {tensor.name!r}: strings belong in string_data (rule TD-12)")
+        _expect(tensor, "string_data", len(tensor.string_data), count)
+        return _strings(tensor.string_data).reshape(shape)
+    nbytes = -(-count * row.bits // 8)
+    if external:
+        raw = (files or ExternalFiles(None)).read(tensor, nbytes)
+        return _from_bytes(raw, row, count).reshape(shape)
+    if tensor.HasField("raw_data"):
+        data = tensor.raw_data
+        _expect(tensor, "raw_data", len(data), nbytes, "bytes")
+        return _from_bytes(np.frombuffer(data, np.uint8), row, count).reshape(shape)
+    return _from_field(tensor, row, count).reshape(shape)
+
+
+def _from_bytes(raw: np.ndarray, row: ElementType, count: int) -> np.ndarray:
+    if row.bits < 8:
+        return _unpack(raw, row, count)
+    if row.name == "BOOL":
+        return raw.view(np.bool_) if (raw <= 1).all() else raw != 0  # rule TY-13: any non-zero byte is true
+    little = row.dtype.newbyteorder("<") if row.dtype.kind in "iufc" else row.dtype
+    return np.frombuffer(raw, little, count).astype(row.dtype, copy=False)
+
+
+def _from_field(tensor: Any, row: ElementType, count: int) -> np.ndarray:
+    """Elements kept in the typed field: by value, as bit patterns, packed, or as pairs (rules TD-04 to TD-11)."""
+    values = getattr(tensor, row.field)
+    if row.bits < 8:
+        per_entry = 8 // row.bits if row.bits in (2, 4) else 1
+        _expect(tensor, row.field, len(values), -(-count // per_entry))
+        packed = np.array(values, np.int64).astype(np.uint8)
+        return _unpack(packed, row, count) if per_entry > 1 else packed.view(row.dtype)
+    pairs = row.dtype.kind == "c"
+    _expect(tensor, row.field, len(values), count * (2 if pairs else 1))
+    if row.dtype.kind in "biu" or row.field != "int32_data":
+        stored = row.dtype.type(0).real.dtype if pairs else row.dtype
+        numbers = np.array(values, np.int64 if row.field == "int32_data" else stored)
+        return numbers.view(row.dtype) if pairs else numbers.astype(row.dtype, copy=False)
+    return np.array(values, np.int64).astype(f"u{row.dtype.itemsize}").view(row.dtype)
+
+
+def _unpack(packed: np.ndarray, row: ElementType, count: int) -> np.ndarray:
+    """Elements of 2, 4 or 6 bits, the first in the lowest bits, one a byte."""
+    if row.bits == 6:
+        bits = np.unpackbits(packed, bitorder="little")[: count * 6].reshape(count, 6)
+        return np.packbits(bits, axis=1, bitorder="little").ravel().view(row.dtype)
+    shifts = np.arange(0, 8, row.bits, dtype=np.uint8)
+    fields = ((packed[:, None] >> shifts) & ((1 << row.bits) - 1)).ravel()[:count]
+    if row.dtype.kind in "iV" and row.name.startswith("INT"):
+        sign = np.uint8(1 << (row.bits - 1))
+        return ((fields ^ sign).astype(np.int8) - np.int8(sign)).astype(row.dtype)
+    return fields.astype(row.dtype) if row.name.startswith("UINT") else fields.view(row.dtype)
+
+
+def _strings(entries: Any) -> np.ndarray:
+    result = np.empty(len(entries), object)
+    result[:] = [entry.decode("utf-8", "surrogateescape") for entry in entries]
+    return result
+
+
+def _expect(tensor: Any, field: str, found: int, wanted: int, unit: str = "entries") -> None:
+    if found != wanted:
+        raise ModelError(
+            f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {wanted} {unit} of {field}, "
+            f"but has {found} (rule TD-13)"
+        )
+
+
+def to_dense(sparse: Any, files: ExternalFiles | None = None) -> np.ndarray:
+    """A SparseTensorProto as a dense array; indices are linear [NNZ] or coordinates [NNZ, rank] (rule GR-11)."""
+    values = to_array(sparse.values, files)
+    shape = tuple(sparse.dims)
+    name = sparse.values.name
+    if any(d <= 0 for d in shape) or not shape:
+        raise ModelError(f"sparse tensor {name!r} needs positive extents, not {list(shape)} (rule GR-11)")
+    if math.prod(shape) > 2**31:
+        raise ModelError(f"sparse tensor {name!r} would have {math.prod(shape)} elements when made dense")
+    dense = np.full(shape, "" if values.dtype == object else 0, values.dtype)
+    if values.size == 0:
+        return dense
+    indices = to_array(sparse.indices, files)
+    if indices.ndim == 2 and indices.shape[1] == len(shape):
+        extents, where = np.array(shape), indices
+    elif indices.ndim == 1:
+        extents, where = np.array([dense.size]), indices[:, None]
+    else:
+        raise ModelError(f"sparse tensor {name!r} has indices of shape {list(indices.shape)} (rule GR-11)")
+    if len(where) != values.size or values.ndim != 1:
+        raise ModelError(f"sparse tensor {name!r} has {values.size} values but {len(where)} indices (rule GR-11)")
+    if (where < 0).any() or (where >= extents).any():
+        raise ModelError(f"sparse tensor {name!r} has an index outside its dims {list(shape)} (rule GR-11)")
+    linear = where[:, 0] if len(extents) == 1 else np.ravel_multi_index(tuple(where.T), shape)
+    if (np.diff(linear) <= 0).any():
+        raise ModelError(f"sparse tensor {name!r} has indices that are not ascending and unique (rule GR-11)")
+    dense.reshape(-1)[linear] = values
+    return dense
+
+
+def from_array(array: Any, name: str = "") -> dict[str, Any]:
+    """The fields of a TensorProto that holds an array: ``TensorProto(**from_array(x, 'x'))``."""
+    array = np.asarray(array)
+    code = to_code(array.dtype)
+    fields: dict[str, Any] = {"name": name, "data_type": code, "dims": list(array.shape)}
+    row = ELEMENT_TYPES[code]
+    if code == STRING:
+        return fields | {"string_data": [str(s).encode("utf-8", "surrogateescape") for s in array.ravel()]}
+    if row.bits in (2, 4):
+        return fields | {"raw_data": _pack(array, row.bits)}
+    if row.bits == 6:
+        bits = np.unpackbits(array.ravel().view(np.uint8)[:, None], axis=1, bitorder="little")[:, :6]
+        return fields | {"raw_data": np.packbits(bits.ravel(), bitorder="little").tobytes()}
+    little = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "iufc" else array
+    return fields | {"raw_data": little.tobytes()}
+
+
+def _pack(array: np.ndarray, bits: int) -> bytes:
+    per_byte = 8 // bits
+    codes = array.ravel().view(np.uint8) & np.uint8((1 << bits) - 1)
+    codes = np.pad(codes, (0, -codes.size % per_byte)).reshape(-1, per_byte)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.bitwise_or.reduce(codes << shifts, axis=1).astype(np.uint8).tobytes()

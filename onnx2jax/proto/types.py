@@ -1,0 +1,143 @@
+"""Types of values as a model declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .dtypes import ELEMENT_TYPES, to_dtype
+from .errors import ModelError
+
+Dim = int | str | None
+"""An extent: a number, the name of a dimension variable, or unknown."""
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """A dense tensor; ``shape`` is None when even the rank is unknown. Strings have dtype object."""
+
+    dtype: np.dtype
+    shape: tuple[Dim, ...] | None = None
+
+    def __str__(self) -> str:
+        name = "string" if self.dtype == object else str(self.dtype)
+        return name + (
+            "[...]" if self.shape is None else f"[{', '.join(str(d or '?') if d != 0 else '0' for d in self.shape)}]"
+        )
+
+
+@dataclass(frozen=True)
+class SparseTensorType(TensorType):
+    """A sparse tensor; it is dense at the border of a model."""
+
+
+@dataclass(frozen=True)
+class SequenceType:
+    """A list of values of one type."""
+
+    element: ValueType | None
+
+    def __str__(self) -> str:
+        return f"sequence({self.element})"
+
+
+@dataclass(frozen=True)
+class OptionalType:
+    """A value that may be missing."""
+
+    element: ValueType | None
+
+    def __str__(self) -> str:
+        return f"optional({self.element})"
+
+
+@dataclass(frozen=True)
+class MapType:
+    """A dictionary."""
+
+    key: np.dtype
+    value: ValueType | None
+
+    def __str__(self) -> str:
+        return f"map({_name(self.key)}, {self.value})"
+
+
+@dataclass(frozen=True)
+class OpaqueType:
+    """A type that only its domain knows."""
+
+    domain: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"opaque({self.domain}.{self.name})"
+
+
+ValueType = TensorType | SequenceType | OptionalType | MapType | OpaqueType
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """An input or output: its name and, when declared, its type."""
+
+    name: str
+    type: ValueType | None = None
+    denotations: tuple[str, ...] = ()
+    """What each dimension stands for (DATA_BATCH, ...), when the model says so."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+def to_value_info(message: Any) -> ValueInfo:
+    """A ValueInfoProto as a ValueInfo."""
+    try:
+        kind = to_type(message.type)
+    except ValueError as e:
+        raise ModelError(f"value {message.name!r} has an invalid type: {e} (rule TY-01)") from None
+    shape = getattr(message.type, message.type.WhichOneof("value") or "tensor_type", None)
+    marks = tuple(d.denotation for d in shape.shape.dim) if isinstance(kind, TensorType) and shape is not None else ()
+    return ValueInfo(message.name, kind, marks if any(marks) else ())
+
+
+def to_type(message: Any) -> ValueType | None:
+    """A TypeProto as a type, or None when it says nothing."""
+    match message.WhichOneof("value"):
+        case "tensor_type":
+            return _tensor(TensorType, message.tensor_type)
+        case "sparse_tensor_type":
+            return _tensor(SparseTensorType, message.sparse_tensor_type)
+        case "sequence_type":
+            return SequenceType(to_type(message.sequence_type.elem_type))
+        case "optional_type":
+            return OptionalType(to_type(message.optional_type.elem_type))
+        case "map_type":
+            return MapType(to_dtype(message.map_type.key_type), to_type(message.map_type.value_type))
+        case "opaque_type":
+            return OpaqueType(message.opaque_type.domain, message.opaque_type.name)
+        case _:
+            return None
+
+
+def _name(dtype: np.dtype) -> str:
+    return "string" if dtype.hasobject else str(dtype)
+
+
+def _tensor(kind: type[TensorType], message: Any) -> TensorType:
+    if message.elem_type not in ELEMENT_TYPES:
+        raise ValueError(f"element type {message.elem_type} is not one of 1 to {max(ELEMENT_TYPES)}")
+    shape = tuple(map(_dim, message.shape.dim)) if message.HasField("shape") else None
+    return kind(to_dtype(message.elem_type), shape)
+
+
+def _dim(message: Any) -> Dim:
+    match message.WhichOneof("value"):
+        case "dim_value":
+            # Some exporters write -1 for "unknown" (rule SH-13).
+            return int(message.dim_value) if message.dim_value >= 0 else None
+        case "dim_param":
+            return message.dim_param or None
+        case _:
+            return None

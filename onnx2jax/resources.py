@@ -1,0 +1,19 @@
+"""Files that ship inside the package."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+
+def demo_model() -> Path:
+    """The path of a small trained classifier of handwritten digits: image [batch, 1, 8, 8] -> logits [batch, 10]."""
+    return Path(str(files("onnx2jax") / "data" / "digits.onnx"))
+
+
+def demo_samples() -> dict[str, np.ndarray]:
+    """Test images the classifier never saw (``images``), their ``labels`` and the reference ``logits``."""
+    with np.load(str(files("onnx2jax") / "data" / "digits_samples.npz")) as samples:
+        return dict(samples)

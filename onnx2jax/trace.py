@@ -1,0 +1,259 @@
+"""The evaluation loop: a graph's nodes in order, over NumPy values that are known and JAX values that are traced.
+
+It knows no operator by name. What an operator needs (known values, random keys, the number of outputs) it says in its
+signature, which ops.registry has read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import binding
+from .errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
+from .graph import Function, Graph, Node, Reference
+from .ops.arrays import is_known
+from .ops.registry import Operator
+from .proto.types import ValueInfo
+
+Scope = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every graph of one evaluation shares."""
+
+    params: Mapping[str, Any]
+    """Values of initializers by Graph.key; the others are constants."""
+    rng: Any = None
+    """Random key, or None when none was given."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Actual attributes of the function being evaluated."""
+    calls: dict[Any, Any] = field(default_factory=dict)
+    """Functions traced already, by signature."""
+
+
+@dataclass(frozen=True)
+class Closure:
+    """A graph attribute as operators see it: a callable over the scope where its node stands."""
+
+    graph: Graph
+    scope: Scope
+    context: Context
+
+    @property
+    def inputs(self) -> tuple[ValueInfo, ...]:
+        return self.graph.inputs
+
+    @property
+    def outputs(self) -> tuple[ValueInfo, ...]:
+        return self.graph.outputs
+
+    def __call__(self, *args: Any, step: Any = None) -> tuple[Any, ...]:
+        """Evaluate the graph. ``step``, a loop's iteration number, varies the random keys inside."""
+        context = self.context
+        if step is not None and context.rng is not None:
+            context = replace(context, rng=jax.random.fold_in(context.rng, step))
+        named = dict(zip((v.name for v in self.graph.inputs), args, strict=False))
+        if len(named) < len(args):
+            raise ValueError(f"graph {self.graph.name!r} takes {len(self.graph.inputs)} inputs, not {len(args)}")
+        return evaluate(self.graph, named, context, self.scope)
+
+
+def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: Scope | None = None) -> tuple[Any, ...]:
+    """The outputs of a graph.
+
+    Args:
+        graph: what to evaluate.
+        inputs: values by name; they override initializers of the same name (rule GR-04).
+        context: parameters, random key, attributes of the function around.
+        outer: the scope around a subgraph.
+
+    Raises:
+        KnownValueError: a value that must be known is traced.
+        OperatorError: an operator refuses its inputs.
+    """
+    own = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
+    own.update(inputs)
+    scope: Scope = own if outer is None else ChainMap(own, outer)
+    for node in graph.nodes:
+        values = [scope[name] if name else None for name in node.inputs]
+        results = _run(node, values, scope, context)
+        scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+    return tuple(scope[v.name] for v in graph.outputs)
+
+
+def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Sequence[Any]:
+    attributes = {
+        name: Closure(value, scope, context) if isinstance(value, Graph) else value
+        for name, value in _actual(node, context)
+    }
+    with jax.named_scope(node.name):
+        try:
+            if isinstance(node.target, Function):
+                return _call(node.target, values, attributes, _inside(context, node))
+            assert node.target is not None and node.target.function is not None
+            values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
+            results = node.target.function(*values, **attributes, **_fixtures(node, node.target, context))
+        except OnnxError as e:
+            if isinstance(node.target, Function) or node.graphs:
+                e.add_note(f"inside {node}")
+                if isinstance(e, KnownValueError):
+                    e.values = node.reads  # in terms of the graph outside
+            raise
+        except jax.errors.JAXTypeError as e:
+            # The body looked at a traced value: conversion to int, bool or NumPy.
+            raise _needs_known(node, "an operand", node.inputs) from e
+        except NotImplementedError as e:
+            raise UnsupportedError(f"{node}: {e}\n{_operands(node, values)}") from e
+        except Exception as e:
+            if getattr(e, "needs_known", False):
+                raise _needs_known(node, str(e), node.inputs) from e
+            raise OperatorError(f"{node}: {e}\n{_operands(node, values)}") from e
+    if not isinstance(results, tuple):
+        results = (results,)
+    if len(node.outputs) > len(results):
+        raise OperatorError(f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)} (rule ND-08)")
+    return [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
+
+
+def _inside(context: Context, node: Node) -> Context:
+    """The context inside a call: two calls of one function draw different numbers."""
+    return context if context.rng is None else replace(context, rng=_fold(context.rng, node))
+
+
+def _operands(node: Node, values: Sequence[Any]) -> str:
+    """Shapes and dtypes of a node's operands, for messages."""
+
+    def describe(value: Any) -> str:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+        if isinstance(value, list):
+            return f"sequence of {len(value)}"
+        return "absent" if value is None else type(value).__name__
+
+    shown = ", ".join(f"{name or '-'}: {describe(v)}" for name, v in zip(node.inputs, values, strict=False))
+    return f"operands: {shown or 'none'}"
+
+
+def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
+    """The node's attributes, with references replaced by the caller's values or left out (rules FN-13, FN-14)."""
+    items = []
+    for name, value in node.attributes.items():
+        if isinstance(value, Reference):
+            if value.name not in context.attributes:
+                continue
+            value = context.attributes[value.name]
+            if isinstance(node.target, Operator):
+                value = binding.land(node.target, {name: value})[name]
+        items.append((name, value))
+    return items
+
+
+def _known(node: Node, operator: Operator, position: int, value: Any) -> Any:
+    """An operand, as NumPy when the operator must know its value before compiling."""
+    if operator.parameter(position) not in operator.static or is_known(value):
+        return value
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+        raise _needs_known(node, f"{operator.parameter(position)!r}", (node.inputs[position],))
+    return jax.tree.map(np.asarray, value)
+
+
+def _needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValueError:
+    names = tuple(filter(None, names))
+    return KnownValueError(
+        f"{node}: {parameter} (value {' or '.join(map(repr, names))}) must be known before compiling, because a "
+        "shape or the course of the computation depends on it, but it is traced.\n"
+        "Call the model itself (model(x) or model.run(...)), which finds such values by itself, or pin the input it "
+        "comes from: convert(..., static={'input name': value})",
+        names,
+    )
+
+
+def _fixtures(node: Node, operator: Operator, context: Context) -> dict[str, Any]:
+    """What the operator asks for by name beyond its inputs and attributes."""
+    fixtures: dict[str, Any] = {}
+    if "opset" in operator.fixtures:
+        fixtures["opset"] = node.opset
+    if "n_outputs" in operator.fixtures:
+        fixtures["n_outputs"] = len(node.outputs)
+    if "rng" in operator.fixtures:
+        fixtures["rng"] = _NoKey(node) if context.rng is None else _fold(context.rng, node)
+    return fixtures
+
+
+def _fold(rng: Any, node: Node) -> Any:
+    # By name rather than by position, so that removing another node leaves this stream alone (rule GR-25).
+    return jax.random.fold_in(rng, zlib.crc32(node.name.encode()))
+
+
+class _NoKey:
+    """Stands for the random key nobody gave: harmless until somebody draws from it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        raise RandomKeyError(f"{self._node} draws random numbers: pass a key, model.apply(..., rng=jax.random.key(0))")
+
+
+def _call(function: Function, values: list[Any], attributes: dict[str, Any], context: Context) -> tuple[Any, ...]:
+    """The outputs of a model's own function; traced once per signature, as a nested jit."""
+    names = [v.name for v in function.body.inputs]
+    named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
+    context = replace(context, attributes={**function.defaults, **attributes})
+    traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
+    known = {name: value for name, value in named.items() if name not in traced}
+    key = _signature((known, context.attributes))
+    if not traced or key is None:
+        return evaluate(function.body, named, context)
+    full_key = (function, key, tuple(traced), context.rng is None)
+    if full_key not in context.calls:
+        context.calls[full_key] = _traced_function(function, known, context)
+    return context.calls[full_key](traced, context.rng)
+
+
+def _traced_function(function: Function, known: Mapping[str, Any], context: Context) -> Any:
+    """A jitted function over the traced operands. Outputs that come out known stay known: they pass beside the jit."""
+    outputs: dict[Any, list[Any]] = {}
+
+    def body(traced: dict[str, Any], rng: Any) -> list[Any]:
+        results = evaluate(function.body, {**known, **traced}, replace(context, rng=rng))
+        outputs[_avals(traced)] = [r if is_known(r) else None for r in results]
+        return [None if is_known(r) else r for r in results]
+
+    body.__name__ = function.name
+    compiled = jax.jit(body)
+
+    def call(traced: dict[str, Any], rng: Any) -> tuple[Any, ...]:
+        results = compiled(traced, rng)
+        return tuple(k if r is None else r for r, k in zip(results, outputs[_avals(traced)], strict=True))
+
+    return call
+
+
+def _avals(traced: Mapping[str, Any]) -> Any:
+    return tuple((name, value.shape, value.dtype) for name, value in traced.items())
+
+
+def _signature(value: Any) -> Any:
+    """Known values as something hashable; None when they are large or hold graphs."""
+    match value:
+        case np.ndarray():
+            if value.nbytes > 4096 or value.dtype.hasobject:
+                return None
+            return value.dtype, value.shape, value.tobytes()
+        case list() | tuple() | dict():
+            items = [*value, *value.values()] if isinstance(value, dict) else value
+            parts = tuple(map(_signature, items))
+            return None if any(p is None for p in parts) else parts
+        case str() | int() | float() | bool() | None:
+            return (type(value), value)
+        case _:
+            return None

@@ -1,0 +1,74 @@
+"""The demo: right numbers, a picture, and a plain word when its extras are not installed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from onnx2jax import demo
+
+
+@pytest.fixture(scope="module")
+def found() -> demo.Findings:
+    return demo.compute()
+
+
+def test_the_model_in_the_box() -> None:
+    model = onnx.load(demo.MODEL)
+    onnx.checker.check_model(model, full_check=True)
+    metadata = {p.key: p.value for p in model.metadata_props}
+    assert float(metadata["test_accuracy"]) > 0.98
+    assert demo.MODEL.stat().st_size < 200_000
+
+
+def test_numbers(found: demo.Findings) -> None:
+    box = found.samples
+    assert found.reference_difference < 1e-4
+    assert found.vmap_difference < 1e-4
+    assert (found.predictions == box.labels).mean() > 0.9
+    np.testing.assert_array_equal(found.predictions, box.logits.argmax(-1))
+    np.testing.assert_allclose(found.probabilities.sum(-1), 1, rtol=1e-5)
+    assert found.saliency.shape == box.images.shape
+    assert found.gradient == pytest.approx(found.finite_difference, rel=0.02)
+    assert abs(found.gradient) > 0.1
+    assert all(seconds > 0 for seconds in found.timings)
+
+
+def test_picture(found: demo.Findings, tmp_path: Path) -> None:
+    demo.draw(found, tmp_path / "picture.png")
+    with Image.open(tmp_path / "picture.png") as picture:
+        assert picture.width > 800
+        assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 100
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_terminal(found: demo.Findings, colour: bool) -> None:
+    text = io.StringIO()
+    demo.show(found, Console(file=text, force_terminal=colour, color_system="truecolor" if colour else None, width=80))
+    shown = text.getvalue()
+    assert ("▀" in shown) == colour
+    assert ("█" in shown) != colour
+    for word in ("trace", "compile", "steady", "onnxruntime", "jax.grad", "jax.vmap"):
+        assert word in shown
+    if not colour:
+        assert max(map(len, shown.splitlines())) <= 80
+        assert f"{found.predictions[0]}  {found.probabilities[0].max():.1%}" in shown
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_without_extras(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert demo.main(["--output", str(tmp_path / "demo.png")]) == 1
+    assert capsys.readouterr().err == "The demo draws with rich: pip install 'onnx2jax[demo]'\n"
+    assert not (tmp_path / "demo.png").exists()
+
+
+def test_from_end_to_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert demo.main(["--output", str(tmp_path / "demo.png")]) == 0
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert "picture: " in capsys.readouterr().out
