@@ -168,7 +168,7 @@ def main() -> None:
     agreement = float(np.abs(reference - logits).max())
     # Sixteen in the order they come, so the samples are no better than the rest.
     np.savez_compressed(
-        DATA / "digits_samples.npz", image=test_images[:16], label=test_labels[:16], logits=reference[:16]
+        DATA / "digits_samples.npz", images=test_images[:16], labels=test_labels[:16], logits=reference[:16]
     )
     size = (DATA / "digits.onnx").stat().st_size
     print(

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from . import convert
 from .errors import OnnxError
 from .graph import Function, Imported
 from .importer import build
+from .model import Model, convert
 from .proto.files import read_model
 from .proto.types import TensorType, ValueInfo
 
@@ -83,12 +83,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     dims = {name: _count(name, value) for name, value in _pairs("--dim", arguments.dim)}
-    model = convert(arguments.model, dim_overrides=dims or None)
-    feeds = _files(arguments.input, {v.name: v for v in model.inputs})
+    model = convert(arguments.model, dim_overrides=dims)
+    feeds = _files(arguments.input, {v.name: v for v in model.inputs} | model.optional)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and arguments.random:
         rng = np.random.default_rng(arguments.seed)
-        feeds |= {v.name: _random(v, dims, rng) for v in absent}
+        feeds |= {v.name: _random(v, rng) for v in absent}
     _print_table("inputs", ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in feeds.items()])
     outputs = dict(zip((v.name for v in model.outputs), model.run(None, feeds), strict=True))
     _print_table("outputs", ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in outputs.items()])
@@ -142,10 +142,10 @@ def _as_declared(array: np.ndarray, info: ValueInfo) -> np.ndarray:
     return array
 
 
-def _random(info: ValueInfo, dims: dict[str, int], rng: np.random.Generator) -> np.ndarray:
+def _random(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
     if not isinstance(info.type, TensorType) or info.type.shape is None:
         raise CommandError(f"input {info} has no shape to fill at random; give it with --input {info.name}=FILE.npy")
-    shape = [d if isinstance(d, int) else dims.get(d or "", 1) for d in info.type.shape]
+    shape = [d if isinstance(d, int) else 1 for d in info.type.shape]
     dtype = info.type.dtype
     if dtype == object:
         return np.full(shape, "a", object)
@@ -207,25 +207,22 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def describe(imported: Imported) -> dict[str, Any]:
     """What ``inspect`` shows, as plain data: everything JSON can hold."""
-    graphs = list(imported.graph.walk())
+    model = Model(imported)
     counts: Counter[tuple[str, str, int, bool, bool]] = Counter()
-    for graph in graphs:
+    for graph in imported.graph.walk():
         for node in graph.nodes:
             is_function = isinstance(node.target, Function)
             counts[node.domain, node.op_type, node.opset, is_function, node.target is not None] += 1
-    parameters = [
-        {"name": graph.key(name), "type": str(TensorType(array.dtype, array.shape)), "bytes": int(array.nbytes)}
-        for graph in graphs
-        for name, array in graph.initializers.items()
-        if name not in graph.lifted
-    ]
     return {
         "ir_version": imported.ir_version,
         "opsets": {domain or "ai.onnx": version for domain, version in imported.opsets.items()},
         "metadata": dict(imported.metadata),
-        "inputs": [_described(v) for v in imported.graph.inputs if v.name not in imported.graph.initializers],
-        "outputs": [_described(v) for v in imported.graph.outputs],
-        "parameters": parameters,
+        "inputs": [_described(v) for v in model.inputs],
+        "optional_inputs": [_described(v) for v in model.optional.values()],
+        "outputs": [_described(v) for v in model.outputs],
+        "parameters": [
+            {"name": name, "type": _type_of(array), "bytes": int(array.nbytes)} for name, array in model.params.items()
+        ],
         "operators": [
             {
                 "domain": domain or "ai.onnx",
@@ -252,8 +249,9 @@ def _print_facts(facts: dict[str, Any], everything: bool) -> None:
     print(f"IR {facts['ir_version']}, opsets: {opsets}")
     if facts["metadata"]:
         _print_table("metadata", ("name", "value"), facts["metadata"].items())
-    for part in ("inputs", "outputs"):
-        _print_table(part, ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
+    for part in ("inputs", "optional_inputs", "outputs"):
+        if facts[part]:
+            _print_table(part.replace("_", " "), ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
     parameters = sorted(facts["parameters"], key=lambda p: -p["bytes"])
     shown = parameters if everything else parameters[:SHOWN]
     total = sum(p["bytes"] for p in parameters)

@@ -8,21 +8,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-import onnx2jax
+from .model import convert
+from .resources import demo_model, demo_samples
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
-
-DATA: Final = Path(__file__).parent / "data"
-MODEL: Final = DATA / "digits.onnx"
-"""A convolutional network trained by ``benchmarks/train_digits.py`` on scikit-learn's digits."""
 
 
 class Samples(NamedTuple):
@@ -62,20 +59,10 @@ class Findings(NamedTuple):
         return self.probabilities.argmax(-1)
 
 
-def samples() -> Samples:
-    """The stored sample images [16, 1, 8, 8], their labels, and onnxruntime's logits.
-
-    >>> samples().images.shape
-    (16, 1, 8, 8)
-    """
-    with np.load(DATA / "digits_samples.npz") as stored:
-        return Samples(stored["image"], stored["label"], stored["logits"])
-
-
 def compute() -> Findings:
     """Everything the demo shows: outputs, times, a gradient with its check, and a vmap."""
-    box = samples()
-    model, convert_s = _timed(lambda: onnx2jax.convert(MODEL))
+    box = Samples(**demo_samples())
+    model, convert_s = _timed(lambda: convert(demo_model()))
     traced, trace_s = _timed(lambda: jax.jit(model.apply).trace(model.params, box.images))
     compiled, compile_s = _timed(lambda: traced.lower().compile())
     logits = np.asarray(compiled(model.params, box.images))

@@ -175,7 +175,7 @@ class Model:
                     f"params has {unknown[:5]}, which are no parameters of the model (see model.params)"
                 )
             values = calling.bind(self.inputs, self.optional, args, named)
-            given = {n: calling.to_device(v) for n, v in params.items()}
+            given = {n: jax.device_put(v) if isinstance(v, np.ndarray) else v for n, v in params.items()}
             return self._packed(self._evaluate(given, values, rng))
 
     def _run(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
@@ -219,12 +219,15 @@ class Model:
         self._by_value |= small
 
     def _place_params(self) -> None:
-        """Parameters as jit arguments, placed on the device once; scalars are baked in, an argument costs more."""
+        """Parameters as jit arguments, placed on the device once; scalars are baked in, an argument costs more.
+
+        device_put, unlike jnp.asarray, shares the memory of a NumPy array on the CPU.
+        """
         current = tuple(self.params.values())
         if len(current) == len(self._held) and all(map(operator.is_, current, self._held)):
             return
         self._baked = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
-        self._passed = {n: calling.to_device(v) for n, v in self.params.items() if n not in self._baked}
+        self._passed = {n: jax.device_put(v) for n, v in self.params.items() if n not in self._baked}
         self._held = current
 
     def _packed(self, results: tuple[Any, ...]) -> Any:

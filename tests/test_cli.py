@@ -15,9 +15,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnx2jax import cli, demo
+from onnx2jax import cli, demo_model
+from onnx2jax.resources import demo_samples
 
-MODEL = str(demo.MODEL)
+MODEL = str(demo_model())
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -46,24 +47,24 @@ def tensor(name: str, shape: list[Any] | None, code: int = TensorProto.FLOAT) ->
 
 
 def test_run_on_a_file_saves_what_onnxruntime_gives(command: Command, tmp_path: Path) -> None:
-    box = demo.samples()
-    np.save(tmp_path / "in.npy", box.images)
+    box = demo_samples()
+    np.save(tmp_path / "in.npy", box["images"])
     status, out, err = command(
         "run", MODEL, "--input", f"image={tmp_path / 'in.npy'}", "--output-dir", tmp_path / "new" / "results"
     )
     assert (status, err) == (0, "")
     assert "float32[16, 1, 8, 8]" in out
     assert "float32[16, 10]" in out
-    np.testing.assert_allclose(np.load(tmp_path / "new" / "results" / "logits.npy"), box.logits, atol=1e-4)
+    np.testing.assert_allclose(np.load(tmp_path / "new" / "results" / "logits.npy"), box["logits"], atol=1e-4)
 
 
 def test_run_reads_and_writes_npz(command: Command, tmp_path: Path) -> None:
-    box = demo.samples()
-    np.savez(tmp_path / "in.npz", image=box.images[:3])
+    box = demo_samples()
+    np.savez(tmp_path / "in.npz", image=box["images"][:3])
     status, _, _ = command("run", MODEL, "--input", tmp_path / "in.npz", "--output-file", tmp_path / "out.npz")
     assert status == 0
     with np.load(tmp_path / "out.npz") as out:
-        np.testing.assert_allclose(out["logits"], box.logits[:3], atol=1e-4)
+        np.testing.assert_allclose(out["logits"], box["logits"][:3], atol=1e-4)
 
 
 def test_random_is_seeded_and_free_dimensions_are_given_by_name(command: Command) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from onnx2jax import demo
+from onnx2jax import demo, demo_model
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +20,11 @@ def found() -> demo.Findings:
 
 
 def test_the_model_in_the_box() -> None:
-    model = onnx.load(demo.MODEL)
+    model = onnx.load(demo_model())
     onnx.checker.check_model(model, full_check=True)
     metadata = {p.key: p.value for p in model.metadata_props}
     assert float(metadata["test_accuracy"]) > 0.98
-    assert demo.MODEL.stat().st_size < 200_000
+    assert demo_model().stat().st_size < 200_000
 
 
 def test_numbers(found: demo.Findings) -> None:

@@ -17,13 +17,15 @@ from .registry import op
 
 
 def in_float32(function):
-    """Compute on float16 and bfloat16 in float32, and round once at the end."""
+    """Compute on float16 and bfloat16 in float32 and round once, at the end; let NumPy be silent about infinities."""
 
     @wraps(function)
     def widened(X, *inputs, **attributes):
-        if not is_float(X.dtype) or X.dtype.itemsize >= 4:
-            return function(X, *inputs, **attributes)
-        return function(X.astype(np.float32), *(v.astype(np.float32) for v in inputs), **attributes).astype(X.dtype)
+        with np.errstate(all="ignore"):
+            if not is_float(X.dtype) or X.dtype.itemsize >= 4:
+                return function(X, *inputs, **attributes)
+            wide = (v.astype(np.float32) for v in (X, *inputs))
+            return function(*wide, **attributes).astype(X.dtype)
 
     return widened
 
@@ -40,6 +42,7 @@ def relu(X):
 
 
 @op("Sigmoid")
+@in_float32
 def sigmoid(X):
     return X.dtype.type(1) / (X.dtype.type(1) + np.exp(-X)) if is_known(X) else lax.logistic(X)
 
@@ -51,8 +54,9 @@ def leaky_relu(X, *, alpha=0.009999999776482582):
 
 
 @op("PRelu", since=7)
+@in_float32
 def p_relu(X, slope):
-    if np.broadcast_shapes(X.shape, slope.shape) != X.shape:
+    if lax.broadcast_shapes(X.shape, slope.shape) != X.shape:
         raise ValueError(f"slope of shape {slope.shape} does not broadcast to X of shape {X.shape}")
     return xp(X, slope).where(X < 0, slope * X, X)
 
@@ -64,6 +68,7 @@ def p_relu_1(X, slope):
 
 
 @op("ThresholdedRelu")
+@in_float32
 def thresholded_relu(X, *, alpha=1.0):
     return xp(X).where(X > X.dtype.type(alpha), X, X.dtype.type(0))
 

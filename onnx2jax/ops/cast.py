@@ -60,9 +60,9 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
             return x != 0
         if dtype == float8_e8m0fnu:
             return _to_e8m0(x, saturate, round_mode)
-        if dtype.name.startswith("float6") and not is_known(x):
+        if dtype.name.startswith("float6_") and not is_known(x):
             raise NotImplementedError(f"JAX has no {dtype}; cast known values only, or cast to float8 instead")
-        if saturate and dtype.name.startswith("float8"):
+        if saturate and dtype.name.startswith("float8_"):
             x = xp(x).clip(x, float(finfo(dtype).min), float(finfo(dtype).max))
         if is_integer(dtype) and is_float(x.dtype):
             return _truncated(x, dtype)
@@ -124,7 +124,7 @@ def _number(text, dtype):
                 return int(text)
             except ValueError:
                 return int(float(text))
-        return {"true": 1.0, "false": 0.0}.get(text.lower()) or float(text if text.lower() != "false" else 0)
+        return float({"true": "1", "false": "0"}.get(text.lower(), text))
     except (ValueError, OverflowError):
         raise ValueError(f"Cast from STRING: {text!r} is no number that {dtype} can hold") from None
 

@@ -57,7 +57,7 @@ def _array(value):
 
 
 def _is_text(value):
-    return any(getattr(leaf, "dtype", None) == object for leaf in jax.tree.leaves(value))
+    return any(isinstance(leaf, np.ndarray) and leaf.dtype.hasobject for leaf in jax.tree.leaves(value))
 
 
 def _describe(value):
@@ -111,9 +111,7 @@ def if_(cond, *, then_branch, else_branch):
 
         return run
 
-    chosen = lax.cond(
-        cond.reshape(()), traced("then_branch", then_branch), traced("else_branch", else_branch)
-    )
+    chosen = lax.cond(cond.reshape(()), traced("then_branch", then_branch), traced("else_branch", else_branch))
     # What both branches know, and agree on, stays known: shapes, mostly.
     known = map(_equal, seen["then_branch"], seen["else_branch"])
     return tuple(a if k else c for a, k, c in zip(seen["then_branch"], known, chosen, strict=True))

@@ -55,8 +55,7 @@ def taps(x, kernel, strides, pads, dilations, fill=0):
     if any(p != (0, 0) for p in pads):
         x = lax.pad(x, jnp.array(fill, x.dtype), ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in pads)))
     spans = [
-        (n - (k - 1) * d - 1) // s * s + 1
-        for n, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True)
+        (n - (k - 1) * d - 1) // s * s + 1 for n, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True)
     ]
     for tap in itertools.product(*map(range, kernel)):
         starts = [t * d for t, d in zip(tap, dilations, strict=True)]
@@ -107,7 +106,11 @@ def _conv_cpu(x, w, *, groups, **options):
     if groups > 1 and w.shape[1] == 1 and count <= MAX_TAPS:
         return _conv_depthwise(x, w, **options)
     outputs = jax.eval_shape(partial(_conv_native, groups=groups, **options), x, w).shape
-    columns = math.prod((outputs[0], *outputs[2:])) * x.shape[1] * count if all(isinstance(n, int) for n in outputs) else math.inf
+    columns = (
+        math.prod((outputs[0], *outputs[2:])) * x.shape[1] * count
+        if all(isinstance(n, int) for n in outputs)
+        else math.inf
+    )
     if count == 1 or (count <= MAX_TAPS and columns <= CACHED_COLUMNS * min(groups, 2) and w.shape[1] > 3):
         return _conv_columns(x, w, groups=groups, **options)
     if 1 < groups <= MAX_TAPS:
@@ -260,4 +263,3 @@ def deform_conv(
     y = lax.dot_general(weights, columns, (((2,), (2,)), ((0,), (1,))))
     y = jnp.moveaxis(y, 2, 0).reshape(batch, W.shape[0], *spatial).astype(X.dtype)
     return _add_bias(y, B)
-

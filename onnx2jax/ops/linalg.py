@@ -70,7 +70,7 @@ def gemm(A, B, C=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
 def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     shape = (A.shape[1 if transA else 0], B.shape[0 if transB else 1])
     if not broadcast and C.shape != shape:
-        raise ValueError(f"C has shape {C.shape}, the product {shape}; below opset 7 that takes the attribute broadcast=1")
+        raise ValueError(f"C has shape {C.shape}, the product {shape}: below opset 7 that takes broadcast=1")
     return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 

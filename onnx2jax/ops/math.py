@@ -171,18 +171,18 @@ def mod(A, B, *, fmod=0):
 @op("Pow", since=7)
 def pow(X, Y):
     """The result has the type of X, whatever the type of Y."""
+    if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1 and Y.dtype != object:
+        exponent = float(Y.reshape(()))
+        if exponent.is_integer() and (0 if is_integer(X.dtype) else -16) <= exponent <= 16:
+            return aligned(lax.integer_pow(X, int(exponent)), Y)[0]  # exact, and differentiable at zero
     if is_integer(X.dtype):
         if is_float(Y.dtype):
             return cast_to(_float_pow(X.astype(np.float64), Y.astype(np.float64)), X.dtype)
         return _integer_pow(X, Y)
-    if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1:
-        exponent = Y.reshape(())
-        if abs(exponent) <= 16 and exponent == np.rint(exponent):
-            return aligned(lax.integer_pow(X, int(exponent)), Y)[0]  # exact, and differentiable at zero
     wide = X.dtype
     if wide != Y.dtype:
         wide = np.dtype(np.float32 if X.dtype.itemsize < 4 and Y.dtype.itemsize < 4 else np.float64)
-    return _float_pow(X.astype(wide), Y.astype(wide)).astype(X.dtype)
+    return cast_to(_float_pow(X.astype(wide), Y.astype(wide)), X.dtype)
 
 
 op("Pow")(with_limited_broadcast(pow, "X", "Y"))
@@ -190,7 +190,7 @@ op("Pow")(with_limited_broadcast(pow, "X", "Y"))
 
 def _lax_pow(x, y):
     # The derivative by y is undefined where x < 0; zero there, not NaN, lets a fixed exponent be a parameter.
-    return lax.pow(x, lax.select(x < 0, lax.stop_gradient(y), y))
+    return lax.pow(x, lax.select(lax.lt(x, lax.full_like(x, 0)), lax.stop_gradient(y), y))
 
 
 _float_pow = two_columns(np.power, _lax_pow)

@@ -93,12 +93,10 @@ def two_scores(score, post_transform, mixed):
     one_of(post_transform, TRANSFORMS, "post_transform")
     if post_transform == "PROBIT":
         raise NotImplementedError("PROBIT of a single score is undefined for a classifier of two classes")
-    if not mixed:
-        pair = 1 - score, score
-    elif post_transform == "LOGISTIC":
+    if post_transform == "LOGISTIC":
         pair = _logistic(-score), _logistic(score)
     else:
-        pair = -score, score
+        pair = (-score if mixed else 1 - score), score
     return xp(score).concatenate(pair, axis=-1)
 
 
@@ -118,7 +116,7 @@ def array_feature_extractor(X, Y):
     """ArrayFeatureExtractor: columns of the last axis; of a vector they come as one row."""
     if is_string(X):
         Y = needs_known(Y, "the data are strings")
-    if isinstance(Y, np.ndarray) and ((Y < 0) | (Y >= X.shape[-1])).any():
+    if isinstance(Y, np.ndarray) and ((Y < 0) | (X.shape[-1] <= Y)).any():
         raise ValueError(f"indices {Y.ravel().tolist()} leave the {X.shape[-1]} features")
     return xp(X, Y).take(X.reshape(-1, X.shape[-1]) if X.ndim == 1 else X, Y.reshape(-1), axis=-1)
 
@@ -126,7 +124,7 @@ def array_feature_extractor(X, Y):
 @op("Binarizer", domain=DOMAIN)
 def binarizer(X, *, threshold=0.0):
     floating = np.issubdtype(X.dtype, np.floating)
-    return (X > X.dtype.type(threshold if floating else math.floor(threshold))).astype(X.dtype)
+    return (X.dtype.type(threshold if floating else math.floor(threshold)) < X).astype(X.dtype)
 
 
 @op("FeatureVectorizer", domain=DOMAIN)
@@ -153,7 +151,7 @@ def imputer(
         raise ValueError(f"Imputer of {X.dtype} needs the attribute 'imputed_value_{kind}'")
     old = X.dtype.type(replaced_value_float if floating else replaced_value_int64)
     new = _per_feature(values, X, f"imputed_value_{kind}").astype(X.dtype)
-    return xp(X).where((X != X) if old != old else (X == old), new, X)
+    return xp(X).where((X != X) if old != old else (old == X), new, X)
 
 
 @op("Scaler", domain=DOMAIN)
@@ -346,11 +344,10 @@ def linear_classifier(
         raise ValueError(f"multi_class must be 0 or 1 (got {multi_class})")
     _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
     scores = _linear(X, coefficients, intercepts)
-    if scores.shape[1] > 1:
+    if scores.shape[1] == len(labels):
         return labels_of(labels, scores.argmax(1)), transform(scores, post_transform)
-    if len(labels) != 2:
-        labels = ("0", "1") if isinstance(labels[0], str) else (0, 1)
-        return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), transform(scores, post_transform)
+    if scores.shape[1] != 1 or len(labels) != 2:
+        raise ValueError(f"{len(labels)} class labels do not match {scores.shape[1]} rows of coefficients")
     return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), two_scores(scores, post_transform, mixed=False)
 
 
@@ -358,7 +355,7 @@ def linear_classifier(
 def linear_regressor(X, *, coefficients, intercepts=None, targets=1, post_transform="NONE"):
     scores = _linear(X, coefficients, intercepts)
     if scores.shape[1] != targets:
-        raise ValueError(f"the coefficients make {scores.shape[1]} targets of {batch(X).shape[1]} features, not {targets}")
+        raise ValueError(f"{len(coefficients)} coefficients make {scores.shape[1]} targets, not {targets}")
     return transform(scores, post_transform)
 
 
@@ -475,9 +472,7 @@ def svm_classifier(
     kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
     pairs, scores = _pair_scores(kernel, coefficients.reshape(n - 1, total), vectors_per_class, rho)
     one_hot = np.eye(n, dtype=np.int64)
-    votes = sum(
-        xp(X).where(scores[:, p, None] > 0, one_hot[i], one_hot[j]) for p, (i, j) in enumerate(pairs)
-    )
+    votes = sum(xp(X).where(scores[:, p, None] > 0, one_hot[i], one_hot[j]) for p, (i, j) in enumerate(pairs))
     index = votes.argmax(1)
     if prob_a:
         p = 1 - _logistic(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32))

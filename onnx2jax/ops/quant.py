@@ -35,9 +35,11 @@ def spread(parameter, shape, axis, block_size=0):
     if block_size and parameter.ndim == len(shape):
         axis = axis_of(axis, len(shape))
         blocks, extent = parameter.shape[axis], shape[axis]
-        others = [s for i, s in enumerate(shape) if i != axis] != [s for i, s in enumerate(parameter.shape) if i != axis]
-        if block_size < 0 or others or -(-extent // block_size) != blocks:
-            raise ValueError(f"a scale of shape {parameter.shape} does not cover {shape} by blocks of {block_size} on axis {axis}")
+        covered = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape))
+        if block_size < 0 or parameter.shape != covered:
+            raise ValueError(
+                f"the scale has shape {parameter.shape}; blocks of {block_size} on axis {axis} of {shape} take {covered}"
+            )
         repeated = n.repeat(parameter, block_size, axis)
         return repeated if extent == blocks * block_size else repeated[(slice(None),) * axis + (slice(extent),)]
     if parameter.ndim <= 1 and parameter.size == 1:
@@ -72,7 +74,7 @@ def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, outp
     dtype = to_dtype(output_dtype) if output_dtype else None
     if y_zero_point is not None:
         if dtype not in (None, y_zero_point.dtype):
-            raise ValueError(f"output_dtype is {dtype}, but y_zero_point has type {y_zero_point.dtype}; they must agree")
+            raise ValueError(f"output_dtype ({dtype}) and the type of y_zero_point ({y_zero_point.dtype}) must agree")
         dtype = np.dtype(y_zero_point.dtype)
     scale = spread(y_scale, x.shape, axis, block_size)
     zero_point = None if y_zero_point is None else spread(y_zero_point, x.shape, axis, block_size)

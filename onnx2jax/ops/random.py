@@ -17,6 +17,10 @@ def _key(seed, rng):
     return rng if seed is None else jax.random.key(int(np.float32(seed).view(np.uint32)))
 
 
+def _wide(x):
+    return x.astype(np.float32) if x.dtype.itemsize < 4 else x
+
+
 def _floating(dtype):
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype ({dtype}) must be a floating type, one of {_FLOATS}: give the attribute dtype")
@@ -28,7 +32,6 @@ def _normal(key, shape, dtype, mean, scale):
 
 
 def _uniform(key, shape, dtype, low, high):
-    # minval and maxval would be cast to the dtype first; drawing in [0, 1) keeps `high` excluded when it is finite
     return jax.random.uniform(key, shape, _floating(dtype), low, high)
 
 
@@ -59,8 +62,8 @@ def random_uniform_like(input: Shaped, *, dtype=None, high=1.0, low=0.0, seed=No
 @op("Bernoulli", since=15)
 def bernoulli(input, *, dtype=None, seed=None, rng):
     """1 with the probability that `input` gives, else 0."""
-    wide = jnp.promote_types(input.dtype, jnp.float32)
-    drawn = jax.random.uniform(_key(seed, rng), input.shape, wide) < input.astype(wide)
+    p = _wide(input)
+    drawn = jax.random.uniform(_key(seed, rng), p.shape, p.dtype) < p
     return drawn.astype(input.dtype if dtype is None else to_dtype(dtype))
 
 
@@ -71,6 +74,5 @@ def multinomial(input, *, dtype=6, sample_size=1, seed=None, rng):
         raise ValueError(f"dtype ({dtype}) must be 6 (int32) or 7 (int64)")
     if input.ndim != 2:
         raise ValueError(f"input must be [batch, classes] (rank {input.ndim})")
-    logits = input.astype(jnp.promote_types(input.dtype, jnp.float32))[:, None]
-    drawn = jax.random.categorical(_key(seed, rng), logits, shape=(input.shape[0], sample_size))
+    drawn = jax.random.categorical(_key(seed, rng), _wide(input)[:, None], shape=(input.shape[0], sample_size))
     return drawn.astype(to_dtype(dtype))

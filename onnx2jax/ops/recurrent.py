@@ -17,19 +17,19 @@ UNROLL = 8
 
 REQUIRED = "required"
 
-# name -> the function of (x, alpha, beta), and ONNX's default alpha and beta where it takes them
+# name -> the function of x and the parameters it takes, ONNX's default alpha, and beta
 ACTIVATIONS = {
-    "Relu": (lambda x, a, b: lax.max(x, jnp.zeros_like(x)), None, None),
-    "Tanh": (lambda x, a, b: lax.tanh(x), None, None),
-    "Sigmoid": (lambda x, a, b: lax.logistic(x), None, None),
+    "Relu": (lambda x: lax.max(x, jnp.zeros_like(x)),),
+    "Tanh": (lax.tanh,),
+    "Sigmoid": (lax.logistic,),
     "Affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
-    "LeakyRelu": (lambda x, a, b: jnp.where(x >= 0, x, a * x), 0.01, None),
-    "ThresholdedRelu": (lambda x, a, b: jnp.where(x >= a, x, 0), 1.0, None),
+    "LeakyRelu": (lambda x, a: jnp.where(x >= 0, x, a * x), 0.01),
+    "ThresholdedRelu": (lambda x, a: jnp.where(x >= a, x, 0), 1.0),
     "ScaledTanh": (lambda x, a, b: a * lax.tanh(b * x), REQUIRED, REQUIRED),
     "HardSigmoid": (lambda x, a, b: jnp.clip(a * x + b, 0, 1), 0.2, 0.5),
-    "Elu": (lambda x, a, b: jnp.where(x >= 0, x, a * jnp.expm1(jnp.minimum(x, 0))), 1.0, None),
-    "Softsign": (lambda x, a, b: x / (1 + abs(x)), None, None),
-    "Softplus": (lambda x, a, b: jax.nn.softplus(x), None, None),
+    "Elu": (lambda x, a: jnp.where(x >= 0, x, a * jnp.expm1(jnp.minimum(x, 0))), 1.0),
+    "Softsign": (lambda x: x / (1 + abs(x)),),
+    "Softplus": (jax.nn.softplus,),
 }
 BY_NAME = {name.lower(): row for name, row in ACTIVATIONS.items()}
 
@@ -47,17 +47,16 @@ def activation_functions(names, alphas, betas, clip, direction, count):
     total = count * len(reversals(direction))
     if len(names) < total:
         raise ValueError(f"activations names {len(names)} functions {tuple(names)}, but this node needs {total}")
-    alphas, betas = iter(alphas or ()), iter(betas or ())
+    sources = iter(alphas or ()), iter(betas or ())
 
     def bind(name):
         if name.lower() not in BY_NAME:
             raise ValueError(f"activation {name!r} is unknown; ONNX has {', '.join(ACTIVATIONS)}")
-        function, alpha, beta = BY_NAME[name.lower()]
-        alpha = alpha if alpha is None else next(alphas, alpha)
-        beta = beta if beta is None else next(betas, beta)
-        if REQUIRED in (alpha, beta):
+        function, *defaults = BY_NAME[name.lower()]
+        values = [next(source, default) for source, default in zip(sources, defaults, strict=False)]
+        if REQUIRED in values:
             raise ValueError(f"{name} has no defaults: give it values in activation_alpha and activation_beta")
-        return lambda x: function(x if clip is None else jnp.clip(x, -clip, clip), alpha, beta)
+        return lambda x: function(x if clip is None else jnp.clip(x, -clip, clip), *values)
 
     functions = [bind(name) for name in names[:total]]
     return [functions[start : start + count] for start in range(0, total, count)]
@@ -212,16 +211,26 @@ def lstm(
     return layer(gates, cells, [initial_h, initial_c], sequence_lens, direction, layout, X.dtype, R.shape[-1])
 
 
+def taking(parameters, **attributes):
+    """Give a function of ``*inputs, **attributes`` the signature it stands for."""
+
+    def declare(function):
+        extra = [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=v) for k, v in attributes.items()]
+        own = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        function.__signature__ = inspect.Signature([*own, *extra])
+        return function
+
+    return declare
+
+
 def with_output_sequence(function):
     """Below opset 7 an attribute says whether Y may be left out, which the node's outputs say as well."""
 
+    @taking(inspect.signature(function).parameters.values(), output_sequence=0)
     def legacy(*inputs, output_sequence=0, **attributes):
         del output_sequence
         return function(*inputs, **attributes)
 
-    parameters = inspect.signature(function).parameters.values()
-    extra = inspect.Parameter("output_sequence", inspect.Parameter.KEYWORD_ONLY, default=0)
-    legacy.__signature__ = inspect.Signature([*parameters, extra])
     return legacy
 
 

@@ -1,4 +1,4 @@
-"""Sequences are Python lists, an empty optional is None: their structure is always known, their tensors may be traced."""
+"""Sequences are Python lists, an empty optional is None: the structure is known, the tensors may be traced."""
 
 from __future__ import annotations
 

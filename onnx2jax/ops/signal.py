@@ -120,6 +120,8 @@ def mel_weight_matrix(
     # The specification leaves the spacing open; the runtimes divide the range by the number of edges.
     mel = low + ns.arange(mels + 2) * ((high - low) / (mels + 2))
     edges = (length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate
+    if ns is np and edges[-1] > length // 2 + 1:
+        raise ValueError(f"upper_edge_hertz ({upper_edge_hertz}) lies beyond the spectrum of rate {sample_rate}")
     left, centre, right = edges[:-2], edges[1:-1], edges[2:]
     bins = np.arange(length // 2 + 1.0)[:, None]
     rising = (bins - left) / ns.where(centre > left, centre - left, 1)

@@ -117,7 +117,8 @@ def _pick(name, tensor, floats):
 
 def _forest(X, n_targets, aggregate, votes, weights, nodes, splits):
     """The forest of versions 1 to 4, whose nodes are named by a tree id and a node id."""
-    tree, node, true, false = (np.array(nodes[k], np.int64) for k in ("treeids", "nodeids", "truenodeids", "falsenodeids"))
+    ids = (nodes[k] for k in ("treeids", "nodeids", "truenodeids", "falsenodeids"))
+    tree, node, true, false = (np.array(v, np.int64) for v in ids)
     modes = np.array([MODES.index(one_of(m, MODES, "nodes_modes")) for m in nodes["modes"]], np.int8)
     missing = np.array(nodes["missing_value_tracks_true"] or np.zeros(len(node)), bool)
     features = np.array(nodes["featureids"], np.int32)
@@ -133,13 +134,12 @@ def _forest(X, n_targets, aggregate, votes, weights, nodes, splits):
         wanted = trees * span + ids
         at = order[np.minimum(np.searchsorted(names[order], wanted), len(order) - 1)]
         if not (names[at] == wanted).all():
-            raise ValueError(f"no node has the tree and node ids {np.argwhere(names[at] != wanted).ravel()[:5].tolist()}")
+            k = int(np.argmax(names[at] != wanted))
+            raise ValueError(f"no node has the tree id {trees[k]} and the node id {ids[k]}")
         return at
 
     inner, here = modes != LEAF, np.arange(len(node))
-    true, false = here.copy(), here.copy()
-    true[inner] = find(tree[inner], np.array(nodes["truenodeids"], np.int64)[inner])
-    false[inner] = find(tree[inner], np.array(nodes["falsenodeids"], np.int64)[inner])
+    true, false = (np.where(inner, find(tree, np.where(inner, ids, node)), here) for ids in (true, false))
     roots = np.setdiff1d(here, np.concatenate([true[inner], false[inner]]))
     if len(roots) != len(np.unique(tree)):
         raise ValueError(f"{len(np.unique(tree))} trees have {len(roots)} roots")
@@ -260,7 +260,26 @@ def tree_ensemble_classifier(
     forest, width = _forest(X, len(labels), "SUM", votes, weights, nodes, splits)
     base = _pick("base_values", base_values_as_tensor, base_values).astype(width)
     scores, has = _scores(forest, X.astype(width), "SUM")
-    raise NotImplementedError(labels_of, two_scores, base, scores, has)
+    if len(labels) == 2 and len(set(class_ids)) == 1:
+        index, scores = _binary(scores, base, class_ids[0], post_transform, mixed=bool((weights < 0).any()))
+    elif len(base) in (0, len(labels)):
+        scores, has = (scores + base, xp(X).ones(has.shape, bool)) if len(base) else (scores, has)
+        index, scores = xp(X).where(has, scores, -np.inf).argmax(1), transform(scores, post_transform)
+    else:
+        raise ValueError(f"base_values must be none or one for each of {len(labels)} classes (got {len(base)})")
+    return labels_of(labels, index), scores.astype(np.float32)
+
+
+def _binary(scores, base, voted, post_transform, *, mixed):
+    """Two classes, and votes for only one of them: a probability, or a margin when votes of both signs are `mixed`.
+
+    By convention of the converters votes for class 0 mean class 1, unlike votes for class 1.
+    """
+    if len(base) > 1 - voted:
+        raise ValueError(f"{len(base)} base_values are ambiguous when all votes are for class {voted} of two")
+    score = scores[:, voted : voted + 1] + (base if len(base) else 0)
+    index = (score[:, 0] > (0 if mixed else 0.5)).astype(np.int64)
+    return index, transform(scores, post_transform) if voted else two_scores(score, post_transform, mixed=mixed)
 
 
 for _name in ("TreeEnsembleRegressor", "TreeEnsembleClassifier"):
@@ -268,6 +287,12 @@ for _name in ("TreeEnsembleRegressor", "TreeEnsembleClassifier"):
 
 
 # ---------------------------------------------------------------------------------------------- TreeEnsemble
+
+
+def _enumerated(value, names, what):
+    if not 0 <= value < len(names):
+        raise ValueError(f"{what} must lie in [0, {len(names) - 1}] (got {value})")
+    return names[value]
 
 
 def _member_sets(values, modes, n_nodes):
@@ -314,7 +339,7 @@ def tree_ensemble(
         raise ValueError("TreeEnsemble needs the attribute 'n_targets'")
     if nodes_hitrates is not None and len(nodes_hitrates) != len(nodes_splits):
         raise ValueError("nodes_hitrates must have one entry for each node")
-    aggregate = AGGREGATES[aggregate_function]
+    aggregate = _enumerated(aggregate_function, AGGREGATES, "aggregate_function")
     inner, n_leaves = len(nodes_splits), len(leaf_weights)
     leaves = np.arange(inner, inner + n_leaves)
 
@@ -345,4 +370,4 @@ def tree_ensemble(
         *tables,
     )
     scores, _ = _scores(forest, X.astype(width), aggregate)
-    return transform(scores, TRANSFORMS[post_transform]).astype(X.dtype)
+    return transform(scores, _enumerated(post_transform, TRANSFORMS, "post_transform")).astype(X.dtype)

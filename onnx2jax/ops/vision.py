@@ -186,9 +186,7 @@ def _roi_align(X, rois, batch_indices, mode, output_height, output_width, sampli
     def region(arguments):
         at, length, count, image = arguments
         image = jnp.take(X, image, axis=0).astype(wide)
-        rows, columns = (
-            _roi_weights(at[k], length[k], bins[k], X.shape[2 + k], count[k], most) for k in range(2)
-        )
+        rows, columns = (_roi_weights(at[k], length[k], bins[k], X.shape[2 + k], count[k], most) for k in range(2))
         if mode == "avg":
             part = jnp.einsum("chw,qw->chq", image, columns[0], precision=lax.Precision.HIGHEST)
             return jnp.einsum("ph,chq->cpq", rows[0], part, precision=lax.Precision.HIGHEST)
@@ -270,9 +268,7 @@ def non_max_suppression(
     center_point_box=0,
 ):
     """Greedy choice by score; a box goes when it overlaps a chosen one by more than the threshold."""
-    limit, overlap = (
-        0 if v is None or not v.size else v.item() for v in (max_output_boxes_per_class, iou_threshold)
-    )
+    limit, overlap = (0 if v is None or not v.size else v.item() for v in (max_output_boxes_per_class, iou_threshold))
     if center_point_box:
         half = boxes[..., 2:] / 2
         low, high = boxes[..., :2] - half, boxes[..., :2] + half

@@ -1,0 +1,194 @@
+"""Normalization and dropout."""
+
+from __future__ import annotations
+
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..proto.dtypes import to_dtype
+from .arrays import axes_of, axis_of, xp
+from .registry import Static, op, withdrawn
+
+
+def _wide(*values):
+    """The dtype to compute in: the widest operand's, and float32 at least."""
+    dtype = np.dtype(np.float32)
+    for value in values:
+        dtype = np.promote_types(dtype, np.float32 if value.dtype.itemsize < 4 else value.dtype)
+    return dtype
+
+
+def _per_channel(vector, x):
+    return vector.reshape(1, -1, *(1,) * (x.ndim - 2)) if x.ndim > 1 else vector
+
+
+def _standardize(x, axes, epsilon):
+    """(normalized, mean, 1 / standard deviation), with the reduced axes kept."""
+    mean = x.mean(axis=axes, keepdims=True)
+    centred = x - mean
+    inverse = 1 / xp(x).sqrt((centred * centred).mean(axis=axes, keepdims=True) + epsilon)
+    return centred * inverse, mean, inverse
+
+
+def _batch_normalization(X, scale, B, mean, var, epsilon, momentum, training, spatial=True):
+    """(Y, running mean, running variance, batch mean, batch variance); the last four only when training."""
+    wide = _wide(X, scale, mean)
+    x = X.astype(wide)
+    shape = (lambda v: _per_channel(v, X)) if spatial or mean.ndim == 1 else (lambda v: v[None])
+    if not training:
+        inverse = shape(scale.astype(wide) / xp(var).sqrt(var.astype(wide) + epsilon))
+        return ((x - shape(mean.astype(wide))) * inverse + shape(B.astype(wide))).astype(X.dtype)
+    axes = tuple(i for i in range(X.ndim) if i != 1 or X.ndim == 1) if spatial else (0,)
+    now = x.mean(axis=axes, keepdims=True)
+    spread = ((x - now) ** 2).mean(axis=axes, keepdims=True)
+    y = (x - now) / xp(x).sqrt(spread + epsilon) * shape(scale.astype(wide)) + shape(B.astype(wide))
+    now, spread = now.reshape(mean.shape), spread.reshape(var.shape)
+    running = [
+        (old.astype(wide) * momentum + new * (1 - momentum)).astype(old.dtype)
+        for old, new in ((mean, now), (var, spread))
+    ]
+    return y.astype(X.dtype), *running, now.astype(mean.dtype), spread.astype(var.dtype)
+
+
+@op("BatchNormalization", since=1)
+def batch_normalization_1(X, scale, B, mean, var, *, epsilon=1e-5, is_test=0, momentum=0.9, spatial=1, n_outputs=1):
+    """The number of outputs tells training from inference, as the operator says; is_test must not contradict it."""
+    if is_test and n_outputs > 1:
+        raise ValueError(f"is_test={is_test} has one output, not {n_outputs}: set is_test=0 or drop the statistics")
+    return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
+
+
+@op("BatchNormalization", since=7)
+def batch_normalization_7(X, scale, B, mean, var, *, epsilon=1e-5, momentum=0.9, spatial=1, n_outputs=1):
+    return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
+
+
+@op("BatchNormalization", since=14)
+def batch_normalization(
+    X, scale, B, input_mean, input_var, *, epsilon=1e-5, momentum=0.9, training_mode=0, n_outputs=1
+):
+    if n_outputs > 1 and not training_mode:
+        raise ValueError(f"training_mode=0 has one output, not {n_outputs}: set training_mode=1 to get the statistics")
+    y = _batch_normalization(X, scale, B, input_mean, input_var, epsilon, momentum, bool(training_mode))
+    return y[:3] if training_mode else y
+
+
+@op("InstanceNormalization")
+def instance_normalization(input, scale, B, *, epsilon=1e-5):
+    wide = _wide(input)
+    y, _, _ = _standardize(input.astype(wide), tuple(range(2, input.ndim)), epsilon)
+    y = y * _per_channel(scale.astype(wide), input) + _per_channel(B.astype(wide), input)
+    return y.astype(input.dtype)
+
+
+def _from_axis(x, axis):
+    return tuple(range(axis_of(axis, x.ndim), x.ndim))
+
+
+@op("LayerNormalization", since=17)
+def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1):
+    """The statistics are taken in ``stash_type``; scale and bias apply in the dtype of X."""
+    normalized, mean, inverse = _standardize(X.astype(to_dtype(stash_type)), _from_axis(X, axis), epsilon)
+    y = normalized.astype(X.dtype) * Scale
+    return (y if B is None else y + B).astype(X.dtype), mean, inverse
+
+
+@op("RMSNormalization", since=23)
+def rms_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
+    x = X.astype(to_dtype(stash_type))
+    y = x / xp(x).sqrt((x * x).mean(axis=_from_axis(X, axis), keepdims=True) + epsilon)
+    return y.astype(scale.dtype) * scale
+
+
+withdrawn(
+    "GroupNormalization", since=18, instead="GroupNormalization of opset 21, whose scale and bias are per channel"
+)
+
+
+@op("GroupNormalization", since=21)
+def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
+    if X.shape[1] % num_groups:
+        raise ValueError(f"num_groups ({num_groups}) does not divide the {X.shape[1]} channels of X {X.shape}")
+    x = X.astype(to_dtype(stash_type)).reshape(X.shape[0], num_groups, -1)
+    y = _standardize(x, (2,), epsilon)[0].reshape(X.shape).astype(X.dtype)
+    return y * _per_channel(scale, X) + _per_channel(bias, X)
+
+
+@op("MeanVarianceNormalization", since=9)
+def mean_variance_normalization(X, *, axes=(0, 2, 3)):
+    """(X - mean) / (standard deviation + 1e-9), the small number being that of ONNX's function body."""
+    axes = axes_of(axes, X.ndim)
+    x = X.astype(_wide(X))
+    centred = x - x.mean(axis=axes, keepdims=True)
+    deviation = _root((centred * centred).mean(axis=axes, keepdims=True))
+    return (centred / (deviation + 1e-9)).astype(X.dtype)
+
+
+def _root(x):
+    """The square root, whose gradient at zero is zero."""
+    np_ = xp(x)
+    return np_.where(x > 0, np_.sqrt(np_.where(x > 0, x, x.dtype.type(1))), x.dtype.type(0))
+
+
+@op("LpNormalization")
+def lp_normalization(input, *, axis=-1, p=2):
+    """x / ||x||, and zero where the norm is zero."""
+    if p not in (1, 2):
+        raise ValueError(f"p ({p}) must be 1 or 2")
+    x, axis = input.astype(_wide(input)), axis_of(axis, input.ndim)
+    norm = abs(x).sum(axis, keepdims=True) if p == 1 else _root((x * x).sum(axis, keepdims=True))
+    return (x / xp(x).where(norm == 0, x.dtype.type(1), norm)).astype(input.dtype)
+
+
+@op("LRN")
+def lrn(X, *, alpha=1e-4, beta=0.75, bias=1.0, size):
+    x = jnp.asarray(X, _wide(X))
+    around = [(0, 0)] * x.ndim
+    around[1] = ((size - 1) // 2, size // 2)
+    extent = [1] * x.ndim
+    extent[1] = size
+    squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, extent, [1] * x.ndim, around)
+    return (x / (bias + alpha / size * squares) ** beta).astype(X.dtype)
+
+
+def _dropout(data, ratio, key, mask_dtype=np.bool_):
+    """(output, mask): what is kept is scaled by 1 / (1 - ratio); without a key everything is kept."""
+    if key is None:
+        return data, xp(data).ones(data.shape, mask_dtype)
+    keep = jax.random.uniform(key, data.shape, jnp.float32) >= jnp.asarray(ratio, jnp.float32)
+    wide = _wide(data)
+    scaled = jnp.asarray(data, wide) / (1 - jnp.asarray(ratio).astype(wide))
+    return jnp.where(keep, scaled, 0).astype(data.dtype), keep.astype(mask_dtype)
+
+
+@op("Dropout", since=1)
+def dropout_1(data, *, is_test=0, ratio=0.5, rng):
+    return _dropout(data, ratio, None if is_test else rng, data.dtype)
+
+
+def _dropout_inference(data, ratio, mask_dtype):
+    if not 0 <= ratio < 1:
+        raise ValueError(f"ratio ({ratio}) is outside [0, 1)")
+    return _dropout(data, ratio, None, mask_dtype)
+
+
+@op("Dropout", since=7)
+def dropout_7(data, *, ratio=0.5):
+    """Opsets 7 to 11 describe inference: nothing is dropped."""
+    return _dropout_inference(data, ratio, data.dtype)
+
+
+@op("Dropout", since=10)
+def dropout_10(data, *, ratio=0.5):
+    return _dropout_inference(data, ratio, np.bool_)
+
+
+@op("Dropout", since=12)
+def dropout(data, ratio=None, training_mode: Static = None, *, seed=None, rng):
+    """A given seed fixes the stream; otherwise every call draws from the caller's key."""
+    if training_mode is None or not training_mode.item():
+        return _dropout(data, 0.0, None)
+    return _dropout(data, np.float32(0.5) if ratio is None else ratio, rng if seed is None else jax.random.key(seed))

@@ -1,0 +1,76 @@
+"""Random operators: which streams are fixed, which follow the caller's key, and what they draw."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.helpers import run_op
+
+KEYS = (jax.random.key(1), jax.random.key(2))
+DRAWS = {
+    "RandomNormal": ((), {"shape": (8,)}),
+    "RandomUniform": ((), {"shape": (8,)}),
+    "RandomNormalLike": ((np.zeros(8, np.float32),), {}),
+    "RandomUniformLike": ((np.zeros(8, np.float32),), {}),
+    "Bernoulli": ((np.full(64, 0.5, np.float32),), {}),
+    "Multinomial": ((np.zeros((2, 5), np.float32),), {"sample_size": 32}),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_seed_fixes_the_stream_and_its_absence_follows_the_key(name):
+    inputs, attributes = DRAWS[name]
+
+    def draw(key, **seed):
+        return np.asarray(run_op(name, *inputs, rng=key, **attributes, **seed))
+
+    a, b = KEYS
+    np.testing.assert_array_equal(draw(a, seed=1.5), draw(b, seed=1.5))
+    np.testing.assert_array_equal(draw(a), draw(a))
+    for other in (draw(b), draw(a, seed=1.5), draw(a, seed=0.0)):
+        assert (draw(a) != other).any()
+    assert (draw(a, seed=0.0) != draw(a, seed=-0.0)).any()  # the bits count, not the value
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes", "dtype"),
+    [
+        ("RandomNormal", (), {"shape": (3,)}, np.float32),
+        ("RandomUniform", (), {"shape": (), "dtype": 11}, np.float64),
+        ("RandomNormalLike", (np.zeros(3, np.int32),), {"dtype": 10}, np.float16),
+        ("RandomUniformLike", (np.zeros(3, ml_dtypes.bfloat16),), {}, ml_dtypes.bfloat16),
+        ("RandomUniformLike", (np.array(["a", "b"], object),), {"dtype": 1}, np.float32),
+        ("Bernoulli", (np.zeros(3, np.float16),), {}, np.float16),
+        ("Bernoulli", (np.zeros(3, np.float64),), {"dtype": 9}, np.bool_),
+        ("Multinomial", (np.zeros((1, 2), np.float16),), {}, np.int32),
+        ("Multinomial", (np.zeros((1, 2), np.float64),), {"dtype": 7}, np.int64),
+    ],
+)
+def test_output_types(name, inputs, attributes, dtype):
+    assert run_op(name, *inputs, rng=KEYS[0], **attributes).dtype == dtype
+
+
+def test_an_integer_input_cannot_lend_its_type():
+    with pytest.raises(ValueError, match="give the attribute dtype"):
+        run_op("RandomNormalLike", np.zeros(3, np.int64), rng=KEYS[0])
+
+
+def test_distributions():
+    n = 40_000
+    normal = run_op("RandomNormal", shape=(n,), dtype=11, mean=3.0, scale=0.5, seed=1.0)
+    assert abs(normal.mean() - 3) < 0.02 and abs(normal.std() - 0.5) < 0.02
+    uniform = run_op("RandomUniform", shape=(n,), low=-2.0, high=6.0, seed=1.0)
+    assert uniform.min() >= -2 and uniform.max() < 6 and abs(uniform.mean() - 2) < 0.05
+    p = np.repeat([0.0, 0.25, 1.0], n)
+    np.testing.assert_allclose(run_op("Bernoulli", p, seed=1.0).reshape(3, n).mean(1), [0, 0.25, 1], atol=0.02)
+    logits = np.log(np.array([[1.0, 2.0, 5.0], [4.0, 0.0, 4.0]]) + 1e-300)
+    drawn = run_op("Multinomial", logits, sample_size=n, seed=1.0)
+    shares = np.stack([np.bincount(row, minlength=3) for row in np.asarray(drawn)]) / n
+    np.testing.assert_allclose(shares, [[0.125, 0.25, 0.625], [0.5, 0, 0.5]], atol=0.02)
+
+
+def test_likes_read_no_values():
+    jitted = jax.jit(lambda x: run_op("RandomNormalLike", x, seed=3.0))
+    np.testing.assert_array_equal(jitted(jnp.zeros(4)), jitted(jnp.full(4, jnp.nan)))

@@ -1,0 +1,257 @@
+"""What a model may come from, and external data (rules MV-12, EX-01 to EX-20)."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnx2jax
+from onnx2jax.errors import ExternalDataError, ExternalDataNotFoundError, ModelError
+from onnx2jax.proto.external import ExternalFiles
+from onnx2jax.proto.messages import TensorProto as OurTensor
+from onnx2jax.proto.tensors import to_array
+
+
+def relu_model() -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+
+
+def matmul_model(path: Path, shape: tuple[int, int], data: str = "weights.bin", offset: int = 0) -> None:
+    """A model of one product whose weight lies in a file beside it."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", shape[0]])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", shape[1]])
+    w = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", data), ("offset", str(offset)), ("length", str(4 * shape[0] * shape[1]))):
+        w.external_data.add(key=key, value=value)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    path.write_bytes(model.SerializeToString())
+
+
+def test_every_kind_of_source(tmp_path: Path) -> None:
+    model = relu_model()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    data = model.SerializeToString()
+    x = np.float32([-1, 2])
+    for source in (path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), model):
+        np.testing.assert_array_equal(onnx2jax.convert(source)(x), [0, 2])
+    with path.open("rb") as file:
+        np.testing.assert_array_equal(onnx2jax.convert(file)(x), [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty"),
+        (b"hello world, this is no model", "not an ONNX model"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"PK\x03\x04" + bytes(60), "zip archive"),
+        (b"<!DOCTYPE html>", "text"),
+        (b"\x0a\x09ONNXOPSET\x10\x07", "operator set document"),
+        (relu_model().SerializeToString()[:-20], "not an ONNX model"),
+        (relu_model().SerializeToString()[:2], "no graph"),
+    ],
+    ids=["empty", "text", "lfs", "zip", "html", "opset", "truncated", "header-only"],
+)
+def test_what_is_no_model_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        onnx2jax.convert(data)
+
+
+def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        onnx2jax.convert(tmp_path / "none.onnx")
+
+
+def test_something_else_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="path, bytes, a binary file"):
+        onnx2jax.convert(3)
+    with pytest.raises(TypeError, match="mode 'rb'"):
+        onnx2jax.convert(io.StringIO("text"))
+
+
+def test_external_weights_are_views_of_the_file(tmp_path: Path) -> None:
+    weights = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (tmp_path / "weights.bin").write_bytes(b"\0" * 6 + weights.tobytes() + b"tail")
+    matmul_model(tmp_path / "m.onnx", (3, 4), offset=6)  # not aligned, and the file goes on after it
+    model = onnx2jax.convert(tmp_path / "m.onnx")
+    assert not model.params["w"].flags.owndata and not model.params["w"].flags.writeable
+    np.testing.assert_array_equal(model(np.eye(3, dtype=np.float32)), weights)
+
+
+def test_external_data_of_a_model_without_a_file(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(bytes(48))
+    matmul_model(tmp_path / "m.onnx", (3, 4))
+    data = (tmp_path / "m.onnx").read_bytes()
+    with pytest.raises(ExternalDataError, match="external_data_dir"):
+        onnx2jax.convert(data)
+    assert onnx2jax.convert(data, external_data_dir=tmp_path).params["w"].shape == (3, 4)
+
+
+def external(**entries: str) -> Any:
+    tensor = OurTensor(name="w", data_type=1, dims=[2], data_location=1)
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({}, "EX-02"),
+        ({"location": "/etc/passwd"}, "EX-03"),
+        ({"location": "../outside"}, "EX-04"),
+        ({"location": "sub/../../outside"}, "EX-04"),
+        ({"location": "data", "offset": "-1"}, "EX-09"),
+        ({"location": "data", "offset": "x"}, "EX-09"),
+        ({"location": "data", "offset": "4"}, "EX-10"),
+        ({"location": "data", "offset": "9" * 30}, "EX-10"),
+        ({"location": "data", "length": "4"}, "EX-11"),
+        ({"location": "fifo"}, "EX-07"),
+        ({"location": "sub"}, "EX-07"),
+        ({"location": "link"}, "follow_links=True"),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_external_data_out_of_reach_is_refused(tmp_path: Path, entries: dict[str, str], message: str) -> None:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "data").write_bytes(bytes(8))
+    (tmp_path / "outside").write_bytes(bytes(8))
+    (folder / "link").symlink_to(tmp_path / "outside")
+    os.mkfifo(folder / "fifo")
+    with pytest.raises(ExternalDataError, match=message):
+        to_array(external(**entries), ExternalFiles(folder))
+
+
+def test_links_are_followed_when_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "blob").write_bytes(np.float32([1, 2]).tobytes())
+    (folder / "data").symlink_to(tmp_path / "blob")
+    files = ExternalFiles(folder, follow_links=True)
+    np.testing.assert_array_equal(to_array(external(location="data"), files), [1, 2])
+
+
+def test_a_missing_external_file_names_tensor_location_and_folder(tmp_path: Path) -> None:
+    matmul_model(tmp_path / "m.onnx", (3, 4), data="gone.bin")
+    with pytest.raises(ExternalDataNotFoundError, match=r"(?s)'w'.*'gone.bin'.*external_data_dir") as caught:
+        onnx2jax.convert(tmp_path / "m.onnx")
+    assert isinstance(caught.value, FileNotFoundError) and str(tmp_path) in str(caught.value)
+
+
+LOAD = """
+import resource, sys
+import onnx2jax
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+model = onnx2jax.convert(sys.argv[1])
+assert not model.params["w"].flags.owndata
+loaded = peak()
+import numpy as np
+y = model(np.ones((1, model.inputs[0].type.shape[1]), np.float32))
+assert float(y[0, 0]) == 0.0
+print(loaded - before, peak() - before)
+"""
+
+
+def test_a_large_model_is_mapped_not_read(tmp_path: Path) -> None:
+    size = 400 * 2**20
+    side = 10240
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(size)
+    matmul_model(tmp_path / "m.onnx", (side, size // 4 // side))
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path / "m.onnx")], capture_output=True, text=True, check=True
+    )
+    loaded, called = (int(word) * 1024 for word in done.stdout.split())
+    assert loaded < 0.2 * size, f"loading took {loaded} bytes"
+    assert called < 1.2 * size, f"loading and one call took {called} bytes"
+
+
+BESIDE = """
+import {first}
+import {second}
+import onnx, onnx2jax, numpy as np
+from onnx2jax.proto.messages import ModelProto
+from onnx import helper
+x = helper.make_tensor_value_info("x", 1, [2]); y = helper.make_tensor_value_info("y", 1, [2])
+model = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y]), ir_version=10)
+assert type(model) is not ModelProto
+assert onnx2jax.convert(model)(np.float32([-1, 2])).tolist() == [0, 2]
+onnx.checker.check_model(model)
+"""
+
+
+@pytest.mark.parametrize(("first", "second"), [("onnx", "onnx2jax"), ("onnx2jax", "onnx")])
+def test_it_lives_beside_the_onnx_package(first: str, second: str) -> None:
+    subprocess.run([sys.executable, "-c", BESIDE.format(first=first, second=second)], check=True)
+
+
+PARSE = """
+import sys, google.protobuf
+assert google.protobuf.__version__.startswith(sys.argv[1] + "."), google.protobuf.__version__
+import onnx2jax
+print(onnx2jax.convert(onnx2jax.demo_model()).inputs[0].name)
+"""
+
+
+@pytest.mark.parametrize("major", [5, 6, 7])
+def test_every_supported_protobuf(major: int, tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--target", str(tmp_path), f"protobuf=={major}.*"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE, str(major)],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(onnx2jax.__file__).parents[1]}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "image"
+
+
+def test_the_compiled_description_is_that_of_the_proto_file(tmp_path: Path) -> None:
+    """onnx.binpb is made from onnx.proto by `make proto`."""
+    from google.protobuf import descriptor_pb2
+    from grpc_tools import protoc  # type: ignore[import-untyped]
+
+    folder = Path(onnx2jax.__file__).parent / "proto"
+    made = tmp_path / "made.binpb"
+    assert protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={made}", "onnx.proto"]) == 0
+    kept, new = (descriptor_pb2.FileDescriptorSet.FromString(p.read_bytes()) for p in (folder / "onnx.binpb", made))
+    assert kept == new
+
+
+def test_field_numbers_are_those_of_the_onnx_package() -> None:
+    from google.protobuf import descriptor_pb2
+
+    folder = Path(onnx2jax.__file__).parent / "proto"
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString((folder / "onnx.binpb").read_bytes()).file
+
+    def fields(message: Any, prefix: str = "") -> dict[str, Any]:
+        found = {f"{prefix}{message.name}.{f.name}": (f.number, f.label, f.type) for f in message.field}
+        for nested in message.nested_type:
+            found |= fields(nested, f"{prefix}{message.name}.")
+        return found
+
+    ours = {k: v for m in file.message_type for k, v in fields(m).items()}
+    theirs: dict[str, Any] = {}
+    from onnx import onnx_data_pb2, onnx_ml_pb2, onnx_operators_ml_pb2
+
+    for module in (onnx_ml_pb2, onnx_operators_ml_pb2, onnx_data_pb2):
+        proto = descriptor_pb2.FileDescriptorProto()
+        module.DESCRIPTOR.CopyToProto(proto)
+        theirs |= {k: v for m in proto.message_type for k, v in fields(m).items()}
+    assert ours == theirs
