@@ -135,7 +135,7 @@ def export(tensors: Arrays, metadata: dict[str, str]) -> onnx.ModelProto:
         "digits",
         [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 1, 8, 8])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 10])],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in tensors.items()],
+        [numpy_helper.from_array(np.asarray(tensors[n]), n) for node in nodes for n in node.input if n in tensors],
     )
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10, producer_name="benchmarks/train_digits.py"

@@ -86,12 +86,13 @@ def _run(arguments: argparse.Namespace) -> int:
     model = convert(arguments.model, dim_overrides=dims)
     feeds = _files(arguments.input, {v.name: v for v in model.inputs} | model.optional)
     absent = [v for v in model.inputs if v.name not in feeds]
-    if absent and arguments.random:
-        rng = np.random.default_rng(arguments.seed)
-        feeds |= {v.name: _random(v, rng) for v in absent}
-    _print_table("inputs", ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in feeds.items()])
+    if absent and not arguments.random:
+        raise CommandError(f"input {absent[0]} is not given: --input {absent[0].name}=FILE.npy, or --random")
+    rng = np.random.default_rng(arguments.seed)
+    feeds |= {v.name: _random(v, rng) for v in absent}
     outputs = dict(zip((v.name for v in model.outputs), model.run(None, feeds), strict=True))
-    _print_table("outputs", ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in outputs.items()])
+    for title, values in (("inputs", feeds), ("outputs", outputs)):
+        _print_table(title, ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in values.items()])
     _save(outputs, arguments.output_dir, arguments.output_file)
     return 0
 
@@ -303,6 +304,7 @@ def _print_table(title: str, headers: Sequence[str], rows: Iterable[tuple[str, .
             Console().print(table)
             return
     print(f"\n{title}")
-    widths = [max(len(row[i]) for row in rows) for i in range(len(headers))] if rows else []
+    rows.insert(0, tuple(headers))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(headers))]
     for row in rows:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -117,7 +117,8 @@ def show(found: Findings, console: Console) -> None:
     """Print the samples, and below them the numbers."""
     half = len(found.samples.labels) // 2
     for row in (range(half), range(half, 2 * half)):
-        console.print(_gallery(found, row, colour=console.color_system is not None), end="\n\n")
+        console.print(_gallery(found, row, colour=console.color_system is not None))
+        console.print()
     console.print(_numbers(found))
 
 
@@ -184,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
         import matplotlib  # noqa: F401
         from rich.console import Console
     except ImportError as error:
-        print(f"The demo draws with {error.name}: pip install 'onnx2jax[demo]'", file=sys.stderr)
+        print(f"The demo draws with matplotlib and rich ({error}): pip install 'onnx2jax[demo]'", file=sys.stderr)
         return 1
     found = compute()
     show(found, Console())

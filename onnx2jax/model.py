@@ -114,6 +114,11 @@ class Model:
         self._passed: dict[str, Any] = {}
         self._baked: dict[str, np.ndarray] = {}
 
+    @property
+    def jitted(self) -> bool:
+        """Whether calls run as one ``jax.jit``. False once something in the model needed the host."""
+        return not self._host_reason
+
     def __call__(self, *args: Any, rng: Any = None, **named: Any) -> Any:
         """Run the model, compiled for the shapes of this call.
 

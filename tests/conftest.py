@@ -13,3 +13,15 @@ def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [m for m in sys.modules if m.split(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the official cases: properties of reports arrive from every worker."""
+    passed = terminalreporter.stats.get("passed", [])
+    runs = [value for report in passed for name, value in report.user_properties if name == "official"]
+    if runs:
+        failed = [r for kind in ("failed", "xfailed") for r in terminalreporter.stats.get(kind, [])]
+        others = sum("::test_case[" in r.nodeid and "test_official" in r.nodeid for r in failed)
+        terminalreporter.write_line(
+            f"official suite: {len(runs)} of {len(runs) + others} cases pass, {runs.count('jitted')} of them as one jit"
+        )

@@ -44,5 +44,5 @@ def test_the_operator_of_contributing() -> None:
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])])
     opsets = [helper.make_opsetid("", 22), helper.make_opsetid("com.example", 1)]
     model = onnx2jax.convert(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-    x, limit = np.float32([-2, 0, 4]), np.float32([1, 1, 3])
+    x, limit = np.array([[-2, 0, 4], [1, 1, 3]], np.float32)
     np.testing.assert_allclose(model(x, limit), np.tanh(x / 2) * limit, rtol=1e-6)

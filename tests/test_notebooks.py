@@ -31,10 +31,11 @@ def execute(path: Path) -> Any:
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         spec = {"argv": command, "display_name": "this", "language": "python", "env": {"PYTHONPATH": str(ROOT)}}
         (kernel / "kernel.json").write_text(json.dumps(spec))
-        manager = AsyncKernelManager(
-            kernel_name="this", kernel_spec_manager=KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
-        )
-        NotebookClient(notebook, km=manager, timeout=300, record_timing=False).execute()
+        specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
+        manager = AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs, transport="ipc")
+        client = NotebookClient(notebook, km=manager, timeout=300, record_timing=False, coalesce_streams=True)
+        client.owns_km = True  # so that it ends the kernel and closes its sockets
+        client.execute()
     notebook.metadata.language_info = {"name": "python"}  # without the version of whoever ran it
     return notebook
 

@@ -53,9 +53,10 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
     if "c" in (x.dtype.kind, dtype.kind):
         raise TypeError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
     with np.errstate(all="ignore"):
-        narrow = is_float(dtype) and dtype.itemsize == 1
-        if narrow or (is_float(x.dtype) and x.dtype.itemsize == 1):
-            x = x.astype(np.float32)  # XLA's own conversions between 8-bit floats and integers lose the rules below
+        if x.dtype.itemsize == 1 and x.dtype.isbuiltin == 2:  # conversions among the small types are patchy
+            x = x.astype(np.float32 if is_float(x.dtype) else np.int8)
+        if is_float(dtype) and dtype.itemsize == 1:
+            x = x.astype(np.float32)
         if dtype == np.bool_:
             return x != 0
         if dtype == float8_e8m0fnu:

@@ -179,7 +179,8 @@ def conv_transpose(
     else:
         image = tuple(f - sum(p) for f, p in zip(full, pads, strict=True))
     if same or output_shape is not None:
-        pads = split_pads([f - n for f, n in zip(full, image, strict=True)], auto_pad == "SAME_UPPER")
+        # odd padding as opset 11 words it: the formula of opset 1 contradicts its own auto_pad
+        pads = split_pads([max(f - n, 0) for f, n in zip(full, image, strict=True)], auto_pad == "SAME_UPPER")
     return _add_bias(_conv_transpose(X, W, image, strides, pads, dilations, group), B)
 
 
@@ -230,6 +231,11 @@ def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, p
         (n + sum(p) - (k - 1) * d - 1) // s + 1
         for n, k, s, d, p in zip(image, block, strides, dilations, pads, strict=True)
     ]
+    if input.shape[1] % math.prod(block) or input.shape[2] != math.prod(blocks):
+        raise ValueError(
+            f"input {input.shape} must be (N, C * {math.prod(block)}, {math.prod(blocks)}): blocks of {block}, "
+            f"{tuple(blocks)} of them in an image of {image}"
+        )
     columns = jnp.asarray(input).reshape(input.shape[0], -1, *block, *blocks)
     return fold(columns, image, strides, pads, dilations)
 

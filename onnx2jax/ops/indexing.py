@@ -180,7 +180,7 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode="lin
         raise ValueError(f"axis ({axis}) must not be the batch axis 0, and mode ({mode!r}) is linear or circular")
     extent, batch = past_cache.shape[axis], past_cache.shape[0]
     start = np.zeros(1, np.int64) if write_indices is None else write_indices
-    places = start[:, None] + np.arange(update.shape[axis])
+    places = start[:, None] + _mesh((update.shape[axis],))[0]
     places = places % extent if mode == "circular" else places
     _check(places, extent, axis)
     cache, update = (xp(t).moveaxis(t, axis, 1) for t in (past_cache, update))
@@ -196,39 +196,39 @@ def compress(input, condition: Static, *, axis=None):
     return gather(input, np.flatnonzero(condition), axis=axis)
 
 
-def _one_hot(indices, depth, values, axis):
-    depth = dims(np.asarray(depth).astype(np.int64) if depth.dtype != object else depth)[0]
+def _one_hot(indices, depth, values, axis, wrap):
+    depth = dims(depth if depth.dtype == object else depth.astype(np.int64))[0]
     axis = axis_of(axis, indices.ndim + 1)
-    space = xp(indices, values) if isinstance(depth, int) else jnp
-    classes = _mesh((depth, *[1] * (indices.ndim - axis)))[0]
-    hit = space.expand_dims(indices, axis) == classes
-    return space.where(hit, values[1], values[0])
+    indices = indices.astype(np.int64)
+    if wrap:
+        indices = xp(indices, depth).where(indices < 0, indices + depth, indices)
+    space = xp(indices, values, depth)
+    hit = space.expand_dims(indices, axis) == _mesh((depth, *[1] * (indices.ndim - axis)))[0]
+    return space.where(hit, values[1, ...], values[0, ...])  # `...` keeps a string in its array
 
 
 @op("OneHot", since=9)
 def one_hot_9(indices, depth: Static, values, *, axis=-1):
-    """OneHot-9: a negative index is out of range."""
-    return _one_hot(indices.astype(np.int64), depth, values, axis)
+    """OneHot-9: a negative index is out of range and hits no class."""
+    return _one_hot(indices, depth, values, axis, wrap=False)
 
 
 @op("OneHot", since=11)
 def one_hot(indices, depth: Static, values, *, axis=-1):
-    """OneHot: indices in [-depth, depth - 1]; any other hits no class."""
-    indices = indices.astype(np.int64)
-    wrapped = xp(indices).where(indices < 0, indices + int(np.ravel(depth)[0]), indices)
-    return _one_hot(wrapped, depth, values, axis)
+    return _one_hot(indices, depth, values, axis, wrap=True)
 
 
 @op("ReverseSequence", since=10)
 def reverse_sequence(input, sequence_lens, *, batch_axis=1, time_axis=0):
     if {batch_axis, time_axis} != {0, 1}:
         raise ValueError(f"batch_axis ({batch_axis}) and time_axis ({time_axis}) must be 0 and 1, or 1 and 0")
-    time = np.arange(input.shape[time_axis])
-    lens = sequence_lens[:, None]
+    if isinstance(sequence_lens, np.ndarray) and sequence_lens.size and sequence_lens.min() < 0:
+        raise ValueError(f"sequence_lens {sequence_lens.tolist()} must not be negative")
     _check(sequence_lens, input.shape[time_axis] + 1, time_axis)
-    places = xp(lens).where(time < lens, lens - 1 - time, time)
-    rows, times = _mesh((input.shape[batch_axis], 1))[0], places
-    return _take(input, (rows, times)) if batch_axis == 0 else _take(input, (times.T, rows.T))
+    batch, time = _mesh((input.shape[batch_axis], input.shape[time_axis]))
+    lens = sequence_lens[:, None]
+    time = xp(lens, time).where(time < lens, lens - 1 - time, time)
+    return _take(input, (batch, time) if batch_axis == 0 else (time.T, batch.T))
 
 
 @op("Trilu", since=14)

@@ -10,6 +10,7 @@ from jax import lax
 from onnx2jax.proto.dtypes import to_dtype
 
 from .arrays import axis_of, is_known, xp
+from .conv import conv, window
 from .linalg import product
 from .registry import op
 
@@ -38,7 +39,7 @@ def spread(parameter, shape, axis, block_size=0):
         covered = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape))
         if block_size < 0 or parameter.shape != covered:
             raise ValueError(
-                f"the scale has shape {parameter.shape}; blocks of {block_size} on axis {axis} of {shape} take {covered}"
+                f"blocks of {block_size} on axis {axis} of {shape} take a scale of shape {covered}, not {parameter.shape}"
             )
         repeated = n.repeat(parameter, block_size, axis)
         return repeated if extent == blocks * block_size else repeated[(slice(None),) * axis + (slice(extent),)]
@@ -172,28 +173,6 @@ def qlinear_matmul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, 
     return requantize(y, scale, row(y_zero_point))
 
 
-def conv_window(shape, kernel, auto_pad, dilations, pads, strides):
-    """Strides, (begin, end) pads and dilations of a window over spatial dimensions of this shape."""
-    rank = len(shape)
-    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
-    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-        totals = [max(0, (-(-n // s) - 1) * s + k - n) for n, k, s in zip(shape, spans, strides, strict=True)]
-        pairs = [(t - t // 2, t // 2) if auto_pad == "SAME_LOWER" else (t // 2, t - t // 2) for t in totals]
-    elif auto_pad in ("NOTSET", "VALID"):
-        pads = pads if pads and auto_pad == "NOTSET" else (0,) * (2 * rank)
-        pairs = list(zip(pads[:rank], pads[rank:], strict=True))
-    else:
-        raise ValueError(f"auto_pad is {auto_pad!r}; it must be NOTSET, SAME_UPPER, SAME_LOWER or VALID")
-    return {"strides": tuple(strides), "pads": pairs, "dilations": tuple(dilations)}
-
-
-def conv(x, w, *, strides, pads, dilations, groups):
-    return lax.conv_general_dilated(
-        x, w, strides, pads, rhs_dilation=dilations, feature_group_count=groups, preferred_element_type=x.dtype
-    )
-
-
 def reach(dtype, zero_point):
     """The largest magnitude of an 8-bit value less its zero point."""
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -203,7 +182,7 @@ def reach(dtype, zero_point):
     return int(max(high - zero_point.min(), zero_point.max() - low))
 
 
-def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window):
+def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geometry):
     """A convolution of 8-bit tensors less their zero points, in int32.
 
     XLA's integer convolutions are slow, its float32 ones exact while every sum stays below 2**24; more
@@ -211,7 +190,8 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window
     """
     if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
         raise ValueError(f"kernel_shape is {tuple(kernel_shape)}, but the filter has shape {w.shape}")
-    window = conv_window(x.shape[2:], w.shape[2:], **window)
+    strides, dilations, pads = window(x.shape[2:], w.shape[2:], **geometry)
+    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": group}
     largest = reach(x.dtype, x_zero_point) * reach(w.dtype, w_zero_point) * int(np.prod(w.shape[2:]))
     dtype, step = np.dtype(np.float32), (2**24 - 1) // largest if largest else w.shape[1]
     if not step:
@@ -225,7 +205,7 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window
     total = None
     for start in range(0, w.shape[1], step):
         part = grouped[:, :, start : start + step].reshape(x.shape[0], -1, *x.shape[2:]) if step < w.shape[1] else x
-        y = conv(part, w[:, start : start + step], groups=group, **window).astype(np.int32)
+        y = conv(part, w[:, start : start + step], **options).astype(np.int32)
         total = y if total is None else total + y
     return total
 
@@ -236,8 +216,8 @@ def conv_integer(
     *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
 ):  # fmt: skip
     """The convolution of two 8-bit tensors less their zero points, in int32."""
-    window = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
-    return integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window)
+    geometry = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
+    return integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geometry)
 
 
 @op("QLinearConv", since=10)
@@ -246,8 +226,8 @@ def qlinear_conv(
     *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
 ):  # fmt: skip
     """The convolution of two quantized tensors plus an int32 bias, quantized again."""
-    window = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
-    y = integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **window)
+    geometry = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
+    y = integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geometry)
     upright = (-1,) + (1,) * (x.ndim - 2)
     y = y if B is None else y + B.reshape(upright)
     scale = quotient(x_scale.reshape(()) * w_scale.reshape(upright), y_scale.reshape(()))

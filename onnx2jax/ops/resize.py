@@ -32,7 +32,7 @@ def _original(mode, n, out, scale, start, end):
     if mode == "pytorch_half_pixel":
         return np.zeros(out, F32)
     if mode == "half_pixel_symmetric":
-        return width / 2 * (1 - F32(out) / resized) + half
+        return width / 2 * (1 - F32(out) / resized) + (x + F32(0.5)) / scale - F32(0.5)
     raise ValueError(
         f"coordinate_transformation_mode ({mode!r}) is none of half_pixel, half_pixel_symmetric, pytorch_half_pixel, "
         f"align_corners, asymmetric, tf_crop_and_resize"
@@ -66,7 +66,8 @@ def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
     if exclude_outside:
         weight = np.where((index >= 0) & (index < n), weight, 0)
     if exclude_outside or antialias:
-        weight = weight / weight.sum(1, keepdims=True)
+        total = weight.sum(1, keepdims=True)
+        weight = weight / np.where(total == 0, 1, total)
     return np.clip(index, 0, n - 1), weight
 
 

@@ -1,7 +1,6 @@
 """Random operators: which streams are fixed, which follow the caller's key, and what they draw."""
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -58,13 +57,15 @@ def test_an_integer_input_cannot_lend_its_type():
 
 
 def test_distributions():
-    n = 40_000
-    normal = run_op("RandomNormal", shape=(n,), dtype=11, mean=3.0, scale=0.5, seed=1.0)
+    n = 20_000
+    normal = np.asarray(run_op("RandomNormal", shape=(n,), dtype=11, mean=3.0, scale=0.5, seed=1.0))
     assert abs(normal.mean() - 3) < 0.02 and abs(normal.std() - 0.5) < 0.02
     uniform = run_op("RandomUniform", shape=(n,), low=-2.0, high=6.0, seed=1.0)
     assert uniform.min() >= -2 and uniform.max() < 6 and abs(uniform.mean() - 2) < 0.05
     p = np.repeat([0.0, 0.25, 1.0], n)
-    np.testing.assert_allclose(run_op("Bernoulli", p, seed=1.0).reshape(3, n).mean(1), [0, 0.25, 1], atol=0.02)
+    np.testing.assert_allclose(
+        np.asarray(run_op("Bernoulli", p, seed=1.0)).reshape(3, n).mean(1), [0, 0.25, 1], atol=0.02
+    )
     logits = np.log(np.array([[1.0, 2.0, 5.0], [4.0, 0.0, 4.0]]) + 1e-300)
     drawn = run_op("Multinomial", logits, sample_size=n, seed=1.0)
     shares = np.stack([np.bincount(row, minlength=3) for row in np.asarray(drawn)]) / n
@@ -72,5 +73,5 @@ def test_distributions():
 
 
 def test_likes_read_no_values():
-    jitted = jax.jit(lambda x: run_op("RandomNormalLike", x, seed=3.0))
-    np.testing.assert_array_equal(jitted(jnp.zeros(4)), jitted(jnp.full(4, jnp.nan)))
+    shape = jax.ShapeDtypeStruct((4,), np.float32)
+    assert jax.eval_shape(lambda: run_op("RandomNormalLike", shape, seed=3.0)) == shape

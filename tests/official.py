@@ -1,0 +1,168 @@
+"""The official cases of ONNX (onnx.backend.test): loading, comparing, and the few that draw random numbers."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+import onnx2jax
+
+VERSION = "1.23.2"
+"""The release of onnx that the counts and the manifest are about."""
+COUNTS = {"node": 1884, "pytorch-converted": 82, "pytorch-operator": 35, "real": 9, "simple": 23}
+"""Its cases by kind; the nine `real` ones are the light models, whose weights the model itself generates."""
+BERNOULLI = {f"test_bernoulli{kind}{form}" for kind in ("", "_double", "_seed") for form in ("", "_expanded")}
+"""ONNX fixes no generator, not even for a given seed: these are compared by type, shape and frequencies."""
+DROPOUT = {f"test_training_dropout{kind}" for kind in ("", "_mask", "_default", "_default_mask")}
+"""The same, where the ratio is not 0."""
+ROOT = Path(onnx.__file__).parent
+
+Case = Any
+"""onnx.backend.test.case.test_case.TestCase"""
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """All cases by name, in an order that every process agrees on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the cases compute their expected outputs while they are imported
+        from onnx.backend.test.loader import load_model_tests
+
+        found = [case for kind in COUNTS for case in load_model_tests(kind=kind)]
+    by_name = {case.name: case for case in found}
+    assert len(by_name) == len(found)
+    return dict(sorted(by_name.items()))
+
+
+def load(case: Case) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]]:
+    """The case's model, and its sets of inputs and outputs as NumPy."""
+    if case.model is not None:
+        return case.model, [([_value(v) for v in inputs], [_value(v) for v in out]) for inputs, out in case.data_sets]
+    if case.url is not None:
+        return _light(ROOT.parent / case.url)
+    folder = Path(case.model_dir)
+    model = onnx.load(folder / "model.onnx")
+    sets = sorted(folder.glob("test_data_set*"))
+    return model, [(_files(s, "input", model.graph.input), _files(s, "output", model.graph.output)) for s in sets]
+
+
+def _light(path: Path) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]]:
+    """One of the nine light models; its input is what onnx's own runner feeds it."""
+    model = onnx.load(path)
+    (image,) = model.graph.input
+    shape = [d.dim_value for d in image.type.tensor_type.shape.dim]
+    size = int(np.prod(shape))
+    expected = onnx.load_tensor(path.with_name(f"{path.stem}_output_0.pb"))
+    return model, [([(np.arange(size).reshape(shape) / size).astype(np.float32)], [numpy_helper.to_array(expected)])]
+
+
+def _files(folder: Path, what: str, declared: Any) -> list[Any]:
+    count = len(list(folder.glob(f"{what}_*.pb")))
+    return [_read(folder / f"{what}_{i}.pb", declared[i].type) for i in range(count)]
+
+
+def _read(path: Path, kind: onnx.TypeProto) -> Any:
+    content = path.read_bytes()
+    match kind.WhichOneof("value"):
+        case "sequence_type":
+            return numpy_helper.to_list(onnx.SequenceProto.FromString(content))
+        case "optional_type":
+            return numpy_helper.to_optional(onnx.OptionalProto.FromString(content))
+        case "map_type":
+            return numpy_helper.to_dict(onnx.MapProto.FromString(content))
+        case _:
+            return numpy_helper.to_array(onnx.TensorProto.FromString(content))
+
+
+def _value(value: Any) -> Any:
+    return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+
+def check(case: Case) -> onnx2jax.Model:
+    """Run a case through the public interface and compare; the model, which knows how it ran."""
+    message, sets = load(case)
+    model = onnx2jax.convert(message)
+    for inputs, expected in sets:
+        feeds = dict(zip([v.name for v in message.graph.input], inputs, strict=True))
+        if case.name in BERNOULLI:
+            _check_bernoulli(model, feeds, expected[0])
+        elif case.name in DROPOUT:
+            _check_dropout(model, feeds, expected)
+        else:
+            results = model.run(None, feeds)
+            assert len(results) == len(expected)
+            for result, value in zip(results, expected, strict=True):
+                assert_same(result, value, case.rtol, case.atol)
+    return model
+
+
+def assert_same(result: Any, expected: Any, rtol: float, atol: float) -> None:
+    """Same structure, element type and shape; floating values within the tolerance, all others equal."""
+    if isinstance(expected, list | tuple):
+        assert isinstance(result, list | tuple), f"{type(result)} is no sequence"
+        assert len(result) == len(expected)
+        for r, e in zip(result, expected, strict=True):
+            assert_same(r, e, rtol, atol)
+    elif isinstance(expected, dict):
+        assert isinstance(result, dict)
+        assert result.keys() == expected.keys()
+        for key in expected:
+            assert_same(result[key], expected[key], rtol, atol)
+    elif expected is None:
+        assert result is None
+    else:
+        _assert_same_tensor(result, np.asarray(expected), rtol, atol)
+
+
+def _assert_same_tensor(result: Any, expected: np.ndarray, rtol: float, atol: float) -> None:
+    assert isinstance(result, np.ndarray)
+    assert result.shape == expected.shape
+    if expected.dtype.kind in "OUST":
+        assert result.dtype == object
+        assert [str(v) for v in result.flat] == [str(v) for v in expected.flat]
+        return
+    assert result.dtype == expected.dtype
+    if expected.dtype.kind in "biu" or expected.dtype.name.startswith(("int", "uint")):
+        np.testing.assert_array_equal(result, expected)
+        return
+    if expected.dtype.name == "bfloat16":
+        rtol = max(rtol, 2**-6)  # two units in the last place, as onnx's own runner allows
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    np.testing.assert_allclose(result.astype(wide), expected.astype(wide), rtol=rtol, atol=atol)
+
+
+def _draws(model: onnx2jax.Model, feeds: dict[str, Any], times: int = 100) -> list[list[Any]]:
+    return [model.run(None, feeds, rng=jax.random.key(i)) for i in range(times)]
+
+
+def _check_bernoulli(model: onnx2jax.Model, feeds: dict[str, Any], expected: np.ndarray) -> None:
+    (p,) = feeds.values()
+    draws = [result for (result,) in _draws(model, feeds)]
+    assert all(d.dtype == expected.dtype and d.shape == expected.shape for d in draws)
+    assert set(np.unique(draws)) <= {0, 1}
+    _check_frequency(np.mean(draws, axis=0), p, len(draws))
+
+
+def _check_dropout(model: onnx2jax.Model, feeds: dict[str, Any], expected: list[Any]) -> None:
+    x, ratio, _ = feeds.values()
+    draws = _draws(model, feeds)
+    for draw in draws:
+        assert [(d.dtype, d.shape) for d in draw] == [(e.dtype, e.shape) for e in expected]
+        kept = draw[0] != 0
+        np.testing.assert_allclose(draw[0], np.where(kept, x / (1 - ratio), 0), rtol=1e-5)
+        for mask in draw[1:]:
+            np.testing.assert_array_equal(mask, kept)
+    _check_frequency(np.mean([d[0] != 0 for d in draws]), 1 - ratio, len(draws) * x.size)
+
+
+def _check_frequency(frequency: Any, probability: Any, draws: int) -> None:
+    """Within five standard deviations."""
+    deviation = np.sqrt(probability * (1 - probability) / draws)
+    np.testing.assert_array_less(np.abs(frequency - probability), 5 * deviation + 1e-9)

@@ -1,0 +1,261 @@
+"""Reverse-mode gradients of every differentiable operator against central differences, in float64.
+
+The differences run on NumPy operands and the gradient on traced ones, so the two branches are compared as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from jax.test_util import check_vjp
+
+from onnx2jax.ops.registry import resolve
+from tests.helpers import run_op
+
+RNG = np.random.default_rng(7)
+
+
+class Fixed(NamedTuple):
+    """A floating input that is not differentiated: the schema says so, or it decides where kinks lie."""
+
+    value: np.ndarray
+
+
+def u(*shape: int, low: float = -2.0, high: float = 2.0) -> np.ndarray:
+    """Values all apart, so that no maximum, median or rank is a tie within the differences."""
+    count = max(int(np.prod(shape)), 1)
+    return RNG.permutation(np.linspace(low, high, count) + RNG.uniform(0, 0.01, count)).reshape(shape)
+
+
+def ints(*values: Any) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+X = u(3, 4)
+IMAGE = u(2, 4, 5, 5)
+INDICES = ints([0, 2], [1, 1])
+
+# operator, inputs (floating ones are differentiated), attributes
+TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    # elementwise
+    *((name, (X,), {}) for name in ["Abs", "Atan", "Asinh", "Cos", "Cosh", "Erf", "Exp", "Identity", "Neg", "Sigmoid", "Sin", "Sinh", "Tan", "Tanh"]),
+    *((name, (u(3, 4, low=-0.9, high=0.9),), {}) for name in ["Acos", "Asin", "Atanh"]),
+    *((name, (u(3, 4, low=1.1, high=3),), {}) for name in ["Acosh", "Log", "Reciprocal", "Sqrt"]),
+    *((name, (u(3, 4), u(4, low=1, high=2)), {}) for name in ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean"]),
+    ("Pow", (u(3, 4, low=0.5, high=2), u(4)), {}),
+    ("Pow", (u(3, 4), Fixed(np.array(2.0))), {}),
+    ("Pow", (u(3, 4), ints(3)), {}),
+    ("Mod", (u(3, 4, low=-5, high=5), Fixed(np.array(1.7))), {"fmod": 1}),
+    ("Clip", (X, Fixed(np.array(-0.95)), Fixed(np.array(1.05))), {}),
+    ("Where", (X > 0, u(3, 4), u(4)), {}),
+    ("Cast", (X,), {"to": 11}),
+    ("CastLike", (X, Fixed(np.zeros(1))), {}),
+    ("CumSum", (X, ints(1)[0]), {"exclusive": 1, "reverse": 1}),
+    ("CumProd", (u(3, 4, low=0.5, high=2), ints(1)[0]), {}),
+    ("Dropout", (X, Fixed(np.array(0.4)), np.array(True)), {"seed": 3}),
+    # activations
+    *(
+        (name, (X,), {})
+        for name in ["Celu", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Selu", "Shrink", "Softplus", "Softsign", "Swish", "ThresholdedRelu", "Hardmax", "Softmax", "LogSoftmax", "Gelu"]
+    ),
+    ("Gelu", (X,), {"approximate": "tanh"}),
+    ("Celu", (X,), {"alpha": 2.0}),
+    ("PRelu", (X, u(4)), {}),
+    ("SwiGLU", (u(2, 6), u(2, 6)), {}),
+    # reductions
+    *(
+        ("Reduce" + name, (u(2, 3, 4, low=0.3, high=2), ints(0, 2)), {})
+        for name in ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
+    ),
+    ("TopK", (X, ints(2)), {"n_outputs": 2}),
+    # shape and indexing
+    ("Reshape", (X, ints(2, -1)), {}),
+    ("Flatten", (u(2, 3, 2),), {}),
+    ("Transpose", (X,), {"perm": (1, 0)}),
+    ("Squeeze", (u(1, 3, 1), ints(0)), {}),
+    ("Unsqueeze", (X, ints(0, 3)), {}),
+    ("Expand", (u(3, 1), ints(2, 1, 4)), {}),
+    ("Tile", (X, ints(2, 1)), {}),
+    ("Concat", (u(2, 3), u(4, 3)), {"axis": 0}),
+    ("Split", (u(5, 2), ints(2, 3)), {"n_outputs": 2}),
+    ("Slice", (X, ints(-1), ints(-10), ints(0), ints(-2)), {}),
+    ("Pad", (X, ints(0, 1, 2, -1), Fixed(np.array(3.0))), {}),
+    ("Pad", (X, ints(1, 1, 2, 2)), {"mode": "reflect"}),
+    ("CenterCropPad", (X, ints(5, 2)), {}),
+    ("DepthToSpace", (u(1, 4, 2, 3),), {"blocksize": 2}),
+    ("SpaceToDepth", (u(1, 1, 4, 6),), {"blocksize": 2}),
+    ("Trilu", (X, ints(1)[0]), {}),
+    ("Gather", (X, INDICES), {}),
+    ("GatherElements", (X, INDICES), {"axis": 0}),
+    ("GatherND", (X, INDICES), {}),
+    ("Compress", (X, np.array([True, False, True])), {"axis": 0}),
+    ("Scatter", (X, INDICES, u(2, 2)), {"axis": 0, "opset": 10}),
+    *(("ScatterElements", (X, ints([0, 2]), u(1, 2)), {"reduction": r}) for r in ("none", "add", "mul", "max", "min")),
+    *(("ScatterND", (X, ints([0], [2]), u(2, 4)), {"reduction": r}) for r in ("none", "add", "mul", "max", "min")),
+    ("TensorScatter", (u(2, 5, 3), u(2, 2, 3), ints(1, 3)), {"axis": 1}),
+    # linear algebra
+    ("MatMul", (u(2, 3, 4), u(4, 2)), {}),
+    ("Gemm", (u(4, 3), u(2, 4), u(2)), {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ("Einsum", (u(2, 3, 4), u(4, 3)), {"equation": "bij,ji->bi"}),
+    ("Det", (u(2, 3, 3),), {}),
+    # convolution, pooling
+    ("Conv", (IMAGE, u(6, 2, 3, 3), u(6)), {"group": 2, "pads": (1, 0, 2, 1), "strides": (2, 1)}),
+    ("Conv", (u(1, 3, 6), u(3, 1, 2), u(3)), {"group": 3, "dilations": (2,)}),
+    ("ConvTranspose", (u(1, 4, 3, 3), u(4, 2, 3, 2), u(4)), {"group": 2, "strides": (2, 1), "pads": (1, 0, 0, 1)}),
+    ("DeformConv", (u(1, 2, 4, 4), u(2, 2, 2, 2), Fixed(u(1, 8, 3, 3) / 4)), {"kernel_shape": (2, 2)}),
+    ("AveragePool", (IMAGE,), {"kernel_shape": (3, 2), "pads": (1, 0, 1, 1), "strides": (2, 1)}),
+    ("MaxPool", (IMAGE,), {"kernel_shape": (3, 2), "pads": (1, 0, 1, 1), "strides": (2, 1)}),
+    ("LpPool", (IMAGE,), {"kernel_shape": (3, 2), "p": 3}),
+    ("GlobalAveragePool", (IMAGE,), {}),
+    ("GlobalMaxPool", (IMAGE,), {}),
+    ("GlobalLpPool", (IMAGE,), {"p": 2}),
+    ("MaxUnpool", (u(1, 1, 2, 2), ints([[[[0, 3], [9, 14]]]])[0]), {"kernel_shape": (2, 2), "strides": (2, 2)}),
+    ("MaxRoiPool", (u(1, 2, 6, 6), Fixed(np.array([[0.0, 1, 1, 4, 5]]))), {"pooled_shape": (2, 2)}),
+    ("Col2Im", (u(1, 4, 4), ints(3, 3), ints(2, 2)), {}),
+    ("CausalConvWithState", (u(2, 3, 5), u(3, 1, 3), u(3)), {"activation": "silu", "n_outputs": 2}),
+    # normalization
+    ("BatchNormalization", (IMAGE, u(4), u(4), Fixed(u(4)), Fixed(u(4, low=1, high=2))), {}),
+    ("BatchNormalization", (IMAGE, u(4), u(4), Fixed(u(4)), Fixed(u(4, low=1, high=2))), {"training_mode": 1}),
+    ("InstanceNormalization", (IMAGE, u(4), u(4)), {}),
+    ("GroupNormalization", (IMAGE, u(4), u(4)), {"num_groups": 2, "stash_type": 11}),
+    ("LayerNormalization", (X, u(4), u(4)), {"stash_type": 11}),
+    ("RMSNormalization", (X, u(4)), {"stash_type": 11}),
+    ("LRN", (IMAGE,), {"size": 3, "alpha": 0.5}),
+    ("LpNormalization", (X,), {"p": 1}),
+    ("LpNormalization", (X,), {"p": 2}),
+    ("MeanVarianceNormalization", (IMAGE,), {}),
+    # recurrent
+    *(
+        (name, (u(3, 2, 4), u(2, gates * 3, 4), u(2, gates * 3, 3), u(2, gates * 6)), {"hidden_size": 3, **more})
+        for name, gates, more in (
+            ("RNN", 1, {"direction": "bidirectional"}),
+            ("GRU", 3, {"direction": "bidirectional"}),
+            ("GRU", 3, {"direction": "bidirectional", "linear_before_reset": 1}),
+            ("LSTM", 4, {"direction": "bidirectional"}),
+        )
+    ),
+    (
+        "LSTM",
+        (u(3, 2, 4), u(1, 12, 4), u(1, 12, 3), u(1, 24), np.array([2, 3], np.int32), u(1, 2, 3), u(1, 2, 3), u(1, 9)),
+        {"hidden_size": 3, "n_outputs": 3},
+    ),
+    # attention
+    ("Attention", (u(1, 4, 3, 4), u(1, 2, 5, 4), u(1, 2, 5, 2), u(3, 5)), {"is_causal": 1, "softcap": 2.0}),
+    ("RotaryEmbedding", (u(1, 2, 3, 4), u(1, 3, 2), u(1, 3, 2)), {}),
+    (
+        "LinearAttention",
+        (u(1, 3, 8), u(1, 3, 4), u(1, 3, 6), None, u(1, 3, 2, low=-1, high=0), u(1, 3, 2)),
+        {"q_num_heads": 4, "kv_num_heads": 2},
+    ),
+    # images
+    ("Resize", (u(1, 1, 3, 4), None, None, ints(1, 1, 5, 3)), {"mode": "linear"}),
+    ("Resize", (u(1, 1, 3, 4), None, None, ints(1, 1, 5, 3)), {"mode": "cubic"}),
+    ("GridSample", (u(1, 2, 4, 4), Fixed(u(1, 3, 3, 2, low=-0.9, high=0.9))), {"mode": "linear"}),
+    ("GridSample", (u(1, 2, 4, 4), Fixed(u(1, 3, 3, 2))), {"mode": "cubic", "padding_mode": "reflection"}),
+    # losses, signal
+    *(
+        (name, (u(3, 4, 2), ints([0, 1], [3, 9], [2, 2]), Fixed(u(4, low=1, high=2))), {"ignore_index": 9, **more})
+        for name, more in (("NegativeLogLikelihoodLoss", {}), ("SoftmaxCrossEntropyLoss", {"n_outputs": 2}))
+    ),
+    ("DFT", (u(1, 5, 2), ints(6)[0], None), {"inverse": 1}),
+    ("DFT", (u(1, 5, 1), None, None), {"onesided": 1}),
+    ("STFT", (u(1, 9, 1), ints(3)[0], u(4)), {}),
+]
+
+
+def serves(name: str, opset: int = 28) -> bool:
+    operator = resolve("", name, opset)
+    return operator is not None and operator.function is not None
+
+
+@pytest.mark.parametrize(("name", "inputs", "attributes"), TABLE, ids=[f"{row[0]}-{i}" for i, row in enumerate(TABLE)])
+def test_gradient(name: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> None:
+    if not serves(name, attributes.get("opset", 28)):
+        pytest.skip("not yet registered")
+    varied = [i for i, x in enumerate(inputs) if isinstance(x, np.ndarray) and x.dtype == np.float64]
+    known = [x.value if isinstance(x, Fixed) else x for x in inputs]
+
+    def f(*xs: Any) -> list[Any]:
+        full = list(known)
+        for i, x in zip(varied, xs, strict=True):
+            full[i] = x
+        outputs = run_op(name, *full, **attributes)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return [y for y in outputs if y.dtype == np.float64]
+
+    with jax.enable_x64(True):
+        args = tuple(inputs[i] for i in varied)
+        check_vjp(f, functools.partial(jax.vjp, jax.jit(f)), args, atol=1e-6, rtol=1e-6, eps=1e-5)
+
+
+INF = np.inf
+# operator, its floating input, attributes, the gradient of the sum of its output (None: any, but finite)
+DELICATE: list[tuple[str, Any, dict[str, Any], Any]] = [
+    ("Abs", [0.0, -1.0], {}, [0, -1]),
+    ("Relu", [-1e30, 1e30], {}, [0, 1]),
+    ("Celu", [-200.0, 200.0], {}, [0, 1]),
+    ("Elu", [-200.0, 200.0], {}, [0, 1]),
+    ("Selu", [-200.0, 200.0], {}, [0, 1.05070102]),
+    ("Softplus", [-200.0, 0.0, 200.0], {}, [0, 0.5, 1]),
+    ("Sigmoid", [-200.0, 0.0, 200.0], {}, [0, 0.25, 0]),
+    ("Mish", [-200.0, 200.0], {}, [0, 1]),
+    ("Swish", [-200.0, 200.0], {}, [0, 1]),
+    ("Gelu", [-200.0, 200.0], {}, [0, 1]),
+    ("Gelu", [-200.0, 200.0], {"approximate": "tanh"}, [0, 1]),
+    ("Softsign", [-200.0, 0.0], {}, [1 / 201**2, 1]),
+    ("Softmax", [[-INF, 0.0, 100.0]], {}, [[0, 0, 0]]),
+    ("LogSoftmax", [[0.0, 1000.0]], {}, [[1, -1]]),
+    ("ReduceLogSumExp", [1000.0, -INF, 1000.0], {}, [0.5, 0, 0.5]),
+    ("ReduceL2", [0.0, 0.0], {}, None),
+    ("ReduceProd", [0.0, 2.0, 3.0], {}, [6, 0, 0]),
+    ("ReduceProd", [0.0, 0.0, 3.0], {}, [0, 0, 0]),
+    ("LpNormalization", [[0.0, 0.0]], {"p": 2}, None),
+    ("LpNormalization", [[0.0, 0.0]], {"p": 1}, None),
+    ("GlobalLpPool", [[[0.0, 0.0]]], {}, None),
+    ("LpPool", [[[0.0, 0.0, 0.0]]], {"kernel_shape": (2,)}, None),
+    ("MeanVarianceNormalization", [[[[3.0, 3.0]]]], {}, None),
+    ("LRN", [[[[0.0]], [[0.0]]]], {"size": 2}, [[[[1]], [[1]]]]),
+    ("Det", [[1.0, 2.0], [2.0, 4.0]], {}, [[4, -2], [-2, 1]]),
+    ("Det", [[0.0, 0.0], [0.0, 0.0]], {}, [[0, 0], [0, 0]]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "attributes", "expected"), DELICATE, ids=[f"{r[0]}-{i}" for i, r in enumerate(DELICATE)]
+)
+def test_gradients_stay_finite(name: str, x: Any, attributes: dict[str, Any], expected: Any) -> None:
+    if not serves(name):
+        pytest.skip("not yet registered")
+    grad = jax.jit(jax.grad(lambda x: run_op(name, x, **attributes).sum()))(jnp.array(x, jnp.float32))
+    assert np.isfinite(grad).all(), grad
+    if expected is not None:
+        np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_untaken_branch_is_silent() -> None:
+    x = jnp.array([np.nan, 1.0])
+    grad = jax.grad(lambda x: run_op("Where", np.array([False, True]), x, jnp.zeros(2)).sum())(x)
+    np.testing.assert_array_equal(grad, [0, 1])
+
+
+def test_powers_of_zero() -> None:
+    base, exponent = jnp.array([0.0, 0.0, 2.0]), jnp.array([2.0, 1.0, 3.0])
+    grads = jax.grad(lambda x, y: run_op("Pow", x, y).sum(), (0, 1))(base, exponent)
+    np.testing.assert_allclose(grads, [[0, 1, 12], [0, 0, 8 * np.log(2)]], rtol=1e-5)
+
+
+def test_the_table_is_complete() -> None:
+    """Each operator whose newest schema calls an input differentiable has a row."""
+    newest: dict[str, onnx.defs.OpSchema] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "" and schema.since_version >= newest.get(schema.name, schema).since_version:
+            newest[schema.name] = schema
+    differentiable = onnx.defs.OpSchema.DifferentiationCategory.Differentiable
+    wanted = {n for n, s in newest.items() if any(i.differentiation_category == differentiable for i in s.inputs)}
+    assert wanted <= {name for name, *_ in TABLE}
