@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -105,14 +105,13 @@ class Model:
             for graph in self.graph.walk()
             for node in graph.nodes
         )
-        self._compiled = jax.jit(self._traced, static_argnums=0)
+        self._compiled = _named_jit(self._traced, self.graph.name)
         self._by_value: frozenset[str] = frozenset()
-        self._host_reason = (
-            "" if all(calling.is_traceable(v.type) for v in self.inputs) else "inputs hold strings or maps"
-        )
+        host_types = [v.name for v in self.inputs if not calling.is_traceable(v.type)]
+        self._host_reason = f"inputs {host_types} hold strings or maps" if host_types else ""
         self._held: tuple[Any, ...] = ()
-        self._passed: dict[str, Any] = {}
-        self._baked: dict[str, np.ndarray] = {}
+        self._placed: dict[str, jax.Array] = {}
+        self._scalars: dict[str, np.ndarray] = {}
 
     @property
     def jitted(self) -> bool:
@@ -134,7 +133,7 @@ class Model:
         Raises:
             InputError: the arguments do not fit ``model.inputs``.
         """
-        return self._packed(self._run(calling.bind(self.inputs, self.optional, args, named), rng))
+        return self._packed(self._call(calling.bind(self.inputs, self.optional, args, named), rng))
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
@@ -149,7 +148,7 @@ class Model:
         unknown = [n for n in wanted if n not in names]
         if unknown:
             raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")
-        results = self._run(calling.bind(self.inputs, self.optional, (), feeds), rng)
+        results = self._call(calling.bind(self.inputs, self.optional, (), feeds), rng)
         by_name = dict(zip(names, results, strict=True))
         return [calling.to_host(by_name[n]) for n in wanted]
 
@@ -173,66 +172,70 @@ class Model:
         >>> loss = lambda params, x: model.apply(params, x).sum()
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
+        unknown = sorted(params.keys() - self.params.keys())
+        if unknown:
+            raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
         with compat.enable_x64():
-            unknown = sorted(params.keys() - self.params.keys())
-            if unknown:
-                raise InputNameError(
-                    f"params has {unknown[:5]}, which are no parameters of the model (see model.params)"
-                )
             values = calling.bind(self.inputs, self.optional, args, named)
+            self._place_params()
+            own = {n: v for n, v in (self._placed | self._scalars).items() if n not in params}
             given = {n: jax.device_put(v) if isinstance(v, np.ndarray) else v for n, v in params.items()}
-            return self._packed(self._evaluate(given, values, rng))
+            return self._packed(self._run(own | given, {}, values, rng))
 
-    def _run(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
+    def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
         if rng is None and self._draws:
             rng = jax.random.key(secrets.randbits(32))
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((values, rng)))
         with compat.enable_x64():
             self._place_params()
-            while not self._host_reason:
-                known = {n: np.asarray(v) for n, v in values.items() if n in self._by_value}
-                rest = {n: v for n, v in values.items() if n not in known}
-                try:
-                    return self._compiled(_Known(self._baked | known), self._passed, rest, rng)
-                except (KnownValueError, _NotTraceable) as e:
-                    if traced:
+            return self._run(self._placed, self._scalars, values, rng)
+
+    def _run(
+        self, params: Mapping[str, Any], scalars: Mapping[str, np.ndarray], values: Mapping[str, Any], rng: Any
+    ) -> tuple[Any, ...]:
+        """The outputs: through jit, or on the host when something in the model cannot be compiled."""
+        traced = {n for n, v in values.items() if _has_tracer(v)}
+        while not self._host_reason:
+            known = {n: np.asarray(v) for n, v in values.items() if n in self._by_value - traced}
+            rest = {n: v for n, v in values.items() if n not in known}
+            try:
+                return self._compiled(_Known(scalars, known), params, rest, rng)
+            except (KnownValueError, _NotTraceable) as e:
+                small = self._small_sources(e, values) - traced
+                if small <= self._by_value:
+                    if traced or _has_tracer(params):
                         raise
-                    self._learn(e, values)
-            if traced:
-                return self._evaluate(self._passed, values, rng)
-            return self._evaluate(self._passed, {n: calling.to_host(v) for n, v in values.items()}, rng)
+                    self._host_reason = str(e).splitlines()[0]
+                self._by_value |= small
+        values = values if traced else {n: calling.to_host(v) for n, v in values.items()}
+        return self._evaluate({**params, **scalars}, values, rng)
 
     def _traced(self, known: _Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
-        """What jit compiles. ``known`` holds scalar parameters and inputs taken by value."""
-        inputs = {n: v for n, v in known.arrays.items() if n not in self.params}
-        outputs = self._evaluate(params | {n: known.arrays[n] for n in self._baked}, inputs | values, rng)
+        """What jit compiles."""
+        outputs = self._evaluate({**params, **known.scalars}, {**values, **known.inputs}, rng)
         if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(outputs)):
             raise _NotTraceable("outputs hold strings or maps")
         return outputs
 
     def _evaluate(self, params: Mapping[str, Any], values: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
         with compat.enable_x64(), np.errstate(all="ignore"):
-            context = Context(self.params | dict(params), rng)
-            return tuple(map(calling.to_device, evaluate(self.graph, self._static | dict(values), context)))
+            outputs = evaluate(self.graph, {**self._static, **values}, Context(params, rng))
+            return tuple(map(calling.to_device, outputs))
 
-    def _learn(self, error: Exception, values: Mapping[str, Any]) -> None:
-        """After a value turned out to be needed: take small inputs by value, or else run on the host."""
+    def _small_sources(self, error: Exception, values: Mapping[str, Any]) -> set[str]:
+        """Inputs from which the value that turned out to be needed comes, small enough for the compile key."""
         found = plan.sources(self.graph, error.values) if isinstance(error, KnownValueError) else set()
-        small = {n for n in found if n in values and plan.by_value(values[n])}
-        if small <= self._by_value:
-            self._host_reason = str(error).splitlines()[0]
-        self._by_value |= small
+        return {n for n in found if n in values and plan.by_value(values[n])}
 
     def _place_params(self) -> None:
-        """Parameters as jit arguments, placed on the device once; scalars are baked in, an argument costs more.
+        """Parameters on the device, once for each change; scalars apart, to be baked in: an argument costs more.
 
         device_put, unlike jnp.asarray, shares the memory of a NumPy array on the CPU.
         """
         current = tuple(self.params.values())
         if len(current) == len(self._held) and all(map(operator.is_, current, self._held)):
             return
-        self._baked = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
-        self._passed = {n: jax.device_put(v) for n, v in self.params.items() if n not in self._baked}
+        self._scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
+        self._placed = {n: jax.device_put(v) for n, v in self.params.items() if n not in self._scalars}
         self._held = current
 
     def _packed(self, results: tuple[Any, ...]) -> Any:
@@ -244,11 +247,11 @@ class _NotTraceable(Exception):
 
 
 class _Known:
-    """Known arrays as part of the compile key."""
+    """Known arrays as part of the compile key: scalar parameters, and inputs taken by value."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.arrays = arrays
-        self._key = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in arrays.items())
+    def __init__(self, scalars: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
+        self.scalars, self.inputs = scalars, inputs
+        self._key = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in (*scalars.items(), *inputs.items()))
         self._hash = hash(self._key)
 
     def __hash__(self) -> int:
@@ -256,6 +259,20 @@ class _Known:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Known) and self._key == other._key
+
+
+def _named_jit(function: Callable[..., Any], name: str) -> Any:
+    """A jit that profiles and jaxprs show under the graph's name."""
+
+    def named(*args: Any) -> Any:
+        return function(*args)
+
+    named.__name__ = re.sub(r"\W", "_", name) or "onnx_model"
+    return jax.jit(named, static_argnums=0)
+
+
+def _has_tracer(value: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
 def _pinned(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -37,6 +37,24 @@ def test_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(names["model"](demo_samples()["images"][:4]).argmax(-1), labels)
 
 
+def test_errors_of_the_readme() -> None:
+    page = (ROOT / "README.md").read_text()
+    with pytest.raises(onnx2jax.errors.InputTypeError) as caught:
+        onnx2jax.convert(onnx2jax.demo_model())(np.zeros((4, 1, 8, 8)))
+    assert f"\n{caught.value}\n" in page
+
+    nodes = [
+        helper.make_node("FancyNorm", ["x"], ["a"], name="norm_1", domain="com.example"),
+        helper.make_node("FancyNorm", ["a"], ["y"], name="norm_2", domain="com.example"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xy")
+    opsets = [helper.make_opsetid("", 22), helper.make_opsetid("com.example", 1)]
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    with pytest.raises(onnx2jax.errors.UnsupportedOperatorError) as refused:
+        onnx2jax.convert(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    assert f"\n{refused.value}\n" in page
+
+
 def test_the_operator_of_contributing() -> None:
     run_examples("CONTRIBUTING.md")
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in ("x", "limit")]

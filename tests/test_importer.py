@@ -205,7 +205,9 @@ def test_an_operator_that_refuses_its_operands_says_where_and_what() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("MatMul", ["a", "b"], ["y"], name="product")]
     inputs = [value("x", np.float32, ["n", "k"]), value("b", np.float32, ["m", "j"])]
     m = onnx2jax.convert(model(nodes, inputs, [value("y", np.float32, None)]))
-    with pytest.raises(OperatorError, match=r"(?s)node 'product' \(MatMul, opset 21\).*float32\[2, 3\].*float32\[4, 5\]"):
+    with pytest.raises(
+        OperatorError, match=r"(?s)node 'product' \(MatMul, opset 21\).*float32\[2, 3\].*float32\[4, 5\]"
+    ):
         m(np.zeros((2, 3), np.float32), np.zeros((4, 5), np.float32))
     with pytest.raises(ValueError):
         m(np.zeros((2, 3), np.float32), np.zeros((4, 5), np.float32))

@@ -174,9 +174,7 @@ def test_transformations_of_apply(x64: bool) -> None:
     with jax.enable_x64(x64):
         expected = mlp_reference(m.params, X)
         np.testing.assert_allclose(jax.jit(m.apply)(m.params, X), expected, rtol=1e-5)
-        np.testing.assert_allclose(
-            jax.vmap(lambda x: m.apply(m.params, x[None])[0])(X), expected, rtol=1e-5, atol=1e-6
-        )
+        np.testing.assert_allclose(jax.vmap(lambda x: m.apply(m.params, x[None])[0])(X), expected, rtol=1e-5, atol=1e-6)
         ours = jax.grad(lambda p, x: (m.apply(p, x) ** 2).sum())(m.params, X)
         theirs = jax.grad(lambda p, x: (mlp_reference(p, x) ** 2).sum())(m.params, X)
         for name in m.params:

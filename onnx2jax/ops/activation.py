@@ -56,7 +56,8 @@ def leaky_relu(X, *, alpha=0.009999999776482582):
 @op("PRelu", since=7)
 @in_float32
 def p_relu(X, slope):
-    if lax.broadcast_shapes(X.shape, slope.shape) != X.shape:
+    shape = lax.broadcast_shapes(X.shape, slope.shape)
+    if shape != X.shape:
         raise ValueError(f"slope of shape {slope.shape} does not broadcast to X of shape {X.shape}")
     return xp(X, slope).where(X < 0, slope * X, X)
 
@@ -70,7 +71,7 @@ def p_relu_1(X, slope):
 @op("ThresholdedRelu")
 @in_float32
 def thresholded_relu(X, *, alpha=1.0):
-    return xp(X).where(X > X.dtype.type(alpha), X, X.dtype.type(0))
+    return xp(X).where(X.dtype.type(alpha) < X, X, X.dtype.type(0))
 
 
 @op("Elu")

@@ -227,8 +227,9 @@ def linear_attention(
     if past_state is not None and past_state.shape != start:
         raise ValueError(f"past_state must have shape {start} ({past_state.shape})")
     state = jnp.zeros(start, wide) if past_state is None else past_state.astype(wide)
-    # Tokens are taken one after the other; a few of a chunk share one trip of the loop.
-    state, read = lax.scan(step, state, (q, k, v, g, b), unroll=min(chunk_size, 4))
+    # Tokens are taken one by one; a few of a chunk share a trip of the loop, unless their number is symbolic.
+    unroll = min(chunk_size, 4) if isinstance(q.shape[0], int) else 1
+    state, read = lax.scan(step, state, (q, k, v, g, b), unroll=unroll)
     read = jnp.moveaxis(read, 0, 1).reshape(*query.shape[:2], q_num_heads * v.shape[3])
     return (read * scale).astype(query.dtype), state.astype(kind)
 

@@ -9,6 +9,7 @@ from ml_dtypes import finfo, float8_e8m0fnu
 
 from ..proto.dtypes import ELEMENT_TYPES, to_dtype
 from .arrays import is_known, is_string, xp
+from .control import curable, needs_known
 from .registry import Shaped, op
 
 
@@ -27,10 +28,7 @@ def traced(value, dtype=np.int64):
     if value.dtype != object:
         return value
     if is_string(value):
-        raise TypeError(
-            f"a tensor of strings (shape {value.shape}) meets a traced value, and JAX has no strings; pass the values "
-            "that decide about them as known inputs"
-        )
+        raise curable(TypeError("strings, which JAX does not have, meet a traced value"))
     return jnp.stack([jnp.asarray(d, dtype) for d in value.flat]).reshape(value.shape)
 
 
@@ -61,8 +59,8 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
             return x != 0
         if dtype == float8_e8m0fnu:
             return _to_e8m0(x, saturate, round_mode)
-        if dtype.name.startswith("float6_") and not is_known(x):
-            raise NotImplementedError(f"JAX has no {dtype}; cast known values only, or cast to float8 instead")
+        if dtype.name.startswith("float6_"):
+            x = needs_known(x, f"JAX has no {dtype}")
         if saturate and dtype.name.startswith("float8_"):
             x = xp(x).clip(x, float(finfo(dtype).min), float(finfo(dtype).max))
         if is_integer(dtype) and is_float(x.dtype):
@@ -103,14 +101,11 @@ def _to_e8m0(x, saturate, round_mode):
 def _cast_objects(x, dtype, saturate, round_mode):
     """Strings to and from numbers, and vectors of symbolic dimensions."""
     if dtype == object:
-        if not is_known(x):
-            raise TypeError(f"Cast to STRING of a traced {x.dtype} value: JAX has no strings; pass it as a known input")
+        x = needs_known(x, "JAX has no strings")
         return np.array([_text(v) for v in x.flat] + [None], object)[:-1].reshape(x.shape)
     if not is_string(x):
         return x if dtype in (np.int32, np.int64) else cast_to(traced(x), dtype)
-    wide = np.dtype(np.float64)
-    if is_integer(dtype):
-        wide = np.dtype(np.uint64 if dtype == np.uint64 else np.int64)
+    wide = np.dtype("uint64" if dtype == np.uint64 else "int64" if is_integer(dtype) else "float64")
     try:
         numbers = np.array([_number(s, wide) for s in x.flat], wide).reshape(x.shape)
     except OverflowError:

@@ -1,6 +1,6 @@
-"""Control flow: If, Loop, Scan, SequenceMap.
+"""Control flow: If, Loop, and the iteration that Scan shares.
 
-One iteration engine serves both loops. It tries, in this order: plain Python while every value is concrete
+It tries, in this order: plain Python while every value is concrete
 (the model runs on the host), `lax.scan`, unrolling in Python, and `lax.while_loop` where the number of trips
 is only known at run time.
 """
@@ -8,13 +8,14 @@ is only known at run time.
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axis_of, dims, is_known, xp
+from .arrays import dims, is_known, xp
 from .registry import op
 
 
@@ -78,7 +79,7 @@ def _equal(a, b):
     return same and bool(np.all((a == b) | ((a != a) & (b != b))))
 
 
-def _results(values):
+def results(values):
     """What a body returned, NumPy scalars as arrays."""
     return [np.asarray(v) if isinstance(v, np.generic) else v for v in values]
 
@@ -104,7 +105,7 @@ def if_(cond, *, then_branch, else_branch):
 
     def traced(name, branch):
         def run():
-            values = seen[name] = _results(branch())
+            values = seen[name] = results(branch())
             if len(seen) == 2:
                 _same_types(**seen)
             return [None if _is_text(v) else jax.tree.map(_array, v) for v in values]
@@ -133,20 +134,21 @@ def _same_types(then_branch, else_branch):
 # ------------------------------------------------------------------------------------------------- loops
 
 
-def _iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=()):
+def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=()):
     """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
 
     `xs` are arrays whose leading axis is the iteration. Returns the final state and the outs, stacked.
     """
-    if not is_traced(trips, go, state, xs):
-        trips = trips if trips is None else dims(trips)[0]
-        done = _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=True)
-        if done is not None:
-            return done
     if is_traced(trips, go):
         return _while(step, state, n_outs, trips, go)
     trips = trips if trips is None else dims(trips)[0]
-    if not _truth(go) or trips == 0 or (isinstance(trips, int) and trips < 0):
+    # jax.export knows symbolic numbers of trips: neither known nor traced.
+    known = trips is None or isinstance(trips, int)
+    if known and not is_traced(state, xs):
+        done = _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=True)
+        if done is not None:
+            return done
+    if not _truth(go) or (isinstance(trips, int) and trips <= 0):
         return state, _no_trips(step, state, n_outs, xs, declared)
     try:
         return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
@@ -156,8 +158,10 @@ def _iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=()):
     except _NotCarried:
         pass
     except Exception as error:
-        if not getattr(error, "needs_known", False) or not isinstance(trips, int | None):
+        if not getattr(error, "needs_known", False) or not known:
             raise
+    if not known:
+        raise ValueError(f"a loop of a symbolic number of trips ({trips}) must keep its condition and its types")
     return _in_python(step, state, n_outs, trips, True, xs, declared, concrete=False)
 
 
@@ -167,7 +171,7 @@ def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete):
     for i in count():
         if not go or (trips is not None and i >= trips):
             break
-        keep, new, outs = step(np.array(i, np.int64), state, tuple(x[i] for x in xs))
+        keep, new, outs = step(np.array(i, np.int64), state, results(x[i] for x in xs))
         if concrete and is_traced(keep, new, outs):
             return None
         if is_traced(keep):
@@ -180,9 +184,9 @@ def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete):
             )
         go, state = _truth(keep), new
         rows.append(outs)
-    return state, [_stack(k, column) for k, column in enumerate(zip(*rows, strict=True))] if rows else _no_trips(
-        step, state, n_outs, xs, declared
-    )
+    if not rows:
+        return state, _no_trips(step, state, n_outs, xs, declared)
+    return state, [_stack(k, column) for k, column in enumerate(zip(*rows, strict=True))]
 
 
 def _stack(k, values):
@@ -196,7 +200,7 @@ def _no_trips(step, state, n_outs, xs, declared):
     """Empty scan outputs. Their shape is what one trip would yield, or else what the body declares."""
     if not n_outs:
         return []
-    found = []
+    found: list[Any] = []
 
     def probe():
         first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
@@ -264,8 +268,9 @@ def _scan(step, state, fixed, trips, xs):
 
     if trips is None:
         raise _Undecided
-    # A symbolic number of trips (jax.export) is only understood as the length of an array.
-    index, length = (None, trips) if isinstance(trips, int) else (jnp.arange(trips), None)
+    # lax.scan understands a symbolic number of trips only as the length of an array.
+    length = trips if isinstance(trips, int) else None
+    index = jnp.arange(trips) if length is None and not xs else None
     start = (jnp.zeros((), jnp.int64), _carry(state, fixed))
     (_, moving), outs = lax.scan(body, start, (index, *map(_array, xs)), length=length)
     return _merge(state, fixed, moving), outs
@@ -319,7 +324,7 @@ def loop(M=None, cond=None, *v_initial, body):
     shapes = [(1,) * r for r in ranks]
 
     def call(i, go, state):
-        values = _results(body(i.reshape(shapes[0]), go, *state))
+        values = results(body(i.reshape(shapes[0]), go, *state, step=i))
         return values[0], values[1 : 1 + n], values[1 + n :]
 
     if cond is None:
@@ -340,113 +345,5 @@ def loop(M=None, cond=None, *v_initial, body):
         state = list(v_initial)
     declared = body.outputs[1 + n :]
     go = np.True_ if cond is None else cond
-    state, outs = _iterate(step, state, len(declared), trips=M, go=go, declared=declared)
+    state, outs = iterate(step, state, len(declared), trips=M, go=go, declared=declared)
     return (*state[len(state) - n :], *outs)
-
-
-# -------------------------------------------------------------------------------------------------- Scan
-
-
-def _flags(values, n, what):
-    if values is None:
-        return (0,) * n
-    if len(values) != n:
-        raise ValueError(f"{what} must have one entry for each of {n} (it has {len(values)})")
-    return tuple(values)
-
-
-def _extent(xs):
-    extents = {x.shape[0] for x in xs}
-    if len(extents) != 1:
-        raise ValueError(f"the scan inputs differ in length ({[x.shape[0] for x in xs]})")
-    return extents.pop()
-
-
-def _scan_body(body, n):
-    def step(i, state, x):
-        del i
-        values = _results(body(*state, *x))
-        return np.True_, values[:n], values[n:]
-
-    return step
-
-
-@op("Scan", since=9)
-def scan(
-    *initial_state_and_scan_inputs,
-    body,
-    num_scan_inputs,
-    scan_input_axes=None,
-    scan_input_directions=None,
-    scan_output_axes=None,
-    scan_output_directions=None,
-):
-    """Scan: the states first, then the tensors to scan, each along its axis and in its direction."""
-    n, m = len(initial_state_and_scan_inputs) - num_scan_inputs, num_scan_inputs
-    state, xs = list(initial_state_and_scan_inputs[:n]), initial_state_and_scan_inputs[n:]
-    axes = _flags(scan_input_axes, m, "scan_input_axes")
-    xs = [xp(x).moveaxis(x, axis_of(a, x.ndim), 0) for x, a in zip(xs, axes, strict=True)]
-    directions = _flags(scan_input_directions, m, "scan_input_directions")
-    xs = [xp(x).flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True)]
-    declared = body.outputs[n:]
-    state, outs = _iterate(
-        _scan_body(body, n), state, len(declared), trips=_trips(_extent(xs)), xs=tuple(xs), declared=declared
-    )
-    axes = _flags(scan_output_axes, len(outs), "scan_output_axes")
-    directions = _flags(scan_output_directions, len(outs), "scan_output_directions")
-    outs = [xp(o).flip(o, 0) if d else o for o, d in zip(outs, directions, strict=True)]
-    outs = [xp(o).moveaxis(o, 0, axis_of(a, o.ndim)) for o, a in zip(outs, axes, strict=True)]
-    return (*state, *outs)
-
-
-def _trips(extent):
-    return np.array(extent, np.int64 if isinstance(extent, int) else object)
-
-
-@op("Scan", since=8)
-def scan_batches(sequence_lens=None, *initial_state_and_scan_inputs, body, num_scan_inputs, directions=None):
-    """Scan-8: axis 0 is the batch and axis 1 the sequence; beyond a sequence's length the outputs are zero."""
-    n = len(initial_state_and_scan_inputs) - num_scan_inputs
-    directions = _flags(directions, num_scan_inputs, "directions")
-    step, declared = _scan_body(body, n), body.outputs[n:]
-    results = []
-    for b in range(initial_state_and_scan_inputs[n].shape[0]):
-        values = [v[b] for v in initial_state_and_scan_inputs]
-        xs = [xp(x).flip(x, 0) if d else x for x, d in zip(values[n:], directions, strict=True)]
-        length = None if sequence_lens is None else sequence_lens[b]
-        state, outs = _iterate(
-            _until(step, length), values[:n], len(declared), trips=_trips(_extent(xs)), xs=tuple(xs), declared=declared
-        )
-        results.append((*state, *outs))
-    if not results:
-        raise ValueError("Scan-8 over an empty batch has no result to take shapes from")
-    return tuple(xp(*column).stack(column) for column in zip(*results, strict=True))
-
-
-def _until(step, length):
-    """The step, without effect from trip `length` on."""
-
-    def until(i, state, x):
-        go, new, outs = step(i, state, x)
-        alive = i < length
-
-        def pick(a, b):
-            return xp(alive, a, b).where(alive, a, b)
-
-        return go, list(map(pick, new, state)), [pick(o, np.zeros((), o.dtype)) for o in outs]
-
-    return step if length is None else until
-
-
-# ------------------------------------------------------------------------------------------- SequenceMap
-
-
-@op("SequenceMap", since=17)
-def sequence_map(input_sequence, *additional_inputs, body):
-    """SequenceMap: the body on each element; sequences among the other inputs go along, tensors are shared."""
-    inputs = (input_sequence, *additional_inputs)
-    lengths = [len(v) for v in inputs if isinstance(v, list)]
-    if len(set(lengths)) != 1:
-        raise ValueError(f"the sequences differ in length ({lengths})")
-    rows = [_results(body(*(v[i] if isinstance(v, list) else v for v in inputs))) for i in range(lengths[0])]
-    return tuple([row[k] for row in rows] for k in range(len(body.outputs)))

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import dims
+from .norm import wide_dtype
 from .registry import Static, op
 from .vision import sample_linear
 
@@ -50,12 +51,21 @@ def split_pads(totals, more_at_end):
     return tuple((t // 2, t - t // 2) if more_at_end else (t - t // 2, t // 2) for t in totals)
 
 
+def _blocks(extents, kernel, strides, pads, dilations):
+    """How often a window fits along each axis."""
+    pads = pads or ((0, 0),) * len(kernel)
+    return [
+        (n + sum(p) - (k - 1) * d - 1) // s + 1
+        for n, k, s, p, d in zip(extents, kernel, strides, pads, dilations, strict=True)
+    ]
+
+
 def taps(x, kernel, strides, pads, dilations, fill=0):
     """The part of ``x`` (N, C, spatial...) that each tap of the kernel meets, in row-major order of the taps."""
     if any(p != (0, 0) for p in pads):
         x = lax.pad(x, jnp.array(fill, x.dtype), ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in pads)))
     spans = [
-        (n - (k - 1) * d - 1) // s * s + 1 for n, k, s, d in zip(x.shape[2:], kernel, strides, dilations, strict=True)
+        (b - 1) * s + 1 for b, s in zip(_blocks(x.shape[2:], kernel, strides, None, dilations), strides, strict=True)
     ]
     for tap in itertools.product(*map(range, kernel)):
         starts = [t * d for t, d in zip(tap, dilations, strict=True)]
@@ -105,12 +115,8 @@ def _conv_cpu(x, w, *, groups, **options):
     count = math.prod(w.shape[2:])
     if groups > 1 and w.shape[1] == 1 and count <= MAX_TAPS:
         return _conv_depthwise(x, w, **options)
-    outputs = jax.eval_shape(partial(_conv_native, groups=groups, **options), x, w).shape
-    columns = (
-        math.prod((outputs[0], *outputs[2:])) * x.shape[1] * count
-        if all(isinstance(n, int) for n in outputs)
-        else math.inf
-    )
+    blocks = [n for n in (x.shape[0], *_blocks(x.shape[2:], w.shape[2:], **options)) if isinstance(n, int)]
+    columns = math.prod(blocks) * x.shape[1] * count if len(blocks) == x.ndim - 1 else math.inf
     if count == 1 or (count <= MAX_TAPS and columns <= CACHED_COLUMNS * min(groups, 2) and w.shape[1] > 3):
         return _conv_columns(x, w, groups=groups, **options)
     if 1 < groups <= MAX_TAPS:
@@ -227,10 +233,7 @@ def _transpose_cpu(x, w, *, image, strides, pads, dilations, groups):
 def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, pads=None, strides=None):
     image, block = dims(image_shape), dims(block_shape)
     strides, dilations, pads = window(image, block, strides, pads, dilations)
-    blocks = [
-        (n + sum(p) - (k - 1) * d - 1) // s + 1
-        for n, k, s, d, p in zip(image, block, strides, dilations, pads, strict=True)
-    ]
+    blocks = _blocks(image, block, strides, pads, dilations)
     if input.shape[1] % math.prod(block) or input.shape[2] != math.prod(blocks):
         raise ValueError(
             f"input {input.shape} must be (N, C * {math.prod(block)}, {math.prod(blocks)}): blocks of {block}, "
@@ -251,7 +254,7 @@ def deform_conv(
     kernel, (batch, channels, *extents), spatial = W.shape[2:], X.shape, offset.shape[2:]
     strides, dilations, pads = window(extents, kernel, strides, pads, dilations)
     rank, count = len(kernel), math.prod(kernel)
-    wide = jnp.promote_types(X.dtype, jnp.float32)
+    wide = wide_dtype(X)
     shifts = offset.astype(wide).reshape(batch * offset_group, count, rank, *spatial)
     coordinates = []
     for axis in range(rank):

@@ -44,19 +44,16 @@ def slice_(data, starts: Static, ends: Static, axes: Static = None, steps: Stati
     plain = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
     if plain and not is_known(data):
         return _lax_slice(data, bounds)
-    index = [slice(*bounds.get(i, (None,))) for i in range(data.ndim)]
-    for i, (_, end, step) in bounds.items():
-        if step < 0 and isinstance(end, int) and end == -1 and plain:
-            index[i] = slice(bounds[i][0], None, step)
-    return (data if plain else jnp.asarray(data))[tuple(index)]
+    index = tuple(slice(*bounds.get(i, (None,))) for i in range(data.ndim))
+    return (data if plain else jnp.asarray(data))[index]
 
 
 def _bounds(n, start, end, step):
-    """Start, end and step of one axis, clamped as ONNX says; -1 as an end lies before the first element."""
-    first, last = (0, n) if step > 0 else (-1, n - 1)
+    """Start, end and step of one axis, clamped as ONNX says (more than Python does) but written as Python does."""
     if is_known([n, start, end]):
-        start, end = (d + n if d < 0 else d for d in (start, end))
-        return min(max(start, 0), last), min(max(end, first), last), step
+        last = n if step > 0 else n - 1
+        start, end = (min(d + n if d < 0 else d, last) for d in (start, end))
+        return max(start, min(last, 0)), end if end >= 0 else (0 if step > 0 else -n - 1), step
     # With symbolic extents jax.numpy clamps; the numbers that stand for an open end become one.
     sign = 1 if step > 0 else -1
     open_start = isinstance(start, int) and start * sign <= -INT32_MAX
@@ -68,7 +65,7 @@ def _lax_slice(data, bounds):
     starts, stops, strides = [0] * data.ndim, list(data.shape), [1] * data.ndim
     for axis, (start, end, step) in bounds.items():
         if step < 0:  # cut forward what the reversal will turn round
-            count = max(-((end - start) // -step), 0)
+            count = max(-((max(end, -1) - start) // -step), 0)
             start, end = (start + (count - 1) * step, start + 1) if count else (0, 0)
         starts[axis], stops[axis], strides[axis] = start, max(start, end), abs(step)
     result = lax.slice(data, starts, stops, strides)
@@ -148,9 +145,8 @@ def _put(data, index, updates, reduction):
         return result
     if data.dtype == bool:  # or, and
         reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
-    at = jnp.asarray(data).at[index]
-    write = {"none": at.set, "add": at.add, "mul": at.multiply, "max": at.max, "min": at.min}[reduction]
-    return write(updates, mode="drop")
+    write = {"none": "set", "mul": "multiply"}.get(reduction, reduction)
+    return getattr(jnp.asarray(data).at[index], write)(updates, mode="drop")
 
 
 @op("Scatter", since=9)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from jax import lax
 
-from .arrays import is_known
+from .arrays import is_known, is_string
 from .cast import settled
+from .control import needs_known
 from .math import aligned, binary, signed, two_columns
 from .registry import op
 
@@ -60,6 +61,8 @@ def bit_shift(X, Y, *, direction):
 
 @op("Where", since=9)
 def where(condition, X, Y):
+    if is_string(X):
+        condition = needs_known(condition, "X and Y are strings")
     if is_known((condition, X, Y)):
         return settled(np.where(condition, X, Y))
     X, Y = aligned(X, Y)

@@ -26,7 +26,7 @@ def _reduced(log_prob, target, weight, ignore_index, reduction):
     inside = (target >= 0) & (target < classes)
     label = ns.where(inside, target, 0)
     loss = -ns.take_along_axis(log_prob, ns.expand_dims(label, 1), axis=1).squeeze(1)
-    counted = ns.ones(target.shape, log_prob.dtype) if weight is None else weight.astype(log_prob.dtype)[label]
+    counted = ns.ones(target.shape, log_prob.dtype) if weight is None else ns.take(weight.astype(log_prob.dtype), label)
     loss = ns.where(inside, loss * counted, log_prob.dtype.type(np.nan))
     if ignore_index is not None:
         kept = target != ignore_index

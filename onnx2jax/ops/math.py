@@ -19,11 +19,11 @@ from .registry import Static, op
 def aligned(*values):
     """Values broadcast against each other the NumPy way, as lax functions want them."""
     types = {v.dtype for v in values if v.dtype != object}
-    values = [traced(v, *types) if len(types) == 1 else traced(v) for v in values]
-    shape = lax.broadcast_shapes(*(v.shape for v in values))
+    arrays = [traced(v, *types) if len(types) == 1 else traced(v) for v in values]
+    shape = lax.broadcast_shapes(*(v.shape for v in arrays))
     return [
         v if v.shape == shape else lax.broadcast_in_dim(v, shape, range(len(shape) - v.ndim, len(shape)))
-        for v in values
+        for v in arrays
     ]
 
 
@@ -277,9 +277,9 @@ def erf(input):
 
 @op("IsInf", since=10)
 def is_inf(X, *, detect_negative=1, detect_positive=1):
-    X = X.astype(np.float32) if X.dtype.itemsize == 1 else X
-    no = xp(X).zeros_like(X, bool)
-    return (X == np.inf if detect_positive else no) | (X == -np.inf if detect_negative else no)
+    x = X.astype(np.float32) if X.dtype.itemsize == 1 else X
+    no = xp(x).zeros_like(x, bool)
+    return (x == np.inf if detect_positive else no) | (x == -np.inf if detect_negative else no)
 
 
 # Experimental operators of ONNX 1.0 to 1.4, which old converters (CoreML's above all) left in files.

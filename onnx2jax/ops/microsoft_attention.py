@@ -52,16 +52,16 @@ def attend(q, k, v, *, scale=None, softcap=0.0, bias=None, mask=None, sink=None)
     return y.reshape(*q.shape[:3], v.shape[3]).astype(q.dtype), scores, weights
 
 
-def causal(queries, keys):
-    """Which keys each query may see when the queries are the last of the keys."""
-    return jnp.arange(keys)[None, :] <= jnp.arange(queries)[:, None] + (keys - queries)
+def causal(queries, keys, past):
+    """Which keys each query may see when so many of the keys come before the first query."""
+    return jnp.arange(keys)[None, :] <= jnp.arange(queries)[:, None] + past
 
 
 def padding_bias(mask, batch, queries, keys, filler):
     """A mask in any of the forms that Attention takes, as a bias [batch, 1, 1 or queries, keys]."""
     if mask is None:
         return None
-    places = jnp.arange(keys)
+    places = jnp.arange(keys, dtype=np.int32)
     if mask.ndim == 1 and mask.shape[0] == batch:
         live = (places < mask[:, None])[:, None, None]
     elif mask.ndim == 1 and mask.shape[0] == 2 * batch:
@@ -89,7 +89,7 @@ def self_attention(q, k, v, heads, mask, past, bias, unidirectional, scale, fill
     masked = padding_bias(mask, q.shape[0], q.shape[2], k.shape[2], filler)
     if bias is not None:
         masked = bias.astype(np.float32) if masked is None else masked + bias.astype(np.float32)
-    seen = causal(q.shape[2], k.shape[2]) if unidirectional else None
+    seen = causal(q.shape[2], k.shape[2], k.shape[2] - q.shape[2]) if unidirectional else None
     y = attend(q, k, v, scale=scale, bias=masked, mask=seen)[0]
     return merged(y), present
 
@@ -152,6 +152,8 @@ def multi_head_attention(
         key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
     if bias is not None:
         widths = [query.shape[-1], key.shape[-1] if key.ndim == 3 else query.shape[-1]]
+        if bias.shape[0] <= sum(widths):
+            raise ValueError(f"bias has {bias.shape[0]} elements; query, key and value need more than {sum(widths)}")
         q_bias, k_bias, v_bias = jnp.split(jnp.asarray(bias), np.cumsum(widths).tolist())
         query = query + q_bias
         key, value = (key + k_bias, value + v_bias) if key.ndim == 3 else (key, value)
@@ -162,7 +164,10 @@ def multi_head_attention(
     masked = padding_bias(key_padding_mask, q.shape[0], q.shape[2], k.shape[2], mask_filter_value)
     if attention_bias is not None:
         masked = attention_bias.astype(np.float32) if masked is None else masked + attention_bias.astype(np.float32)
-    seen = causal(q.shape[2], k.shape[2]) if unidirectional else None
+    past = k.shape[2] - q.shape[2]
+    if unidirectional and past != (0 if past_key is None else past_key.shape[2]):
+        raise ValueError(f"unidirectional=1 needs a key for each query: {q.shape[2]} queries, {k.shape[2]} keys in all")
+    seen = causal(q.shape[2], k.shape[2], past) if unidirectional else None
     y, scores, _ = attend(q, k, v, scale=scale, bias=masked, mask=seen)
     return merged(y), k, v, scores.astype(query.dtype)
 
@@ -201,7 +206,9 @@ def appended(past, new, starts, length):
     cache = jnp.zeros(shape, new.dtype)
     if past is not None:
         cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
-    return jax.vmap(lambda c, n, s: lax.dynamic_update_slice(c, n, (0, s, 0)))(cache, new, starts)
+    return jax.vmap(lambda c, n, s: lax.dynamic_update_slice(c, n, (jnp.zeros_like(s), s, jnp.zeros_like(s))))(
+        cache, new, starts
+    )
 
 
 @op("GroupQueryAttention", domain=MICROSOFT)
@@ -241,6 +248,8 @@ def group_query_attention(
     places = starts[:, None] + jnp.arange(new, dtype=np.int32)
     if do_rotary:
         at = places if position_ids is None else position_ids
+        if position_ids is not None and new == total:  # a first prompt takes its first position only
+            at = position_ids.reshape(-1)[0].astype(np.int32) + places
         q, k = (turned(x, at, cos_cache, sin_cache, rotary_interleaved) for x in (q, k))
     present_key, present_value = (appended(p, x, starts, length) for p, x in ((past_key, k), (past_value, v)))
     k, v = present_key[:, :, :total], present_value[:, :, :total]
@@ -255,4 +264,5 @@ def group_query_attention(
     )
     if n_outputs > 3 and qk_output not in (1, 2):
         raise ValueError(f"the output output_qk needs qk_output 1 (before softmax) or 2 (after), not {qk_output}")
-    return (merged(y), present_key, present_value, (weights if qk_output == 2 else scores).astype(q.dtype))[:n_outputs]
+    scores = weights if qk_output == 2 else jnp.where(seen[:, None], scores, 0)
+    return (merged(y), present_key, present_value, scores.astype(q.dtype))[:n_outputs]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axes_of, axis_of, is_known, xp
+from .arrays import axes_of, axis_of, xp
 from .linalg import accumulator
 from .microsoft import CONV, MICROSOFT, ai, declaring
 from .quant import (
@@ -202,8 +202,8 @@ def matmul_nbits(
     if g_idx is None:
         weight = ((weight - zero_points[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
     else:
-        group = np.asarray(g_idx)[:K] if is_known(g_idx) else g_idx[:K]
-        weight = (weight.reshape(N, -1)[:, :K] - zero_points[:, group]) * scales[:, group]
+        zero_points, scales = (jnp.take(jnp.asarray(p), g_idx[:K], axis=1) for p in (zero_points, scales))
+        weight = (weight.reshape(N, -1)[:, :K] - zero_points) * scales
     contract = (((A.ndim - 1,), (1,)), ((), ()))
     y = lax.dot_general(jnp.asarray(A), jnp.asarray(weight.astype(A.dtype)), contract, preferred_element_type=work)
     return (y if bias is None else y + bias.astype(work)).astype(A.dtype)
@@ -262,6 +262,9 @@ def dynamic_quantize_lstm(
         scale, zero_point = scale.reshape(count, -1)[d], zero_point.reshape(count, -1)[d]
         return lambda x: dynamic_quantize_matmul(x, weight[d], scale, zero_point)
 
+    if sequence_lens is not None:  # steps behind the longest sequence must not widen the range of X
+        steps = jnp.arange(X.shape[0], dtype=np.int32)[:, None, None]
+        X = jnp.where(steps < jnp.max(jnp.asarray(sequence_lens)), X, 0)
     gates = jnp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
     recurs = [times(R, R_scale, R_zero_point, d) for d in range(count)]
     if B is not None:

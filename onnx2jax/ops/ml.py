@@ -1,45 +1,22 @@
-"""ai.onnx.ml: scaling, encoding, linear models and support vector machines. Trees have their own file.
+"""ai.onnx.ml: scaling, encoding, maps and linear models.
 
-What yields or reads text runs on the host; what is numeric runs traced as well. Where the specification leaves
-the scores of binary classifiers open, they are what onnxruntime gives.
+What yields or reads text runs on the host; what is numeric runs traced as well.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .arrays import is_string, xp
 from .control import needs_known
 from .registry import Static, op
-
-DOMAIN = "ai.onnx.ml"
-TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-
-
-def one_of(value, choices, what):
-    """Checks an attribute that names one of a few choices."""
-    if value not in choices:
-        raise ValueError(f"{what} must be one of {', '.join(choices)} (got {value!r})")
-    return value
-
-
-def only(**choices):
-    """The one attribute of several that is given: its name and its value."""
-    given = [(k, v) for k, v in choices.items() if v is not None and len(v)]
-    if len(given) != 1:
-        raise ValueError(f"exactly one of the attributes {', '.join(choices)} must be given (got {len(given)})")
-    return given[0]
-
-
-def batch(X):
-    """A batch of feature vectors; a single vector is a batch of one."""
-    if X.ndim not in (1, 2):
-        raise ValueError(f"the input must have shape [N, F] or [F] (it has {X.shape})")
-    return X.reshape(-1, X.shape[-1]) if X.ndim == 1 else X
+from .scores import DOMAIN, batch, labels_of, one_of, only, transform, two_scores
 
 
 def _per_feature(values, X, what):
@@ -47,65 +24,6 @@ def _per_feature(values, X, what):
     if len(values) not in (1, X.shape[-1]):
         raise ValueError(f"{what} must have 1 entry or one for each of {X.shape[-1]} features (it has {len(values)})")
     return np.array(values)
-
-
-# ---------------------------------------------------------------------------------------- post transforms
-
-
-def _logistic(x):
-    if not isinstance(x, np.ndarray):
-        return lax.logistic(x)
-    v = 1 / (1 + np.exp(-np.abs(x)))
-    return np.where(x < 0, 1 - v, v)
-
-
-def _softmax(x):
-    e = xp(x).exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
-def _softmax_zero(x):
-    """Softmax of the scores that are not zero."""
-    peak = x.max(-1, keepdims=True)
-    zero = xp(x).abs(x) <= 1e-7
-    e = xp(x).exp(x - peak)
-    return xp(x).where(zero, x * xp(x).exp(-peak), e) / xp(x).where(zero, 0, e).sum(-1, keepdims=True)
-
-
-def _probit(x):
-    """The normal quantile, by the closed approximation that ONNX's reference and onnxruntime share."""
-    y = 2 * x - 1
-    log = xp(x).log((1 - y) * (1 + y))
-    v = 2 / (3.14159 * 0.147) + 0.5 * log
-    return math.sqrt(2) * xp(x).sign(y) * xp(x).sqrt(xp(x).sqrt(v * v - log / 0.147) - v)
-
-
-_TRANSFORM = dict(zip(TRANSFORMS, (lambda x: x, _softmax, _logistic, _softmax_zero, _probit), strict=True))
-
-
-def transform(scores, post_transform):
-    """The scores of all classes or targets, transformed row by row."""
-    return _TRANSFORM[one_of(post_transform, TRANSFORMS, "post_transform")](scores)
-
-
-def two_scores(score, post_transform, mixed):
-    """The scores of both classes from the single score of the second; `mixed`: it is a margin, no probability."""
-    one_of(post_transform, TRANSFORMS, "post_transform")
-    if post_transform == "PROBIT":
-        raise NotImplementedError("PROBIT of a single score is undefined for a classifier of two classes")
-    if post_transform == "LOGISTIC":
-        pair = _logistic(-score), _logistic(score)
-    else:
-        pair = (-score if mixed else 1 - score), score
-    return xp(score).concatenate(pair, axis=-1)
-
-
-def labels_of(labels, index):
-    """The class labels at the indices; text is picked on the host."""
-    labels = np.array(labels, object if isinstance(labels[0], str) else np.int64)
-    if labels.dtype == object:
-        return labels[needs_known(index, "the class labels are strings")]
-    return xp(index).asarray(labels)[index]
 
 
 # ------------------------------------------------------------------------------------ features and scaling
@@ -195,6 +113,15 @@ def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
     return hot.astype(np.float32)
 
 
+def _place(table, X):
+    """Where in a sorted table each value is, if it is there."""
+    if isinstance(X, np.ndarray):
+        place = np.searchsorted(table, X)
+    else:
+        place = jnp.searchsorted(table, X, method="compare_all" if len(table) <= 128 else "scan")
+    return xp(X).minimum(place, len(table) - 1)
+
+
 def _lookup(X, keys, values, default):
     """Every element's value in a table; the last of equal keys counts, and NaN equals NaN."""
     if X.dtype == object or values.dtype == object:
@@ -203,15 +130,16 @@ def _lookup(X, keys, values, default):
         def key(v):
             return "NaN" if v != v else v
 
-        table = {key(k): v for k, v in zip(keys.tolist(), values.tolist(), strict=True)}
-        return np.array([table.get(key(x), default) for x in X.ravel().tolist()], values.dtype).reshape(X.shape)
+        known = {key(k): v for k, v in zip(keys.tolist(), values.tolist(), strict=True)}
+        return np.array([known.get(key(x), default) for x in X.ravel().tolist()], values.dtype).reshape(X.shape)
     np_, nan = xp(X), keys != keys
-    default = values[nan][-1] if nan.any() else default
+    if nan.any():
+        default = np_.where(X != X, values[nan][-1], default)
     # Reversed, so that np.unique keeps the last of equal keys.
     table, at = np.unique(keys[~nan][::-1], return_index=True)
     if not len(table):
-        return np_.where(X != X, default, default)
-    place = np_.minimum(np_.searchsorted(table, X), len(table) - 1)
+        return np_.broadcast_to(default, X.shape)
+    place = _place(table, X)
     result = np_.asarray(values[~nan][::-1][at])[place]
     return np_.where(np_.asarray(table)[place] == X, result, default)
 
@@ -293,11 +221,12 @@ def cast_map(X: Static, *, cast_to="TO_FLOAT", map_form="DENSE", max_map=1):
     """CastMap: the values of a map in the order of its keys, or each at its key."""
     one_of(cast_to, ("TO_FLOAT", "TO_STRING", "TO_INT64"), "cast_to")
     one_of(map_form, ("DENSE", "SPARSE"), "map_form")
-    dtype, cast, filler = {
+    casts: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
         "TO_FLOAT": (np.float32, float, 0.0),
         "TO_INT64": (np.int64, int, 0),
         "TO_STRING": (object, lambda v: v if isinstance(v, str) else f"{v:f}", "0.f"),
-    }[cast_to]
+    }
+    dtype, cast, filler = casts[cast_to]
     if map_form == "DENSE":
         return np.array([[cast(X[k]) for k in sorted(X)]], dtype).reshape(1, len(X))
     if any(not 0 <= k < max_map for k in X):
@@ -320,11 +249,16 @@ def dict_vectorizer(X: Static, *, int64_vocabulary=None, string_vocabulary=None)
 # ------------------------------------------------------------------------------------------- linear models
 
 
-def _linear(X, coefficients, intercepts):
-    """Scores of a linear model; the coefficients of one class or target are contiguous."""
+def _linear(X, n, coefficients, intercepts):
+    """Scores [N, n] of a linear model; the coefficients of one class or target are contiguous."""
     X = batch(X).astype(np.float32)
-    weights = np.array(coefficients, np.float32).reshape(-1, X.shape[1])
-    scores = X @ weights.T
+    size = n * X.shape[1]
+    if len(coefficients) < size:
+        raise ValueError(f"{n} rows of {X.shape[1]} coefficients are needed (there are {len(coefficients)} in all)")
+    if len(coefficients) > size:
+        text = f"of {len(coefficients)} coefficients only {size} are used, for {n} times {X.shape[1]} features"
+        warnings.warn(text + "; the input seems to have too few features", stacklevel=2)
+    scores = X @ np.array(coefficients[:size], np.float32).reshape(n, -1).T
     return scores if not intercepts else scores + np.array(intercepts, np.float32)
 
 
@@ -343,148 +277,15 @@ def linear_classifier(
     if multi_class not in (0, 1):
         raise ValueError(f"multi_class must be 0 or 1 (got {multi_class})")
     _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
-    scores = _linear(X, coefficients, intercepts)
-    if scores.shape[1] == len(labels):
+    n = len(intercepts or coefficients[:: X.shape[-1]])
+    if n != len(labels) and (n, len(labels)) != (1, 2):
+        raise ValueError(f"{len(labels)} class labels do not match {n} rows of coefficients")
+    scores = _linear(X, n, coefficients, intercepts)
+    if n == len(labels):
         return labels_of(labels, scores.argmax(1)), transform(scores, post_transform)
-    if scores.shape[1] != 1 or len(labels) != 2:
-        raise ValueError(f"{len(labels)} class labels do not match {scores.shape[1]} rows of coefficients")
     return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), two_scores(scores, post_transform, mixed=False)
 
 
 @op("LinearRegressor", domain=DOMAIN)
 def linear_regressor(X, *, coefficients, intercepts=None, targets=1, post_transform="NONE"):
-    scores = _linear(X, coefficients, intercepts)
-    if scores.shape[1] != targets:
-        raise ValueError(f"{len(coefficients)} coefficients make {scores.shape[1]} targets, not {targets}")
-    return transform(scores, post_transform)
-
-
-# -------------------------------------------------------------------------------- support vector machines
-
-
-def _kernel(X, vectors, kernel_type, kernel_params):
-    """The kernel of every row with every support vector: [N, S]."""
-    gamma, coef0, degree = (float(p) for p in (kernel_params or (0.0, 0.0, 0.0)))
-    if one_of(kernel_type, ("LINEAR", "POLY", "RBF", "SIGMOID"), "kernel_type") == "RBF":
-        return xp(X).exp(-gamma * ((X[:, None] - vectors) ** 2).sum(-1))
-    dot = X @ vectors.T
-    if kernel_type == "LINEAR":
-        return dot
-    dot = gamma * dot + coef0
-    if kernel_type == "SIGMOID":
-        return xp(X).tanh(dot)
-    return dot ** (int(degree) if degree == int(degree) else degree)
-
-
-@op("SVMRegressor", domain=DOMAIN)
-def svm_regressor(
-    X,
-    *,
-    coefficients,
-    kernel_params=None,
-    kernel_type="LINEAR",
-    n_supports=0,
-    one_class=0,
-    post_transform="NONE",
-    rho=(0.0,),
-    support_vectors=(),
-):
-    """SVMRegressor: without support vectors the coefficients are those of a linear model."""
-    X = batch(X).astype(np.float32)
-    vectors = np.array(support_vectors if n_supports else coefficients, np.float32).reshape(n_supports or 1, -1)
-    score = _kernel(X, vectors, kernel_type if n_supports else "LINEAR", kernel_params)
-    if n_supports:
-        score = score @ np.array(coefficients, np.float32)[:, None]
-    score = score + np.float32(rho[0])
-    if one_class:
-        score = xp(X).where(score > 0, 1, -1).astype(np.float32)
-    return transform(score, post_transform)
-
-
-def _pair_scores(kernel, coefficients, counts, rho):
-    """The decision of every pair of classes i < j, from the coefficients of one against the other: [N, pairs]."""
-    ends = np.cumsum(counts)
-    spans = [slice(end - n, end) for n, end in zip(counts, ends, strict=True)]
-    weights = np.zeros((kernel.shape[1], len(rho)), np.float32)
-    pairs = [(i, j) for i in range(len(counts)) for j in range(i + 1, len(counts))]
-    for p, (i, j) in enumerate(pairs):
-        weights[spans[i], p] = coefficients[j - 1, spans[i]]
-        weights[spans[j], p] = coefficients[i, spans[j]]
-    return pairs, kernel @ weights + np.array(rho, np.float32)
-
-
-def _coupled(pairwise, n):
-    """Class probabilities from pairwise ones [N, n, n], by the iteration of Wu, Lin and Weng (second method)."""
-    np_ = xp(pairwise)
-    r = pairwise
-    diagonal = (r * r).sum(1) - np_.einsum("bii->bi", r * r)
-    q = np_.where(np.eye(n, dtype=bool), diagonal[:, None, :], -r * np_.swapaxes(r, 1, 2))
-
-    def sweep(_, state):
-        p, done = state
-        qp = (q * p[:, None, :]).sum(-1)
-        pqp = (p * qp).sum(-1)
-        done = done | (np_.abs(qp - pqp[:, None]).max(-1) < 0.005 / n)
-        new = p
-        for t in range(n):
-            step = (pqp - qp[:, t]) / q[:, t, t]
-            pqp = (pqp + step * (step * q[:, t, t] + 2 * qp[:, t])) / (1 + step) ** 2
-            qp = (qp + step[:, None] * q[:, t]) / (1 + step[:, None])
-            new = (new + step[:, None] * np.eye(n, dtype=np.float32)[t]) / (1 + step[:, None])
-        return np_.where(done[:, None], p, new), done
-
-    state = np_.full(r.shape[:2], 1 / n, np.float32), np_.zeros(r.shape[0], bool)
-    if np_ is jnp:
-        return lax.fori_loop(0, 100, sweep, state)[0]
-    for _ in range(100):
-        state = sweep(_, state)
-    return state[0]
-
-
-@op("SVMClassifier", domain=DOMAIN)
-def svm_classifier(
-    X,
-    *,
-    coefficients,
-    classlabels_ints=None,
-    classlabels_strings=None,
-    kernel_params=None,
-    kernel_type="LINEAR",
-    post_transform="NONE",
-    prob_a=(),
-    prob_b=(),
-    rho=(0.0,),
-    support_vectors=(),
-    vectors_per_class=(),
-):
-    """SVMClassifier: one-against-one votes with support vectors, or one linear score for each class without."""
-    _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
-    X, n, total = batch(X).astype(np.float32), len(labels), sum(vectors_per_class)
-    coefficients = np.array(coefficients, np.float32)
-    if not total:
-        scores = X @ coefficients.reshape(n, -1).T + np.float32(rho[0])
-        index = scores.argmax(1)
-        if n == 2 and not prob_a:
-            best = scores.max(1)
-            positive = best >= 0.5 if (coefficients >= 0).all() else best > 0
-            index = xp(X).where(positive, 1, index)
-        return labels_of(labels, index), transform(scores, post_transform)
-    kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
-    pairs, scores = _pair_scores(kernel, coefficients.reshape(n - 1, total), vectors_per_class, rho)
-    one_hot = np.eye(n, dtype=np.int64)
-    votes = sum(xp(X).where(scores[:, p, None] > 0, one_hot[i], one_hot[j]) for p, (i, j) in enumerate(pairs))
-    index = votes.argmax(1)
-    if prob_a:
-        p = 1 - _logistic(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32))
-        p = xp(X).clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
-        # entry [a, b] of the matrix is the probability that its pair prefers a
-        ij = np.zeros((len(pairs), n, n), np.float32)
-        for k, pair in enumerate(pairs):
-            ij[(k, *pair)] = 1
-        pairwise = xp(X).einsum("bk,kij->bij", p, ij) + xp(X).einsum("bk,kij->bji", 1 - p, ij)
-        scores = transform(_coupled(xp(X).swapaxes(pairwise, 1, 2), n), post_transform)
-    elif n > 2:
-        scores = transform(scores, post_transform)
-    else:
-        scores = two_scores(scores, post_transform, mixed=post_transform == "NONE")
-    return labels_of(labels, index), scores
+    return transform(_linear(X, targets, coefficients, intercepts), post_transform)

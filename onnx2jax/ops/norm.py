@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,7 @@ from .arrays import axes_of, axis_of, xp
 from .registry import Static, op, withdrawn
 
 
-def _wide(*values):
+def wide_dtype(*values):
     """The dtype to compute in: the widest operand's, and float32 at least."""
     dtype = np.dtype(np.float32)
     for value in values:
@@ -35,7 +34,7 @@ def _standardize(x, axes, epsilon):
 
 def _batch_normalization(X, scale, B, mean, var, epsilon, momentum, training, spatial=True):
     """(Y, running mean, running variance, batch mean, batch variance); the last four only when training."""
-    wide = _wide(X, scale, mean)
+    wide = wide_dtype(X, scale, mean)
     x = X.astype(wide)
     shape = (lambda v: _per_channel(v, X)) if spatial or mean.ndim == 1 else (lambda v: v[None])
     if not training:
@@ -78,7 +77,7 @@ def batch_normalization(
 
 @op("InstanceNormalization")
 def instance_normalization(input, scale, B, *, epsilon=1e-5):
-    wide = _wide(input)
+    wide = wide_dtype(input)
     y, _, _ = _standardize(input.astype(wide), tuple(range(2, input.ndim)), epsilon)
     y = y * _per_channel(scale.astype(wide), input) + _per_channel(B.astype(wide), input)
     return y.astype(input.dtype)
@@ -121,16 +120,17 @@ def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=
 def mean_variance_normalization(X, *, axes=(0, 2, 3)):
     """(X - mean) / (standard deviation + 1e-9), the small number being that of ONNX's function body."""
     axes = axes_of(axes, X.ndim)
-    x = X.astype(_wide(X))
+    x = X.astype(wide_dtype(X))
     centred = x - x.mean(axis=axes, keepdims=True)
-    deviation = _root((centred * centred).mean(axis=axes, keepdims=True))
+    deviation = root((centred * centred).mean(axis=axes, keepdims=True))
     return (centred / (deviation + 1e-9)).astype(X.dtype)
 
 
-def _root(x):
-    """The square root, whose gradient at zero is zero."""
-    np_ = xp(x)
-    return np_.where(x > 0, np_.sqrt(np_.where(x > 0, x, x.dtype.type(1))), x.dtype.type(0))
+def root(x, p=2):
+    """The p-th root, whose gradient at zero is zero."""
+    np_, positive = xp(x), x > 0
+    safe = np_.where(positive, x, x.dtype.type(1))
+    return np_.where(positive, np_.sqrt(safe) if p == 2 else safe ** (1 / p), x.dtype.type(0))
 
 
 @op("LpNormalization")
@@ -138,14 +138,14 @@ def lp_normalization(input, *, axis=-1, p=2):
     """x / ||x||, and zero where the norm is zero."""
     if p not in (1, 2):
         raise ValueError(f"p ({p}) must be 1 or 2")
-    x, axis = input.astype(_wide(input)), axis_of(axis, input.ndim)
-    norm = abs(x).sum(axis, keepdims=True) if p == 1 else _root((x * x).sum(axis, keepdims=True))
+    x, axis = input.astype(wide_dtype(input)), axis_of(axis, input.ndim)
+    norm = abs(x).sum(axis, keepdims=True) if p == 1 else root((x * x).sum(axis, keepdims=True))
     return (x / xp(x).where(norm == 0, x.dtype.type(1), norm)).astype(input.dtype)
 
 
 @op("LRN")
 def lrn(X, *, alpha=1e-4, beta=0.75, bias=1.0, size):
-    x = jnp.asarray(X, _wide(X))
+    x = jnp.asarray(X, wide_dtype(X))
     around = [(0, 0)] * x.ndim
     around[1] = ((size - 1) // 2, size // 2)
     extent = [1] * x.ndim
@@ -159,7 +159,7 @@ def _dropout(data, ratio, key, mask_dtype=np.bool_):
     if key is None:
         return data, xp(data).ones(data.shape, mask_dtype)
     keep = jax.random.uniform(key, data.shape, jnp.float32) >= jnp.asarray(ratio, jnp.float32)
-    wide = _wide(data)
+    wide = wide_dtype(data)
     scaled = jnp.asarray(data, wide) / (1 - jnp.asarray(ratio).astype(wide))
     return jnp.where(keep, scaled, 0).astype(data.dtype), keep.astype(mask_dtype)
 

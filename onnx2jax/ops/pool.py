@@ -2,46 +2,83 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import dims, xp
-from .conv import taps, window
+from .arrays import dims
+from .conv import MAX_TAPS, taps, window
+from .norm import root, wide_dtype
 from .registry import Static, op
 
 
 def _pool_window(x, kernel, strides, pads, dilations, auto_pad, ceil_mode):
-    """(strides, dilations, pads, overhang): the overhang is what ceil_mode adds to the end of each axis."""
+    """((kernel, strides, dilations, pads), pads as given): ceil_mode adds to the first pads, not to the others."""
     if kernel is None or not len(kernel):
         raise ValueError("kernel_shape is missing; give the size of the window along each spatial axis")
     strides, dilations, pads = window(x.shape[2:], kernel, strides, pads, dilations, auto_pad)
-    overhang = [0] * len(kernel)
+    around = list(pads)
     if ceil_mode and auto_pad in ("NOTSET", ""):
-        for i, (n, k, s, d, p) in enumerate(zip(x.shape[2:], kernel, strides, dilations, pads, strict=True)):
-            rest = -(n + sum(p) - (k - 1) * d - 1) % s
-            count = (n + sum(p) + rest - (k - 1) * d - 1) // s + 1
+        for i, (n, k, s, d, (before, after)) in enumerate(
+            zip(x.shape[2:], kernel, strides, dilations, pads, strict=True)
+        ):
+            rest = n + before + after - (k - 1) * d - 1
             # a window that would start in the padding behind the input does not exist
-            overhang[i] = rest if (count - 1) * s < n + p[0] else 0
-    return strides, dilations, pads, overhang
+            if -(-rest // s) * s < n + before:
+                around[i] = before, after + -rest % s
+    return (tuple(kernel), strides, dilations, tuple(around)), pads
 
 
-def _reduce(x, init, combine, kernel, strides, dilations, pads, overhang):
-    around = ((0, 0), (0, 0), *((a, b + o) for (a, b), o in zip(pads, overhang, strict=True)))
+def _reduce(x, init, combine, kernel, strides, dilations, pads):
     ones = (1, 1)
-    init = np.array(init, x.dtype)
     return lax.reduce_window(
-        x, init, combine, (*ones, *kernel), (*ones, *strides), around, window_dilation=(*ones, *dilations)
-    )
+        x, np.array(init, x.dtype), combine, (*ones, *kernel), (*ones, *strides), ((0, 0), (0, 0), *pads),
+        window_dilation=(*ones, *dilations),
+    )  # fmt: skip
 
 
-def _counts(extents, kernel, strides, dilations, pads, overhang, include_pad):
+def _reduce_by_axis(x, init, combine, kernel, strides, dilations, pads):
+    """The same, one axis after the other, by shifted operands: on the CPU 2 to 30 times as fast."""
+    for i, chosen in enumerate(zip(kernel, strides, pads, dilations, strict=True)):
+        window = [chosen if i == j else (1, 1, (0, 0), 1) for j in range(len(kernel))]
+        x = functools.reduce(combine, taps(x, *zip(*window, strict=True), init))
+    return x
+
+
+def _pool(x, init, combine, *geometry):
+    kernel, _, _, pads = geometry
+    if sum(kernel) > MAX_TAPS:
+        return _reduce(x, init, combine, *geometry)
+    default, cpu = (lambda v, f=f: f(v, init, combine, *geometry) for f in (_reduce, _reduce_by_axis))
+    return lax.platform_dependent(x, cpu=cpu, default=default)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _maxima(x, geometry):
+    return _pool(x, _least(x.dtype), lax.max, *geometry)
+
+
+@_maxima.defjvp
+def _maxima_jvp(geometry, primals, tangents):
+    """The derivative goes to the first of equal maxima, as ``reduce_window`` has it."""
+    dilated = max(geometry[2]) > 1  # which JAX cannot transpose: there it goes to equal maxima in equal parts
+    window = _reduce_by_axis if dilated else _reduce
+    return jax.jvp(lambda x: window(x, _least(x.dtype), lax.max, *geometry), primals, tangents)
+
+
+def _least(dtype):
+    return -np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _counts(extents, geometry, pads, include_pad):
     """How many elements each window holds (outputs...): of the input, or of the input and its explicit padding."""
     result = np.ones(())
-    for n, k, s, d, (before, after), o in zip(extents, kernel, strides, dilations, pads, overhang, strict=True):
-        starts = np.arange((n + before + after + o - (k - 1) * d - 1) // s + 1) * s - before
+    for n, k, s, d, around, (before, after) in zip(extents, *geometry, pads, strict=True):
+        starts = np.arange((n + sum(around) - (k - 1) * d - 1) // s + 1) * s - before
         place = starts[:, None] + np.arange(k) * d
         low, high = (-before, n + after) if include_pad else (0, n)
         result = np.multiply.outer(result, ((place >= low) & (place < high)).sum(1))
@@ -52,38 +89,29 @@ def _counts(extents, kernel, strides, dilations, pads, overhang, include_pad):
 def average_pool(
     X, *, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, kernel_shape, pads=None, strides=None
 ):
-    geometry = _pool_window(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
-    x = jnp.asarray(X, jnp.promote_types(X.dtype, jnp.float32))
-    total = _reduce(x, 0, lax.add, kernel_shape, *geometry)
-    counts = _counts(X.shape[2:], kernel_shape, *geometry, count_include_pad)
-    return (total / jnp.asarray(np.maximum(counts, 1), x.dtype)).astype(X.dtype)
-
-
-def _lp_pool(X, p, kernel_shape, *geometry):
-    x = jnp.abs(jnp.asarray(X, jnp.promote_types(X.dtype, jnp.float32)))
-    total = _reduce(_power(x, p), 0, lax.add, kernel_shape, *geometry)
-    return _root(total, p).astype(X.dtype)
+    geometry, pads = _pool_window(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
+    total = _pool(jnp.asarray(X, wide_dtype(X)), 0, lax.add, *geometry)
+    counts = _counts(X.shape[2:], geometry, pads, count_include_pad)
+    return (total / jnp.asarray(np.maximum(counts, 1), total.dtype)).astype(X.dtype)
 
 
 def _power(x, p):
     return x * x if p == 2 else x**p
 
 
-def _root(total, p):
-    """The p-th root, whose gradient at zero is zero."""
-    positive = total > 0
-    return jnp.where(positive, jnp.where(positive, total, 1) ** (1 / p), 0)
+def _lp_pool(X, p, geometry):
+    total = _pool(_power(jnp.abs(jnp.asarray(X, wide_dtype(X))), p), 0, lax.add, *geometry)
+    return root(total, p).astype(X.dtype)
 
 
 @op("LpPool")
 def lp_pool_1(X, *, auto_pad="NOTSET", kernel_shape=None, p=2.0, pads=None, strides=None):
-    return _lp_pool(X, p, kernel_shape, *_pool_window(X, kernel_shape, strides, pads, None, auto_pad, 0))
+    return _lp_pool(X, p, _pool_window(X, kernel_shape, strides, pads, None, auto_pad, 0)[0])
 
 
 @op("LpPool", since=2)
 def lp_pool(X, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p=2, pads=None, strides=None):
-    geometry = _pool_window(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
-    return _lp_pool(X, p, kernel_shape, *geometry)
+    return _lp_pool(X, p, _pool_window(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)[0])
 
 
 @op("MaxPool")
@@ -91,34 +119,26 @@ def max_pool(
     X, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, pads=None, storage_order=0, strides=None,
     n_outputs=1,
 ):  # fmt: skip
-    strides, dilations, pads, overhang = geometry = _pool_window(
-        X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode
-    )
+    geometry, _ = _pool_window(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
     x = jnp.asarray(X)
-    least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
-    y = _reduce(x, least, lax.max, kernel_shape, *geometry)
-    if n_outputs < 2:
-        return y
+    y = _maxima(x, geometry)
+    return (y, _places(lax.stop_gradient(x), y, geometry, "F" if storage_order else "C")) if n_outputs > 1 else y
+
+
+def _places(x, y, geometry, order):
+    """The index of the first maximum of each window in the flat input; columns first within a channel if order is F."""
+    kernel, strides, dilations, pads = geometry
     extents = x.shape[2:]
-    place = np.zeros((1,), np.int64)  # of every tap in every window, counted within one channel
-    inside = np.ones((1,), bool)
-    unit = [math.prod(extents[:i]) if storage_order else math.prod(extents[i + 1 :]) for i in range(len(extents))]
-    rank = len(extents)
-    for i, (k, s, d) in enumerate(zip(kernel_shape, strides, dilations, strict=True)):
-        at = np.arange(k)[:, None] * d + np.arange(y.shape[2 + i]) * s - pads[i][0]
-        at = at.reshape(
-            *(k if j == i else 1 for j in range(rank)), *(at.shape[1] if j == i else 1 for j in range(rank))
-        )
-        place = place + at * unit[i]
-        inside = inside & (at >= 0) & (at < extents[i])
-    place, inside = (v.reshape(-1, *y.shape[2:]) for v in (place, inside))
-    padding = tuple((a, b + o) for (a, b), o in zip(pads, overhang, strict=True))
-    seen = jnp.stack(list(taps(lax.stop_gradient(x), kernel_shape, strides, padding, dilations, least)), axis=2)
-    hit = ((seen == y[:, :, None]) | (seen != seen)) & inside
+    index = np.arange(math.prod(extents)).reshape((1, 1, *extents), order=order)
+    place, seen = (
+        jnp.stack(list(taps(v, kernel, strides, pads, dilations, fill)), axis=2)
+        for v, fill in ((index, -1), (x, _least(x.dtype)))
+    )
+    hit = ((seen == y[:, :, None]) | (seen != seen)) & (place >= 0)
     first = jnp.argmax(hit, axis=2)[:, :, None]
     local = jnp.take_along_axis(jnp.broadcast_to(place, seen.shape), first, axis=2)[:, :, 0]
-    channel = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *(1,) * rank)
-    return y, local + channel * math.prod(extents)
+    row, column = (lax.broadcasted_iota(np.int64, local.shape, i) for i in (0, 1))
+    return local + (row * x.shape[1] + column) * math.prod(extents)
 
 
 @op("MaxUnpool", since=9)
@@ -140,7 +160,7 @@ def _spatial(x):
 
 @op("GlobalAveragePool")
 def global_average_pool(X):
-    x = X.astype(jnp.promote_types(X.dtype, jnp.float32))
+    x = X.astype(wide_dtype(X))
     return x.mean(axis=_spatial(X), keepdims=True).astype(X.dtype)
 
 
@@ -150,8 +170,8 @@ def global_max_pool(X):
 
 
 def _global_lp_pool(X, p):
-    x = abs(X.astype(jnp.promote_types(X.dtype, jnp.float32)))
-    return xp(X).asarray(_root(_power(x, p).sum(axis=_spatial(X), keepdims=True), p)).astype(X.dtype)
+    total = _power(abs(X.astype(wide_dtype(X))), p).sum(axis=_spatial(X), keepdims=True)
+    return root(total, p).astype(X.dtype)
 
 
 @op("GlobalLpPool")

@@ -39,7 +39,7 @@ def spread(parameter, shape, axis, block_size=0):
         covered = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape))
         if block_size < 0 or parameter.shape != covered:
             raise ValueError(
-                f"blocks of {block_size} on axis {axis} of {shape} take a scale of shape {covered}, not {parameter.shape}"
+                f"blocks of {block_size} on axis {axis} of {shape} take a scale {covered}, not {parameter.shape}"
             )
         repeated = n.repeat(parameter, block_size, axis)
         return repeated if extent == blocks * block_size else repeated[(slice(None),) * axis + (slice(extent),)]

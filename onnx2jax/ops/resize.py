@@ -17,7 +17,8 @@ F32 = np.float32
 def _original(mode, n, out, scale, start, end):
     """Where each output element lies on an input axis of n elements. In float32, as ONNX's implementations do."""
     x, scale, width = np.arange(out, dtype=F32), F32(scale), F32(n)
-    resized = scale * width  # ONNX's length_resized: fractional when a scale was given, whatever the extent became
+    # ONNX's length_resized is fractional when a scale was given, whatever the extent became
+    resized = F32(out) if abs(scale * width - out) < 1e-4 else scale * width
     if mode == "asymmetric":
         return x / scale
     if mode == "align_corners":
@@ -32,7 +33,9 @@ def _original(mode, n, out, scale, start, end):
     if mode == "pytorch_half_pixel":
         return np.zeros(out, F32)
     if mode == "half_pixel_symmetric":
-        return width / 2 * (1 - F32(out) / resized) + (x + F32(0.5)) / scale - F32(0.5)
+        # the two terms cancel: exact ties survive only in double precision
+        exact = n / 2 * (1 - out / (float(scale) * n)) + (np.arange(out) + 0.5) / float(scale) - 0.5
+        return exact.astype(F32)
     raise ValueError(
         f"coordinate_transformation_mode ({mode!r}) is none of half_pixel, half_pixel_symmetric, pytorch_half_pixel, "
         f"align_corners, asymmetric, tf_crop_and_resize"
@@ -72,9 +75,9 @@ def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
 
 
 def _interpolate(x, axis, index, weight):
-    """Weighted sum of neighbours along an axis: a matrix product, or gathers where the matrix would be large."""
+    """Weighted sum of neighbours along an axis: whole rows gathered, but a product where rows are single numbers."""
     n, out = x.shape[axis], len(index)
-    if index.shape[1] > 4 or n <= 256:
+    if index.shape[1] > 4 or (axis == x.ndim - 1 and n <= 256):
         matrix = np.zeros((out, n))
         np.add.at(matrix, (np.arange(out)[:, None], index), weight)
         y = lax.dot_general(
@@ -89,22 +92,16 @@ def _interpolate(x, axis, index, weight):
     return functools.reduce(jnp.add, parts)
 
 
-def _round_half_up(x):
-    return np.floor(x + 0.5).astype(np.int64)
-
-
-def _extents(shape, scales, sizes, policy, axes, roi):
-    """(output extent, scale) of each of the axes."""
-    inputs = np.array([shape[a] for a in axes], np.int64)
+def _extents(inputs, scales, sizes, policy, crop):
+    """(output extent, scale) of each axis. One that keeps its extent may be symbolic."""
     if sizes is None:
-        crop = 1 if roi is None else roi[len(axes) :].astype(F32) - roi[: len(axes)].astype(F32)
-        scales = scales.astype(F32)
-        return np.floor(inputs.astype(F32) * crop * scales).astype(np.int64), scales
-    sizes = np.array(dims(sizes), np.int64)
+        shrunk = [F32(scale) * share for scale, share in zip(scales, crop, strict=True)]
+        return [n if s == 1 else int(F32(n) * s) for n, s in zip(inputs, shrunk, strict=True)], scales.astype(F32)
+    sizes = dims(sizes)
     if policy == "stretch":
-        return sizes, sizes.astype(F32) / inputs.astype(F32)
-    ratio = (min if policy == "not_larger" else max)(sizes / inputs)
-    return _round_half_up(ratio * inputs), np.full(len(axes), ratio, F32)
+        return sizes, [F32(1) if m == n else F32(m) / F32(n) for m, n in zip(sizes, inputs, strict=True)]
+    ratio = (min if policy == "not_larger" else max)(m / n for m, n in zip(sizes, inputs, strict=True))
+    return [int(np.floor(ratio * n + 0.5)) for n in inputs], [F32(ratio)] * len(inputs)
 
 
 def _resize(
@@ -121,34 +118,30 @@ def _resize(
     crop = coordinates == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):
         raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(axes)} entries: starts, then ends")
-    extents, scales = _extents(x.shape, scales, sizes, policy, axes, roi if crop else None)
+    starts, ends = roi.astype(F32).reshape(2, -1) if crop else np.repeat(F32([[0], [1]]), len(axes), axis=1)
+    extents, scales = _extents([x.shape[i] for i in axes], scales, sizes, policy, ends - starts)
     dtype, y, outside = x.dtype, x, []
     if mode != "nearest":
         if is_string(x) or dtype.kind == "b":
             raise TypeError(f"mode ({mode!r}) interpolates numbers, not {dtype}; nearest takes any element type")
-        wide = (
-            dtype
-            if dtype.kind == "c"
-            else np.float64
-            if dtype.itemsize > 4 or (dtype.kind in "iu" and dtype.itemsize > 2)
-            else F32
-        )
-        y = jnp.asarray(x, wide)
-    for i, axis in enumerate(axes):
-        n, out = x.shape[axis], int(extents[i])
-        start, end = (roi[i].astype(F32), roi[len(axes) + i].astype(F32)) if crop else (F32(0), F32(1))
-        at = _original(coordinates, n, out, scales[i], start, end)
+        exact = dtype.itemsize > (2 if dtype.kind in "iu" else 4)  # more digits than float32 holds
+        y = jnp.asarray(x, dtype if dtype.kind == "c" else np.float64 if exact else F32)
+    for axis, out, scale, start, end in sorted(zip(axes, extents, scales, starts, ends, strict=True), reverse=True):
+        n = x.shape[axis]
+        if n == out and scale == 1 and not crop:
+            continue
+        at = _original(coordinates, n, out, scale, start, end)
         if crop:
             outside.append((axis, (at < 0) | (at > n - 1)))
         if n == out and np.array_equal(at, np.arange(n)):
             continue
         if mode == "nearest":
-            chosen = np.clip(nearest(at, scales[i]) if nearest is _simple else nearest(at), 0, n - 1)
+            chosen = np.clip(nearest(at, scale) if nearest is _simple else nearest(at), 0, n - 1)
             y = xp(y).take(y, chosen.astype(np.int64), axis=axis)
         else:
             if mode == "linear" and not antialias:
                 at = np.clip(at, 0, n - 1)
-            y = _interpolate(y, axis, *_neighbours(mode, at, n, scales[i], a, exclude_outside, antialias))
+            y = _interpolate(y, axis, *_neighbours(mode, at, n, scale, a, exclude_outside, antialias))
     if y.dtype != dtype and dtype.kind in "iu":
         bounds = np.iinfo(dtype)
         y = jnp.clip(jnp.round(y) if antialias else jnp.trunc(y), bounds.min, bounds.max)

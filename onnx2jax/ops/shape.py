@@ -193,8 +193,8 @@ def padded(data, low, high, value=None):
         fill = ("" if is_string(data) else 0) if value is None else np.reshape(value, ())
         left = data[tuple(slice(max(-a, 0), n + min(b, 0)) for n, a, b in rows)]
         return np.pad(left, [(max(a, 0), max(b, 0)) for _, a, b in rows], constant_values=fill)
-    fill = np.zeros((), data.dtype) if value is None else jnp.reshape(value, ())
-    return lax.pad(data, fill, [(a, b, 0) for _, a, b in rows])
+    value = np.zeros((), data.dtype) if value is None else jnp.reshape(value, ())
+    return lax.pad(data, value, [(a, b, 0) for _, a, b in rows])
 
 
 def _pad(data, pads, value, axes, mode):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
+import jax.numpy as jnp
 import numpy as np
 
 from .arrays import xp
@@ -49,7 +53,8 @@ def string_concat(X: Static, Y: Static):
 @op("StringSplit", since=20)
 def string_split(X: Static, *, delimiter="", maxsplit=None):
     """StringSplit: an empty delimiter splits at runs of white space."""
-    rows = [x.split(delimiter or None, -1 if maxsplit is None else maxsplit) for x in X.flat]
+    limit = -1 if maxsplit is None else maxsplit
+    rows = [x.split(delimiter, limit) if delimiter else x.strip().split(None, limit) for x in X.flat]
     return _padded(rows, X.shape, ""), np.array([len(r) for r in rows], np.int64).reshape(X.shape)
 
 
@@ -64,12 +69,12 @@ def string_normalizer(X: Static, *, case_change_action="NONE", is_case_sensitive
         raise NotImplementedError(f"only Unicode's default case mapping is available (locale is {locale!r})")
     if X.ndim not in (1, 2) or (X.ndim == 2 and X.shape[0] != 1):
         raise ValueError(f"the input must have shape [C] or [1, C] (it has {X.shape})")
-    change = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}.get(case_change_action)
-    if change is None:
+    changes: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    if case_change_action not in changes:
         raise ValueError(f"case_change_action must be NONE, LOWER or UPPER (got {case_change_action!r})")
-    fold = str if is_case_sensitive else str.lower
+    fold = changes["NONE" if is_case_sensitive else "LOWER"]
     stop = {fold(w) for w in stopwords}
-    kept = [change(x) for x in X.flat if fold(x) not in stop] or [""]
+    kept = [changes[case_change_action](x) for x in X.flat if fold(x) not in stop] or [""]
     return np.array(kept, object).reshape(*X.shape[:-1], len(kept))
 
 
@@ -90,11 +95,9 @@ def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokene
         for expression in map(_regex, separators):
             rows = [[part for word in row for part in expression.split(word)] for row in rows]
     rows = [[word for word in row if word and len(word) >= mincharnum] for row in rows]
-    tokens = _padded(rows, X.shape, pad_value)
-    if not mark or not tokens.shape[-1]:
-        return tokens
-    border = np.full((*X.shape, 1), "\x02", object)
-    return np.concatenate([border, tokens, np.full_like(border, "\x03")], axis=-1)
+    if mark and any(rows):
+        rows = [["\x02", *row, "\x03"] for row in rows]
+    return _padded(rows, X.shape, pad_value)
 
 
 # ---------------------------------------------------------------------------------------------- n-grams
@@ -125,56 +128,57 @@ def tf_idf_vectorizer(
     if text != (X.dtype == object):
         raise ValueError(f"the pool holds {'strings' if text else 'integers'}, the input {X.dtype}")
     pool = np.array(pool_strings, object) if text else np.array(pool_int64s, np.int64)
+    np_, n_grams = xp(X), len(ngram_indexes)
     words, pool = np.unique(pool, return_inverse=True)
-    np_ = xp(X)
-    tokens = _find(np_, words, (X if text else X.astype(np.int64)).reshape(-1, X.shape[-1]))
-    width, indexes = max(ngram_indexes) + 1, np.array(ngram_indexes, np.int64)
-    found = [np_.zeros((tokens.shape[0], width + 1), np.float32)]
+    tokens = (X if text else X.astype(np.int64)).reshape(math.prod(X.shape[:-1]), X.shape[-1])
+    tokens = _find(np_, words, tokens)
+    # An extra last column collects what is not in the pool.
+    counts = np_.zeros((tokens.shape[0], n_grams + 1), np.float32)
     first = 0
     for n, (start, stop) in enumerate(zip(ngram_counts, (*ngram_counts[1:], len(pool)), strict=True), 1):
         grams = pool[start:stop].reshape(-1, n)
-        # An extra last column collects what is not in the pool.
-        columns = np.append(indexes[first : first + len(grams)], width)
+        if min_gram_length <= n <= max_gram_length and len(grams):
+            for skip in range(max_skip_count + 1 if n > 1 else 1):
+                counts = _count(np_, counts, tokens, grams, first, skip + 1, len(words))
         first += len(grams)
-        if n < min_gram_length or n > max_gram_length or not len(grams):
-            continue
-        for skip in range(max_skip_count + 1 if n > 1 else 1):
-            found.append(_count(np_, tokens, grams, columns, skip + 1, len(words), width + 1))
-    counts = sum(found)[:, :width]
-    if mode != "TF" and weights is not None:
-        scale = np.ones(width, np.float32)
-        scale[indexes] = np.array(weights, np.float32)
-    else:
-        scale = np.ones(width, np.float32)
+    counts = counts[:, :-1]
     counts = np_.minimum(counts, np.float32(1)) if mode == "IDF" else counts
-    return (counts * scale).reshape(*X.shape[:-1], width)
+    counts = counts if mode == "TF" or weights is None else counts * np.array(weights, np.float32)
+    columns = np.zeros((tokens.shape[0], max(ngram_indexes) + 1), np.float32)
+    return _add(columns, (slice(None), np.array(ngram_indexes)), counts).reshape(*X.shape[:-1], -1)
 
 
 def _find(np_, table, values):
     """The places of values in a sorted table, -1 for those that are not there."""
     at = np_.minimum(np_.searchsorted(table, values), len(table) - 1)
-    return np_.where(np_.asarray(table)[at] == values if np_ is not np else table[at] == values, at, -1)
+    return np_.where((table if np_ is np else np_.asarray(table))[at] == values, at, -1)
 
 
-def _count(np_, tokens, grams, columns, stride, n_words, width):
-    """How often each n-gram occurs in each row, its members `stride` tokens apart."""
-    n, rows = grams.shape[1], tokens.shape[0]
+def _add(array, at, values):
+    """The array with values added, also where a place occurs twice."""
+    if isinstance(values, np.ndarray) and isinstance(array, np.ndarray):
+        array = array.copy()
+        np.add.at(array, at, values)
+        return array
+    return jnp.asarray(array).at[at].add(values)
+
+
+def _count(np_, counts, tokens, grams, first, stride, n_words):
+    """Count the n-grams of each row, their members `stride` tokens apart, in the columns from `first` on."""
+    n, rows = grams.shape[1], np.arange(tokens.shape[0])[:, None]
     windows = tokens.shape[1] - (n - 1) * stride
     if windows <= 0:
-        return np.zeros((rows, width), np.float32)
-    state, prefix = np_.zeros((rows, windows), np.int64), np.zeros(len(grams), np.int64)
+        return counts
+    state, prefix = np_.zeros((len(rows), windows), np.int64), np.zeros(len(grams), np.int64)
     for k in range(n):
         token = tokens[:, k * stride : k * stride + windows]
         table, prefix = np.unique(prefix * n_words + grams[:, k], return_inverse=True)
         missing = (state < 0) | (token < 0)
         state = _find(np_, table, np_.where(missing, -1, state * n_words + token))
-    column = np.full(len(table) + 1, width - 1)
-    column[prefix] = columns[:-1]
-    # state -1 reads the last entry: not in the pool
-    hits = np_.asarray(column)[state]
-    row = np.arange(rows)[:, None]
-    if np_ is np:
-        counts = np.zeros((rows, width), np.float32)
-        np.add.at(counts, (row, hits), np.float32(1))
-        return counts
-    return np_.zeros((rows, width), np.float32).at[row, hits].add(np.float32(1))
+    if len(table) < len(grams):
+        raise ValueError(f"the pool holds {len(grams) - len(table)} of its {n}-grams twice")
+    column = np.empty(len(table), np.int64)
+    column[prefix] = first + np.arange(len(grams))
+    # State -1, not in the pool, reads the last entry.
+    hits = np_.asarray(np.append(column, counts.shape[1] - 1))[state]
+    return _add(counts, (rows, hits), np_.ones(hits.shape, np.float32))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from .arrays import xp
-from .ml import DOMAIN, TRANSFORMS, batch, labels_of, one_of, only, transform, two_scores
 from .registry import op, withdrawn
+from .scores import DOMAIN, TRANSFORMS, batch, labels_of, one_of, only, transform, two_scores
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
 AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -47,27 +48,34 @@ def _depth(forest):
     return depth
 
 
+def _get(table, at):
+    """Entries of a table by indices that lie inside it."""
+    return table[at] if isinstance(at, np.ndarray) else jnp.asarray(table).at[at].get(mode="promise_in_bounds")
+
+
 def _leaves(forest, X):
     """The leaf that each row reaches in each tree: [N, trees], as rows of the leaf tables."""
     np_ = xp(X)
     if int(forest.features.max(initial=0)) >= X.shape[1]:
         raise ValueError(f"the trees ask for feature {forest.features.max()}, the input has {X.shape[1]}")
-    nodes = [np_.asarray(v) if v is not None else None for v in forest[:7]]
-    modes, features, splits, true, false, missing, members = nodes
+    # One gather for all that is integer, since each costs alike.
+    links = np.stack([forest.features, forest.true, forest.false, forest.missing, forest.modes], -1).astype(np.int32)
     used = [m for m in np.unique(forest.modes).tolist() if m != LEAF]
+    rows = np_.arange(X.shape[0])[:, None]
 
     def test(mode, x, at):
         if mode == MEMBER:
-            return (x[..., None] == members[at]).any(-1)
-        split = splits[at]
+            return (x[..., None] == _get(forest.members, at)).any(-1)
+        split = _get(forest.splits, at)
         return (x <= split, x < split, x >= split, x > split, x == split, x != split)[mode]
 
     def down(_, at):
-        x = np_.take_along_axis(X, features[at], axis=1)
+        feature, true, false, missing, modes = np_.moveaxis(_get(links, at), -1, 0)
+        x = X[rows, feature] if np_ is np else X.at[rows, feature].get(mode="promise_in_bounds")
         go = np_.zeros(at.shape, bool)
         for mode in used:
-            go = test(mode, x, at) if len(used) == 1 else np_.where(modes[at] == mode, test(mode, x, at), go)
-        return np_.where(np_.where(x != x, missing[at], go), true[at], false[at])
+            go = test(mode, x, at) if len(used) == 1 else np_.where(modes == mode, test(mode, x, at), go)
+        return np_.where(np_.where(x != x, missing == 1, go), true, false)
 
     at = np_.broadcast_to(np_.asarray(forest.roots), (X.shape[0], len(forest.roots)))
     if np_ is np:
@@ -75,13 +83,13 @@ def _leaves(forest, X):
             at = down(k, at)
     else:
         at = lax.fori_loop(0, _depth(forest), down, at)
-    return np_.asarray(forest.leaf)[at]
+    return _get(forest.leaf, at)
 
 
 def _scores(forest, X, aggregate):
     """The aggregated weights [N, targets], and where any leaf had something to say."""
     np_, leaves = xp(X), _leaves(forest, X)
-    weights, has = np_.asarray(forest.weights)[leaves], np_.asarray(forest.has)[leaves].any(1)
+    weights, has = _get(forest.weights, leaves), _get(forest.has, leaves).any(1)
     if aggregate in ("SUM", "AVERAGE"):
         total = weights.sum(1)
         return total / len(forest.roots) if aggregate == "AVERAGE" else total, has
@@ -117,8 +125,8 @@ def _pick(name, tensor, floats):
 
 def _forest(X, n_targets, aggregate, votes, weights, nodes, splits):
     """The forest of versions 1 to 4, whose nodes are named by a tree id and a node id."""
-    ids = (nodes[k] for k in ("treeids", "nodeids", "truenodeids", "falsenodeids"))
-    tree, node, true, false = (np.array(v, np.int64) for v in ids)
+    names = ("treeids", "nodeids", "truenodeids", "falsenodeids")
+    tree, node, true, false = (np.array(nodes[k], np.int64) for k in names)
     modes = np.array([MODES.index(one_of(m, MODES, "nodes_modes")) for m in nodes["modes"]], np.int8)
     missing = np.array(nodes["missing_value_tracks_true"] or np.zeros(len(node)), bool)
     features = np.array(nodes["featureids"], np.int32)
@@ -127,20 +135,24 @@ def _forest(X, n_targets, aggregate, votes, weights, nodes, splits):
     if MEMBER in modes:
         raise ValueError("BRANCH_MEMBER needs TreeEnsemble of ai.onnx.ml 5")
     span = max(int(v.max(initial=0)) for v in (node, true, false)) + 1
-    names = tree * span + node
-    order = np.argsort(names, kind="stable")
+    keys = tree * span + node
+    order = np.argsort(keys, kind="stable")
 
     def find(trees, ids):
         wanted = trees * span + ids
-        at = order[np.minimum(np.searchsorted(names[order], wanted), len(order) - 1)]
-        if not (names[at] == wanted).all():
-            k = int(np.argmax(names[at] != wanted))
+        at = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
+        if not (keys[at] == wanted).all():
+            k = int(np.argmax(keys[at] != wanted))
             raise ValueError(f"no node has the tree id {trees[k]} and the node id {ids[k]}")
         return at
 
     inner, here = modes != LEAF, np.arange(len(node))
-    true, false = (np.where(inner, find(tree, np.where(inner, ids, node)), here) for ids in (true, false))
-    roots = np.setdiff1d(here, np.concatenate([true[inner], false[inner]]))
+
+    def children(ids):
+        return np.where(inner, find(tree, np.where(inner, ids, node)), here).astype(np.int32)
+
+    on_true, on_false = children(true), children(false)
+    roots = np.setdiff1d(here, np.concatenate([on_true[inner], on_false[inner]])).astype(np.int32)
     if len(roots) != len(np.unique(tree)):
         raise ValueError(f"{len(np.unique(tree))} trees have {len(roots)} roots")
     voters = find(np.array(votes[0], np.int64), np.array(votes[1], np.int64))
@@ -149,11 +161,11 @@ def _forest(X, n_targets, aggregate, votes, weights, nodes, splits):
     # The last row of the tables is for nodes without a vote.
     leaf = np.full(len(node), len(leaves), np.int32)
     leaf[leaves] = np.arange(len(leaves))
-    ids = np.array(votes[2], np.int64)
-    tables = _tables(rows, ids, weights.astype(width), len(leaves) + 1, n_targets, aggregate)
+    targets = np.array(votes[2], np.int64)
+    tables = _tables(rows, targets, weights.astype(width), len(leaves) + 1, n_targets, aggregate)
     features = np.where(inner, features, 0)
-    true, false, roots = (v.astype(np.int32) for v in (true, false, roots))
-    return Forest(modes, features, splits.astype(width), true, false, missing, None, roots, leaf, *tables), width
+    splits = splits.astype(width)
+    return Forest(modes, features, splits, on_true, on_false, missing, None, roots, leaf, *tables), width
 
 
 def _nodes(**nodes):

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import dims
+from .norm import wide_dtype
 from .registry import Static, op
 
 
@@ -84,7 +85,7 @@ def _grid_sample(X, grid, align_corners, mode, padding_mode):
     extents = X.shape[2:]
     if grid.shape[-1] != len(extents):
         raise ValueError(f"the last axis of grid {grid.shape} must hold {len(extents)} coordinates for X {X.shape}")
-    grid = grid.astype(jnp.promote_types(grid.dtype, jnp.float32))
+    grid = grid.astype(wide_dtype(grid))
     taps = []
     for axis, n in enumerate(extents):
         normal = grid[..., len(extents) - 1 - axis]
@@ -97,7 +98,7 @@ def _grid_sample(X, grid, align_corners, mode, padding_mode):
         taps.append(linear_taps(at) if mode == "linear" else [(_index(jnp.round(at)), jnp.ones_like(at))])
     if mode == "nearest":
         return sample(X, taps)
-    wide = jnp.promote_types(X.dtype, grid.dtype)
+    wide = wide_dtype(X, grid)
     return sample(X.astype(wide), taps).astype(X.dtype)
 
 
@@ -121,7 +122,7 @@ def affine_grid(theta, size: Static, *, align_corners=0):
         ticks.append(steps * 2 / max(n - 1, 1) - 1 if align_corners else (2 * steps + 1) / n - 1)
     position = np.stack([*np.meshgrid(*ticks, indexing="ij")[::-1], np.ones(extents)], axis=-1)
     theta = jnp.asarray(theta)
-    wide = jnp.promote_types(theta.dtype, jnp.float32)
+    wide = wide_dtype(theta)
     grid = jnp.einsum(
         "...k,nrk->n...r", jnp.asarray(position, wide), theta.astype(wide), precision=lax.Precision.HIGHEST
     )
@@ -134,7 +135,7 @@ def _roi_weights(start, length, bins, extent, per_bin, most):
     All but the last are (bins, extent): sums, maxima and minima over the samples of a bin of the linear weight of a
     cell, and whether any sample touches it; ``outside`` (bins,) tells of samples beyond the map, which read zero.
     """
-    cell = jnp.arange(extent)
+    cell = jnp.arange(extent).astype(start.dtype)
     step = length / bins
     corner = start + jnp.arange(bins).astype(start.dtype) * step
 
@@ -170,7 +171,7 @@ def _roi_align(X, rois, batch_indices, mode, output_height, output_width, sampli
     if mode not in ("avg", "max"):
         raise ValueError(f"mode ({mode!r}) is neither avg nor max")
     X = jnp.asarray(X)
-    wide = jnp.promote_types(X.dtype, jnp.float32)
+    wide = wide_dtype(X)
     shift = 0.5 if half_pixel else 0.0
     rois = lax.stop_gradient(jnp.asarray(rois).astype(wide)) * spatial_scale - shift
     corner, size = rois[:, :2][:, ::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
@@ -234,14 +235,13 @@ def roi_align(
 def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     """The maximum of every bin of a region rounded to whole cells; an empty bin gives zero."""
     X = jnp.asarray(X)
-    wide = jnp.promote_types(X.dtype, jnp.float32)
+    wide = wide_dtype(X)
     rois = lax.stop_gradient(jnp.asarray(rois).astype(wide))
-    edges = lax.round(rois[:, 1:] * spatial_scale, lax.RoundingMethod.AWAY_FROM_ZERO)
+    edges = lax.round(rois[:, 1:] * spatial_scale, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int64)
 
     def inside(start, end, bins, extent):
-        step = jnp.maximum(end - start + 1, 1) / bins
-        first = jnp.floor(jnp.arange(bins).astype(wide) * step) + start
-        last = jnp.ceil(jnp.arange(1, bins + 1).astype(wide) * step) + start
+        length, i = jnp.maximum(end - start + 1, 1), jnp.arange(bins)
+        first, last = i * length // bins + start, -(-(i + 1) * length // bins) + start
         cell = jnp.arange(extent)
         return (cell >= first[:, None]) & (cell < last[:, None])
 

@@ -138,6 +138,7 @@ def _dim(message: Any) -> Dim:
             # Some exporters write -1 for "unknown" (rule SH-13).
             return int(message.dim_value) if message.dim_value >= 0 else None
         case "dim_param":
-            return message.dim_param or None
+            # Paddle's exporter names every unknown extent "?": no variable, or all of them would have to be equal.
+            return None if message.dim_param in ("", "?") else message.dim_param
         case _:
             return None

@@ -44,10 +44,11 @@ INDICES = ints([0, 2], [1, 1])
 # operator, inputs (floating ones are differentiated), attributes
 TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     # elementwise
-    *((name, (X,), {}) for name in ["Abs", "Atan", "Asinh", "Cos", "Cosh", "Erf", "Exp", "Identity", "Neg", "Sigmoid", "Sin", "Sinh", "Tan", "Tanh"]),
-    *((name, (u(3, 4, low=-0.9, high=0.9),), {}) for name in ["Acos", "Asin", "Atanh"]),
-    *((name, (u(3, 4, low=1.1, high=3),), {}) for name in ["Acosh", "Log", "Reciprocal", "Sqrt"]),
-    *((name, (u(3, 4), u(4, low=1, high=2)), {}) for name in ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean"]),
+    *((name, (X,), {}) for name in ("Abs", "Atan", "Asinh", "Cos", "Cosh", "Erf", "Exp", "Identity", "Neg")),
+    *((name, (X,), {}) for name in ("Sigmoid", "Sin", "Sinh", "Tan", "Tanh")),
+    *((name, (u(3, 4, low=-0.9, high=0.9),), {}) for name in ("Acos", "Asin", "Atanh")),
+    *((name, (u(3, 4, low=1.1, high=3),), {}) for name in ("Acosh", "Log", "Reciprocal", "Sqrt")),
+    *((name, (X, u(4, low=1, high=2)), {}) for name in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean")),
     ("Pow", (u(3, 4, low=0.5, high=2), u(4)), {}),
     ("Pow", (u(3, 4), Fixed(np.array(2.0))), {}),
     ("Pow", (u(3, 4), ints(3)), {}),
@@ -60,18 +61,17 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("CumProd", (u(3, 4, low=0.5, high=2), ints(1)[0]), {}),
     ("Dropout", (X, Fixed(np.array(0.4)), np.array(True)), {"seed": 3}),
     # activations
-    *(
-        (name, (X,), {})
-        for name in ["Celu", "Elu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Selu", "Shrink", "Softplus", "Softsign", "Swish", "ThresholdedRelu", "Hardmax", "Softmax", "LogSoftmax", "Gelu"]
-    ),
+    *((name, (X,), {}) for name in ("Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu")),
+    *((name, (X,), {}) for name in ("Selu", "Shrink", "Softplus", "Softsign", "Swish", "ThresholdedRelu")),
+    *((name, (X,), {}) for name in ("Hardmax", "LogSoftmax", "Softmax")),
     ("Gelu", (X,), {"approximate": "tanh"}),
     ("Celu", (X,), {"alpha": 2.0}),
     ("PRelu", (X, u(4)), {}),
     ("SwiGLU", (u(2, 6), u(2, 6)), {}),
     # reductions
     *(
-        ("Reduce" + name, (u(2, 3, 4, low=0.3, high=2), ints(0, 2)), {})
-        for name in ["L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"]
+        (f"Reduce{name}", (u(2, 3, 4, low=0.3, high=2), ints(0, 2)), {})
+        for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
     ),
     ("TopK", (X, ints(2)), {"n_outputs": 2}),
     # shape and indexing
@@ -169,6 +169,14 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
+# Operators without a NumPy branch: their differences run compiled.
+COMPILED = {
+    *("Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "DeformConv", "GRU", "GlobalLpPool", "GridSample"),
+    *("LRN", "LSTM", "LinearAttention", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "RNN", "Resize"),
+}
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
 def serves(name: str, opset: int = 28) -> bool:
     operator = resolve("", name, opset)
     return operator is not None and operator.function is not None
@@ -189,24 +197,39 @@ def test_gradient(name: str, inputs: tuple[Any, ...], attributes: dict[str, Any]
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         return [y for y in outputs if y.dtype == np.float64]
 
+    g = jit(f) if name in COMPILED else f
+
+    def f_vjp(*xs: Any) -> tuple[list[Any], Any]:
+        def both(xs: Any, cotangents: Any) -> Any:
+            outputs, pull = jax.vjp(f, *xs)
+            return outputs, pull(cotangents)
+
+        direct = g(*xs)
+
+        def pull(cotangents: Any) -> Any:
+            traced, grads = jit(both)(xs, cotangents)
+            for a, b in zip(direct, traced, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+            return grads
+
+        return direct, pull
+
     with jax.enable_x64(True):
-        args = tuple(inputs[i] for i in varied)
-        check_vjp(f, functools.partial(jax.vjp, jax.jit(f)), args, atol=1e-6, rtol=1e-6, eps=1e-5)
+        check_vjp(g, f_vjp, tuple(inputs[i] for i in varied), atol=1e-6, rtol=1e-6, eps=1e-5)
 
 
 INF = np.inf
 # operator, its floating input, attributes, the gradient of the sum of its output (None: any, but finite)
 DELICATE: list[tuple[str, Any, dict[str, Any], Any]] = [
-    ("Abs", [0.0, -1.0], {}, [0, -1]),
     ("Relu", [-1e30, 1e30], {}, [0, 1]),
-    ("Celu", [-200.0, 200.0], {}, [0, 1]),
-    ("Elu", [-200.0, 200.0], {}, [0, 1]),
+    ("Celu", [-200.0, 0.0, 200.0], {}, [0, 1, 1]),
+    ("Elu", [-200.0, 0.0, 200.0], {}, [0, 1, 1]),
     ("Selu", [-200.0, 200.0], {}, [0, 1.05070102]),
     ("Softplus", [-200.0, 0.0, 200.0], {}, [0, 0.5, 1]),
     ("Sigmoid", [-200.0, 0.0, 200.0], {}, [0, 0.25, 0]),
-    ("Mish", [-200.0, 200.0], {}, [0, 1]),
-    ("Swish", [-200.0, 200.0], {}, [0, 1]),
-    ("Gelu", [-200.0, 200.0], {}, [0, 1]),
+    ("Mish", [-200.0, 0.0, 200.0], {}, [0, 0.6, 1]),
+    ("Swish", [-200.0, 0.0, 200.0], {}, [0, 0.5, 1]),
+    ("Gelu", [-200.0, 0.0, 200.0], {}, [0, 0.5, 1]),
     ("Gelu", [-200.0, 200.0], {"approximate": "tanh"}, [0, 1]),
     ("Softsign", [-200.0, 0.0], {}, [1 / 201**2, 1]),
     ("Softmax", [[-INF, 0.0, 100.0]], {}, [[0, 0, 0]]),
@@ -232,7 +255,7 @@ DELICATE: list[tuple[str, Any, dict[str, Any], Any]] = [
 def test_gradients_stay_finite(name: str, x: Any, attributes: dict[str, Any], expected: Any) -> None:
     if not serves(name):
         pytest.skip("not yet registered")
-    grad = jax.jit(jax.grad(lambda x: run_op(name, x, **attributes).sum()))(jnp.array(x, jnp.float32))
+    grad = jit(jax.grad(lambda x: run_op(name, x, **attributes).sum()))(jnp.array(x, jnp.float32))
     assert np.isfinite(grad).all(), grad
     if expected is not None:
         np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-6)

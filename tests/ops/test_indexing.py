@@ -1,0 +1,221 @@
+"""Indexing: negative, extreme and out-of-range positions, duplicates, strings, old forms."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.helpers import run_op
+from tests.ops.branches import as_jax, both
+
+MAX, MIN = 2**63 - 1, -(2**63)
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step", "expected"),
+    [
+        (0, MAX, 1, [0, 1, 2, 3, 4]),
+        (-2, MAX, 1, [3, 4]),
+        (MIN, -1, 2, [0, 2]),
+        (MAX, MIN, -1, [4, 3, 2, 1, 0]),
+        (-1, -6, -2, [4, 2, 0]),
+        (3, 0, -2, [3, 1]),
+        (MIN, MIN, -1, [0]),  # the start is clamped to 0, where Python would return nothing
+        (2, MAX, -1, []),  # backwards, the end is clamped to the last element
+        (4, 2, 1, []),
+        (7, 9, 1, []),
+        (1, 4, 100, [1]),
+    ],
+)
+def test_slice(start, end, step, expected):
+    x = np.arange(5, dtype=np.float32)
+    y = both("Slice", x, ints(start), ints(end), ints(0), ints(step))
+    np.testing.assert_array_equal(y, np.array(expected, np.float32), strict=True)
+    if step == 1:
+        np.testing.assert_array_equal(both("Slice", x, opset=1, starts=(start,), ends=(end,)), y)
+
+
+def test_slice_of_axes_strings_and_nothing():
+    x = np.arange(12, dtype=np.int8).reshape(3, 4)
+    y = both("Slice", x, ints(0, 3), ints(2, 0), ints(-2, -1), ints(1, -2))
+    np.testing.assert_array_equal(y, x[0:2, 3:0:-2], strict=True)
+    assert both("Slice", np.zeros((0, 2), np.float32), ints(-1), ints(MIN), ints(0), ints(-1)).shape == (0, 2)
+    strings = np.array(["a", "b"], object)
+    assert run_op("Slice", strings, ints(-1), ints(MIN), ints(0), ints(-1)).tolist() == ["b", "a"]
+    for wrong in ((ints(0), ints(1), ints(0), ints(0)), (ints(0), ints(1, 2)), (ints(0, 0), ints(1, 1), ints(1, -1))):
+        with pytest.raises(ValueError, match=r"steps|length|twice"):
+            run_op("Slice", x, *wrong)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, object])
+def test_gather_wraps_negative_indices(dtype):
+    x = np.array([[1, 0, 1], [0, 0, 1]]).astype(str if dtype is object else dtype).astype(dtype)
+    for indices, axis in ((np.array(-1), 1), (np.array([[0, -2]], np.int32), 0), (ints(2, 2, -3), -1), (ints(), 0)):
+        for traced in ((0,), (0, 1)) if dtype is not object else ((),):
+            y = both("Gather", x, indices, axis=axis, traced=traced)
+            assert y.dtype == dtype
+            np.testing.assert_array_equal(y, np.take(x, indices, axis))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        ("Gather", (ints(0, 3),)),
+        ("Gather", (np.array(-4),)),
+        ("GatherElements", (np.array([[0, 3]]),)),
+        ("GatherND", (np.array([[3, 0]]),)),
+        ("ScatterElements", (np.array([[0, -4]]), np.float32([[1, 2]]))),
+        ("ScatterND", (np.array([[0, 2]]), np.float32([1]))),
+        ("TensorScatter", (np.float32([[1, 1], [1, 1], [1, 1]]), ints(0, 1, 0))),
+        ("ReverseSequence", (ints(1, 4),)),
+    ],
+)
+def test_known_indices_out_of_range_are_errors(name, inputs):
+    x = np.zeros((3, 2), np.float32)
+    attributes = {"axis": 1} if name == "TensorScatter" else {}
+    for data in (x, as_jax(x)):
+        with pytest.raises(ValueError, match="leave the range"):
+            run_op(name, data, *inputs, **attributes)
+
+
+def test_traced_indices_out_of_range_read_nan_and_write_nothing():
+    x, far = as_jax(np.float32([1, 2])), as_jax(ints(5))
+    assert np.isnan(run_op("Gather", x, far)).all()
+    assert np.isnan(run_op("GatherElements", x, far)).all()
+    assert np.isnan(run_op("GatherND", x, far)).all()
+    np.testing.assert_array_equal(run_op("ScatterElements", x, far, np.float32([9])), [1, 2])
+    np.testing.assert_array_equal(run_op("ScatterND", x, far[:, None], np.float32([9])), [1, 2])
+
+
+def test_gather_elements_of_smaller_indices_does_not_broadcast():
+    x = np.arange(12, dtype=np.int32).reshape(3, 4)
+    y = both("GatherElements", x, np.array([[1, -1]]), axis=1, traced=(0, 1))
+    np.testing.assert_array_equal(y, np.int32([[1, 3]]), strict=True)
+    y = both("GatherElements", x, np.array([[1], [-1]]), axis=0, traced=(0, 1))
+    np.testing.assert_array_equal(y, np.int32([[4], [8]]), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("indices", "batch_dims", "expected"),
+    [
+        ([0, 1], 0, [2, 3]),
+        ([[1], [0]], 0, [[[4, 5], [6, 7]], [[0, 1], [2, 3]]]),
+        ([[1], [-2]], 1, [[2, 3], [4, 5]]),
+        ([[[1], [0]], [[0], [-1]]], 2, [[1, 2], [4, 7]]),
+        ([[[0, 1], [1, 1]], [[0, 0], [-1, -1]]], 1, [[1, 3], [4, 7]]),
+    ],
+)
+def test_gather_nd(indices, batch_dims, expected):
+    x = np.arange(8, dtype=np.float32).reshape(2, 2, 2)
+    y = both("GatherND", x, np.array(indices), batch_dims=batch_dims, traced=(0, 1))
+    np.testing.assert_array_equal(y, np.float32(expected), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [("none", [4, 1, 2]), ("add", [1 + 3 + 4, 1, 2]), ("mul", [12, 1, 2]), ("max", [4, 1, 2]), ("min", [1, 1, 2])],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint64, ml_dtypes.bfloat16])
+def test_scatters_with_duplicates(reduction, expected, dtype):
+    x, updates, indices = np.array([1, 1, 2], dtype), np.array([3, 4], dtype), ints(0, -3)
+    for traced in ((0, 2), (0, 1, 2), (1,)):
+        y = both("ScatterElements", x, indices, updates, reduction=reduction, traced=traced)
+        np.testing.assert_array_equal(y.astype(np.float64), expected)
+        y = both("ScatterND", x, indices[:, None], updates, reduction=reduction, traced=traced)
+        np.testing.assert_array_equal(y.astype(np.float64), expected)
+    np.testing.assert_array_equal(x.astype(np.float64), [1, 1, 2])  # the input is left alone
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [
+        ("none", [False, True]),
+        ("add", [True, True]),
+        ("mul", [False, True]),
+        ("max", [True, True]),
+        ("min", [False, True]),
+    ],
+)
+def test_scatter_of_booleans_is_or_and_and(reduction, expected):
+    x, updates = np.array([True, True]), np.array([False])
+    y = both("ScatterElements", x, ints(0), updates, reduction=reduction, traced=(0, 1, 2))
+    np.testing.assert_array_equal(y, np.array(expected), strict=True)
+
+
+def test_scatter_of_strings_and_wrong_shapes():
+    x = np.array([["a", "b"], ["c", "d"]], object)
+    assert run_op("ScatterND", x, np.array([[1]]), np.array([["x", "y"]], object)).tolist() == [["a", "b"], ["x", "y"]]
+    assert run_op("Scatter", x, np.array([[1]]), np.array([["z"]], object), opset=9).tolist() == [
+        ["a", "b"],
+        ["z", "d"],
+    ]
+    with pytest.raises(ValueError, match="must have the shape"):
+        run_op("ScatterND", x, np.array([[1]]), np.array(["x", "y"], object))
+    with pytest.raises(ValueError, match="reduction"):
+        run_op("ScatterElements", np.ones(2), ints(0), np.ones(1), reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("indices", "mode", "expected"),
+    [
+        (None, "linear", [[8, 9, 0, 0], [8, 9, 0, 0]]),
+        (ints(2, 0), "linear", [[0, 0, 8, 9], [8, 9, 0, 0]]),
+        (ints(3, 5), "circular", [[9, 0, 0, 8], [0, 8, 9, 0]]),
+    ],
+)
+def test_tensor_scatter(indices, mode, expected):
+    cache, update = np.zeros((2, 4, 1), np.float16), np.array([[8, 9]] * 2, np.float16)[..., None]
+    for traced in ((0, 1), (0, 1, 2)):
+        y = both("TensorScatter", cache, update, indices, mode=mode, traced=traced)
+        np.testing.assert_array_equal(y[..., 0], np.array(expected, np.float16), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("opset", "indices", "expected"),
+    [
+        (11, [2, -1, 3, -4], [[0, 0, 1], [0, 0, 1], [0, 0, 0], [0, 0, 0]]),
+        (9, [2, -1, 3, -4], [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),  # negative indices came with 11
+        (11, [1.9, -0.5], [[0, 1, 0], [1, 0, 0]]),  # cast to int64
+    ],
+)
+def test_one_hot(opset, indices, expected):
+    for values in (np.int8([0, 1]), np.float32([0, 1]), np.array(["0", "1"], object)):
+        for axis in (-1, 0):
+            traced = () if values.dtype == object else (0, 2)
+            y = both("OneHot", np.array(indices), np.array([3]), values, opset=opset, axis=axis, traced=traced)
+            assert y.dtype == values.dtype
+            np.testing.assert_array_equal(y.astype(np.int64), np.array(expected).T if axis == 0 else expected)
+
+
+def test_compress_needs_only_the_condition():
+    x = np.array([[1, 2], [3, 4]], np.int16)
+    np.testing.assert_array_equal(both("Compress", x, np.array([False, True])), np.int16([2]), strict=True)
+    np.testing.assert_array_equal(
+        both("Compress", x, np.array([False, True]), axis=-1), np.int16([[2], [4]]), strict=True
+    )
+    with pytest.raises(ValueError, match="leave the range"):
+        run_op("Compress", x, np.array([False, False, True]), axis=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 4, 2)])
+def test_reverse_sequence(shape):
+    x, lens = np.arange(np.prod(shape), dtype=np.float32).reshape(shape), ints(0, 3, 4)
+    y = both("ReverseSequence", x, lens, batch_axis=0, time_axis=1, traced=(0, 1))
+    np.testing.assert_array_equal(y, [np.concatenate([row[:n][::-1], row[n:]]) for row, n in zip(x, lens, strict=True)])
+    swapped = both("ReverseSequence", x.swapaxes(0, 1), lens, traced=(0, 1))
+    np.testing.assert_array_equal(swapped.swapaxes(0, 1), y)
+
+
+@pytest.mark.parametrize("k", [None, 0, 1, -2, 2**62, MIN])
+@pytest.mark.parametrize("upper", [0, 1])
+def test_trilu(k, upper):
+    for dtype in (np.float32, np.bool_, np.int64):
+        x = np.ones((2, 3, 4), dtype)
+        expected = (np.triu if upper else np.tril)(x, min(max(k or 0, -9), 9))
+        y = both("Trilu", x, None if k is None else np.array(k), upper=upper, traced=(0, 1))
+        np.testing.assert_array_equal(y, expected, strict=True)

@@ -1,0 +1,229 @@
+"""Reductions and selections: empty sets, integers, half precision, NaN, ties, gradients, old forms."""
+
+from __future__ import annotations
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from onnx2jax.ops import compat
+from tests.helpers import run_op
+from tests.ops.branches import as_jax, both
+
+INF, NAN = np.inf, np.nan
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "neutral"),
+    [
+        ("ReduceSum", np.float32, 0),
+        ("ReduceProd", np.int32, 1),
+        ("ReduceMax", np.float64, -INF),
+        ("ReduceMax", np.uint8, 0),
+        ("ReduceMax", np.int64, -(2**63)),
+        ("ReduceMax", np.bool_, False),
+        ("ReduceMin", np.float16, INF),
+        ("ReduceMin", np.int8, 127),
+        ("ReduceMin", np.bool_, True),
+        ("ReduceMax", ml_dtypes.bfloat16, -INF),
+        ("ReduceLogSum", np.float32, -INF),
+        ("ReduceLogSumExp", np.float32, -INF),
+        ("ReduceL2", np.float32, 0),
+        ("ReduceMean", np.float32, NAN),
+    ],
+)
+def test_nothing_reduces_to_the_neutral_element(name, dtype, neutral):
+    y = both(name, np.zeros((2, 0, 3), dtype), ints(1))
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y.astype(np.float64), np.full((2, 1, 3), neutral, np.float64))
+
+
+@pytest.mark.parametrize(
+    ("name", "opset", "inputs", "attributes", "expected"),
+    [
+        ("ReduceSum", 1, (), {"axes": (0,), "keepdims": 0}, [4, 6]),  # axes as an attribute
+        ("ReduceSum", 11, (), {"axes": (-1,), "keepdims": 1}, [[3], [7]]),
+        ("ReduceSum", 13, (ints(-1),), {"keepdims": 0}, [3, 7]),
+        ("ReduceMax", 17, (), {"axes": (0, 1), "keepdims": 0}, 4),
+        ("ReduceMax", 18, (ints(1, 0),), {"keepdims": 0}, 4),
+        ("ReduceSum", 13, (ints(),), {"keepdims": 0}, 10),  # no axes are all axes
+        ("ReduceSum", 13, (ints(),), {"noop_with_empty_axes": 1}, [[1, 2], [3, 4]]),
+        ("ReduceSumSquare", 18, (), {"noop_with_empty_axes": 1}, [[1, 4], [9, 16]]),  # the square is still taken
+        ("ReduceMean", 7, (), {"axes": (0,), "keepdims": 0}, [2, 3]),
+    ],
+)
+def test_axes_in_every_version(name, opset, inputs, attributes, expected):
+    for dtype in (np.int32, np.float32):
+        y = both(name, np.array([[1, 2], [3, 4]], dtype), *inputs, opset=opset, **attributes)
+        np.testing.assert_array_equal(y, np.array(expected, dtype), strict=True)
+
+
+def test_axis_named_twice_is_an_error():
+    with pytest.raises(ValueError, match="twice"):
+        run_op("ReduceSum", np.ones((2, 2), np.float32), ints(0, -2))
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "expected"),
+    [
+        ("ReduceMean", [-7, 2], -2),  # towards zero, where Python's // gives -3
+        ("ReduceMean", [2**31 - 1, 2**31 - 1], 2**31 - 1),  # the sum does not fit in int32
+        ("ReduceL2", [50000, 50000], 70710),  # nor do these squares
+        ("ReduceLogSumExp", [1, 1], 1),
+        ("ReduceSum", [2**31 - 1, 1], -(2**31)),  # a sum wraps like every integer of ONNX
+    ],
+)
+def test_integers_stay_integers(name, x, expected):
+    np.testing.assert_array_equal(both(name, np.array(x, np.int32), keepdims=0), np.int32(expected), strict=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_accumulates_in_float32(dtype):
+    ones = np.ones(4096, dtype)
+    assert both("ReduceSum", ones, keepdims=0) == 4096
+    assert both("ReduceMean", np.full(4096, 100, dtype), keepdims=0) == 100  # the sum overflows float16
+    assert both("CumSum", ones, np.array(0))[-1] == 4096
+
+
+def test_log_sum_exp_is_stable():
+    x = np.array([[1000, 1000], [-INF, -INF], [-INF, 3], [INF, 0], [NAN, 0]], np.float32)
+    expected = [1000 + np.log(2), -INF, 3, INF, NAN]
+    np.testing.assert_allclose(both("ReduceLogSumExp", x, ints(1), keepdims=0), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ReduceL2", 0),
+        ("ReduceLogSum", 0),
+        ("ReduceProd", 0),
+        ("ReduceMax", 0),
+        ("ReduceLogSumExp", 0),
+        ("ReduceLogSumExp", -INF),
+    ],
+)
+def test_gradients_are_finite_where_slopes_are_not(name, value):
+    with compat.enable_x64():
+        gradient = jax.grad(lambda x: run_op(name, x, keepdims=0))(as_jax(np.full(3, value, np.float64)))
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(
+    ("attributes", "highest", "lowest"),
+    [
+        ({"axis": 1, "keepdims": 0}, [1, 0], [0, 2]),
+        ({"axis": -1, "keepdims": 0, "select_last_index": 1}, [3, 0], [2, 3]),
+        ({"axis": 0}, [[1, 0, 0, 0]], [[0, 0, 1, 1]]),
+    ],
+)
+def test_arg_extrema(attributes, highest, lowest):
+    x = np.array([[1, 3, 1, 3], [7, 3, 0, 0]])
+    for dtype in (np.float32, np.int8, np.uint64, ml_dtypes.bfloat16):
+        for name, expected in (("ArgMax", highest), ("ArgMin", lowest)):
+            np.testing.assert_array_equal(both(name, x.astype(dtype), **attributes), ints(*expected), strict=True)
+
+
+def test_arg_extremum_finds_nan_and_refuses_nothing():
+    x = np.array([1, NAN, 3, NAN], np.float32)
+    assert both("ArgMax", x, keepdims=0) == both("ArgMin", x, keepdims=0) == 1
+    with pytest.raises(ValueError, match="empty"):
+        run_op("ArgMax", np.zeros((2, 0), np.float32), axis=1)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("name", ["CumSum", "CumProd"])
+def test_running_sums(name, axis):
+    x = np.arange(1, 7, dtype=np.int32).reshape(2, 3)
+    run = {"CumSum": np.cumsum, "CumProd": np.cumprod}[name]
+    start = {"CumSum": 0, "CumProd": 1}[name]
+    for reverse in (0, 1):
+        turned = np.flip(x, axis) if reverse else x
+        shifted = np.insert(turned, 0, start, axis)
+        shifted = np.delete(shifted, -1, axis)
+        for exclusive, y in ((0, turned), (1, shifted)):
+            y = run(y, axis, dtype=np.int32)
+            y = np.flip(y, axis) if reverse else y
+            got = both(name, x, np.array(axis), reverse=reverse, exclusive=exclusive)
+            np.testing.assert_array_equal(got, y, strict=True)
+
+
+def test_running_sum_of_nothing_and_past_infinity():
+    assert both("CumSum", np.zeros((0, 2), np.float32), np.array(0), exclusive=1).shape == (0, 2)
+    x = np.array([1, INF, 2], np.float32)  # an exclusive sum is no difference: INF - INF would be NaN
+    np.testing.assert_array_equal(both("CumSum", x, np.array(0), exclusive=1), np.float32([0, 1, INF]))
+
+
+@pytest.mark.parametrize(
+    ("x", "largest", "expected"),
+    [
+        ([1, 3, 3, 2], 1, [1, 2, 3]),
+        ([1, 3, 1, 2], 0, [0, 2, 3]),
+        ([0.0, -0.0, 0.0], 1, [0, 1, 2]),  # equal, whatever their signs
+        ([0.0, -0.0, 0.0], 0, [0, 1, 2]),
+        ([1, NAN, INF, -NAN], 1, [1, 3, 2]),  # NaN is the greatest
+        ([1, NAN, INF, -INF], 0, [3, 0, 1]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_top_k_of_ties_zeros_and_nan(x, largest, expected, dtype):
+    x = np.array(x).astype(dtype)
+    values, indices = both("TopK", x, ints(3), n_outputs=2, largest=largest)
+    np.testing.assert_array_equal(indices, ints(*expected), strict=True)
+    np.testing.assert_array_equal(values.astype(np.float64), x[expected].astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64, np.uint64])
+def test_top_k_of_extreme_integers(dtype):
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    x = np.array([low, high, low + 1, high - 1], dtype)  # -low overflows: negation cannot turn the order round
+    assert both("TopK", x, ints(4), n_outputs=2)[1].tolist() == [1, 3, 2, 0]
+    assert both("TopK", x, ints(4), n_outputs=2, largest=0)[1].tolist() == [0, 2, 3, 1]
+
+
+def test_top_k_in_every_version():
+    x = np.array([[1, 5, 3], [9, 2, 4]], np.float32)
+    for opset, inputs, attributes in ((1, (), {"k": 1}), (10, (ints(1),), {}), (11, (ints(1),), {"sorted": 0})):
+        values, indices = both("TopK", x, *inputs, opset=opset, n_outputs=2, axis=0, **attributes)
+        np.testing.assert_array_equal(values, np.float32([[9, 5, 4]]), strict=True)
+        np.testing.assert_array_equal(indices, ints([1, 0, 1]), strict=True)
+    with pytest.raises(ValueError, match=r"K \(4\)"):
+        run_op("TopK", x, ints(4), n_outputs=2)
+
+
+def test_non_zero_of_scalars():
+    assert run_op("NonZero", np.array(5.0)).shape == (0, 1)
+    assert run_op("NonZero", np.array(False)).shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("x", "attributes", "expected"),
+    [
+        ([2, 1, 1, 3, 4, 3], {"sorted": 0}, ([2, 1, 3, 4], [0, 1, 3, 4], [0, 1, 1, 2, 3, 2], [1, 2, 2, 1])),
+        ([[1, 3], [2, 3]], {}, ([1, 2, 3], [0, 2, 1], [0, 2, 1, 2], [1, 1, 2])),
+        ([[2, 3], [1, 0], [1, 0]], {"axis": 0}, ([[1, 0], [2, 3]], [1, 0], [1, 0, 0], [2, 1])),
+        ([[2, 3], [1, 0], [1, 0]], {"axis": 0, "sorted": 0}, ([[2, 3], [1, 0]], [0, 1], [0, 1, 1], [1, 2])),
+        ([[1, 1, 2]], {"axis": -1}, ([[1, 2]], [0, 2], [0, 0, 1], [2, 1])),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.int8, np.float32, ml_dtypes.bfloat16, object])
+def test_unique(x, attributes, expected, dtype):
+    to = (
+        (lambda v: np.array(v).astype(str).astype(object)) if dtype is object else (lambda v: np.array(v).astype(dtype))
+    )
+    y, *others = run_op("Unique", to(x), n_outputs=4, **attributes)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y, to(expected[0]))
+    for got, want in zip(others, expected[1:], strict=True):
+        np.testing.assert_array_equal(got, ints(*want), strict=True)
+
+
+def test_reductions_under_jit_and_vmap():
+    with compat.enable_x64():
+        y = jax.vmap(lambda x: run_op("ReduceMean", x, keepdims=0))(as_jax(np.ones((3, 4), np.float32)))
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(run_op("ReduceSum", np.ones((2, 2), np.float32), jit=True), [[4]])
