@@ -103,9 +103,7 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if value is None:
         raise InputTypeError(f"input {declared} takes an array, not None")
     if isinstance(value, jax.Array):
-        # In 32-bit mode JAX cannot hold what 64-bit inputs ask for; widening is exact.
-        if _WIDENS.get(str(value.dtype)) == str(kind.dtype):
-            return value.astype(kind.dtype)
+        value = widened(value, kind.dtype)
     elif not isinstance(value, np.ndarray | np.generic):
         value = _from_python(declared, kind, value)
     if kind.dtype == object and getattr(value.dtype, "kind", "") in "OUT":
@@ -116,6 +114,11 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
             f"Convert it: {declared.name}.astype({str(kind.dtype)!r})"
         )
     return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def widened(value: Any, dtype: Any) -> Any:
+    """A JAX array in the 64-bit type wanted: in 32-bit mode its owner could not make one. Widening is exact."""
+    return value.astype(dtype) if _WIDENS.get(str(value.dtype)) == str(dtype) else value
 
 
 def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray:

@@ -179,7 +179,7 @@ class Model:
             values = calling.bind(self.inputs, self.optional, args, named)
             self._place_params()
             own = {n: v for n, v in (self._placed | self._scalars).items() if n not in params}
-            given = {n: jax.device_put(v) if isinstance(v, np.ndarray) else v for n, v in params.items()}
+            given = {n: calling.widened(jax.device_put(v), self.params[n].dtype) for n, v in params.items()}
             return self._packed(self._run(own | given, {}, values, rng))
 
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:

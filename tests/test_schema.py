@@ -26,6 +26,8 @@ MISSING = {"ai.onnx.preview.training.Gradient": "differentiates the graph around
 _NO_DEFAULT = "the schema says optional, the text says required: there is nothing to compute without it"
 _IN_TEXT = "the default stands in the text of the specification only"
 DEVIATIONS = {
+    ("Clip", "max"): "the element type's own bound, which the schema writes as float32's",
+    ("Clip", "min"): "the element type's own bound, which the schema writes as float32's",
     ("Concat", "axis"): _IN_TEXT,
     ("GRU", "direction"): "version 1 misspells it 'foward'",
     ("Reshape", "shape"): _NO_DEFAULT,

@@ -36,7 +36,7 @@ def axis_of(axis: Any, rank: int) -> int:
     axis = int(axis)
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} is outside [-{rank}, {rank - 1}] for a tensor of rank {rank}")
-    return axis % rank if rank else 0
+    return axis % rank
 
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:

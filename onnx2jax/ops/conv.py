@@ -6,7 +6,6 @@ import itertools
 import math
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -51,22 +50,25 @@ def split_pads(totals, more_at_end):
     return tuple((t // 2, t - t // 2) if more_at_end else (t - t // 2, t // 2) for t in totals)
 
 
-def _blocks(extents, kernel, strides, pads, dilations):
+def count_blocks(extents, kernel, strides, pads, dilations):
     """How often a window fits along each axis."""
-    pads = pads or ((0, 0),) * len(kernel)
-    return [
-        (n + sum(p) - (k - 1) * d - 1) // s + 1
-        for n, k, s, p, d in zip(extents, kernel, strides, pads, dilations, strict=True)
-    ]
+    rooms = [n + sum(p) - (k - 1) * d - 1 for n, k, p, d in zip(extents, kernel, pads, dilations, strict=True)]
+    if any(isinstance(room, int) and room < 0 for room in rooms):
+        raise ValueError(
+            f"a window of {tuple(kernel)} elements, {tuple(dilations)} apart, does not fit into an input of "
+            f"{tuple(extents)} with pads {tuple(pads)}"
+        )
+    return [room // s + 1 for room, s in zip(rooms, strides, strict=True)]
 
 
 def taps(x, kernel, strides, pads, dilations, fill=0):
     """The part of ``x`` (N, C, spatial...) that each tap of the kernel meets, in row-major order of the taps."""
+    spans = [
+        (b - 1) * s + 1
+        for b, s in zip(count_blocks(x.shape[2:], kernel, strides, pads, dilations), strides, strict=True)
+    ]
     if any(p != (0, 0) for p in pads):
         x = lax.pad(x, jnp.array(fill, x.dtype), ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in pads)))
-    spans = [
-        (b - 1) * s + 1 for b, s in zip(_blocks(x.shape[2:], kernel, strides, None, dilations), strides, strict=True)
-    ]
     for tap in itertools.product(*map(range, kernel)):
         starts = [t * d for t, d in zip(tap, dilations, strict=True)]
         ends = [a + n for a, n in zip(starts, spans, strict=True)]
@@ -115,9 +117,11 @@ def _conv_cpu(x, w, *, groups, **options):
     count = math.prod(w.shape[2:])
     if groups > 1 and w.shape[1] == 1 and count <= MAX_TAPS:
         return _conv_depthwise(x, w, **options)
-    blocks = [n for n in (x.shape[0], *_blocks(x.shape[2:], w.shape[2:], **options)) if isinstance(n, int)]
+    blocks = [n for n in (x.shape[0], *count_blocks(x.shape[2:], w.shape[2:], **options)) if isinstance(n, int)]
     columns = math.prod(blocks) * x.shape[1] * count if len(blocks) == x.ndim - 1 else math.inf
-    if count == 1 or (count <= MAX_TAPS and columns <= CACHED_COLUMNS * min(groups, 2) and w.shape[1] > 3):
+    if count == 1 or (
+        count <= MAX_TAPS and columns <= CACHED_COLUMNS * min(groups, 2) and (groups > 1 or w.shape[1] > 3)
+    ):
         return _conv_columns(x, w, groups=groups, **options)
     if 1 < groups <= MAX_TAPS:
         pieces = zip(jnp.split(x, groups, 1), jnp.split(w, groups, 0), strict=True)
@@ -233,7 +237,7 @@ def _transpose_cpu(x, w, *, image, strides, pads, dilations, groups):
 def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, pads=None, strides=None):
     image, block = dims(image_shape), dims(block_shape)
     strides, dilations, pads = window(image, block, strides, pads, dilations)
-    blocks = _blocks(image, block, strides, pads, dilations)
+    blocks = count_blocks(image, block, strides, pads, dilations)
     if input.shape[1] % math.prod(block) or input.shape[2] != math.prod(blocks):
         raise ValueError(
             f"input {input.shape} must be (N, C * {math.prod(block)}, {math.prod(blocks)}): blocks of {block}, "

@@ -74,12 +74,8 @@ def qlinear_sigmoid(X, X_scale, X_zero_point, Y_scale, Y_zero_point=None):
 
 
 @op("QLinearSoftmax", domain=MICROSOFT)
-def qlinear_softmax(X, X_scale, x_zero_point, y_scale, y_zero_point, *, axis=-1, **attributes):
-    """Softmax on quantized values; below opset 13 over all dimensions from the axis on."""
-    # the node's own attribute of this name, not the evaluator's fixture, which a parameter would ask for
-    opset = attributes.pop("opset", None)
-    if attributes or opset is None:
-        raise TypeError(f"the attributes of QLinearSoftmax are axis and opset (unknown: {sorted(attributes)})")
+def qlinear_softmax(X, X_scale, x_zero_point, y_scale, y_zero_point, *, axis=-1, opset):
+    """Softmax on quantized values; opset (here an attribute of the node) below 13: over all axes from axis on."""
     x = jnp.asarray(dequantize_linear(X, X_scale, x_zero_point))
     first = axis_of(axis, x.ndim)
     y = jax.nn.softmax(x, axis=first if opset >= 13 else tuple(range(first, x.ndim)))

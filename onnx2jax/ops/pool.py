@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import dims
-from .conv import MAX_TAPS, taps, window
+from .conv import MAX_TAPS, count_blocks, taps, window
 from .norm import root, wide_dtype
 from .registry import Static, op
 
@@ -21,6 +21,7 @@ def _pool_window(x, kernel, strides, pads, dilations, auto_pad, ceil_mode):
     if kernel is None or not len(kernel):
         raise ValueError("kernel_shape is missing; give the size of the window along each spatial axis")
     strides, dilations, pads = window(x.shape[2:], kernel, strides, pads, dilations, auto_pad)
+    count_blocks(x.shape[2:], kernel, strides, pads, dilations)  # does the window fit?
     around = list(pads)
     if ceil_mode and auto_pad in ("NOTSET", ""):
         for i, (n, k, s, d, (before, after)) in enumerate(
@@ -44,14 +45,13 @@ def _reduce(x, init, combine, kernel, strides, dilations, pads):
 def _reduce_by_axis(x, init, combine, kernel, strides, dilations, pads):
     """The same, one axis after the other, by shifted operands: on the CPU 2 to 30 times as fast."""
     for i, chosen in enumerate(zip(kernel, strides, pads, dilations, strict=True)):
-        window = [chosen if i == j else (1, 1, (0, 0), 1) for j in range(len(kernel))]
-        x = functools.reduce(combine, taps(x, *zip(*window, strict=True), init))
+        alone = [chosen if i == j else (1, 1, (0, 0), 1) for j in range(len(kernel))]
+        x = functools.reduce(combine, taps(x, *zip(*alone, strict=True), init))
     return x
 
 
 def _pool(x, init, combine, *geometry):
-    kernel, _, _, pads = geometry
-    if sum(kernel) > MAX_TAPS:
+    if sum(geometry[0]) > MAX_TAPS:
         return _reduce(x, init, combine, *geometry)
     default, cpu = (lambda v, f=f: f(v, init, combine, *geometry) for f in (_reduce, _reduce_by_axis))
     return lax.platform_dependent(x, cpu=cpu, default=default)
@@ -66,8 +66,8 @@ def _maxima(x, geometry):
 def _maxima_jvp(geometry, primals, tangents):
     """The derivative goes to the first of equal maxima, as ``reduce_window`` has it."""
     dilated = max(geometry[2]) > 1  # which JAX cannot transpose: there it goes to equal maxima in equal parts
-    window = _reduce_by_axis if dilated else _reduce
-    return jax.jvp(lambda x: window(x, _least(x.dtype), lax.max, *geometry), primals, tangents)
+    form = _reduce_by_axis if dilated else _reduce
+    return jax.jvp(lambda x: form(x, _least(x.dtype), lax.max, *geometry), primals, tangents)
 
 
 def _least(dtype):

@@ -314,9 +314,9 @@ def _member_sets(values, modes, n_nodes):
         return None
     if values is None:
         raise ValueError("BRANCH_MEMBER nodes need the attribute 'membership_values'")
-    ends = np.flatnonzero(np.isnan(values))
-    sets = [s[~np.isnan(s)] for s in np.split(values, ends)]
-    sets = sets[: len(where)]
+    sets = [s[~np.isnan(s)] for s in np.split(values, np.flatnonzero(np.isnan(values)))]
+    if len(values) and np.isnan(values[-1]):
+        sets.pop()
     if len(sets) != len(where):
         raise ValueError(f"membership_values holds {len(sets)} sets for {len(where)} BRANCH_MEMBER nodes")
     rows = np.full((n_nodes, max(1, *map(len, sets))), np.nan, values.dtype)

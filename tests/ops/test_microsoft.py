@@ -1,0 +1,232 @@
+"""The com.microsoft domain: onnxruntime where it has a kernel, arithmetic by hand where it has none."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+from tests.helpers import run_op
+
+RNG = np.random.default_rng(0)
+MICROSOFT = "com.microsoft"
+F32, I32 = np.float32, functools.partial(np.array, dtype=np.int32)
+
+
+def real(*shape):
+    return (RNG.normal(size=shape) * 0.7).astype(F32)
+
+
+def scalar(value, dtype=np.float32):
+    return np.array(value, dtype)
+
+
+def bytes_(dtype, *shape):
+    info = np.iinfo(dtype)
+    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+def onnxruntime_says(name, inputs, n_outputs, attributes):
+    names = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
+    given = {n: x for n, x in zip(names, inputs, strict=True) if n}
+    typed = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape) for n, x in given.items()
+    ]
+    outputs = [f"y{i}" for i in range(n_outputs)]
+    node = helper.make_node(name, names, outputs, domain=MICROSOFT, **attributes)
+    graph = helper.make_graph([node], "g", typed, [onnx.ValueInfoProto(name=o) for o in outputs])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8).SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, given)
+
+
+HEADS, SIZE = 4, 16
+HIDDEN = HEADS * SIZE
+U8, S8 = scalar(120, np.uint8), scalar(-7, np.int8)
+SX, SW, SY = scalar(0.02), scalar(0.015), scalar(0.04)
+ANGLES = real(16, SIZE // 2)
+
+
+def past(length):
+    return [real(2, HEADS // 2, length, SIZE) for _ in range(2)]
+
+
+def grouped(queries):
+    return [real(2, queries, HIDDEN), real(2, queries, HIDDEN // 2), real(2, queries, HIDDEN // 2)]
+
+
+GROUPED = {"num_heads": HEADS, "kv_num_heads": HEADS // 2}
+PROJECTION = [real(2, 3, 16), real(16, 3 * HIDDEN), real(3 * HIDDEN)]
+QKV = [real(2, 3, HIDDEN) for _ in range(3)]
+A5 = bytes_(np.uint8, 5, 12)
+KV6 = [real(2, 6, HIDDEN), real(2, 6, 12)]
+BIAS3 = [None, None, None, real(1, HEADS, 3, 3), real(HEADS)]
+CASES = [
+    ("FusedMatMul", [real(2, 4, 3), real(2, 5, 4)], 1, {"transA": 1, "transB": 1, "alpha": 0.5}),
+    ("FusedMatMul", [real(3, 2, 4), real(2, 4, 5)], 1, {"transBatchA": 1}),
+    ("FusedMatMul", [real(2, 3, 4), real(5, 2, 4)], 1, {"transBatchB": 1, "transB": 1}),
+    ("FastGelu", [real(2, 8), real(8)], 1, {}),
+    ("QuickGelu", [real(2, 8)], 1, {"alpha": 1.1}),
+    ("BiasGelu", [real(2, 8), real(8)], 1, {}),
+    ("FusedConv", [real(1, 4, 6, 6), real(8, 4, 3, 3), real(8), real(1, 8, 4, 4)], 1, {"activation": "Relu"}),
+    ("FusedConv", [real(1, 4, 6, 6), real(8, 4, 3, 3)], 1, {"activation": "Clip", "activation_params": (-0.2, 0.3)}),
+    ("FusedGemm", [real(3, 4), real(4, 5), real(5)], 1, {"activation": "LeakyRelu", "activation_alpha": 0.2}),
+    ("SkipLayerNormalization", [real(2, 3, 8), real(3, 8), real(8), real(8), real(8)], 4, {"epsilon": 1e-3}),
+    (
+        "EmbedLayerNormalization",
+        [I32([[1, 5, 9]]), I32([[0, 1, 1]]), real(10, 8), real(4, 8), real(2, 8), real(8), real(8), I32([[1, 1, 0]])],
+        3,
+        {},
+    ),
+    ("CDist", [real(3, 4), real(5, 4)], 1, {"metric": "euclidean"}),
+    ("Unique", [np.array([2, 1, 1, 3, 4, 3], F32)], 3, {}),
+    ("QLinearConcat", [SY, U8, bytes_(np.uint8, 2, 3), SX, U8, bytes_(np.uint8, 2, 4), SW, U8], 1, {"axis": 1}),
+    ("QLinearLeakyRelu", [bytes_(np.int8, 50), SX, S8, SY, S8], 1, {"alpha": 0.3}),
+    ("QGemm", [A5, SX, U8, bytes_(np.int8, 12, 6), SW, S8, I32([9] * 6), SY, U8], 1, {"alpha": 0.5}),
+    ("QGemm", [A5, SX, U8, bytes_(np.int8, 6, 12), SW, S8], 1, {"transB": 1}),
+    ("MatMulIntegerToFloat", [A5, bytes_(np.int8, 12, 6), SX, real(6) ** 2, U8, bytes_(np.int8, 6)], 1, {}),
+    ("DynamicQuantizeMatMul", [real(5, 12), bytes_(np.int8, 12, 6), SW, S8, real(6)], 1, {}),
+    ("GatherBlockQuantized", [bytes_(np.uint8, 9, 32), np.array([[1, -1]]), real(9, 4)], 1, {"block_size": 16}),
+    ("Attention", PROJECTION, 2, {"num_heads": HEADS, "unidirectional": 1}),
+    ("Attention", [*PROJECTION, I32([2, 3])], 1, {"num_heads": HEADS}),
+    ("Attention", [*PROJECTION, I32([3, 2, 1, 0])], 1, {"num_heads": HEADS}),
+    ("Attention", [*PROJECTION, I32([[0, 0, 0], [1, 0, 1]])], 1, {"num_heads": HEADS, "mask_filter_value": -5.0}),
+    ("Attention", [*PROJECTION, None, real(2, 2, HEADS, 5, SIZE)], 2, {"num_heads": HEADS, "unidirectional": 1}),
+    ("MultiHeadAttention", [real(2, 3, HIDDEN), *KV6, None, I32([2, 6])], 1, {"num_heads": HEADS}),
+    (
+        "MultiHeadAttention",
+        [*QKV, real(3 * HIDDEN), None, real(1, HEADS, 3, 8), *(real(2, HEADS, 5, SIZE) for _ in range(2))],
+        3,
+        {"num_heads": HEADS, "unidirectional": 1},
+    ),
+    ("RotaryEmbedding", [real(2, 3, HIDDEN), np.array([4]), np.cos(ANGLES), np.sin(ANGLES)], 1, {"interleaved": 1}),
+    ("GroupQueryAttention", [*grouped(3), None, None, I32([2, 2]), I32(3)], 3, GROUPED),
+    ("GroupQueryAttention", [*grouped(1), *past(5), I32([5, 5]), I32(6)], 3, {**GROUPED, "local_window_size": 2}),
+    ("GroupQueryAttention", [*grouped(3), None, None, I32([2, 2]), I32(3), *BIAS3], 3, {**GROUPED, "softcap": 0.5}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "inputs", "n_outputs", "attributes"), CASES)
+def test_onnxruntime_agrees(name, inputs, n_outputs, attributes):
+    expected = onnxruntime_says(name, inputs, n_outputs, attributes)
+    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
+    for result, want in zip(results if n_outputs > 1 else [results], expected, strict=True):
+        assert result.dtype == want.dtype and result.shape == want.shape
+        np.testing.assert_allclose(np.asarray(result), want, rtol=2e-4, atol=2e-5)
+
+
+def test_sequences_of_different_lengths():
+    """Each takes the position of its own end; the cache behind it is nobody's."""
+    cache = past(5)
+    inputs = [*grouped(1), *cache, I32([5, 3]), I32(6), np.cos(ANGLES), np.sin(ANGLES)]
+    attributes = {**GROUPED, "do_rotary": 1}
+    expected = onnxruntime_says("GroupQueryAttention", inputs, 3, attributes)
+    y, key, _ = run_op("GroupQueryAttention", *inputs, domain=MICROSOFT, n_outputs=3, **attributes)
+    np.testing.assert_allclose(y, expected[0], rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(key[1, :, :4], expected[1][1, :, :4], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("zero", [None, "packed", "real"])
+def test_matmul_nbits_unpacks_low_bits_first(bits, zero):
+    K, N, block = 40, 3, 16
+    values = RNG.integers(0, 2**bits, (N, 3, block))
+    shifts = bits * np.arange(8 // bits)
+    pack = lambda v: (v.reshape(*v.shape[:-1], -1, 8 // bits) << shifts).sum(-1).astype(np.uint8)  # noqa: E731
+    zeros = RNG.integers(0, 2**bits, (N, 4 if bits < 8 else 3))
+    given = {None: None, "packed": pack(zeros), "real": zeros[:, :3].astype(F32)}[zero]
+    offset = np.full((N, 3), 2 ** (bits - 1)) if zero is None else zeros[:, :3]
+    A, scales, bias = real(2, K), real(N, 3), real(N)
+    weight = ((values - offset[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
+    y = run_op(
+        "MatMulNBits",
+        A,
+        pack(values),
+        scales,
+        given,
+        None,
+        bias,
+        domain=MICROSOFT,
+        K=K,
+        N=N,
+        bits=bits,
+        block_size=block,
+    )
+    np.testing.assert_allclose(y, A @ weight.T + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_dynamic_quantize_lstm_is_near_the_lstm():
+    X, W, R, B = real(5, 1, 4), bytes_(np.int8, 1, 4, 32), bytes_(np.int8, 1, 8, 32), real(1, 64)
+    scale, zero = np.full((1, 32), 0.004, F32), np.zeros((1, 32), np.int8)
+    inputs = [X, W, R, B, I32([3]), None, None, None, scale, zero, scale, zero]
+    Y, h, c = run_op("DynamicQuantizeLSTM", *inputs, domain=MICROSOFT, n_outputs=3, hidden_size=8)
+    for got, want in zip(
+        (Y, h, c), onnxruntime_says("DynamicQuantizeLSTM", inputs, 3, {"hidden_size": 8}), strict=True
+    ):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+    plain = run_op("LSTM", X, *(np.swapaxes(v, 1, 2) * F32(0.004) for v in (W, R)), B, I32([3]), n_outputs=3)
+    np.testing.assert_allclose(Y, plain[0], atol=0.02)
+
+
+def test_what_onnxruntime_has_no_cpu_kernel_for():
+    x, bias = real(2, 3, 8), real(8)
+    left, right = np.split(x + bias, 2, -1)
+    gelu = np.asarray(jax.nn.gelu(right, approximate=False))
+    np.testing.assert_allclose(run_op("BiasSplitGelu", x, bias, domain=MICROSOFT), left * gelu, rtol=1e-4, atol=1e-6)
+    image, gamma, beta = real(2, 8, 3, 3), real(8), real(8)
+    groups = image.reshape(2, 2, 4, 3, 3)
+    mean, var = (f(groups, axis=(2, 3, 4), keepdims=True) for f in (np.mean, np.var))
+    y = ((groups - mean) / np.sqrt(var + 1e-5)).reshape(image.shape) * gamma[:, None, None] + beta[:, None, None]
+    first = run_op("GroupNorm", image, gamma, beta, domain=MICROSOFT, activation=0, groups=2, channels_last=0)
+    np.testing.assert_allclose(first, y, rtol=1e-3, atol=1e-4)
+    last = run_op("GroupNorm", np.moveaxis(image, 1, -1), gamma, beta, domain=MICROSOFT, activation=1, groups=2)
+    np.testing.assert_allclose(np.moveaxis(np.asarray(last), -1, 1), y / (1 + np.exp(-y)), rtol=1e-3, atol=1e-4)
+
+
+def test_gather_block_quantized_beyond_the_table():
+    data, scales = np.arange(32).reshape(2, 16).astype(ml_dtypes.int4), np.array([[1], [2]], F32)
+    y = run_op("GatherBlockQuantized", data, np.array([-1, 2, 0]), scales, domain=MICROSOFT, block_size=16)
+    np.testing.assert_array_equal(y, [data[1].astype(F32) * 2, np.zeros(16), data[0].astype(F32)])
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes"),
+    [
+        ("Attention", PROJECTION, {"num_heads": HEADS, "do_rotary": 1}),
+        ("Attention", PROJECTION, {"num_heads": HEADS, "past_present_share_buffer": 1}),
+        ("GroupQueryAttention", [*grouped(3), None, None, I32([2, 2]), I32(3)], {**GROUPED, "k_quant_type": "PER_TENSOR"}),
+        ("CDist", [real(3, 4), real(5, 4)], {"metric": "cosine"}),
+        ("FusedConv", [real(1, 1, 3, 3), real(1, 1, 3, 3)], {"activation": "Mystery"}),
+        ("MatMulNBits", [real(2, 16), bytes_(np.uint8, 3, 1, 8), real(3, 1)], {"K": 16, "N": 3, "block_size": 16, "weight_prepacked": 1}),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_says_so(name, inputs, attributes):
+    with pytest.raises(NotImplementedError):
+        run_op(name, *inputs, domain=MICROSOFT, **attributes)
+
+
+def test_gradients_stay_finite():
+    x = jnp.ones((2, 3))
+    distance = jax.grad(lambda a: run_op("CDist", a, x, domain=MICROSOFT, metric="euclidean").sum())(x)
+    assert not np.asarray(distance).any()
+    query = jax.grad(
+        lambda q: run_op(
+            "MultiHeadAttention",
+            q,
+            *(real(1, 2, 8) for _ in range(2)),
+            None,
+            I32([[0, 0]]),
+            domain=MICROSOFT,
+            num_heads=2,
+        ).sum()
+    )(real(1, 2, 8))
+    assert np.isfinite(query).all()
