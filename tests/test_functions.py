@@ -20,7 +20,7 @@ OPSETS = [helper.make_opsetid("", 21)]
 
 
 def function(name: str, nodes: list[Any], inputs: Any = ("a",), outputs: Any = ("r",), **kwargs: Any) -> Any:
-    imports = kwargs.pop("opsets", OPSETS) + [helper.make_opsetid("my", 1)]
+    imports = [*kwargs.pop("opsets", OPSETS), helper.make_opsetid("my", 1)]
     return helper.make_function("my", name, list(inputs), list(outputs), nodes, imports, **kwargs)
 
 

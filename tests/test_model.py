@@ -322,7 +322,7 @@ def test_random_numbers_need_a_key_in_apply_only() -> None:
     node = helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise")
     m = onnx2jax.convert(model([node], [value("x", np.float32, [64])], [value("y", np.float32, [64])]))
     x = np.zeros(64, np.float32)
-    with pytest.raises(RandomKeyError, match="'noise'.*rng=jax.random.key"):
+    with pytest.raises(RandomKeyError, match=r"'noise'.*rng=jax\.random\.key"):
         m.apply({}, x)
     key = jax.random.key(0)
     np.testing.assert_array_equal(m.apply({}, x, rng=key), m(x, rng=key))

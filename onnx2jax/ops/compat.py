@@ -10,4 +10,4 @@ import jax
 
 def enable_x64() -> AbstractContextManager[Any]:
     """A scope in which 64-bit types exist; the process-wide setting stays as it is."""
-    return jax.enable_x64(True)  # type: ignore[no-any-return]
+    return jax.enable_x64(True)

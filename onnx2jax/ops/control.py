@@ -105,7 +105,13 @@ def if_(cond, *, then_branch, else_branch):
 
     def traced(name, branch):
         def run():
-            values = seen[name] = results(branch())
+            try:
+                values = seen[name] = results(branch())
+            except (ValueError, NotImplementedError) as error:
+                reason = str(error).partition("\n")[0]
+                raise curable(
+                    ValueError(f"{name} cannot be compiled ({reason}), and the condition is traced")
+                ) from error
             if len(seen) == 2:
                 _same_types(**seen)
             return [None if _is_text(v) else jax.tree.map(_array, v) for v in values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from functools import partial
@@ -133,26 +134,33 @@ def _conv_depthwise(x, w, *, strides, pads, dilations):
     """One channel a group: shifted multiply-adds."""
     if w.shape[0] != x.shape[1]:
         x = jnp.repeat(x, w.shape[0] // x.shape[1], axis=1)
-    kernel = w.shape[2:]
-    weights = w.reshape(w.shape[0], -1, *(1,) * len(kernel))
-    return sum(part * weights[:, i] for i, part in enumerate(taps(x, kernel, strides, pads, dilations)))
+    weights = lax.reshape(w, (w.shape[0], math.prod(w.shape[2:])))
+    products = (
+        lax.mul(part, lax.broadcast_in_dim(lax.index_in_dim(weights, i, 1, keepdims=False), part.shape, (1,)))
+        for i, part in enumerate(taps(x, w.shape[2:], strides, pads, dilations))
+    )
+    return functools.reduce(lax.add, products)
 
 
 def _conv_columns(x, w, *, strides, pads, dilations, groups):
     """One matrix product over the columns (im2col); with a kernel of one tap these are the image itself."""
-    columns = jnp.stack(list(taps(x, w.shape[2:], strides, pads, dilations)), axis=2)
+    parts = [lax.expand_dims(part, (2,)) for part in taps(x, w.shape[2:], strides, pads, dilations)]
+    columns = lax.concatenate(parts, 2) if len(parts) > 1 else parts[0]
     batch, _, _, *spatial = columns.shape
     out, depth = w.shape[0] // groups, math.prod(w.shape[1:])
-    columns = columns.reshape(batch, groups, depth, math.prod(spatial))
     if groups == 1:
-        y = lax.dot_general(w.reshape(out, depth), columns[:, 0], (((1,), (1,)), ((), ())))
+        w, columns = lax.reshape(w, (out, depth)), lax.reshape(columns, (batch, depth, math.prod(spatial)))
+        y = lax.dot_general(w, columns, (((1,), (1,)), ((), ())))
     else:
-        y = lax.dot_general(w.reshape(groups, out, depth), columns, (((2,), (2,)), ((0,), (1,))))
-    return jnp.moveaxis(y.reshape(w.shape[0], batch, *spatial), 0, 1)
+        w = lax.reshape(w, (groups, out, depth))
+        columns = lax.reshape(columns, (batch, groups, depth, math.prod(spatial)))
+        y = lax.dot_general(w, columns, (((2,), (2,)), ((0,), (1,))))
+    y = lax.reshape(y, (groups * out, batch, *spatial))
+    return lax.transpose(y, (1, 0, *range(2, y.ndim)))
 
 
 def _add_bias(y, bias):
-    return y if bias is None else y + jnp.asarray(bias).reshape(-1, *(1,) * (y.ndim - 2))
+    return y if bias is None else lax.add(y, lax.broadcast_in_dim(jnp.asarray(bias), y.shape, (1,)))
 
 
 def _check_kernel(kernel_shape, w):

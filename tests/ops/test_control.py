@@ -103,6 +103,15 @@ def test_if_traced_with_different_branches_is_an_error(a, b):
         jax.jit(lambda c: if_(c, *branches(a, b)))(TRUE)
 
 
+def test_if_traced_with_a_branch_that_cannot_run():
+    """The branch for other shapes, say: with the condition known it would be left alone."""
+    wrong = Body(lambda: [jnp.reshape(jnp.ones(3), (2, 2))], 1)
+    right = Body(lambda: [f32(1)], 1)
+    assert if_(FALSE, wrong, right) == 1
+    with pytest.raises(KnownValueError, match="then_branch cannot be compiled"):
+        jax.jit(lambda c: if_(c, wrong, right))(FALSE)
+
+
 def test_if_condition_of_two_elements():
     with pytest.raises(ValueError, match="single element"):
         if_(np.array([True, False]), *branches(f32(1), f32(2)))

@@ -91,7 +91,9 @@ def test_lengths_in_both_directions(name):
     """A shorter sequence ends in the state of its own last step, backwards from there; Y is zero behind it."""
     X, W, R, B, states = operands(name, 2)
     lengths = np.array([5, 2, 3], np.int32)
-    Y, h, *_ = run_op(name, X, W, R, B, lengths, *states, n_outputs=1 + len(states), direction="bidirectional", jit=jit)
+    Y, h, *_ = run_op(
+        name, X, W, R, B, lengths, *states, n_outputs=1 + len(states), direction="bidirectional", jit=True
+    )
     for b, n in enumerate(lengths):
         for d in range(2):
             x = X[:n, b : b + 1]
