@@ -86,11 +86,13 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
     if isinstance(kind, SequenceType):
         if not isinstance(value, list | tuple):
             raise InputTypeError(f"input {declared} takes a list, not {type(value).__name__}")
-        return [_checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, extents) for i, v in enumerate(value)]
+        # Exporters name extents in which the elements differ, so a name inside a sequence binds nothing.
+        return [_checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, {}) for i, v in enumerate(value)]
     if isinstance(kind, MapType):
-        if not isinstance(value, Mapping | list | tuple):
+        if not isinstance(value, Mapping):
             raise InputTypeError(f"input {declared} takes a dict, not {type(value).__name__}")
-        return value
+        scalar = kind.value.dtype.type if isinstance(kind.value, TensorType) and not kind.value.dtype.hasobject else None
+        return {k: scalar(v) if scalar and np.ndim(v) == 0 else v for k, v in value.items()}
     if not isinstance(kind, TensorType):
         return value
     array = _as_array(declared, kind, value)

@@ -100,7 +100,7 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
                 return _call(node.target, values, attributes, _inside(context, node))
             assert node.target is not None and node.target.function is not None
             values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
-            results = node.target.function(*values, **attributes, **_fixtures(node, node.target, context))
+            results = node.target.function(*values, **(_fixtures(node, node.target, context) | attributes))
         except OnnxError as e:
             if isinstance(node.target, Function) or node.graphs:
                 e.add_note(f"inside {node}")
@@ -114,7 +114,7 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
             raise UnsupportedError(f"{node}: {e}\n{_operands(node, values)}") from e
         except Exception as e:
             if getattr(e, "needs_known", False):
-                raise _needs_known(node, str(e), node.inputs) from e
+                raise KnownValueError(f"{node}: {e}", node.reads) from e
             raise OperatorError(f"{node}: {e}\n{_operands(node, values)}") from e
     if not isinstance(results, tuple):
         results = (results,)

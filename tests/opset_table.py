@@ -53,9 +53,11 @@ def scalar(value: Any, dtype: Any = np.float32) -> np.ndarray:
     return np.array(value, dtype)
 
 
-def row(name: str, *inputs: Any, since: int = 7, until: int = NEWEST, outputs: int = 1, **attributes: Any) -> Row:
-    known = {k: attributes.pop(k) for k in ("tolerance", "expected", "domain") if k in attributes}
-    return Row(name, inputs, attributes, since, until, outputs, **known)
+def row(name: str, *inputs: Any, **options: Any) -> Row:
+    """Keywords are fields of Row; all others are attributes of the node."""
+    own = ("since", "until", "outputs", "domain", "tolerance", "expected")
+    fields = {k: options.pop(k) for k in own if k in options}
+    return Row(name, inputs, options, **fields)
 
 
 def rows() -> Iterator[Row]:
@@ -391,11 +393,11 @@ def pools() -> Iterator[Row]:
     rois = np.array([[0, 0, 0, 4, 4], [0, 1, 1, 5, 6]], np.float32)
     yield row("MaxRoiPool", x, rois, pooled_shape=[2, 2], until=21)
     corners = np.array([[0, 0, 4, 4], [1.3, 1, 5, 5.5]], np.float32)
-    sides = {"output_height": 2, "output_width": 3}
-    yield row("RoiAlign", x, corners, i(0, 0), sampling_ratio=2, until=15, **sides)
-    yield row("RoiAlign", x, corners, i(0, 0), spatial_scale=0.5, until=15, **sides)
+    extents = {"output_height": 2, "output_width": 3}
+    yield row("RoiAlign", x, corners, i(0, 0), sampling_ratio=2, until=15, **extents)
+    yield row("RoiAlign", x, corners, i(0, 0), spatial_scale=0.5, until=15, **extents)
     for half in ("half_pixel", "output_half_pixel"):
-        options = {"coordinate_transformation_mode": half, "sampling_ratio": 2, **sides}
+        options = {"coordinate_transformation_mode": half, "sampling_ratio": 2, **extents}
         yield row("RoiAlign", x, corners, i(0, 0), since=16, until=21, **options)
         yield row("RoiAlign", x, corners, i(0, 0), since=16, until=21, mode="max", **options)
     yield row("Col2Im", f(1, 12, 4), i(3, 3), i(2, 2))
@@ -437,10 +439,10 @@ def resizing() -> Iterator[Row]:
     symmetric = {"coordinate_transformation_mode": "half_pixel_symmetric", "mode": "linear"}
     yield row("Resize", x, None, up, since=19, **symmetric)
     grid = np.clip(f(1, 3, 4, 2), -1.2, 1.2)
-    for mode, padding, corners in itertools.product((0, 1, 2), ("zeros", "border", "reflection"), (0, 1)):
-        for since, names in ((16, ("bilinear", "nearest", "bicubic")), (20, ("linear", "nearest", "cubic"))):
-            options = {"mode": names[mode], "padding_mode": padding, "align_corners": corners}
-            yield row("GridSample", x, grid, since=since, until=19 if since == 16 else NEWEST, **options)
+    for kind, padding, corners in itertools.product((0, 1, 2), ("zeros", "border", "reflection"), (0, 1)):
+        sides = {"padding_mode": padding, "align_corners": corners}
+        yield row("GridSample", x, grid, mode=("bilinear", "nearest", "bicubic")[kind], since=16, until=19, **sides)
+        yield row("GridSample", x, grid, mode=("linear", "nearest", "cubic")[kind], since=20, **sides)
     theta = f(1, 2, 3)
     for corners in (0, 1):
         yield row("AffineGrid", theta, i(1, 2, 3, 4), align_corners=corners)

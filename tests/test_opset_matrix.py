@@ -51,7 +51,12 @@ def test_every_operator_has_a_row() -> None:
 
 
 def _run(case: Row, inputs: Any, opset: int) -> tuple[Any, ...]:
-    options = {"opset": opset, "domain": case.domain, "n_outputs": case.outputs, "rng": jax.random.key(0)}
+    options: dict[str, Any] = {
+        "opset": opset,
+        "domain": case.domain,
+        "n_outputs": case.outputs,
+        "rng": jax.random.key(0),
+    }
     results = run_op(case.name, *inputs, **options, **case.attributes)
     return (results,) if case.outputs == 1 else results
 
@@ -74,7 +79,9 @@ def _traced(case: Row, opset: int, operator: Operator) -> tuple[Any, ...]:
 def _onnxruntime(case: Row, opset: int) -> list[Any]:
     names = ["" if x is None else f"x{p}" for p, x in enumerate(case.inputs)]
     outputs = [f"y{p}" for p in range(case.outputs)]
-    attributes = {k: numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for k, v in case.attributes.items()}
+    attributes: dict[str, Any] = {
+        k: numpy_helper.from_array(v) if isinstance(v, np.ndarray) else v for k, v in case.attributes.items()
+    }
     node = helper.make_node(case.name, names, outputs, domain=case.domain, **attributes)
     inputs = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)

@@ -31,6 +31,8 @@ DEVIATIONS = {
     ("Concat", "axis"): _IN_TEXT,
     ("GRU", "direction"): "version 1 misspells it 'foward'",
     ("Reshape", "shape"): _NO_DEFAULT,
+    ("Scatter", "reduction"): "one function with ScatterElements, its successor",
+    ("Softsign", "X"): "called as in all other activations",
     ("Split", "axis"): "version 1 has no default, version 2 has 0",
     ("ai.onnx.ml.CategoryMapper", "cats_int64s"): _NO_DEFAULT,
     ("ai.onnx.ml.CategoryMapper", "cats_strings"): _NO_DEFAULT,
@@ -130,9 +132,9 @@ def _problems(versions: list[Schema], history: list[Schema]) -> Iterator[tuple[s
         yield name, f"attribute {name!r} is in no version"
     newest = versions[-1]
     for position, name in enumerate(operator.inputs):
-        formal = newest.inputs[position].name if position < len(newest.inputs) else None
-        if name != formal and name not in attributes:
-            yield name, f"input {position} is called {name!r}, in version {newest.since_version} {formal!r}"
+        newest_name = newest.inputs[position].name if position < len(newest.inputs) else None
+        if name != newest_name and name not in attributes:
+            yield name, f"input {position} is called {name!r}, in version {newest.since_version} {newest_name!r}"
     defaults = {n: p.default for n, p in inspect.signature(operator.function).parameters.items()}
     for version in versions:
         for position, formal in enumerate(version.inputs):

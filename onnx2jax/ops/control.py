@@ -1,8 +1,7 @@
 """Control flow: If, Loop, and the iteration that Scan shares.
 
-It tries, in this order: plain Python while every value is concrete
-(the model runs on the host), `lax.scan`, unrolling in Python, and `lax.while_loop` where the number of trips
-is only known at run time.
+A loop is tried in this order: plain Python while every value is concrete (the model runs on the host), `lax.scan`,
+unrolling in Python, and `lax.while_loop` where the number of trips is only known at run time.
 """
 
 from __future__ import annotations
@@ -109,16 +108,22 @@ def if_(cond, *, then_branch, else_branch):
                 values = seen[name] = results(branch())
             except (ValueError, NotImplementedError) as error:
                 reason = str(error).partition("\n")[0]
-                raise curable(
-                    ValueError(f"{name} cannot be compiled ({reason}), and the condition is traced")
-                ) from error
+                raise curable(ValueError(f"{name} cannot run ({reason}) and the condition is traced")) from error
             if len(seen) == 2:
                 _same_types(**seen)
             return [None if _is_text(v) else jax.tree.map(_array, v) for v in values]
 
         return run
 
-    chosen = lax.cond(cond.reshape(()), traced("then_branch", then_branch), traced("else_branch", else_branch))
+    try:
+        chosen = lax.cond(cond.reshape(()), traced("then_branch", then_branch), traced("else_branch", else_branch))
+    except Exception as error:
+        if getattr(error, "needs_known", False):
+            raise
+        # A branch that is not taken may not fit the shapes at hand: a sampling rate, a mode, chosen by an input.
+        raise curable(
+            ValueError(f"the condition is traced and one of the branches cannot be compiled for these operands: {error}")
+        ) from error
     # What both branches know, and agree on, stays known: shapes, mostly.
     known = map(_equal, seen["then_branch"], seen["else_branch"])
     return tuple(a if k else c for a, k, c in zip(seen["then_branch"], known, chosen, strict=True))

@@ -105,10 +105,10 @@ def test_if_traced_with_different_branches_is_an_error(a, b):
 
 def test_if_traced_with_a_branch_that_cannot_run():
     """The branch for other shapes, say: with the condition known it would be left alone."""
-    wrong = Body(lambda: [jnp.reshape(jnp.ones(3), (2, 2))], 1)
+    wrong = Body(lambda: [f32(1, 2, 3).reshape(2, 2)], 1)
     right = Body(lambda: [f32(1)], 1)
     assert if_(FALSE, wrong, right) == 1
-    with pytest.raises(KnownValueError, match="then_branch cannot be compiled"):
+    with pytest.raises(KnownValueError, match=r"then_branch cannot run .*reshape"):
         jax.jit(lambda c: if_(c, wrong, right))(FALSE)
 
 
