@@ -120,8 +120,7 @@ def hard_swish(X):
 @op("Softplus")
 @in_float32
 def softplus(X):
-    m = xp(X)
-    return m.maximum(X, X.dtype.type(0)) + m.log1p(m.exp(-abs(X)))
+    return xp(X).logaddexp(X, X.dtype.type(0))
 
 
 @op("Softsign")

@@ -146,7 +146,17 @@ def _put(data, index, updates, reduction):
     if data.dtype == bool:  # or, and
         reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
     write = {"none": "set", "mul": "multiply"}.get(reduction, reduction)
-    return getattr(jnp.asarray(data).at[index], write)(updates, mode="drop")
+    # JAX differentiates a product only over indices that it knows to be distinct.
+    distinct = reduction == "mul" and _distinct(index, data.shape)
+    return getattr(jnp.asarray(data).at[index], write)(updates, mode="drop", unique_indices=distinct)
+
+
+def _distinct(index, shape):
+    if not is_known(list(index)):
+        return False
+    index = [np.mod(i, n) for i, n in zip(index, shape, strict=False)]
+    places = np.ravel_multi_index(np.broadcast_arrays(*index), shape[: len(index)])
+    return np.unique(places).size == places.size
 
 
 @op("Scatter", since=9)

@@ -1,0 +1,186 @@
+"""Convolutions: every form the CPU takes against one plain sum, old and odd attributes, dtypes, derivatives, errors."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from onnx2jax.ops import compat, conv
+from tests.helpers import run_op
+
+RNG = np.random.default_rng(3)
+
+
+def f32(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def plain(x, w, *, strides, pads, dilations, groups):
+    """Convolution as its definition reads, in float64."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    x = np.pad(x, [(0, 0), (0, 0), *pads])
+    extents = [
+        (n - (k - 1) * d - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], strides, dilations, strict=True)
+    ]
+    y = np.zeros((x.shape[0], w.shape[0], *extents))
+    depth, out = w.shape[1], w.shape[0] // groups
+    for g, at, tap in itertools.product(range(groups), np.ndindex(*extents), np.ndindex(*w.shape[2:])):
+        place = tuple(a * s + t * d for a, s, t, d in zip(at, strides, tap, dilations, strict=True))
+        read = x[(slice(None), slice(g * depth, (g + 1) * depth), *place)]
+        y[(slice(None), slice(g * out, (g + 1) * out), *at)] += read @ w[(slice(g * out, (g + 1) * out), ..., *tap)].T
+    return y
+
+
+FORMS = [  # x, w, strides, pads, dilations, groups
+    ((2, 4, 6, 5), (3, 4, 1, 1), (2, 3), ((1, 0), (0, 2)), (1, 1), 1),  # one tap
+    ((2, 4, 7, 6), (4, 1, 3, 2), (2, 1), ((1, 2), (0, 1)), (1, 2), 4),  # depthwise
+    ((1, 3, 7, 6), (9, 1, 3, 3), (1, 2), ((1, 1), (1, 1)), (1, 1), 3),  # depthwise, three filters a channel
+    ((2, 6, 7, 6), (4, 3, 3, 2), (2, 1), ((1, 0), (0, 1)), (2, 1), 2),  # columns of groups
+    ((1, 4, 9), (5, 4, 3), (2,), ((0, 2),), (2,), 1),  # columns, one axis
+    ((1, 4, 4, 5, 3), (2, 4, 2, 3, 2), (1, 2, 1), ((1, 0), (1, 1), (0, 1)), (1, 1, 1), 1),  # three axes
+    ((1, 2, 9, 10), (3, 2, 9, 9), (1, 1), ((0, 0), (1, 1)), (1, 1), 1),  # more taps than are unrolled
+    ((1, 2, 9, 10), (2, 1, 9, 9), (1, 1), ((0, 0), (1, 1)), (1, 1), 2),  # the same, group by group
+    ((0, 4, 5, 5), (3, 4, 3, 3), (1, 1), ((0, 0), (0, 0)), (1, 1), 1),  # an empty batch
+]
+
+
+@pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS)
+def test_every_form_is_the_plain_sum(x, w, strides, pads, dilations, groups):
+    x, w = f32(*x), f32(*w)
+    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
+    expected = plain(x, w, **options)
+    for form in (conv.conv, conv._conv_native, conv._conv_cpu, conv._conv_columns):
+        got = form(jnp.asarray(x), jnp.asarray(w), **options)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_large_images_take_the_native_form(monkeypatch, groups):
+    x, w = f32(1, 8, 6, 6), f32(8, 8 // groups, 3, 3)
+    options = {"strides": (1, 1), "pads": ((1, 1), (1, 1)), "dilations": (1, 1), "groups": groups}
+    monkeypatch.setattr(conv, "CACHED_COLUMNS", 0)
+    got = conv._conv_cpu(jnp.asarray(x), jnp.asarray(w), **options)
+    np.testing.assert_allclose(got, plain(x, w, **options), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS[:7])
+def test_transposed_convolution_is_the_adjoint(x, w, strides, pads, dilations, groups):
+    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
+    x, w = f32(*x), f32(*w)
+    y = plain(x, w, **options)
+    back = f32(*y.shape)
+    form = {"image": x.shape[2:], **options}
+    for transpose in (conv._conv_transpose, conv._transpose_native, conv._transpose_cpu):
+        got = transpose(jnp.asarray(back), jnp.asarray(w), **form)
+        np.testing.assert_allclose(np.vdot(got, x), np.vdot(y, back), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("auto_pad", "pads"), [("SAME_UPPER", (0, 0, 1, 1)), ("SAME_LOWER", (1, 1, 0, 0)), ("VALID", (0, 0, 0, 0))]
+)
+def test_auto_pad(auto_pad, pads):
+    x, w = f32(1, 2, 6, 6), f32(3, 2, 2, 2)
+    for opset in (1, 11, 22):
+        got = run_op("Conv", x, w, opset=opset, auto_pad=auto_pad, kernel_shape=[2, 2])
+        np.testing.assert_array_equal(got, run_op("Conv", x, w, opset=opset, pads=list(pads)))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, [1, 1, 2, 1, 1]),
+        ({"pads": [1, 0]}, [1, 2, 1, 1]),
+        ({"output_padding": [1]}, [1, 1, 2, 1, 1, 0]),
+        ({"auto_pad": "SAME_UPPER"}, [1, 1, 2, 1]),
+        ({"auto_pad": "SAME_LOWER"}, [1, 2, 1, 1]),
+        ({"auto_pad": "SAME_UPPER", "output_shape": [4]}, [1, 1, 2, 1]),
+        ({"output_shape": [4]}, [1, 2, 1, 1]),
+        ({"output_shape": [7]}, [1, 1, 2, 1, 1, 0, 0]),
+        ({"strides": [4], "auto_pad": "SAME_UPPER"}, [1, 1, 1, 0, 1, 1, 1, 0]),
+    ],
+)
+@pytest.mark.parametrize("opset", [1, 11, 22])
+def test_extent_of_a_transposed_convolution(attributes, expected, opset):
+    ones = np.ones((1, 1, 2), np.float32), np.ones((1, 1, 3), np.float32)
+    got = run_op("ConvTranspose", *ones, opset=opset, **{"strides": [2], **attributes})
+    assert got.ravel().tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_half_precision_is_summed_in_float32(name, dtype):
+    x, w = np.ones((1, 4096, 2, 2), dtype), np.ones((1, 4096, 1, 1), dtype)
+    got = run_op(name, x, w if name == "Conv" else w.swapaxes(0, 1), jit=True)
+    assert got.dtype == dtype
+    assert (np.asarray(got).astype(np.float32) == 4096).all()
+
+
+def test_integers_are_summed_exactly():
+    x, w = np.full((1, 64, 3, 3), -128, np.int8), np.full((2, 64, 3, 3), 127, np.int8)
+    got = conv.conv(jnp.asarray(x), jnp.asarray(w), strides=(1, 1), pads=((0, 0), (0, 0)), dilations=(1, 1))
+    assert got.dtype == np.int32
+    assert np.asarray(got).ravel().tolist() == [-128 * 127 * 576] * 2
+
+
+@pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS[:4])
+def test_derivatives_are_those_of_the_native_form(x, w, strides, pads, dilations, groups):
+    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
+    x, w = f32(*x), f32(*w)
+    got, expected = (
+        jax.jit(jax.grad(lambda x, w, f=f: (f(x, w, **options) ** 2).sum(), argnums=(0, 1)))(x, w)
+        for f in (conv.conv, conv._conv_native)
+    )
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    batched = jax.vmap(lambda v: conv.conv(v, w, **options))(jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(batched[1], 2 * batched[0], rtol=1e-3, atol=1e-3)
+
+
+def test_half_precision_has_derivatives_of_its_own_dtype():
+    x, w = jnp.ones((1, 4, 3, 3), jnp.bfloat16), jnp.ones((4, 4, 2, 2), jnp.bfloat16)
+    loss = lambda x, w: run_op("Conv", x, w).astype(jnp.float32).sum()  # noqa: E731
+    assert [g.dtype for g in jax.grad(loss, argnums=(0, 1))(x, w)] == [jnp.bfloat16] * 2
+
+
+def test_one_lowering_serves_every_platform():
+    shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in (jax.export.symbolic_shape("n, 4, 8, 8"), (4, 4, 3, 3))]
+    options = {"strides": (1, 1), "pads": ((1, 1), (1, 1)), "dilations": (1, 1)}
+    exported = jax.export.export(jax.jit(lambda x, w: conv.conv(x, w, **options)), platforms=("cpu", "cuda", "tpu"))
+    assert str(exported(*shapes).out_avals[0].shape) == "(n, 4, 8, 8)"
+
+
+def test_columns_add_up_where_they_overlap():
+    columns = np.ones((1, 9, 4), np.float32)
+    got = run_op("Col2Im", columns, np.array([4, 4]), np.array([3, 3]))
+    np.testing.assert_array_equal(got[0, 0], np.outer([1, 2, 2, 1], [1, 2, 2, 1]))
+
+
+def test_deformed_by_whole_cells_is_a_shift():
+    x, w = f32(1, 2, 5, 5), f32(3, 2, 3, 3)
+    offset = np.zeros((1, 18, 3, 3), np.float32)
+    with compat.enable_x64():
+        np.testing.assert_allclose(run_op("DeformConv", x, w, offset), run_op("Conv", x, w), rtol=1e-4, atol=1e-5)
+    offset[:, 1::2] = 1  # one column to the right: beyond the edge lies zero
+    shifted = np.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1)))[..., 1:]
+    np.testing.assert_allclose(run_op("DeformConv", x, w, offset), run_op("Conv", shifted, w), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes", "words"),
+    [
+        ("Conv", (f32(1, 2, 2, 2), f32(1, 2, 3, 3)), {}, "does not fit"),
+        ("Conv", (f32(1, 4, 5, 5), f32(2, 3, 3, 3)), {}, "group"),
+        ("Conv", (f32(1, 2, 5, 5), f32(1, 2, 3, 3)), {"kernel_shape": [3, 2]}, "kernel_shape"),
+        ("Conv", (f32(1, 2, 5, 5), f32(1, 2, 3, 3)), {"strides": [2]}, "strides"),
+        ("Conv", (f32(1, 2, 5, 5), f32(1, 2, 3, 3)), {"auto_pad": "SAME"}, "auto_pad"),
+        ("Col2Im", (f32(1, 9, 5), np.array([4, 4]), np.array([3, 3])), {}, "blocks"),
+    ],
+)
+def test_errors_say_what_does_not_fit(name, inputs, attributes, words):
+    with pytest.raises(ValueError, match=words):
+        run_op(name, *inputs, **attributes)

@@ -1,0 +1,120 @@
+"""Pools: what the official cases leave open: rounding up, indices, ties, integers, old forms, derivatives."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from onnx2jax.ops import compat, pool
+from tests.helpers import run_op
+
+ROW = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "expected"),
+    [
+        ("MaxPool", {"strides": [2]}, [2, 4]),
+        ("MaxPool", {"strides": [2], "ceil_mode": 1}, [2, 4, 5]),
+        # the last window would start in the padding behind the input
+        ("MaxPool", {"strides": [3], "pads": [0, 1], "ceil_mode": 1}, [2, 5]),
+        ("MaxPool", {"strides": [2], "pads": [1, 1], "ceil_mode": 1}, [1, 3, 5]),
+        ("MaxPool", {"strides": [2], "auto_pad": "VALID", "ceil_mode": 1}, [2, 4]),
+        ("AveragePool", {"strides": [2], "ceil_mode": 1}, [1.5, 3.5, 5]),
+        # what ceil_mode adds is no padding: the last window holds one element
+        ("AveragePool", {"strides": [2], "ceil_mode": 1, "count_include_pad": 1}, [1.5, 3.5, 5]),
+        ("AveragePool", {"strides": [2], "pads": [1, 1], "count_include_pad": 1}, [0.5, 2.5, 4.5]),
+        ("AveragePool", {"strides": [2], "pads": [1, 1]}, [1, 2.5, 4.5]),
+        ("LpPool", {"strides": [2], "p": 1}, [3, 7]),
+    ],
+)
+def test_windows_of_two(name, attributes, expected):
+    for jit in (False, True):
+        got = run_op(name, ROW, kernel_shape=[2], jit=jit, **attributes)
+        np.testing.assert_allclose(np.ravel(got), expected, rtol=1e-6)
+
+
+def test_same_padding_counts_dilation():
+    got = run_op("MaxPool", ROW, kernel_shape=[2], dilations=[3], auto_pad="SAME_UPPER")
+    assert np.ravel(got).tolist() == [3, 4, 5, 4, 5]
+
+
+@pytest.mark.parametrize(("order", "expected"), [(0, [4, 5, 7, 8, 13, 14, 16, 17]), (1, [4, 7, 5, 8, 13, 16, 14, 17])])
+def test_indices_count_rows_or_columns_first_within_a_channel(order, expected):
+    x = np.arange(18, dtype=np.float32).reshape(1, 2, 3, 3)
+    _, places = run_op("MaxPool", x, kernel_shape=[2, 2], storage_order=order, n_outputs=2, opset=8)
+    assert places.dtype == np.int64
+    assert np.ravel(places).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(-np.inf), np.int8(-128), np.uint8(0), np.float32(np.nan), np.float16(7)], ids=str
+)
+def test_an_index_never_points_into_the_padding(value):
+    x = np.full((1, 1, 3, 3), value)
+    y, places = run_op("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1], n_outputs=2)
+    np.testing.assert_array_equal(y, x)
+    assert np.ravel(places).tolist() == [0, 0, 1, 0, 0, 1, 3, 3, 4]
+
+
+def test_unpooling_undoes_pooling():
+    x = np.random.default_rng(0).permutation(72).reshape(2, 1, 6, 6).astype(np.float32)
+    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    y, places = run_op("MaxPool", x, n_outputs=2, **window)
+    back = run_op("MaxUnpool", y, places, opset=9, **window)
+    np.testing.assert_array_equal(back, np.where(np.isin(x, y), x, 0))
+    wide = run_op("MaxUnpool", y, places, np.array([2, 1, 7, 8]), **window)
+    np.testing.assert_array_equal(wide, np.pad(back, ((0, 0), (0, 0), (0, 1), (0, 2))))
+
+
+@pytest.mark.parametrize(
+    "geometry", [((3, 2), (2, 1), (1, 1), ((1, 1), (0, 1))), ((2, 2), (1, 2), (2, 1), ((0, 0),) * 2)]
+)
+def test_both_forms_of_a_window_agree(geometry):
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 7, 6)), jnp.float32)
+    for init, combine in ((0, jax.lax.add), (-np.inf, jax.lax.max)):
+        a, b = (form(x, init, combine, *geometry) for form in (pool._reduce, pool._reduce_by_axis))
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dilations", "expected"), [([1], [2, 0, 0]), ([2], [0.5, 0, 0.5])])
+def test_the_derivative_of_equal_maxima(dilations, expected):
+    """Undilated it goes to the first of them; dilated, in equal parts."""
+    x = jnp.zeros((1, 1, 3), jnp.float32)
+    loss = lambda x: run_op("MaxPool", x, kernel_shape=[2], dilations=dilations)[..., :2].sum()  # noqa: E731
+    got = jax.grad(loss)(x).ravel().tolist()
+    assert sum(got) == sum(expected if dilations == [2] else [1, 1])
+    assert got == (expected if dilations == [2] else [1, 1, 0])
+
+
+@pytest.mark.parametrize(("name", "attributes"), [("LpPool", {"kernel_shape": [2]}), ("GlobalLpPool", {})])
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_a_norm_of_nothing_but_zeros_has_a_finite_derivative(name, attributes, p):
+    with compat.enable_x64():
+        got = jax.grad(lambda x: run_op(name, x, p=p, **attributes).sum())(jnp.zeros((1, 1, 4)))
+    assert np.isfinite(got).all()
+
+
+def test_the_norm_of_opset_1_may_be_fractional():
+    x = np.array([[[1.0, -4.0]]])
+    for name, attributes in (("LpPool", {"kernel_shape": [2]}), ("GlobalLpPool", {})):
+        np.testing.assert_allclose(run_op(name, x, opset=1, p=0.5, **attributes), [[[9.0]]])
+
+
+@pytest.mark.parametrize("name", ["AveragePool", "GlobalAveragePool"])
+def test_half_precision_averages_in_float32(name):
+    attributes = {"kernel_shape": [70, 70]} if name == "AveragePool" else {}
+    got = run_op(name, np.full((1, 1, 70, 70), 40, np.float16), **attributes)
+    assert got.dtype == np.float16
+    assert np.ravel(got).tolist() == [40]
+
+
+@pytest.mark.parametrize(
+    ("opset", "attributes", "words"),
+    [(1, {}, "kernel_shape"), (22, {"kernel_shape": [6]}, "fit"), (22, {"kernel_shape": [2, 2]}, "kernel_shape")],
+)
+def test_errors_say_what_is_wrong_with_the_window(opset, attributes, words):
+    with pytest.raises(ValueError, match=words):
+        run_op("LpPool", ROW, opset=opset, **attributes)

@@ -1,0 +1,173 @@
+"""Resize and Upsample: old opsets, coordinates, rounding, element types, regions, derivatives, errors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.helpers import run_op
+from tests.ops.branches import both
+
+
+def row(*values, dtype=np.float32):
+    return np.array(values, dtype)
+
+
+LINE = row(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "mode", "expected"),
+    [
+        (0.6, "nearest", [0, 2]),  # opset 10 rounds up when it shrinks
+        (0.5, "nearest", [0, 2]),
+        (2.0, "nearest", [0, 0, 1, 1, 2, 2, 3, 3]),
+        (1.6, "nearest", [0, 0, 1, 1, 2, 3]),  # and down when it grows
+        (2.0, "linear", [0, 0.5, 1, 1.5, 2, 2.5, 3, 3]),
+    ],
+)
+def test_resize_before_opset_11(scale, mode, expected):
+    np.testing.assert_allclose(both("Resize", LINE, row(scale), opset=10, mode=mode), expected, rtol=1e-5)
+
+
+def test_every_form_of_upsample():
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 2, 2)
+    for mode, old in (("nearest", "nearest"), ("linear", "bilinear")):
+        first = run_op("Upsample", x, opset=1, mode=old, height_scale=2.0, width_scale=3.0)
+        assert first.shape == (1, 1, 4, 6)
+        np.testing.assert_array_equal(run_op("Upsample", x, opset=7, mode=mode, scales=[1.0, 1.0, 2.0, 3.0]), first)
+        np.testing.assert_array_equal(run_op("Upsample", x, row(1, 1, 2, 3), opset=9, mode=mode), first)
+    with pytest.raises(Exception, match="Resize"):
+        run_op("Upsample", x, row(1, 1, 2, 3), opset=10)
+
+
+@pytest.mark.parametrize(
+    ("nearest_mode", "expected"),
+    [
+        ("round_prefer_floor", [0, 2]),
+        ("round_prefer_ceil", [1, 3]),
+        ("floor", [0, 2]),
+        ("ceil", [1, 3]),
+    ],
+)
+def test_halfway_between_neighbours(nearest_mode, expected):
+    got = both("Resize", LINE, None, row(0.5), nearest_mode=nearest_mode)
+    assert got.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes", "expected"),
+    [
+        ("half_pixel", 2, [0.5, 2.5]),
+        ("pytorch_half_pixel", 1, [0]),
+        ("half_pixel", 1, [1.5]),
+        ("align_corners", 3, [0, 1.5, 3]),
+        ("align_corners", 1, [0]),
+        ("asymmetric", 2, [0, 2]),
+        ("half_pixel_symmetric", 2, [0.5, 2.5]),
+    ],
+)
+def test_coordinates(mode, sizes, expected):
+    got = run_op("Resize", LINE, None, None, np.array([sizes]), mode="linear", coordinate_transformation_mode=mode)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_a_fractional_extent_stays_centred():
+    """4 x 0.6 gives two elements of 1 / 0.6 each; symmetric they lie around the middle."""
+    got = run_op("Resize", LINE, None, row(0.6), mode="linear", coordinate_transformation_mode="half_pixel_symmetric")
+    np.testing.assert_allclose(got.sum(), 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("region", "sizes", "mode", "expected"),
+    [
+        ((0, 1), 4, "linear", [0, 1, 2, 3]),
+        ((1, 0), 4, "nearest", [3, 2, 1, 0]),
+        ((0.5, 2.0), 4, "linear", [1.5, 3, 9, 9] and [1.5, 3, 9, 9]),
+        ((-0.5, 0.5), 3, "nearest", [9, 0, 1]),
+        ((1, 2), 4, "cubic", [3, 9, 9, 9]),
+    ],
+)
+def test_regions_read_the_extrapolation_value_outside(region, sizes, mode, expected):
+    got = run_op(
+        "Resize", LINE, row(*region), None, np.array([sizes]), mode=mode, exclude_outside=int(mode == "cubic"),
+        coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=9.0,
+    )  # fmt: skip
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_a_region_shrinks_the_extent():
+    got = run_op(
+        "Resize", LINE, row(0, 0.5), row(2), mode="nearest", coordinate_transformation_mode="tf_crop_and_resize"
+    )
+    assert got.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("stretch", (5, 12)), ("not_larger", (5, 8)), ("not_smaller", (8, 12))]
+)
+def test_aspect_ratio(policy, expected):
+    x = np.zeros((4, 1, 6), np.float32)
+    got = run_op("Resize", x, None, None, np.array([12, 5]), axes=[-1, 0], keep_aspect_ratio_policy=policy, opset=18)
+    assert (got.shape[0], got.shape[2]) == expected
+
+
+@pytest.mark.parametrize("values", [np.array(["a", "b"], object), np.array([True, False]), np.array([1j, 2])])
+def test_nearest_takes_any_element(values):
+    got = run_op("Resize", values, None, row(2))
+    np.testing.assert_array_equal(got, np.repeat(values, 2))
+    assert got.dtype == values.dtype
+
+
+@pytest.mark.parametrize(
+    ("values", "mode", "attributes", "expected"),
+    [
+        (row(0, 255, dtype=np.uint8), "linear", {}, [0, 63, 191, 255]),
+        (row(-7, 0, dtype=np.int8), "linear", {}, [-7, -5, -1, 0]),
+        (row(2**30, 2**30 + 4, dtype=np.int32), "linear", {}, [2**30, 2**30 + 1, 2**30 + 3, 2**30 + 4]),
+        (row(0, 255, dtype=np.uint8), "cubic", {}, [0, 57, 197, 255]),  # what overshoots is cut off
+    ],
+)
+def test_integers_are_cut_to_the_whole_number(values, mode, attributes, expected):
+    got = run_op("Resize", values, None, row(2), mode=mode, **attributes)
+    assert got.dtype == values.dtype
+    assert got.tolist() == expected
+
+
+@pytest.mark.parametrize("n", [4, 300])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_products_and_gathers_agree(mode, n):
+    """The last axis of at most 256 elements takes a product, the others gathers."""
+    x = np.random.default_rng(0).standard_normal((n, n))
+    sizes = np.array([n + 3, n + 3])
+    got = run_op("Resize", jnp.asarray(x), None, None, sizes, mode=mode)
+    np.testing.assert_allclose(got.T, run_op("Resize", jnp.asarray(x.T), None, None, sizes, mode=mode), rtol=1e-5)
+
+
+def test_antialiasing_weighs_all_that_shrinks_into_one():
+    got = run_op("Resize", LINE, None, row(0.5), mode="linear", antialias=1)
+    np.testing.assert_allclose(got, [5 / 7, 16 / 7], rtol=1e-5)  # weights 3, 3, 1 over 7 inside the line
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_the_derivative_spreads_what_was_read(mode):
+    grad = jax.grad(lambda x: run_op("Resize", x, None, row(2.5), mode=mode).sum())(jnp.asarray(LINE))
+    np.testing.assert_allclose(grad.sum(), 10, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "words"),
+    [
+        ((None, row(2), np.array([3])), {}, "exactly one"),
+        ((None, row(2, 2)), {}, "axes"),
+        ((None, row(2)), {"mode": "area"}, "linear"),
+        ((None, row(2)), {"coordinate_transformation_mode": "tf_crop_and_resize"}, "roi"),
+        ((None, row(2)), {"coordinate_transformation_mode": "corner"}, "half_pixel"),
+        ((None, row(2)), {"antialias": 1}, "antialias"),
+    ],
+)
+def test_errors_name_the_choices(inputs, attributes, words):
+    with pytest.raises(ValueError, match=words):
+        run_op("Resize", LINE, *inputs, **attributes)
