@@ -31,8 +31,6 @@ DEVIATIONS = {
     ("Concat", "axis"): _IN_TEXT,
     ("GRU", "direction"): "version 1 misspells it 'foward'",
     ("Reshape", "shape"): _NO_DEFAULT,
-    ("Scatter", "reduction"): "one function with ScatterElements, its successor",
-    ("Softsign", "X"): "called as in all other activations",
     ("Split", "axis"): "version 1 has no default, version 2 has 0",
     ("ai.onnx.ml.CategoryMapper", "cats_int64s"): _NO_DEFAULT,
     ("ai.onnx.ml.CategoryMapper", "cats_strings"): _NO_DEFAULT,

@@ -125,8 +125,8 @@ def softplus(X):
 
 @op("Softsign")
 @in_float32
-def softsign(X):
-    return X / (X.dtype.type(1) + abs(X))
+def softsign(input):
+    return input / (input.dtype.type(1) + abs(input))
 
 
 @op("Mish", since=18)

@@ -159,12 +159,16 @@ def _distinct(index, shape):
     return np.unique(places).size == places.size
 
 
-@op("Scatter", since=9)
 @op("ScatterElements", since=11)
 def scatter_elements(data, indices, updates, *, axis=0, reduction="none"):
     if indices.shape != updates.shape:
         raise ValueError(f"updates of shape {updates.shape} must have the shape {indices.shape} of the indices")
     return _put(data, _positions(data, indices, axis), updates, reduction)
+
+
+@op("Scatter", since=9)
+def scatter(data, indices, updates, *, axis=0):
+    return scatter_elements(data, indices, updates, axis=axis)
 
 
 withdrawn("Scatter", since=11, instead="ScatterElements")

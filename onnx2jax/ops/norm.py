@@ -87,17 +87,24 @@ def _from_axis(x, axis):
     return tuple(range(axis_of(axis, x.ndim), x.ndim))
 
 
+def _stash(x, stash_type):
+    """``x`` rounded to the stash type; sums of what is narrower than float32 are still taken in float32."""
+    x = x.astype(to_dtype(stash_type))
+    return x.astype(wide_dtype(x))
+
+
 @op("LayerNormalization", since=17)
 def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     """The statistics are taken in ``stash_type``; scale and bias apply in the dtype of X."""
-    normalized, mean, inverse = _standardize(X.astype(to_dtype(stash_type)), _from_axis(X, axis), epsilon)
+    normalized, mean, inverse = _standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon)
     y = normalized.astype(X.dtype) * Scale
-    return (y if B is None else y + B).astype(X.dtype), mean, inverse
+    y, stash = y if B is None else y + B, to_dtype(stash_type)
+    return y.astype(X.dtype), mean.astype(stash), inverse.astype(stash)
 
 
 @op("RMSNormalization", since=23)
 def rms_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
-    x = X.astype(to_dtype(stash_type))
+    x = _stash(X, stash_type)
     y = x / xp(x).sqrt((x * x).mean(axis=_from_axis(X, axis), keepdims=True) + epsilon)
     return y.astype(scale.dtype) * scale
 
@@ -111,7 +118,7 @@ withdrawn(
 def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=1):
     if X.shape[1] % num_groups:
         raise ValueError(f"num_groups ({num_groups}) does not divide the {X.shape[1]} channels of X {X.shape}")
-    x = X.astype(to_dtype(stash_type)).reshape(X.shape[0], num_groups, -1)
+    x = _stash(X, stash_type).reshape(X.shape[0], num_groups, -1)
     y = _standardize(x, (2,), epsilon)[0].reshape(X.shape).astype(X.dtype)
     return y * _per_channel(scale, X) + _per_channel(bias, X)
 

@@ -38,7 +38,7 @@ def test_windows_of_two(name, attributes, expected):
 
 def test_same_padding_counts_dilation():
     got = run_op("MaxPool", ROW, kernel_shape=[2], dilations=[3], auto_pad="SAME_UPPER")
-    assert np.ravel(got).tolist() == [3, 4, 5, 4, 5]
+    assert np.ravel(got).tolist() == [3, 4, 5, 3, 4]
 
 
 @pytest.mark.parametrize(("order", "expected"), [(0, [4, 5, 7, 8, 13, 14, 16, 17]), (1, [4, 7, 5, 8, 13, 16, 14, 17])])
@@ -79,14 +79,11 @@ def test_both_forms_of_a_window_agree(geometry):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dilations", "expected"), [([1], [2, 0, 0]), ([2], [0.5, 0, 0.5])])
+@pytest.mark.parametrize(("dilations", "expected"), [([1], [1, 1, 0]), ([2], [0.5, 0, 0.5])])
 def test_the_derivative_of_equal_maxima(dilations, expected):
     """Undilated it goes to the first of them; dilated, in equal parts."""
-    x = jnp.zeros((1, 1, 3), jnp.float32)
-    loss = lambda x: run_op("MaxPool", x, kernel_shape=[2], dilations=dilations)[..., :2].sum()  # noqa: E731
-    got = jax.grad(loss)(x).ravel().tolist()
-    assert sum(got) == sum(expected if dilations == [2] else [1, 1])
-    assert got == (expected if dilations == [2] else [1, 1, 0])
+    loss = lambda x: run_op("MaxPool", x, kernel_shape=[2], dilations=dilations).sum()  # noqa: E731
+    assert jax.grad(loss)(jnp.zeros((1, 1, 3), jnp.float32)).ravel().tolist() == expected
 
 
 @pytest.mark.parametrize(("name", "attributes"), [("LpPool", {"kernel_shape": [2]}), ("GlobalLpPool", {})])

@@ -72,8 +72,18 @@ def test_adaptive_sampling_of_traced_regions(mode, opset):
     attributes = {"mode": mode, "output_height": 2, "output_width": 2, "opset": opset}
     traced = run_op("RoiAlign", IMAGE, ROIS, WHICH, jit=True, **attributes)
     np.testing.assert_allclose(traced, run_op("RoiAlign", IMAGE, ROIS, WHICH, **attributes), rtol=1e-5)
-    grad = jax.grad(lambda x: run_op("RoiAlign", x, ROIS, WHICH, **attributes).sum())(jnp.asarray(IMAGE))
-    assert np.abs(grad).sum() > 0
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_the_derivative_of_adaptive_sampling(mode):
+    """A constant image pools to itself, so that the derivative of every output adds up to one (for the average)."""
+    attributes = {"mode": mode, "output_height": 2, "output_width": 2}
+    inside = ROIS[:2] / 2
+    loss = jax.jit(lambda x, rois: run_op("RoiAlign", x, rois, WHICH[:2], **attributes).sum())
+    grad = jax.grad(loss)(jnp.ones_like(IMAGE), inside)
+    if mode == "avg":
+        np.testing.assert_allclose(grad.sum(), 2 * 2 * 4, rtol=1e-5)
+    assert np.isfinite(grad).all() and np.abs(grad).sum() > 0
 
 
 @pytest.mark.parametrize("opset", [10, 16])
