@@ -91,8 +91,10 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
     if isinstance(kind, MapType):
         if not isinstance(value, Mapping):
             raise InputTypeError(f"input {declared} takes a dict, not {type(value).__name__}")
-        scalar = kind.value.dtype.type if isinstance(kind.value, TensorType) and not kind.value.dtype.hasobject else None
-        return {k: scalar(v) if scalar and np.ndim(v) == 0 else v for k, v in value.items()}
+        item = kind.value
+        if not isinstance(item, TensorType) or item.dtype.hasobject:
+            return dict(value)
+        return {k: item.dtype.type(v) if np.ndim(v) == 0 else v for k, v in value.items()}
     if not isinstance(kind, TensorType):
         return value
     array = _as_array(declared, kind, value)

@@ -122,7 +122,7 @@ def if_(cond, *, then_branch, else_branch):
             raise
         # A branch that is not taken may not fit the shapes at hand: a sampling rate, a mode, chosen by an input.
         raise curable(
-            ValueError(f"the condition is traced and one of the branches cannot be compiled for these operands: {error}")
+            ValueError(f"the condition is traced, and a branch cannot be compiled for these operands: {error}")
         ) from error
     # What both branches know, and agree on, stays known: shapes, mostly.
     known = map(_equal, seen["then_branch"], seen["else_branch"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -24,7 +26,8 @@ def channels(v):
 
 @pytest.mark.parametrize("opset", [1, 6, 7, 9, 14, 15])
 def test_batch_normalization_in_inference(opset):
-    got = both("BatchNormalization", X, SCALE, BIAS, MEAN, VAR, opset=opset, **({"is_test": 1} if opset < 7 else {}))
+    attributes: Any = {"is_test": 1} if opset < 7 else {}
+    got = both("BatchNormalization", X, SCALE, BIAS, MEAN, VAR, opset=opset, **attributes)
     expected = (X - channels(MEAN)) / np.sqrt(channels(VAR) + 1e-5) * channels(SCALE) + channels(BIAS)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -32,7 +35,7 @@ def test_batch_normalization_in_inference(opset):
 @pytest.mark.parametrize("opset", [1, 6, 7, 9, 14, 15])
 def test_batch_normalization_in_training(opset):
     n_outputs = 5 if opset < 14 else 3
-    training = {"training_mode": 1} if opset >= 14 else {}
+    training: Any = {"training_mode": 1} if opset >= 14 else {}
     y, mean, var, *saved = both(
         "BatchNormalization", X, SCALE, BIAS, MEAN, VAR, opset=opset, n_outputs=n_outputs, momentum=0.75, **training
     )
@@ -145,7 +148,8 @@ ONES = np.ones((40, 50), np.float32)
 
 @pytest.mark.parametrize(("opset", "mask"), [(1, np.float32), (6, np.float32), (7, np.float32), (10, bool), (22, bool)])
 def test_dropout_in_inference_keeps_everything(opset, mask):
-    got = both("Dropout", ONES, opset=opset, n_outputs=2, rng=KEY, **({"is_test": 1} if opset < 7 else {}))
+    attributes: Any = {"is_test": 1} if opset < 7 else {}
+    got = both("Dropout", ONES, opset=opset, n_outputs=2, rng=KEY, **attributes)
     np.testing.assert_array_equal(got[0], ONES)
     np.testing.assert_array_equal(got[1], np.ones(ONES.shape, mask), strict=True)
 
@@ -153,7 +157,7 @@ def test_dropout_in_inference_keeps_everything(opset, mask):
 @pytest.mark.parametrize("opset", [1, 6, 12, 13, 22])
 def test_dropout_in_training_scales_what_it_keeps(opset):
     inputs = () if opset < 12 else (np.array(0.25, np.float64), np.array(True))
-    ratio = {"ratio": 0.25} if opset < 12 else {}
+    ratio: Any = {"ratio": 0.25} if opset < 12 else {}
     y, mask = run_op("Dropout", ONES, *inputs, opset=opset, n_outputs=2, rng=KEY, **ratio)
     assert y.dtype == np.float32
     np.testing.assert_allclose(y, np.asarray(mask) / np.float32(0.75), rtol=1e-6)

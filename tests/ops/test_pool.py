@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +63,7 @@ def test_an_index_never_points_into_the_padding(value):
 
 def test_unpooling_undoes_pooling():
     x = np.random.default_rng(0).permutation(72).reshape(2, 1, 6, 6).astype(np.float32)
-    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    window: Any = {"kernel_shape": [2, 2], "strides": [2, 2]}
     y, places = run_op("MaxPool", x, n_outputs=2, **window)
     back = run_op("MaxUnpool", y, places, opset=9, **window)
     np.testing.assert_array_equal(back, np.where(np.isin(x, y), x, 0))
@@ -94,15 +96,15 @@ def test_a_norm_of_nothing_but_zeros_has_a_finite_derivative(name, attributes, p
     assert np.isfinite(got).all()
 
 
-def test_the_norm_of_opset_1_may_be_fractional():
-    x = np.array([[[1.0, -4.0]]])
-    for name, attributes in (("LpPool", {"kernel_shape": [2]}), ("GlobalLpPool", {})):
-        np.testing.assert_allclose(run_op(name, x, opset=1, p=0.5, **attributes), [[[9.0]]])
+@pytest.mark.parametrize(("name", "attributes"), [("LpPool", {"kernel_shape": [2]}), ("GlobalLpPool", {})])
+def test_the_norm_of_opset_1_may_be_fractional(name, attributes):
+    got = run_op(name, np.array([[[1.0, -4.0]]]), opset=1, p=0.5, **attributes)
+    np.testing.assert_allclose(np.ravel(got), 9)
 
 
 @pytest.mark.parametrize("name", ["AveragePool", "GlobalAveragePool"])
 def test_half_precision_averages_in_float32(name):
-    attributes = {"kernel_shape": [70, 70]} if name == "AveragePool" else {}
+    attributes: Any = {"kernel_shape": [70, 70]} if name == "AveragePool" else {}
     got = run_op(name, np.full((1, 1, 70, 70), 40, np.float16), **attributes)
     assert got.dtype == np.float16
     assert np.ravel(got).tolist() == [40]

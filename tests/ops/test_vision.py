@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ WHICH = np.zeros(3, np.int64)
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("opset", [10, 16])
 def test_adaptive_sampling_of_traced_regions(mode, opset):
-    attributes = {"mode": mode, "output_height": 2, "output_width": 2, "opset": opset}
+    attributes: Any = {"mode": mode, "output_height": 2, "output_width": 2, "opset": opset}
     traced = run_op("RoiAlign", IMAGE, ROIS, WHICH, jit=True, **attributes)
     np.testing.assert_allclose(traced, run_op("RoiAlign", IMAGE, ROIS, WHICH, **attributes), rtol=1e-5)
 
@@ -77,7 +78,7 @@ def test_adaptive_sampling_of_traced_regions(mode, opset):
 @pytest.mark.parametrize("mode", ["avg", "max"])
 def test_the_derivative_of_adaptive_sampling(mode):
     """A constant image pools to itself, so that the derivative of every output adds up to one (for the average)."""
-    attributes = {"mode": mode, "output_height": 2, "output_width": 2}
+    attributes: Any = {"mode": mode, "output_height": 2, "output_width": 2}
     inside = ROIS[:2] / 2
     loss = jax.jit(lambda x, rois: run_op("RoiAlign", x, rois, WHICH[:2], **attributes).sum())
     grad = jax.grad(loss)(jnp.ones_like(IMAGE), inside)
