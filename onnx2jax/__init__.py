@@ -7,9 +7,25 @@
 from __future__ import annotations
 
 from . import errors
+from .check import Report, check
+from .export import save
 from .model import Model, convert
 from .ops.registry import Shaped, Static, op, supported
+from .program import RecompilationWarning
 from .resources import demo_model
 
-__all__ = ["Model", "Shaped", "Static", "convert", "demo_model", "errors", "op", "supported"]
+__all__ = [
+    "Model",
+    "RecompilationWarning",
+    "Report",
+    "Shaped",
+    "Static",
+    "check",
+    "convert",
+    "demo_model",
+    "errors",
+    "op",
+    "save",
+    "supported",
+]
 __version__ = "0.1.0"

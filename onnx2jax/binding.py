@@ -58,6 +58,10 @@ def check(node: Node, operator: Operator) -> None:
     if operator.variadic is None and len(node.inputs) > len(operator.inputs):
         raise ModelError(f"{node} has {len(node.inputs)} inputs; {takes} (rule ND-08)")
     # An attribute may carry a fixture's name and then comes instead of it (QLinearSoftmax has an `opset`).
+    if "" in node.inputs[len(operator.inputs) :]:
+        raise ModelError(f"{node} has an empty name in its list {operator.variadic!r}; {takes} (rule ND-06)")
+    if operator.variadic and not operator.inputs and not node.inputs:
+        raise ModelError(f"{node} has no inputs; {takes}, at least one (rule ND-05)")
     known = operator.attributes | set(operator.inputs) | operator.fixtures
     unknown = sorted(set(node.attributes) - known)
     if unknown:
@@ -66,16 +70,25 @@ def check(node: Node, operator: Operator) -> None:
             f"{sorted(operator.attributes) or 'none'} (rule ND-10)"
         )
     given = {p for p, name in zip(operator.inputs, node.inputs, strict=False) if name} | set(node.attributes)
-    assert operator.function is not None
-    for p in inspect.signature(operator.function).parameters.values():
-        required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        if required and p.name not in given and p.name not in operator.fixtures:
-            kind = "attribute" if p.name in operator.attributes else "input"
+    for name in required(operator):
+        if name not in given:
+            kind, rule = ("attribute", "ND-10") if name in operator.attributes else ("input", "ND-03")
             has = f"attributes {sorted(operator.attributes)}"
-            raise ModelError(f"{node} lacks {kind} {p.name!r}; {takes} and {has} (rule ND-03)")
+            raise ModelError(f"{node} lacks {kind} {name!r}; {takes} and {has} (rule {rule})")
     twice = {p for p, name in zip(operator.inputs, node.inputs, strict=False) if name} & set(node.attributes)
     if twice:
-        raise ModelError(f"{node} gives {sorted(twice)} both as input and as attribute")
+        raise ModelError(f"{node} gives {sorted(twice)} both as input and as attribute (rule ND-10)")
+
+
+def required(operator: Operator) -> list[str]:
+    """Inputs and attributes without a default."""
+    assert operator.function is not None
+    parameters = inspect.signature(operator.function).parameters.values()
+    return [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in operator.fixtures
+    ]
 
 
 def land(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,9 +117,10 @@ def missing_error(missing: Iterable[Missing]) -> UnsupportedOperatorError:
         groups[m.domain, m.op_type, m.opset].append(m)
     lines = []
     for (domain, name, opset), nodes in sorted(groups.items()):
+        note = f": {nodes[0].note}" if nodes[0].note else ""
         shown = ", ".join(repr(m.node) for m in nodes[:3]) + (", ..." if len(nodes) > 3 else "")
         lines.append(
-            f"  {domain or 'ai.onnx'} {opset}: {name} x{len(nodes)} (nodes {shown}){_hint(domain, name, opset)}"
+            f"  {domain or 'ai.onnx'} {opset}: {name} x{len(nodes)} (nodes {shown}){_hint(domain, name, opset) or note}"
         )
     domain, name, opset = next(iter(sorted(groups)))
     return UnsupportedOperatorError(

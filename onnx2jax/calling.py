@@ -16,17 +16,6 @@ from .proto.types import MapType, OptionalType, SequenceType, TensorType, ValueI
 _WIDENS = {"int32": "int64", "uint32": "uint64", "float32": "float64", "complex64": "complex128"}
 
 
-def is_traceable(kind: Any) -> bool:
-    """Whether JAX can hold values of a declared type: everything but strings and maps."""
-    match kind:
-        case TensorType():
-            return not kind.dtype.hasobject
-        case SequenceType() | OptionalType():
-            return is_traceable(kind.element)
-        case _:
-            return not isinstance(kind, MapType)
-
-
 def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
     """The inputs with dimension variables replaced by numbers."""
     shapes = [v.type.shape or () for v in inputs if isinstance(v.type, TensorType)]
@@ -155,6 +144,57 @@ def _check_shape(
             raise InputShapeError(
                 f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}"
             )
+
+
+def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """The sizes for each dimension variable, ascending."""
+    override_dims(inputs, dict.fromkeys(bucket, 0))  # refuses names that are no dimension variables
+    return {name: sorted(sizes) for name, sizes in bucket.items()}
+
+
+def pad(
+    inputs: Sequence[ValueInfo], values: dict[str, Any], bucket: Mapping[str, list[int]]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Inputs padded with zeros to the next size of their bucket, and the extents they had.
+
+    What is larger than the largest size stays as it is, and so does every input while a value is traced.
+    """
+    if not bucket or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values)):
+        return values, {}
+    extents: dict[str, int] = {}
+    padded = dict(values)
+    for declared in inputs:
+        shape = (declared.type.shape if isinstance(declared.type, TensorType) else None) or ()
+        if not bucket.keys() & set(shape):
+            continue
+        array = np.asarray(values[declared.name])
+        widths = []
+        for name, have in zip(shape, array.shape, strict=True):
+            want = next((n for n in bucket.get(name, ()) if n >= have), have) if isinstance(name, str) else have
+            widths.append((0, want - have))
+            if want != have:
+                extents[str(name)] = have
+        padded[declared.name] = np.pad(array, widths)
+    return padded, extents
+
+
+def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping[str, int]) -> tuple[Any, ...]:
+    """Outputs without what padding added to the dimensions they declare."""
+    if not extents:
+        return results
+
+    def one(declared: ValueInfo, value: Any) -> Any:
+        shape = (declared.type.shape if isinstance(declared.type, TensorType) else None) or ()
+        return value[tuple(slice(extents.get(d)) if isinstance(d, str) else slice(None) for d in shape)]
+
+    return tuple(one(v, r) for v, r in zip(outputs, results, strict=True))
+
+
+def is_jax(value: Any) -> bool:
+    """Whether JAX can hold a value: numbers, missing values, and lists of these."""
+    if isinstance(value, list | tuple):
+        return all(map(is_jax, value))
+    return value is None or (hasattr(value, "dtype") and not getattr(value.dtype, "hasobject", False))
 
 
 def to_host(value: Any) -> Any:

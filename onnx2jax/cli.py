@@ -1,4 +1,4 @@
-"""People at a terminal: ``python -m onnx2jax run model.onnx`` and ``inspect model.onnx``."""
+"""People at a terminal: ``python -m onnx2jax run model.onnx``, ``inspect model.onnx``, ``check model.onnx``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from .check import check
 from .errors import OnnxError
 from .graph import Function, Imported
 from .importer import build
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
     0: done. 1: the model or the data is at fault, and standard error says how. 2: the command line is.
-    3: ``inspect`` found operators that nothing serves.
+    1 also: ``check`` found errors. 3: ``inspect`` found operators that nothing serves.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m onnx2jax", description="Run and inspect ONNX models.")
+    parser = argparse.ArgumentParser(prog="python -m onnx2jax", description="Run, inspect and check ONNX models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a model on files or random numbers")
@@ -78,7 +79,28 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("model", type=Path)
     inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
+
+    checks = commands.add_parser("check", help="list everything that breaks the ONNX specification")
+    checks.set_defaults(command=_check)
+    checks.add_argument("model", type=Path)
+    checks.add_argument("--json", action="store_true", help="print the findings as JSON")
+    checks.add_argument(
+        "--checksums", action="store_true", help="compare checksums of external data, reading all of it"
+    )
+    checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
+    checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
     return parser
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    report = check(
+        arguments.model,
+        external_data_dir=arguments.external_data_dir,
+        follow_links=arguments.follow_links,
+        checksums=arguments.checksums,
+    )
+    print(report.to_json() if arguments.json else report)
+    return 0 if report.ok else 1
 
 
 def _run(arguments: argparse.Namespace) -> int:

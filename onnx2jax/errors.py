@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .proto.errors import ExternalDataError, ExternalDataNotFoundError, ModelError, OnnxError
 
 __all__ = [
@@ -54,14 +56,15 @@ class KnownValueError(OnnxError, TypeError):
 
     Attributes:
         values: names of the graph's values that it may be.
+        node: the node that needs it.
         needs_known: True; how operators that can wait (Loop) tell this error from others.
     """
 
     needs_known = True
 
-    def __init__(self, message: str, values: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, values: tuple[str, ...] = (), node: Any = None) -> None:
         super().__init__(message)
-        self.values = values
+        self.values, self.node = values, node
 
 
 class RandomKeyError(OnnxError, TypeError):

@@ -108,6 +108,10 @@ class Function:
     body: Graph
     size: int
     """Nodes after every call inside is expanded."""
+    parameters: Mapping[str, int]
+    """The types of the attributes, as codes of AttributeProto; 0 when the body does not tell."""
+    required: frozenset[str]
+    """Attributes without default that operators inside cannot do without."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ class Missing:
     opset: int
     node: str
     overload: str = ""
+    note: str = ""
+    """Why an operator set document that was given does not serve it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,88 +2,171 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
-from . import binding
-from .errors import ModelError, UnsupportedError
+from . import binding, rules
+from .errors import ModelError, OnnxError, UnsupportedError
 from .graph import Function, Graph, Imported, Missing, Node, Reference
 from .ops.registry import LEGACY_HINTS, normal_domain
 from .proto.external import ExternalFiles
+from .proto.operator_sets import OperatorSet, find
 from .proto.tensors import to_array, to_dense
 from .proto.types import ValueInfo, to_type, to_value_info
+from .proto.walk import node_names
 
 NEWEST_IR: Final = 14
 EXPANSION_LIMIT: Final = 1_000_000
 """Nodes a model may have after every function call is expanded; a chain of doubling functions passes it quickly."""
+DEPTH_LIMIT: Final = 100
+"""How deep functions and graphs may lie in one another; the onnx package allows as much."""
+
+Collect = Callable[[OnnxError, str], None]
+"""Takes a broken rule and where it is, instead of an exception at the first one."""
 
 
-def build(model: Any, files: ExternalFiles, *, strict: bool = False, allow_newer_opset: bool = False) -> Imported:
+def build(
+    model: Any,
+    files: ExternalFiles,
+    *,
+    strict: bool = False,
+    allow_newer_opset: bool = False,
+    collect: Collect | None = None,
+    documents: Iterable[OperatorSet] = (),
+) -> Imported:
     """A ModelProto as frozen objects. Operators that nothing serves end up in ``missing``.
+
+    Args:
+        model: the message.
+        files: where its external data lies.
+        strict: keep rules of order and form that common runtimes do not.
+        allow_newer_opset: operator sets newer than those known here mean what the newest known does.
+        collect: takes every broken rule; the result is then what could be read in spite of them, not to be run.
+        documents: operator set documents, whose functions serve what nothing else does.
 
     Raises:
         ModelError: the model breaks a rule of the format.
         UnsupportedError: its IR or operator set version is newer than those known here.
     """
-    if model.ir_version < 1:
-        raise ModelError(f"ir_version is {model.ir_version}; it starts at 1 (rule MV-01)")
-    if model.ir_version > NEWEST_IR:
-        raise UnsupportedError(f"ir_version is {model.ir_version}, the newest known here is {NEWEST_IR} (rule MV-02)")
-    opsets = binding.opsets(model.opset_import)
-    if model.ir_version < 3 and not opsets:
-        opsets = {"": 1}  # rule MV-03: versions were not yet written down
-    elif not opsets:
-        raise ModelError("the model imports no operator set (opset_import is empty, rule MV-03)")
-    importer = _Importer(model, files, strict, allow_newer_opset)
-    graph = importer.graph(model.graph, "", opsets, frozenset())
-    if graph.captures:
-        raise ModelError(
-            f"{_quoted(graph.captures)} read or returned by graph {graph.name!r} but defined nowhere "
-            "(no input, initializer or earlier node has the name; rules GR-01, GR-14)"
-        )
-    importer.check_size(graph)
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
-    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        if model.HasField(name):
-            metadata.setdefault(name, str(getattr(model, name)))
-    return Imported(graph, opsets, metadata, model.ir_version, tuple(importer.missing))
+    return Importer(model, files, strict, allow_newer_opset, collect, documents).model()
 
 
-class _Importer:
+Parameters = dict[str, int]
+"""The attributes of the function being built, each with the type in which its body uses it, 0 while unknown."""
+
+
+class Importer:
     """What the graphs of one model share while they are built."""
 
-    def __init__(self, model: Any, files: ExternalFiles, strict: bool, allow_newer_opset: bool) -> None:
-        self.files, self.strict, self.allow_newer_opset = files, strict, allow_newer_opset
-        self.ir_version = model.ir_version
-        self.model_opsets = binding.opsets(model.opset_import)
+    def __init__(
+        self,
+        model: Any,
+        files: ExternalFiles,
+        strict: bool,
+        allow_newer_opset: bool,
+        collect: Collect | None,
+        documents: Iterable[OperatorSet] = (),
+    ) -> None:
+        self._model_files, self._documents = files, tuple(documents)
+        self.files, self.strict, self.allow_newer_opset, self.collect = files, strict, allow_newer_opset, collect
+        self._model, self.ir_version = model, model.ir_version
+        self.opsets = dict(binding.NEWEST)
+        with self.guard("model, opset_import"):
+            self.opsets = _opsets(model)
         self.missing: list[Missing] = []
+        self._depth = 0
         self._messages: dict[tuple[str, str, str], Any] = {}
         for f in model.functions:
-            if self._messages.setdefault(key := (normal_domain(f.domain), f.name, f.overload), f) is not f:
-                raise ModelError(f"function {'.'.join(filter(None, key))!r} is defined twice (rule FN-01)")
+            key = (normal_domain(f.domain), f.name, f.overload)
+            with self.guard(f"function {'.'.join(filter(None, key))!r}"):
+                if self._messages.setdefault(key, f) is not f:
+                    raise ModelError(f"function {'.'.join(filter(None, key))!r} is defined twice (rule FN-01)")
         self._functions: dict[tuple[str, str, str], Function | None] = {}
 
-    def graph(self, message: Any, path: str, opsets: Mapping[str, int], parameters: frozenset[str]) -> Graph:
-        where = f"graph {message.name or path!r}"
+    def model(self) -> Imported:
+        """The whole model."""
+        model = self._model
+        with self.guard("model"):
+            if model.ir_version < 1:
+                raise ModelError(f"ir_version is {model.ir_version}; it starts at 1 (rule MV-01)")
+            if model.ir_version > NEWEST_IR:
+                raise UnsupportedError(
+                    f"ir_version is {model.ir_version}, the newest known here is {NEWEST_IR} (rule MV-02)"
+                )
+        graph = self.graph(model.graph, "", self.opsets, {})
+        with self.guard(f"graph {graph.name!r}"):
+            if graph.captures:
+                raise ModelError(
+                    f"{rules.quoted(graph.captures)} read or returned by graph {graph.name!r} but defined nowhere "
+                    "(no input, initializer or earlier node has the name; rules GR-01, GR-14)"
+                )
+            self.check_size(graph)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+            if model.HasField(name):
+                metadata.setdefault(name, str(getattr(model, name)))
+        return Imported(graph, self.opsets, metadata, model.ir_version, tuple(self.missing))
+
+    @contextmanager
+    def guard(self, where: str) -> Iterator[None]:
+        """Rules broken inside end the import, or go to ``collect`` when everything wrong is wanted at once."""
+        try:
+            yield
+        except OnnxError as e:
+            if self.collect is None:
+                raise
+            self.collect(e, where)
+
+    def unused_functions(self) -> None:
+        """Build what no node calls, to see what is wrong with it."""
+        for key in self._messages:
+            with self.guard(f"function {'.'.join(filter(None, key))!r}"):
+                self._function(*key)
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        if self._depth > DEPTH_LIMIT:
+            raise ModelError(f"functions and graphs lie over {DEPTH_LIMIT} deep in one another (rule FN-20)")
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def graph(self, message: Any, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Graph:
+        """A graph; ``path`` is where it stands in the model, empty for the main graph."""
+        with self._deeper():
+            return self._graph(message, path, opsets, parameters)
+
+    def _graph(self, message: Any, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Graph:
+        where = f"graph {(message.name or path)[:80]!r}"
         initializers: dict[str, np.ndarray] = {}
         for tensor, convert in [(t, to_array) for t in message.initializer] + [
             (s, to_dense) for s in message.sparse_initializer
         ]:
             name = tensor.values.name if convert is to_dense else tensor.name
-            if not name or name in initializers:
-                problem = "defined twice" if name else "unnamed"
-                raise ModelError(f"{where}: initializer {name!r} is {problem} (rule GR-09)")
-            initializers[name] = convert(tensor, self.files)
-        inputs = tuple(map(to_value_info, message.input))
-        outputs = tuple(map(to_value_info, message.output))
-        if not all(v.name for v in inputs):
-            raise ModelError(f"{where} has an input without a name (rule GR-24)")
+            with self.guard(f"{where}, initializer {name!r}"):
+                if not name or name in initializers:
+                    problem = "defined twice" if name else "unnamed"
+                    raise ModelError(f"{where}: initializer {name!r} is {problem} (rule GR-09)")
+                initializers[name] = np.empty(0)
+                initializers[name] = convert(tensor, self.files)
+        inputs, outputs = self._declared(message.input, where), self._declared(message.output, where)
+        with self.guard(where):
+            if not all(v.name for v in inputs):
+                raise ModelError(f"{where} has an input without a name (rule GR-24)")
+        for v in inputs:
+            with self.guard(f"{where}, initializer {v.name!r}"):
+                rules.check_default(where, v, initializers.get(v.name))
         nodes, constants = self._nodes(message.node, where, path, opsets, parameters)
-        _single_definitions(where, inputs, initializers, nodes, constants)
-        order = _in_order(where, nodes, {v.name for v in inputs} | initializers.keys() | constants.keys(), self.strict)
+        with self.guard(where):
+            rules.single_definitions(where, inputs, initializers, nodes, constants)
+        order = self._ordered(where, nodes, {v.name for v in inputs} | initializers.keys() | constants.keys())
+        value_info = {v.name: v for v in self._declared(message.value_info, where)}
         return Graph(
             message.name,
             path,
@@ -92,92 +175,151 @@ class _Importer:
             initializers | constants,
             order,
             frozenset(constants),
-            {v.name: to_value_info(v) for v in message.value_info},
+            value_info,
         )
 
+    def _declared(self, messages: Iterable[Any], where: str) -> tuple[ValueInfo, ...]:
+        result = []
+        for message in messages:
+            info = ValueInfo(message.name)
+            with self.guard(f"{where}, value {message.name!r}"):
+                info = to_value_info(message)
+            result.append(info)
+        return tuple(result)
+
+    def _ordered(self, where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ...]:
+        if self.strict:
+            with self.guard(where):
+                rules.in_order(where, nodes, set(defined), strict=True)
+        order = tuple(nodes)
+        with self.guard(where):
+            order = rules.in_order(where, nodes, defined)
+        return order
+
     def _nodes(
-        self, messages: Iterable[Any], where: str, path: str, opsets: Mapping[str, int], parameters: frozenset[str]
+        self, messages: Iterable[Any], where: str, path: str, opsets: Mapping[str, int], parameters: Parameters
     ) -> tuple[list[Node], dict[str, np.ndarray]]:
         """The nodes, and the tensors that Constant nodes hold: those are initializers written otherwise."""
         nodes: list[Node] = []
         constants: dict[str, np.ndarray] = {}
-        for i, message in enumerate(messages):
-            # Node names may be empty or repeat (rule GR-22); the first output never does.
-            name = message.name or next(filter(None, message.output), f"{message.op_type}_{i}")
+        for message, name in zip(messages, node_names(messages), strict=True):
             inner = f"{path}/{name}" if path else name
-            given = [a for a in message.attribute if a.name not in LEGACY_HINTS]
-            attributes = {
-                a.name: self._attribute(a, f"{where}, node {name!r}", inner, opsets, parameters) for a in given
-            }
-            if len(attributes) < len(given):
-                raise ModelError(f"{where}, node {name!r} has an attribute twice (rule ND-10)")
+            here = f"{where}, node {name!r}"
+            attributes: dict[str, Any] = {}
+            for a in message.attribute:
+                if a.name in LEGACY_HINTS:
+                    continue
+                with self.guard(f"{here}, attribute {a.name!r}"):
+                    if a.name in attributes:
+                        raise ModelError(f"{here} has an attribute twice: {a.name!r} (rule ND-10)")
+                    attributes[a.name] = self._attribute(a, here, inner, opsets, parameters)
             domain = normal_domain(message.domain)
             tensor = attributes.get("value") if (domain, message.op_type) == ("", "Constant") else None
             if isinstance(tensor, np.ndarray) and len(attributes) == len(message.output) == 1 and not message.input:
-                if message.output[0] in constants:
-                    raise ModelError(f"{where}: {message.output[0]!r} is defined twice (rule GR-02)")
+                with self.guard(here):
+                    if message.output[0] in constants:
+                        raise ModelError(f"{where}: {message.output[0]!r} is defined more than once (rule GR-02)")
                 constants[message.output[0]] = tensor
                 continue
-            nodes.append(self._node(message, name, where, domain, attributes, opsets))
+            inputs, outputs = _trimmed(message.input), _trimmed(message.output)
+            node = Node(name, message.op_type, domain, opsets.get(domain, 0), inputs, outputs, attributes, None)
+            with self.guard(here):
+                node = self._bound(node, message, where, opsets)
+            nodes.append(node)
         return nodes, constants
 
-    def _node(
-        self, message: Any, name: str, where: str, domain: str, attributes: dict[str, Any], opsets: Mapping[str, int]
-    ) -> Node:
-        opset = opsets.get(domain)
-        if opset is None:
+    def _bound(self, node: Node, message: Any, where: str, opsets: Mapping[str, int]) -> Node:
+        """The node with what serves it; it fits."""
+        if not node.op_type:
+            raise ModelError(f"{where}, node {node.name!r} has no op_type (rule OR-08)")
+        if node.domain not in opsets:
             imported = ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in opsets.items())
+            rule = "FN-04" if any(key[0] == node.domain for key in self._messages) else "OR-06"
             raise ModelError(
-                f"{where}, node {name!r} uses {message.op_type} of domain {domain or 'ai.onnx'!r}, "
-                f"which opset_import does not name (it has {imported}; rule OR-06)"
+                f"{where}, node {node.name!r} uses {node.op_type} of domain {node.domain or 'ai.onnx'!r}, "
+                f"which opset_import does not name (it has {imported}; rule {rule if node.domain else 'OR-04'})"
             )
-        if not message.op_type:
-            raise ModelError(f"{where}, node {name!r} has no op_type")
-        inputs, outputs = _trimmed(message.input), _trimmed(message.output)
-        node = Node(name, message.op_type, domain, opset, inputs, outputs, attributes, None)
         target: Any = None
         if not binding.built_in_wins(node):
-            target = self._function(domain, message.op_type, message.overload)
-        target = target or binding.find(node, self.allow_newer_opset)
-        if target is None:
-            self.missing.append(Missing(domain, message.op_type, opset, name, message.overload))
-        elif isinstance(target, Function):
-            _check_call(node, target)
-        else:
+            target = self._function(node.domain, node.op_type, message.overload)
+        target = target or binding.find(node, self.allow_newer_opset) or self._from_document(node, message.overload)
+        attributes = node.attributes
+        if isinstance(target, Function):
+            rules.check_call(node, target, message)
+        elif target is not None:
             binding.check(node, target)
             attributes = binding.land(target, attributes)
-        return Node(name, message.op_type, domain, opset, inputs, outputs, attributes, target)
+        return replace(node, attributes=attributes, target=target)
 
     def _function(self, domain: str, name: str, overload: str) -> Function | None:
         key = (domain, name, overload)
         if key not in self._messages:
             return None
+        title = ".".join(filter(None, key))
+        return self._once(key, title, f"function {title!r}", self._messages[key], self._model_files, self.opsets)
+
+    def _from_document(self, node: Node, overload: str) -> Function | None:
+        found = find(self._documents, node.domain, node.op_type, overload, node.opset)
+        if isinstance(found, str):
+            self.missing.append(Missing(node.domain, node.op_type, node.opset, node.name, overload, found))
+            return None
+        document, message = found
+        if document.ir_version > NEWEST_IR:
+            raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR} (rule MV-02)")
+        # The version keeps what two documents of one domain say apart, in names of weights too.
+        key = (f"{node.domain}:{document.version}", node.op_type, overload)
+        title = ".".join(filter(None, key))
+        return self._once(key, title, f"function {title!r} of {document.name}", message, document.files, {})
+
+    def _once(
+        self, key: Any, title: str, where: str, message: Any, files: ExternalFiles, opsets: Mapping[str, int]
+    ) -> Function:
         if key not in self._functions:
-            self._functions[key] = None  # being built: meeting it again is a recursion
-            self._functions[key] = self._build_function(key, self._messages[key])
+            outside, self.files = self.files, files
+            try:
+                with self._deeper():
+                    self._functions[key] = None  # being built: meeting it again is a recursion
+                    self._functions[key] = self._build_function(key, title, where, message, opsets)
+            finally:
+                self.files = outside
         function = self._functions[key]
         if function is None:
-            raise ModelError(f"function {'.'.join(filter(None, key))!r} calls itself (rule FN-19)")
+            raise ModelError(f"{where} calls itself (rule FN-19)")
         return function
 
-    def _build_function(self, key: tuple[str, str, str], message: Any) -> Function:
-        title = ".".join(filter(None, key))
-        where = f"function {title!r}"
-        defaults = {a.name: self._attribute(a, where, title, {}, frozenset()) for a in message.attribute_proto}
-        names = (*message.attribute, *defaults)
+    def _build_function(
+        self, key: tuple[str, str, str], title: str, where: str, message: Any, fallback: Mapping[str, int]
+    ) -> Function:
+        defaults: dict[str, Any] = {}
+        parameters: Parameters = dict.fromkeys(message.attribute, 0)
+        for a in message.attribute_proto:
+            with self.guard(f"{where}, attribute {a.name!r}"):
+                defaults[a.name] = self._attribute(a, where, title, {}, {})
+                parameters[a.name] = a.type
+        names = (*message.attribute, *(a.name for a in message.attribute_proto))
         for what, given in (("attribute", names), ("input", tuple(message.input)), ("output", tuple(message.output))):
-            if len(set(given)) < len(given):
-                raise ModelError(f"{where} has an {what} twice in {list(given)} (rules FN-11, FN-12)")
-        opsets = binding.opsets(message.opset_import) or self.model_opsets
-        nodes, constants = self._nodes(message.node, where, title, opsets, frozenset(names))
-        inputs = tuple(ValueInfo(n) for n in message.input)
-        _single_definitions(where, inputs, {}, nodes, constants)
-        order = _in_order(where, nodes, {*message.input, *constants}, self.strict)
-        outputs = tuple(ValueInfo(n) for n in message.output)
+            with self.guard(where):
+                if len(set(given)) < len(given):
+                    rule = "FN-11" if what == "output" else "FN-12"
+                    raise ModelError(f"{where} has an {what} twice in {list(given)} (rule {rule})")
+        opsets = fallback
+        with self.guard(where):
+            opsets = binding.opsets(message.opset_import) or fallback
+        nodes, constants = self._nodes(message.node, where, title, opsets, parameters)
+        inputs = tuple(map(ValueInfo, message.input))
+        outputs = tuple(map(ValueInfo, message.output))
+        with self.guard(where):
+            rules.single_definitions(where, inputs, {}, nodes, constants)
+        order = self._ordered(where, nodes, {*message.input, *constants})
         body = Graph(title, title, inputs, outputs, constants, order, frozenset(constants))
-        if body.captures:
-            raise ModelError(f"{_quoted(body.captures)} read by {where} but not defined in it (rule FN-07)")
-        return Function(*key, names, defaults, body, self.check_size(body))
+        with self.guard(where):
+            if body.captures:
+                raise ModelError(f"{rules.quoted(body.captures)} read by {where} but not defined in it (rule FN-07)")
+        size = 0
+        with self.guard(where):
+            size = self.check_size(body)
+        required = rules.required(body) - defaults.keys()
+        return Function(*key, tuple(dict.fromkeys(names)), defaults, body, size, parameters, required)
 
     def check_size(self, graph: Graph) -> int:
         """The number of nodes once every call is expanded; raises before anything is expanded."""
@@ -189,15 +331,26 @@ class _Importer:
             raise ModelError(f"graph {graph.name!r} expands to over {EXPANSION_LIMIT} nodes (rule FN-20)")
         return size
 
-    def _attribute(self, a: Any, where: str, path: str, opsets: Mapping[str, int], parameters: frozenset[str]) -> Any:
+    def _attribute(self, a: Any, where: str, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Any:
         if a.ref_attr_name:
             if a.ref_attr_name not in parameters:
                 raise ModelError(
                     f"{where}: attribute {a.name!r} refers to {a.ref_attr_name!r}, "
                     "which is no attribute of an enclosing function (rule FN-16)"
                 )
+            if parameters[a.ref_attr_name] and a.type and parameters[a.ref_attr_name] != a.type:
+                raise ModelError(
+                    f"{where}: attribute {a.name!r} uses {a.ref_attr_name!r} as type {a.type}, which is of type "
+                    f"{parameters[a.ref_attr_name]} elsewhere (rule FN-15)"
+                )
+            parameters[a.ref_attr_name] = a.type or parameters[a.ref_attr_name]
             return Reference(a.ref_attr_name)
         kind = a.type or self._untyped(a, where)
+        if used := [n for n in rules.used_fields(a) if n != rules.VALUE_FIELDS.get(kind)]:
+            raise ModelError(
+                f"{where}: attribute {a.name!r} of type {kind} has a value in {used[0]!r}; "
+                f"its type asks for {rules.VALUE_FIELDS.get(kind, 'no known field')!r} (rules AT-01, AT-02)"
+            )
         match kind:
             case 1:
                 return a.f
@@ -233,13 +386,22 @@ class _Importer:
 
     def _untyped(self, a: Any, where: str) -> int:
         """IR 1 did not write an attribute's type; the one field in use tells it (rule AT-03)."""
-        fields = ("f", "i", "s", "t", "g", "floats", "ints", "strings", "tensors", "graphs")
-        used = [fields.index(d.name) + 1 for d, _ in a.ListFields() if d.name in fields]
+        kinds = {field: kind for kind, field in rules.VALUE_FIELDS.items()}
+        used = [kinds[n] for n in rules.used_fields(a)]
         if self.ir_version >= 2 and self.strict:
             raise ModelError(f"{where}: attribute {a.name!r} has no type (rule AT-02)")
         if len(used) != 1:
             raise ModelError(f"{where}: attribute {a.name!r} has no type and {len(used)} values (rules AT-01, AT-03)")
         return used[0]
+
+
+def _opsets(model: Any) -> dict[str, int]:
+    opsets = binding.opsets(model.opset_import)
+    if model.ir_version < 3 and not opsets:
+        return {"": 1}  # rule MV-03: versions were not yet written down
+    if not opsets:
+        raise ModelError("the model imports no operator set (opset_import is empty, rule MV-03)")
+    return opsets
 
 
 def _text(value: bytes) -> str:
@@ -251,58 +413,4 @@ def _trimmed(names: Iterable[str]) -> tuple[str, ...]:
     result = list(names)
     while result and not result[-1]:
         result.pop()
-    return tuple(result)
-
-
-def _quoted(names: Iterable[str], limit: int = 10) -> str:
-    names = sorted(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(map(repr, names[:limit])) + more + (" is" if len(names) == 1 else " are")
-
-
-def _check_call(node: Node, function: Function) -> None:
-    for what, given, formal in (
-        ("inputs", node.inputs, function.body.inputs),
-        ("outputs", node.outputs, function.body.outputs),
-    ):
-        if len(given) > len(formal):
-            raise ModelError(f"{node} gives {len(given)} {what}, the function has {len(formal)} (rule FN-09)")
-    unknown = set(node.attributes) - set(function.attributes)
-    if unknown:
-        known = list(function.attributes)
-        raise ModelError(f"{node} has attributes {sorted(unknown)}; the function has {known} (rule FN-12)")
-
-
-def _single_definitions(
-    where: str,
-    inputs: Iterable[ValueInfo],
-    initializers: Iterable[str],
-    nodes: Iterable[Node],
-    constants: Iterable[str],
-) -> None:
-    names = [v.name for v in inputs] + list(constants) + [n for node in nodes for n in node.outputs if n]
-    names += set(initializers) - {v.name for v in inputs}  # an initializer may be an input's default (rule GR-04)
-    twice = [n for n, times in Counter(names).items() if times > 1]
-    if twice:
-        raise ModelError(f"{where}: {_quoted(twice)} defined more than once (rule GR-02)")
-
-
-def _in_order(where: str, nodes: list[Node], defined: set[str], strict: bool) -> tuple[Node, ...]:
-    """The nodes so that each comes after those it reads. Files out of order are sorted unless ``strict``."""
-    later = {n for node in nodes for n in node.outputs}
-    result: list[Node] = []
-    waiting = nodes
-    while waiting:
-        blocked = []
-        for node in waiting:
-            if any(n in later and n not in defined for n in node.reads):
-                if strict:
-                    raise ModelError(f"{where}: {node} reads a value that a later node defines (rule GR-01)")
-                blocked.append(node)
-            else:
-                result.append(node)
-                defined.update(node.outputs)
-        if len(blocked) == len(waiting):
-            raise ModelError(f"{where} has a cycle through {_quoted(n.name for n in blocked)} waiting (rule GR-01)")
-        waiting = blocked
     return tuple(result)

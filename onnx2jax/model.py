@@ -7,21 +7,25 @@ import os
 import re
 import secrets
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from . import binding, calling, plan
-from .errors import InputNameError, KnownValueError
+from .check import check_message
+from .errors import InputNameError
 from .graph import Imported
 from .importer import build
 from .ops import compat
 from .ops.registry import Operator
+from .program import Known, Program, Settings
 from .proto.files import read_model
+from .proto.operator_sets import read_operator_sets
+from .proto.origin import Origin
 from .proto.types import ValueInfo
-from .trace import Context, evaluate
+from .proto.walk import tensors
 
 
 def convert(
@@ -30,21 +34,36 @@ def convert(
     strict: bool = False,
     static: Mapping[str, Any] | None = None,
     dim_overrides: Mapping[str, int] | None = None,
+    bucket: Mapping[str, Sequence[int]] | None = None,
+    max_trips: int | None = None,
+    warn_after: int = 16,
     external_data_dir: str | os.PathLike[str] | None = None,
     follow_links: bool = False,
     allow_newer_opset: bool = False,
+    operator_sets: Iterable[Any] = (),
+    verify_checksums: bool = False,
 ) -> Model:
     """Turn an ONNX model into a JAX function.
 
     Args:
         source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``.
-        strict: refuse whatever breaks a rule of the format, also where common runtimes accept it.
+        strict: refuse whatever breaks a rule of the format (see ``check``), also where common runtimes accept it.
         static: values for inputs, fixed now. Needed only for a jit of your own around a model whose shapes
             depend on the values of inputs; a plain call finds them by itself.
         dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``.
+        bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
+            ``{"seq": [64, 128]}``. Outputs that declare the variable are cut back. Sound only if the model masks
+            what is padded (an attention mask among the inputs, say): that is for you to know.
+        max_trips: trips after which a Loop is an error; without it an endless loop runs for ever.
+        warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         external_data_dir: where the weights lie, when not beside the model.
         follow_links: accept weights that symbolic links place outside that folder.
         allow_newer_opset: run operator sets newer than those known here as the newest known.
+        operator_sets: operator set documents (paths, bytes, binary files): an operator that one of them declares
+            with a body runs without Python. Of several versions of one domain the newest not above the imported one
+            counts. An operator is served by the first of: ONNX's own here, a function in the model, a function
+            registered with ``onnx2jax.op``, a document.
+        verify_checksums: compare external data with the checksums that the file gives; reads all of it.
 
     Returns:
         A Model.
@@ -60,10 +79,20 @@ def convert(
     'image'
     """
     message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
-    imported = build(message, files, strict=strict, allow_newer_opset=allow_newer_opset)
+    if strict:
+        check_message(message, files, allow_newer_opset=allow_newer_opset).raise_errors()
+    if verify_checksums:
+        for tensor, _ in tensors(message):
+            files.verify(tensor)
+    documents = read_operator_sets(operator_sets)
+    imported = build(message, files, strict=strict, allow_newer_opset=allow_newer_opset, documents=documents)
     if imported.missing:
         raise binding.missing_error(imported.missing)
-    return Model(imported, static=static or {}, dim_overrides=dim_overrides or {})
+    origin = Origin(message, files)
+    settings = Settings(max_trips=max_trips, warn_after=warn_after)
+    return Model(
+        imported, settings, static=static or {}, dim_overrides=dim_overrides or {}, bucket=bucket or {}, origin=origin
+    )
 
 
 class Model:
@@ -78,15 +107,20 @@ class Model:
         opsets: version of each operator set that the model imports; ai.onnx is ``''``.
         metadata: what the file says about itself, as texts.
         graph: the frozen graph.
+        origin: what the file said, for ``onnx2jax.save``.
     """
 
     def __init__(
         self,
         imported: Imported,
+        settings: Settings | None = None,
         *,
         static: Mapping[str, Any] | None = None,
         dim_overrides: Mapping[str, int] | None = None,
+        bucket: Mapping[str, Sequence[int]] | None = None,
+        origin: Origin | None = None,
     ) -> None:
+        self.origin = origin
         self.graph = imported.graph
         self.opsets = dict(imported.opsets)
         self.metadata = dict(imported.metadata)
@@ -105,18 +139,16 @@ class Model:
             for graph in self.graph.walk()
             for node in graph.nodes
         )
-        self._compiled = _named_jit(self._traced, self.graph.name)
-        self._by_value: frozenset[str] = frozenset()
-        host_types = [v.name for v in self.inputs if not calling.is_traceable(v.type)]
-        self._host_reason = f"inputs {host_types} hold strings or maps" if host_types else ""
+        self._bucket = calling.checked_buckets(declared, bucket or {})
+        self._program = Program(self.graph, settings or Settings())
         self._held: tuple[Any, ...] = ()
         self._placed: dict[str, jax.Array] = {}
-        self._scalars: dict[str, np.ndarray] = {}
+        self._known = Known({}, self._static)
 
     @property
     def jitted(self) -> bool:
         """Whether calls run as one ``jax.jit``. False once something in the model needed the host."""
-        return not self._host_reason
+        return len(self._program.stages) <= 1 and not any(stage.host for stage in self._program.stages)
 
     def __call__(self, *args: Any, rng: Any = None, **named: Any) -> Any:
         """Run the model, compiled for the shapes of this call.
@@ -178,53 +210,24 @@ class Model:
         with compat.enable_x64():
             values = calling.bind(self.inputs, self.optional, args, named)
             self._place_params()
-            own = {n: v for n, v in (self._placed | self._scalars).items() if n not in params}
+            own = self._placed | {n: jax.device_put(v) for n, v in self._known.scalars.items()}
             given = {n: calling.widened(jax.device_put(v), self.params[n].dtype) for n, v in params.items()}
-            return self._packed(self._run(own | given, {}, values, rng))
+            return self._packed(self._program.run(values, own | given, Known({}, self._static), rng))
+
+    def explain(self) -> str:
+        """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far."""
+        rows = [("stage", "nodes", "why here", "compiled", "seconds"), *self._program.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
         if rng is None and self._draws:
             rng = jax.random.key(secrets.randbits(32))
+        values, extents = calling.pad(self.inputs, values, self._bucket)
         with compat.enable_x64():
             self._place_params()
-            return self._run(self._placed, self._scalars, values, rng)
-
-    def _run(
-        self, params: Mapping[str, Any], scalars: Mapping[str, np.ndarray], values: Mapping[str, Any], rng: Any
-    ) -> tuple[Any, ...]:
-        """The outputs: through jit, or on the host when something in the model cannot be compiled."""
-        traced = {n for n, v in values.items() if _has_tracer(v)}
-        while not self._host_reason:
-            known = {n: np.asarray(v) for n, v in values.items() if n in self._by_value - traced}
-            rest = {n: v for n, v in values.items() if n not in known}
-            try:
-                return self._compiled(_Known(scalars, known), params, rest, rng)
-            except (KnownValueError, _NotTraceable) as e:
-                small = self._small_sources(e, values) - traced
-                if small <= self._by_value:
-                    if traced or _has_tracer(params):
-                        raise
-                    self._host_reason = str(e).splitlines()[0]
-                self._by_value |= small
-        values = values if traced else {n: calling.to_host(v) for n, v in values.items()}
-        return self._evaluate({**params, **scalars}, values, rng)
-
-    def _traced(self, known: _Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
-        """What jit compiles."""
-        outputs = self._evaluate({**params, **known.scalars}, {**values, **known.inputs}, rng)
-        if not all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(outputs)):
-            raise _NotTraceable("outputs hold strings or maps")
-        return outputs
-
-    def _evaluate(self, params: Mapping[str, Any], values: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
-        with compat.enable_x64(), np.errstate(all="ignore"):
-            outputs = evaluate(self.graph, {**self._static, **values}, Context(params, rng))
-            return tuple(map(calling.to_device, outputs))
-
-    def _small_sources(self, error: Exception, values: Mapping[str, Any]) -> set[str]:
-        """Inputs from which the value that turned out to be needed comes, small enough for the compile key."""
-        found = plan.sources(self.graph, error.values) if isinstance(error, KnownValueError) else set()
-        return {n for n in found if n in values and plan.by_value(values[n])}
+            results = self._program.run(values, self._placed, self._known, rng)
+            return calling.cut(self.outputs, results, extents)
 
     def _place_params(self) -> None:
         """Parameters on the device, once for each change; scalars apart, to be baked in: an argument costs more.
@@ -234,45 +237,15 @@ class Model:
         current = tuple(self.params.values())
         if len(current) == len(self._held) and all(map(operator.is_, current, self._held)):
             return
-        self._scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
-        self._placed = {n: jax.device_put(v) for n, v in self.params.items() if n not in self._scalars}
+        scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
+        self._known = Known(scalars, self._static)
+        self._placed = {n: jax.device_put(v) for n, v in self.params.items() if n not in scalars}
         self._held = current
 
     def _packed(self, results: tuple[Any, ...]) -> Any:
+        with compat.enable_x64():
+            results = tuple(map(calling.to_device, results))
         return results[0] if len(results) == 1 else self._tuple(*results)
-
-
-class _NotTraceable(Exception):
-    """The model has results that JAX cannot hold."""
-
-
-class _Known:
-    """Known arrays as part of the compile key: scalar parameters, and inputs taken by value."""
-
-    def __init__(self, scalars: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]) -> None:
-        self.scalars, self.inputs = scalars, inputs
-        self._key = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in (*scalars.items(), *inputs.items()))
-        self._hash = hash(self._key)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self._key == other._key
-
-
-def _named_jit(function: Callable[..., Any], name: str) -> Any:
-    """A jit that profiles and jaxprs show under the graph's name."""
-
-    def named(*args: Any) -> Any:
-        return function(*args)
-
-    named.__name__ = re.sub(r"\W", "_", name) or "onnx_model"
-    return jax.jit(named, static_argnums=0)
-
-
-def _has_tracer(value: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
 
 
 def _pinned(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:

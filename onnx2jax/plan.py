@@ -63,9 +63,9 @@ def _values_read(node: Node) -> Iterator[str]:
         yield from inner.captures
 
 
-def sources(graph: Graph, values: Iterable[str]) -> set[str]:
-    """The names of inputs and initializers from which the given values are computed."""
-    producers = {name: node for node in graph.nodes for name in node.outputs if name}
+def sources(nodes: Iterable[Node], values: Iterable[str]) -> set[str]:
+    """The names that the given nodes do not define and from which the given values are computed."""
+    producers = {name: node for node in nodes for name in node.outputs if name}
     pending, seen = list(values), set()
     while pending:
         name = pending.pop()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import zlib
 from collections import ChainMap
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -18,11 +18,13 @@ import numpy as np
 from . import binding
 from .errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from .graph import Function, Graph, Node, Reference
-from .ops.arrays import is_known
+from .ops.arrays import is_known, is_string
 from .ops.registry import Operator
 from .proto.types import ValueInfo
 
 Scope = MutableMapping[str, Any]
+NESTED_JITS: Final = 16
+"""Functions deeper than this are traced in place: a nested jit takes a dozen frames of Python's stack."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,14 @@ class Context:
     """Random key, or None when none was given."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     """Actual attributes of the function being evaluated."""
+    max_trips: int | None = None
+    """Trips after which a loop is taken to be endless."""
     calls: dict[Any, Any] = field(default_factory=dict)
     """Functions traced already, by signature."""
+    depth: int = 0
+    """Functions around the one being evaluated."""
+    on_host: Callable[[Graph, Mapping[str, Any], Mapping[str, Any], Any], tuple[Any, ...]] | None = None
+    """Set while nodes run by NumPy, outside any program: runs the graphs inside them, given inputs, scope and key."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,10 @@ class Closure:
         named = dict(zip((v.name for v in self.graph.inputs), args, strict=False))
         if len(named) < len(args):
             raise ValueError(f"graph {self.graph.name!r} takes {len(self.graph.inputs)} inputs, not {len(args)}")
+        if context.on_host is not None:
+            if not context.attributes and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+                return context.on_host(self.graph, named, self.scope, context.rng)
+            context = replace(context, on_host=None)
         return evaluate(self.graph, named, context, self.scope)
 
 
@@ -82,11 +94,16 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     own = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
     own.update(inputs)
     scope: Scope = own if outer is None else ChainMap(own, outer)
-    for node in graph.nodes:
+    run_nodes(graph.nodes, scope, context)
+    return tuple(scope[v.name] for v in graph.outputs)
+
+
+def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context) -> None:
+    """Evaluate nodes in order, reading and writing the scope."""
+    for node in nodes:
         values = [scope[name] if name else None for name in node.inputs]
         results = _run(node, values, scope, context)
         scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
-    return tuple(scope[v.name] for v in graph.outputs)
 
 
 def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Sequence[Any]:
@@ -105,7 +122,7 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
             if isinstance(node.target, Function) or node.graphs:
                 e.add_note(f"inside {node}")
                 if isinstance(e, KnownValueError):
-                    e.values = node.reads  # in terms of the graph outside
+                    e.values, e.node = node.reads, node  # in terms of the graph outside
             raise
         except jax.errors.JAXTypeError as e:
             # The body looked at a traced value: conversion to int, bool or NumPy.
@@ -114,13 +131,21 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
             raise UnsupportedError(f"{node}: {e}\n{_operands(node, values)}") from e
         except Exception as e:
             if getattr(e, "needs_known", False):
-                raise KnownValueError(f"{node}: {e}", node.reads) from e
+                raise KnownValueError(f"{node}: {e}", tuple(filter(None, node.inputs)), node) from e
+            if any(map(is_string, values)) and not is_known(values):
+                raise _needs_known(node, "an operand beside strings", node.inputs) from e
             raise OperatorError(f"{node}: {e}\n{_operands(node, values)}") from e
     if not isinstance(results, tuple):
         results = (results,)
     if len(node.outputs) > len(results):
         raise OperatorError(f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)} (rule ND-08)")
+    if context.on_host is not None:
+        return [jax.tree.map(np.asarray, r) if _is_jax(r) else r for r in results]
     return [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
+
+
+def _is_jax(value: Any) -> bool:
+    return any(isinstance(leaf, jax.Array | np.generic) for leaf in jax.tree.leaves(value))
 
 
 def _inside(context: Context, node: Node) -> Context:
@@ -173,6 +198,7 @@ def _needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValue
         "Call the model itself (model(x) or model.run(...)), which finds such values by itself, or pin the input it "
         "comes from: convert(..., static={'input name': value})",
         names,
+        node,
     )
 
 
@@ -183,6 +209,8 @@ def _fixtures(node: Node, operator: Operator, context: Context) -> dict[str, Any
         fixtures["opset"] = node.opset
     if "n_outputs" in operator.fixtures:
         fixtures["n_outputs"] = len(node.outputs)
+    if "max_trips" in operator.fixtures:
+        fixtures["max_trips"] = context.max_trips
     if "rng" in operator.fixtures:
         fixtures["rng"] = _NoKey(node) if context.rng is None else _fold(context.rng, node)
     return fixtures
@@ -207,11 +235,11 @@ def _call(function: Function, values: list[Any], attributes: dict[str, Any], con
     """The outputs of a model's own function; traced once per signature, as a nested jit."""
     names = [v.name for v in function.body.inputs]
     named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
-    context = replace(context, attributes={**function.defaults, **attributes})
+    context = replace(context, attributes={**function.defaults, **attributes}, depth=context.depth + 1)
     traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
     known = {name: value for name, value in named.items() if name not in traced}
     key = _signature((known, context.attributes))
-    if not traced or key is None:
+    if not traced or key is None or context.depth > NESTED_JITS:
         return evaluate(function.body, named, context)
     full_key = (function, key, tuple(traced), context.rng is None)
     if full_key not in context.calls:

@@ -99,7 +99,7 @@ def _window(queries, keys, offset, left, right):
     return ([distance <= left] if left >= 0 else []) + ([distance >= -right] if right >= 0 else [])
 
 
-@op("Attention", since=23)
+@op("Attention", since=23, heavy=True)
 def attention(
     Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *,
     is_causal=0, kv_num_heads=None, left_window_size=-1, q_num_heads=None, qk_matmul_output_mode=0,
@@ -155,7 +155,7 @@ def attention(
     return output if Q.ndim == 4 else _merge_heads(output), key, value, shown
 
 
-@op("FlexAttention", domain="ai.onnx.preview")
+@op("FlexAttention", domain="ai.onnx.preview", heavy=True)
 def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softmax_precision=None):
     """Attention whose scores and probabilities pass through the node's own subgraphs."""
     if not Q.ndim == K.ndim == V.ndim == 4:
@@ -182,7 +182,7 @@ def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softma
 _RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
 
 
-@op("LinearAttention", since=27)
+@op("LinearAttention", since=27, heavy=True)
 def linear_attention(
     query, key, value, past_state=None, decay=None, beta=None, *,
     chunk_size=64, kv_num_heads, q_num_heads, scale=0.0, update_rule="gated_delta",
@@ -269,7 +269,7 @@ def _rows(ns, cache, ids):
     return cache[ids] if ns is np else jnp.asarray(cache).at[ids].get(mode="fill", fill_value=np.nan)
 
 
-@op("CausalConvWithState", since=27)
+@op("CausalConvWithState", since=27, heavy=True)
 def causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation="none"):
     """A depthwise convolution over the past only, as shifted multiply-adds; the state is the last k - 1 inputs."""
     if activation not in ("none", "silu", "swish"):

@@ -145,14 +145,19 @@ def _same_types(then_branch, else_branch):
 # ------------------------------------------------------------------------------------------------- loops
 
 
-def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=()):
+def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=(), most=None):
     """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
 
-    `xs` are arrays whose leading axis is the iteration. Returns the final state and the outs, stacked.
+    `xs` are arrays whose leading axis is the iteration. Returns the final state and the outs, stacked. More than
+    `most` trips are an error; to count them, an open-ended loop must run in Python.
     """
     if is_traced(trips, go):
+        if most is not None:
+            raise curable(ValueError("the number of trips is traced, so max_trips can only be kept on the host"))
         return _while(step, state, n_outs, trips, go)
     trips = trips if trips is None else dims(trips)[0]
+    if most is not None and (trips is None or (isinstance(trips, int) and trips > most)):
+        return _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=False, most=most)
     # jax.export knows symbolic numbers of trips: neither known nor traced.
     known = trips is None or isinstance(trips, int)
     if known and not is_traced(state, xs):
@@ -176,12 +181,14 @@ def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=()):
     return _in_python(step, state, n_outs, trips, True, xs, declared, concrete=False)
 
 
-def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete):
+def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete, most=None):
     """Plain Python. While all is `concrete`, None as soon as the body proves to depend on traced values."""
     rows = []
     for i in count():
         if not go or (trips is not None and i >= trips):
             break
+        if i == most:
+            raise ValueError(f"the loop goes on after max_trips ({most}) trips; allow more: convert(..., max_trips=n)")
         keep, new, outs = step(np.array(i, np.int64), state, results(x[i] for x in xs))
         if concrete and is_traced(keep, new, outs):
             return None
@@ -323,7 +330,7 @@ def _while(step, state, n_outs, trips, go):
 
 
 @op("Loop")
-def loop(M=None, cond=None, *v_initial, body):
+def loop(M=None, cond=None, *v_initial, body, max_trips):
     """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
 
     An absent `cond` makes a plain for-loop: the body's condition is handed on to the next trip, and ignored.
@@ -356,5 +363,5 @@ def loop(M=None, cond=None, *v_initial, body):
         state = list(v_initial)
     declared = body.outputs[1 + n :]
     go = np.True_ if cond is None else cond
-    state, outs = iterate(step, state, len(declared), trips=M, go=go, declared=declared)
+    state, outs = iterate(step, state, len(declared), trips=M, go=go, declared=declared, most=max_trips)
     return (*state[len(state) - n :], *outs)

@@ -168,7 +168,7 @@ def _check_kernel(kernel_shape, w):
         raise ValueError(f"kernel_shape {tuple(kernel_shape)} differs from the weights' {tuple(w.shape[2:])}")
 
 
-@op("Conv")
+@op("Conv", heavy=True)
 def conv_op(X, W, B=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None):
     _check_kernel(kernel_shape, W)
     strides, dilations, pads = window(X.shape[2:], W.shape[2:], strides, pads, dilations, auto_pad)
@@ -176,7 +176,7 @@ def conv_op(X, W, B=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_
     return _add_bias(y, B)
 
 
-@op("ConvTranspose")
+@op("ConvTranspose", heavy=True)
 def conv_transpose(
     X, W, B=None, *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, output_padding=None,
     output_shape=None, pads=None, strides=None,
@@ -241,7 +241,7 @@ def _transpose_cpu(x, w, *, image, strides, pads, dilations, groups):
     return fold(columns, image, strides, pads, dilations)
 
 
-@op("Col2Im")
+@op("Col2Im", heavy=True)
 def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, pads=None, strides=None):
     image, block = dims(image_shape), dims(block_shape)
     strides, dilations, pads = window(image, block, strides, pads, dilations)
@@ -255,7 +255,7 @@ def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, p
     return fold(columns, image, strides, pads, dilations)
 
 
-@op("DeformConv", since=19)
+@op("DeformConv", since=19, heavy=True)
 def deform_conv(
     X, W, offset, B=None, mask=None, *, dilations=None, group=1, kernel_shape=None, offset_group=1, pads=None,
     strides=None,

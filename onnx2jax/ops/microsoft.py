@@ -65,12 +65,12 @@ def bias_add(X, bias, skip):
     return X + bias + skip
 
 
-@op("GemmFastGelu", domain=MICROSOFT)
+@op("GemmFastGelu", domain=MICROSOFT, heavy=True)
 def gemm_fast_gelu(X, W, bias=None):
     return fast_gelu(product(X, W, accumulator(X.dtype)), bias).astype(X.dtype)
 
 
-@op("FusedMatMul", domain=MICROSOFT)
+@op("FusedMatMul", domain=MICROSOFT, heavy=True)
 def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
     """``alpha * A @ B``; transBatch brings the first dimension behind the batch, trans swaps the last two."""
 
@@ -82,7 +82,7 @@ def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBat
     return times(y, alpha).astype(A.dtype)
 
 
-@op("TransposeMatMul", domain=MICROSOFT)
+@op("TransposeMatMul", domain=MICROSOFT, heavy=True)
 def transpose_matmul(A, B, *, alpha=1.0, transA=0, transB=0):
     return fused_matmul(A, B, alpha=alpha, transA=transA, transB=transB)
 
@@ -100,7 +100,7 @@ def activate(x, name, *parameters):
     return function(x, *given, *defaults[len(given) :])
 
 
-@op("FusedGemm", domain=MICROSOFT)
+@op("FusedGemm", domain=MICROSOFT, heavy=True)
 def fused_gemm(
     A, B, C=None, *, activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
     alpha=1.0, beta=1.0, transA=0, transB=0,
@@ -112,7 +112,7 @@ def fused_gemm(
     return activate(jnp.asarray(y), activation, activation_alpha, activation_beta).astype(A.dtype)
 
 
-@op("FusedConv", domain=MICROSOFT)
+@op("FusedConv", domain=MICROSOFT, heavy=True)
 @declaring(**CONV)
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
     """Conv, a residual Z added, an activation."""
@@ -124,19 +124,19 @@ def channels_first(x):
     return None if x is None else jnp.moveaxis(jnp.asarray(x), -1, 1)
 
 
-@op("NhwcFusedConv", domain=MICROSOFT)
+@op("NhwcFusedConv", domain=MICROSOFT, heavy=True)
 @declaring(**CONV, activation="", activation_params=())
 def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
     return jnp.moveaxis(fused_conv(channels_first(X), W, B, channels_first(Z), **attributes), 1, -1)
 
 
-@op("NhwcConv", domain=MICROSOFT)
+@op("NhwcConv", domain=MICROSOFT, heavy=True)
 @declaring(**CONV)
 def nhwc_conv(X, W, B=None, **attributes):
     return nhwc_fused_conv(X, W, B, **attributes)
 
 
-@op("NhwcMaxPool", domain=MICROSOFT)
+@op("NhwcMaxPool", domain=MICROSOFT, heavy=True)
 @declaring(**WINDOW, ceil_mode=0)
 def nhwc_max_pool(x, *, kernel_shape, **attributes):
     y = ai("MaxPool", 22)(channels_first(x), kernel_shape=kernel_shape, **attributes)
@@ -229,7 +229,7 @@ def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_las
     return y.astype(X.dtype), total.astype(X.dtype)
 
 
-@op("CDist", domain=MICROSOFT)
+@op("CDist", domain=MICROSOFT, heavy=True)
 def cdist(A, B, *, metric="sqeuclidean"):
     """The distance of each row of A from each row of B."""
     if metric not in ("sqeuclidean", "euclidean"):

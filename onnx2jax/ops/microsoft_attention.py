@@ -102,7 +102,7 @@ def unshared(past_present_share_buffer, do_rotary):
         )
 
 
-@op("Attention", domain=MICROSOFT)
+@op("Attention", domain=MICROSOFT, heavy=True)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
     *, do_rotary=0, mask_filter_value=-10000.0, num_heads, past_present_share_buffer=0, qkv_hidden_sizes=None,
@@ -122,7 +122,7 @@ def attention(
     return outputs[:n_outputs]
 
 
-@op("QAttention", domain=MICROSOFT)
+@op("QAttention", domain=MICROSOFT, heavy=True)
 def qattention(
     input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
     past=None, *, do_rotary=0, mask_filter_value=-10000.0, num_heads, past_present_share_buffer=0, scale=None,
@@ -136,7 +136,7 @@ def qattention(
     return self_attention(q, k, v, num_heads, mask_index, past, None, unidirectional, scale, mask_filter_value)
 
 
-@op("MultiHeadAttention", domain=MICROSOFT)
+@op("MultiHeadAttention", domain=MICROSOFT, heavy=True)
 def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, cache_indirection=None,
@@ -211,7 +211,7 @@ def appended(past, new, starts, length):
     )
 
 
-@op("GroupQueryAttention", domain=MICROSOFT)
+@op("GroupQueryAttention", domain=MICROSOFT, heavy=True)
 def group_query_attention(
     query, key=None, value=None, past_key=None, past_value=None, seqlens_k=None, total_sequence_length: Static = None,
     cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None, v_scale=None,

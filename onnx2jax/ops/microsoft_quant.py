@@ -111,7 +111,7 @@ def pooled(name, X, x_scale, x_zero_point, y_scale, y_zero_point, channels_last,
     return quantized(jnp.moveaxis(y, 1, -1) if channels_last else y, y_scale, y_zero_point, X.dtype)
 
 
-@op("QLinearAveragePool", domain=MICROSOFT)
+@op("QLinearAveragePool", domain=MICROSOFT, heavy=True)
 def qlinear_average_pool(
     X, x_scale, x_zero_point, y_scale, y_zero_point=None, *, auto_pad="NOTSET", ceil_mode=0, channels_last=0,
     count_include_pad=0, kernel_shape, pads=None, strides=None,
@@ -128,7 +128,7 @@ def qlinear_global_average_pool(X, x_scale, x_zero_point, y_scale, y_zero_point,
     return pooled("GlobalAveragePool", X, x_scale, x_zero_point, y_scale, y_zero_point, channels_last)
 
 
-@op("QLinearConv", domain=MICROSOFT)
+@op("QLinearConv", domain=MICROSOFT, heavy=True)
 @declaring(**CONV)
 def ms_qlinear_conv(
     x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B=None,
@@ -140,7 +140,7 @@ def ms_qlinear_conv(
     return jnp.moveaxis(y, 1, -1) if channels_last else y
 
 
-@op("QGemm", domain=MICROSOFT)
+@op("QGemm", domain=MICROSOFT, heavy=True)
 def qgemm(
     A, a_scale, a_zero_point, B, b_scale, b_zero_point, C=None, y_scale=None, y_zero_point=None,
     *, alpha=1.0, transA=0, transB=0,
@@ -154,7 +154,7 @@ def qgemm(
     return requantize(y, quotient(scale, y_scale.reshape(())), y_zero_point.reshape(()))
 
 
-@op("MatMulIntegerToFloat", domain=MICROSOFT)
+@op("MatMulIntegerToFloat", domain=MICROSOFT, heavy=True)
 def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_point=None, bias=None):
     """The product of quantized matrices as real numbers, plus a bias."""
     y = integer_product(A, B, a_zero_point, b_zero_point).astype(np.float32)
@@ -162,7 +162,7 @@ def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_po
     return (y if bias is None else y + bias.astype(np.float32)).astype(a_scale.dtype)
 
 
-@op("DynamicQuantizeMatMul", domain=MICROSOFT)
+@op("DynamicQuantizeMatMul", domain=MICROSOFT, heavy=True)
 def dynamic_quantize_matmul(A, B, b_scale, b_zero_point=None, bias=None):
     """A quantized on the spot, times a quantized B."""
     a, a_scale, a_zero_point = dynamic_quantize_linear(jnp.asarray(A))
@@ -177,7 +177,7 @@ def unpack(x, bits):
     return ((x[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*x.shape[:-1], -1)
 
 
-@op("MatMulNBits", domain=MICROSOFT)
+@op("MatMulNBits", domain=MICROSOFT, heavy=True)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
     *, K, N, accuracy_level=0, bits=4, block_size, weight_prepacked=0,
@@ -242,7 +242,7 @@ def gather_block_quantized(
     return jnp.moveaxis(y, source, range(gather_axis, gather_axis + indices.ndim)).astype(scales.dtype)
 
 
-@op("DynamicQuantizeLSTM", domain=MICROSOFT)
+@op("DynamicQuantizeLSTM", domain=MICROSOFT, heavy=True)
 def dynamic_quantize_lstm(
     X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, W_scale=None, W_zero_point=None,
     R_scale=None, R_zero_point=None,

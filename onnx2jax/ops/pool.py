@@ -85,7 +85,7 @@ def _counts(extents, geometry, pads, include_pad):
     return result
 
 
-@op("AveragePool")
+@op("AveragePool", heavy=True)
 def average_pool(
     X, *, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None, kernel_shape, pads=None, strides=None
 ):
@@ -104,17 +104,17 @@ def _lp_pool(X, p, geometry):
     return root(total, p).astype(X.dtype)
 
 
-@op("LpPool")
+@op("LpPool", heavy=True)
 def lp_pool_1(X, *, auto_pad="NOTSET", kernel_shape=None, p=2.0, pads=None, strides=None):
     return _lp_pool(X, p, _pool_window(X, kernel_shape, strides, pads, None, auto_pad, 0)[0])
 
 
-@op("LpPool", since=2)
+@op("LpPool", since=2, heavy=True)
 def lp_pool(X, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, p=2, pads=None, strides=None):
     return _lp_pool(X, p, _pool_window(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)[0])
 
 
-@op("MaxPool")
+@op("MaxPool", heavy=True)
 def max_pool(
     X, *, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape, pads=None, storage_order=0, strides=None,
     n_outputs=1,

@@ -10,6 +10,7 @@ from jax import lax
 from onnx2jax.proto.dtypes import to_dtype
 
 from .arrays import axis_of, is_known, xp
+from .control import needs_known
 from .conv import conv, window
 from .linalg import product
 from .registry import op
@@ -55,10 +56,10 @@ def spread(parameter, shape, axis, block_size=0):
 
 def saturate_to(x, zero_point, dtype, saturate=1):
     """Round to even, add the zero point, and clip to the range of dtype (a float type rounds by itself)."""
+    if dtype.name in FLOAT6:
+        x, zero_point = (None if v is None else needs_known(v, f"XLA has no {dtype}") for v in (x, zero_point))
     n = xp(x, zero_point)
     if not is_integer(dtype):
-        if n is jnp and dtype.name in FLOAT6:
-            raise NotImplementedError(f"XLA has no {dtype}; quantize to it outside jit, on known values")
         x = x if zero_point is None else x + zero_point.astype(x.dtype)
         limit = float(ml_dtypes.finfo(dtype).max)
         return (n.clip(x, -limit, limit) if saturate and dtype.name in FLOAT8 else x).astype(dtype)
@@ -91,8 +92,8 @@ def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, ou
     dtype = to_dtype(output_dtype) if output_dtype else np.dtype(x_scale.dtype)
     if dtype == E8M0:
         raise ValueError("a float8e8m0 x_scale leaves the type of the result open; give the attribute output_dtype")
-    if not is_known(x) and x.dtype.name in FLOAT6:
-        raise NotImplementedError(f"XLA has no {x.dtype}; dequantize it outside jit, on known values")
+    if x.dtype.name in FLOAT6:
+        x = needs_known(x, f"XLA has no {x.dtype}")
     work = np.int32 if is_integer(x.dtype) else np.float32
     x = x.astype(work)
     if x_zero_point is not None:
@@ -149,7 +150,7 @@ def integer_product(a, b, a_zero_point=None, b_zero_point=None):
     return jnp.squeeze(y, vectors)
 
 
-@op("MatMulInteger", since=10)
+@op("MatMulInteger", since=10, heavy=True)
 def matmul_integer(A, B, a_zero_point=None, b_zero_point=None):
     """The product of two 8-bit tensors less their zero points, in int32."""
     return integer_product(A, B, a_zero_point, b_zero_point)
@@ -160,7 +161,7 @@ def requantize(x, scale, zero_point, dtype=None):
     return saturate_to(x.astype(np.float32) * scale, zero_point, np.dtype(dtype or zero_point.dtype))
 
 
-@op("QLinearMatMul", since=10)
+@op("QLinearMatMul", since=10, heavy=True)
 def qlinear_matmul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, y_zero_point):
     """The product of two quantized tensors, quantized again."""
     f32 = np.float32
@@ -210,7 +211,7 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geomet
     return total
 
 
-@op("ConvInteger", since=10)
+@op("ConvInteger", since=10, heavy=True)
 def conv_integer(
     x, w, x_zero_point=None, w_zero_point=None,
     *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
@@ -220,7 +221,7 @@ def conv_integer(
     return integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geometry)
 
 
-@op("QLinearConv", since=10)
+@op("QLinearConv", since=10, heavy=True)
 def qlinear_conv(
     x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B=None,
     *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,

@@ -163,7 +163,7 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate=0)
     return y, [recur_by(R[d].T) for d in range(directions)], apart
 
 
-@op("RNN", since=7)
+@op("RNN", since=7, heavy=True)
 def rnn(
     X, W, R, B=None, sequence_lens=None, initial_h=None,
     *, activation_alpha=None, activation_beta=None, activations=("Tanh", "Tanh"), clip=None, direction="forward",
@@ -176,7 +176,7 @@ def rnn(
     return layer(gates, cells, [initial_h], sequence_lens, direction, layout, X.dtype, R.shape[-1])
 
 
-@op("GRU", since=7)
+@op("GRU", since=7, heavy=True)
 def gru(
     X, W, R, B=None, sequence_lens=None, initial_h=None,
     *, activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
@@ -197,7 +197,7 @@ def lstm_cells(recurs, names, alphas, betas, clip, direction, P, input_forget, d
     return [lstm_cell(recur, *f, p, input_forget) for recur, f, p in zip(recurs, functions, P, strict=True)]
 
 
-@op("LSTM", since=7)
+@op("LSTM", since=7, heavy=True)
 def lstm(
     X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None,
     *, activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
@@ -235,4 +235,4 @@ def with_output_sequence(function):
 
 
 for _name, _function in (("RNN", rnn), ("GRU", gru), ("LSTM", lstm)):
-    op(_name)(with_output_sequence(_function))
+    op(_name, heavy=True)(with_output_sequence(_function))

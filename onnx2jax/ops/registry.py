@@ -14,7 +14,7 @@ Static = Annotated[Any, "static"]
 Shaped = Annotated[Any, "shaped"]
 """Marks a parameter of which only the shape, dtype or structure is read, never the values."""
 
-FIXTURES: Final = frozenset({"rng", "n_outputs", "opset"})
+FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips"})
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
 
 # Opset 1 let producers say which inputs may be overwritten; a pure function has no use for it.
@@ -37,6 +37,8 @@ class Operator:
     static: frozenset[str] = frozenset()
     shaped: frozenset[str] = frozenset()
     fixtures: frozenset[str] = frozenset()
+    heavy: bool = False
+    """Worth compiling for its own sake: a product, a convolution, a recurrence, a forest."""
     instead: str = ""
     """What replaces the operator, when it is withdrawn from this opset on (then no function)."""
 
@@ -53,7 +55,7 @@ def normal_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def op(name: str, *, domain: str = "", since: int = 1, replace: bool = False) -> Callable[[F], F]:
+def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, replace: bool = False) -> Callable[[F], F]:
     """Register a function as the meaning of an ONNX operator.
 
     Positional parameters are the operator's inputs in order (``=None`` when optional, ``*xs`` when
@@ -64,6 +66,8 @@ def op(name: str, *, domain: str = "", since: int = 1, replace: bool = False) ->
         name: the operator's ``op_type``.
         domain: its domain; empty is ai.onnx.
         since: the first version of the operator set in which the operator means this.
+        heavy: the work is worth compiling for its own sake; what is not runs on NumPy where a model's shapes depend
+            on data.
         replace: allow a second registration of the same (domain, name, since).
 
     Raises:
@@ -75,7 +79,7 @@ def op(name: str, *, domain: str = "", since: int = 1, replace: bool = False) ->
     """
 
     def register(function: F) -> F:
-        _add(_describe(normal_domain(domain), name, since, function), replace)
+        _add(_describe(normal_domain(domain), name, since, function, heavy), replace)
         return function
 
     return register
@@ -115,7 +119,7 @@ def _add(operator: Operator, replace: bool) -> None:
     versions[:] = [v for v in versions if v not in same] + [operator]
 
 
-def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) -> Operator:
+def _describe(domain: str, name: str, since: int, function: Callable[..., Any], heavy: bool) -> Operator:
     parameters = inspect.signature(function).parameters.values()
     hints = typing.get_type_hints(function, include_extras=True)
 
@@ -138,4 +142,5 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         static=marked("static"),
         shaped=marked("shaped"),
         fixtures=keywords & FIXTURES,
+        heavy=heavy,
     )

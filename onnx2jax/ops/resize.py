@@ -162,15 +162,15 @@ def _choice(name, value, *choices):
         raise ValueError(f"{name} ({value!r}) is none of {', '.join(choices)}")
 
 
-@op("Upsample", since=1)
+@op("Upsample", since=1, heavy=True)
 def upsample_1(X, *, height_scale, mode="nearest", width_scale):
     scales = np.array([1, 1, height_scale, width_scale], F32)
     _choice("mode", mode, "nearest", "bilinear")
     return _resize(X, None, scales, None, mode=mode.removeprefix("bi"), coordinates="asymmetric", nearest=_simple)
 
 
-@op("Resize", since=10)
-@op("Upsample", since=7)
+@op("Resize", since=10, heavy=True)
+@op("Upsample", since=7, heavy=True)
 def resize_10(X, scales: Static, *, mode="nearest"):
     _choice("mode", mode, "nearest", "linear")
     return _resize(X, None, scales, None, mode=mode, coordinates="asymmetric", nearest=_simple)
@@ -179,7 +179,7 @@ def resize_10(X, scales: Static, *, mode="nearest"):
 withdrawn("Upsample", since=10, instead="Resize")
 
 
-@op("Resize", since=11)
+@op("Resize", since=11, heavy=True)
 def resize(
     X, roi: Static = None, scales: Static = None, sizes: Static = None, *, antialias=0, axes=None,
     coordinate_transformation_mode="half_pixel", cubic_coeff_a=-0.75, exclude_outside=0, extrapolation_value=0.0,

@@ -190,7 +190,7 @@ def padded(data, low, high, value=None):
         if isinstance(n, int) and removed > n:
             raise ValueError(f"pads remove {removed} elements of axis {axis}, which has extent {n}")
     if is_known([data, value, *low, *high]):
-        fill = ("" if is_string(data) else 0) if value is None else np.reshape(value, ())
+        fill = ("" if is_string(data) else np.zeros((), data.dtype)) if value is None else np.reshape(value, ())
         left = data[tuple(slice(max(-a, 0), n + min(b, 0)) for n, a, b in rows)]
         return np.pad(left, [(max(a, 0), max(b, 0)) for _, a, b in rows], constant_values=fill)
     value = np.zeros((), data.dtype) if value is None else jnp.reshape(value, ())

@@ -55,19 +55,19 @@ def _scalar(value):
     return None if value is None else np.asarray(value).item()
 
 
-@op("DFT", since=20)
+@op("DFT", since=20, heavy=True)
 def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
     """The discrete Fourier transform along one axis."""
     return _transform(input, _scalar(dft_length), -2 if axis is None else _scalar(axis), inverse, onesided)
 
 
-@op("DFT", since=17)
+@op("DFT", since=17, heavy=True)
 def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
     """DFT while its axis was an attribute: the first one after the batch by default."""
     return _transform(input, _scalar(dft_length), axis, inverse, onesided)
 
 
-@op("STFT", since=17)
+@op("STFT", since=17, heavy=True)
 def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
     """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
     if signal.ndim != 3:

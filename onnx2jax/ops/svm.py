@@ -25,7 +25,7 @@ def _kernel(X, vectors, kernel_type, kernel_params):
     return dot ** (int(degree) if degree == int(degree) else degree)
 
 
-@op("SVMRegressor", domain=DOMAIN)
+@op("SVMRegressor", domain=DOMAIN, heavy=True)
 def svm_regressor(
     X,
     *,
@@ -90,7 +90,7 @@ def _coupled(pairwise, n):
     return state[0]
 
 
-@op("SVMClassifier", domain=DOMAIN)
+@op("SVMClassifier", domain=DOMAIN, heavy=True)
 def svm_classifier(
     X,
     *,

@@ -176,7 +176,7 @@ def _nodes(**nodes):
     return nodes
 
 
-@op("TreeEnsembleRegressor", domain=DOMAIN)
+@op("TreeEnsembleRegressor", domain=DOMAIN, heavy=True)
 def tree_ensemble_regressor(
     X,
     *,
@@ -227,7 +227,7 @@ def tree_ensemble_regressor(
     return transform(scores, post_transform).astype(np.float32)
 
 
-@op("TreeEnsembleClassifier", domain=DOMAIN)
+@op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True)
 def tree_ensemble_classifier(
     X,
     *,
@@ -325,7 +325,7 @@ def _member_sets(values, modes, n_nodes):
     return rows
 
 
-@op("TreeEnsemble", domain=DOMAIN, since=5)
+@op("TreeEnsemble", domain=DOMAIN, since=5, heavy=True)
 def tree_ensemble(
     X,
     *,

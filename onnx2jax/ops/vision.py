@@ -102,12 +102,12 @@ def _grid_sample(X, grid, align_corners, mode, padding_mode):
     return sample(X.astype(wide), taps).astype(X.dtype)
 
 
-@op("GridSample", since=16)
+@op("GridSample", since=16, heavy=True)
 def grid_sample_16(X, grid, *, align_corners=0, mode="bilinear", padding_mode="zeros"):
     return _grid_sample(X, grid, align_corners, mode, padding_mode)
 
 
-@op("GridSample", since=20)
+@op("GridSample", since=20, heavy=True)
 def grid_sample(X, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
     return _grid_sample(X, grid, align_corners, mode, padding_mode)
 
@@ -210,14 +210,14 @@ def _roi_max(image, rows, columns):
     return jnp.where(positive > 0, positive, jnp.where(zero, 0, -shortfall))
 
 
-@op("RoiAlign", since=10)
+@op("RoiAlign", since=10, heavy=True)
 def roi_align_10(
     X, rois, batch_indices, *, mode="avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0
 ):
     return _roi_align(X, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, False)
 
 
-@op("RoiAlign", since=16)
+@op("RoiAlign", since=16, heavy=True)
 def roi_align(
     X, rois, batch_indices, *, coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
     output_width=1, sampling_ratio=0, spatial_scale=1.0,
@@ -231,7 +231,7 @@ def roi_align(
     return _roi_align(X, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half)
 
 
-@op("MaxRoiPool")
+@op("MaxRoiPool", heavy=True)
 def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     """The maximum of every bin of a region rounded to whole cells; an empty bin gives zero."""
     X = jnp.asarray(X)

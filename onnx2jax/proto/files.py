@@ -30,6 +30,14 @@ def read_model(
         FileNotFoundError: no such file.
         TypeError: ``source`` is none of these.
     """
+    data, what, folder = read_bytes(source)
+    if external_data_dir is not None:
+        folder = Path(external_data_dir)
+    return _parse(data, what), ExternalFiles(folder, follow_links=follow_links)
+
+
+def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
+    """The bytes of a source, what to call it in messages, and its folder if it has one."""
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -50,9 +58,7 @@ def read_model(
             "a model is a path, bytes, a binary file or an onnx.ModelProto, "
             f"not {type(source).__name__} ({source!r:.80})"
         )
-    if external_data_dir is not None:
-        folder = Path(external_data_dir)
-    return _parse(data, what), ExternalFiles(folder, follow_links=follow_links)
+    return data, what, folder
 
 
 def _parse(data: bytes, what: str) -> Any:
@@ -63,8 +69,8 @@ def _parse(data: bytes, what: str) -> Any:
     except DecodeError as e:
         raise ModelError(f"{what} is not an ONNX model: {_guess(data) or f'protobuf cannot parse it ({e})'}") from None
     if not model.HasField("graph") or not model.HasField("ir_version"):
-        missing = "graph" if model.HasField("ir_version") else "ir_version"
-        guess = _guess(data) or f"it has no {missing} (rules MV-01, MV-04)"
+        missing, rule = ("graph", "MV-04") if model.HasField("ir_version") else ("ir_version", "MV-01")
+        guess = _guess(data) or f"it has no {missing} (rule {rule})"
         raise ModelError(f"{what} is not an ONNX model: {guess}")
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from .errors import ModelError
 from .external import ExternalFiles
 
 EXTERNAL = 1
+DATA_FIELDS: Final = ("raw_data", *sorted({row.field for row in ELEMENT_TYPES.values()}))
+DENSE_LIMIT: Final = 2**24
+"""Elements that a sparse tensor may have when made dense, if fewer than one in a thousand is stored."""
 
 
 def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
@@ -36,6 +39,10 @@ def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
         raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting (rule TD-14)")
     count = math.prod(shape)
     external = tensor.data_location == EXTERNAL
+    used = [field for field in DATA_FIELDS if len(getattr(tensor, field))]
+    if len(used) > (not external):
+        given = used if len(used) > 1 else [*used, "an external file"]
+        raise ModelError(f"tensor {tensor.name!r} has its data twice: in {' and in '.join(given)} (rules TD-01, EX-13)")
     if row.dtype == object:
         if external or tensor.HasField("raw_data"):
             raise ModelError(f"tensor {tensor.name!r}: strings belong in string_data (rule TD-12)")
@@ -48,6 +55,8 @@ def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
         _expect(tensor, "raw_data", len(data), nbytes, "bytes")
+        if files is not None:
+            files.hand_out(tensor, data)
         return _from_bytes(np.frombuffer(data, np.uint8), row, count).reshape(shape)
     return _from_field(tensor, row, count).reshape(shape)
 
@@ -112,12 +121,18 @@ def to_dense(sparse: Any, files: ExternalFiles | None = None) -> np.ndarray:
     name = sparse.values.name
     if any(d <= 0 for d in shape) or not shape:
         raise ModelError(f"sparse tensor {name!r} needs positive extents, not {list(shape)} (rule GR-11)")
-    if math.prod(shape) > 2**31:
-        raise ModelError(f"sparse tensor {name!r} would have {math.prod(shape)} elements when made dense")
-    dense = np.full(shape, "" if values.dtype == object else 0, values.dtype)
+    if math.prod(shape) > max(DENSE_LIMIT, 1000 * values.size):
+        raise ModelError(
+            f"sparse tensor {name!r} of {values.size} values would have {math.prod(shape)} elements when made dense "
+            "(rule GR-11); too many to make on the word of its header"
+        )
+    # Zeros cost no memory until somebody writes to them; empty strings do.
+    dense = np.full(shape, "", object) if values.dtype == object else np.zeros(shape, values.dtype)
     if values.size == 0:
         return dense
     indices = to_array(sparse.indices, files)
+    if indices.dtype != np.int64:
+        raise ModelError(f"sparse tensor {name!r} has indices of type {indices.dtype}, not int64 (rule GR-11)")
     if indices.ndim == 2 and indices.shape[1] == len(shape):
         extents, where = np.array(shape), indices
     elif indices.ndim == 1:
@@ -150,6 +165,23 @@ def from_array(array: Any, name: str = "") -> dict[str, Any]:
         return fields | {"raw_data": np.packbits(bits.ravel(), bitorder="little").tobytes()}
     little = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "iufc" else array
     return fields | {"raw_data": little.tobytes()}
+
+
+def to_field(array: np.ndarray) -> list[Any]:
+    """The entries of the typed field that holds an array; ``to_array`` reads them back."""
+    row = ELEMENT_TYPES[to_code(array.dtype)]
+    flat = array.ravel()
+    if row.dtype == object:
+        return [str(s).encode("utf-8", "surrogateescape") for s in flat]
+    if row.bits in (2, 4):
+        return list(_pack(array, row.bits))
+    if row.dtype.kind == "c":
+        return flat.view(flat.real.dtype).tolist()
+    if row.dtype.kind == "b":
+        return flat.astype(np.uint8).tolist()
+    if row.dtype.kind in "iu" or row.field != "int32_data":
+        return flat.tolist()
+    return flat.view(f"u{row.dtype.itemsize}").tolist()
 
 
 def _pack(array: np.ndarray, bits: int) -> bytes:

@@ -114,7 +114,10 @@ def to_type(message: Any) -> ValueType | None:
         case "optional_type":
             return OptionalType(to_type(message.optional_type.elem_type))
         case "map_type":
-            return MapType(to_dtype(message.map_type.key_type), to_type(message.map_type.value_type))
+            key = to_dtype(message.map_type.key_type)
+            if key.kind not in "iuO":
+                raise ValueError(f"a map's keys are integers or strings, not {key} (rule TY-16)")
+            return MapType(key, to_type(message.map_type.value_type))
         case "opaque_type":
             return OpaqueType(message.opaque_type.domain, message.opaque_type.name)
         case _:

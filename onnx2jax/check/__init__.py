@@ -1,0 +1,102 @@
+"""The rules of the ONNX format, all at once: what is wrong with a file, where, and how to mend it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..errors import ModelError, OnnxError
+from ..graph import Missing
+from ..importer import Importer
+from ..ops.registry import normal_domain, supported
+from ..proto.external import ExternalFiles
+from ..proto.files import read_model
+from .graphs import check_graphs
+from .model import check_header
+from .operator_sets import check_operator_set, is_operator_set
+from .report import Collector, Finding, Report
+from .training import check_training
+
+__all__ = ["Finding", "Report", "check"]
+
+
+def check(
+    source: Any,
+    *,
+    external_data_dir: str | os.PathLike[str] | None = None,
+    follow_links: bool = False,
+    allow_newer_opset: bool = False,
+    checksums: bool = False,
+) -> Report:
+    """Find everything in a file that breaks the ONNX specification.
+
+    Args:
+        source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``; an operator set
+            document too.
+        external_data_dir, follow_links, allow_newer_opset: as for ``convert``.
+        checksums: compare the checksums of external data, which reads all of it.
+
+    Returns:
+        A Report. ``report.ok`` says whether there is no error, ``print(report)`` what was found.
+
+    Raises:
+        FileNotFoundError: no such file.
+
+    >>> import onnx2jax
+    >>> print(onnx2jax.check(onnx2jax.demo_model()))
+    no findings
+    """
+    collector = Collector()
+    data = is_operator_set(source)
+    if data is not None:
+        check_operator_set(data, collector.note)
+        return collector.report()
+    try:
+        model, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
+    except ModelError as e:
+        collector.error(e, "file")
+        return collector.report()
+    return check_message(model, files, allow_newer_opset=allow_newer_opset, checksums=checksums, collector=collector)
+
+
+def check_message(
+    model: Any,
+    files: ExternalFiles,
+    *,
+    allow_newer_opset: bool = False,
+    checksums: bool = False,
+    collector: Collector | None = None,
+) -> Report:
+    """As ``check``, for a ModelProto of this package."""
+    collector = collector or Collector()
+    importer = Importer(model, files, True, allow_newer_opset, collector.error)
+    check_header(model, collector.note)
+    try:
+        imported = importer.model()
+        importer.unused_functions()
+        check_training(model, imported.graph, importer, collector.note)
+        check_graphs(model, importer.opsets, files, checksums, collector)
+    except OnnxError as e:
+        collector.error(e, "model")
+    for missing in importer.missing:
+        _missing(missing, model, collector)
+    return collector.report()
+
+
+def _missing(missing: Missing, model: Any, collector: Collector) -> None:
+    """An operator that nothing serves is an error where the domain is known, else nobody can tell."""
+    title = ".".join(filter(None, (missing.domain, missing.op_type, missing.overload)))
+    path = f"node {missing.node!r}"
+    versions = supported().get(missing.domain, {}).get(missing.op_type)
+    if any(normal_domain(f.domain) == missing.domain for f in model.functions):
+        collector.note("FN-02", "error", path, f"the model has no function {title!r} with this overload")
+    elif versions:
+        collector.note("OR-09", "error", path, f"{title} begins at opset {min(versions)}, not {missing.opset}")
+    elif missing.domain in STANDARD and missing.op_type not in TRAINING:
+        collector.note("OR-08", "error", path, f"{title} is no operator of opset {missing.opset}")
+    else:
+        collector.note("MV-10", "warning", path, f"nothing here serves {title}, so the node was not checked")
+
+
+STANDARD = frozenset({"", "ai.onnx.ml"})
+TRAINING = frozenset({"GraphCall", "Gradient"})

@@ -1,0 +1,71 @@
+"""What a model says before its graph: versions, metadata, functions' headers, device configurations."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from ..ops.registry import normal_domain
+from .report import Note
+
+FIRST_IR: Final = {"opset_import": 3, "training_info": 7, "functions": 8, "configuration": 11}
+"""The IR version that introduced a field of the model."""
+
+
+def check_header(model: Any, note: Note) -> None:
+    """Everything of a ModelProto but its graphs."""
+    for field, since in FIRST_IR.items():
+        if len(getattr(model, field)) and model.ir_version < since:
+            rule = {"configuration": "DV-27", "opset_import": "MV-03"}.get(field, "MV-16")
+            text = f"{field} exists since IR {since}, the model is of IR {model.ir_version}"
+            note(rule, "warning", "model", text)
+    if not model.graph.name:
+        note("MV-04", "error", "model", "the graph has no name")
+    for domain in _twice(normal_domain(entry.domain) for entry in model.opset_import):
+        note(
+            "OR-02", "warning", "model", f"domain {domain or 'ai.onnx'!r} is imported twice; the higher version counts"
+        )
+    check_metadata(model, "model", note)
+    for i, function in enumerate(model.functions):
+        _function(function, f"function {function.name!r}" if function.name else f"functions[{i}]", model, note)
+    for i, configuration in enumerate(model.configuration):
+        _configuration(configuration, f"configuration {configuration.name or i!r}", note)
+    for name in _twice(c.name for c in model.configuration):
+        note("DV-02", "error", "model", f"there are two configurations {name!r}")
+
+
+def check_metadata(message: Any, path: str, note: Note) -> None:
+    """The metadata_props of any message."""
+    for key in _twice(entry.key for entry in message.metadata_props):
+        note("ME-02", "error", path, f"metadata key {key!r} is there twice")
+
+
+def _twice(values: Iterable[str]) -> list[str]:
+    return [value for value, times in Counter(values).items() if times > 1]
+
+
+def _function(function: Any, path: str, model: Any, note: Note) -> None:
+    if not function.name:
+        note("FN-28", "error", path, "the function has no name")
+    if not function.HasField("domain") and model.ir_version >= 8:
+        note("FN-28", "error", path, "the function has no domain")
+    for present, field, since in (
+        (bool(function.attribute_proto), "attribute_proto", 9),
+        (bool(function.overload), "overload", 10),
+        (bool(function.value_info), "value_info", 10),
+    ):
+        if present and model.ir_version < since:
+            text = f"{field} exists since IR {since}, the model is of IR {model.ir_version}"
+            note("MV-16", "warning", path, text)
+    check_metadata(function, path, note)
+
+
+def _configuration(configuration: Any, path: str, note: Note) -> None:
+    if not configuration.name:
+        note("DV-02", "error", path, "the configuration has no name")
+    if configuration.num_devices < 1:
+        note("DV-02", "error", path, f"num_devices is {configuration.num_devices}")
+    labels = len(configuration.device)
+    if labels and labels != configuration.num_devices:
+        note("DV-02", "error", path, f"{labels} device labels for {configuration.num_devices} devices")

@@ -1,0 +1,65 @@
+"""The graphs of a model one after another, each with the names that it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A graph or a function body, and where it stands."""
+
+    graph: Any
+    where: str
+    kind: Literal["main", "subgraph", "function", "training"]
+    outer: tuple[tuple[Place, int], ...] = ()
+    """The graphs around, each with the position of the node that holds this one."""
+
+    @cached_property
+    def definitions(self) -> dict[str, int]:
+        """The names that the graph defines, each with the position of its node; -1 for what is there from the start."""
+        if self.kind == "function":
+            names = dict.fromkeys(self.graph.input, -1)
+        else:
+            names = {v.name: -1 for v in self.graph.input}
+            names |= {t.name: -1 for t in self.graph.initializer}
+            names |= {t.values.name: -1 for t in self.graph.sparse_initializer}
+        for i, node in enumerate(self.graph.node):
+            for name in node.output:
+                names.setdefault(name, i)
+        names.pop("", None)
+        return names
+
+    def sees(self, name: str) -> bool:
+        """Whether a graph around defines the name before the node that holds this graph."""
+        return any(place.definitions.get(name, node) < node for place, node in self.outer)
+
+    def node(self, i: int) -> str:
+        """How findings call a node."""
+        node = self.graph.node[i]
+        name = node.name or next(filter(None, node.output), f"{node.op_type}_{i}")
+        return f"{self.where}, node {name[:80]!r}"
+
+
+def places(model: Any) -> Iterator[Place]:
+    """Every graph and function body of a model, outer ones first. A loop, because files may nest them deeply."""
+    main = Place(model.graph, f"graph {model.graph.name[:80]!r}", "main")
+    pending = [Place(f, f"function {f.name[:80]!r}", "function") for f in reversed(model.functions)]
+    for i, info in enumerate(model.training_info):
+        end = len(model.graph.node)
+        for part in ("algorithm", "initialization"):
+            if info.HasField(part):
+                outer = ((main, end),) if part == "algorithm" else ()
+                pending.append(Place(getattr(info, part), f"training_info[{i}], {part}", "training", outer))
+    pending.append(main)
+    while pending:
+        place = pending.pop()
+        yield place
+        for i, node in enumerate(place.graph.node):
+            for a in node.attribute:
+                for graph in [*([a.g] if a.HasField("g") else []), *a.graphs]:
+                    where = f"{place.node(i)}, graph {(graph.name or a.name)[:80]!r}"
+                    pending.append(Place(graph, where, "subgraph", (*place.outer, (place, i))))

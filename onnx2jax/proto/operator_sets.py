@@ -1,0 +1,145 @@
+"""Operator set documents: files that declare the operators of one version of a domain, some with bodies."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from .errors import ModelError
+from .external import ExternalFiles
+from .files import read_bytes
+from .messages import OperatorSetProto
+
+MAGIC: Final = "ONNXOPSET"
+STABLE: Final = 1
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorSet:
+    """One version of the operator set of a domain, as a document tells it."""
+
+    name: str
+    """What to call the document in messages."""
+    ir_version: int
+    domain: str
+    """Empty for ai.onnx, in either spelling."""
+    version: int
+    stable: Mapping[tuple[str, int], bool]
+    """The operators by op_type and since_version: stable, or else experimental (rule OD-04)."""
+    functions: Mapping[tuple[str, str], Any]
+    """The bodies, FunctionProto by name and overload; each is that of the newest since_version of its operator."""
+    files: ExternalFiles
+
+    def since(self, op_type: str) -> int | None:
+        """The version from which on an operator means what it means in this set; None when it is not in it.
+
+        A function that no operator entry declares says nothing about earlier versions: it begins here.
+        """
+        versions = [since for name, since in self.stable if name == op_type]
+        if not versions and any(name == op_type for name, _ in self.functions):
+            versions = [self.version]
+        return max(versions, default=None)
+
+
+def read_operator_sets(sources: Iterable[Any]) -> list[OperatorSet]:
+    """Several documents; no two may be the same version of the same domain."""
+    if isinstance(sources, str | bytes | os.PathLike):
+        sources = [sources]
+    found: dict[tuple[str, int], OperatorSet] = {}
+    for source in sources:
+        new = read_operator_set(source)
+        other = found.setdefault((new.domain, new.version), new)
+        if other is not new:
+            title = f"{new.domain or 'ai.onnx'} {new.version}"
+            raise ModelError(f"{other.name} and {new.name} are both operator set {title} (rule OD-02)")
+    return list(found.values())
+
+
+def read_operator_set(source: Any, *, follow_links: bool = False) -> OperatorSet:
+    """Parse and validate an operator set document.
+
+    Args:
+        source: a path, the bytes of a file, an open binary file, or an OperatorSetProto of the onnx package.
+        follow_links: accept external data that symbolic links place outside the document's folder.
+
+    Raises:
+        ModelError: no such document, or one that breaks a rule.
+    """
+    data, what, folder = read_bytes(source)
+    try:
+        document = OperatorSetProto.FromString(data)
+    except DecodeError as e:
+        raise ModelError(f"{what} is no operator set document: protobuf cannot parse it ({e}; rule OD-01)") from None
+    for field, rule in (("magic", "OD-01"), ("ir_version", "OD-01"), ("domain", "OD-03"), ("opset_version", "OD-02")):
+        if not document.HasField(field):
+            raise ModelError(f"{what} is no operator set document: it has no {field} (rule {rule})")
+    if document.magic != MAGIC:
+        raise ModelError(f"{what} is no operator set document: its magic is {document.magic!r} (rule OD-01)")
+    if document.ir_version < 1:
+        raise ModelError(f"{what} has ir_version {document.ir_version}; it starts at 1 (rule OD-01)")
+    if not 0 < document.opset_version < 2**31:
+        raise ModelError(f"{what} has opset_version {document.opset_version} (rule OD-02)")
+    _check_operators(document, what)
+    return OperatorSet(
+        what,
+        document.ir_version,
+        _normal(document.domain),
+        document.opset_version,
+        {(o.op_type, o.since_version): o.status == STABLE for o in document.operator},
+        {(f.name, f.overload): f for f in document.functions},
+        ExternalFiles(folder, follow_links=follow_links),
+    )
+
+
+def _check_operators(document: Any, what: str) -> None:
+    for operator in document.operator:
+        if not operator.op_type or not 0 < operator.since_version <= document.opset_version:
+            raise ModelError(
+                f"{what}: operator {operator.op_type!r} has since_version {operator.since_version}, "
+                f"the set is version {document.opset_version} (rule OD-02)"
+            )
+    for function in document.functions:
+        if not function.name or _normal(function.domain or document.domain) != _normal(document.domain):
+            raise ModelError(
+                f"{what}: function {function.name!r} is of domain {function.domain!r}, "
+                f"the set of {document.domain!r} (rule OD-03)"
+            )
+    for ids in (
+        [(o.op_type, f"since {o.since_version}") for o in document.operator],
+        [(f.name, f"overload {f.overload!r}") for f in document.functions],
+    ):
+        for (name, version), times in Counter(ids).items():
+            if times > 1:
+                raise ModelError(f"{what} declares operator {name!r} ({version}) {times} times (rule OD-02)")
+
+
+def find(
+    sets: Iterable[OperatorSet], domain: str, op_type: str, overload: str, version: int
+) -> tuple[OperatorSet, Any] | str:
+    """The body of an operator and the document that has it, or what is in the way.
+
+    The document is the newest that is not above the version imported. A stable operator that it declares without a
+    body may have one in an older document, under the same since_version.
+    """
+    own = sorted((s for s in sets if s.domain == domain), key=lambda s: s.version, reverse=True)
+    usable = [s for s in own if s.version <= version]
+    if not usable:
+        return f"{own[-1].name} begins at version {own[-1].version} (rule OR-01)" if own else ""
+    home = usable[0]
+    since = home.since(op_type)
+    if since is None:
+        return f"{home.name}, which is version {home.version}, does not declare it (rule OR-08)"
+    for document in usable if home.stable.get((op_type, since)) else [home]:
+        if document.since(op_type) == since and (op_type, overload) in document.functions:
+            return document, document.functions[op_type, overload]
+    with_overload = f" for overload {overload!r}" if overload else ""
+    return f"{home.name} declares it without a body{with_overload} (rule OD-05)"
+
+
+def _normal(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain

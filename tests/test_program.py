@@ -1,0 +1,258 @@
+"""Stages: what is compiled, what runs on the host, and that the results do not tell the difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import onnx2jax
+from onnx2jax.errors import KnownValueError
+from tests.models import model, value
+
+RNG = np.random.default_rng(0)
+
+
+def kinds(m: onnx2jax.Model) -> list[str]:
+    return [row[0] for row in m._program.rows()]
+
+
+def compiles(m: onnx2jax.Model) -> int:
+    return sum(unit.compiles for unit in m._program._units.values())
+
+
+def theirs(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, feeds))
+
+
+def detector(*, head: bool = False) -> onnx.ModelProto:
+    """Convolution -> scores and boxes -> NonMaxSuppression -> gather the boxes kept [-> a product over them]."""
+    constants = {
+        "w": RNG.normal(size=(5, 3, 3, 3)).astype(np.float32),
+        "flat": np.array([1, 5, -1]),
+        "split": np.array([4, 1]),
+        "most": np.array([10]),
+        "iou": np.float32([0.3]),
+        "two": np.array([2]),
+        "last": np.array([-1]),
+        "head": RNG.normal(size=(4, 2)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Reshape", ["c", "flat"], ["f"]),
+        helper.make_node("Split", ["f", "split"], ["b", "scores"], axis=1),
+        helper.make_node("Transpose", ["b"], ["boxes"], perm=[0, 2, 1]),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "iou"], ["kept"], name="nms"),
+        helper.make_node("Gather", ["kept", "two"], ["index"], axis=1),
+        helper.make_node("Reshape", ["index", "last"], ["row"]),
+        helper.make_node("Gather", ["boxes", "row"], ["y" if not head else "chosen"], axis=1),
+    ]
+    if head:
+        nodes.append(helper.make_node("MatMul", ["chosen", "head"], ["y"]))
+    return model(nodes, [value("x", np.float32, [1, 3, "h", "w"])], [value("y", np.float32, None)], constants)
+
+
+def test_a_detector_is_compiled_up_to_its_light_tail() -> None:
+    proto = detector()
+    m = onnx2jax.convert(proto)
+    for _ in range(3):
+        x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
+        np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
+    assert kinds(m) == ["jit", "host"] and compiles(m) == 1
+    assert not m.jitted
+    assert "NonMaxSuppression 'nms' needs the value of 'boxes'" in m.explain()
+
+
+def test_heavy_work_behind_the_cut_is_compiled_for_each_count() -> None:
+    proto = detector(head=True)
+    m = onnx2jax.convert(proto)
+    for _ in range(3):
+        x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
+        np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
+    assert kinds(m) == ["jit", "host", "jit"]
+
+
+def test_a_transformation_of_a_cut_model_names_node_and_cure() -> None:
+    m = onnx2jax.convert(detector())
+    with pytest.raises(KnownValueError, match=r"'nms' \(NonMaxSuppression.*known before compiling"):
+        jax.jit(m.apply)(m.params, np.zeros((1, 3, 8, 8), np.float32))
+
+
+def test_strings_stay_on_the_host_beside_a_compiled_network() -> None:
+    constants = {"w": RNG.normal(size=(4, 3)).astype(np.float32), "names": np.array(["a", "b", "c"], object)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"]),
+        helper.make_node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["names", "best"], ["label"]),
+    ]
+    outputs = [value("label", object, None), value("scores", np.float32, None)]
+    outputs[0].type.tensor_type.elem_type = TensorProto.STRING
+    m = onnx2jax.convert(model(nodes, [value("x", np.float32, ["n", 4])], outputs, constants))
+    x = RNG.normal(size=(5, 4)).astype(np.float32)
+    label, scores = m(x)
+    assert list(label) == ["abc"[i] for i in np.argmax(x @ constants["w"], 1)]
+    assert isinstance(scores, jax.Array) and kinds(m) == ["jit", "host"]
+
+
+def test_shapes_known_before_a_cut_are_known_behind_it() -> None:
+    """The compiled stage behind the cut reshapes to extents computed from the input's shape in front of it."""
+    constants = {"w": RNG.normal(size=(3, 3)).astype(np.float32), "one": np.array([1])}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("NonZero", ["m"], ["nz"]),
+        helper.make_node("Cast", ["nz"], ["count"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["count"], ["total"], keepdims=0),
+        helper.make_node("Add", ["a", "total"], ["b"]),
+        helper.make_node("MatMul", ["b", "w"], ["c"]),
+        helper.make_node("Reshape", ["c", "shape"], ["y"]),
+    ]
+    inputs = [value("x", np.float32, ["n", 3]), value("m", np.float32, ["k", 50])]
+    proto = model(nodes, inputs, [value("y", np.float32, None)], constants)
+    m = onnx2jax.convert(proto)
+    feeds = {"x": RNG.normal(size=(2, 3)).astype(np.float32), "m": RNG.integers(0, 2, (2, 50)).astype(np.float32)}
+    np.testing.assert_allclose(m.run(None, feeds)[0], theirs(proto, feeds)[0], rtol=1e-5)
+    assert kinds(m)[-1] == "jit"
+
+
+def decoder(steps: int) -> onnx.ModelProto:
+    """Greedy decoding: a Loop whose token list grows by one each trip, embedded and summed anew each time."""
+    size = 6
+    table = RNG.normal(size=(size, 8)).astype(np.float32)
+    out = RNG.normal(size=(8, size)).astype(np.float32)
+    body_nodes = [
+        helper.make_node("Gather", ["table", "tokens"], ["e"]),
+        helper.make_node("Tanh", ["e"], ["t"]),
+        helper.make_node("ReduceSum", ["t", "axis0"], ["s"], keepdims=1),
+        helper.make_node("MatMul", ["s", "out"], ["logits"]),
+        helper.make_node("ArgMax", ["logits"], ["next"], axis=1, keepdims=0),
+        helper.make_node("Concat", ["tokens", "next"], ["grown"], axis=0),
+        helper.make_node("Identity", ["go"], ["go_on"]),
+    ]
+    inputs = [value("i", np.int64, []), value("go", bool, []), value("tokens", np.int64, ["t"])]
+    outputs = [value("go_on", bool, []), value("grown", np.int64, ["u"])]
+    body = helper.make_graph(body_nodes, "body", inputs, outputs)
+    node = helper.make_node("Loop", ["trips", "", "start"], ["y"], body=body)
+    constants = {"table": table, "out": out, "axis0": np.array([0]), "trips": np.array(steps)}
+    return model([node], [value("start", np.int64, ["t"])], [value("y", np.int64, None)], constants)
+
+
+def test_a_loop_with_growing_state_does_not_compile_for_every_length() -> None:
+    proto = decoder(64)
+    m = onnx2jax.convert(proto)
+    feeds = {"start": np.array([1, 2, 3] * 20)}
+    np.testing.assert_array_equal(m.run(None, feeds)[0], theirs(proto, feeds)[0])
+    inner = sum(u.compiles for p in m._program._programs.values() for u in p._units.values())
+    assert inner <= 8
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_graphs_of_static_traced_and_data_dependent_nodes(seed: int) -> None:
+    """Staged results equal the reference evaluator's."""
+    from onnx.reference import ReferenceEvaluator
+
+    rng = np.random.default_rng(seed)
+    constants: dict[str, np.ndarray] = {
+        "w": rng.normal(size=(4, 4)).astype(np.float32),
+        "axis0": np.array([0]),
+        "to2d": np.array([-1, 4]),
+    }
+    nodes, current = [], "x"
+    for i in range(8):
+        name, kind = f"v{i}", rng.integers(0, 6)
+        if kind == 0:
+            nodes.append(helper.make_node("MatMul", [current, "w"], [name]))
+        elif kind == 1:
+            nodes.append(helper.make_node("Tanh", [current], [name]))
+        elif kind == 2:  # rows whose first element is positive: as many as the data says
+            nodes += [
+                helper.make_node("ReduceMax", [current], [f"{name}m"], axes=[1], keepdims=0),
+                helper.make_node("Greater", [f"{name}m", "zero"], [f"{name}c"]),
+                helper.make_node("Compress", [current, f"{name}c"], [name], axis=0),
+            ]
+        elif kind == 3:  # scaled by the number of rows
+            nodes += [
+                helper.make_node("Shape", [current], [f"{name}s"]),
+                helper.make_node("Gather", [f"{name}s", "axis0"], [f"{name}g"]),
+                helper.make_node("Cast", [f"{name}g"], [f"{name}f"], to=TensorProto.FLOAT),
+                helper.make_node("Mul", [current, f"{name}f"], [name]),
+            ]
+        elif kind == 4:  # gathered by the indices of what is not zero
+            nodes += [
+                helper.make_node("NonZero", [current], [f"{name}n"]),
+                helper.make_node("Gather", [f"{name}n", "row"], [f"{name}r"], axis=0),
+                helper.make_node("Gather", [current, f"{name}r"], [name], axis=0),
+            ]
+        else:
+            nodes.append(helper.make_node("Concat", [current, current], [name], axis=0))
+        current = name
+    constants |= {"zero": np.float32(0), "row": np.array(0)}
+    nodes.append(helper.make_node("Identity", [current], ["y"]))
+    proto = model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, None)], constants, opset=17)
+    x = rng.normal(size=(3, 4)).astype(np.float32)
+    expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    np.testing.assert_allclose(onnx2jax.convert(proto).run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_infinite_work_is_not_hidden_in_the_table() -> None:
+    m = onnx2jax.convert(detector())
+    m(np.zeros((1, 3, 8, 8), np.float32))
+    lines = m.explain().splitlines()
+    assert lines[0].split() == ["stage", "nodes", "why", "here", "compiled", "seconds"] and len(lines) == 3
+
+
+def masked_mean() -> onnx.ModelProto:
+    """x [batch, seq, 4] and mask [batch, seq] -> each row's masked mean, and x doubled."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["mask", "two"], ["m"]),
+        helper.make_node("Mul", ["x", "m"], ["xm"]),
+        helper.make_node("ReduceSum", ["xm", "one"], ["total"], keepdims=0),
+        helper.make_node("ReduceSum", ["mask", "one"], ["count"], keepdims=1),
+        helper.make_node("Div", ["total", "count"], ["mean"]),
+        helper.make_node("Add", ["x", "x"], ["twice"]),
+    ]
+    inputs = [value("x", np.float32, ["batch", "seq", 4]), value("mask", np.float32, ["batch", "seq"])]
+    outputs = [value("mean", np.float32, ["batch", 4]), value("twice", np.float32, ["batch", "seq", 4])]
+    return model(nodes, inputs, outputs, {"one": np.array([1]), "two": np.array([2])})
+
+
+def test_buckets_bound_the_number_of_compilations() -> None:
+    plain, bucketed = onnx2jax.convert(masked_mean()), onnx2jax.convert(masked_mean(), bucket={"seq": [8, 16]})
+    for n in range(1, 13):
+        x, mask = RNG.normal(size=(2, n, 4)).astype(np.float32), np.ones((2, n), np.float32)
+        for ours, expected in zip(bucketed(x, mask), plain(x, mask), strict=True):
+            assert ours.shape == expected.shape
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
+    assert compiles(plain) == 12 and compiles(bucketed) == 2
+    with pytest.raises(TypeError, match=r"dimension variables are \['batch', 'seq'\]"):
+        onnx2jax.convert(masked_mean(), bucket={"sequence": [8]})
+
+
+def test_many_compilations_are_warned_of_with_input_and_cure() -> None:
+    m = onnx2jax.convert(masked_mean(), warn_after=3)
+    with pytest.warns(onnx2jax.RecompilationWarning, match=r"compiled 4 times.*'(x|mask)' came in 4 shapes.*bucket="):
+        for n in range(1, 6):
+            m(np.zeros((1, n, 4), np.float32), np.ones((1, n), np.float32))
+
+
+@pytest.mark.parametrize("limit", [None, np.array(2**62)])
+def test_an_endless_loop_is_an_error_when_bounded(limit: np.ndarray | None) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["s", "s"], ["t"])],
+        "body",
+        [value("i", np.int64, []), value("go", bool, []), value("s", np.float32, [])],
+        [value("on", bool, []), value("t", np.float32, [])],
+    )
+    node = helper.make_node("Loop", ["n" if limit is not None else "", "c", "x"], ["y"], body=body, name="forever")
+    inputs = [value("c", bool, []), value("x", np.float32, [])]
+    constants = {} if limit is None else {"n": limit}
+    m = onnx2jax.convert(model([node], inputs, [value("y", np.float32, [])], constants), max_trips=100)
+    assert float(m(np.bool_(False), np.float32(3))) == 3
+    with pytest.raises(onnx2jax.errors.OperatorError, match=r"'forever'.*max_trips \(100\)"):
+        m(np.bool_(True), np.float32(1))
