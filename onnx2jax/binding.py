@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -82,13 +83,13 @@ def check(node: Node, operator: Operator) -> None:
 
 def required(operator: Operator) -> list[str]:
     """Inputs and attributes without a default."""
-    assert operator.function is not None
-    parameters = inspect.signature(operator.function).parameters.values()
-    return [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in operator.fixtures
-    ]
+    return [name for name in _without_default(operator.function) if name not in operator.fixtures]
+
+
+@cache
+def _without_default(function: Any) -> tuple[str, ...]:
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
 
 
 def land(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,19 +48,22 @@ def bind(
         InputNameError, InputTypeError, InputShapeError: the call does not fit the model.
     """
     names = [v.name for v in inputs]
-    signature = f"the model's inputs are ({', '.join(map(str, inputs))})"
+
+    def misfit(what: str) -> InputNameError:
+        return InputNameError(f"{what}; the model's inputs are ({', '.join(map(str, inputs))})")
+
     if len(args) > len(names):
-        raise InputNameError(f"{len(args)} positional arguments given, {signature}")
+        raise misfit(f"{len(args)} positional arguments given")
     given = dict(zip(names, args, strict=False))
     for name, value in named.items():
         if name in given:
-            raise InputNameError(f"input {name!r} is given by position and by name; {signature}")
+            raise misfit(f"input {name!r} is given by position and by name")
         if name not in names and name not in optional:
-            raise InputNameError(f"there is no input {name!r}; {signature}")
+            raise misfit(f"there is no input {name!r}")
         given[name] = value
     missing = [n for n in names if n not in given]
     if missing:
-        raise InputNameError(f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given; {signature}")
+        raise misfit(f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
     return {name: _checked(declared[name], value, extents) for name, value in given.items()}
@@ -179,13 +182,16 @@ def pad(
 
 
 def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping[str, int]) -> tuple[Any, ...]:
-    """Outputs without what padding added to the dimensions they declare."""
+    """Outputs without what padding added to the dimensions they declare.
+
+    By NumPy: JAX would compile the slice anew for each extent.
+    """
     if not extents:
         return results
 
     def one(declared: ValueInfo, value: Any) -> Any:
         shape = (declared.type.shape if isinstance(declared.type, TensorType) else None) or ()
-        return value[tuple(slice(extents.get(d)) if isinstance(d, str) else slice(None) for d in shape)]
+        return np.asarray(value)[tuple(slice(extents.get(d)) if isinstance(d, str) else slice(None) for d in shape)]
 
     return tuple(one(v, r) for v, r in zip(outputs, results, strict=True))
 

@@ -96,10 +96,8 @@ def save(
             name = external_data if isinstance(external_data, str) else f"{path.name}.data"
             with _beside(_data_path(path, name), new) as file:
                 _write_data(opened, outside, name, file)
-        for tensor, _ in every:
-            opened.join(tensor)
         with _beside(path, new) as file:
-            file.write(_serialized(opened.message))
+            file.write(_serialized(opened, every))
         _replace(path, new)
     finally:
         for temporary in new.values():
@@ -126,7 +124,9 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
 
 
 def _fitting(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(calling.widened(value, dtype) if isinstance(value, jax.Array) else value)
+    array = np.asarray(value)
+    if isinstance(value, jax.Array):
+        array = calling.widened(array, dtype)
     if dtype == object and array.dtype.kind in "UT":
         array = array.astype(object)
     if array.dtype != dtype:
@@ -166,14 +166,12 @@ def _outside(
                     tensor.ClearField(field)
                 opened.put(tensor, data)
         return []
-    inside = [t for t, _ in every if t.data_location != EXTERNAL]
-    size = opened.message.ByteSize() + sum(nbytes(t) for t in inside if opened.place(t) is not None)
-    move = external_data is not None or size > INLINE_LIMIT
+    move = external_data is not None or _size(opened, every) > INLINE_LIMIT
 
     def goes(tensor: Any, field: str) -> bool:
         # Only initializers move by themselves: few runtimes look for external data in attributes.
         movable = move and field == "initializer" and tensor.data_type not in (0, STRING)
-        return tensor.data_location == EXTERNAL or (movable and nbytes(tensor) >= threshold)
+        return tensor.data_location == EXTERNAL or (movable and nbytes(tensor) >= max(threshold, 1))
 
     return [t for t, field in every if goes(t, field)]
 
@@ -217,7 +215,7 @@ def _set(tensor: Any, **entries: str) -> None:
 
 
 def _data_path(path: Path, name: str) -> Path:
-    if Path(name).name != name or "\\" in name or name in ("", path.name):
+    if Path(name).name != name or "\\" in name or name in ("", "..", path.name):
         raise ExternalDataError(f"external_data is {name!r}; it is the name of a file beside {path.name!r}")
     target = path.with_name(name)
     if os.path.lexists(target) and name not in _locations(path):
@@ -237,13 +235,22 @@ def _locations(path: Path) -> set[str]:
     return {e.value for t, _ in tensors(message) for e in t.external_data if e.key == "location"}
 
 
-def _serialized(message: Any) -> bytes:
-    if message.ByteSize() > PROTOBUF_LIMIT:
+def _size(opened: Opened, every: list[tuple[Any, str]]) -> int:
+    """Bytes of the message with what is apart now but not to be in files."""
+    inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.place(t) is not None]
+    return opened.message.ByteSize() + sum(map(nbytes, inside))
+
+
+def _serialized(opened: Opened, every: list[tuple[Any, str]]) -> bytes:
+    size = _size(opened, every)
+    if size > PROTOBUF_LIMIT:
         raise ModelError(
-            f"the model would have {message.ByteSize()} bytes without its data file, protobuf's limit is 2 GiB; "
+            f"the model would have {size} bytes without its data file, protobuf's limit is 2 GiB; "
             "move more out: save(..., external_data=True, size_threshold=0)"
         )
-    return message.SerializeToString()
+    for tensor, _ in every:
+        opened.join(tensor)
+    return opened.message.SerializeToString()
 
 
 @contextmanager

@@ -182,6 +182,7 @@ class Importer:
         result = []
         for message in messages:
             info = ValueInfo(message.name)
+            rules.check_text(where, message.name)
             with self.guard(f"{where}, value {message.name!r}"):
                 info = to_value_info(message)
             result.append(info)
@@ -203,8 +204,8 @@ class Importer:
         nodes: list[Node] = []
         constants: dict[str, np.ndarray] = {}
         for message, name in zip(messages, node_names(messages), strict=True):
-            inner = f"{path}/{name}" if path else name
-            here = f"{where}, node {name!r}"
+            here = f"{where}, node {name!r:.80}"
+            rules.check_text(here, message.op_type, message.domain, name, *message.input, *message.output)
             attributes: dict[str, Any] = {}
             for a in message.attribute:
                 if a.name in LEGACY_HINTS:
@@ -212,6 +213,7 @@ class Importer:
                 with self.guard(f"{here}, attribute {a.name!r}"):
                     if a.name in attributes:
                         raise ModelError(f"{here} has an attribute twice: {a.name!r} (rule ND-10)")
+                    inner = f"{path}/{name}" if path else name
                     attributes[a.name] = self._attribute(a, here, inner, opsets, parameters)
             domain = normal_domain(message.domain)
             tensor = attributes.get("value") if (domain, message.op_type) == ("", "Constant") else None

@@ -16,6 +16,7 @@ import numpy as np
 from . import binding, calling, plan
 from .check import check_message
 from .errors import InputNameError
+from .fixed_size import check_counts, with_max_size
 from .graph import Imported
 from .importer import build
 from .ops import compat
@@ -35,6 +36,7 @@ def convert(
     static: Mapping[str, Any] | None = None,
     dim_overrides: Mapping[str, int] | None = None,
     bucket: Mapping[str, Sequence[int]] | None = None,
+    max_size: Mapping[str, int] | None = None,
     max_trips: int | None = None,
     warn_after: int = 16,
     external_data_dir: str | os.PathLike[str] | None = None,
@@ -54,6 +56,10 @@ def convert(
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
             ``{"seq": [64, 128]}``. Outputs that declare the variable are cut back. Sound only if the model masks
             what is padded (an attention mask among the inputs, say): that is for you to know.
+        max_size: sizes for nodes whose output shape depends on data (NonZero, NonMaxSuppression, Unique, Compress), by
+            node name: ``{"nms": 100}``. Their results are padded to it and the whole model is one jit, for
+            transformations of your own. Each such node adds an output ``name/count``, how many entries are real;
+            a plain call raises when they are more than the size, in a jit of your own compare them yourself.
         max_trips: trips after which a Loop is an error; without it an endless loop runs for ever.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         external_data_dir: where the weights lie, when not beside the model.
@@ -88,10 +94,17 @@ def convert(
     imported = build(message, files, strict=strict, allow_newer_opset=allow_newer_opset, documents=documents)
     if imported.missing:
         raise binding.missing_error(imported.missing)
+    imported = with_max_size(imported, max_size or {})
     origin = Origin(message, files)
     settings = Settings(max_trips=max_trips, warn_after=warn_after)
     return Model(
-        imported, settings, static=static or {}, dim_overrides=dim_overrides or {}, bucket=bucket or {}, origin=origin
+        imported,
+        settings,
+        static=static or {},
+        dim_overrides=dim_overrides or {},
+        bucket=bucket or {},
+        max_size=max_size or {},
+        origin=origin,
     )
 
 
@@ -118,6 +131,7 @@ class Model:
         static: Mapping[str, Any] | None = None,
         dim_overrides: Mapping[str, int] | None = None,
         bucket: Mapping[str, Sequence[int]] | None = None,
+        max_size: Mapping[str, int] | None = None,
         origin: Origin | None = None,
     ) -> None:
         self.origin = origin
@@ -139,6 +153,7 @@ class Model:
             for graph in self.graph.walk()
             for node in graph.nodes
         )
+        self._max_size = dict(max_size or {})
         self._bucket = calling.checked_buckets(declared, bucket or {})
         self._program = Program(self.graph, settings or Settings())
         self._held: tuple[Any, ...] = ()
@@ -149,6 +164,11 @@ class Model:
     def jitted(self) -> bool:
         """Whether calls run as one ``jax.jit``. False once something in the model needed the host."""
         return len(self._program.stages) <= 1 and not any(stage.host for stage in self._program.stages)
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far: one for each stage and each set of shapes it met."""
+        return self._program.compilations
 
     def __call__(self, *args: Any, rng: Any = None, **named: Any) -> Any:
         """Run the model, compiled for the shapes of this call.
@@ -212,7 +232,7 @@ class Model:
             self._place_params()
             own = self._placed | {n: jax.device_put(v) for n, v in self._known.scalars.items()}
             given = {n: calling.widened(jax.device_put(v), self.params[n].dtype) for n, v in params.items()}
-            return self._packed(self._program.run(values, own | given, Known({}, self._static), rng))
+            return self._packed(self._program.run(values, own | given, Known({}, self._static), rng, given))
 
     def explain(self) -> str:
         """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far."""
@@ -227,6 +247,7 @@ class Model:
         with compat.enable_x64():
             self._place_params()
             results = self._program.run(values, self._placed, self._known, rng)
+            check_counts(results, self._max_size)
             return calling.cut(self.outputs, results, extents)
 
     def _place_params(self) -> None:

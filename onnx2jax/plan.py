@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from .errors import UnsupportedError
 from .graph import Function, Graph, Node
 from .ops.registry import Operator
 
@@ -81,11 +82,21 @@ def parameters(graph: Graph) -> dict[str, np.ndarray]:
 
     Scalars that the file writes as Constant nodes are not among them: they are the network's arithmetic (an epsilon,
     an exponent), not its weights.
+
+    Raises:
+        UnsupportedError: two would have the same key.
     """
     params: dict[str, np.ndarray] = {}
+    keys: set[str] = set()
     for inner in graph.walk():
         fixed = needed(inner)
         for name, value in inner.initializers.items():
+            if inner.key(name) in keys:
+                raise UnsupportedError(
+                    f"two tensors of the model would both be {inner.key(name)!r} in Model.params: one of that name, "
+                    f"and {name!r} of graph {inner.name!r} at {inner.path!r}; rename one of them in the file"
+                )
+            keys.add(inner.key(name))
             if name not in fixed and _is_weight(value) and not (name in inner.lifted and value.size <= 1):
                 params[inner.key(name)] = value
     return params

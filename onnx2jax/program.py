@@ -54,7 +54,14 @@ class Program:
         self._programs: dict[Graph, Program] = {}
         self._arrange()
 
-    def run(self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any) -> tuple[Any, ...]:
+    def run(
+        self,
+        values: Mapping[str, Any],
+        params: Mapping[str, Any],
+        known: Known,
+        rng: Any,
+        given: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, ...]:
         """The outputs of the graph.
 
         Args:
@@ -62,8 +69,9 @@ class Program:
             params: parameters by Graph.key.
             known: parameters and inputs whose values are part of the compiled program.
             rng: random key or None.
+            given: those of the parameters that may be tracers, because the caller gave them.
         """
-        if any(map(has_tracer, (*values.values(), params, rng))):
+        if has_tracer((list(values.values()), rng)) or has_tracer(given):
             return self._inside_transformation(values, params, known, rng)
         while True:
             try:
@@ -71,6 +79,12 @@ class Program:
             except _Cut as cut:
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._arrange()
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far, those of graphs inside the nodes included."""
+        inside = sum(program.compilations for program in self._programs.values())
+        return inside + sum(unit.compiles for unit in self._units.values())
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """For each stage: where it runs, its nodes, why it is cut there, how often and how long it compiled."""

@@ -33,6 +33,13 @@ def quoted(names: Iterable[str], limit: int = 10) -> str:
     return ", ".join(map(repr, names[:limit])) + more + (" is" if len(names) == 1 else " are")
 
 
+def check_text(where: str, *names: Any) -> None:
+    """Names are UTF-8; what is not arrives from protobuf as bytes."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ModelError(f"{where}: {name[:40]!r} is no UTF-8 text (rule GR-23)")
+
+
 def check_call(node: Node, function: Function, message: Any) -> None:
     for what, given, formal in (
         ("inputs", node.inputs, function.body.inputs),

@@ -106,11 +106,15 @@ def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context) -> None:
         scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
 
 
+def _closed(value: Any, scope: Scope, context: Context) -> Any:
+    """An attribute's value with its graphs as closures (rule SC-17: in lists too)."""
+    if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
+        return tuple(_closed(v, scope, context) for v in value)
+    return Closure(value, scope, context) if isinstance(value, Graph) else value
+
+
 def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Sequence[Any]:
-    attributes = {
-        name: Closure(value, scope, context) if isinstance(value, Graph) else value
-        for name, value in _actual(node, context)
-    }
+    attributes = {name: _closed(value, scope, context) for name, value in _actual(node, context)}
     with jax.named_scope(node.name):
         try:
             if isinstance(node.target, Function):

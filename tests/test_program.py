@@ -22,10 +22,6 @@ def kinds(m: onnx2jax.Model) -> list[str]:
     return [row[0] for row in m._program.rows()]
 
 
-def compiles(m: onnx2jax.Model) -> int:
-    return sum(unit.compiles for unit in m._program._units.values())
-
-
 def theirs(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, feeds))
@@ -64,7 +60,7 @@ def test_a_detector_is_compiled_up_to_its_light_tail() -> None:
     for _ in range(3):
         x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
         np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
-    assert kinds(m) == ["jit", "host"] and compiles(m) == 1
+    assert kinds(m) == ["jit", "host"] and m.compilations == 1
     assert not m.jitted
     assert "NonMaxSuppression 'nms' needs the value of 'boxes'" in m.explain()
 
@@ -148,8 +144,7 @@ def test_a_loop_with_growing_state_does_not_compile_for_every_length() -> None:
     m = onnx2jax.convert(proto)
     feeds = {"start": np.array([1, 2, 3] * 20)}
     np.testing.assert_array_equal(m.run(None, feeds)[0], theirs(proto, feeds)[0])
-    inner = sum(u.compiles for p in m._program._programs.values() for u in p._units.values())
-    assert inner <= 8
+    assert m.compilations <= 8
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -229,7 +224,7 @@ def test_buckets_bound_the_number_of_compilations() -> None:
         for ours, expected in zip(bucketed(x, mask), plain(x, mask), strict=True):
             assert ours.shape == expected.shape
             np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
-    assert compiles(plain) == 12 and compiles(bucketed) == 2
+    assert plain.compilations == 12 and bucketed.compilations == 2
     with pytest.raises(TypeError, match=r"dimension variables are \['batch', 'seq'\]"):
         onnx2jax.convert(masked_mean(), bucket={"sequence": [8]})
 
@@ -256,3 +251,51 @@ def test_an_endless_loop_is_an_error_when_bounded(limit: np.ndarray | None) -> N
     assert float(m(np.bool_(False), np.float32(3))) == 3
     with pytest.raises(onnx2jax.errors.OperatorError, match=r"'forever'.*max_trips \(100\)"):
         m(np.bool_(True), np.float32(1))
+
+
+def sized(op_type: str, inputs: list[str], outputs: list[str], **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs, outputs, name="it", **attributes)
+
+
+SIZED: dict[str, tuple[onnx.NodeProto, list[Any], list[str]]] = {
+    "NonZero": (sized("NonZero", ["x"], ["y"]), [np.float32([[0, 1, 2], [3, 0, 0]])], ["y"]),
+    "Compress": (
+        sized("Compress", ["x", "c"], ["y"], axis=1),
+        [np.float32([[0, 1, 2], [3, 4, 5]]), np.array([True, False, True])],
+        ["y"],
+    ),
+    "Unique": (sized("Unique", ["x"], ["y", "", "inverse"]), [np.float32([3, 1, 3, 2, 1])], ["y", "inverse"]),
+}
+
+
+@pytest.mark.parametrize("case", SIZED)
+def test_max_size_pads_counts_and_makes_one_jit(case: str) -> None:
+    node, arrays, outputs = SIZED[case]
+    names = [n for n in node.input if n]
+    inputs = [value(n, a.dtype, a.shape) for n, a in zip(names, arrays, strict=True)]
+    proto = model([node], inputs, [value(n, np.int64, None) for n in outputs])
+    expected = onnx2jax.convert(proto)(*arrays)
+    m = onnx2jax.convert(proto, max_size={"it": 4})
+    padded = jax.jit(m.apply)({}, *arrays)
+    count = int(padded[-1])
+    assert m.outputs[-1].name == "it/count"
+    first = expected[0] if len(outputs) > 1 else expected
+    axis = 0 if case == "Unique" else 1
+    np.testing.assert_array_equal(np.take(padded[0], range(count), axis), first)
+    assert padded[0].shape[axis] == 4 and count == first.shape[axis]
+    if case == "Unique":
+        np.testing.assert_array_equal(padded[1], expected[1])
+    with pytest.raises(ValueError, match=rf"'it' has {count} results, more than its max_size \(1\)"):
+        onnx2jax.convert(proto, max_size={"it": 1})(*arrays)
+
+
+def test_max_size_of_a_detector_under_jit_and_vmap() -> None:
+    proto = detector()
+    m, plain = onnx2jax.convert(proto, max_size={"nms": 12}), onnx2jax.convert(proto)
+    images = RNG.normal(size=(3, 1, 3, 8, 8)).astype(np.float32)
+    boxes, counts = jax.jit(jax.vmap(m.apply, (None, 0)))(m.params, images)
+    assert boxes.shape[2] == 12
+    for image, found, count in zip(images, boxes, counts, strict=True):
+        np.testing.assert_allclose(found[:, : int(count)], plain(image), rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match=r"can take a size are \['nms'\]"):
+        onnx2jax.convert(proto, max_size={"conv": 3})

@@ -176,3 +176,29 @@ def test_the_reference_is_onnxruntime(make: Callable[[Any], Network]) -> None:
     (theirs,) = session.run(None, {"x": x})
     (ours,) = onnx2jax.convert(proto).run(None, {"x": x})
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op_type", ["ArgMax", "CumSum", "TopK", "NonZero", "Multinomial", "MaxPool"])
+def test_operators_of_64_bit_results_lower_in_a_32_bit_jit(op_type: str) -> None:
+    """JAX lowers some primitives in the mode of the caller, long after our scope has ended."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 6)).astype(np.float32)
+    extra: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    constants: dict[str, np.ndarray] = {}
+    names, outputs = ["x"], ["y"]
+    if op_type == "CumSum":
+        names, constants = ["i", "axis"], {"axis": np.array(2), "i": np.arange(12).reshape(1, 2, 6)}
+    if op_type == "TopK":
+        names, outputs, constants = ["x", "k"], ["", "y"], {"k": np.array([3])}
+    if op_type == "MaxPool":
+        outputs, attributes = ["", "y"], {"kernel_shape": [2]}
+    if op_type == "Multinomial":
+        x, attributes, extra = x[0], {"sample_size": 4, "dtype": 7}, {"rng": jax.random.key(0)}
+    node = helper.make_node(op_type, names, outputs, name="it", **attributes)
+    proto = model([node], [value("x", np.float32, list(x.shape))], [value("y", np.int64, None)], constants)
+    options = {"max_size": {"it": 12}} if op_type == "NonZero" else {}
+    m = onnx2jax.convert(proto, **options)  # type: ignore[arg-type]
+    compiled = jax.jit(lambda x: m.apply({}, x, **extra))(x)
+    for ours, expected in zip(jax.tree.leaves(compiled), jax.tree.leaves(m(x, **extra)), strict=True):
+        assert ours.dtype == np.int64
+        np.testing.assert_array_equal(ours, expected)

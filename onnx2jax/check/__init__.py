@@ -12,7 +12,7 @@ from ..ops.registry import normal_domain, supported
 from ..proto.external import ExternalFiles
 from ..proto.files import read_model
 from .graphs import check_graphs
-from .model import check_header
+from .model import check_header, not_text
 from .operator_sets import check_operator_set, is_operator_set
 from .report import Collector, Finding, Report
 from .training import check_training
@@ -69,6 +69,9 @@ def check_message(
 ) -> Report:
     """As ``check``, for a ModelProto of this package."""
     collector = collector or Collector()
+    if (broken := not_text(model)) is not None:
+        collector.note("GR-23", "error", "model", f"{broken[:40]!r} is no UTF-8 text, so nothing else was checked")
+        return collector.report()
     importer = Importer(model, files, True, allow_newer_opset, collector.error)
     check_header(model, collector.note)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -50,6 +49,8 @@ def check_graphs(
                 note("ND-13", "warning", path, f"overload {node.overload!r} means nothing for an operator")
             if model.ir_version < 10 and node.overload:
                 note("MV-16", "warning", path, f"overload exists since IR 10, the model is of IR {model.ir_version}")
+            if not domain:
+                _control_flow(node, path, model.ir_version, note)
             _same_meaning(domain, node.op_type, body, opsets, path, note)
             for a in node.attribute:
                 _attribute(a, path, note)
@@ -57,6 +58,22 @@ def check_graphs(
             check_devices(node, path, configurations, note)
         for tensor, path in _tensors(place):
             _stored(tensor, path, files, checksums, collector)
+
+
+def _control_flow(node: Any, path: str, ir_version: int, note: Note) -> None:
+    """The numbers of inputs and outputs of the graphs of If and Loop."""
+    graphs = [a.g for a in node.attribute if a.HasField("g")]
+    if node.op_type == "If":
+        counts = sorted({len(g.output) for g in graphs})
+        if len(counts) > 1 or (counts and counts[0] < len(node.output)):
+            note("SC-12", "error", path, f"its branches have {counts} outputs, the node {len(node.output)}")
+    elif node.op_type == "Loop" and graphs:
+        states = max(len(node.input) - 2, 0)
+        inputs, outputs = len(graphs[0].input), len(graphs[0].output)
+        if inputs < 2 + states or (inputs > 2 + states and ir_version >= 4):
+            note("SC-11", "error", path, f"its body has {inputs} inputs, not iteration, condition and {states} states")
+        if outputs < 1 + states or outputs - 1 < len(node.output):
+            note("SC-13", "error", path, f"its body has {outputs} outputs for {states} states and what it collects")
 
 
 def _same_meaning(
@@ -183,11 +200,8 @@ def _stored(tensor: Any, path: str, files: ExternalFiles, checksums: bool, colle
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if unknown := sorted(entries.keys() - EXTERNAL_KEYS):
         note("EX-15", "warning", path, f"external_data has unknown keys {unknown}")
-    location = entries.get("location", "")
-    if files.folder is not None and location and not files.follow_links:
-        path_of = files.folder / Path(location)
-        if not Path(location).is_absolute() and path_of.is_symlink():
-            note("EX-05", "error", path, f"{location!r} is a symbolic link")
+    if not files.follow_links and files.is_link(entries.get("location", "")):
+        note("EX-05", "error", path, f"{entries['location']!r} is a symbolic link")
     if checksums:
         try:
             files.verify(tensor)

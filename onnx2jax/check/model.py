@@ -35,6 +35,20 @@ def check_header(model: Any, note: Note) -> None:
         note("DV-02", "error", "model", f"there are two configurations {name!r}")
 
 
+def not_text(model: Any) -> bytes | None:
+    """A text of the model that is not UTF-8: protobuf gives it as bytes."""
+    pending = [model]
+    while pending:
+        for field, value in pending.pop().ListFields():
+            if field.type == field.TYPE_STRING:
+                texts = (value,) if isinstance(value, str | bytes) else value
+                if broken := [text for text in texts if isinstance(text, bytes)]:
+                    return broken[0]
+            elif field.type == field.TYPE_MESSAGE:
+                pending.extend((value,) if hasattr(value, "ListFields") else value)
+    return None
+
+
 def check_metadata(message: Any, path: str, note: Note) -> None:
     """The metadata_props of any message."""
     for key in _twice(entry.key for entry in message.metadata_props):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axis_of, is_known, xp
+from .arrays import argmax, axis_of, is_known, xp
 from .cast import cast_to, is_float
 from .math import clip, erf, limited_broadcast
 from .registry import op
@@ -210,7 +210,7 @@ def _hardmax(x, *, axes):
     if math.prod(x.shape[a] for a in axes) == 0:
         return x
     flat = x.reshape(*x.shape[: axes[0]], -1, *x.shape[axes[-1] + 1 :])
-    index = xp(x).argmax(flat, axis=axes[0], keepdims=True)
+    index = xp(x).expand_dims(argmax(flat, axes[0]), axes[0])
     count = np.arange(flat.shape[axes[0]]).reshape(-1, *(1,) * (flat.ndim - axes[0] - 1))
     return (index == count).astype(x.dtype).reshape(x.shape)
 

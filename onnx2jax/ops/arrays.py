@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 
 def is_known(value: Any) -> bool:
@@ -50,3 +51,13 @@ def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
 def is_string(value: Any) -> bool:
     """True for a tensor of strings: an object array that holds text (symbolic dimensions are objects too)."""
     return isinstance(value, np.ndarray) and value.dtype == object and all(isinstance(v, str) for v in value.flat)
+
+
+def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
+    """The int64 index of the first greatest (or least) element along an axis, which goes.
+
+    JAX lowers argmax in the mode of the caller, where an int64 index may not exist: hence int32 in between.
+    """
+    if is_known(x):
+        return (np.argmin if least else np.argmax)(x, axis)
+    return (lax.argmin if least else lax.argmax)(x, axis, np.int32).astype(np.int64)

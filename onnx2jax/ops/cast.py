@@ -51,8 +51,8 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
     if "c" in (x.dtype.kind, dtype.kind):
         raise TypeError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
     with np.errstate(all="ignore"):
-        if any(d.name.startswith("float6_") for d in (x.dtype, dtype)):
-            x = needs_known(x, "XLA has no floats of six bits")
+        for six in (d for d in (x.dtype, dtype) if d.name.startswith("float6_")):
+            x = needs_known(x, f"XLA has no {six}")
         if x.dtype.itemsize == 1 and x.dtype.isbuiltin == 2:  # conversions among the small types are patchy
             x = x.astype(np.float32 if is_float(x.dtype) else np.int8)
         if is_float(dtype) and dtype.itemsize == 1:

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .arrays import is_string, xp
+from .arrays import argmax, is_string, xp
 from .control import needs_known
 from .registry import Static, op
 from .scores import DOMAIN, batch, labels_of, one_of, only, transform, two_scores
@@ -282,7 +282,7 @@ def linear_classifier(
         raise ValueError(f"{len(labels)} class labels do not match {n} rows of coefficients")
     scores = _linear(X, n, coefficients, intercepts)
     if n == len(labels):
-        return labels_of(labels, scores.argmax(1)), transform(scores, post_transform)
+        return labels_of(labels, argmax(scores, 1)), transform(scores, post_transform)
     return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), two_scores(scores, post_transform, mixed=False)
 
 

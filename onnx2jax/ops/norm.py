@@ -198,4 +198,6 @@ def dropout(data, ratio=None, training_mode: Static = None, *, seed=None, rng):
     """A given seed fixes the stream; otherwise every call draws from the caller's key."""
     if training_mode is None or not training_mode.item():
         return _dropout(data, 0.0, None)
-    return _dropout(data, np.float32(0.5) if ratio is None else ratio, rng if seed is None else jax.random.key(seed))
+    # 32 bits of the seed: JAX lowers the seeding in the caller's mode.
+    key = rng if seed is None else jax.random.key(np.uint32(seed % 2**32))
+    return _dropout(data, np.float32(0.5) if ratio is None else ratio, key)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import dims
+from .arrays import argmax, dims
 from .conv import MAX_TAPS, count_blocks, taps, window
 from .norm import root, wide_dtype
 from .registry import Static, op
@@ -135,7 +135,7 @@ def _places(x, y, geometry, order):
         for v, fill in ((index, -1), (x, _least(x.dtype)))
     )
     hit = ((seen == y[:, :, None]) | (seen != seen)) & (place >= 0)
-    first = jnp.argmax(hit, axis=2)[:, :, None]
+    first = argmax(hit.astype(np.int8), 2)[:, :, None]
     local = jnp.take_along_axis(jnp.broadcast_to(place, seen.shape), first, axis=2)[:, :, 0]
     row, column = (lax.broadcasted_iota(np.int64, local.shape, i) for i in (0, 1))
     return local + (row * x.shape[1] + column) * math.prod(extents)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..proto.dtypes import to_dtype
+from .arrays import argmax
 from .registry import Shaped, op
 
 _FLOATS = (1, 10, 11, 16)  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
@@ -14,7 +15,7 @@ _FLOATS = (1, 10, 11, 16)  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
 
 def _key(seed, rng):
     """The key of a float seed is its bits, so distinct seeds give distinct streams."""
-    return rng if seed is None else jax.random.key(int(np.float32(seed).view(np.uint32)))
+    return rng if seed is None else jax.random.key(np.float32(seed).view(np.uint32))
 
 
 def _wide(x):
@@ -74,5 +75,8 @@ def multinomial(input, *, dtype=6, sample_size=1, seed=None, rng):
         raise ValueError(f"dtype ({dtype}) must be 6 (int32) or 7 (int64)")
     if input.ndim != 2:
         raise ValueError(f"input must be [batch, classes] (rank {input.ndim})")
-    drawn = jax.random.categorical(_key(seed, rng), _wide(input)[:, None], shape=(input.shape[0], sample_size))
+    scores = _wide(input)[:, None]
+    # The greatest of log-probability plus Gumbel noise is a draw from the distribution.
+    noise = jax.random.gumbel(_key(seed, rng), (input.shape[0], sample_size, input.shape[1]), scores.dtype)
+    drawn = argmax(scores + noise, 2)
     return drawn.astype(to_dtype(dtype))

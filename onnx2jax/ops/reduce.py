@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axes_of, axis_of, is_known, xp
+from .arrays import argmax, axes_of, axis_of, is_known, xp
 from .indexing import gather_elements
 from .registry import Static, op
 from .shape import padded, reshaped
@@ -127,24 +127,22 @@ for _name, _row in REDUCTIONS.items():
     op(_name)(_reduction(*_row))
 
 
-def _arg_extremum(name):
+def _arg_extremum(*, least):
     def arg_extremum(data, *, axis=0, keepdims=1, select_last_index=0):
         axis = axis_of(axis, data.ndim)
         if data.shape[axis] == 0:
             raise ValueError(f"axis {axis} of shape {data.shape} is empty: it has no extreme element")
         data = xp(data).flip(data, axis) if select_last_index else data
-        if is_known(data):
-            index = getattr(np, name)(data.astype(_accumulator(data.dtype)), axis, keepdims=True)
-        else:
-            index = lax.expand_dims(getattr(lax, name)(data, axis, np.int64), (axis,))
+        data = data.astype(_accumulator(data.dtype)) if is_known(data) else data
+        index = xp(data).expand_dims(argmax(data, axis, least=least), axis)
         index = data.shape[axis] - 1 - index if select_last_index else index
         return index if keepdims else reshaped(index, data.shape[:axis] + data.shape[axis + 1 :])
 
     return arg_extremum
 
 
-op("ArgMax")(_arg_extremum("argmax"))
-op("ArgMin")(_arg_extremum("argmin"))
+op("ArgMax")(_arg_extremum(least=False))
+op("ArgMin")(_arg_extremum(least=True))
 
 
 def _cumulative(name, start):

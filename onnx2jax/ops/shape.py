@@ -127,7 +127,7 @@ def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
     if split is not None:
         if num_outputs is not None:
             raise ValueError("give either the input split or the attribute num_outputs, not both")
-        sizes = dims(split)
+        sizes = dims(split.astype(np.int64) if split.dtype.kind == "f" else split)  # Split-1: of the input's type
     elif extent % parts == 0:
         sizes = (extent // parts,) * parts
     else:

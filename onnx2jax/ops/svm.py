@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import xp
+from .arrays import argmax, xp
 from .registry import op
 from .scores import DOMAIN, batch, labels_of, logistic, one_of, only, transform, two_scores
 
@@ -112,7 +112,7 @@ def svm_classifier(
     coefficients = np.array(coefficients, np.float32)
     if not total:
         scores = X @ coefficients.reshape(n, -1).T + np.float32(rho[0])
-        index = scores.argmax(1)
+        index = argmax(scores, 1)
         if n == 2 and not prob_a:
             best = scores.max(1)
             positive = best >= 0.5 if (coefficients >= 0).all() else best > 0
@@ -122,7 +122,7 @@ def svm_classifier(
     pairs, scores = _pair_scores(kernel, coefficients.reshape(n - 1, total), vectors_per_class, rho)
     one_hot = np.eye(n, dtype=np.int64)
     votes = sum(xp(X).where(scores[:, p, None] > 0, one_hot[i], one_hot[j]) for p, (i, j) in enumerate(pairs))
-    index = votes.argmax(1)
+    index = argmax(votes, 1)
     if prob_a:
         p = 1 - logistic(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32))
         p = xp(X).clip(p, np.float32(1e-7), np.float32(1 - 1e-7))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import xp
+from .arrays import argmax, xp
 from .registry import op, withdrawn
 from .scores import DOMAIN, TRANSFORMS, batch, labels_of, one_of, only, transform, two_scores
 
@@ -276,7 +276,7 @@ def tree_ensemble_classifier(
         index, scores = _binary(scores, base, class_ids[0], post_transform, mixed=bool((weights < 0).any()))
     elif len(base) in (0, len(labels)):
         scores, has = (scores + base, xp(X).ones(has.shape, bool)) if len(base) else (scores, has)
-        index, scores = xp(X).where(has, scores, -np.inf).argmax(1), transform(scores, post_transform)
+        index, scores = argmax(xp(X).where(has, scores, -np.inf), 1), transform(scores, post_transform)
     else:
         raise ValueError(f"base_values must be none or one for each of {len(labels)} classes (got {len(base)})")
     return labels_of(labels, index), scores.astype(np.float32)

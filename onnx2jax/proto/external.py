@@ -17,6 +17,10 @@ WORTH_SHARING: Final = 1024
 """From how many bytes on a tensor's raw_data is not kept a second time."""
 
 
+DENSE_LIMIT: Final = 2**24
+"""Elements that sparse tensors may have when made dense, if fewer than one in a thousand is stored."""
+
+
 class ExternalFiles:
     """The files beside one model. Each is mapped once; tensors are views of the map.
 
@@ -31,6 +35,7 @@ class ExternalFiles:
         self._maps: dict[Path, np.ndarray] = {}
         self._handed_out: list[tuple[Any, bytes]] = []
         self._sums: dict[Path, str] = {}
+        self._dense = self._stored = 0
 
     def read(self, tensor: Any, nbytes: int) -> np.ndarray:
         """The ``nbytes`` bytes of an external TensorProto, a view of the mapped file.
@@ -55,6 +60,19 @@ class ExternalFiles:
                 "(rule EX-10); the file is truncated or belongs to another model"
             )
         return data[start : start + nbytes]
+
+    def claim(self, elements: int, stored: int) -> bool:
+        """Whether a sparse tensor may be made dense, all sparse tensors of the model taken together."""
+        self._dense += elements
+        self._stored += stored
+        return self._dense <= max(DENSE_LIMIT, 1000 * self._stored)
+
+    def is_link(self, location: str) -> bool:
+        """Whether a location in the folder is a symbolic link."""
+        try:
+            return self.folder is not None and (self.folder / location).is_symlink()
+        except (OSError, ValueError):  # no file system takes such a name
+            return False
 
     def verify(self, tensor: Any) -> None:
         """Compare the SHA1 checksum that a tensor gives with that of the whole file; reads all of it.
@@ -98,7 +116,7 @@ class ExternalFiles:
                 f"{what}: location {location!r} leads out of the model's folder (rules EX-03, EX-04)"
             )
         path = self.folder / inside
-        if not path.exists():
+        if not _exists(path):
             raise ExternalDataNotFoundError(
                 f"{what}: no file {location!r} in {str(self.folder)!r} (rule EX-19); "
                 "copy it beside the model or pass convert(..., external_data_dir='folder')"
@@ -120,7 +138,10 @@ class ExternalFiles:
     def _map(self, path: Path, what: str) -> np.ndarray:
         if path not in self._maps:
             # Non-blocking, so that a FIFO cannot hold us up before we see that it is one (rule EX-07).
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            try:
+                descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            except OSError as e:
+                raise ExternalDataError(f"{what}: {path.name!r} cannot be opened: {e.strerror} (rule EX-07)") from None
             try:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
@@ -139,6 +160,13 @@ class ExternalFiles:
                 os.close(descriptor)
             self._maps[path] = np.frombuffer(view, np.uint8)
         return self._maps[path]
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # no file system takes such a name
+        return False
 
 
 def _entries(tensor: Any, what: str) -> dict[str, str]:

@@ -13,8 +13,8 @@ from .external import ExternalFiles
 
 EXTERNAL = 1
 DATA_FIELDS: Final = ("raw_data", *sorted({row.field for row in ELEMENT_TYPES.values()}))
-DENSE_LIMIT: Final = 2**24
-"""Elements that a sparse tensor may have when made dense, if fewer than one in a thousand is stored."""
+MAX_RANK: Final = 64
+"""NumPy's."""
 
 
 def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
@@ -35,6 +35,7 @@ def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
     shape = tuple(tensor.dims)
     if any(d < 0 for d in shape):
         raise ModelError(f"tensor {tensor.name!r} has a negative extent in {list(shape)} (rule TY-24)")
+    _check_rank(tensor.name, shape)
     if tensor.HasField("segment"):
         raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting (rule TD-14)")
     count = math.prod(shape)
@@ -59,6 +60,11 @@ def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
             files.hand_out(tensor, data)
         return _from_bytes(np.frombuffer(data, np.uint8), row, count).reshape(shape)
     return _from_field(tensor, row, count).reshape(shape)
+
+
+def _check_rank(name: str, shape: tuple[int, ...]) -> None:
+    if len(shape) > MAX_RANK:
+        raise ModelError(f"tensor {name!r} has rank {len(shape)}, NumPy's limit is {MAX_RANK} (rule TY-24)")
 
 
 def _from_bytes(raw: np.ndarray, row: ElementType, count: int) -> np.ndarray:
@@ -121,7 +127,8 @@ def to_dense(sparse: Any, files: ExternalFiles | None = None) -> np.ndarray:
     name = sparse.values.name
     if any(d <= 0 for d in shape) or not shape:
         raise ModelError(f"sparse tensor {name!r} needs positive extents, not {list(shape)} (rule GR-11)")
-    if math.prod(shape) > max(DENSE_LIMIT, 1000 * values.size):
+    _check_rank(name, shape)
+    if not (files or ExternalFiles(None)).claim(math.prod(shape), values.size):
         raise ModelError(
             f"sparse tensor {name!r} of {values.size} values would have {math.prod(shape)} elements when made dense "
             "(rule GR-11); too many to make on the word of its header"

@@ -4,6 +4,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.stats
 
 from tests.helpers import run_op
 
@@ -75,3 +76,40 @@ def test_distributions():
 def test_likes_read_no_values():
     shape = jax.ShapeDtypeStruct((4,), np.float32)
     assert jax.eval_shape(lambda: run_op("RandomNormalLike", shape, seed=3.0)) == shape
+
+
+N = 20_000
+CONTINUOUS = {
+    "RandomNormal": ({"shape": (N,), "mean": 3.0, "scale": 0.5}, scipy.stats.norm(3, 0.5)),
+    "RandomNormalLike": ({"mean": -1.0, "scale": 2.0}, scipy.stats.norm(-1, 2)),
+    "RandomUniform": ({"shape": (N,), "low": -2.0, "high": 6.0}, scipy.stats.uniform(-2, 8)),
+    "RandomUniformLike": ({"low": 1.0, "high": 1.5}, scipy.stats.uniform(1, 0.5)),
+}
+
+
+@pytest.mark.parametrize("dtype", [1, 11])
+@pytest.mark.parametrize("stream", [{"seed": 5.0}, {"rng": KEYS[0]}], ids=["seed", "key"])
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous_distributions(name, stream, dtype):
+    """The first four moments, and Kolmogorov and Smirnov's distance; the streams are fixed, so nothing is flaky."""
+    attributes, wanted = CONTINUOUS[name]
+    inputs = (np.zeros(N, np.float32),) if name.endswith("Like") else ()
+    x = np.asarray(run_op(name, *inputs, dtype=dtype, **stream, **attributes), np.float64)
+    z = (x - wanted.mean()) / wanted.std()
+    standard = scipy.stats.norm if "Normal" in name else scipy.stats.uniform(-(3**0.5), 2 * 3**0.5)
+    for k in (1, 2, 3, 4):
+        deviation = (standard.moment(2 * k) - standard.moment(k) ** 2) ** 0.5 / N**0.5
+        assert abs((z**k).mean() - standard.moment(k)) < 4 * deviation
+    assert scipy.stats.kstest(x, wanted.cdf).pvalue > 0.001
+    assert abs(np.corrcoef(x[1:], x[:-1])[0, 1]) < 4 / N**0.5  # draws that follow each other are independent
+
+
+def test_discrete_distributions():
+    p = np.array([0.1, 0.5, 0.9], np.float32)
+    drawn = np.asarray(run_op("Bernoulli", np.repeat(p[:, None], N, 1), seed=2.0))
+    for row, share in zip(drawn, p, strict=True):
+        assert scipy.stats.binomtest(int(row.sum()), N, float(share)).pvalue > 0.001
+    weights = np.array([[1.0, 2.0, 5.0], [4.0, 3.0, 1.0]])
+    chosen = np.asarray(run_op("Multinomial", np.log(weights), sample_size=N, rng=KEYS[1]))
+    for row, share in zip(chosen, weights / 8, strict=True):
+        assert scipy.stats.chisquare(np.bincount(row, minlength=3), share * N).pvalue > 0.001

@@ -1,0 +1,177 @@
+"""What shapes that change and shapes that depend on data cost: `python benchmarks/stages.py`.
+
+Two tables. The first calls a small transformer with 50 different lengths, as text comes: compilations and time a call,
+with and without `bucket`, beside onnxruntime. The second runs a detector (a convolutional network, boxes kept by
+NonMaxSuppression) end to end and with its tail cut off: what the cut between compiled and host costs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+
+import onnx2jax
+
+RNG = np.random.default_rng(0)
+LENGTHS = RNG.permutation(np.arange(10, 60))
+
+
+def make(nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """A model of opset 21."""
+    tensors = [numpy_helper.from_array(v, k) for k, v in constants.items()]
+    graph = helper.make_graph(nodes, "benchmark", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def info(name: str, dtype: int, shape: list[Any]) -> onnx.ValueInfoProto:
+    """An input or output."""
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def encoder(layers: int = 4, width: int = 256) -> onnx.ModelProto:
+    """ids and mask [1, seq] -> [1, seq, width]: attention and a feed-forward step a layer, padding masked."""
+    constants: dict[str, np.ndarray] = {
+        "table": RNG.normal(size=(1000, width)).astype(np.float32),
+        "scale": np.array(width**-0.5, np.float32),
+        "one": np.array(1, np.float32),
+        "big": np.array(-1e9, np.float32),
+        "axis1": np.array([1]),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["h0"]),
+        helper.make_node("Sub", ["one", "mask"], ["absent"]),
+        helper.make_node("Mul", ["absent", "big"], ["bias2"]),
+        helper.make_node("Unsqueeze", ["bias2", "axis1"], ["bias"]),
+    ]
+    for i in range(layers):
+        for name, shape in (("q", (width, width)), ("k", (width, width)), ("v", (width, width)), ("f", (width, width))):
+            constants[f"{name}{i}"] = (RNG.normal(size=shape) * width**-0.5).astype(np.float32)
+        nodes += [
+            *(helper.make_node("MatMul", [f"h{i}", f"{n}{i}"], [f"{n}p{i}"]) for n in "qkv"),
+            helper.make_node("Transpose", [f"kp{i}"], [f"kt{i}"], perm=[0, 2, 1]),
+            helper.make_node("MatMul", [f"qp{i}", f"kt{i}"], [f"s{i}"]),
+            helper.make_node("Mul", [f"s{i}", "scale"], [f"ss{i}"]),
+            helper.make_node("Add", [f"ss{i}", "bias"], [f"sb{i}"]),
+            helper.make_node("Softmax", [f"sb{i}"], [f"a{i}"]),
+            helper.make_node("MatMul", [f"a{i}", f"vp{i}"], [f"o{i}"]),
+            helper.make_node("Add", [f"h{i}", f"o{i}"], [f"r{i}"]),
+            helper.make_node("MatMul", [f"r{i}", f"f{i}"], [f"m{i}"]),
+            helper.make_node("Tanh", [f"m{i}"], [f"t{i}"]),
+            helper.make_node("Add", [f"r{i}", f"t{i}"], [f"h{i + 1}" if i + 1 < layers else "y"]),
+        ]
+    inputs = [info("ids", onnx.TensorProto.INT64, [1, "seq"]), info("mask", onnx.TensorProto.FLOAT, [1, "seq"])]
+    return make(nodes, inputs, [info("y", onnx.TensorProto.FLOAT, [1, "seq", width])], constants)
+
+
+def detector(*, tail: bool) -> onnx.ModelProto:
+    """image [1, 3, 320, 320] -> boxes kept, or without the tail all boxes and scores."""
+    constants: dict[str, np.ndarray] = {
+        "shape": np.array([1, 5, -1]),
+        "split": np.array([4, 1]),
+        "most": np.array([50]),
+        "iou": np.array([0.5], np.float32),
+        "least": np.array([1], np.float32),
+        "two": np.array([2]),
+        "last": np.array([-1]),
+    }
+    nodes, current = [], "image"
+    for i, (a, b) in enumerate(((3, 16), (16, 32), (32, 64), (64, 64), (64, 5))):
+        constants[f"w{i}"] = (RNG.normal(size=(b, a, 3, 3)) * (9 * a) ** -0.5).astype(np.float32)
+        stride = [2, 2] if i < 4 else [1, 1]
+        nodes.append(helper.make_node("Conv", [current, f"w{i}"], [f"c{i}"], pads=[1] * 4, strides=stride))
+        current = f"c{i}"
+        if i < 4:
+            nodes.append(helper.make_node("Relu", [current], [f"r{i}"]))
+            current = f"r{i}"
+    nodes += [
+        helper.make_node("Reshape", [current, "shape"], ["flat"]),
+        helper.make_node("Split", ["flat", "split"], ["b", "scores"], axis=1),
+        helper.make_node("Transpose", ["b"], ["boxes"], perm=[0, 2, 1]),
+    ]
+    outputs = [info(n, onnx.TensorProto.FLOAT, [None, None, None]) for n in ("boxes", "scores")]
+    if tail:
+        nodes += [
+            helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "iou", "least"], ["kept"]),
+            helper.make_node("Gather", ["kept", "two"], ["index"], axis=1),
+            helper.make_node("Reshape", ["index", "last"], ["row"]),
+            helper.make_node("Gather", ["boxes", "row"], ["y"], axis=1),
+        ]
+        outputs = [info("y", onnx.TensorProto.FLOAT, [None, None, None])]
+    return make(nodes, [info("image", onnx.TensorProto.FLOAT, [1, 3, 320, 320])], outputs, constants)
+
+
+def session(proto: onnx.ModelProto) -> Callable[[dict[str, Any]], Any]:
+    """onnxruntime's call."""
+    runtime = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda feeds: runtime.run(None, feeds)
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def block(call: Callable[[], Any], length: float = 0.15) -> float:
+    """Seconds a call over a block of calls; short blocks would time the other runtime's idling threads."""
+    times, start = [], time.perf_counter()
+    while time.perf_counter() - start < length:
+        times.append(seconds(call))
+    return statistics.median(times)
+
+
+def lengths() -> None:
+    """The first table."""
+    proto = encoder()
+    plain = onnx2jax.convert(proto, warn_after=100)
+    bucketed = onnx2jax.convert(proto, bucket={"seq": [16, 32, 64]})
+    calls: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "onnxruntime": session(proto),
+        "onnx2jax": lambda feeds: plain.run(None, feeds),
+        "onnx2jax, bucket=[16, 32, 64]": lambda feeds: bucketed.run(None, feeds),
+    }
+    feeds = [{"ids": RNG.integers(0, 1000, (1, n)), "mask": np.ones((1, n), np.float32)} for n in map(int, LENGTHS)]
+    print(f"{'50 calls, 50 lengths':32} {'compiled':>8} {'all 50, s':>10} {'median ms':>10} {'again, ms':>10}")
+    for name, call in calls.items():
+        first = [seconds(partial(call, f)) for f in feeds]
+        again = statistics.median(block(partial(call, f), 0.02) for f in feeds)
+        model = {"onnx2jax": plain}.get(name, bucketed)
+        compiled = "" if name == "onnxruntime" else str(model.compilations)
+        print(f"{name:32} {compiled:>8} {sum(first):10.2f} {statistics.median(first) * 1e3:10.2f} {again * 1e3:10.2f}")
+
+
+def detection() -> None:
+    """The second table."""
+    protos = {"whole detector": detector(tail=True), "tail cut off": detector(tail=False)}
+    feeds = {"image": RNG.normal(size=(1, 3, 320, 320)).astype(np.float32)}
+    models = {name: onnx2jax.convert(proto) for name, proto in protos.items()}
+    sessions = {name: session(proto) for name, proto in protos.items()}
+    for name, model in models.items():
+        model.run(None, feeds)
+        sessions[name](feeds)
+    times: dict[tuple[str, str], list[float]] = {}
+    for _ in range(7):
+        for name, model in models.items():
+            times.setdefault((name, "ours"), []).append(block(partial(model.run, None, feeds)))
+            times.setdefault((name, "ort"), []).append(block(partial(sessions[name], feeds)))
+    print(f"\n{'a detector, 320 x 320':32} {'call ms':>9} {'ort ms':>9}")
+    for name in models:
+        ours, other = (statistics.median(times[name, k]) * 1e3 for k in ("ours", "ort"))
+        print(f"{name:32} {ours:9.2f} {other:9.2f}")
+    ratio = statistics.median(times["whole detector", "ours"]) / statistics.median(times["tail cut off", "ours"])
+    print(f"whole / cut off: {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    onnxruntime.set_default_logger_severity(3)
+    lengths()
+    detection()

@@ -1,0 +1,105 @@
+"""Operators with data-dependent shapes, padded to a fixed size and with a count of what is real, as JAX can trace them.
+
+Not ONNX's: `convert(..., max_size={"node": size})` puts them in the place of the node's own operator. Padding repeats
+the first entry (indices are 0), so that whatever reads it stays in range. The count is of all entries, also of those
+beyond the size, so that too small a size shows.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arrays import argmax, axis_of
+from .registry import Static, op
+
+DOMAIN = "onnx2jax.padded"
+
+
+def _positions(mask, size):
+    """The first places where a vector is true, padded with 0, and how many there are."""
+    return jnp.nonzero(mask, size=size, fill_value=0)[0].astype(np.int64), jnp.sum(mask, dtype=np.int64)
+
+
+@op("NonZero", domain=DOMAIN)
+def non_zero(X, *, size):
+    """NonZero: [rank, size]."""
+    flat, found = _positions(jnp.ravel(X) != 0, size)
+    places = jnp.unravel_index(flat, X.shape)
+    return jnp.array(places, np.int64).reshape(X.ndim, size), found
+
+
+@op("Compress", domain=DOMAIN)
+def compress(input, condition, *, axis=None, size):
+    """Compress: `size` slices along the axis."""
+    if axis is None:
+        input, axis = jnp.ravel(input), 0
+    axis = axis_of(axis, input.ndim)
+    extent = input.shape[axis]
+    condition = jnp.pad(condition[:extent], (0, max(extent - condition.shape[0], 0)))
+    places, found = _positions(condition, size)
+    return jnp.take(input, places, axis), found
+
+
+@op("Unique", domain=DOMAIN)
+def unique(X, *, axis=None, sorted=1, size):
+    """Unique: sorted only; four outputs of `size` (the inverse keeps its extent) and the count."""
+    if not sorted:
+        raise ValueError("with max_size the unique values come sorted; the model asks for the order of appearance")
+    full = X.shape[axis_of(axis, X.ndim)] if axis is not None else X.size
+    # Found at full size first: the count must be of all.
+    values, first, inverse, counts = jnp.unique(
+        X, return_index=True, return_inverse=True, return_counts=True, axis=axis, size=full
+    )
+    spread = axis_of(axis, X.ndim) if axis is not None else 0
+    places, found = _positions(counts > 0, size)
+    first, counts = (jnp.take(v, places).astype(np.int64) for v in (first, counts))
+    return jnp.take(values, places, spread), first, inverse.reshape(-1).astype(np.int64), counts, found
+
+
+@op("NonMaxSuppression", domain=DOMAIN)
+def non_max_suppression(
+    boxes,
+    scores,
+    max_output_boxes_per_class: Static = None,
+    iou_threshold=None,
+    score_threshold=None,
+    *,
+    center_point_box=0,
+    size,
+):
+    """NonMaxSuppression: [size, 3]; one greedy scan for every image and class at once."""
+    limit = int(max_output_boxes_per_class.item()) if max_output_boxes_per_class is not None else 0
+    steps = min(limit, boxes.shape[1])
+    if steps <= 0:
+        return jnp.zeros((size, 3), np.int64), jnp.zeros((), np.int64)
+    if center_point_box:
+        half = boxes[..., 2:] / 2
+        low, high = boxes[..., :2] - half, boxes[..., :2] + half
+    else:
+        low, high = jnp.minimum(boxes[..., :2], boxes[..., 2:]), jnp.maximum(boxes[..., :2], boxes[..., 2:])
+    overlap = (
+        jnp.zeros((), boxes.dtype) if iou_threshold is None else jnp.reshape(iou_threshold, ()).astype(boxes.dtype)
+    )
+
+    def greedy(low, high, score):
+        area = jnp.prod(high - low, axis=-1)
+        alive = jnp.full(score.shape, True) if score_threshold is None else score > jnp.reshape(score_threshold, ())
+
+        def choose(alive, _):
+            best = argmax(jnp.where(alive, score, -jnp.inf), 0)
+            common = jnp.prod(jnp.maximum(jnp.minimum(high, high[best]) - jnp.maximum(low, low[best]), 0), axis=-1)
+            union = area + area[best] - common
+            gone = jnp.where(union > 0, common / jnp.where(union > 0, union, 1), 0) > overlap
+            return alive & ~gone & (jnp.arange(len(score)) != best), (best, alive[best])
+
+        return lax.scan(choose, alive, length=steps)[1]
+
+    by_class = jax.vmap(greedy, (None, None, 0))
+    chosen, valid = jax.vmap(by_class)(low, high, scores)
+    places, found = _positions(valid.reshape(-1), size)
+    image, label, step = jnp.unravel_index(places, valid.shape)
+    rows = jnp.stack([image, label, chosen[image, label, step]], axis=1)
+    return rows.astype(np.int64), found
