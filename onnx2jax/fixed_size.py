@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from .errors import InputNameError, InputShapeError
 from .graph import Imported, Node
 from .ops import registry
+from .ops.registry import PADDED
 from .proto.types import TensorType, ValueInfo
 
-PADDED: Final = "onnx2jax.padded"
-"""The domain of operators that take a ``size`` and return a count behind their outputs."""
+_OUTPUTS = {"Unique": 4}
 
 
 def with_max_size(imported: Imported, sizes: Mapping[str, int]) -> Imported:
@@ -49,7 +49,8 @@ def check_counts(results: Sequence[Any], sizes: Mapping[str, int]) -> None:
 def _padded(node: Node, size: int) -> Node:
     target = registry.resolve(PADDED, node.op_type, 1)
     # The count comes behind all outputs of the operator, also those that the node leaves out.
-    outputs = node.outputs + ("",) * ((4 if node.op_type == "Unique" else 1) - len(node.outputs))
+    full = len(node.graphs[0].outputs) - 1 if node.graphs else _OUTPUTS.get(node.op_type, 1)
+    outputs = node.outputs + ("",) * (full - len(node.outputs))
     return replace(
         node,
         outputs=(*outputs, f"{node.name}/count"),

@@ -56,10 +56,11 @@ def convert(
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
             ``{"seq": [64, 128]}``. Outputs that declare the variable are cut back. Sound only if the model masks
             what is padded (an attention mask among the inputs, say): that is for you to know.
-        max_size: sizes for nodes whose output shape depends on data (NonZero, NonMaxSuppression, Unique, Compress), by
-            node name: ``{"nms": 100}``. Their results are padded to it and the whole model is one jit, for
-            transformations of your own. Each such node adds an output ``name/count``, how many entries are real;
-            a plain call raises when they are more than the size, in a jit of your own compare them yourself.
+        max_size: sizes, by node name, for nodes whose output shape depends on data (NonZero, NonMaxSuppression,
+            Unique, Compress, and the scan outputs of a Loop whose trips depend on data): ``{"nms": 100}``. Their
+            results are padded to it and the whole model is one jit, for transformations of your own. Each such node
+            adds an output ``name/count``, how many entries are real; a plain call raises when they are more than
+            the size, in a jit of your own compare them yourself.
         max_trips: trips after which a Loop is an error; without it an endless loop runs for ever.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         external_data_dir: where the weights lie, when not beside the model.

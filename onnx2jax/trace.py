@@ -6,6 +6,7 @@ signature, which ops.registry has read.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -19,10 +20,12 @@ from . import binding
 from .errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from .graph import Function, Graph, Node, Reference
 from .ops.arrays import is_known, is_string
-from .ops.registry import Operator
+from .ops.registry import PADDED, Operator, resolve
 from .proto.types import ValueInfo
 
 Scope = MutableMapping[str, Any]
+LARGEST: Final = 2**43
+"""Bytes of an array that no machine has; beyond, the model is at fault, and the node can be named."""
 NESTED_JITS: Final = 16
 """Functions deeper than this are traced in place: a nested jit takes a dozen frames of Python's stack."""
 
@@ -141,6 +144,9 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
             raise OperatorError(f"{node}: {e}\n{_operands(node, values)}") from e
     if not isinstance(results, tuple):
         results = (results,)
+    for result in results:
+        if (size := _bytes(result)) > LARGEST:
+            raise OperatorError(f"{node} would make an array of {size:.2g} bytes\n{_operands(node, values)}")
     if len(node.outputs) > len(results):
         raise OperatorError(f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)} (rule ND-08)")
     if context.on_host is not None:
@@ -150,6 +156,12 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
 
 def _is_jax(value: Any) -> bool:
     return any(isinstance(leaf, jax.Array | np.generic) for leaf in jax.tree.leaves(value))
+
+
+def _bytes(value: Any) -> int:
+    """What an array takes in memory; 0 for other values and for symbolic extents."""
+    shape = getattr(value, "shape", ())
+    return math.prod(shape) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
 
 
 def _inside(context: Context, node: Node) -> Context:
@@ -199,11 +211,16 @@ def _needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValue
     return KnownValueError(
         f"{node}: {parameter} (value {' or '.join(map(repr, names))}) must be known before compiling, because a "
         "shape or the course of the computation depends on it, but it is traced.\n"
-        "Call the model itself (model(x) or model.run(...)), which finds such values by itself, or pin the input it "
-        "comes from: convert(..., static={'input name': value})",
+        "Call the model itself (model(x) or model.run(...)), which finds such values by itself; or pin the input it "
+        "comes from: convert(..., static={'input name': value})"
+        + (f"; or bound the result: convert(..., max_size={{{node.name!r}: n}})" if _can_be_padded(node) else ""),
         names,
         node,
     )
+
+
+def _can_be_padded(node: Node) -> bool:
+    return not node.domain and resolve(PADDED, node.op_type, 1) is not None
 
 
 def _fixtures(node: Node, operator: Operator, context: Context) -> dict[str, Any]:

@@ -329,6 +329,12 @@ def _while(step, state, n_outs, trips, go):
         ) from None
 
 
+def scalar_shapes(body):
+    """The shapes in which a loop's body wants its counter and condition: [] or, from some exporters, [1]."""
+    ranks = [len(v.type.shape) if v.type is not None and v.type.shape is not None else 0 for v in body.inputs[:2]]
+    return [(1,) * r for r in ranks]
+
+
 @op("Loop")
 def loop(M=None, cond=None, *v_initial, body, max_trips):
     """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
@@ -338,8 +344,7 @@ def loop(M=None, cond=None, *v_initial, body, max_trips):
     if M is None and cond is None:
         raise ValueError("a Loop without trip count and without condition never ends; give it M or cond")
     n = len(v_initial)
-    ranks = [len(v.type.shape) if v.type is not None and v.type.shape is not None else 0 for v in body.inputs[:2]]
-    shapes = [(1,) * r for r in ranks]
+    shapes = scalar_shapes(body)
 
     def call(i, go, state):
         values = results(body(i.reshape(shapes[0]), go, *state, step=i))

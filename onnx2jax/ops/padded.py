@@ -13,9 +13,8 @@ import numpy as np
 from jax import lax
 
 from .arrays import argmax, axis_of
-from .registry import Static, op
-
-DOMAIN = "onnx2jax.padded"
+from .control import scalar_shapes
+from .registry import PADDED, Static, op
 
 
 def _positions(mask, size):
@@ -23,7 +22,7 @@ def _positions(mask, size):
     return jnp.nonzero(mask, size=size, fill_value=0)[0].astype(np.int64), jnp.sum(mask, dtype=np.int64)
 
 
-@op("NonZero", domain=DOMAIN)
+@op("NonZero", domain=PADDED)
 def non_zero(X, *, size):
     """NonZero: [rank, size]."""
     flat, found = _positions(jnp.ravel(X) != 0, size)
@@ -31,7 +30,7 @@ def non_zero(X, *, size):
     return jnp.array(places, np.int64).reshape(X.ndim, size), found
 
 
-@op("Compress", domain=DOMAIN)
+@op("Compress", domain=PADDED)
 def compress(input, condition, *, axis=None, size):
     """Compress: `size` slices along the axis."""
     if axis is None:
@@ -43,7 +42,7 @@ def compress(input, condition, *, axis=None, size):
     return jnp.take(input, places, axis), found
 
 
-@op("Unique", domain=DOMAIN)
+@op("Unique", domain=PADDED)
 def unique(X, *, axis=None, sorted=1, size):
     """Unique: sorted only; four outputs of `size` (the inverse keeps its extent) and the count."""
     if not sorted:
@@ -59,7 +58,7 @@ def unique(X, *, axis=None, sorted=1, size):
     return jnp.take(values, places, spread), first, inverse.reshape(-1).astype(np.int64), counts, found
 
 
-@op("NonMaxSuppression", domain=DOMAIN)
+@op("NonMaxSuppression", domain=PADDED)
 def non_max_suppression(
     boxes,
     scores,
@@ -103,3 +102,30 @@ def non_max_suppression(
     image, label, step = jnp.unravel_index(places, valid.shape)
     rows = jnp.stack([image, label, chosen[image, label, step]], axis=1)
     return rows.astype(np.int64), found
+
+
+@op("Loop", domain=PADDED)
+def loop(M=None, cond=None, *v_initial, body, size):
+    """Loop: the number of trips may be traced; scan outputs are buffers of `size` trips, the count is of all."""
+    n, shapes = len(v_initial), scalar_shapes(body)
+
+    def trip(i, go, state):
+        keep, *values = body(i.reshape(shapes[0]), go.reshape(shapes[1]), *state, step=i)
+        keep = jnp.reshape(keep, ()) if cond is not None else jnp.array(True)
+        return keep, [jnp.asarray(v, v.dtype) for v in values[:n]], values[n:]
+
+    def more(carry):
+        i, go, _, _ = carry
+        return go if M is None else go & (i < jnp.reshape(M, ()))
+
+    def advance(carry):
+        i, go, state, buffers = carry
+        go, state, outs = trip(i, go, state)
+        return i + 1, go, state, [b.at[i].set(o, mode="drop") for b, o in zip(buffers, outs, strict=True)]
+
+    state = [jnp.asarray(v, v.dtype) for v in v_initial]
+    first, go = jnp.zeros((), np.int64), jnp.array(True) if cond is None else jnp.reshape(cond, ())
+    outs = jax.eval_shape(lambda: trip(first, jnp.array(True), state)[2])
+    buffers = [jnp.zeros((size, *o.shape), o.dtype) for o in outs]
+    trips, _, state, buffers = lax.while_loop(more, advance, (first, go, state, buffers))
+    return *state, *buffers, trips
