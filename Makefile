@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test test-long lint notebooks clean
+.PHONY: help demo test test-long lint docs notebooks clean
 
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and all tests but the long ones"
 	@echo "make test-long  the long tests"
 	@echo "make lint       ruff and mypy alone"
+	@echo "make docs       write docs/operators.md"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 
 demo: $(VENV)/.demo
@@ -25,6 +26,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python benchmarks/code_lines.py
+
+docs: $(VENV)/.test
+	$(BIN)/python -m docs.make_operators
 
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/test_notebooks.py

@@ -30,6 +30,16 @@ def opsets(entries: Iterable[Any]) -> dict[str, int]:
     return result
 
 
+def opsets_of(model: Any) -> dict[str, int]:
+    """The operator sets that a model imports."""
+    found = opsets(model.opset_import)
+    if model.ir_version < 3 and not found:
+        return {"": 1}  # rule MV-03: versions were not yet written down
+    if not found:
+        raise ModelError("the model imports no operator set (opset_import is empty, rule MV-03)")
+    return found
+
+
 def built_in_wins(node: Node) -> bool:
     """A model's own function gives way to an operator of ONNX's domains (rule OR-16), to nothing else."""
     return node.domain in NEWEST and registry.resolve(node.domain, node.op_type, node.opset) is not None
@@ -58,11 +68,11 @@ def check(node: Node, operator: Operator) -> None:
     takes = f"{node.op_type} takes inputs ({', '.join(_inputs(operator))})"
     if operator.variadic is None and len(node.inputs) > len(operator.inputs):
         raise ModelError(f"{node} has {len(node.inputs)} inputs; {takes} (rule ND-08)")
-    # An attribute may carry a fixture's name and then comes instead of it (QLinearSoftmax has an `opset`).
     if "" in node.inputs[len(operator.inputs) :]:
         raise ModelError(f"{node} has an empty name in its list {operator.variadic!r}; {takes} (rule ND-06)")
     if operator.variadic and not operator.inputs and not node.inputs:
         raise ModelError(f"{node} has no inputs; {takes}, at least one (rule ND-05)")
+    # An attribute may carry a fixture's name and then comes instead of it (QLinearSoftmax has an `opset`).
     known = operator.attributes | set(operator.inputs) | operator.fixtures
     unknown = sorted(set(node.attributes) - known)
     if unknown:
@@ -101,7 +111,7 @@ def _array(value: Any) -> Any:
     match value:
         case float() | (float(), *_):
             return np.asarray(value, np.float32)
-        case int() | tuple():
+        case int() | tuple() | list():
             return np.asarray(value, np.int64)
         case _:
             return value

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_argument("model", type=Path)
     checks.add_argument("--json", action="store_true", help="print the findings as JSON")
     checks.add_argument(
-        "--checksums", action="store_true", help="compare checksums of external data, reading all of it"
+        "--verify-checksums", action="store_true", help="compare checksums of external data, reading all of it"
     )
     checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
@@ -97,7 +97,7 @@ def _check(arguments: argparse.Namespace) -> int:
         arguments.model,
         external_data_dir=arguments.external_data_dir,
         follow_links=arguments.follow_links,
-        checksums=arguments.checksums,
+        verify_checksums=arguments.verify_checksums,
     )
     print(report.to_json() if arguments.json else report)
     return 0 if report.ok else 1

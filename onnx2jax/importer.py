@@ -35,7 +35,6 @@ def build(
     *,
     strict: bool = False,
     allow_newer_opset: bool = False,
-    collect: Collect | None = None,
     documents: Iterable[OperatorSet] = (),
 ) -> Imported:
     """A ModelProto as frozen objects. Operators that nothing serves end up in ``missing``.
@@ -45,14 +44,13 @@ def build(
         files: where its external data lies.
         strict: keep rules of order and form that common runtimes do not.
         allow_newer_opset: operator sets newer than those known here mean what the newest known does.
-        collect: takes every broken rule; the result is then what could be read in spite of them, not to be run.
         documents: operator set documents, whose functions serve what nothing else does.
 
     Raises:
         ModelError: the model breaks a rule of the format.
         UnsupportedError: its IR or operator set version is newer than those known here.
     """
-    return Importer(model, files, strict, allow_newer_opset, collect, documents).model()
+    return Importer(model, files, strict, allow_newer_opset, None, documents).model()
 
 
 Parameters = dict[str, int]
@@ -60,7 +58,11 @@ Parameters = dict[str, int]
 
 
 class Importer:
-    """What the graphs of one model share while they are built."""
+    """What the graphs of one model share while they are built.
+
+    ``collect``, when given, takes every broken rule; the result is then what could be read in spite of them, not to
+    be run.
+    """
 
     def __init__(
         self,
@@ -76,11 +78,13 @@ class Importer:
         self._model, self.ir_version = model, model.ir_version
         self.opsets = dict(binding.NEWEST)
         with self.guard("model, opset_import"):
-            self.opsets = _opsets(model)
+            self.opsets = binding.opsets_of(model)
         self.missing: list[Missing] = []
         self._depth = 0
         self._messages: dict[tuple[str, str, str], Any] = {}
         for f in model.functions:
+            texts = (f.domain, f.name, f.overload, *f.input, *f.output, *f.attribute)
+            rules.check_text(f"function {f.name!r:.80}", *texts)
             key = (normal_domain(f.domain), f.name, f.overload)
             with self.guard(f"function {'.'.join(filter(None, key))!r}"):
                 if self._messages.setdefault(key, f) is not f:
@@ -144,6 +148,7 @@ class Importer:
 
     def _graph(self, message: Any, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Graph:
         where = f"graph {(message.name or path)[:80]!r}"
+        rules.check_text(where, message.name)
         initializers: dict[str, np.ndarray] = {}
         for tensor, convert in [(t, to_array) for t in message.initializer] + [
             (s, to_dense) for s in message.sparse_initializer
@@ -210,6 +215,7 @@ class Importer:
             for a in message.attribute:
                 if a.name in LEGACY_HINTS:
                     continue
+                rules.check_text(here, a.name, a.ref_attr_name)
                 with self.guard(f"{here}, attribute {a.name!r}"):
                     if a.name in attributes:
                         raise ModelError(f"{here} has an attribute twice: {a.name!r} (rule ND-10)")
@@ -395,15 +401,6 @@ class Importer:
         if len(used) != 1:
             raise ModelError(f"{where}: attribute {a.name!r} has no type and {len(used)} values (rules AT-01, AT-03)")
         return used[0]
-
-
-def _opsets(model: Any) -> dict[str, int]:
-    opsets = binding.opsets(model.opset_import)
-    if model.ir_version < 3 and not opsets:
-        return {"": 1}  # rule MV-03: versions were not yet written down
-    if not opsets:
-        raise ModelError("the model imports no operator set (opset_import is empty, rule MV-03)")
-    return opsets
 
 
 def _text(value: bytes) -> str:

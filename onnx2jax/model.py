@@ -86,12 +86,12 @@ def convert(
     'image'
     """
     message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
+    documents = read_operator_sets(operator_sets)
     if strict:
-        check_message(message, files, allow_newer_opset=allow_newer_opset).raise_errors()
+        check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
     if verify_checksums:
         for tensor, _ in tensors(message):
             files.verify(tensor)
-    documents = read_operator_sets(operator_sets)
     imported = build(message, files, strict=strict, allow_newer_opset=allow_newer_opset, documents=documents)
     if imported.missing:
         raise binding.missing_error(imported.missing)

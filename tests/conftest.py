@@ -7,6 +7,11 @@ import sys
 import pytest
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    text = "rule(*ids): the rules of the format that a test proves; see docs/conformance.md"
+    config.addinivalue_line("markers", text)
+
+
 @pytest.fixture
 def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if rich were not installed."""

@@ -21,6 +21,7 @@ def _parameters() -> list[Any]:
     return [pytest.param(c, id=n, marks=fails.get(n, ())) for n, c in official.cases().items()]
 
 
+@pytest.mark.rule("FN-24")
 @pytest.mark.parametrize("case", _parameters())
 def test_case(case: official.Case, record_property: Callable[[str, object], None]) -> None:
     model = official.check(case)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, OnnxError
@@ -11,9 +13,10 @@ from ..importer import Importer
 from ..ops.registry import normal_domain, supported
 from ..proto.external import ExternalFiles
 from ..proto.files import read_model
+from ..proto.operator_sets import MAGIC, OperatorSet, read_operator_set, read_operator_sets
+from ..proto.walk import tensors
 from .graphs import check_graphs
 from .model import check_header, not_text
-from .operator_sets import check_operator_set, is_operator_set
 from .report import Collector, Finding, Report
 from .training import check_training
 
@@ -26,15 +29,15 @@ def check(
     external_data_dir: str | os.PathLike[str] | None = None,
     follow_links: bool = False,
     allow_newer_opset: bool = False,
-    checksums: bool = False,
+    verify_checksums: bool = False,
+    operator_sets: Iterable[Any] = (),
 ) -> Report:
     """Find everything in a file that breaks the ONNX specification.
 
     Args:
         source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``; an operator set
             document too.
-        external_data_dir, follow_links, allow_newer_opset: as for ``convert``.
-        checksums: compare the checksums of external data, which reads all of it.
+        external_data_dir, follow_links, allow_newer_opset, verify_checksums, operator_sets: as for ``convert``.
 
     Returns:
         A Report. ``report.ok`` says whether there is no error, ``print(report)`` what was found.
@@ -47,16 +50,32 @@ def check(
     no findings
     """
     collector = Collector()
-    data = is_operator_set(source)
-    if data is not None:
-        check_operator_set(data, collector.note)
-        return collector.report()
     try:
+        if _is_operator_set(source):
+            read_operator_set(source, follow_links=follow_links)
+            return collector.report()
+        documents = read_operator_sets(operator_sets)
         model, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
     except ModelError as e:
         collector.error(e, "file")
         return collector.report()
-    return check_message(model, files, allow_newer_opset=allow_newer_opset, checksums=checksums, collector=collector)
+    if verify_checksums:
+        for tensor, _ in tensors(model):
+            try:
+                files.verify(tensor)
+            except ModelError as e:
+                collector.error(e, f"tensor {tensor.name!r}")
+    return check_message(model, files, allow_newer_opset=allow_newer_opset, documents=documents, collector=collector)
+
+
+def _is_operator_set(source: Any) -> bool:
+    """Whether a source begins as an operator set document: with its magic as field 1, where a model has a number."""
+    if isinstance(source, str | os.PathLike):
+        with Path(source).open("rb") as file:
+            source = file.read(64)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source[:64]).startswith(b"\n\x09" + MAGIC.encode())
+    return type(source).__name__ == "OperatorSetProto"
 
 
 def check_message(
@@ -64,7 +83,7 @@ def check_message(
     files: ExternalFiles,
     *,
     allow_newer_opset: bool = False,
-    checksums: bool = False,
+    documents: Iterable[OperatorSet] = (),
     collector: Collector | None = None,
 ) -> Report:
     """As ``check``, for a ModelProto of this package."""
@@ -72,13 +91,13 @@ def check_message(
     if (broken := not_text(model)) is not None:
         collector.note("GR-23", "error", "model", f"{broken[:40]!r} is no UTF-8 text, so nothing else was checked")
         return collector.report()
-    importer = Importer(model, files, True, allow_newer_opset, collector.error)
+    importer = Importer(model, files, True, allow_newer_opset, collector.error, documents)
     check_header(model, collector.note)
     try:
         imported = importer.model()
         importer.unused_functions()
         check_training(model, imported.graph, importer, collector.note)
-        check_graphs(model, importer.opsets, files, checksums, collector)
+        check_graphs(model, importer.opsets, files, collector.note)
     except OnnxError as e:
         collector.error(e, "model")
     for missing in importer.missing:

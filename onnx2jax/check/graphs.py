@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import OnnxError
 from ..ops.registry import LEGACY_HINTS, normal_domain, resolve
 from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
@@ -17,17 +16,14 @@ from ..proto.tensors import EXTERNAL
 from ..rules import used_fields
 from .devices import check_devices
 from .model import check_metadata
-from .report import Collector, Note
+from .report import Note
 from .scopes import Place, places
 
 EXTERNAL_KEYS: Final = frozenset({"location", "offset", "length", "checksum"})
 
 
-def check_graphs(
-    model: Any, opsets: dict[str, int], files: ExternalFiles, checksums: bool, collector: Collector
-) -> None:
+def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note: Note) -> None:
     """Every graph and function of a ModelProto."""
-    note = collector.note
     configurations = {c.name: c.num_devices for c in model.configuration}
     functions = {(normal_domain(f.domain), f.name) for f in model.functions}
     body: dict[str, int] = {}
@@ -57,7 +53,7 @@ def check_graphs(
             check_metadata(node, path, note)
             check_devices(node, path, configurations, note)
         for tensor, path in _tensors(place):
-            _stored(tensor, path, files, checksums, collector)
+            _stored(tensor, path, files, note)
 
 
 def _control_flow(node: Any, path: str, ir_version: int, note: Note) -> None:
@@ -186,8 +182,7 @@ def _tensors(place: Place) -> Iterator[tuple[Any, str]]:
             yield from ((t, path) for s in sparse_tensors for t in (s.values, s.indices))
 
 
-def _stored(tensor: Any, path: str, files: ExternalFiles, checksums: bool, collector: Collector) -> None:
-    note = collector.note
+def _stored(tensor: Any, path: str, files: ExternalFiles, note: Note) -> None:
     row = ELEMENT_TYPES.get(tensor.data_type)
     if row is not None and row.dtype.kind in "iu" and row.bits in (8, 16) and tensor.int32_data:
         numbers = np.asarray(tensor.int32_data, np.int64)
@@ -202,8 +197,3 @@ def _stored(tensor: Any, path: str, files: ExternalFiles, checksums: bool, colle
         note("EX-15", "warning", path, f"external_data has unknown keys {unknown}")
     if not files.follow_links and files.is_link(entries.get("location", "")):
         note("EX-05", "error", path, f"{entries['location']!r} is a symbolic link")
-    if checksums:
-        try:
-            files.verify(tensor)
-        except OnnxError as e:
-            collector.error(e, path)

@@ -17,10 +17,12 @@ from .registry import Static, op
 from .vision import sample_linear
 
 # What XLA:CPU does well (measured on 2 cores, float32, against lax.conv_general_dilated): 1x1 as a matrix product,
-# depthwise as shifted multiply-adds, im2col while the columns stay in cache, grouped convolution piece by piece.
+# depthwise as shifted multiply-adds, im2col where the result has few pixels (or, grouped, while the columns stay in
+# cache), grouped convolution piece by piece.
 # All of it stays channels-first: the products then need no transpose, neither of activations nor of weights.
 MAX_TAPS = 64
-CACHED_COLUMNS = 2**21
+FEW_PIXELS = 256
+CACHED_COLUMNS = 2**22
 
 
 def window(extents, kernel, strides=None, pads=None, dilations=None, auto_pad="NOTSET"):
@@ -119,10 +121,9 @@ def _conv_cpu(x, w, *, groups, **options):
     if groups > 1 and w.shape[1] == 1 and count <= MAX_TAPS:
         return _conv_depthwise(x, w, **options)
     blocks = [n for n in (x.shape[0], *count_blocks(x.shape[2:], w.shape[2:], **options)) if isinstance(n, int)]
-    columns = math.prod(blocks) * x.shape[1] * count if len(blocks) == x.ndim - 1 else math.inf
-    if count == 1 or (
-        count <= MAX_TAPS and columns <= CACHED_COLUMNS * min(groups, 2) and (groups > 1 or w.shape[1] > 3)
-    ):
+    pixels = math.prod(blocks) if len(blocks) == x.ndim - 1 else math.inf
+    small = pixels * x.shape[1] * count <= CACHED_COLUMNS if groups > 1 else pixels <= FEW_PIXELS and w.shape[1] > 3
+    if count == 1 or (count <= MAX_TAPS and small):
         return _conv_columns(x, w, groups=groups, **options)
     if 1 < groups <= MAX_TAPS:
         pieces = zip(jnp.split(x, groups, 1), jnp.split(w, groups, 0), strict=True)

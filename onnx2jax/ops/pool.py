@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, dims
+from .arrays import argmax, dims, is_known
 from .conv import MAX_TAPS, count_blocks, taps, window
 from .norm import root, wide_dtype
 from .registry import Static, op
@@ -160,8 +160,14 @@ def _spatial(x):
 
 @op("GlobalAveragePool")
 def global_average_pool(X):
-    x = X.astype(wide_dtype(X))
-    return x.mean(axis=_spatial(X), keepdims=True).astype(X.dtype)
+    """The sum as a product, which XLA computes once. A plain sum it may fuse into several readers, each with roundings
+    of its own, and a Softmax behind it then subtracts a maximum that is none (NaN at activations of 1e10)."""
+    x, axes = X.astype(wide_dtype(X)), _spatial(X)
+    if is_known(x):
+        return x.mean(axis=axes, keepdims=True).astype(X.dtype)
+    ones = jnp.ones(X.shape[2:], x.dtype)
+    mean = lax.dot_general(x, ones, ((axes, range(len(axes))), ((), ()))) / ones.sum()
+    return lax.expand_dims(mean, axes).astype(X.dtype)
 
 
 @op("GlobalMaxPool")

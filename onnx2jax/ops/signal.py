@@ -80,10 +80,11 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
     if step < 1 or not 0 < length <= signal.shape[1]:
         raise ValueError(f"frame_step ({step}) and frame_length ({length}) do not fit a signal of {signal.shape[1]}")
     starts = np.arange(0, signal.shape[1] - length + 1, step)
-    frames = signal[:, starts[:, None] + np.arange(length)]
+    wide = signal.dtype if signal.dtype.itemsize >= 4 else np.dtype(np.float32)
+    frames = signal.astype(wide)[:, starts[:, None] + np.arange(length)]
     if window is not None:
-        frames = frames * window[:, None]
-    return _transform(frames, None, 2, 0, onesided)
+        frames = frames * window[:, None].astype(wide)
+    return _transform(frames, None, 2, 0, onesided).astype(signal.dtype)
 
 
 def _cosine_window(a0, a1, a2):

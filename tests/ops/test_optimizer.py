@@ -42,6 +42,7 @@ CASES = [
 ]
 
 
+@pytest.mark.rule("TR-38", "TR-39", "TR-40")
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(("name", "count", "state", "attributes", "expected"), CASES)
 def test_two_tensors_come_in_groups(jit, name, count, state, attributes, expected):

@@ -1,0 +1,197 @@
+"""Write docs/operators.md: what serves each operator, in which types, where it runs, its gradient, its limits.
+
+python -m docs.make_operators
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+
+import onnx2jax
+from onnx2jax import binding
+from onnx2jax.ops import registry
+from onnx2jax.ops.registry import PADDED, Operator
+from tests.folding_cases import CASES
+from tests.ops.test_gradients import TABLE
+
+from .operator_limits import HOST_ONLY, LIMITS, TYPES_LEFT_OUT
+
+PAGE = Path(__file__).with_name("operators.md")
+Schema = onnx.defs.OpSchema
+
+_GROUPS = {
+    "float": ("float16", "bfloat16", "float", "double"),
+    "int": ("int8", "int16", "int32", "int64"),
+    "uint": ("uint8", "uint16", "uint32", "uint64"),
+    "complex": ("complex64", "complex128"),
+    "float8": ("float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz"),
+    "float6": ("float6e2m3", "float6e3m2"),
+    "int2/4": ("int2", "uint2", "int4", "uint4"),
+}
+_FLOATS = frozenset(_GROUPS["float"])
+
+ALSO_CHECKED = {
+    ("", "If"): "tests/ops/test_control.py",
+    ("", "Loop"): "tests/ops/test_control.py",
+    ("", "Scan"): "tests/ops/test_control.py",
+    ("ai.onnx.ml", "Normalizer"): "tests/ops/test_ml.py",
+    ("ai.onnx.preview.training", "Adagrad"): "tests/ops/test_optimizer.py",
+    ("com.microsoft", "CDist"): "tests/ops/test_microsoft.py",
+}
+"""Operators outside the table of tests/ops/test_gradients.py whose gradient another file tests."""
+
+_FLAT = frozenset(
+    (
+        *("Ceil", "Floor", "Round", "Sign", "BitCast", "EyeLike", "Bernoulli", "RandomNormalLike", "RandomUniformLike"),
+        *("QuantizeLinear", "DynamicQuantizeLinear", "MulInteger", "Binarizer", "LabelEncoder", "OneHotEncoder"),
+        *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    )
+)
+"""Operators whose floating results do not move with their inputs."""
+
+INTRODUCTION = """\
+<!-- Written by `make docs`; tests/test_operator_docs.py holds it to the code. -->
+
+# Operators
+
+What `onnx2jax` serves, from the registrations themselves, ONNX's schemas ({onnx}) and the tables of the tests.
+
+- **Since**: the opsets at which the *meaning* changes here; the newest one not above the model's opset serves.
+  **Versions**: the schema's versions, all of them served. (-) is a version in which the operator is deprecated.
+- **Types**: the element types that the newest schema allows for the tensors it is called on, less those that are left
+  out here. `float` is float16, bfloat16, float32 and float64; `int` int8 to int64; `uint` uint8 to uint64; `float8`
+  the four kinds but e8m0; `int2/4` int2, uint2, int4 and uint4. `tests/test_element_types.py` runs the operators of
+  ai.onnx in each of them, on the host and compiled. On the host only: {host_only}.
+- **Runs**: `jit`: compiled, in one program with its neighbours. Inputs named there must be known before compiling
+  (constants, shapes, whatever is computed from them); the call of a model finds such values by itself. `host`: NumPy,
+  since every input must be known. `jit, folds`: NumPy too where all inputs are known, as shape arithmetic is.
+- **Gradient**: `checked`: against central differences in float64 (`tests/ops/test_gradients.py`) or in the tests of
+  its family; `by JAX`: by JAX's rules, without a test of its own; `none`: nothing to differentiate, or flat everywhere.
+- **Limits**: what is refused, and what is decided here because ONNX leaves it open. Nothing is refused silently.
+"""
+
+_MICROSOFT_TYPES = """\
+
+ONNX defines no schema for this domain. The tests run float32, int8 and uint8; 16-bit floats are computed in float32 and
+rounded at the end, as in the other domains, but no test compares them one by one.
+"""
+
+
+def history() -> dict[tuple[str, str], list[Schema]]:
+    """All versions of ONNX's schemas by (domain, operator), oldest first."""
+    found = defaultdict(list)
+    for schema in sorted(onnx.defs.get_all_schemas_with_history(), key=lambda s: s.since_version):
+        found[schema.domain, schema.name].append(schema)
+    return dict(found)
+
+
+def allowed(schema: Schema, formals: list[Schema.FormalParameter]) -> dict[str, list[str]]:
+    """Type variable (or the parameter's own name) -> the element types of tensors that the schema allows."""
+    constraints = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    left_out = TYPES_LEFT_OUT.get((schema.domain, schema.name), ())
+    found = {}
+    for formal in formals:
+        types = constraints.get(formal.type_str, [formal.type_str])
+        inner = [t.replace("seq(", "").replace("optional(", "").rstrip(")") for t in types]
+        names = dict.fromkeys(t.removeprefix("tensor(") for t in inner if t.startswith("tensor("))
+        found[formal.type_str if formal.type_str in constraints else formal.name] = [
+            n for n in names if n not in left_out
+        ]
+    return found
+
+
+def _grouped(names: list[str]) -> str:
+    groups = []
+    rest = list(names)
+    for group, members in _GROUPS.items():
+        if set(members) <= set(rest):
+            groups.append(group)
+            rest = [n for n in rest if n not in members]
+    short = {"float": "float32", "double": "float64"}
+    return " ".join([*groups, *(short.get(n, n) for n in rest)])
+
+
+def _types(schema: Schema) -> str:
+    by_variable = allowed(schema, list(schema.inputs) or list(schema.outputs))
+    texts = {variable: _grouped(names) or "maps" for variable, names in by_variable.items()}
+    shown = dict.fromkeys(texts.values())
+    if len(shown) == 1:
+        return next(iter(shown))
+    return "; ".join(f"{variable}: {text}" for variable, text in texts.items())
+
+
+def _runs(operator: Operator, folds: bool) -> str:
+    parameters = inspect.signature(operator.function).parameters if operator.function else {}
+    inputs = [p for p in operator.inputs if p in parameters]
+    static = [p for p in inputs if p in operator.static]
+    if inputs and all(p in operator.static for p in inputs):
+        return "host"
+    return f"jit{', folds' if folds else ''}" + (f"; known: {', '.join(static)}" if static else "")
+
+
+def _gradient(operator: Operator, schema: Schema | None) -> str:
+    key = operator.domain, operator.name
+    if (not operator.domain and operator.name in {name for name, *_ in TABLE}) or key in ALSO_CHECKED:
+        return "checked"
+    if _runs(operator, folds=False) == "host" or operator.name in _FLAT or operator.name.startswith("QLinear"):
+        return "none"
+    if schema is not None:
+        used = [list(f.items()) for f in (allowed(schema, list(s)) for s in (schema.inputs, schema.outputs))]
+        if not all(any(_FLOATS & set(names) for _, names in side) for side in used):
+            return "none"
+    return "by JAX"
+
+
+def _cells(domain: str, name: str, since: tuple[int, ...], schemas: list[Schema]) -> Iterator[str]:
+    operators = [registry.resolve(domain, name, s) for s in since]
+    newest = [o for o in operators if o is not None and o.function is not None][-1]
+    living = [s for s in schemas if not s.deprecated]
+    yield f"`{name}`"
+    yield ", ".join(map(str, since))
+    yield ", ".join(f"({s.since_version})" if s.deprecated else str(s.since_version) for s in schemas) or "-"
+    if domain != "com.microsoft":
+        yield _types(living[-1]) if living else "float"
+    yield _runs(newest, (domain, name) in folding())
+    yield _gradient(newest, living[-1] if living else None)
+    yield LIMITS.get((domain, name), "")
+
+
+def folding() -> frozenset[tuple[str, str]]:
+    """The operators that give NumPy for NumPy, which tests/test_branches.py tries one by one."""
+    return frozenset(CASES)
+
+
+def _own() -> dict[str, dict[str, tuple[int, ...]]]:
+    """What the package itself serves; a user of the same process may have added domains."""
+    domains = (*binding.NEWEST, "com.microsoft", PADDED)
+    return {domain: onnx2jax.supported()[domain] for domain in domains}
+
+
+def page() -> str:
+    """The whole of docs/operators.md."""
+    schemas = history()
+    host_only = "; ".join(f"{name} ({why})" for name, why in HOST_ONLY.items())
+    parts = [INTRODUCTION.format(onnx=f"onnx {onnx.__version__}", host_only=host_only)]
+    for domain, operators in _own().items():
+        head = ["Operator", "Since", "Versions", "Types", "Runs", "Gradient", "Limits"]
+        parts.append(f"\n## {domain or 'ai.onnx'}\n\n{len(operators)} operators.\n")
+        if domain == "com.microsoft":
+            parts.append(_MICROSOFT_TYPES)
+            head.remove("Types")
+        rows = [list(_cells(domain, name, since, schemas.get((domain, name), []))) for name, since in operators.items()]
+        lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+        parts.append("\n" + "\n".join(lines) + "\n")
+    missing = [key for key in LIMITS if key[1] not in _own().get(key[0], {})]
+    parts.append("\n## Not served\n\n")
+    parts += [f"- `{domain or 'ai.onnx'}.{name}`: {LIMITS[domain, name]}\n" for domain, name in missing]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"wrote {PAGE}")

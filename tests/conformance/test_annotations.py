@@ -1,0 +1,208 @@
+"""Rules TR and DV as far as reading goes: training bindings and device configurations, checked and ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from onnx import helper, numpy_helper
+
+import onnx2jax
+
+from .cases import MAIN, F, X, clean, parse, refused_when_strict, rule, rules_of, same, warned
+
+WEIGHTED = MAIN + " <float[2] w = {1, 1}, float[2] c = {2, 2}> { h = Add (x, w)  y = Mul (h, c) }"
+
+
+def graph(nodes: list[Any], outputs: list[str], name: str = "t", inputs: Any = ()) -> Any:
+    ends = [helper.make_tensor_value_info(n, 1, [2]) for n in outputs]
+    return helper.make_graph(nodes, name, [helper.make_tensor_value_info(n, 1, [2]) for n in inputs], ends)
+
+
+STEP = graph([helper.make_node("Sub", ["w", "h"], ["w_new"])], ["w_new"])
+START = graph([helper.make_node("RandomNormal", [], ["w_0"], shape=[2])], ["w_0"])
+
+
+def training(
+    update: Any = (("w", "w_new"),), start: Any = (("w", "w_0"),), step: Any = STEP, initial: Any = START
+) -> Any:
+    """The model with one training_info; its bindings as pairs."""
+    proto = parse(WEIGHTED)
+    add(proto, update, start, step, initial)
+    return proto
+
+
+def add(proto: Any, update: Any, start: Any, step: Any = STEP, initial: Any = START) -> None:
+    info = proto.training_info.add(algorithm=step, initialization=initial)
+    for pairs, field in ((update, info.update_binding), (start, info.initialization_binding)):
+        for key, value in pairs:
+            field.add(key=key, value=value)
+
+
+@rule("MV-09", "TR-28")
+def test_a_legal_training_model_is_clean_and_infers() -> None:
+    same(clean(training(), X), (X + 1) * 2)  # the algorithm reads w and h of the main graph
+    empty = parse(WEIGHTED)
+    empty.training_info.add()
+    same(clean(empty, X), (X + 1) * 2)
+
+
+@rule("TR-05")
+def test_an_initialization_has_no_inputs() -> None:
+    refused_when_strict(
+        training(initial=graph([helper.make_node("Neg", ["i"], ["w_0"])], ["w_0"], inputs=["i"])), "TR-05"
+    )
+
+
+@rule("TR-07")
+def test_a_binding_needs_its_graph() -> None:
+    proto = training()
+    proto.training_info[0].ClearField("initialization")
+    refused_when_strict(proto, "TR-07")
+    proto.training_info[0].ClearField("initialization_binding")
+    assert onnx2jax.check(proto).findings == ()
+
+
+@rule("TR-08")
+def test_bindings_the_wrong_way_round() -> None:
+    refused_when_strict(training(update=[("w_new", "w")]), "TR-08")
+    refused_when_strict(training(start=[("w_0", "w")]), "TR-08")
+
+
+@rule("TR-09")
+def test_a_variable_is_assigned_once() -> None:
+    refused_when_strict(training(update=[("w", "w_new"), ("w", "w_new")]), "TR-09")
+    twice = training()
+    add(twice, [("w", "w_new")], [])
+    refused_when_strict(twice, "TR-09")
+
+
+@rule("TR-10")
+@pytest.mark.parametrize("key", ["nope", "h", "x"])
+def test_keys_are_initializers(key: str) -> None:
+    refused_when_strict(training(update=[(key, "w_new")]), "TR-10")  # the checker validates nothing here
+
+
+@rule("TR-10")
+def test_an_initializer_of_another_algorithm_is_no_key() -> None:
+    other = graph([helper.make_node("Neg", ["own"], ["t_new"])], ["t_new"])
+    other.initializer.append(numpy_helper.from_array(F([0, 0]), "own"))
+    proto = training()
+    add(proto, [("own", "t_new")], [], other)
+    assert onnx2jax.check(proto).findings == ()
+    proto.training_info[0].update_binding.add(key="own", value="w_new")
+    assert "TR-10" in rules_of(proto)
+
+
+@rule("TR-11")
+def test_values_are_outputs() -> None:
+    inner = [helper.make_node("Neg", ["w"], ["i"]), helper.make_node("Neg", ["i"], ["w_new"])]
+    refused_when_strict(training(update=[("w", "i")], step=graph(inner, ["w_new"])), "TR-11")
+    same(clean(training(update=[("w", "y")]), X), (X + 1) * 2)  # an output of the main graph will do
+
+
+@rule("TR-16", "TR-17")
+def test_main_graph_and_algorithm_are_one_graph() -> None:
+    clash = graph([helper.make_node("Neg", ["w"], ["h"]), helper.make_node("Neg", ["h"], ["w_new"])], ["w_new"])
+    refused_when_strict(training(step=clash), "TR-17")
+    unknown = graph([helper.make_node("Neg", ["nope"], ["w_new"])], ["w_new"])
+    refused_when_strict(training(step=unknown), "GR-01")
+
+
+@rule("TR-29")
+def test_a_sparse_initializer_is_no_variable() -> None:
+    proto = training(update=[("s", "w_new")])
+    values = numpy_helper.from_array(F([1]), "s")
+    sparse = helper.make_sparse_tensor(values, helper.make_tensor("", 7, [1], [0]), [2])
+    proto.graph.sparse_initializer.append(sparse)
+    refused_when_strict(proto, "TR-29")
+
+
+# ------------------------------------------------------------------------------------------------ devices
+
+
+def devices(edit: Any = None, **fields: Any) -> Any:
+    """A model of two devices, x in two shards; ``fields`` replace those of the sharding."""
+    proto = parse(ir_version=11)
+    proto.configuration.add(name="two", num_devices=2, device=["a", "b"])
+    configured = proto.graph.node[0].device_configurations.add(configuration_id="two")
+    spec = configured.sharding_spec.add(**{"tensor_name": "x", "device": [0, 1]} | fields)
+    if "sharded_dim" not in fields:
+        spec.sharded_dim.add(axis=0).simple_sharding.add(num_shards=2)
+    if edit is not None:
+        edit(proto)
+    return proto
+
+
+@rule("DV-01", "DV-03", "DV-20")
+def test_annotations_change_nothing() -> None:
+    same(clean(devices(), X), [0, 2])
+
+    def more(m: Any) -> None:
+        m.configuration.add(name="eight", num_devices=8)
+        m.graph.node[0].device_configurations[0].pipeline_stage = 3
+
+    same(clean(devices(more), X), [0, 2])
+
+
+@rule("DV-02")
+@pytest.mark.parametrize(
+    "fields", [{"name": ""}, {"num_devices": 0}, {"num_devices": -1}, {"num_devices": 3}], ids=lambda f: str(f)
+)
+def test_a_configuration_has_a_name_and_devices(fields: Any) -> None:
+    def change(m: Any) -> None:
+        m.configuration.add(name="other", num_devices=2, device=["a", "b"])
+        for name, value in fields.items():
+            setattr(m.configuration[1], name, value)
+
+    same(refused_when_strict(devices(change), "DV-02")(X), [0, 2])
+    refused_when_strict(devices(lambda m: m.configuration.add(name="two", num_devices=2)), "DV-02")
+
+
+@rule("DV-04")
+def test_a_node_names_a_configuration_of_the_model() -> None:
+    def rename(m: Any) -> None:
+        m.graph.node[0].device_configurations[0].configuration_id = "three"
+
+    same(refused_when_strict(devices(rename), "DV-04")(X), [0, 2])
+
+
+@rule("DV-05")
+def test_a_sharding_is_of_the_nodes_own_tensors() -> None:
+    same(refused_when_strict(devices(tensor_name="z"), "DV-05")(X), [0, 2])
+    assert onnx2jax.check(devices(tensor_name="y")).ok
+
+
+@rule("DV-06")
+def test_devices_are_numbers_or_groups() -> None:
+    refused_when_strict(devices(device=[0, 2]), "DV-06")
+    refused_when_strict(devices(device=[-1, -2]), "DV-06")
+
+    def group(m: Any) -> None:
+        spec = m.graph.node[0].device_configurations[0].sharding_spec[0]
+        spec.index_to_device_group_map.add(key=-1, value=[0])
+        spec.index_to_device_group_map.add(key=7, value=[1])
+
+    same(clean(devices(group, device=[-1, 7]), X), [0, 2])  # a key makes a group, whatever its sign
+
+
+@rule("DV-08", "DV-09", "DV-10")
+def test_shards_add_up() -> None:
+    def dims(*axes_and_shards: tuple[int, int]) -> Any:
+        def edit(m: Any) -> None:
+            spec = m.graph.node[0].device_configurations[0].sharding_spec[0]
+            del spec.sharded_dim[:]
+            for axis, shards in axes_and_shards:
+                spec.sharded_dim.add(axis=axis).simple_sharding.add(num_shards=shards)
+
+        return devices(edit)
+
+    assert rules_of(dims((0, 3))) == {"DV-08"}
+    assert rules_of(dims((0, 2), (0, 1))) == {"DV-09"}
+    assert rules_of(dims((0, 0))) == {"DV-10"}
+    assert rules_of(dims((-1, 2))) == set()
+
+
+@rule("DV-27")
+def test_configurations_begin_with_ir_11() -> None:
+    same(warned(devices(lambda m: setattr(m, "ir_version", 10)), "DV-27")(X), [0, 2])

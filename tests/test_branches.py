@@ -1,0 +1,127 @@
+"""The branch for known values (NumPy) and the traced one (one jit) give the same, for every operator that folds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from onnx2jax.errors import OnnxError
+from onnx2jax.ops import compat, registry
+
+from .folding import is_float, types_of
+from .folding_cases import CASES
+from .helpers import run_op
+from .opset_table import rows
+
+NEWEST = 28
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+FOLDS = tuple(CASES)
+
+# Half precision rounds once, at the end; in the wide types the order of sums and the mathematical libraries differ.
+_TOLERANCE = {"float16": 2**-9, "bfloat16": 2**-6, "float32": 2**-19, "complex64": 2**-19}
+
+
+def _check(key: tuple[str, str], draw: Callable[[st.SearchStrategy[Any]], Any], count: int) -> None:
+    """Several draws, compiled together."""
+    domain, name = key
+    drawn = [CASES[key](draw, types_of(domain, name)) for _ in range(count)]
+    operator = registry.resolve(domain, name, NEWEST)
+    opset = None if domain else NEWEST
+    if operator is None or operator.function is None:  # withdrawn
+        opset, operator = 1, registry.resolve(domain, name, 1)
+    assert operator is not None
+
+    def call(n: int, values: Any) -> list[Any]:
+        return jax.tree.leaves(run_op(name, *values, **{"opset": opset, "domain": domain, **drawn[n][1]}))
+
+    def free(n: int) -> dict[int, Any]:
+        inputs = enumerate(drawn[n][0])
+        return {p: x for p, x in inputs if x is not None and operator.parameter(p) not in operator.static}
+
+    def compiled(chosen: Iterable[int]) -> dict[int, list[Any]]:
+        def together(free: dict[int, dict[int, Any]]) -> dict[int, list[Any]]:
+            return {n: call(n, [f.get(p, x) for p, x in enumerate(drawn[n][0])]) for n, f in free.items()}
+
+        return jit(together)({n: free(n) for n in chosen})
+
+    known = {}
+    with compat.enable_x64():
+        for n, (inputs, _) in enumerate(drawn):
+            try:
+                known[n] = call(n, inputs)
+            except OnnxError:
+                with pytest.raises(OnnxError):  # refused by both
+                    compiled([n])
+        traced = compiled(known)
+    for n, results in known.items():
+        assert all(isinstance(v, np.ndarray) for v in results), "it does not fold"
+        for a, b in zip(results, traced[n], strict=True):
+            _assert_close(a, np.asarray(b))
+
+
+def _assert_close(a: np.ndarray, b: np.ndarray) -> None:
+    assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    if not (is_float(a.dtype) or a.dtype.kind == "c"):
+        np.testing.assert_array_equal(a, b)
+        return
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    tolerance = _TOLERANCE.get(a.dtype.name, 2**-46 if a.dtype.itemsize >= 8 else 0)  # the 8-bit floats are exact
+    np.testing.assert_allclose(b.astype(wide), a.astype(wide), rtol=tolerance, atol=tolerance / 4)
+
+
+def _keys() -> list[Any]:
+    return [pytest.param(key, id="-".join(filter(None, key))) for key in FOLDS]
+
+
+_OPTIONS: dict[str, Any] = {
+    "derandomize": True,
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+@pytest.mark.parametrize("key", _keys())
+@settings(max_examples=2, phases=[Phase.generate], **_OPTIONS)  # the long profile makes failures small
+@given(data=st.data())
+def test_branches_agree(key: tuple[str, str], data: st.DataObject) -> None:
+    _check(key, data.draw, 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", _keys())
+@settings(max_examples=20, **_OPTIONS)
+@given(data=st.data())
+def test_branches_agree_on_many(key: tuple[str, str], data: st.DataObject) -> None:
+    _check(key, data.draw, 8)
+
+
+SAMPLES = {
+    "Scatter": "the same function as ScatterElements, withdrawn at opset 11",
+    "Resize": "only nearest folds",
+    "Upsample": "only nearest folds",
+}
+"""Operators that fold, or do at times, and have no case."""
+
+
+def test_every_operator_that_folds_has_a_case() -> None:
+    seen = set()
+    for row in {r.name: r for r in rows()}.values():
+        operator = registry.resolve(row.domain, row.name, row.opsets()[-1])
+        assert operator is not None
+        if (row.domain, row.name) in CASES or all(p in operator.static for p in operator.inputs):
+            continue  # has one, or is the host's alone
+        options: dict[str, Any] = {"opset": row.opsets()[-1], "domain": row.domain, "n_outputs": row.outputs}
+        with contextlib.suppress(OnnxError), compat.enable_x64():
+            results = run_op(row.name, *row.inputs, **options, **row.attributes)
+            if all(isinstance(v, np.ndarray) for v in jax.tree.leaves(results)):
+                seen.add(row.name)
+    assert seen <= set(SAMPLES)
