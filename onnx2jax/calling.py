@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import InputNameError, InputShapeError, InputTypeError
+from .ops.arrays import is_traced
 from .proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 
 _WIDENS = {"int32": "int64", "uint32": "uint64", "float32": "float64", "complex64": "complex128"}
@@ -162,7 +163,7 @@ def pad(
 
     What is larger than the largest size stays as it is, and so does every input while a value is traced.
     """
-    if not bucket or any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values)):
+    if not bucket or is_traced(values):
         return values, {}
     extents: dict[str, int] = {}
     padded = dict(values)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from .errors import InputNameError, InputShapeError
 from .graph import Imported, Node
 from .ops import registry
+from .ops.arrays import is_traced
 from .ops.registry import PADDED
 from .proto.types import TensorType, ValueInfo
 
@@ -36,7 +36,7 @@ def with_max_size(imported: Imported, sizes: Mapping[str, int]) -> Imported:
 
 def check_counts(results: Sequence[Any], sizes: Mapping[str, int]) -> None:
     """Raise InputShapeError when a node found more than its size; the counts are the last results, in order."""
-    if any(isinstance(r, jax.core.Tracer) for r in jax.tree.leaves(results)):
+    if is_traced(results):
         return
     for (name, size), count in zip(sizes.items(), results[len(results) - len(sizes) :], strict=True):
         if int(count) > size:

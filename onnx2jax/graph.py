@@ -41,6 +41,11 @@ class Node:
         return tuple(g for group in values for g in group if isinstance(g, Graph))
 
     @cached_property
+    def bodies(self) -> tuple[Graph, ...]:
+        """The graphs among the attributes, and the body of the function that serves the node."""
+        return (*self.graphs, self.target.body) if isinstance(self.target, Function) else self.graphs
+
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Names it reads from its surroundings: its inputs and what its graphs capture."""
         return tuple(filter(None, self.inputs)) + tuple(n for g in self.graphs for n in sorted(g.captures))
@@ -88,10 +93,8 @@ class Graph:
             seen.add(id(graph))
             yield graph
             for node in graph.nodes:
-                for inner in node.graphs:
+                for inner in node.bodies:
                     yield from visit(inner)
-                if isinstance(node.target, Function):
-                    yield from visit(node.target.body)
 
         yield from visit(self)
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from . import calling, plan
 from .errors import KnownValueError
-from .graph import Function, Graph, Node
+from .graph import Graph, Node
 from .ops import compat
+from .ops.arrays import is_traced
 from .ops.registry import Operator
 from .stages import Stage, arrange, whole
 from .trace import Context, run_nodes
@@ -71,7 +72,7 @@ class Program:
             rng: random key or None.
             given: those of the parameters that may be tracers, because the caller gave them.
         """
-        if has_tracer((list(values.values()), rng)) or has_tracer(given):
+        if is_traced(list(values.values()), rng, given):
             return self._inside_transformation(values, params, known, rng)
         while True:
             try:
@@ -190,7 +191,7 @@ class _Unit:
         while True:
             reads = {n: scope[n] for n in self.stage.reads if n in scope}
             pinned = {
-                n: np.asarray(v) for n, v in reads.items() if n in fixed or (n in self.by_value and not has_tracer(v))
+                n: np.asarray(v) for n, v in reads.items() if n in fixed or (n in self.by_value and not is_traced(v))
             }
             rest = {n: v for n, v in reads.items() if n not in pinned}
             self._refuse_host_types(rest)
@@ -260,7 +261,7 @@ class _Unit:
         node = error.node
         assert node is not None
         found = plan.sources(self.stage.nodes, error.values) & values.keys()
-        small = {n for n in found if not has_tracer(values[n]) and plan.by_value(values[n])}
+        small = {n for n in found if not is_traced(values[n]) and plan.by_value(values[n])}
         # By value costs a compilation a value. It pays for what a caller chooses, and before heavy work.
         chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self._chosen
         if chosen and (node.graphs or chosen == found):
@@ -298,16 +299,9 @@ class Known:
         return isinstance(other, Known) and self._key == other._key
 
 
-def has_tracer(value: Any) -> bool:
-    """Whether a value, or a part of it, is a tracer."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value))
-
-
 def _graphs(stage: Stage) -> list[Graph]:
     """The graphs and function bodies inside a stage's nodes."""
-    inner = [g for node in stage.nodes for g in node.graphs]
-    inner += [node.target.body for node in stage.nodes if isinstance(node.target, Function)]
-    return [g for graph in inner for g in graph.walk()]
+    return [g for node in stage.nodes for body in node.bodies for g in body.walk()]
 
 
 def _is_constant(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from .graph import Function, Graph, Node
+from .graph import Graph, Node
 from .ops.registry import Operator
 
 
@@ -28,8 +28,7 @@ def is_heavy(node: Node) -> bool:
     """Whether a node, or a node of the graphs and functions inside it, is worth compiling for its own sake."""
     if isinstance(node.target, Operator) and node.target.heavy:
         return True
-    inner = [*node.graphs, *([node.target.body] if isinstance(node.target, Function) else [])]
-    return any(is_heavy(n) for graph in inner for n in graph.nodes)
+    return any(is_heavy(n) for graph in node.bodies for n in graph.nodes)
 
 
 def arrange(graph: Graph, host: Collection[Node], *, light_on_host: bool = False) -> tuple[Stage, ...]:

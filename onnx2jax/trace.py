@@ -19,7 +19,7 @@ import numpy as np
 from . import binding
 from .errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from .graph import Function, Graph, Node, Reference
-from .ops.arrays import is_known, is_string
+from .ops.arrays import is_known, is_string, is_traced
 from .ops.registry import PADDED, Operator, resolve
 from .proto.types import ValueInfo
 
@@ -75,7 +75,7 @@ class Closure:
         if len(named) < len(args):
             raise ValueError(f"graph {self.graph.name!r} takes {len(self.graph.inputs)} inputs, not {len(args)}")
         if context.on_host is not None:
-            if not context.attributes and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+            if not context.attributes and not is_traced(*args):
                 return context.on_host(self.graph, named, self.scope, context.rng)
             context = replace(context, on_host=None)
         return evaluate(self.graph, named, context, self.scope)
@@ -201,7 +201,7 @@ def _known(node: Node, operator: Operator, position: int, value: Any) -> Any:
     """An operand, as NumPy when the operator must know its value before compiling."""
     if operator.parameter(position) not in operator.static or is_known(value):
         return value
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+    if is_traced(value):
         raise _needs_known(node, f"{operator.parameter(position)!r}", (node.inputs[position],))
     return jax.tree.map(np.asarray, value)
 

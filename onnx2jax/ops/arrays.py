@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -15,6 +16,11 @@ def is_known(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(is_known(v) for v in value)
     return value is None or isinstance(value, np.ndarray | np.generic | int | float | bool | str | dict)
+
+
+def is_traced(*values: Any) -> bool:
+    """True when a value, or a member of a sequence or mapping, is only known to the compiler so far."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
 def xp(*values: Any) -> ModuleType:

@@ -14,13 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import dims, is_known, xp
+from .arrays import dims, is_known, is_traced, xp
 from .registry import op
-
-
-def is_traced(*values):
-    """True when a value, or a member of a sequence, is only known to the compiler so far."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
 def curable(error):

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..proto.dtypes import ELEMENT_TYPES
-from .arrays import axis_of, dims, xp
-from .control import curable, is_traced
+from .arrays import axis_of, dims, is_traced, xp
+from .control import curable
 from .registry import Shaped, Static, op
 
 
