@@ -18,6 +18,7 @@ __all__ = [
     "OnnxError",
     "OperatorError",
     "RandomKeyError",
+    "ShardingError",
     "UnsupportedError",
     "UnsupportedOperatorError",
 ]
@@ -69,3 +70,7 @@ class KnownValueError(OnnxError, TypeError):
 
 class RandomKeyError(OnnxError, TypeError):
     """The model draws random numbers and no key was given."""
+
+
+class ShardingError(OnnxError, ValueError):
+    """A sharding does not fit the mesh or an array, or a device configuration the model."""

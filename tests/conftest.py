@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import sys
 
+import jax
 import pytest
+
+# Eight virtual devices of the CPU, for tests of sharding (``helpers.mesh``). What says nothing about devices runs on
+# the first of them as it would on the only one. Here, because it has to be set before JAX first runs anything.
+if jax.config.jax_num_cpu_devices != 8:
+    jax.config.update("jax_num_cpu_devices", 8)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,8 @@
-"""What tests share: one operator run as a one-node graph."""
+"""What tests share: one operator run as a one-node graph, meshes over the eight virtual devices of conftest.py."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -48,3 +49,9 @@ def run_op(
     with compat.enable_x64():
         results = jax.jit(call)(values) if jit else call(values)
     return results[0] if n_outputs == 1 else results
+
+
+def mesh(**axes: int) -> jax.sharding.Mesh:
+    """A mesh over the first virtual devices: ``mesh(data=8)``, ``mesh(data=4, model=2)``."""
+    devices = jax.devices("cpu")[: math.prod(axes.values())]
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices)
