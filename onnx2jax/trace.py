@@ -123,6 +123,7 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
             if isinstance(node.target, Function):
                 return _call(node.target, values, attributes, _inside(context, node))
             assert node.target is not None and node.target.function is not None
+            node.target.check_choices(attributes)
             values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
             results = node.target.function(*values, **(_fixtures(node, node.target, context) | attributes))
         except OnnxError as e:

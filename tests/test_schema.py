@@ -102,6 +102,14 @@ def test_signatures(name: str) -> None:
     assert deviations <= {about for about, _ in problems}, "no longer a deviation"
 
 
+def test_defaults_are_among_the_choices() -> None:
+    for name, versions in HISTORY.items():
+        for operator in {o.since: o for v in versions if (o := _serving(v)) and o.function}.values():
+            defaults = {n: p.default for n, p in inspect.signature(operator.function).parameters.items()}
+            odd = [k for k, choices in operator.choices.items() if defaults[k] not in (REQUIRED, *choices)]
+            assert odd == [], name
+
+
 def test_nothing_is_served_that_onnx_does_not_define() -> None:
     served = {f"{d}.{n}" if d else n for d, names in onnx2jax.supported().items() if d in binding.NEWEST for n in names}
     assert served - set(HISTORY) == set(OUTSIDE)

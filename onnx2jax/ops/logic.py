@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from jax import lax
 
@@ -21,9 +23,7 @@ _same_objects = np.frompyfunc(_same, 2, 1)
 
 
 def _equal(a, b):
-    if object in (a.dtype, b.dtype):
-        return np.asarray(_same_objects(a, b), bool)
-    return np.equal(a, b)
+    return np.asarray(_same_objects(a, b), bool) if object in (a.dtype, b.dtype) else np.equal(a, b)
 
 
 binary("And", np.logical_and, lax.bitwise_and)
@@ -46,16 +46,11 @@ def _shift_right(x, y):
 
 
 # By the width or more, or by a negative count, NumPy and XLA both leave what the sign alone gives, as ONNX asks.
-_SHIFTS = {
-    "LEFT": two_columns(np.left_shift, lax.shift_left),
-    "RIGHT": two_columns(np.right_shift, _shift_right),
-}
+_SHIFTS = {"LEFT": two_columns(np.left_shift, lax.shift_left), "RIGHT": two_columns(np.right_shift, _shift_right)}
 
 
 @op("BitShift", since=11)
-def bit_shift(X, Y, *, direction):
-    if direction not in _SHIFTS:
-        raise ValueError(f"direction ({direction!r}) is 'LEFT' or 'RIGHT'")
+def bit_shift(X, Y, *, direction: Literal["LEFT", "RIGHT"]):
     return _SHIFTS[direction](X, Y)
 
 

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from .arrays import xp
+from .linalg import wide
 from .registry import op
 
-
-def _wide(x):
-    return x.astype(np.float32) if x.dtype.itemsize < 4 else x
+Reduction = Literal["none", "sum", "mean"]
 
 
 def _reduced(log_prob, target, weight, ignore_index, reduction):
     """The weighted negative log-likelihood of each label, reduced; in log_prob's type."""
-    if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f"reduction ({reduction!r}) must be 'none', 'sum' or 'mean'")
     if log_prob.ndim < 2 or target.shape != log_prob.shape[:1] + log_prob.shape[2:]:
-        raise ValueError(
-            f"scores [batch, classes, ...] {log_prob.shape} need labels [batch, ...] (shape {target.shape})"
-        )
+        raise ValueError(f"scores [batch, classes, ...] {log_prob.shape} need labels [batch, ...] ({target.shape})")
     ns = xp(log_prob, target, weight)
-    classes = log_prob.shape[1]
     # A label outside the classes that is not ignored has no loss: NaN says so.
-    inside = (target >= 0) & (target < classes)
+    inside = (target >= 0) & (target < log_prob.shape[1])
     label = ns.where(inside, target, 0)
     loss = -ns.take_along_axis(log_prob, ns.expand_dims(label, 1), axis=1).squeeze(1)
     counted = ns.ones(target.shape, log_prob.dtype) if weight is None else ns.take(weight.astype(log_prob.dtype), label)
@@ -33,21 +29,20 @@ def _reduced(log_prob, target, weight, ignore_index, reduction):
         loss, counted = (ns.where(kept, x, log_prob.dtype.type(0)) for x in (loss, counted))
     if reduction == "none":
         return loss
-    total = ns.sum(loss)
-    return total / ns.sum(counted) if reduction == "mean" else total
+    return ns.sum(loss) / ns.sum(counted) if reduction == "mean" else ns.sum(loss)
 
 
 @op("NegativeLogLikelihoodLoss", since=12)
-def negative_log_likelihood_loss(input, target, weight=None, *, ignore_index=None, reduction="mean"):
+def negative_log_likelihood_loss(input, target, weight=None, *, ignore_index=None, reduction: Reduction = "mean"):
     """-input[label] * weight[label]; the mean divides by the sum of the weights that count."""
-    return _reduced(_wide(input), target, weight, ignore_index, reduction).astype(input.dtype)
+    return _reduced(wide(input), target, weight, ignore_index, reduction).astype(input.dtype)
 
 
 @op("SoftmaxCrossEntropyLoss", since=12)
-def softmax_cross_entropy_loss(scores, labels, weights=None, *, ignore_index=None, reduction="mean"):
+def softmax_cross_entropy_loss(scores, labels, weights=None, *, ignore_index=None, reduction: Reduction = "mean"):
     """The negative log-likelihood of the labels under softmax(scores), and log(softmax(scores))."""
-    ns, wide = xp(scores), _wide(scores)
-    shifted = wide - ns.max(wide, axis=1, keepdims=True)
+    ns, x = xp(scores), wide(scores)
+    shifted = x - ns.max(x, axis=1, keepdims=True)
     log_prob = shifted - ns.log(ns.sum(ns.exp(shifted), axis=1, keepdims=True))
     loss = _reduced(log_prob, labels, weights, ignore_index, reduction)
     return loss.astype(scores.dtype), log_prob.astype(scores.dtype)

@@ -135,7 +135,7 @@ def mean_variance_normalization(X, *, axes=(0, 2, 3)):
 
 def root(x, p=2):
     """The p-th root, whose gradient at zero is zero."""
-    np_, positive = xp(x), x > 0
+    np_, positive = xp(x), x != 0  # NaN stays NaN
     safe = np_.where(positive, x, x.dtype.type(1))
     return np_.where(positive, np_.sqrt(safe) if p == 2 else safe ** (1 / p), x.dtype.type(0))
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from .arrays import xp
+from .norm import root
 from .registry import op
 
 _DOMAIN = "ai.onnx.preview.training"
 
 
-def _groups(inputs, kinds):
-    """X_1, X_2, G_1, G_2, ... -> (X_1, G_1, ...), (X_2, G_2, ...)."""
+def _each(step, inputs, kinds):
+    """The step on (X_1, G_1, ...), (X_2, G_2, ...), given X_1, X_2, ..., G_1, G_2, ...; the results in that order."""
     if len(inputs) % kinds:
         raise ValueError(f"inputs ({len(inputs)}) must come in {kinds} groups of equal size")
     count = len(inputs) // kinds
-    return list(zip(*(inputs[i : i + count] for i in range(0, len(inputs), count or 1)), strict=True))
-
-
-def _regrouped(results):
+    results = [step(*inputs[i::count]) for i in range(count)]
     return tuple(value for kind in zip(*results, strict=True) for value in kind)
-
-
-def _root(x):
-    """The square root, whose gradient at zero is zero and not infinite."""
-    ns = xp(x)
-    return ns.where(x == 0, x, ns.sqrt(ns.where(x == 0, x.dtype.type(1), x)))
 
 
 @op("Adagrad", domain=_DOMAIN)
@@ -34,9 +28,9 @@ def adagrad(R, T, *inputs, decay_factor=0.0, epsilon=1e-6, norm_coefficient=0.0)
     def step(x, g, h):
         g = norm_coefficient * x + g
         h = h + g * g
-        return x - rate.astype(x.dtype) * g / (_root(h) + epsilon), h
+        return x - rate.astype(x.dtype) * g / (root(h) + epsilon), h
 
-    return _regrouped(step(*group) for group in _groups(inputs, 3))
+    return _each(step, inputs, 3)
 
 
 @op("Adam", domain=_DOMAIN)
@@ -50,17 +44,15 @@ def adam(R, T, *inputs, alpha=0.9, beta=0.999, epsilon=1e-6, norm_coefficient=0.
         g = norm_coefficient * x + g
         v = alpha * v + (1 - alpha) * g
         h = beta * h + (1 - beta) * (g * g)
-        x = x - rate.astype(x.dtype) * v / (_root(h) + epsilon)
+        x = x - rate.astype(x.dtype) * v / (root(h) + epsilon)
         return (1 - norm_coefficient_post) * x, v, h
 
-    return _regrouped(step(*group) for group in _groups(inputs, 4))
+    return _each(step, inputs, 4)
 
 
 @op("Momentum", domain=_DOMAIN)
-def momentum(R, T, *inputs, alpha, beta, mode, norm_coefficient):
+def momentum(R, T, *inputs, alpha, beta, mode: Literal["standard", "nesterov"], norm_coefficient):
     """X, G, V -> X, V: gradient descent with standard or Nesterov's momentum."""
-    if mode not in ("standard", "nesterov"):
-        raise ValueError(f"mode ({mode!r}) must be 'standard' or 'nesterov'")
     rate = R.reshape(())
     scale = xp(T).where(T > 0, beta, 1.0).reshape(())
 
@@ -69,4 +61,4 @@ def momentum(R, T, *inputs, alpha, beta, mode, norm_coefficient):
         v = alpha * v + scale.astype(x.dtype) * g
         return x - rate.astype(x.dtype) * (g + alpha * v if mode == "nesterov" else v), v
 
-    return _regrouped(step(*group) for group in _groups(inputs, 3))
+    return _each(step, inputs, 3)

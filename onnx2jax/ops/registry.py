@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
@@ -40,6 +40,8 @@ class Operator:
     static: frozenset[str] = frozenset()
     shaped: frozenset[str] = frozenset()
     fixtures: frozenset[str] = frozenset()
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
+    """The values that an attribute annotated with ``Literal`` may take."""
     heavy: bool = False
     """Worth compiling for its own sake: a product, a convolution, a recurrence, a forest."""
     instead: str = ""
@@ -48,6 +50,12 @@ class Operator:
     def parameter(self, position: int) -> str | None:
         """The name of the parameter that takes the input at ``position``."""
         return self.inputs[position] if position < len(self.inputs) else self.variadic
+
+    def check_choices(self, attributes: Mapping[str, Any]) -> None:
+        """Raise ValueError for an attribute with a value that its ``Literal`` does not list."""
+        for name, choices in self.choices.items():
+            if name in attributes and attributes[name] not in choices:
+                raise ValueError(f"{name} ({attributes[name]!r}) must be one of {', '.join(map(repr, choices))}")
 
 
 _OPERATORS: dict[tuple[str, str], list[Operator]] = {}
@@ -63,7 +71,8 @@ def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, repl
 
     Positional parameters are the operator's inputs in order (``=None`` when optional, ``*xs`` when
     variadic), keyword-only parameters its attributes with the schema's defaults. A tuple returned is
-    several outputs. Annotate an input with ``Static`` when its value must be known before compiling.
+    several outputs. Annotate an input with ``Static`` when its value must be known before compiling, an
+    attribute with ``Literal["a", "b"]`` when other values must be refused.
 
     Args:
         name: the operator's ``op_type``.
@@ -145,5 +154,6 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any], 
         static=marked("static"),
         shaped=marked("shaped"),
         fixtures=keywords & FIXTURES,
+        choices={k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
         heavy=heavy,
     )

@@ -7,6 +7,7 @@ from jax import lax
 
 from ..proto.dtypes import to_dtype
 from .arrays import axis_of, xp
+from .linalg import wide
 from .registry import Static, op
 
 
@@ -14,7 +15,7 @@ def _complex(x):
     """[..., 1] or [..., 2] -> [...]: real for one component, complex for two."""
     if x.shape[-1] not in (1, 2):
         raise ValueError(f"the last dimension must hold 1 (real) or 2 (real, imaginary) components ({x.shape[-1]})")
-    x = x if x.dtype.itemsize >= 4 else x.astype(np.float32)
+    x = wide(x)
     if x.shape[-1] == 1:
         return x[..., 0]
     return x[..., 0] + 1j * x[..., 1] if xp(x) is np else lax.complex(x[..., 0], x[..., 1])
@@ -22,26 +23,6 @@ def _complex(x):
 
 def _parts(z, dtype):
     return xp(z).stack([z.real, z.imag], axis=-1).astype(dtype)
-
-
-def _transform(input, length, axis, inverse, onesided):
-    axis = axis_of(axis, input.ndim)
-    if axis == input.ndim - 1:
-        raise ValueError(f"axis {axis} holds the real and imaginary parts; choose a signal axis")
-    fft, signal = xp(input).fft, _complex(input)
-    real = input.shape[-1] == 1
-    if onesided and inverse:
-        if real:
-            raise ValueError("onesided=1 with inverse=1 needs a complex input, last dimension 2 (1)")
-        length = 2 * (input.shape[axis] - 1) if length is None else length
-        return fft.irfft(signal, length, axis)[..., None].astype(input.dtype)
-    if onesided:
-        if not real:
-            raise ValueError("onesided=1 needs a real input, last dimension 1 (2); set onesided=0")
-        return _parts(fft.rfft(signal, length, axis), input.dtype)
-    if real and not inverse:
-        return _parts(_mirrored(signal, length, axis), input.dtype)
-    return _parts((fft.ifft if inverse else fft.fft)(signal, length, axis), input.dtype)
 
 
 def _mirrored(signal, length, axis):
@@ -58,13 +39,23 @@ def _scalar(value):
 @op("DFT", since=20, heavy=True)
 def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
     """The discrete Fourier transform along one axis."""
-    return _transform(input, _scalar(dft_length), -2 if axis is None else _scalar(axis), inverse, onesided)
+    axis = axis_of(-2 if axis is None else _scalar(axis), input.ndim)
+    if axis == input.ndim - 1:
+        raise ValueError(f"axis {axis} holds the real and imaginary parts; choose a signal axis")
+    fft, signal, length, real = xp(input).fft, _complex(input), _scalar(dft_length), input.shape[-1] == 1
+    if onesided and real == bool(inverse):
+        need = "a complex input, last dimension 2" if inverse else "a real input, last dimension 1"
+        raise ValueError(f"onesided=1 with inverse={inverse} needs {need} ({input.shape[-1]}); or set onesided=0")
+    if onesided and inverse:
+        return fft.irfft(signal, length, axis)[..., None].astype(input.dtype)
+    whole = fft.ifft if inverse else _mirrored if real else fft.fft
+    return _parts((fft.rfft if onesided else whole)(signal, length, axis), input.dtype)
 
 
 @op("DFT", since=17, heavy=True)
 def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
     """DFT while its axis was an attribute: the first one after the batch by default."""
-    return _transform(input, _scalar(dft_length), axis, inverse, onesided)
+    return dft(input, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
 @op("STFT", since=17, heavy=True)
@@ -80,11 +71,10 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
     if step < 1 or not 0 < length <= signal.shape[1]:
         raise ValueError(f"frame_step ({step}) and frame_length ({length}) do not fit a signal of {signal.shape[1]}")
     starts = np.arange(0, signal.shape[1] - length + 1, step)
-    wide = signal.dtype if signal.dtype.itemsize >= 4 else np.dtype(np.float32)
-    frames = signal.astype(wide)[:, starts[:, None] + np.arange(length)]
+    frames = wide(signal)[:, starts[:, None] + np.arange(length)]
     if window is not None:
-        frames = frames * window[:, None].astype(wide)
-    return _transform(frames, None, 2, 0, onesided).astype(signal.dtype)
+        frames = frames * window[:, None].astype(frames.dtype)
+    return dft(frames, axis=2, onesided=onesided).astype(signal.dtype)
 
 
 def _cosine_window(a0, a1, a2):
@@ -114,9 +104,8 @@ def mel_weight_matrix(
     """Triangles evenly spaced on the mel scale, over the bins of a one-sided spectrum: [bins, mels]."""
     ns = xp(sample_rate, lower_edge_hertz, upper_edge_hertz)
     mels, length = _scalar(num_mel_bins), _scalar(dft_length)
-    rate, low, high = (
-        ns.asarray(x).reshape(()).astype(np.float64) for x in (sample_rate, lower_edge_hertz, upper_edge_hertz)
-    )
+    scalars = sample_rate, lower_edge_hertz, upper_edge_hertz
+    rate, low, high = (ns.asarray(x).reshape(()).astype(np.float64) for x in scalars)
     low, high = (2595 * ns.log10(1 + hertz / 700) for hertz in (low, high))
     # The specification leaves the spacing open; the runtimes divide the range by the number of edges.
     mel = low + ns.arange(mels + 2) * ((high - low) / (mels + 2))
@@ -127,5 +116,4 @@ def mel_weight_matrix(
     bins = np.arange(length // 2 + 1.0)[:, None]
     rising = (bins - left) / ns.where(centre > left, centre - left, 1)
     falling = (right - bins) / ns.where(right > centre, right - centre, 1)
-    weights = ns.where(bins < centre, ns.maximum(rising, 0), ns.maximum(falling, 0))
-    return ns.where(bins == centre, 1, weights).astype(to_dtype(output_datatype))
+    return ns.where(bins == centre, 1, ns.maximum(ns.minimum(rising, falling), 0)).astype(to_dtype(output_datatype))

@@ -74,6 +74,6 @@ def test_a_step_is_differentiable_at_rest():
 def test_misuse_is_refused():
     with pytest.raises(ValueError, match="3 groups"):
         run_op("Adagrad", R, np.array(0), X, G, domain=DOMAIN, n_outputs=2)
-    with pytest.raises(ValueError, match="'standard' or 'nesterov'"):
+    with pytest.raises(ValueError, match="'standard', 'nesterov'"):
         attributes = {**MOMENTUM, "mode": "heavy"}
         run_op("Momentum", R, np.array(0), X, G, V, domain=DOMAIN, **attributes)
