@@ -19,6 +19,7 @@ from .graphs import check_graphs
 from .model import check_header, not_text
 from .report import Collector, Finding, Report
 from .training import check_training
+from .types import check_types
 
 __all__ = ["Finding", "Report", "check"]
 
@@ -98,6 +99,7 @@ def check_message(
         importer.unused_functions()
         check_training(model, imported.graph, importer, collector.note)
         check_graphs(model, importer.opsets, files, collector.note)
+        check_types(model, importer.opsets, collector.note)
     except OnnxError as e:
         collector.error(e, "model")
     for missing in importer.missing:

@@ -43,6 +43,13 @@ class Place:
         name = node.name or next(filter(None, node.output), f"{node.op_type}_{i}")
         return f"{self.where}, node {name[:80]!r}"
 
+    def inside(self, i: int) -> Iterator[Place]:
+        """The graphs among the attributes of a node."""
+        for a in self.graph.node[i].attribute:
+            for graph in [*([a.g] if a.HasField("g") else []), *a.graphs]:
+                where = f"{self.node(i)}, graph {(graph.name or a.name)[:80]!r}"
+                yield Place(graph, where, "subgraph", (*self.outer, (self, i)))
+
 
 def places(model: Any) -> Iterator[Place]:
     """Every graph and function body of a model, outer ones first. A loop, because files may nest them deeply."""
@@ -58,8 +65,5 @@ def places(model: Any) -> Iterator[Place]:
     while pending:
         place = pending.pop()
         yield place
-        for i, node in enumerate(place.graph.node):
-            for a in node.attribute:
-                for graph in [*([a.g] if a.HasField("g") else []), *a.graphs]:
-                    where = f"{place.node(i)}, graph {(graph.name or a.name)[:80]!r}"
-                    pending.append(Place(graph, where, "subgraph", (*place.outer, (place, i))))
+        for i in range(len(place.graph.node)):
+            pending.extend(place.inside(i))

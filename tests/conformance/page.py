@@ -40,7 +40,6 @@ NOT_APPLICABLE = {
 }
 """Rules without a test, each with the reason why none is possible."""
 PARTLY = {
-    "ND-09": "operands of unlike types are refused when the operator runs; constraint sets per version are not checked",
     "SH-09": "only extents that are numbers are checked; exporters name extents in which the elements differ",
     "TY-10": "NaN becomes -0, as the official node tests want, not 6, as the prose does",
     "TR-16": "the combined graph is checked; running it is a matter of training",

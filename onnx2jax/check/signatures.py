@@ -1,0 +1,80 @@
+"""Which types each version of each operator takes and gives: types.txt, made from ONNX's schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ..proto.dtypes import ELEMENT_TYPES
+
+Type = str | None
+"""A type in short: a tensor by its element type, or ``seq(float)`` and the like; None while unknown."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The types of an operator's inputs and outputs: variables, or types."""
+
+    since: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    allowed: Mapping[str, frozenset[str]]
+    """What each type variable may be."""
+
+
+def signature(title: str, opset: int) -> Signature | None:
+    """Of an operator, ``Relu`` or ``ai.onnx.ml.ZipMap``, at an opset; None where ONNX defines none."""
+    found = max((s for s in _table().get(title, ()) if s.since <= opset), key=lambda s: s.since, default=None)
+    return found if found is not None and found.outputs else None
+
+
+def formal(parameters: tuple[str, ...], position: int) -> str | None:
+    """The type of the parameter at a position; with ``&`` at its end where each entry may have its own."""
+    if position < len(parameters):
+        return parameters[position].rstrip("?*")
+    return parameters[-1].rstrip("*") if parameters and parameters[-1].endswith(("*", "&")) else None
+
+
+def type_of(message: Any) -> Type:
+    """A TypeProto in short. A sparse tensor counts as the dense one that it stands for."""
+    kind = message.WhichOneof("value")
+    value: Any = getattr(message, kind) if kind else None
+    match kind:
+        case "tensor_type" | "sparse_tensor_type":
+            return element(value.elem_type)
+        case "sequence_type" | "optional_type":
+            inner = type_of(value.elem_type)
+            return inner and f"{'seq' if kind == 'sequence_type' else 'optional'}({inner})"
+        case "map_type":
+            key, inner = element(value.key_type), type_of(value.value_type)
+            return f"map({key},{inner})" if key and inner else None
+        case _:
+            return None
+
+
+def element(code: int) -> Type:
+    """An element type in short."""
+    return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else None
+
+
+@cache
+def _table() -> dict[str, list[Signature]]:
+    sets: list[frozenset[str]] = []
+    table: dict[str, list[Signature]] = {}
+    for line in files(__package__).joinpath("types.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        if line[0].isdigit():
+            sets.append(frozenset(line.split()[1:]))
+            continue
+        head, _, rest = line.partition(":")
+        title, since = head.split()
+        ends, _, variables = rest.partition(";")
+        inputs, _, outputs = ends.partition("->")
+        allowed = {name: sets[int(i)] for name, i in (v.split("=") for v in variables.split())}
+        new = Signature(int(since), tuple(inputs.split()), tuple(outputs.split()), allowed)
+        table.setdefault(title, []).append(new)
+    return table
