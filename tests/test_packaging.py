@@ -13,7 +13,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DATA = {"data/digits.onnx", "data/digits_samples.npz", "proto/onnx.proto", "proto/onnx.binpb", "py.typed"}
+DATA = {
+    "check/types.txt",
+    "data/digits.onnx",
+    "data/digits_samples.npz",
+    "proto/onnx.proto",
+    "proto/onnx.binpb",
+    "py.typed",
+}
 
 
 def test_rooms_at_the_top_are_links_into_the_package() -> None:
