@@ -48,3 +48,13 @@ def test_activations_of_the_light_resnet50() -> None:
     activations = onnx2jax.convert(probed).run(None, {official.free_inputs(message)[0].name: image})
     assert all(np.isfinite(a).all() for a in activations)
     assert max(np.abs(a).max() for a in activations) > 1e18
+
+
+@pytest.mark.parametrize("name", ["attention_4d_causal_fp16", "attention_4d_gqa_with_past_and_present_fp16"])
+def test_float16_attention_to_the_bit(name: str) -> None:
+    """Every step is rounded as ONNX's function says: the operator, its expansion and the stored result are the same."""
+    for case in (official.cases()[f"test_{name}"], official.cases()[f"test_{name}_expanded"]):
+        message, [(inputs, expected)] = official.load(case)
+        feeds = dict(zip([v.name for v in official.free_inputs(message)], inputs, strict=True))
+        for result, value in zip(onnx2jax.convert(message).run(None, feeds), expected, strict=True):
+            np.testing.assert_array_equal(result, value)

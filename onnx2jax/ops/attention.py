@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
+from .activation import softmax
 from .arrays import xp
 from .registry import op
 
@@ -86,10 +87,8 @@ def _weigh(weights, value):
 
 def _softmax(scores):
     """Softmax over the last axis in which a row of -inf (nothing to attend to) becomes zeros, not NaN."""
-    peak = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True, initial=-np.inf))
-    weights = jnp.exp(scores - jnp.where(jnp.isneginf(peak), 0, peak))
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    return weights / jnp.where(total == 0, 1, total)
+    empty = jnp.isneginf(jnp.max(scores, axis=-1, keepdims=True, initial=-np.inf))
+    return jnp.where(empty, 0, softmax(jnp.where(empty, 0, scores), axes=(scores.ndim - 1,)))
 
 
 def _window(queries, keys, offset, left, right):
