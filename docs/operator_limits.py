@@ -93,7 +93,10 @@ LIMITS: dict[tuple[str, str], str] = {
     (ML, "OneHotEncoder"): f"{_STRINGS}; with zeros=0 the input must be known, since an unknown category raises",
     (ML, "SVMClassifier"): f"{_LABELS}; {_PROBIT}",
     (ML, "TreeEnsembleClassifier"): f"{_LABELS}; {_PROBIT}; one score a row against several base_values is refused",
-    ("ai.onnx.preview.training", "Gradient"): "not served yet: it differentiates the graph around it",
+    (
+        "ai.onnx.preview.training",
+        "Gradient",
+    ): "the elements of y count as their sum; values it does not name are constants",
     (MICROSOFT, "Attention"): f"{_SHARED}; {_MASKS}",
     (MICROSOFT, "CDist"): "metrics: sqeuclidean and euclidean",
     (MICROSOFT, "FusedConv"): _ACTIVATIONS,

@@ -33,6 +33,8 @@ class Node:
     attributes: Mapping[str, Any]
     target: Operator | Function | None
     """What serves it; None when nothing does (only in graphs loaded for inspection)."""
+    hidden: tuple[str, ...] = ()
+    """What it reads beyond its inputs: the values from which those that its attributes name are computed."""
 
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:
@@ -48,7 +50,13 @@ class Node:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """Names it reads from its surroundings: its inputs and what its graphs capture."""
-        return tuple(filter(None, self.inputs)) + tuple(n for g in self.graphs for n in sorted(g.captures))
+        captured = (n for g in self.graphs for n in sorted(g.captures))
+        return (*filter(None, self.inputs), *captured, *self.hidden)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether its attributes name values of the graph to be differentiated."""
+        return isinstance(self.target, Operator) and "derivatives" in self.target.fixtures
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.domain + '.' if self.domain else ''}{self.op_type}, opset {self.opset})"
@@ -78,6 +86,11 @@ class Graph:
             captured.update(n for n in node.reads if n not in defined)
             defined.update(node.outputs)
         return frozenset(captured | {v.name for v in self.outputs if v.name not in defined})
+
+    @cached_property
+    def differentiates(self) -> bool:
+        """Whether a node in it, or in the graphs inside its nodes, does."""
+        return any(node.differentiates or any(g.differentiates for g in node.graphs) for node in self.nodes)
 
     def key(self, name: str) -> str:
         """The name of an initializer in ``Model.params``: unique over all graphs of the model."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import binding, rules
 from .errors import ModelError, OnnxError, UnsupportedError
+from .gradient import prepared
 from .graph import Function, Graph, Imported, Missing, Node, Reference
 from .ops.registry import LEGACY_HINTS, normal_domain
 from .proto.external import ExternalFiles
@@ -109,6 +110,7 @@ class Importer:
                     "(no input, initializer or earlier node has the name; rules GR-01, GR-14)"
                 )
             self.check_size(graph)
+            graph = prepared(graph)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
             if model.HasField(name):
@@ -323,6 +325,7 @@ class Importer:
         with self.guard(where):
             if body.captures:
                 raise ModelError(f"{rules.quoted(body.captures)} read by {where} but not defined in it (rule FN-07)")
+            body = prepared(body)
         size = 0
         with self.guard(where):
             size = self.check_size(body)

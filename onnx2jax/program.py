@@ -78,6 +78,8 @@ class Program:
             try:
                 return self._in_stages(values, params, known, rng)
             except _Cut as cut:
+                if self.reasons.keys() >= set(cut.nodes):  # on the host already, and it did not help
+                    raise cut.__cause__ or KnownValueError(cut.reason) from None
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._arrange()
 
@@ -163,7 +165,7 @@ class Program:
 
         with np.errstate(all="ignore"):
             context = Context({**params, **known.scalars}, rng, max_trips=self.settings.max_trips, on_host=inner)
-            run_nodes(stage.nodes, local, context)
+            run_nodes(stage.nodes, local, context.within(self.graph, stage.nodes))
         scope.update((n, local[n]) for n in stage.writes)
 
 
@@ -217,7 +219,8 @@ class _Unit:
         local.update(values)
         local.update(key.inputs)
         with compat.enable_x64(), np.errstate(all="ignore"):
-            run_nodes(self.stage.nodes, local, Context(every, rng, max_trips=self.settings.max_trips))
+            context = Context(every, rng, max_trips=self.settings.max_trips)
+            run_nodes(self.stage.nodes, local, context.within(self.graph, self.stage.nodes))
             results, kept = {}, {}
             for name in self.stage.writes:
                 value = local[name]

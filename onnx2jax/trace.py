@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from . import binding
 from .errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
+from .gradient import Derivatives, Frame, Tape
 from .graph import Function, Graph, Node, Reference
 from .ops.arrays import is_known, is_string, is_traced
 from .ops.registry import PADDED, Operator, resolve
@@ -48,6 +49,22 @@ class Context:
     """Functions around the one being evaluated."""
     on_host: Callable[[Graph, Mapping[str, Any], Mapping[str, Any], Any], tuple[Any, ...]] | None = None
     """Set while nodes run by NumPy, outside any program: runs the graphs inside them, given inputs, scope and key."""
+    frames: tuple[Frame, ...] = ()
+    """The graphs around a node, outermost first, where a node names values to be differentiated."""
+    tape: Tape | None = None
+    """Records the nodes that will be differentiated."""
+
+    def within(self, graph: Graph, nodes: Collection[Node]) -> Context:
+        """The context for running ``nodes`` of a graph."""
+        if not graph.differentiates:
+            return self
+        again = replace(self, tape=None)
+
+        def run(node: Node, scope: Scope) -> Sequence[Any]:
+            return _run(node, scope, replace(again, frames=frames))
+
+        frames = (*self.frames, Frame(graph.nodes, run))
+        return replace(again, frames=frames, tape=None if self.on_host else Tape(graph, nodes))
 
 
 @dataclass(frozen=True)
@@ -97,15 +114,17 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     own = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
     own.update(inputs)
     scope: Scope = own if outer is None else ChainMap(own, outer)
-    run_nodes(graph.nodes, scope, context)
+    run_nodes(graph.nodes, scope, context.within(graph, graph.nodes))
     return tuple(scope[v.name] for v in graph.outputs)
 
 
 def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context) -> None:
     """Evaluate nodes in order, reading and writing the scope."""
     for node in nodes:
-        values = [scope[name] if name else None for name in node.inputs]
-        results = _run(node, values, scope, context)
+        if context.tape is not None and node in context.tape.recorded:
+            results = context.tape.record(node, scope, context.frames[-1].run)
+        else:
+            results = _run(node, scope, context)
         scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
 
 
@@ -116,7 +135,8 @@ def _closed(value: Any, scope: Scope, context: Context) -> Any:
     return Closure(value, scope, context) if isinstance(value, Graph) else value
 
 
-def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Sequence[Any]:
+def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
+    values = [scope[name] if name else None for name in node.inputs]
     attributes = {name: _closed(value, scope, context) for name, value in _actual(node, context)}
     with jax.named_scope(node.name):
         try:
@@ -125,10 +145,12 @@ def _run(node: Node, values: list[Any], scope: Scope, context: Context) -> Seque
             assert node.target is not None and node.target.function is not None
             node.target.check_choices(attributes)
             values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
-            results = node.target.function(*values, **(_fixtures(node, node.target, context) | attributes))
+            results = node.target.function(*values, **(_fixtures(node, node.target, scope, context) | attributes))
         except OnnxError as e:
-            if isinstance(node.target, Function) or node.graphs:
+            if isinstance(node.target, Function) or node.graphs or node.differentiates:
                 e.add_note(f"inside {node}")
+                if node.differentiates and context.on_host is not None:
+                    raise OperatorError(f"{node} meets a node on its way that has no derivative\n{e}") from e
                 if isinstance(e, KnownValueError):
                     e.values, e.node = node.reads, node  # in terms of the graph outside
             raise
@@ -224,7 +246,7 @@ def _can_be_padded(node: Node) -> bool:
     return not node.domain and resolve(PADDED, node.op_type, 1) is not None
 
 
-def _fixtures(node: Node, operator: Operator, context: Context) -> dict[str, Any]:
+def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
     """What the operator asks for by name beyond its inputs and attributes."""
     fixtures: dict[str, Any] = {}
     if "opset" in operator.fixtures:
@@ -233,6 +255,8 @@ def _fixtures(node: Node, operator: Operator, context: Context) -> dict[str, Any
         fixtures["n_outputs"] = len(node.outputs)
     if "max_trips" in operator.fixtures:
         fixtures["max_trips"] = context.max_trips
+    if "derivatives" in operator.fixtures:
+        fixtures["derivatives"] = Derivatives(node, scope, context.frames, context.tape)
     if "rng" in operator.fixtures:
         fixtures["rng"] = _NoKey(node) if context.rng is None else _fold(context.rng, node)
     return fixtures
@@ -257,7 +281,8 @@ def _call(function: Function, values: list[Any], attributes: dict[str, Any], con
     """The outputs of a model's own function; traced once per signature, as a nested jit."""
     names = [v.name for v in function.body.inputs]
     named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
-    context = replace(context, attributes={**function.defaults, **attributes}, depth=context.depth + 1)
+    attributes = {**function.defaults, **attributes}
+    context = replace(context, attributes=attributes, depth=context.depth + 1, frames=(), tape=None)
     traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
     known = {name: value for name, value in named.items() if name not in traced}
     key = _signature((known, context.attributes))

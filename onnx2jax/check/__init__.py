@@ -123,4 +123,4 @@ def _missing(missing: Missing, model: Any, collector: Collector) -> None:
 
 
 STANDARD = frozenset({"", "ai.onnx.ml"})
-TRAINING = frozenset({"GraphCall", "Gradient"})
+TRAINING = frozenset({"GraphCall"})

@@ -1,4 +1,4 @@
-"""ai.onnx.preview.training: one step of an optimiser over tensors, gradients and states, given in groups."""
+"""ai.onnx.preview.training: derivatives, and one step of an optimiser over tensors, gradients and states in groups."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def _each(step, inputs, kinds):
     count = len(inputs) // kinds
     results = [step(*inputs[i::count]) for i in range(count)]
     return tuple(value for kind in zip(*results, strict=True) for value in kind)
+
+
+@op("Gradient", domain=_DOMAIN, heavy=True)
+def gradient(*inputs, xs, y, zs=(), derivatives):
+    """dy/dx for each x of xs, where xs and zs are the independent values; a y of many elements counts as their sum."""
+    return derivatives(y, xs, dict(zip((*xs, *zs), inputs, strict=True)))
 
 
 @op("Adagrad", domain=_DOMAIN)
