@@ -9,12 +9,14 @@ from __future__ import annotations
 from . import errors
 from .check import Report, check
 from .export import save
+from .finetune import FineTuning, finetune
 from .model import Model, convert
 from .ops.registry import Shaped, Static, op, supported
 from .program import RecompilationWarning
 from .resources import demo_model
 
 __all__ = [
+    "FineTuning",
     "Model",
     "RecompilationWarning",
     "Report",
@@ -24,6 +26,7 @@ __all__ = [
     "convert",
     "demo_model",
     "errors",
+    "finetune",
     "op",
     "save",
     "supported",

@@ -14,11 +14,13 @@ __all__ = [
     "InputShapeError",
     "InputTypeError",
     "KnownValueError",
+    "LossError",
     "ModelError",
     "OnnxError",
     "OperatorError",
     "RandomKeyError",
     "ShardingError",
+    "TrainingFormError",
     "UnsupportedError",
     "UnsupportedOperatorError",
 ]
@@ -74,3 +76,11 @@ class RandomKeyError(OnnxError, TypeError):
 
 class ShardingError(OnnxError, ValueError):
     """A sharding does not fit the mesh or an array, or a device configuration the model."""
+
+
+class LossError(OnnxError, TypeError):
+    """A loss is not one floating number."""
+
+
+class TrainingFormError(OnnxError, ValueError):
+    """A model cannot be trained in the way asked for: nothing to train, or no training form of its nodes."""

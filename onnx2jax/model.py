@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
-import re
 import secrets
-from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -121,6 +120,8 @@ class Model:
         opsets: version of each operator set that the model imports; ai.onnx is ``''``.
         metadata: what the file says about itself, as texts.
         graph: the frozen graph.
+        static: inputs fixed by ``convert(static=...)``.
+        settings: what ``convert`` was told about running.
         origin: what the file said, for ``onnx2jax.save``.
     """
 
@@ -141,14 +142,14 @@ class Model:
         self.metadata = dict(imported.metadata)
         self.params: dict[str, Any] = dict(plan.parameters(self.graph))
         declared = calling.override_dims(self.graph.inputs, dim_overrides or {})
-        self._static = _pinned(declared, static or {})
+        self.static = _pinned(declared, static or {})
         defaults = self.graph.initializers
-        self.inputs = tuple(v for v in declared if v.name not in defaults and v.name not in self._static)
+        self.inputs = tuple(v for v in declared if v.name not in defaults and v.name not in self.static)
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
         own = imported.ir_version >= 4
-        self.optional = {v.name: v for v in declared if own and v.name in defaults and v.name not in self._static}
+        self.optional = {v.name: v for v in declared if own and v.name in defaults and v.name not in self.static}
         self.outputs = self.graph.outputs
-        self._tuple = namedtuple("Outputs", [re.sub(r"\W", "_", v.name) for v in self.outputs], rename=True)  # type: ignore[misc]
+        self._tuple = calling.named_tuple(self.outputs)
         self._draws = any(
             isinstance(node.target, Operator) and "rng" in node.target.fixtures
             for graph in self.graph.walk()
@@ -156,10 +157,11 @@ class Model:
         )
         self._max_size = dict(max_size or {})
         self._bucket = calling.checked_buckets(declared, bucket or {})
-        self._program = Program(self.graph, settings or Settings())
+        self.settings = settings or Settings()
+        self._program = Program(self.graph, self.settings)
         self._held: tuple[Any, ...] = ()
         self._placed: dict[str, jax.Array] = {}
-        self._known = Known({}, self._static)
+        self._known = Known({}, self.static)
 
     @property
     def jitted(self) -> bool:
@@ -233,7 +235,16 @@ class Model:
             self._place_params()
             own = self._placed | {n: jax.device_put(v) for n, v in self._known.scalars.items()}
             given = {n: calling.widened(jax.device_put(v), self.params[n].dtype) for n, v in params.items()}
-            return self._packed(self._program.run(values, own | given, Known({}, self._static), rng, given))
+            return self._packed(self._program.run(values, own | given, Known({}, self.static), rng, given))
+
+    def with_params(self, params: Mapping[str, Any]) -> Model:
+        """The model with new values for some of its parameters; what is compiled is shared with this one."""
+        unknown = sorted(params.keys() - self.params.keys())
+        if unknown:
+            raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
+        new = copy.copy(self)
+        new.params = self.params | dict(params)
+        return new
 
     def explain(self) -> str:
         """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far."""
@@ -260,7 +271,7 @@ class Model:
         if len(current) == len(self._held) and all(map(operator.is_, current, self._held)):
             return
         scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
-        self._known = Known(scalars, self._static)
+        self._known = Known(scalars, self.static)
         self._placed = {n: jax.device_put(v) for n, v in self.params.items() if n not in scalars}
         self._held = current
 
