@@ -9,7 +9,7 @@ from __future__ import annotations
 from . import errors
 from .check import Report, check
 from .export import save
-from .finetune import FineTuning, finetune
+from .finetuning import FineTuning, finetune
 from .model import Model, convert
 from .ops.registry import Shaped, Static, op, supported
 from .program import RecompilationWarning

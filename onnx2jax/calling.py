@@ -224,4 +224,4 @@ def to_device(value: Any) -> Any:
 
 def named_tuple(outputs: Sequence[ValueInfo]) -> Any:
     """The type of several outputs, its fields named as they are."""
-    return namedtuple("Outputs", [re.sub(r"\W", "_", v.name) for v in outputs], rename=True)  # type: ignore[misc]
+    return namedtuple("Outputs", [re.sub(r"\W", "_", v.name) for v in outputs], rename=True)

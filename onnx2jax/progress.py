@@ -26,14 +26,14 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
         ImportError: a bar is wanted, but there is no rich.
     """
     if wanted is False or (wanted is None and not sys.stderr.isatty()):
-        yield lambda metrics: None
+        yield _silent
         return
     try:
         from rich import console, progress
     except ImportError as e:
         if wanted:
             raise ImportError("a progress bar needs rich: pip install 'onnx2jax[train]'", name="rich") from e
-        yield lambda metrics: None
+        yield _silent
         return
     columns = (
         progress.TextColumn("step {task.completed}" + ("" if total is None else f"/{total}")),
@@ -56,6 +56,10 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
 
         yield show
         drawn.update(task, metrics=_text(newest))
+
+
+def _silent(_: Mapping[str, Any]) -> None:
+    pass
 
 
 def _text(metrics: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .errors import InputNameError, TrainingFormError
+from .errors import InputNameError, InputTypeError, TrainingFormError
 from .graph import Function, Graph, Node
 from .ops.arrays import is_known
 from .ops.registry import Operator, resolve
@@ -26,6 +26,40 @@ PRODUCTS: Final = {
     },
 }
 """Operators that compute_dtype applies to: sums of products, which accelerators have units for."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A graph as it is evaluated and as it is trained; the latter's last outputs are new running statistics."""
+
+    plain: Graph
+    training: Graph
+    statistics: tuple[str, ...]
+    """The parameters that these statistics are."""
+
+
+def training_form(
+    graph: Graph,
+    *,
+    batchnorm: str,
+    dropout: bool | float,
+    compute_dtype: Any,
+    checkpoint: Sequence[str],
+    outputs: Sequence[str] | None,
+) -> Form:
+    """A graph rewritten as ``finetune`` was told."""
+    plain = graph if outputs is None else only(graph, outputs)
+    training, statistics = plain, tuple[str, ...]()
+    if batchnorm == "train":
+        training, statistics = with_batch_statistics(training)
+    elif batchnorm != "frozen":
+        raise TrainingFormError(f"batchnorm is {batchnorm!r}; it is 'frozen' or 'train'")
+    if dropout is not False:
+        training = with_dropout(training, None if dropout is True else dropout)
+    if compute_dtype is not None:
+        dtype = _compute_dtype(compute_dtype)
+        plain, training = with_products_in(plain, dtype), with_products_in(training, dtype)
+    return Form(plain, with_checkpoints(training, checkpoint), statistics)
 
 
 def checkpointed(*, body: Any) -> Any:
@@ -161,14 +195,6 @@ def with_dropout(graph: Graph, rate: float | None) -> Graph:
     return changed
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Where a graph in training form gives the new running statistics: the parameters, and its outputs for them."""
-
-    params: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
 def statistics_of(graph: Graph) -> set[str]:
     """Parameters (by Graph.key) that are running means or variances: they are no weights."""
     keys: set[str] = set()
@@ -193,8 +219,11 @@ def statistics_of(graph: Graph) -> set[str]:
     return keys
 
 
-def with_batch_statistics(graph: Graph) -> tuple[Graph, Statistics]:
-    """The graph with every BatchNormalization using its batch, and outputs with the new running statistics.
+def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with every BatchNormalization using its batch, and new running statistics as outputs.
+
+    Returns:
+        The graph, whose last outputs they are, and the names of the parameters that they are.
 
     Raises:
         TrainingFormError: there is none, or one whose statistics could not be kept.
@@ -232,8 +261,7 @@ def with_batch_statistics(graph: Graph) -> tuple[Graph, Statistics]:
             "cannot be restored. Leave batchnorm='frozen'"
         )
     outputs = graph.outputs + tuple(ValueInfo(name) for name in now.values())
-    statistics = Statistics(tuple(map(graph.key, now)), tuple(now.values()))
-    return replace(graph, nodes=tuple(nodes), outputs=outputs), statistics
+    return replace(graph, nodes=tuple(nodes), outputs=outputs), tuple(map(graph.key, now))
 
 
 def _in_training_form(node: Node, inputs: tuple[str, ...], fresh: tuple[str, ...]) -> Node:
@@ -305,9 +333,10 @@ def only(graph: Graph, outputs: Sequence[str]) -> Graph:
     return replace(graph, nodes=tuple(reversed(nodes)), outputs=tuple(declared[name] for name in outputs))
 
 
-def drawing(graph: Graph) -> Iterator[Node]:
-    """Nodes that draw random numbers."""
-    for inner in graph.walk():
-        for node in inner.nodes:
-            if isinstance(node.target, Operator) and "rng" in node.target.fixtures:
-                yield node
+def _compute_dtype(dtype: Any) -> Any:
+    if (found := jnp.dtype(dtype)) != jnp.bfloat16:
+        raise InputTypeError(
+            f"compute_dtype is {found}; it is bfloat16. float16 would need its loss scaled, because small gradients "
+            "vanish in it"
+        )
+    return found

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,24 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import calling, rewrite, sharding
+from . import calling, plan, rewrite, sharding
 from .errors import (
     InputNameError,
     InputShapeError,
     InputTypeError,
     KnownValueError,
-    LossError,
     ShardingError,
-    TrainingFormError,
 )
 from .graph import Graph
 from .model import Model
 from .ops import compat
 from .progress import bar
 from .trace import Context, evaluate
+from .tuning_arguments import Metrics, checked_batch, checked_loss, chosen
 
-Metrics = dict[str, jax.Array]
 Loss = Callable[[Any, dict[str, Any]], Any]
+Trainable = str | Iterable[str] | Callable[[str, Any], bool] | None
 
 
 @jax.tree_util.register_dataclass
@@ -65,7 +62,7 @@ def finetune(
     loss: Loss,
     optimizer: Any,
     *,
-    trainable: str | Iterable[str] | Callable[[str, Any], bool] | None = None,
+    trainable: Trainable = None,
     batchnorm: Literal["frozen", "train"] = "frozen",
     dropout: bool | float = False,
     accumulate: int = 1,
@@ -110,28 +107,23 @@ def finetune(
     >>> model = onnx2jax.convert(onnx2jax.demo_model())
     >>> def loss(logits, batch):
     ...     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-    >>> tuned = onnx2jax.finetune(model, loss, optax.sgd(0.1))
+    >>> tuned = onnx2jax.finetune(model, loss, optax.sgd(0.01))
     >>> state = tuned.init()
-    >>> batch = {"image": np.ones((8, 1, 8, 8), np.float32), "label": np.arange(8)}
+    >>> batch = {"image": np.ones((8, 1, 8, 8), np.float32), "label": np.zeros(8, int)}
     >>> state, metrics = tuned.step(state, batch)
     >>> bool(tuned.evaluate(state, batch)["loss"] < metrics["loss"])
     True
     >>> again = tuned.to_model(state)
     """
-    return FineTuning(
-        model,
-        loss,
-        optimizer,
-        trainable=trainable,
+    form = rewrite.training_form(
+        model.graph,
         batchnorm=batchnorm,
         dropout=dropout,
-        accumulate=accumulate,
         compute_dtype=compute_dtype,
-        checkpoint=(checkpoint,) if isinstance(checkpoint, str) else tuple(checkpoint),
+        checkpoint=(checkpoint,) if isinstance(checkpoint, str) else checkpoint,
         outputs=outputs,
-        mesh=mesh,
-        shardings=shardings or {},
     )
+    return FineTuning(model, form, loss, optimizer, trainable, accumulate, mesh, shardings or {})
 
 
 class FineTuning:
@@ -145,16 +137,11 @@ class FineTuning:
     def __init__(
         self,
         model: Model,
+        form: rewrite.Form,
         loss: Loss,
         optimizer: Any,
-        *,
-        trainable: Any,
-        batchnorm: str,
-        dropout: bool | float,
+        trainable: Trainable,
         accumulate: int,
-        compute_dtype: Any,
-        checkpoint: Sequence[str],
-        outputs: Sequence[str] | None,
         mesh: Mesh | None,
         shardings: Mapping[str, PartitionSpec],
     ) -> None:
@@ -165,29 +152,20 @@ class FineTuning:
             raise InputShapeError(f"accumulate is {accumulate}; it is a number of micro-batches, 1 or more")
         if shardings and mesh is None:
             raise ShardingError("shardings are given without the devices they speak of: finetune(..., mesh=mesh)")
-        self._model, self._loss, self._accumulate, self._mesh = model, loss, accumulate, mesh
+        self._model, self._form, self._loss = model, form, loss
+        self._accumulate, self._mesh = accumulate, mesh
         self._optimizer = self._optax.with_extra_args_support(optimizer)
-        self._plain = model.graph if outputs is None else rewrite.only(model.graph, outputs)
-        self._outputs = calling.named_tuple(self._plain.outputs)
-        self._training, self._statistics = self._plain, rewrite.Statistics((), ())
-        if batchnorm == "train":
-            self._training, self._statistics = rewrite.with_batch_statistics(self._training)
-        elif batchnorm != "frozen":
-            raise TrainingFormError(f"batchnorm is {batchnorm!r}; it is 'frozen' or 'train'")
-        if dropout is not False:
-            self._training = rewrite.with_dropout(self._training, None if dropout is True else dropout)
-        if compute_dtype is not None:
-            narrow = _compute_dtype(compute_dtype)
-            self._plain, self._training = (rewrite.with_products_in(g, narrow) for g in (self._plain, self._training))
-        self._training = rewrite.with_checkpoints(self._training, checkpoint)
-        self.trainable = chosen(model, trainable)
-        self._initial = {n: model.params[n] for n in dict.fromkeys((*self.trainable, *self._statistics.params))}
+        self._outputs = calling.named_tuple(form.plain.outputs)
+        # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
+        params = {n: model.params.get(n, v) for n, v in plan.parameters(form.plain).items()}
+        self.trainable = chosen(form.plain, params, trainable)
+        self._initial = {n: params[n] for n in dict.fromkeys((*self.trainable, *form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
         self._shardings: dict[str, NamedSharding] = {}
         if mesh is not None:
-            sharding.check_patterns(shardings, model.params)
-            self._shardings = sharding.by_name(model.params, mesh, shardings)
-        frozen = {n: v for n, v in model.params.items() if n not in self._initial}
+            sharding.check_patterns(shardings, params)
+            self._shardings = sharding.by_name(params, mesh, shardings)
+        frozen = {n: v for n, v in params.items() if n not in self._initial}
         # Scalars are part of the program: x ** 2 costs less than x ** y.
         self._known = {n: np.asarray(v) for n, v in frozen.items() if np.size(v) == 1}
         with compat.enable_x64():
@@ -205,7 +183,7 @@ class FineTuning:
         with compat.enable_x64():
             values = {n: self._placed(n, jnp.array(v, _kept_in(self._dtypes[n]))) for n, v in self._initial.items()}
             params = {n: values[n] for n in self.trainable}
-            stats = {n: values[n] for n in self._statistics.params}
+            stats = {n: values[n] for n in self._form.statistics}
             opt_state = jax.tree.map(
                 lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), self._optimizer.init(params)
             )
@@ -246,7 +224,14 @@ class FineTuning:
 
     def to_model(self, state: State) -> Model:
         """The model with the state's parameters: to call, to transform, to save."""
-        return self._model.with_params({n: np.asarray(v) for n, v in self.params(state).items()})
+        params = {n: np.asarray(v) for n, v in self.params(state).items()}
+        constants = [n for n in params if n not in self._model.params]
+        if constants:
+            raise InputNameError(
+                f"{constants[:5]} are constants of the whole model, because shapes depend on what is computed from "
+                "them. Save, and convert the file: onnx2jax.save(model, path, params=tuned.params(state))"
+            )
+        return self._model.with_params(params)
 
     def fit(
         self,
@@ -300,18 +285,7 @@ class FineTuning:
         return jax.device_put(value, self._shardings.get(name))
 
     def _batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        if not isinstance(batch, Mapping):
-            raise InputTypeError(f"a batch is a dict of arrays by name, not {type(batch).__name__}")
-        missing = [v.name for v in self._model.inputs if v.name not in batch]
-        if missing:
-            raise InputNameError(
-                f"the batch has no entry {', '.join(map(repr, missing))}; it has {list(batch)}, and the model's inputs "
-                f"are ({', '.join(map(str, self._model.inputs))})"
-            )
-        arrays = {n: v if isinstance(v, jax.Array | np.ndarray) else np.asarray(v) for n, v in batch.items()}
-        for name, value in arrays.items():
-            if np.dtype(value.dtype).kind in "OUS":
-                raise InputTypeError(f"entry {name!r} of the batch holds {value.dtype}, but JAX computes with numbers")
+        arrays = checked_batch(self._model, batch)
         return arrays if self._mesh is None else jax.device_put(arrays, sharding.by_batch(arrays, self._mesh))
 
     def _stepped(self, state: State, frozen: dict[str, Any], batch: dict[str, Any]) -> tuple[State, Metrics]:
@@ -320,7 +294,7 @@ class FineTuning:
         key = jax.random.fold_in(state.key, state.step)
 
         def total(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
-            return self._total(self._training, params, stats, frozen, batch, key)
+            return self._total(self._form.training, params, stats, frozen, batch, key)
 
         gradient = jax.value_and_grad(total, has_aux=True)
         if self._accumulate == 1:
@@ -338,7 +312,8 @@ class FineTuning:
         # The state keeps its types, so that the step is compiled once and its memory is used again.
         opt_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), opt_state, state.opt_state)
         new = State(self._optax.apply_updates(state.params, updates), stats, opt_state, state.step + 1, state.key)
-        return new, {"loss": loss, "grad_norm": self._optax.global_norm(grads), **metrics}
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
+        return new, {"loss": loss, "grad_norm": norm, **metrics}
 
     def _accumulated(self, gradient: Any, state: State, batch: dict[str, Any], key: Any) -> tuple[Any, ...]:
         """Loss, metrics, new statistics and gradients: means over micro-batches, one after the other."""
@@ -363,7 +338,7 @@ class FineTuning:
     def _evaluated(self, state: State, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
         """What jit compiles for ``evaluate``."""
         self.compilations += 1
-        loss, (metrics, _) = self._total(self._plain, state.params, state.stats, frozen, batch, state.key)
+        loss, (metrics, _) = self._total(self._form.plain, state.params, state.stats, frozen, batch, state.key)
         return {"loss": loss, **metrics}
 
     def _total(
@@ -387,69 +362,12 @@ class FineTuning:
                 results = evaluate(graph, values, context)
         except KnownValueError as e:
             raise _staged(e) from e
-        count = len(self._plain.outputs)
+        count = len(self._form.plain.outputs)
         outputs = tuple(map(calling.to_device, results[:count]))
-        new = dict(zip(self._statistics.params, results[count:], strict=False)) or stats
+        new = dict(zip(self._form.statistics, results[count:], strict=False)) or stats
         new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
-        loss, metrics = _checked(self._loss(outputs[0] if count == 1 else self._outputs(*outputs), batch))
+        loss, metrics = checked_loss(self._loss(outputs[0] if count == 1 else self._outputs(*outputs), batch))
         return loss, (metrics, new)
-
-
-def chosen(model: Model, trainable: Any) -> tuple[str, ...]:
-    """The names of the parameters to train, in the model's order.
-
-    Raises:
-        InputNameError: a pattern that matches nothing.
-        InputTypeError: a parameter that is no floating one.
-        TrainingFormError: there are none.
-    """
-    statistics = rewrite.statistics_of(model.graph)
-    floating = [n for n, v in model.params.items() if jnp.issubdtype(v.dtype, jnp.floating) and v.dtype.itemsize > 1]
-    usual = [n for n in floating if n not in statistics and np.ndim(model.params[n])]
-    if trainable is None:
-        names = set(usual)
-    elif callable(trainable):
-        names = {n for n in usual if trainable(n, model.params[n])}
-    else:
-        names = set()
-        for pattern in [trainable] if isinstance(trainable, str) else trainable:
-            found = {pattern} if pattern in floating else {n for n in usual if fnmatchcase(n, pattern)}
-            names |= found or _nothing(model, pattern)
-    if not names:
-        kinds = sorted({str(v.dtype) for v in model.params.values()})
-        raise TrainingFormError(
-            f"nothing to train: of the model's {len(model.params)} parameters ({', '.join(kinds) or 'none'}) "
-            f"{len(usual)} are floating weights, of which trainable={trainable!r} chooses none"
-        )
-    return tuple(n for n in model.params if n in names)
-
-
-def _nothing(model: Model, pattern: str) -> set[str]:
-    other = [n for n in model.params if n == pattern or fnmatchcase(n, pattern)]
-    if other:
-        raise InputTypeError(
-            f"trainable has {pattern!r}, which are no floating weights: "
-            f"{', '.join(f'{n} ({model.params[n].dtype}{list(model.params[n].shape)})' for n in other[:3])}. Quantised "
-            "ones cannot be trained; a running statistic or a scalar of rank 0 has to be named in full"
-        )
-    near = difflib.get_close_matches(pattern, model.params, 3, 0.3) or list(model.params)[:5]
-    raise InputNameError(f"trainable has {pattern!r}, which no parameter matches; near it are {near}")
-
-
-def _checked(result: Any) -> tuple[Any, Metrics]:
-    """The loss and the metrics of what a user's function returned."""
-    value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    value = jnp.asarray(value)
-    if value.shape:
-        raise LossError(f"the loss has shape {list(value.shape)}; it is one number: loss.mean()")
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise LossError(f"the loss is {value.dtype}, which has no gradient; it is a floating number")
-    if not isinstance(metrics, Mapping) or metrics.keys() & {"loss", "grad_norm"}:
-        raise LossError(
-            f"the loss returns {metrics!r:.60} beside its value; that is a dict of metrics, in which 'loss' and "
-            "'grad_norm' are taken"
-        )
-    return value, {n: jnp.asarray(v) for n, v in metrics.items()}
 
 
 def _staged(error: KnownValueError) -> KnownValueError:
@@ -462,15 +380,6 @@ def _staged(error: KnownValueError) -> KnownValueError:
         error.values,
         node,
     )
-
-
-def _compute_dtype(dtype: Any) -> Any:
-    if (found := jnp.dtype(dtype)) != jnp.bfloat16:
-        raise InputTypeError(
-            f"compute_dtype is {found}; it is bfloat16. float16 would need its loss scaled, because small gradients "
-            "vanish in it"
-        )
-    return found
 
 
 def _kept_in(dtype: np.dtype) -> Any:
