@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from inspect import Parameter
 
 import jax
 import jax.numpy as jnp
@@ -10,51 +10,14 @@ import numpy as np
 from jax import lax
 
 from .arrays import dims
-from .attention import rotary_embedding
+from .attention import attend, heads_of, merged, rotary_embedding, window
 from .linalg import accumulator, product, wide
-from .microsoft import MICROSOFT, normalized
+from .microsoft import MICROSOFT
+from .norm import standardize
 from .quant import integer_product, row
-from .registry import Static, op
+from .registry import Static, op, taking
 
-
-def heads_of(x, heads):
-    """[batch, sequence, heads * size] as [batch, heads, sequence, size]."""
-    return jnp.swapaxes(jnp.asarray(x).reshape(*x.shape[:2], heads, x.shape[2] // heads), 1, 2)
-
-
-def merged(x):
-    return jnp.swapaxes(x, 1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
-
-
-def attend(q, k, v, *, scale=None, softcap=0.0, bias=None, mask=None, sink=None):
-    """Softmax attention of q [batch, heads, queries, size] on k and v, whose heads may serve several of q.
-
-    Returns the result, the scores and the weights. ``bias`` is added to the scores, ``mask`` says which keys
-    count at all, ``sink`` is one more logit of each head that takes weight and gives nothing.
-    """
-    group = q.shape[1] // k.shape[1]
-    work = accumulator(q.dtype)
-    grouped = q.reshape(q.shape[0], k.shape[1], group, *q.shape[2:])
-    scores = jnp.einsum("bhgsd,bhtd->bhgst", grouped, k, preferred_element_type=work)
-    scores = scores.reshape(*q.shape[:3], k.shape[2]) * (scale or 1 / math.sqrt(q.shape[-1]))
-    scores = jnp.tanh(scores / softcap) * softcap if softcap else scores
-    scores = scores if bias is None else scores + bias.astype(work)
-    logits = scores if mask is None else jnp.where(mask, scores, -jnp.inf)
-    peak = jnp.max(logits, axis=-1, keepdims=True)
-    peak = peak if sink is None else jnp.maximum(peak, sink)
-    peak = lax.stop_gradient(jnp.where(jnp.isfinite(peak), peak, 0))
-    weights = jnp.exp(logits - peak)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    total = total if sink is None else total + jnp.exp(sink - peak)
-    weights = weights / jnp.where(total == 0, 1, total)
-    grouped = weights.astype(v.dtype).reshape(*grouped.shape[:4], k.shape[2])
-    y = jnp.einsum("bhgst,bhtd->bhgsd", grouped, v, preferred_element_type=work)
-    return y.reshape(*q.shape[:3], v.shape[3]).astype(q.dtype), scores, weights
-
-
-def causal(queries, keys, past):
-    """Which keys each query may see when so many of the keys come before the first query."""
-    return jnp.arange(keys)[None, :] <= jnp.arange(queries)[:, None] + past
+OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None, "unidirectional": 0}
 
 
 def padding_bias(mask, batch, queries, keys, filler):
@@ -62,10 +25,8 @@ def padding_bias(mask, batch, queries, keys, filler):
     if mask is None:
         return None
     places = jnp.arange(keys, dtype=np.int32)
-    if mask.ndim == 1 and mask.shape[0] == batch:
-        live = (places < mask[:, None])[:, None, None]
-    elif mask.ndim == 1 and mask.shape[0] == 2 * batch:
-        ends, starts = mask[:batch, None], mask[batch:, None]
+    if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch):
+        ends, starts = mask[:batch, None], mask[batch:, None] if mask.shape[0] > batch else 0
         live = ((places < ends) & (places >= starts))[:, None, None]
     elif mask.ndim == 2 and mask.shape[1] == keys:
         live = (mask > 0)[:, None, None]
@@ -80,67 +41,70 @@ def padding_bias(mask, batch, queries, keys, filler):
     return jnp.where(live, 0.0, np.float32(filler))
 
 
-def self_attention(q, k, v, heads, mask, past, bias, unidirectional, scale, filler):
-    """Attention and QAttention behind their projection; ``past`` and the second result hold keys and values."""
-    q, k, v = (heads_of(x, heads) for x in (q, k, v))
+def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, scale, mask_filter_value):
+    """What the operators below do behind their projections: the result, keys and values with the past's, the scores."""
+    q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
+    before = 0 if past is None else past[0].shape[2]
     if past is not None:
-        k, v = (jnp.concatenate([old, new], axis=2) for old, new in ((past[0], k), (past[1], v)))
-    present = jnp.stack([k, v]) if k.shape == v.shape else None
-    masked = padding_bias(mask, q.shape[0], q.shape[2], k.shape[2], filler)
-    if bias is not None:
-        masked = bias.astype(np.float32) if masked is None else masked + bias.astype(np.float32)
-    seen = causal(q.shape[2], k.shape[2], k.shape[2] - q.shape[2]) if unidirectional else None
-    y = attend(q, k, v, scale=scale, bias=masked, mask=seen)[0]
-    return merged(y), present
+        k, v = jnp.concatenate([past[0], k], axis=2), jnp.concatenate([past[1], v], axis=2)
+    batch, _, queries, _ = q.shape
+    keys = k.shape[2]
+    if unidirectional and keys != queries + before:
+        raise ValueError(f"unidirectional=1 needs a key for each query: {queries} queries, {keys} keys in all")
+    biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
+    masks = window(queries, keys, before, -1, 0) if unidirectional else ()
+    y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
+    return merged(y), k, v, scores.astype(q.dtype)
 
 
-def unshared(past_present_share_buffer, do_rotary):
+def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
+    """Attention and QAttention behind their projection; the second result holds keys and values."""
     if past_present_share_buffer or do_rotary:
         raise NotImplementedError(
             f"past_present_share_buffer ({past_present_share_buffer}) and do_rotary ({do_rotary}) must be 0 here; "
             f"GroupQueryAttention has both"
         )
+    y, k, v, _ = split_attention(*jnp.split(qkv, np.cumsum(sizes)[:2].tolist(), axis=-1), **options)
+    return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
 
 
 @op("Attention", domain=MICROSOFT, heavy=True)
+@taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
-    *, do_rotary=0, mask_filter_value=-10000.0, num_heads, past_present_share_buffer=0, qkv_hidden_sizes=None,
-    rotary_embedding_dim=0, scale=None, unidirectional=0, n_outputs=1,
+    *, do_rotary=0, past_present_share_buffer=0, qkv_hidden_sizes=None, rotary_embedding_dim=0, n_outputs=1, **options,
 ):  # fmt: skip
     """Self-attention with its input projection; masked keys are lowered by mask_filter_value."""
-    unshared(past_present_share_buffer or past_sequence_length is not None, do_rotary or rotary_embedding_dim)
     sizes = qkv_hidden_sizes or (weights.shape[1] // 3,) * 3
     y = product(input, weights, accumulator(input.dtype))
-    y = (y if bias is None else y + wide(bias)).astype(input.dtype)
-    q, k, v = jnp.split(jnp.asarray(y), np.cumsum(sizes)[:2].tolist(), axis=-1)
-    outputs = self_attention(
-        q, k, v, num_heads, mask_index, past, attention_bias, unidirectional, scale, mask_filter_value
-    )
-    if n_outputs > 1 and outputs[1] is None:
+    y = self_attention(
+        jnp.asarray(y if bias is None else y + wide(bias), input.dtype), sizes,
+        past_present_share_buffer or past_sequence_length is not None, do_rotary or rotary_embedding_dim, past=past,
+        mask=mask_index, bias=attention_bias, **options,
+    )  # fmt: skip
+    if n_outputs > len(y):
         raise ValueError(f"qkv_hidden_sizes {tuple(sizes)}: the output present takes keys and values of one size")
-    return outputs[:n_outputs]
+    return y
 
 
 @op("QAttention", domain=MICROSOFT, heavy=True)
+@taking(**OPTIONS)
 def qattention(
     input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
-    past=None, *, do_rotary=0, mask_filter_value=-10000.0, num_heads, past_present_share_buffer=0, scale=None,
-    unidirectional=0,
+    past=None, *, do_rotary=0, past_present_share_buffer=0, **options,
 ):  # fmt: skip
     """Attention whose input projection multiplies quantized tensors."""
-    unshared(past_present_share_buffer, do_rotary)
     y = integer_product(input, weight, input_zero_point, weight_zero_point).astype(np.float32)
     y = (y * wide(input_scale.reshape(()) * row(weight_scale)) + wide(bias)).astype(bias.dtype)
-    q, k, v = jnp.split(y, 3, axis=-1)
-    return self_attention(q, k, v, num_heads, mask_index, past, None, unidirectional, scale, mask_filter_value)
+    sizes, mine = (y.shape[-1] // 3,) * 3, {"past": past, "mask": mask_index, "bias": None}
+    return self_attention(y, sizes, past_present_share_buffer, do_rotary, **mine, **options)
 
 
 @op("MultiHeadAttention", domain=MICROSOFT, heavy=True)
+@taking(**OPTIONS)
 def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
-    past_sequence_length=None, cache_indirection=None,
-    *, mask_filter_value=-10000.0, num_heads, scale=None, unidirectional=0,
+    past_sequence_length=None, cache_indirection=None, **options,
 ):  # fmt: skip
     """Attention of projected queries on keys and values, packed together or apart, grown by those of the past."""
     if past_sequence_length is not None or cache_indirection is not None:
@@ -157,19 +121,8 @@ def multi_head_attention(
         q_bias, k_bias, v_bias = jnp.split(jnp.asarray(bias), np.cumsum(widths).tolist())
         query = query + q_bias
         key, value = (key + k_bias, value + v_bias) if key.ndim == 3 else (key, value)
-    q = heads_of(query, num_heads)
-    k, v = (heads_of(x, num_heads) if x.ndim == 3 else jnp.asarray(x) for x in (key, value))
-    if past_key is not None:
-        k, v = jnp.concatenate([past_key, k], axis=2), jnp.concatenate([past_value, v], axis=2)
-    masked = padding_bias(key_padding_mask, q.shape[0], q.shape[2], k.shape[2], mask_filter_value)
-    if attention_bias is not None:
-        masked = attention_bias.astype(np.float32) if masked is None else masked + attention_bias.astype(np.float32)
-    past = k.shape[2] - q.shape[2]
-    if unidirectional and past != (0 if past_key is None else past_key.shape[2]):
-        raise ValueError(f"unidirectional=1 needs a key for each query: {q.shape[2]} queries, {k.shape[2]} keys in all")
-    seen = causal(q.shape[2], k.shape[2], past) if unidirectional else None
-    y, scores, _ = attend(q, k, v, scale=scale, bias=masked, mask=seen)
-    return merged(y), k, v, scores.astype(query.dtype)
+    past = None if past_key is None else (past_key, past_value)
+    return split_attention(query, key, value, mask=key_padding_mask, past=past, bias=attention_bias, **options)
 
 
 def turned(x, positions, cos_cache, sin_cache, interleaved):
@@ -189,8 +142,8 @@ def ms_rotary_embedding(
         raise NotImplementedError(f"is_packed_batching ({is_packed_batching}) must be 0 and scale ({scale}) 1")
     if rotary_embedding_dim and not num_heads and input.ndim == 3:
         raise ValueError(f"rotary_embedding_dim ({rotary_embedding_dim}) needs the attribute num_heads")
-    sequence = input.shape[1] if input.ndim == 3 else input.shape[2]
     if position_ids.size == 1 and position_ids.ndim == 1:
+        sequence = input.shape[-2]
         position_ids = position_ids.reshape(1, 1) + np.arange(sequence, dtype=np.int64)
         position_ids = jnp.broadcast_to(position_ids, (input.shape[0], sequence))
     heads = num_heads or (None if input.ndim == 4 else input.shape[2] // (2 * cos_cache.shape[-1]))
@@ -235,34 +188,32 @@ def group_query_attention(
     if key is None:
         size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
         query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
-    q, k, v = heads_of(query, num_heads), heads_of(key, kv_num_heads), heads_of(value, kv_num_heads)
+    q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
     if q_norm_weight is not None:
         q, k = (
-            (normalized(wide(x), -1, qk_norm_epsilon, center=False)[0] * wide(w)).astype(x.dtype)
+            (standardize(wide(x), -1, qk_norm_epsilon, center=False)[0] * wide(w)).astype(x.dtype)
             for x, w in ((q, q_norm_weight), (k, k_norm_weight))
         )
     (total,) = dims(total_sequence_length)
     length, new = total if past_key is None else max(total, past_key.shape[2]), q.shape[2]
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.zeros_like(ends) if new == total else ends - new
-    places = starts[:, None] + jnp.arange(new, dtype=np.int32)
     if do_rotary:
-        at = places if position_ids is None else position_ids
-        if position_ids is not None and new == total:  # a first prompt takes its first position only
-            at = position_ids.reshape(-1)[0].astype(np.int32) + places
+        at = starts[:, None] + jnp.arange(new, dtype=np.int32)
+        if position_ids is not None:  # a first prompt takes its first position only
+            at = position_ids.reshape(-1)[0].astype(np.int32) + at if new == total else position_ids
         q, k = (turned(x, at, cos_cache, sin_cache, rotary_interleaved) for x in (q, k))
     present_key, present_value = (appended(p, x, starts, length) for p, x in ((past_key, k), (past_value, v)))
-    k, v = present_key[:, :, :total], present_value[:, :, :total]
-    keys, queries = jnp.arange(total, dtype=np.int32)[None, None], places[:, :, None]
-    seen = keys <= queries if causal else keys < ends[:, None, None]
-    if local_window_size > 0:
-        seen = seen & (keys > queries - local_window_size)
+    starts, ends = starts.reshape(-1, 1, 1, 1), ends.reshape(-1, 1, 1, 1)
+    masks = window(new, total, starts, max(local_window_size - 1, -1), 0 if causal else -1)
+    masks += [] if causal else [lax.iota(np.int32, total) < ends]
     sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
     sink = sink if head_sink is None else wide(head_sink).reshape(1, -1, 1, 1)
-    y, scores, weights = attend(
-        q, k, v, scale=scale, softcap=softcap, bias=attention_bias, mask=seen[:, None], sink=sink
-    )
+    y, (*_, scores, weights) = attend(
+        q, present_key[:, :, :total], present_value[:, :, :total], scale=scale or None, softcap=softcap,
+        biases=[attention_bias], masks=masks, sink=sink,
+    )  # fmt: skip
     if n_outputs > 3 and qk_output not in (1, 2):
         raise ValueError(f"the output output_qk needs qk_output 1 (before softmax) or 2 (after), not {qk_output}")
-    scores = weights if qk_output == 2 else jnp.where(seen[:, None], scores, 0)
-    return (merged(y), present_key, present_value, scores.astype(q.dtype))[:n_outputs]
+    scores = weights if qk_output == 2 else jnp.where(jnp.isneginf(scores), 0, scores)
+    return merged(y), present_key, present_value, scores.astype(q.dtype)

@@ -24,12 +24,12 @@ def _per_channel(vector, x):
     return vector.reshape(1, -1, *(1,) * (x.ndim - 2)) if x.ndim > 1 else vector
 
 
-def _standardize(x, axes, epsilon):
-    """(normalized, mean, 1 / standard deviation), with the reduced axes kept."""
-    mean = x.mean(axis=axes, keepdims=True)
-    centred = x - mean
-    inverse = 1 / xp(x).sqrt((centred * centred).mean(axis=axes, keepdims=True) + epsilon)
-    return centred * inverse, mean, inverse
+def standardize(x, axes, epsilon, center=True):
+    """(normalized, mean, 1 / standard deviation), with the reduced axes kept; the mean stays if not centred."""
+    mean = x.mean(axis=axes, keepdims=True) if center else None
+    x = x - mean if center else x
+    inverse = 1 / xp(x).sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
+    return x * inverse, mean, inverse
 
 
 def _batch_normalization(X, scale, B, mean, var, epsilon, momentum, training, spatial=True):
@@ -78,7 +78,7 @@ def batch_normalization(
 @op("InstanceNormalization")
 def instance_normalization(input, scale, B, *, epsilon=1e-5):
     wide = wide_dtype(input)
-    y, _, _ = _standardize(input.astype(wide), tuple(range(2, input.ndim)), epsilon)
+    y, _, _ = standardize(input.astype(wide), tuple(range(2, input.ndim)), epsilon)
     y = y * _per_channel(scale.astype(wide), input) + _per_channel(B.astype(wide), input)
     return y.astype(input.dtype)
 
@@ -96,7 +96,7 @@ def _stash(x, stash_type):
 @op("LayerNormalization", since=17)
 def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     """The statistics are taken in ``stash_type``; scale and bias apply in the dtype of X."""
-    normalized, mean, inverse = _standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon)
+    normalized, mean, inverse = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon)
     y = normalized.astype(X.dtype) * Scale
     y, stash = y if B is None else y + B, to_dtype(stash_type)
     return y.astype(X.dtype), mean.astype(stash), inverse.astype(stash)
@@ -119,7 +119,7 @@ def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=
     if X.shape[1] % num_groups:
         raise ValueError(f"num_groups ({num_groups}) does not divide the {X.shape[1]} channels of X {X.shape}")
     x = _stash(X, stash_type).reshape(X.shape[0], num_groups, -1)
-    y = _standardize(x, (2,), epsilon)[0].reshape(X.shape).astype(X.dtype)
+    y = standardize(x, (2,), epsilon)[0].reshape(X.shape).astype(X.dtype)
     return y * _per_channel(scale, X) + _per_channel(bias, X)
 
 

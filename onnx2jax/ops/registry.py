@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 Static = Annotated[Any, "static"]
@@ -97,6 +98,34 @@ def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, repl
     return register
 
 
+def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
+    """Spell out what a function takes as ``*inputs`` and ``**attributes``; attributes not given come as declared here.
+
+    A required attribute has the default ``Parameter.empty``.
+
+    >>> @taking("A", "B", axis=0)
+    ... def f(*inputs, keepdims=1, **attributes): ...
+    >>> str(signature(f))
+    '(A, B, *, keepdims=1, axis=0)'
+    """
+
+    def declare(function: F) -> F:
+        spelt = {Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL} if inputs else {Parameter.VAR_KEYWORD}
+        own = [p for p in signature(function).parameters.values() if p.kind not in spelt]
+        own += [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in inputs]
+        own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in attributes.items()]
+
+        @functools.wraps(function)
+        def filled(*inputs: Any, **given: Any) -> Any:
+            return function(*inputs, **defaults | given)
+
+        filled.__signature__ = Signature(sorted(own, key=lambda p: p.kind))  # type: ignore[attr-defined]
+        return typing.cast(F, filled)
+
+    defaults = {name: value for name, value in attributes.items() if value is not Parameter.empty}
+    return declare
+
+
 def withdrawn(name: str, *, domain: str = "", since: int, instead: str) -> None:
     """Declare that from opset ``since`` on the operator is deprecated, and what to use instead."""
     _add(Operator(normal_domain(domain), name, since, None, instead=instead), replace=False)
@@ -132,24 +161,22 @@ def _add(operator: Operator, replace: bool) -> None:
 
 
 def _describe(domain: str, name: str, since: int, function: Callable[..., Any], heavy: bool) -> Operator:
-    parameters = inspect.signature(function).parameters.values()
     hints = typing.get_type_hints(function, include_extras=True)
+    names: dict[Any, list[str]] = {}
+    for p in signature(function).parameters.values():
+        names.setdefault(p.kind, []).append(p.name)
 
     def marked(mark: str) -> frozenset[str]:
         return frozenset(k for k, hint in hints.items() if mark in getattr(hint, "__metadata__", ()))
 
-    def of_kind(*kinds: Any) -> tuple[str, ...]:
-        return tuple(p.name for p in parameters if p.kind in kinds)
-
-    keywords = frozenset(of_kind(inspect.Parameter.KEYWORD_ONLY))
-    variadic = of_kind(inspect.Parameter.VAR_POSITIONAL)
+    keywords = frozenset(names.get(Parameter.KEYWORD_ONLY, ()))
     return Operator(
-        domain=domain,
-        name=name,
-        since=since,
-        function=function,
-        inputs=of_kind(inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        variadic=variadic[0] if variadic else None,
+        domain,
+        name,
+        since,
+        function,
+        inputs=(*names.get(Parameter.POSITIONAL_ONLY, ()), *names.get(Parameter.POSITIONAL_OR_KEYWORD, ())),
+        variadic=names.get(Parameter.VAR_POSITIONAL, [None])[0],
         attributes=keywords - FIXTURES,
         static=marked("static"),
         shaped=marked("shaped"),

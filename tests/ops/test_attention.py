@@ -141,15 +141,15 @@ def test_gradients_where_a_query_attends_to_nothing():
         ((Q, K, V), {"past_key": PAST[0]}, {}, "together"),
         ((Q, K, V), {"past_key": PAST[0], "past_value": PAST[1], "nonpad_kv_seqlen": LENGTHS}, {}, "kept outside"),
         ((Q, K, V), {}, {"left_window_size": -2}, "-1 or more"),
-        ((Q, K, V), {}, {"qk_matmul_output_mode": 4}, "0, 1, 2 or 3"),
-        ((Q, K, V), {}, {"softmax_precision": 7}, "floating"),
+        ((Q, K, V), {}, {"qk_matmul_output_mode": 4}, r"qk_matmul_output_mode \(4\) must be one of 0, 1, 2, 3"),
+        ((Q, K, V), {}, {"softmax_precision": 7}, "softmax_precision"),
         ((Q, K, V), {}, {"q_num_heads": 3}, "4 heads"),
         ((Q, K, V), {}, {"scale": -1.0}, "negative"),
         ((Q[:, :3], K, V), {}, {}, "multiple"),
         ((Q[:1], K, V), {}, {}, "agree in batch"),
         ((Q, K, V[:, :1]), {}, {}, "agree in batch"),
         ((Q[0], K[0], V[0]), {}, {}, "num_heads"),
-        ((Q, K, V), {"attn_mask": np.zeros((3, 1, 1, SQ, SK))}, {}, "attn_mask"),
+        ((Q, K, V), {"attn_mask": np.zeros((3, 1, 1, SQ, SK))}, {}, "masks must broadcast"),
     ],
 )
 def test_misuse_is_refused(args, inputs, attributes, message):
