@@ -132,7 +132,7 @@ REFUSALS: dict[str, tuple[tuple[str, str], ...]] = {
     "microsoft_attention.padding_bias": (
         *((MICROSOFT, name) for name in ("Attention", "MultiHeadAttention", "QAttention")),
     ),
-    "microsoft_attention.unshared": ((MICROSOFT, "Attention"), (MICROSOFT, "QAttention")),
+    "microsoft_attention.self_attention": ((MICROSOFT, "Attention"), (MICROSOFT, "QAttention")),
     "microsoft_attention.multi_head_attention": ((MICROSOFT, "MultiHeadAttention"),),
     "microsoft_attention.ms_rotary_embedding": ((MICROSOFT, "RotaryEmbedding"),),
     "microsoft_attention.group_query_attention": ((MICROSOFT, "GroupQueryAttention"),),
