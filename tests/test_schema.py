@@ -24,6 +24,7 @@ REQUIRED = inspect.Parameter.empty
 
 _NO_DEFAULT = "the schema says optional, the text says required: there is nothing to compute without it"
 _IN_TEXT = "the default stands in the text of the specification only"
+_NODES = ("falsenodeids", "featureids", "modes", "nodeids", "treeids", "truenodeids")
 DEVIATIONS = {
     ("Clip", "max"): "the element type's own bound, which the schema writes as float32's",
     ("Clip", "min"): "the element type's own bound, which the schema writes as float32's",
@@ -35,6 +36,13 @@ DEVIATIONS = {
     ("ai.onnx.ml.CategoryMapper", "cats_strings"): _NO_DEFAULT,
     ("ai.onnx.ml.LabelEncoder", "classes_strings"): _NO_DEFAULT,
     ("ai.onnx.ml.LinearRegressor", "coefficients"): _NO_DEFAULT,
+    **{("ai.onnx.ml.TreeEnsemble", k): _NO_DEFAULT for k in ("n_targets",)},
+    **{("ai.onnx.ml.TreeEnsembleClassifier", f"class_{k}"): _NO_DEFAULT for k in ("ids", "nodeids", "treeids")},
+    **{("ai.onnx.ml.TreeEnsembleClassifier", f"nodes_{k}"): _NO_DEFAULT for k in _NODES},
+    **{("ai.onnx.ml.TreeEnsembleRegressor", f"nodes_{k}"): _NO_DEFAULT for k in _NODES},
+    **{("ai.onnx.ml.TreeEnsembleRegressor", k): _NO_DEFAULT for k in ("n_targets",)},
+    **{("ai.onnx.ml.TreeEnsembleRegressor", f"target_{k}"): _NO_DEFAULT for k in ("ids", "nodeids", "treeids")},
+    ("RegexFullMatch", "pattern"): _NO_DEFAULT,
     ("ai.onnx.ml.SVMClassifier", "coefficients"): _NO_DEFAULT,
     ("ai.onnx.ml.SVMClassifier", "rho"): "an intercept left out is 0",
     ("ai.onnx.ml.SVMRegressor", "coefficients"): _NO_DEFAULT,

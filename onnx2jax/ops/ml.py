@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from .arrays import argmax, is_string, xp
 from .control import needs_known
 from .registry import Static, op
-from .scores import DOMAIN, batch, labels_of, one_of, only, transform, two_scores
+from .scores import DOMAIN, Transform, batch, labels_of, only, transform, two_scores
+from .text import find
 
 
 def _per_feature(values, X, what):
@@ -36,13 +35,12 @@ def array_feature_extractor(X, Y):
         Y = needs_known(Y, "the data are strings")
     if isinstance(Y, np.ndarray) and ((Y < 0) | (X.shape[-1] <= Y)).any():
         raise ValueError(f"indices {Y.ravel().tolist()} leave the {X.shape[-1]} features")
-    return xp(X, Y).take(X.reshape(-1, X.shape[-1]) if X.ndim == 1 else X, Y.reshape(-1), axis=-1)
+    return xp(X, Y).take(X[None] if X.ndim == 1 else X, Y.reshape(-1), axis=-1)
 
 
 @op("Binarizer", domain=DOMAIN)
 def binarizer(X, *, threshold=0.0):
-    floating = np.issubdtype(X.dtype, np.floating)
-    return (X.dtype.type(threshold if floating else math.floor(threshold)) < X).astype(X.dtype)
+    return (X.dtype.type(threshold if X.dtype.kind == "f" else math.floor(threshold)) < X).astype(X.dtype)
 
 
 @op("FeatureVectorizer", domain=DOMAIN)
@@ -60,15 +58,11 @@ def feature_vectorizer(*X, inputdimensions=None):
 
 
 @op("Imputer", domain=DOMAIN)
-def imputer(
-    X, *, imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0
-):
-    floating = np.issubdtype(X.dtype, np.floating)
-    kind, values = ("floats", imputed_value_floats) if floating else ("int64s", imputed_value_int64s)
-    if not values:
-        raise ValueError(f"Imputer of {X.dtype} needs the attribute 'imputed_value_{kind}'")
+def imputer(X, *, imputed_value_floats=(), imputed_value_int64s=(), replaced_value_float=0.0, replaced_value_int64=0):
+    floating = X.dtype.kind == "f"
+    what, values = f"imputed_value_{'floats' if floating else 'int64s'}", (imputed_value_int64s, imputed_value_floats)
+    new = _per_feature(values[floating], X, what).astype(X.dtype)
     old = X.dtype.type(replaced_value_float if floating else replaced_value_int64)
-    new = _per_feature(values, X, f"imputed_value_{kind}").astype(X.dtype)
     return xp(X).where((X != X) if old != old else (old == X), new, X)
 
 
@@ -81,18 +75,12 @@ def scaler(X, *, offset=(0.0,), scale=(1.0,)):
 
 
 @op("Normalizer", domain=DOMAIN)
-def normalizer(X, *, norm="MAX"):
+def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX"):
     """Normalizer: rows divided by their norm, unless that is zero."""
-    one_of(norm, ("MAX", "L1", "L2"), "norm")
-    if X.ndim not in (1, 2):
-        raise ValueError(f"the input must have shape [N, C] or [C] (it has {X.shape})")
-    X = X.astype(np.float32)
-    if norm == "MAX":
-        total = X.max(-1, keepdims=True)
-    else:
-        total = (xp(X).abs(X) if norm == "L1" else X * X).sum(-1, keepdims=True)
-    total = xp(X).where(total == 0, 1, total).astype(np.float32)
-    return X / (xp(X).sqrt(total) if norm == "L2" else total)
+    X, np_, shape = batch(X).astype(np.float32), xp(X), X.shape
+    total = X.max(-1) if norm == "MAX" else (np_.abs(X) if norm == "L1" else X * X).sum(-1)
+    total = np_.where(total == 0, np.float32(1), total)[:, None]
+    return (X / (np_.sqrt(total) if norm == "L2" else total)).reshape(shape)
 
 
 # ------------------------------------------------------------------------------------------------ encoding
@@ -106,32 +94,20 @@ def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
         raise ValueError(f"the categories are {name[5:]}, the input is {X.dtype}")
     if not zeros:
         X = needs_known(X, "zeros=0 asks for an error when a category is unknown")
-    cats = np.array(cats, object if is_string(X) else np.int64)
-    hot = (X if is_string(X) else X.astype(np.int64))[..., None] == cats
+    dtype = object if is_string(X) else np.int64
+    hot = X.astype(dtype)[..., None] == np.array(cats, dtype)
     if not zeros and not hot.any(-1).all():
-        raise ValueError(f"an input is none of the categories {cats.tolist()}, and zeros=0")
+        raise ValueError(f"an input is none of the categories {cats}, and zeros=0")
     return hot.astype(np.float32)
-
-
-def _place(table, X):
-    """Where in a sorted table each value is, if it is there."""
-    if isinstance(X, np.ndarray):
-        place = np.searchsorted(table, X)
-    else:
-        place = jnp.searchsorted(table, X, method="compare_all" if len(table) <= 128 else "scan")
-    return xp(X).minimum(place, len(table) - 1)
 
 
 def _lookup(X, keys, values, default):
     """Every element's value in a table; the last of equal keys counts, and NaN equals NaN."""
     if X.dtype == object or values.dtype == object:
         X = needs_known(X, "a label encoder with strings")
-
-        def key(v):
-            return "NaN" if v != v else v
-
-        known = {key(k): v for k, v in zip(keys.tolist(), values.tolist(), strict=True)}
-        return np.array([known.get(key(x), default) for x in X.ravel().tolist()], values.dtype).reshape(X.shape)
+        keys, asked = (["NaN" if v != v else v for v in array.ravel().tolist()] for array in (keys, X))
+        known = dict(zip(keys, values.tolist(), strict=True))
+        return np.array([known.get(x, default) for x in asked], values.dtype).reshape(X.shape)
     np_, nan = xp(X), keys != keys
     if nan.any():
         default = np_.where(X != X, values[nan][-1], default)
@@ -139,50 +115,31 @@ def _lookup(X, keys, values, default):
     table, at = np.unique(keys[~nan][::-1], return_index=True)
     if not len(table):
         return np_.broadcast_to(default, X.shape)
-    place = _place(table, X)
-    result = np_.asarray(values[~nan][::-1][at])[place]
-    return np_.where(np_.asarray(table)[place] == X, result, default)
+    place = find(table, X)
+    return np_.where(place < 0, default, np_.asarray(values[~nan][::-1][at])[place])
 
 
 @op("LabelEncoder", domain=DOMAIN)
 def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_string="_Unused"):
     """LabelEncoder-1: strings become their position in the list, integers the string at that position."""
-    strings, places = np.array(classes_strings, object), np.arange(len(classes_strings))
-    if is_string(X):
-        return _lookup(X, strings[::-1], places[::-1], default_int64)
-    return _lookup(X, places, strings, default_string)
+    strings, places = np.array(classes_strings, object)[::-1], np.arange(len(classes_strings))[::-1]
+    return _lookup(X, strings, places, default_int64) if is_string(X) else _lookup(X, places, strings, default_string)
 
 
 @op("LabelEncoder", domain=DOMAIN, since=2)
 def label_encoder(
-    X,
-    *,
-    default_float=-0.0,
-    default_int64=-1,
-    default_string="_Unused",
-    default_tensor=None,
-    keys_floats=None,
-    keys_int64s=None,
-    keys_strings=None,
-    keys_tensor=None,
-    values_floats=None,
-    values_int64s=None,
-    values_strings=None,
+    X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, keys_floats=None,
+    keys_int64s=None, keys_strings=None, keys_tensor=None, values_floats=None, values_int64s=None, values_strings=None,
     values_tensor=None,
-):
+):  # fmt: skip
     """LabelEncoder: a table look-up with parallel lists of keys and values."""
-    dtypes = {"floats": np.float32, "int64s": np.int64, "strings": object}
-    name, keys = only(
-        keys_floats=keys_floats, keys_int64s=keys_int64s, keys_strings=keys_strings, keys_tensor=keys_tensor
-    )
-    keys = np.asarray(keys, dtypes.get(name[5:]))
-    name, values = only(
-        values_floats=values_floats,
-        values_int64s=values_int64s,
-        values_strings=values_strings,
-        values_tensor=values_tensor,
-    )
-    values = np.asarray(values, dtypes.get(name[7:]))
+
+    def given(floats, int64s, strings, tensor):
+        kind, values = only(floats=floats, int64s=int64s, strings=strings, tensor=tensor)
+        return np.asarray(values, {"floats": np.float32, "int64s": np.int64, "strings": object}.get(kind))
+
+    keys = given(keys_floats, keys_int64s, keys_strings, keys_tensor)
+    values = given(values_floats, values_int64s, values_strings, values_tensor)
     if keys.shape != values.shape or keys.dtype != X.dtype:
         raise ValueError(
             f"keys and values must be as many, and keys of the input's type (keys {keys.dtype}{keys.shape}, values "
@@ -190,8 +147,7 @@ def label_encoder(
         )
     if default_tensor is not None:
         return _lookup(X, keys, values, default_tensor.reshape(()).astype(values.dtype)[()])
-    kinds = {"O": default_string, "i": default_int64, "f": default_float}
-    default = kinds[values.dtype.kind]
+    default = {"O": default_string, "i": default_int64, "f": default_float}[values.dtype.kind]
     return _lookup(X, keys, values, default if values.dtype == object else values.dtype.type(default))
 
 
@@ -216,22 +172,22 @@ def zip_map(X: Static, *, classlabels_int64s=None, classlabels_strings=None):
     return [dict(zip(labels, row, strict=True)) for row in X.tolist()]
 
 
+CastTo = Literal["TO_FLOAT", "TO_STRING", "TO_INT64"]
+_CASTS: dict[str, tuple] = {
+    "TO_FLOAT": (np.float32, float, 0.0),
+    "TO_INT64": (np.int64, int, 0),
+    "TO_STRING": (object, lambda v: v if isinstance(v, str) else f"{v:f}", "0.f"),
+}
+
+
 @op("CastMap", domain=DOMAIN)
-def cast_map(X: Static, *, cast_to="TO_FLOAT", map_form="DENSE", max_map=1):
+def cast_map(X: Static, *, cast_to: CastTo = "TO_FLOAT", map_form: Literal["DENSE", "SPARSE"] = "DENSE", max_map=1):
     """CastMap: the values of a map in the order of its keys, or each at its key."""
-    one_of(cast_to, ("TO_FLOAT", "TO_STRING", "TO_INT64"), "cast_to")
-    one_of(map_form, ("DENSE", "SPARSE"), "map_form")
-    casts: dict[str, tuple[Any, Callable[[Any], Any], Any]] = {
-        "TO_FLOAT": (np.float32, float, 0.0),
-        "TO_INT64": (np.int64, int, 0),
-        "TO_STRING": (object, lambda v: v if isinstance(v, str) else f"{v:f}", "0.f"),
-    }
-    dtype, cast, filler = casts[cast_to]
-    if map_form == "DENSE":
-        return np.array([[cast(X[k]) for k in sorted(X)]], dtype).reshape(1, len(X))
-    if any(not 0 <= k < max_map for k in X):
+    dtype, cast, filler = _CASTS[cast_to]
+    if map_form == "SPARSE" and not set(X) <= set(range(max_map)):
         raise ValueError(f"the keys {sorted(X)} do not all lie in [0, {max_map - 1}], the range max_map gives")
-    return np.array([[cast(X[k]) if k in X else filler for k in range(max_map)]], dtype)
+    keys = sorted(X) if map_form == "DENSE" else range(max_map)
+    return np.array([cast(X[k]) if k in X else filler for k in keys], dtype)[None]
 
 
 @op("DictVectorizer", domain=DOMAIN)
@@ -264,18 +220,10 @@ def _linear(X, n, coefficients, intercepts):
 
 @op("LinearClassifier", domain=DOMAIN)
 def linear_classifier(
-    X,
-    *,
-    coefficients,
-    intercepts=None,
-    classlabels_ints=None,
-    classlabels_strings=None,
-    multi_class=0,
-    post_transform="NONE",
-):
+    X, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None,
+    multi_class: Literal[0, 1] = 0, post_transform: Transform = "NONE",  # noqa: ARG001
+):  # fmt: skip
     """LinearClassifier: the best class and the scores. What multi_class tells is in post_transform already."""
-    if multi_class not in (0, 1):
-        raise ValueError(f"multi_class must be 0 or 1 (got {multi_class})")
     _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
     n = len(intercepts or coefficients[:: X.shape[-1]])
     if n != len(labels) and (n, len(labels)) != (1, 2):
@@ -287,5 +235,5 @@ def linear_classifier(
 
 
 @op("LinearRegressor", domain=DOMAIN)
-def linear_regressor(X, *, coefficients, intercepts=None, targets=1, post_transform="NONE"):
+def linear_regressor(X, *, coefficients, intercepts=None, targets=1, post_transform: Transform = "NONE"):
     return transform(_linear(X, targets, coefficients, intercepts), post_transform)

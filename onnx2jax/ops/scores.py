@@ -6,22 +6,17 @@ Where the specification leaves the scores of two classes open, they are what onn
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 from jax import lax
 
-from .arrays import xp
+from .activation import sigmoid
+from .arrays import is_known, xp
 from .control import needs_known
 
 DOMAIN = "ai.onnx.ml"
-TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-
-
-def one_of(value, choices, what):
-    """Checks an attribute that names one of a few choices."""
-    if value not in choices:
-        raise ValueError(f"{what} must be one of {', '.join(choices)} (got {value!r})")
-    return value
+Transform = Literal["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"]
 
 
 def only(**choices):
@@ -36,15 +31,16 @@ def batch(X):
     """A batch of feature vectors; a single vector is a batch of one."""
     if X.ndim not in (1, 2):
         raise ValueError(f"the input must have shape [N, F] or [F] (it has {X.shape})")
-    return X.reshape(-1, X.shape[-1]) if X.ndim == 1 else X
+    return X if X.ndim == 2 else X[None]
 
 
-def logistic(x):
-    """1 / (1 + exp(-x)), without overflow."""
-    if not isinstance(x, np.ndarray):
-        return lax.logistic(x)
-    v = 1 / (1 + np.exp(-np.abs(x)))
-    return np.where(x < 0, 1 - v, v)
+def repeat(n, step, state):
+    """``state = step(k, state)`` for k below n: in Python on known values, else as one compiled loop."""
+    if not is_known(state):
+        return lax.fori_loop(0, n, step, state)
+    for k in range(n):
+        state = step(k, state)
+    return state
 
 
 def _softmax(x):
@@ -68,21 +64,20 @@ def _probit(x):
     return math.sqrt(2) * xp(x).sign(y) * xp(x).sqrt(xp(x).sqrt(v * v - log / 0.147) - v)
 
 
-_TRANSFORM = dict(zip(TRANSFORMS, (lambda x: x, _softmax, logistic, _softmax_zero, _probit), strict=True))
+_TRANSFORM = {"SOFTMAX": _softmax, "LOGISTIC": sigmoid, "SOFTMAX_ZERO": _softmax_zero, "PROBIT": _probit}
 
 
 def transform(scores, post_transform):
     """The scores of all classes or targets, transformed row by row."""
-    return _TRANSFORM[one_of(post_transform, TRANSFORMS, "post_transform")](scores)
+    return scores if post_transform == "NONE" else _TRANSFORM[post_transform](scores)
 
 
 def two_scores(score, post_transform, mixed):
     """The scores of both classes from the single score of the second; `mixed`: it is a margin, no probability."""
-    one_of(post_transform, TRANSFORMS, "post_transform")
     if post_transform == "PROBIT":
         raise NotImplementedError("PROBIT of a single score is undefined for a classifier of two classes")
     if post_transform == "LOGISTIC":
-        pair = logistic(-score), logistic(score)
+        pair = sigmoid(-score), sigmoid(score)
     else:
         pair = (-score if mixed else 1 - score), score
     return xp(score).concatenate(pair, axis=-1)

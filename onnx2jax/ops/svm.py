@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
+from itertools import combinations
+from typing import Literal
 
+import numpy as np
+
+from .activation import sigmoid
 from .arrays import argmax, xp
 from .registry import op
-from .scores import DOMAIN, batch, labels_of, logistic, one_of, only, transform, two_scores
+from .scores import DOMAIN, Transform, batch, labels_of, only, repeat, transform, two_scores
+
+Kernel = Literal["LINEAR", "POLY", "RBF", "SIGMOID"]
 
 
 def _kernel(X, vectors, kernel_type, kernel_params):
     """The kernel of every row with every support vector: [N, S]."""
     gamma, coef0, degree = (float(p) for p in (kernel_params or (0.0, 0.0, 0.0)))
-    if one_of(kernel_type, ("LINEAR", "POLY", "RBF", "SIGMOID"), "kernel_type") == "RBF":
+    if kernel_type == "RBF":
         return xp(X).exp(-gamma * ((X[:, None] - vectors) ** 2).sum(-1))
     dot = X @ vectors.T
     if kernel_type == "LINEAR":
         return dot
     dot = gamma * dot + coef0
-    if kernel_type == "SIGMOID":
-        return xp(X).tanh(dot)
-    return dot ** (int(degree) if degree == int(degree) else degree)
+    return xp(X).tanh(dot) if kernel_type == "SIGMOID" else dot ** (int(degree) if degree == int(degree) else degree)
 
 
 @op("SVMRegressor", domain=DOMAIN, heavy=True)
 def svm_regressor(
-    X,
-    *,
-    coefficients,
-    kernel_params=None,
-    kernel_type="LINEAR",
-    n_supports=0,
-    one_class=0,
-    post_transform="NONE",
-    rho=(0.0,),
-    support_vectors=(),
-):
+    X, *, coefficients, kernel_params=None, kernel_type: Kernel = "LINEAR", n_supports=0, one_class=0,
+    post_transform: Transform = "NONE", rho=(0.0,), support_vectors=(),
+):  # fmt: skip
     """SVMRegressor: without support vectors the coefficients are those of a linear model."""
     X = batch(X).astype(np.float32)
     vectors = np.array(support_vectors if n_supports else coefficients, np.float32).reshape(n_supports or 1, -1)
@@ -50,24 +44,20 @@ def svm_regressor(
     return transform(score, post_transform)
 
 
-def _pair_scores(kernel, coefficients, counts, rho):
+def _pair_scores(kernel, coefficients, counts, rho, pairs):
     """The decision of every pair of classes i < j, from the coefficients of one against the other: [N, pairs]."""
-    ends = np.cumsum(counts)
-    spans = [slice(end - n, end) for n, end in zip(counts, ends, strict=True)]
+    spans = [slice(end - n, end) for n, end in zip(counts, np.cumsum(counts), strict=True)]
     weights = np.zeros((kernel.shape[1], len(rho)), np.float32)
-    pairs = [(i, j) for i in range(len(counts)) for j in range(i + 1, len(counts))]
     for p, (i, j) in enumerate(pairs):
         weights[spans[i], p] = coefficients[j - 1, spans[i]]
         weights[spans[j], p] = coefficients[i, spans[j]]
-    return pairs, kernel @ weights + np.array(rho, np.float32)
+    return kernel @ weights + np.array(rho, np.float32)
 
 
 def _coupled(pairwise, n):
     """Class probabilities from pairwise ones [N, n, n], by the iteration of Wu, Lin and Weng (second method)."""
-    np_ = xp(pairwise)
-    r = pairwise
-    diagonal = (r * r).sum(1) - np_.einsum("bii->bi", r * r)
-    q = np_.where(np.eye(n, dtype=bool), diagonal[:, None, :], -r * np_.swapaxes(r, 1, 2))
+    np_, r = xp(pairwise), pairwise
+    q = np_.where(np.eye(n, dtype=bool), (r * r).sum(1)[:, None, :], -r * np_.swapaxes(r, 1, 2))
 
     def sweep(_, state):
         p, done = state
@@ -82,30 +72,15 @@ def _coupled(pairwise, n):
             new = (new + step[:, None] * np.eye(n, dtype=np.float32)[t]) / (1 + step[:, None])
         return np_.where(done[:, None], p, new), done
 
-    state = np_.full(r.shape[:2], 1 / n, np.float32), np_.zeros(r.shape[0], bool)
-    if np_ is jnp:
-        return lax.fori_loop(0, 100, sweep, state)[0]
-    for _ in range(100):
-        state = sweep(_, state)
-    return state[0]
+    return repeat(100, sweep, (np_.full(r.shape[:2], 1 / n, np.float32), np_.zeros(r.shape[0], bool)))[0]
 
 
 @op("SVMClassifier", domain=DOMAIN, heavy=True)
 def svm_classifier(
-    X,
-    *,
-    coefficients,
-    classlabels_ints=None,
-    classlabels_strings=None,
-    kernel_params=None,
-    kernel_type="LINEAR",
-    post_transform="NONE",
-    prob_a=(),
-    prob_b=(),
-    rho=(0.0,),
-    support_vectors=(),
-    vectors_per_class=(),
-):
+    X, *, coefficients, classlabels_ints=None, classlabels_strings=None, kernel_params=None,
+    kernel_type: Kernel = "LINEAR", post_transform: Transform = "NONE", prob_a=(), prob_b=(), rho=(0.0,),
+    support_vectors=(), vectors_per_class=(),
+):  # fmt: skip
     """SVMClassifier: one-against-one votes with support vectors, or one linear score for each class without."""
     _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
     X, n, total = batch(X).astype(np.float32), len(labels), sum(vectors_per_class)
@@ -115,22 +90,21 @@ def svm_classifier(
         index = argmax(scores, 1)
         if n == 2 and not prob_a:
             best = scores.max(1)
-            positive = best >= 0.5 if (coefficients >= 0).all() else best > 0
-            index = xp(X).where(positive, 1, index)
+            index = xp(X).where(best >= 0.5 if (coefficients >= 0).all() else best > 0, 1, index)
         return labels_of(labels, index), transform(scores, post_transform)
     kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
-    pairs, scores = _pair_scores(kernel, coefficients.reshape(n - 1, total), vectors_per_class, rho)
+    pairs = list(combinations(range(n), 2))
+    scores = _pair_scores(kernel, coefficients.reshape(n - 1, total), vectors_per_class, rho, pairs)
     one_hot = np.eye(n, dtype=np.int64)
     votes = sum(xp(X).where(scores[:, p, None] > 0, one_hot[i], one_hot[j]) for p, (i, j) in enumerate(pairs))
     index = argmax(votes, 1)
     if prob_a:
-        p = 1 - logistic(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32))
+        p = sigmoid(-(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32)))
         p = xp(X).clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
         # entry [a, b] of the matrix is the probability of class a when it is a or b
-        ij = np.zeros((len(pairs), n, n), np.float32)
-        for k, pair in enumerate(pairs):
-            ij[(k, *pair)] = 1
-        pairwise = xp(X).einsum("bk,kij->bij", p, ij) + xp(X).einsum("bk,kij->bji", 1 - p, ij)
+        above = np.triu(np.ones((n, n), np.float32), 1)
+        at = (np.cumsum(above).reshape(n, n) * above).astype(int) - 1
+        pairwise = p[:, at] * above + (1 - p[:, at.T]) * above.T
         scores = transform(_coupled(pairwise, n), post_transform)
     elif n > 2:
         scores = transform(scores, post_transform)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from .arrays import xp
 from .registry import Static, op
+from .scores import batch, only
 
 
 def _regex(pattern):
@@ -25,11 +25,6 @@ def _regex(pattern):
         raise ValueError(f"{pattern!r} is not a regular expression in RE2's syntax ({reason})") from None
 
 
-def _each(function, X, dtype):
-    """The function of every element, in an array of the same shape."""
-    return np.array([function(x) for x in X.flat], dtype).reshape(X.shape)
-
-
 def _padded(rows, shape, filler):
     """Ragged lists of strings as one tensor, filled up to the longest."""
     width = max(map(len, rows), default=0)
@@ -38,11 +33,9 @@ def _padded(rows, shape, filler):
 
 
 @op("RegexFullMatch", since=20)
-def regex_full_match(X: Static, *, pattern=None):
-    if pattern is None:
-        raise ValueError("RegexFullMatch needs the attribute 'pattern'")
+def regex_full_match(X: Static, *, pattern):
     expression = _regex(pattern)
-    return _each(lambda x: expression.fullmatch(x) is not None, X, bool)
+    return np.array([expression.fullmatch(x) is not None for x in X.flat], bool).reshape(X.shape)
 
 
 @op("StringConcat", since=20)
@@ -60,36 +53,33 @@ def string_split(X: Static, *, delimiter="", maxsplit=None):
 
 # Languages whose upper and lower case differ from Unicode's default.
 _OWN_CASES = ("tr", "az", "lt")
+Case = Literal["NONE", "LOWER", "UPPER"]
 
 
 @op("StringNormalizer", since=10)
-def string_normalizer(X: Static, *, case_change_action="NONE", is_case_sensitive=0, locale=None, stopwords=()):
+def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_sensitive=0, locale=None, stopwords=()):
     """StringNormalizer: drop the stop words, then change the case. Nothing left becomes one empty string."""
     if locale is not None and locale[:2].lower() in _OWN_CASES and case_change_action != "NONE":
         raise NotImplementedError(f"only Unicode's default case mapping is available (locale is {locale!r})")
     if X.ndim not in (1, 2) or (X.ndim == 2 and X.shape[0] != 1):
         raise ValueError(f"the input must have shape [C] or [1, C] (it has {X.shape})")
-    changes: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
-    if case_change_action not in changes:
-        raise ValueError(f"case_change_action must be NONE, LOWER or UPPER (got {case_change_action!r})")
-    fold = changes["NONE" if is_case_sensitive else "LOWER"]
-    stop = {fold(w) for w in stopwords}
-    kept = [changes[case_change_action](x) for x in X.flat if fold(x) not in stop] or [""]
+    fold = str if is_case_sensitive else str.lower
+    change = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}[case_change_action]
+    stop = set(map(fold, stopwords))
+    kept = [change(x) for x in X.flat if fold(x) not in stop] or [""]
     return np.array(kept, object).reshape(*X.shape[:-1], len(kept))
 
 
 @op("Tokenizer", domain="com.microsoft")
 def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokenexp=None):
     """com.microsoft Tokenizer: by characters (separators is [""]), by separators, or by the shape of a token."""
-    if (separators is None) == (tokenexp is None):
-        raise ValueError("exactly one of the attributes 'separators' and 'tokenexp' must be given")
-    if X.ndim not in (1, 2):
-        raise ValueError(f"the input must have shape [C] or [N, C] (it has {X.shape})")
-    if tokenexp is not None:
+    only(separators=separators, tokenexp=tokenexp)
+    batch(X)
+    if tokenexp:
         expression = _regex(tokenexp)
         rows = [[m.group() for m in expression.finditer(x)] for x in X.flat]
     elif tuple(separators) == ("",):
-        rows = [list(x) for x in X.flat]
+        rows = list(map(list, X.flat))
     else:
         rows = [[x] for x in X.flat]
         for expression in map(_regex, separators):
@@ -105,33 +95,17 @@ def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokene
 
 @op("TfIdfVectorizer", since=9)
 def tf_idf_vectorizer(
-    X,
-    *,
-    max_gram_length,
-    max_skip_count,
-    min_gram_length,
-    mode,
-    ngram_counts,
-    ngram_indexes,
-    pool_int64s=None,
-    pool_strings=None,
-    weights=None,
-):
+    X, *, max_gram_length, max_skip_count, min_gram_length, mode: Literal["TF", "IDF", "TFIDF"], ngram_counts,
+    ngram_indexes, pool_int64s=None, pool_strings=None, weights=None,
+):  # fmt: skip
     """TfIdfVectorizer: counts of n-grams, found by walking a trie of sorted tables; no loop over the vocabulary."""
-    if mode not in ("TF", "IDF", "TFIDF"):
-        raise ValueError(f"mode must be TF, IDF or TFIDF (got {mode!r})")
-    if (pool_int64s is None) == (pool_strings is None):
-        raise ValueError("exactly one of the attributes 'pool_int64s' and 'pool_strings' must be given")
-    if X.ndim not in (1, 2):
-        raise ValueError(f"the input must have shape [C] or [N, C] (it has {X.shape})")
-    text = pool_strings is not None
-    if text != (X.dtype == object):
-        raise ValueError(f"the pool holds {'strings' if text else 'integers'}, the input {X.dtype}")
-    pool = np.array(pool_strings, object) if text else np.array(pool_int64s, np.int64)
+    name, pool = only(pool_int64s=pool_int64s, pool_strings=pool_strings)
+    dtype = object if name == "pool_strings" else np.int64
+    if (dtype is object) != (X.dtype == object):
+        raise ValueError(f"the attribute {name} does not fit an input of {X.dtype}")
     np_, n_grams = xp(X), len(ngram_indexes)
-    words, pool = np.unique(pool, return_inverse=True)
-    tokens = (X if text else X.astype(np.int64)).reshape(math.prod(X.shape[:-1]), X.shape[-1])
-    tokens = _find(np_, words, tokens)
+    words, pool = np.unique(np.array(pool, dtype), return_inverse=True)
+    tokens = find(words, batch(X).astype(dtype))
     # An extra last column collects what is not in the pool.
     counts = np_.zeros((tokens.shape[0], n_grams + 1), np.float32)
     first = 0
@@ -141,17 +115,18 @@ def tf_idf_vectorizer(
             for skip in range(max_skip_count + 1 if n > 1 else 1):
                 counts = _count(np_, counts, tokens, grams, first, skip + 1, len(words))
         first += len(grams)
-    counts = counts[:, :-1]
-    counts = np_.minimum(counts, np.float32(1)) if mode == "IDF" else counts
+    counts = np_.minimum(counts[:, :-1], np.float32(1)) if mode == "IDF" else counts[:, :-1]
     counts = counts if mode == "TF" or weights is None else counts * np.array(weights, np.float32)
     columns = np.zeros((tokens.shape[0], max(ngram_indexes) + 1), np.float32)
     return _add(columns, (slice(None), np.array(ngram_indexes)), counts).reshape(*X.shape[:-1], -1)
 
 
-def _find(np_, table, values):
+def find(table, values):
     """The places of values in a sorted table, -1 for those that are not there."""
-    at = np_.minimum(np_.searchsorted(table, values), len(table) - 1)
-    return np_.where((table if np_ is np else np_.asarray(table))[at] == values, at, -1)
+    np_ = xp(values)
+    how = {} if np_ is np else {"method": "compare_all" if len(table) <= 128 else "scan"}
+    at = np_.minimum(np_.searchsorted(table, values, **how), len(table) - 1)
+    return np_.where(np_.asarray(table)[at] == values, at, -1)
 
 
 def _add(array, at, values):
@@ -174,7 +149,7 @@ def _count(np_, counts, tokens, grams, first, stride, n_words):
         token = tokens[:, k * stride : k * stride + windows]
         table, prefix = np.unique(prefix * n_words + grams[:, k], return_inverse=True)
         missing = (state < 0) | (token < 0)
-        state = _find(np_, table, np_.where(missing, -1, state * n_words + token))
+        state = find(table, np_.where(missing, -1, state * n_words + token))
     if len(table) < len(grams):
         raise ValueError(f"the pool holds {len(grams) - len(table)} of its {n}-grams twice")
     column = np.empty(len(table), np.int64)
