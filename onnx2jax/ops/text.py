@@ -65,9 +65,9 @@ def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_s
     if X.ndim not in (1, 2) or (X.ndim == 2 and X.shape[0] != 1):
         raise ValueError(f"the input must have shape [C] or [1, C] (it has {X.shape})")
     fold = str if is_case_sensitive else str.lower
-    change: Callable[[str], str] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}[case_change_action]
+    changes: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
     stop = set(map(fold, stopwords))
-    kept = [change(x) for x in X.flat if fold(x) not in stop] or [""]
+    kept = [changes[case_change_action](x) for x in X.flat if fold(x) not in stop] or [""]
     return np.array(kept, object).reshape(*X.shape[:-1], len(kept))
 
 
