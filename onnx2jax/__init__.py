@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from . import errors
 from .check import Report, check
+from .checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from .export import save
 from .finetuning import FineTuning, finetune
 from .model import Model, convert
@@ -16,6 +17,7 @@ from .program import RecompilationWarning
 from .resources import demo_model
 
 __all__ = [
+    "Checkpoints",
     "FineTuning",
     "Model",
     "RecompilationWarning",
@@ -27,8 +29,10 @@ __all__ = [
     "demo_model",
     "errors",
     "finetune",
+    "load_checkpoint",
     "op",
     "save",
+    "save_checkpoint",
     "supported",
 ]
 __version__ = "0.1.0"

@@ -7,6 +7,7 @@ from typing import Any
 from .proto.errors import ExternalDataError, ExternalDataNotFoundError, ModelError, OnnxError
 
 __all__ = [
+    "CheckpointError",
     "ExternalDataError",
     "ExternalDataNotFoundError",
     "InputError",
@@ -68,6 +69,10 @@ class KnownValueError(OnnxError, TypeError):
     def __init__(self, message: str, values: tuple[str, ...] = (), node: Any = None) -> None:
         super().__init__(message)
         self.values, self.node = values, node
+
+
+class CheckpointError(OnnxError, ValueError):
+    """A checkpoint is damaged, or does not fit the state for which it is loaded."""
 
 
 class RandomKeyError(OnnxError, TypeError):

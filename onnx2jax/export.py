@@ -5,17 +5,14 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from . import calling, plan
+from . import calling, plan, writing
 from .errors import ExternalDataError, InputNameError, InputShapeError, InputTypeError, ModelError
 from .model import Model
 from .proto.dtypes import ELEMENT_TYPES, STRING
@@ -90,18 +87,13 @@ def save(
     _assign(opened, values | dict(params or {}))
     every = list(tensors(opened.message))
     outside = _outside(opened, every, external_data, size_threshold)
-    new: dict[Path, Path] = {}  # where each file goes -> where it is written
-    try:
+    with writing.replacements(path) as new:
         if outside:
             name = external_data if isinstance(external_data, str) else f"{path.name}.data"
-            with _beside(_data_path(path, name), new) as file:
+            with writing.beside(_data_path(path, name), new) as file:
                 _write_data(opened, outside, name, file)
-        with _beside(path, new) as file:
+        with writing.beside(path, new) as file:
             file.write(_serialized(opened, every))
-        _replace(path, new)
-    finally:
-        for temporary in new.values():
-            temporary.unlink(missing_ok=True)
     return path
 
 
@@ -251,53 +243,3 @@ def _serialized(opened: Opened, every: list[tuple[Any, str]]) -> bytes:
     for tensor, _ in every:
         opened.join(tensor)
     return opened.message.SerializeToString()
-
-
-@contextmanager
-def _beside(final: Path, new: dict[Path, Path]) -> Iterator[Any]:
-    """A file to write, in the folder where it is to replace another, safe on the disk at the end."""
-    new[final] = temporary = _temporary(final)
-    with temporary.open("xb+") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    if final.exists():
-        shutil.copymode(final, temporary)
-
-
-def _temporary(final: Path) -> Path:
-    return final.with_name(f".{secrets.token_hex(8)}.tmp")
-
-
-def _replace(path: Path, new: Mapping[Path, Path]) -> None:
-    """Put the new files into their places, or leave all as it was.
-
-    A model alone is exchanged in one step. With a data file, the old data leaves first and the new comes last: who
-    looks meanwhile, or after a power cut, finds a model without data, never a model with another one's.
-    """
-    data = [final for final in new if final != path]
-    old = {final: _temporary(final) for final in [*data, *([path] if data else [])] if os.path.lexists(final)}
-    existed = os.path.lexists(path)
-    try:
-        for final in data:
-            if final in old:
-                os.replace(final, old[final])
-        if path in old:
-            shutil.copy2(path, old[path], follow_symlinks=False)
-        for final in (path, *data):
-            os.replace(new[final], final)
-    except BaseException:
-        for final, saved in reversed(old.items()):
-            if os.path.lexists(saved):
-                os.replace(saved, final)
-        if not existed:
-            path.unlink(missing_ok=True)
-        raise
-    for saved in old.values():
-        saved.unlink()
-    if os.name != "nt":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
