@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from . import plan
 from .check import check
 from .errors import OnnxError
 from .graph import Function, Imported
@@ -244,7 +245,8 @@ def describe(imported: Imported) -> dict[str, Any]:
         "optional_inputs": [_described(v) for v in model.optional.values()],
         "outputs": [_described(v) for v in model.outputs],
         "parameters": [
-            {"name": name, "type": _type_of(array), "bytes": int(array.nbytes)} for name, array in model.params.items()
+            {"name": name, "type": _type_of(array), "bytes": int(array.nbytes)}
+            for name, array in plan.parameters(imported.graph).items()
         ],
         "operators": [
             {

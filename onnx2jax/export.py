@@ -12,7 +12,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from . import calling, plan, writing
+from . import calling, writing
 from .errors import ExternalDataError, InputNameError, InputShapeError, InputTypeError, ModelError
 from .model import Model
 from .proto.dtypes import ELEMENT_TYPES, STRING
@@ -80,8 +80,7 @@ def save(
         if model.origin is None:
             raise ValueError("the model was not made by onnx2jax.convert; save the source instead")
         opened = model.origin.open()
-        before = plan.parameters(model.graph)
-        values.update((n, v) for n, v in model.params.items() if v is not before.get(n))
+        values |= model.changed()
     else:
         opened = Opened(*read_model(model))
     _assign(opened, values | dict(params or {}))
@@ -170,20 +169,21 @@ def _outside(
 
 def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> None:
     """The tensors one after another; those that shared bytes of a file still do."""
-    shared: dict[tuple[int, int], tuple[int, Any]] = {}
+    shared: dict[tuple[int, int, int], int] = {}
     for tensor in outside:
         data = np.frombuffer(opened.data(tensor), np.uint8)
         mapped = tensor.data_location == EXTERNAL and opened.place(tensor) is None
-        region = data.ctypes.data, data.size
+        source, start = opened.files.locate(tensor, data.size) if mapped else (None, 0)
+        region = id(source), start, data.size
         if mapped and region in shared:
-            offset, _ = shared[region]
+            offset = shared[region]
         else:
             end, align = file.tell(), PAGE if data.size >= LARGE else CACHE_LINE
             offset = -(-end // align) * align
             file.write(bytes(offset - end))
             file.write(data)
             if mapped:
-                shared[region] = offset, data  # kept, so that nothing else comes to lie at its address
+                shared[region] = offset
         opened.take_place(tensor)
         for field in ("raw_data", ELEMENT_TYPES[tensor.data_type].field):
             tensor.ClearField(field)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -152,10 +153,11 @@ class Importer:
         where = f"graph {(message.name or path)[:80]!r}"
         rules.check_text(where, message.name)
         initializers: dict[str, np.ndarray] = {}
-        for tensor, convert in [(t, to_array) for t in message.initializer] + [
-            (s, to_dense) for s in message.sparse_initializer
-        ]:
-            name = tensor.values.name if convert is to_dense else tensor.name
+        stored: list[tuple[str, Any, Callable[..., np.ndarray]]] = [
+            *((t.name, t, partial(to_array, later=True)) for t in message.initializer),
+            *((s.values.name, s, to_dense) for s in message.sparse_initializer),
+        ]
+        for name, tensor, convert in stored:
             with self.guard(f"{where}, initializer {name!r}"):
                 if not name or name in initializers:
                     problem = "defined twice" if name else "unnamed"

@@ -7,7 +7,7 @@ import operator
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -21,6 +21,7 @@ from .importer import build
 from .ops import compat
 from .ops.registry import Operator
 from .program import Known, Program, Settings
+from .proto.external import load
 from .proto.files import read_model
 from .proto.operator_sets import read_operator_sets
 from .proto.origin import Origin
@@ -41,6 +42,7 @@ def convert(
     external_data_dir: str | os.PathLike[str] | None = None,
     follow_links: bool = False,
     allow_newer_opset: bool = False,
+    buffers: Mapping[str, Any] | None = None,
     operator_sets: Iterable[Any] = (),
     verify_checksums: bool = False,
 ) -> Model:
@@ -65,6 +67,8 @@ def convert(
         external_data_dir: where the weights lie, when not beside the model.
         follow_links: accept weights that symbolic links place outside that folder.
         allow_newer_opset: run operator sets newer than those known here as the newest known.
+        buffers: bytes or arrays for weights that are in memory: those whose ``location`` begins with ``#``
+            (``{"#w": array}``), and any other that you would rather give than have read.
         operator_sets: operator set documents (paths, bytes, binary files): an operator that one of them declares
             with a body runs without Python. Of several versions of one domain the newest not above the imported one
             counts. An operator is served by the first of: ONNX's own here, a function in the model, a function
@@ -84,7 +88,7 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
-    message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
+    message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links, buffers=buffers)
     documents = read_operator_sets(operator_sets)
     if strict:
         check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
@@ -112,8 +116,7 @@ class Model:
     """An ONNX model as a JAX function. Made by ``convert``.
 
     Attributes:
-        params: the weights by ONNX name, NumPy arrays that share memory with the file. Replace any of them to
-            change what ``model(x)`` computes.
+        params: the weights by ONNX name, NumPy arrays. Replace any of them to change what ``model(x)`` computes.
         inputs: the required inputs, in order; each has ``name`` and ``type`` (``dtype``, ``shape``).
         optional: inputs that have a default, by name; pass them by name to override it.
         outputs: the outputs, in order.
@@ -140,7 +143,12 @@ class Model:
         self.graph = imported.graph
         self.opsets = dict(imported.opsets)
         self.metadata = dict(imported.metadata)
-        self.params: dict[str, Any] = dict(plan.parameters(self.graph))
+        self._stored = plan.parameters(self.graph)
+        self._read: dict[str, Any] | None = None
+        self._params: dict[str, Any] = {}
+        for graph in self.graph.walk():
+            constants = {n: load(v) for n, v in graph.initializers.items() if graph.key(n) not in self._stored}
+            cast(dict[str, np.ndarray], graph.initializers).update(constants)
         declared = calling.override_dims(self.graph.inputs, dim_overrides or {})
         self.static = _pinned(declared, static or {})
         defaults = self.graph.initializers
@@ -162,6 +170,27 @@ class Model:
         self._held: tuple[Any, ...] = ()
         self._placed: dict[str, jax.Array] = {}
         self._known = Known({}, self.static)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The weights by ONNX name. Those in files beside the model are read when this is first asked for.
+
+        Raises:
+            ExternalDataError: such a file has become shorter since the model was converted.
+        """
+        if self._read is None:
+            self._params = {n: load(v) for n, v in self._stored.items()}
+            self._read = dict(self._params)
+        return self._params
+
+    @params.setter
+    def params(self, params: dict[str, Any]) -> None:
+        self._read, self._params = self._read or {}, params
+
+    def changed(self) -> dict[str, Any]:
+        """Those of ``params`` that are no longer what the file says."""
+        read = self._read or {}
+        return {n: v for n, v in self._params.items() if v is not read.get(n)}
 
     @property
     def jitted(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def check(
     follow_links: bool = False,
     allow_newer_opset: bool = False,
     verify_checksums: bool = False,
+    buffers: Mapping[str, Any] | None = None,
     operator_sets: Iterable[Any] = (),
 ) -> Report:
     """Find everything in a file that breaks the ONNX specification.
@@ -38,7 +39,8 @@ def check(
     Args:
         source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``; an operator set
             document too.
-        external_data_dir, follow_links, allow_newer_opset, verify_checksums, operator_sets: as for ``convert``.
+        external_data_dir, follow_links, allow_newer_opset, verify_checksums, buffers, operator_sets: as for
+            ``convert``.
 
     Returns:
         A Report. ``report.ok`` says whether there is no error, ``print(report)`` what was found.
@@ -56,7 +58,9 @@ def check(
             read_operator_set(source, follow_links=follow_links)
             return collector.report()
         documents = read_operator_sets(operator_sets)
-        model, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
+        model, files = read_model(
+            source, external_data_dir=external_data_dir, follow_links=follow_links, buffers=buffers
+        )
     except ModelError as e:
         collector.error(e, "file")
         return collector.report()

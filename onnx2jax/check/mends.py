@@ -31,6 +31,7 @@ MENDS: Final = {
     "EX-12": "Fetch the file that belongs to this model",
     "EX-15": "Give each key once, and only location, offset, length and checksum",
     "EX-19": "Copy the file beside the model, or pass external_data_dir",
+    "EX-20": "Pass the array or its bytes: buffers={'#name': array}",
     "FN-01": "Keep one function of each domain, name and overload",
     "FN-04": "Import the function's domain in opset_import",
     "FN-06": "Let the function import the model's version of the domain",

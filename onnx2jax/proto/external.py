@@ -1,4 +1,8 @@
-"""Tensor data in files beside the model: found, checked, and mapped into memory."""
+"""Tensor data in files beside the model: found, checked, and read when it is needed.
+
+A map of a file that somebody shortens ends the process when it is touched (SIGBUS). So values are only ever read from
+the open file, which tells when something is missing; a map stands for those that nobody has asked for yet.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import hashlib
 import mmap
 import os
 import stat
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from .dtypes import ELEMENT_TYPES
 from .errors import ExternalDataError, ExternalDataNotFoundError
 
 WORTH_SHARING: Final = 1024
@@ -20,46 +27,84 @@ WORTH_SHARING: Final = 1024
 DENSE_LIMIT: Final = 2**24
 """Elements that sparse tensors may have when made dense, if fewer than one in a thousand is stored."""
 
+WORTH_WAITING: Final = 64 * 1024
+"""From how many bytes on a tensor is read when it is needed, rather than at once."""
+
+ALIGNMENT: Final = 64
+"""Of memory that JAX takes over without a copy."""
+
 
 class ExternalFiles:
-    """The files beside one model. Each is mapped once; tensors are views of the map.
+    """The files beside one model, each opened once.
 
     Args:
         folder: where ``location`` starts (rule EX-01); None when the model did not come from a file.
         follow_links: accept files that symbolic links place outside the folder.
+        buffers: bytes or arrays for locations that begin with ``#`` (rule EX-20).
     """
 
-    def __init__(self, folder: Path | None, *, follow_links: bool = False) -> None:
+    def __init__(
+        self, folder: Path | None, *, follow_links: bool = False, buffers: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder = folder
         self.follow_links = follow_links
-        self._maps: dict[Path, np.ndarray] = {}
+        self.buffers = dict(buffers or {})
+        self._files: dict[Path, File] = {}
+        self._maps: dict[File, np.ndarray] = {}
         self._handed_out: list[tuple[Any, bytes]] = []
-        self._sums: dict[Path, str] = {}
+        self._sums: dict[str, str] = {}
         self._dense = self._stored = 0
 
     def read(self, tensor: Any, nbytes: int) -> np.ndarray:
-        """The ``nbytes`` bytes of an external TensorProto, a view of the mapped file.
+        """The ``nbytes`` bytes of an external TensorProto.
 
         Raises:
             ExternalDataError: a path out of the folder, bounds out of the file, or a length that does not fit.
             ExternalDataNotFoundError: no such file.
         """
+        source, start = self.locate(tensor, nbytes)
+        return source.read(start, nbytes) if isinstance(source, File) else source[start : start + nbytes]
+
+    def later(self, tensor: Any, nbytes: int) -> np.ndarray:
+        """The same for ``load`` to read: a view of the mapped file, unless the tensor is small."""
+        source, start = self.locate(tensor, nbytes)
+        if isinstance(source, File) and nbytes >= WORTH_WAITING:
+            if source not in self._maps:
+                self._maps[source] = source.mapped()
+            return self._maps[source][start : start + nbytes]
+        return self.read(tensor, nbytes)
+
+    def locate(self, tensor: Any, nbytes: int) -> tuple[File | np.ndarray, int]:
+        """Where the bytes of a tensor are: a file, or a buffer of the caller's, and the first byte in it."""
         what = f"external data of tensor {tensor.name!r}"
         entries = _entries(tensor, what)
-        path = self._path(entries.get("location", ""), what)
         offset, length = (_number(entries, key, what) for key in ("offset", "length"))
+        location = entries.get("location", "")
+        source = self._buffer(tensor, location, what) if location in self.buffers else self._open(location, what)
         if length is not None and length != nbytes:
             raise ExternalDataError(
                 f"{what}: length is {length} bytes, but its dims and element type need {nbytes} (rule EX-11)"
             )
-        data = self._map(path, what)
         start = offset or 0
-        if start + nbytes > data.size:
+        if start + nbytes > source.size:
             raise ExternalDataError(
-                f"{what}: bytes {start} to {start + nbytes} lie outside {path.name!r} of {data.size} bytes "
+                f"{what}: bytes {start} to {start + nbytes} lie outside {location!r:.80} of {source.size} bytes "
                 "(rule EX-10); the file is truncated or belongs to another model"
             )
-        return data[start : start + nbytes]
+        return source, start
+
+    def _buffer(self, tensor: Any, location: str, what: str) -> np.ndarray:
+        buffer = self.buffers[location]
+        if not hasattr(buffer, "dtype"):
+            return np.frombuffer(buffer, np.uint8)
+        row = ELEMENT_TYPES.get(tensor.data_type)
+        array = np.asarray(buffer)
+        if array.dtype != np.uint8 and (row is None or array.dtype != row.dtype or row.bits < 8):
+            raise ExternalDataError(
+                f"{what}: buffer {location!r} is of type {array.dtype}, the tensor of {row.dtype if row else 'none'} "
+                "(rule EX-20); pass an array of that type, or bytes in the layout of raw_data"
+            )
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def claim(self, elements: int, stored: int) -> bool:
         """Whether a sparse tensor may be made dense, all sparse tensors of the model taken together."""
@@ -83,12 +128,12 @@ class ExternalFiles:
         what = f"external data of tensor {tensor.name!r}"
         entries = _entries(tensor, what)
         if wanted := entries.get("checksum"):
-            path = self._path(entries.get("location", ""), what)
-            if path not in self._sums:
-                self._sums[path] = hashlib.sha1(self._map(path, what).data, usedforsecurity=False).hexdigest()
-            if self._sums[path] != wanted.lower():
+            location = entries.get("location", "")
+            if location not in self._sums:
+                self._sums[location] = self._open(location, what).sha1()
+            if self._sums[location] != wanted.lower():
                 raise ExternalDataError(
-                    f"{what}: the checksum of {path.name!r} is {self._sums[path]}, not {wanted} (rule EX-12); "
+                    f"{what}: the checksum of {location!r} is {self._sums[location]}, not {wanted} (rule EX-12); "
                     "the file is damaged or belongs to another model"
                 )
 
@@ -105,6 +150,8 @@ class ExternalFiles:
     def _path(self, location: str, what: str) -> Path:
         if not location:
             raise ExternalDataError(f"{what} has no location (rule EX-02)")
+        if self.folder is None and location.startswith("#"):
+            raise ExternalDataNotFoundError(_no_buffer(what, location))
         if self.folder is None:
             raise ExternalDataError(
                 f"{what} is in file {location!r}, but the model did not come from a file; "
@@ -117,6 +164,8 @@ class ExternalFiles:
             )
         path = self.folder / inside
         if not _exists(path):
+            if location.startswith("#"):
+                raise ExternalDataNotFoundError(_no_buffer(what, location))
             raise ExternalDataNotFoundError(
                 f"{what}: no file {location!r} in {str(self.folder)!r} (rule EX-19); "
                 "copy it beside the model or pass convert(..., external_data_dir='folder')"
@@ -135,31 +184,94 @@ class ExternalFiles:
             )
         return real
 
-    def _map(self, path: Path, what: str) -> np.ndarray:
-        if path not in self._maps:
+    def _open(self, location: str, what: str) -> File:
+        path = self._path(location, what)
+        if path not in self._files:
             # Non-blocking, so that a FIFO cannot hold us up before we see that it is one (rule EX-07).
             try:
                 descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
             except OSError as e:
                 raise ExternalDataError(f"{what}: {path.name!r} cannot be opened: {e.strerror} (rule EX-07)") from None
-            try:
-                status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode):
-                    raise ExternalDataError(f"{what}: {path.name!r} is not a regular file (rule EX-07)")
-                if status.st_nlink > 1 and not self.follow_links:
+            file = File(descriptor, path.name)
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ExternalDataError(f"{what}: {path.name!r} is not a regular file (rule EX-07)")
+            if status.st_nlink > 1 and not self.follow_links:
+                raise ExternalDataError(
+                    f"{what}: {path.name!r} is a hard link, so the file may belong elsewhere (rule EX-06); "
+                    "if you trust it: convert(..., follow_links=True)"
+                )
+            # The path is checked again now that the file is open: it may have become a link meanwhile.
+            if not os.path.samestat(status, os.stat(self._check_inside(path, what))):
+                raise ExternalDataError(f"{what}: {path.name!r} changed while it was opened (rule EX-08)")
+            self._files[path] = file
+        return self._files[path]
+
+
+class File:
+    """A file kept open as long as something of it may be read."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor, self._name = descriptor, name
+        self._lock = threading.Lock()
+        self.size = os.fstat(descriptor).st_size
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def mapped(self) -> np.ndarray:
+        """The bytes of the file, not to be touched but by ``load``."""
+        memory = _Map(self._descriptor, 0, access=mmap.ACCESS_READ)
+        memory.file = self
+        return np.frombuffer(memory, np.uint8)
+
+    def read(self, start: int, nbytes: int) -> np.ndarray:
+        """Bytes of the file, in memory of their own that JAX need not copy."""
+        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        first = -memory.ctypes.data % ALIGNMENT
+        result = memory[first : first + nbytes]
+        with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
+            file.seek(start)
+            done = 0
+            while done < nbytes:
+                count = file.readinto(result[done:].data)
+                if not count:
                     raise ExternalDataError(
-                        f"{what}: {path.name!r} is a hard link, so the file may belong elsewhere (rule EX-06); "
-                        "if you trust it: convert(..., follow_links=True)"
+                        f"{self._name!r} ends at byte {start + done}, it had {self.size} when the model was converted "
+                        "(rule EX-10); convert the model again, and do not change its files meanwhile"
                     )
-                # The path is checked again now that the file is open: it may have become a link meanwhile.
-                if not os.path.samestat(status, os.stat(self._check_inside(path, what))):
-                    raise ExternalDataError(f"{what}: {path.name!r} changed while it was opened (rule EX-08)")
-                empty = status.st_size == 0
-                view = b"" if empty else mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-            finally:
-                os.close(descriptor)
-            self._maps[path] = np.frombuffer(view, np.uint8)
-        return self._maps[path]
+                done += count
+        result.flags.writeable = False
+        return result
+
+    def sha1(self) -> str:
+        """The checksum of the whole file."""
+        with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
+            file.seek(0)
+            return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+
+
+class _Map(mmap.mmap):
+    file: File
+
+
+def load(array: np.ndarray) -> np.ndarray:
+    """An array with its values in memory: read now, if ``ExternalFiles.later`` made it.
+
+    Raises:
+        ExternalDataError: the file is shorter than it was.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    if not isinstance(base, _Map):
+        return array
+    start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    return base.file.read(start, array.nbytes).view(array.dtype).reshape(array.shape)
+
+
+def _no_buffer(what: str, location: str) -> str:
+    return f"{what} is in memory, as {location!r} (rule EX-20); pass convert(..., buffers={{{location!r}: array}})"
 
 
 def _exists(path: Path) -> bool:

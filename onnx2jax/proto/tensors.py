@@ -17,11 +17,12 @@ MAX_RANK: Final = 64
 """NumPy's."""
 
 
-def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
-    """A TensorProto as a NumPy array, sharing memory with the message's bytes or the mapped file where it can.
+def to_array(tensor: Any, files: ExternalFiles | None = None, *, later: bool = False) -> np.ndarray:
+    """A TensorProto as a NumPy array, sharing memory with the message's bytes where it can.
 
     Strings come as an object array of str, types below 8 bits one element a byte (ml_dtypes). The result is
-    read-only when it shares memory.
+    read-only when it shares memory. With ``later``, what may be a weight and lies in a file is read by
+    ``external.load``.
 
     Raises:
         ModelError: an unknown element type, negative extents, or more or less data than the extents need.
@@ -51,7 +52,9 @@ def to_array(tensor: Any, files: ExternalFiles | None = None) -> np.ndarray:
         return _strings(tensor.string_data).reshape(shape)
     nbytes = -(-count * row.bits // 8)
     if external:
-        raw = (files or ExternalFiles(None)).read(tensor, nbytes)
+        files = files or ExternalFiles(None)
+        weight = row.bits >= 8 and (row.dtype.kind in "fcV" or row.dtype.itemsize == 1) and row.name != "BOOL"
+        raw = (files.later if later and weight else files.read)(tensor, nbytes)
         return _from_bytes(raw, row, count).reshape(shape)
     if tensor.HasField("raw_data"):
         data = tensor.raw_data

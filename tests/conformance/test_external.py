@@ -264,3 +264,47 @@ def test_a_missing_file_is_named_with_tensor_and_folder(folder: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         onnx2jax.convert(folder / "m.onnx")
     assert all(word in str(caught.value) for word in ("'w'", "nope.bin", str(folder)))
+
+
+@rule("EX-20")
+def test_tensors_in_memory_are_given_by_their_locations(folder: Path) -> None:
+    path = stored(folder, tensor(location="#w"))
+    for source in (path, path.read_bytes()):
+        with pytest.raises(ExternalDataNotFoundError, match=r"EX-20.*buffers=\{'#w': array\}"):
+            onnx2jax.convert(source)
+        assert rules_of(source) == {"EX-20"}
+        for buffer in (W, W.tobytes(), bytearray(W.tobytes()), np.frombuffer(W.tobytes(), np.uint8)):
+            assert onnx2jax.check(source, buffers={"#w": buffer}).findings == ()
+            model = onnx2jax.convert(source, buffers={"#w": buffer})
+            same(model(X), X + W)
+        again = onnx2jax.save(model, folder / "again.onnx")
+        assert onnx2jax.check(again).ok  # the data lies in a file now
+        same(onnx2jax.convert(again)(X), X + W)
+
+
+@rule("EX-20", "EX-10", "EX-11")
+@pytest.mark.parametrize(
+    ("buffer", "entries", "rule_id"),
+    [
+        (W[:1], {}, "EX-10"),
+        (W, {"offset": "4"}, "EX-10"),
+        (W, {"length": "4"}, "EX-11"),
+        (W.astype(np.float64), {}, "EX-20"),
+        (W.view(np.int32), {}, "EX-20"),
+    ],
+)
+def test_a_buffer_holds_what_the_tensor_says(folder: Path, buffer: Any, entries: Any, rule_id: str) -> None:
+    path = stored(folder, tensor(location="#w", **entries))
+    with pytest.raises(ExternalDataError, match=rule_id):
+        onnx2jax.convert(path, buffers={"#w": buffer})
+    assert rules_of(path, buffers={"#w": buffer}) == {rule_id}
+
+
+@rule("EX-20")
+def test_buffers_share_bytes_and_stand_for_any_location(folder: Path) -> None:
+    path = stored(folder, tensor(location="#all", offset="4"))
+    same(onnx2jax.convert(path, buffers={"#all": F([9, 3, 4])})(X), X + W)
+    same(onnx2jax.convert(stored(folder, tensor(location="gone.bin")), buffers={"gone.bin": W})(X), X + W)
+    int4 = stored(folder, tensor(TensorProto.INT4, [5], location="#w"), "g () => (int4[5] w) { }")
+    packed = onnx2jax.convert(int4, buffers={"#w": b"\x21\x8f\x07"})
+    same(np.asarray(packed()).astype(int), [1, 2, -1, -8, 7])

@@ -158,16 +158,17 @@ import onnx2jax
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
 model = onnx2jax.convert(sys.argv[1])
-assert not model.params["w"].flags.owndata
+assert onnx2jax.check(sys.argv[1]).ok
 loaded = peak()
 import numpy as np
 y = model(np.ones((1, model.inputs[0].type.shape[1]), np.float32))
 assert float(y[0, 0]) == 0.0
+assert not model.params["w"].flags.writeable
 print(loaded - before, peak() - before)
 """
 
 
-def test_a_large_model_is_mapped_not_read(tmp_path: Path) -> None:
+def test_a_large_model_is_read_once_and_late(tmp_path: Path) -> None:
     size = 400 * 2**20
     side = 10240
     with (tmp_path / "weights.bin").open("wb") as file:
@@ -179,6 +180,62 @@ def test_a_large_model_is_mapped_not_read(tmp_path: Path) -> None:
     loaded, called = (int(word) * 1024 for word in done.stdout.split())
     assert loaded < 0.2 * size, f"loading took {loaded} bytes"
     assert called < 1.2 * size, f"loading and one call took {called} bytes"
+
+
+SHORTENED = """
+import os, sys, warnings
+import numpy as np
+import onnx2jax
+from onnx2jax.errors import ModelError
+path, data = sys.argv[1] + "/m.onnx", sys.argv[1] + "/weights.bin"
+x = np.ones((1, 1024), np.float32)
+uses = {
+    "call": lambda model: model(x),
+    "run": lambda model: model.run(None, {"x": x}),
+    "apply": lambda model: model.apply({}, x),
+    "params": lambda model: model.params["w"].sum(),
+    "save": lambda model: onnx2jax.save(model, path + ".again"),
+    "check": lambda _: onnx2jax.check(path, verify_checksums=True).raise_errors(),
+    "convert": lambda _: onnx2jax.convert(path)(x),
+}
+def attempt(use, used_before):
+    np.ones(1024 * 1024, np.float32).tofile(data)
+    model = onnx2jax.convert(path)
+    if used_before:
+        uses[use](model)
+    os.truncate(data, 4096)
+    try:
+        uses[use](model)
+        print(used_before, use, "works")
+    except ModelError as e:
+        assert "EX-10" in str(e) and "weights.bin" in str(e), e
+        print(used_before, use, "error")
+for use in uses:
+    for used_before in (False, True):
+        child = os.fork()
+        if child == 0:
+            try:
+                attempt(use, used_before)
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            print(used_before, use, "died of signal", os.WTERMSIG(status))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to survive what it looks for")
+def test_a_file_that_is_shortened_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    """Between converting and the first use, and between two uses: touching a map of it would end the process."""
+    matmul_model(tmp_path / "m.onnx", (1024, 1024))
+    command = [sys.executable, "-c", SHORTENED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = set()
+    for use in ("call", "run", "apply", "params", "save", "check", "convert"):
+        in_memory = use in ("call", "run", "apply", "params")
+        expected |= {f"False {use} error", f"True {use} {'works' if in_memory else 'error'}"}
+    assert set(done.stdout.splitlines()) == expected, done.stderr
 
 
 BESIDE = """
