@@ -13,8 +13,8 @@ from .export import save
 from .finetuning import FineTuning, finetune
 from .model import Model, convert
 from .ops.registry import Shaped, Static, op, supported
-from .program import RecompilationWarning
 from .resources import demo_model
+from .unit import RecompilationWarning
 
 __all__ = [
     "Checkpoints",

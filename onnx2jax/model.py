@@ -20,13 +20,14 @@ from .graph import Imported
 from .importer import build
 from .ops import compat
 from .ops.registry import Operator
-from .program import Known, Program, Settings
+from .program import Program
 from .proto.external import load
 from .proto.files import read_model
 from .proto.operator_sets import read_operator_sets
 from .proto.origin import Origin
 from .proto.types import ValueInfo
 from .proto.walk import tensors
+from .unit import Known, Settings
 
 
 def convert(

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import re
-import time
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-import jax
 import numpy as np
 
 from . import calling, plan
-from .errors import KnownValueError
+from .errors import KnownValueError, OnnxError
 from .graph import Graph, Node
-from .ops import compat
 from .ops.arrays import is_traced
-from .ops.registry import Operator
-from .stages import Stage, arrange, whole
+from .ops.registry import PADDED, resolve
+from .proto.types import ValueInfo
+from .stages import Stage, arrange, is_heavy, whole
 from .trace import Context, run_nodes
+from .unit import Cut, Known, Settings, Unit
 
 MOST_SHAPES: Final = 8
 """A stage inside a loop that meets more shapes than this runs on the host: its state grows with every trip."""
 
-_LARGE: Final = 4096
-"""Known arrays with more elements than this are passed as arguments rather than by value."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a user may set about running."""
-
-    max_trips: int | None = None
-    """Trips after which a Loop is an error; None lets a loop run for ever."""
-    warn_after: int = 16
-    """Compilations of one stage after which a RecompilationWarning names the input and the cure."""
-
-
-class RecompilationWarning(UserWarning):
-    """A stage is compiled again and again, because its inputs come in ever new shapes or values."""
+PATIENCE: Final = 64
+"""Trips of a loop without heavy nodes that run on the host before the others are compiled."""
 
 
 class Program:
@@ -50,9 +33,13 @@ class Program:
         self.inner = inner
         self.reasons: dict[Node, str] = {}
         """Nodes that run on the host, each with the reason."""
-        self._whole = _Unit(graph, whole(graph), settings, by_choice=not inner)
+        self._whole = Unit(graph, whole(graph), settings, by_choice=not inner)
         self._units = {self._whole.stage: self._whole}
         self._programs: dict[Graph, Program] = {}
+        self._loops: dict[Node, Unit] = {}
+        """Loops on the host as compiled functions of many trips."""
+        self._impossible: set[Node] = set()
+        """Those that cannot be compiled."""
         self._arrange()
 
     def run(
@@ -77,7 +64,7 @@ class Program:
         while True:
             try:
                 return self._in_stages(values, params, known, rng)
-            except _Cut as cut:
+            except Cut as cut:
                 if self.reasons.keys() >= set(cut.nodes):  # on the host already, and it did not help
                     raise cut.__cause__ or KnownValueError(cut.reason) from None
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
@@ -86,14 +73,14 @@ class Program:
     @property
     def compilations(self) -> int:
         """Programs compiled so far, those of graphs inside the nodes included."""
-        inside = sum(program.compilations for program in self._programs.values())
-        return inside + sum(unit.compiles for unit in self._units.values())
+        return sum(unit.compiles for unit in self._all_units())
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """For each stage: where it runs, its nodes, why it is cut there, how often and how long it compiled."""
         rows = []
         for stage in self.stages:
             unit = self._units.get(stage)
+            inside = [u for n in stage.nodes for u in self._inside(n)] if stage.host else [unit] if unit else []
             reasons = "; ".join(dict.fromkeys(self.reasons[n] for n in stage.nodes if n in self.reasons))
             fixed = f"by value: {', '.join(sorted(unit.by_value))}" if unit and unit.by_value else ""
             kinds = ", ".join(dict.fromkeys(n.op_type for n in stage.nodes))
@@ -102,11 +89,27 @@ class Program:
                     "host" if stage.host else "jit",
                     f"{len(stage.nodes)} ({kinds if len(kinds) < 60 else kinds[:57] + '...'})",
                     "; ".join(filter(None, (reasons, fixed))),
-                    str(unit.compiles if unit else 0),
-                    f"{unit.seconds if unit else 0:.2f}",
+                    str(sum(u.compiles for u in inside)),
+                    f"{sum(u.seconds for u in inside):.2f}",
                 )
             )
         return rows
+
+    def _all_units(self) -> Iterator[Unit]:
+        yield from self._units.values()
+        yield from self._loops.values()
+        for program in self._programs.values():
+            yield from program._all_units()
+
+    def _inside(self, node: Node) -> Iterator[Unit]:
+        """What has been compiled for a node on the host."""
+        if unit := self._loops.get(node):
+            yield unit
+        for body in node.bodies:
+            if body in self._programs:
+                yield from self._programs[body]._all_units()
+            for inner in body.nodes:
+                yield from self._inside(inner)
 
     def _arrange(self) -> None:
         self.stages = arrange(self.graph, self.reasons.keys(), light_on_host=self.inner)
@@ -118,7 +121,7 @@ class Program:
         scope = {**values, **known.inputs}
         try:
             self._whole.run(scope, set(known.inputs), params, known, rng)
-        except _Cut as cut:
+        except Cut as cut:
             if isinstance(cut.__cause__, KnownValueError):
                 raise cut.__cause__ from None
             raise KnownValueError(
@@ -136,7 +139,7 @@ class Program:
                 self._on_host(stage, scope, params, known, rng)
                 continue
             if stage not in self._units:
-                self._units[stage] = _Unit(self.graph, stage, self.settings, by_choice=not self.inner)
+                self._units[stage] = Unit(self.graph, stage, self.settings, by_choice=not self.inner)
             unit = self._units[stage]
             if self.inner and unit.compiles >= MOST_SHAPES:
                 self._on_host(stage, scope, params, known, rng)
@@ -154,7 +157,10 @@ class Program:
         return params[key] if key in params else known.scalars.get(key, self.graph.initializers[name])
 
     def _on_host(self, stage: Stage, scope: dict[str, Any], params: Mapping[str, Any], known: Known, rng: Any) -> None:
-        local = {n: calling.to_host(self._look_up(n, scope, params, known)) for n in stage.reads}
+        # What only graphs inside the nodes read, weights mostly, may stay on the device.
+        operands = {n for node in stage.nodes for n in node.inputs}
+        local = {n: self._look_up(n, scope, params, known) for n in stage.reads}
+        local.update((n, calling.to_host(local[n])) for n in operands & local.keys())
 
         def inner(graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
             if graph not in self._programs:
@@ -163,164 +169,54 @@ class Program:
             results = self._programs[graph].run(values, params, Known(known.scalars), rng)
             return tuple(map(calling.to_host, results))
 
+        def compiled(node: Node, around: Mapping[str, Any], rng: Any, trip: int, *what: Any, **attributes: Any) -> Any:
+            if node in self._impossible or (trip < PATIENCE and not is_heavy(node)):
+                return None
+            return self._many_trips(node, around, params, known, rng, *what, **attributes)
+
         with np.errstate(all="ignore"):
-            context = Context({**params, **known.scalars}, rng, max_trips=self.settings.max_trips, on_host=inner)
+            every = {**params, **known.scalars}
+            context = Context(every, rng, max_trips=self.settings.max_trips, on_host=inner, compiled=compiled)
             run_nodes(stage.nodes, local, context.within(self.graph, stage.nodes))
         scope.update((n, local[n]) for n in stage.writes)
 
-
-class _Unit:
-    """A stage as a compiled function, and what it has learnt about its inputs."""
-
-    def __init__(self, graph: Graph, stage: Stage, settings: Settings, *, by_choice: bool) -> None:
-        self.graph, self.stage, self.settings = graph, stage, settings
-        self.by_value: set[str] = set()
-        self.compiles, self.seconds = 0, 0.0
-        # A caller chooses shapes and counts among the inputs; a loop's counter is no choice.
-        self._chosen = frozenset(v.name for v in graph.inputs) if by_choice else frozenset()
-        self._kept: dict[Any, dict[str, np.ndarray]] = {}
-        self._seen: dict[str, set[str]] = {}
-        self._producers = {name: node for node in stage.nodes for name in node.outputs if name}
-        self._compiled = _named_jit(self._trace, graph.name)
-        keys = [g.key(n) for g in _graphs(stage) for n in g.initializers]
-        self._keys = dict.fromkeys([*keys, *(graph.key(n) for n in stage.reads if n in graph.initializers)])
-
-    def run(
-        self, scope: dict[str, Any], fixed: set[str], params: Mapping[str, Any], known: Known, rng: Any
-    ) -> set[str]:
-        """Put the stage's results into the scope; return the names of those that follow from shapes alone."""
-        given = {k: params[k] for k in self._keys if k in params}
-        while True:
-            reads = {n: scope[n] for n in self.stage.reads if n in scope}
-            pinned = {
-                n: np.asarray(v) for n, v in reads.items() if n in fixed or (n in self.by_value and not is_traced(v))
-            }
-            rest = {n: v for n, v in reads.items() if n not in pinned}
-            self._refuse_host_types(rest)
-            key = known.with_inputs(pinned)
-            before, start = self.compiles, time.perf_counter()
-            try:
-                results = self._compiled(key, given, rest, rng)
-            except KnownValueError as e:
-                self._learn(e, rest)
-                continue
-            if self.compiles > before:
-                self.seconds += time.perf_counter() - start
-                self._count(rest, pinned)
-            kept = self._kept[key, _signature(rest)] if self.stage.passes else {}
-            scope.update(results)
-            scope.update(kept)
-            return set(kept)
-
-    def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> dict[str, Any]:
-        """What jit compiles: the stage's results, without those that later stages can know at compile time."""
-        every = {**params, **key.scalars}
-        local: dict[str, Any] = {n: every.get(self.graph.key(n), v) for n, v in self.graph.initializers.items()}
-        local.update(values)
-        local.update(key.inputs)
-        with compat.enable_x64(), np.errstate(all="ignore"):
-            context = Context(every, rng, max_trips=self.settings.max_trips)
-            run_nodes(self.stage.nodes, local, context.within(self.graph, self.stage.nodes))
-            results, kept = {}, {}
-            for name in self.stage.writes:
-                value = local[name]
-                if name in self.stage.passes and _is_constant(value):
-                    kept[name] = value
-                    continue
-                results[name] = calling.to_device(value)
-                if not calling.is_jax(results[name]):
-                    raise _Cut([self._producers[name]], f"{name!r} holds strings or maps")
-        if self.stage.passes:
-            self._kept[key, _signature(values)] = kept
-        self.compiles += 1
-        return results
-
-    def _count(self, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:
-        """Note what a compilation was for; warn when there are too many."""
-        for name, value in (*values.items(), *pinned.items()):
-            said = value.tolist() if name in pinned else jax.tree.map(np.shape, value)
-            self._seen.setdefault(name, set()).add(str(said))
-        if self.compiles == self.settings.warn_after + 1:
-            name, shapes = max(self._seen.items(), key=lambda item: len(item[1]))
-            what = "values" if name in pinned else "shapes"
-            warnings.warn(
-                f"{self.graph.name!r} was compiled {self.compiles} times ({self.seconds:.1f} s so far): {name!r} came "
-                f"in {len(shapes)} {what}, such as {', '.join(sorted(shapes)[:3])}. Fix its free dimensions with "
-                "convert(..., dim_overrides={'name': n}), or pad it: convert(..., bucket={'name': [64, 128, 256]}); "
-                "to hear of it later: convert(..., warn_after=n)",
-                RecompilationWarning,
-                stacklevel=2,
+    def _many_trips(
+        self,
+        node: Node,
+        around: Mapping[str, Any],
+        params: Mapping[str, Any],
+        known: Known,
+        rng: Any,
+        operator: str,
+        operands: Sequence[Any],
+        n_outputs: int,
+        **attributes: Any,
+    ) -> tuple[Any, ...] | None:
+        """An operator of the padded domain in the place of a node on the host, compiled; None where that fails."""
+        captured = {n: around[n] for graph in node.graphs for n in graph.captures}
+        given = {f"\0{k}": value for k, value in enumerate(operands)}  # no name of the model's
+        if is_traced(operands, captured) or any(graph.differentiates for graph in node.graphs):
+            return None
+        if node not in self._loops:
+            outputs = tuple(f"\0out{k}" for k in range(n_outputs))
+            inside = replace(
+                node,
+                target=resolve(PADDED, operator, 1),
+                inputs=tuple(given),
+                outputs=outputs,
+                attributes={**node.attributes, **attributes},
             )
-
-    def _refuse_host_types(self, values: Mapping[str, Any]) -> None:
-        """Nodes that read strings or maps run on the host."""
-        foreign = {n for n, v in values.items() if not calling.is_jax(v)}
-        if foreign:
-            readers = [node for node in self.stage.nodes if foreign.intersection(node.reads)]
-            raise _Cut(readers, f"{', '.join(map(repr, sorted(foreign)))} hold strings or maps")
-
-    def _learn(self, error: KnownValueError, values: Mapping[str, Any]) -> None:
-        """After a value turned out to be needed: take small inputs by value, or cut the stage at the node."""
-        node = error.node
-        assert node is not None
-        found = plan.sources(self.stage.nodes, error.values) & values.keys()
-        small = {n for n in found if not is_traced(values[n]) and plan.by_value(values[n])}
-        # By value costs a compilation a value. It pays for what a caller chooses, and before heavy work.
-        chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self._chosen
-        if chosen and (node.graphs or chosen == found):
-            self.by_value |= chosen
-            return
-        names = " or ".join(map(repr, error.values[:3]))
-        raise _Cut([node], f"{node.op_type} {node.name!r} needs the value of {names}") from error
-
-
-class _Cut(Exception):
-    """Nodes have to run on the host."""
-
-    def __init__(self, nodes: list[Node], reason: str) -> None:
-        super().__init__(reason)
-        self.nodes, self.reason = nodes, reason
-
-
-class Known:
-    """Known arrays as part of the compile key: scalar parameters, and inputs taken by value."""
-
-    def __init__(self, scalars: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray] | None = None) -> None:
-        self.scalars, self.inputs = scalars, inputs or {}
-        arrays = (*self.scalars.items(), *self.inputs.items())
-        self._key = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in arrays)
-        self._hash = hash(self._key)
-
-    def with_inputs(self, inputs: Mapping[str, np.ndarray]) -> Known:
-        """The same scalars with other inputs."""
-        return self if inputs == {} == self.inputs else Known(self.scalars, inputs)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Known) and self._key == other._key
-
-
-def _graphs(stage: Stage) -> list[Graph]:
-    """The graphs and function bodies inside a stage's nodes."""
-    return [g for node in stage.nodes for body in node.bodies for g in body.walk()]
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.size <= _LARGE and not value.dtype.hasobject
-
-
-def _signature(values: Mapping[str, Any]) -> Any:
-    leaves, structure = jax.tree.flatten(values)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
-def _named_jit(function: Callable[..., Any], name: str) -> Any:
-    """A jit that profiles and jaxprs show under the graph's name."""
-
-    def named(*args: Any) -> Any:
-        return function(*args)
-
-    named.__name__ = re.sub(r"\W", "_", name) or "onnx_model"
-    return jax.jit(named, static_argnums=0)
+            graph = Graph(node.name, "", (), tuple(map(ValueInfo, outputs)), {}, (inside,))
+            unit = Unit(graph, whole(graph), self.settings, by_choice=False)
+            unit.by_value = plan.needed(graph) & {n for n, v in captured.items() if plan.by_value(v)}
+            self._loops[node] = unit
+        unit = self._loops[node]
+        if unit.compiles >= MOST_SHAPES:
+            return None
+        scope = {**captured, **given}
+        try:
+            unit.run(scope, set(), params, Known(known.scalars), rng)
+        except (Cut, OnnxError):
+            self._impossible.add(node)  # as the state grows, say
+            return None
+        return tuple(calling.to_host(scope[n]) for n in unit.stage.writes)

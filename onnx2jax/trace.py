@@ -11,6 +11,7 @@ import zlib
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -49,6 +50,8 @@ class Context:
     """Functions around the one being evaluated."""
     on_host: Callable[[Graph, Mapping[str, Any], Mapping[str, Any], Any], tuple[Any, ...]] | None = None
     """Set while nodes run by NumPy, outside any program: runs the graphs inside them, given inputs, scope and key."""
+    compiled: Callable[..., tuple[Any, ...] | None] | None = None
+    """Set with `on_host`: runs an operator of the padded domain in a node's place, compiled."""
     frames: tuple[Frame, ...] = ()
     """The graphs around a node, outermost first, where a node names values to be differentiated."""
     tape: Tape | None = None
@@ -94,7 +97,7 @@ class Closure:
         if context.on_host is not None:
             if not context.attributes and not is_traced(*args):
                 return context.on_host(self.graph, named, self.scope, context.rng)
-            context = replace(context, on_host=None)
+            context = replace(context, on_host=None, compiled=None)
         return evaluate(self.graph, named, context, self.scope)
 
 
@@ -257,6 +260,9 @@ def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) ->
         fixtures["max_trips"] = context.max_trips
     if "derivatives" in operator.fixtures:
         fixtures["derivatives"] = Derivatives(node, scope, context.frames, context.tape)
+    if "compiled" in operator.fixtures:
+        run = None if context.attributes else context.compiled
+        fixtures["compiled"] = run and partial(run, node, scope, context.rng)
     if "rng" in operator.fixtures:
         fixtures["rng"] = _NoKey(node) if context.rng is None else _fold(context.rng, node)
     return fixtures

@@ -6,7 +6,6 @@ unrolling in Python, and `lax.while_loop` where the number of trips is only know
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import jax
@@ -29,6 +28,11 @@ def needs_known(value, why):
     if is_traced(value):
         raise curable(TypeError(f"{why}: the value must be known before compiling; run the model outside jax.jit"))
     return np.asarray(value)
+
+
+_ENDLESS = np.iinfo(np.int64).max
+_MOST_ROWS, _MOST_BYTES = 256, 2**24
+"""What scan outputs may take before a loop of unknown length hands them over."""
 
 
 class _NotCarried(Exception):
@@ -140,23 +144,24 @@ def _same_types(then_branch, else_branch):
 # ------------------------------------------------------------------------------------------------- loops
 
 
-def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=(), most=None):
+def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=(), most=None, ahead=None):
     """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
 
     `xs` are arrays whose leading axis is the iteration. Returns the final state and the outs, stacked. More than
-    `most` trips are an error; to count them, an open-ended loop must run in Python.
+    `most` trips are an error; to count them, an open-ended loop must run in Python. There, `ahead(i, state, last)`
+    may make many trips at once, up to the `last`: it returns how many were made, `go`, the state and the outs, or None.
     """
     if is_traced(trips, go):
         if most is not None:
             raise curable(ValueError("the number of trips is traced, so max_trips can only be kept on the host"))
-        return _while(step, state, n_outs, trips, go)
+        return _while_without_outs(step, state, n_outs, trips, go)
     trips = trips if trips is None else dims(trips)[0]
     if most is not None and (trips is None or (isinstance(trips, int) and trips > most)):
-        return _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=False, most=most)
+        return _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=False, most=most, ahead=ahead)
     # jax.export knows symbolic numbers of trips: neither known nor traced.
     known = trips is None or isinstance(trips, int)
     if known and not is_traced(state, xs):
-        done = _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=True)
+        done = _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=True, ahead=ahead)
         if done is not None:
             return done
     if not _truth(go) or (isinstance(trips, int) and trips <= 0):
@@ -165,7 +170,7 @@ def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=(), most=Non
         return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
     except _Undecided:
         if not n_outs and not xs:
-            return _while(step, state, n_outs, trips, go)
+            return _while_without_outs(step, state, n_outs, trips, go)
     except _NotCarried:
         pass
     except Exception as error:
@@ -176,37 +181,42 @@ def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=(), most=Non
     return _in_python(step, state, n_outs, trips, True, xs, declared, concrete=False)
 
 
-def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete, most=None):
+def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete, most=None, ahead=None):
     """Plain Python. While all is `concrete`, None as soon as the body proves to depend on traced values."""
-    rows = []
-    for i in count():
-        if not go or (trips is not None and i >= trips):
-            break
+    blocks, i = [], 0
+    while go and (trips is None or i < trips):
         if i == most:
             raise ValueError(f"the loop goes on after max_trips ({most}) trips; allow more: convert(..., max_trips=n)")
+        last = min(_ENDLESS if n is None else n for n in (trips, most))
+        if ahead is not None and (done := ahead(i, state, last)) is not None:
+            made, keep, state, outs = done
+            i, go = i + made, _truth(keep)
+            blocks.append(outs)
+            continue
         keep, new, outs = step(np.array(i, np.int64), state, results(x[i] for x in xs))
         if concrete and is_traced(keep, new, outs):
             return None
+        i += 1
         if is_traced(keep):
             raise curable(
                 ValueError(
-                    f"after {i + 1} trips the condition to go on is a traced value, and the loop has scan outputs "
+                    f"after {i} trips the condition to go on is a traced value, and the loop has scan outputs "
                     "or a state that changes its type: the shapes of its results depend on data; declare the "
                     "inputs that decide the number of trips static, or call the model outside jax.jit"
                 )
             )
         go, state = _truth(keep), new
-        rows.append(outs)
-    if not rows:
+        blocks.append([o[None] for o in outs])
+    if not i:
         return state, _no_trips(step, state, n_outs, xs, declared)
-    return state, [_stack(k, column) for k, column in enumerate(zip(*rows, strict=True))]
+    return state, [_join(k, column) for k, column in enumerate(zip(*blocks, strict=True))]
 
 
-def _stack(k, values):
-    shapes = {v.shape for v in values}
+def _join(k, blocks):
+    shapes = {v.shape[1:] for v in blocks}
     if len(shapes) > 1:
         raise ValueError(f"scan output {k} changes its shape from trip to trip ({sorted(shapes, key=str)})")
-    return xp(*values).stack(values)
+    return xp(*blocks).concatenate(blocks)
 
 
 def _no_trips(step, state, n_outs, xs, declared):
@@ -289,7 +299,7 @@ def _scan(step, state, fixed, trips, xs):
     return _merge(state, fixed, moving), outs
 
 
-def _while(step, state, n_outs, trips, go):
+def _while_without_outs(step, state, n_outs, trips, go):
     if n_outs:
         raise curable(
             ValueError(
@@ -298,19 +308,42 @@ def _while(step, state, n_outs, trips, go):
                 "static, or call the model outside jax.jit"
             )
         )
+    return while_(step, state, 0, trips, go)[2:]
+
+
+def while_(step, state, size, trips, go, first=0):
+    """`lax.while_loop` from trip `first` on: the next trip, whether to go on, the state, and the outs.
+
+    The outs are buffers of `size` rows; those of later trips are dropped. Without a size the loop stops when they are
+    full: a loop of unknown length, continued, needs no more memory than its results.
+    """
 
     def run(fixed):
         def more(carry):
-            i, go, _ = carry
-            return go if trips is None else go & (i < trips)
+            i, go, *_ = carry
+            return go if end is None else go & (i < end)
 
         def body(carry):
-            i, _, moving = carry
-            go, new, _ = step(i, _merge(state, fixed, moving), ())
-            return i + 1, jnp.reshape(jnp.asarray(go, bool), ()), _carry_on(state, fixed, moving, new)
+            i, _, moving, buffers = carry
+            go, new, outs = step(i, _merge(state, fixed, moving), ())
+            buffers = [b.at[i - first].set(o, mode="drop") for b, o in zip(buffers, outs, strict=True)]
+            return i + 1, _flag(go), _carry_on(state, fixed, moving, new), buffers
 
-        start = jnp.zeros((), jnp.int64), jnp.reshape(jnp.asarray(go, bool), ()), _carry(state, fixed)
-        return _merge(state, fixed, lax.while_loop(more, body, start)[2]), []
+        def rows():
+            values = step(start, _merge(state, fixed, carry), ())[2]
+            if any(map(_is_text, values)):
+                raise _NotCarried("a scan output holds text")
+            return values
+
+        start, carry = jnp.asarray(first, jnp.int64), _carry(state, fixed)
+        outs, end = jax.eval_shape(rows), trips
+        room = _MOST_ROWS if size is None else size
+        if size is None and outs:
+            room = max(1, min(room, _MOST_BYTES // max(1, sum(o.size * o.dtype.itemsize for o in outs))))
+            end = start + room if end is None else jnp.minimum(end, start + room)
+        buffers = [jnp.zeros((room, *o.shape), o.dtype) for o in outs]
+        i, on, moving, buffers = lax.while_loop(more, body, (start, _flag(go), carry, buffers))
+        return i, on, _merge(state, fixed, moving), buffers
 
     trips = trips if trips is None else jnp.reshape(jnp.asarray(trips, jnp.int64), ())
     try:
@@ -324,44 +357,58 @@ def _while(step, state, n_outs, trips, go):
         ) from None
 
 
-def scalar_shapes(body):
-    """The shapes in which a loop's body wants its counter and condition: [] or, from some exporters, [1]."""
+def _flag(go):
+    return jnp.reshape(jnp.asarray(go, bool), ())
+
+
+def steps_of(body, n, *, ruled):
+    """A Loop's body with n states as `iterate` wants it, and the condition that its first trip sees.
+
+    Not `ruled` by its condition, it hands the condition on to the next trip, as the first state, and ignores it.
+    """
+    # The shapes in which the body wants its counter and condition: [] or, from some exporters, [1].
     ranks = [len(v.type.shape) if v.type is not None and v.type.shape is not None else 0 for v in body.inputs[:2]]
-    return [(1,) * r for r in ranks]
+    true = np.ones((1,) * ranks[1], bool)
+
+    def step(i, state, _):
+        state = [true, *state] if ruled else state
+        go, *values = results(body(i.reshape((1,) * ranks[0]), *state, step=i))
+        return (go, values[:n], values[n:]) if ruled else (np.True_, [go, *values[:n]], values[n:])
+
+    return step, true
 
 
 @op("Loop")
-def loop(M=None, cond=None, *v_initial, body, max_trips):
+def loop(M=None, cond=None, *v_initial, body, max_trips, compiled):
     """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
 
+    On the host, where shapes or the number of trips depend on data, many trips at a time run compiled.
     An absent `cond` makes a plain for-loop: the body's condition is handed on to the next trip, and ignored.
     """
     if M is None and cond is None:
         raise ValueError("a Loop without trip count and without condition never ends; give it M or cond")
-    n = len(v_initial)
-    shapes = scalar_shapes(body)
+    n, ruled = len(v_initial), cond is not None
+    # Whenever the body runs, the condition holds: the body may know that.
+    step, true = steps_of(body, n, ruled=ruled)
+    state = list(v_initial) if ruled else [true, *v_initial]
 
-    def call(i, go, state):
-        values = results(body(i.reshape(shapes[0]), go, *state, step=i))
-        return values[0], values[1 : 1 + n], values[1 + n :]
+    def ahead(i, state, last):
+        operands = (np.array(i, np.int64), np.array(last, np.int64), *state)
+        done = compiled(i, "Trips", operands, len(body.outputs) + 1 + (not ruled), states=n, ruled=ruled)
+        if done is None:
+            return None
+        made, go, *values = done
+        return int(made), go, values[: len(state)], [rows[:made] for rows in values[len(state) :]]
 
-    if cond is None:
-        true = np.ones(shapes[1], bool)
-
-        def step(i, state, _):
-            go, new, outs = call(i, state[0], state[1:])
-            return np.True_, [go, *new], outs
-
-        state = [true, *v_initial]
-    else:
-        # Whenever the body runs, the condition holds: the body may know that.
-        true = np.ones(cond.shape if cond.ndim == len(shapes[1]) else shapes[1], bool)
-
-        def step(i, state, _):
-            return call(i, true, state)
-
-        state = list(v_initial)
     declared = body.outputs[1 + n :]
-    go = np.True_ if cond is None else cond
-    state, outs = iterate(step, state, len(declared), trips=M, go=go, declared=declared, most=max_trips)
+    state, outs = iterate(
+        step,
+        state,
+        len(declared),
+        trips=M,
+        go=cond if ruled else np.True_,
+        declared=declared,
+        most=max_trips,
+        ahead=ahead if compiled is not None else None,
+    )
     return (*state[len(state) - n :], *outs)

@@ -2,7 +2,7 @@
 
 Not ONNX's: `convert(..., max_size={"node": size})` puts them in the place of the node's own operator. Padding repeats
 the first entry (indices are 0), so that whatever reads it stays in range. The count is of all entries, also of those
-beyond the size, so that too small a size shows.
+beyond the size, so that too small a size shows. Trips is for loops on the host alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import argmax, axis_of
-from .control import scalar_shapes
+from .control import steps_of, while_
 from .registry import PADDED, Static, op
 
 
@@ -107,25 +107,20 @@ def non_max_suppression(
 @op("Loop", domain=PADDED)
 def loop(M=None, cond=None, *v_initial, body, size):
     """Loop: the number of trips may be traced; scan outputs are buffers of `size` trips, the count is of all."""
-    n, shapes = len(v_initial), scalar_shapes(body)
+    n, ruled = len(v_initial), cond is not None
+    step, true = steps_of(body, n, ruled=ruled)
+    state = list(v_initial) if ruled else [true, *v_initial]
+    trips, _, state, buffers = while_(step, state, size, M, cond if ruled else np.True_)
+    return *state[len(state) - n :], *buffers, trips
 
-    def trip(i, go, state):
-        keep, *values = body(i.reshape(shapes[0]), go.reshape(shapes[1]), *state, step=i)
-        keep = jnp.reshape(keep, ()) if cond is not None else jnp.array(True)
-        return keep, [jnp.asarray(v, v.dtype) for v in values[:n]], values[n:]
 
-    def more(carry):
-        i, go, _, _ = carry
-        return go if M is None else go & (i < jnp.reshape(M, ()))
+@op("Trips", domain=PADDED)
+def trips(first, last, *state, body, states, ruled):
+    """Some trips of a Loop, from `first` on and before `last`: how many, whether to go on, the state, the outs.
 
-    def advance(carry):
-        i, go, state, buffers = carry
-        go, state, outs = trip(i, go, state)
-        return i + 1, go, state, [b.at[i].set(o, mode="drop") for b, o in zip(buffers, outs, strict=True)]
+    As many trips as fill the buffers of the outs, of which the first rows count.
+    """
+    step, _ = steps_of(body, states, ruled=ruled)
 
-    state = [jnp.asarray(v, v.dtype) for v in v_initial]
-    first, go = jnp.zeros((), np.int64), jnp.array(True) if cond is None else jnp.reshape(cond, ())
-    outs = jax.eval_shape(lambda: trip(first, jnp.array(True), state)[2])
-    buffers = [jnp.zeros((size, *o.shape), o.dtype) for o in outs]
-    trips, _, state, buffers = lax.while_loop(more, advance, (first, go, state, buffers))
-    return *state, *buffers, trips
+    end, go, state, buffers = while_(step, list(state), None, last, np.True_, first)
+    return end - first, go, *state, *buffers

@@ -15,7 +15,7 @@ Static = Annotated[Any, "static"]
 Shaped = Annotated[Any, "shaped"]
 """Marks a parameter of which only the shape, dtype or structure is read, never the values."""
 
-FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives"})
+FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled"})
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
 
 PADDED: Final = "onnx2jax.padded"
