@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from . import errors
+from .artifacts import Artifacts, load_artifacts
 from .check import Report, check
 from .checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from .export import save
@@ -17,6 +18,7 @@ from .resources import demo_model
 from .unit import RecompilationWarning
 
 __all__ = [
+    "Artifacts",
     "Checkpoints",
     "FineTuning",
     "Model",
@@ -29,6 +31,7 @@ __all__ = [
     "demo_model",
     "errors",
     "finetune",
+    "load_artifacts",
     "load_checkpoint",
     "op",
     "save",

@@ -1,0 +1,150 @@
+"""Checkpoints of onnxruntime's on-device training: FlatBuffers files, their tensors as TensorProto.
+
+Tables are read by slot, the position of a field in onnxruntime's schema (ort_training_checkpoint.fbs, and ort.fbs for
+Tensor), so no generated code is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .errors import ModelError
+from .messages import TensorProto
+from .origin import nbytes
+from .tensors import EXTERNAL
+
+IDENTIFIER: Final = b"ODTC"
+VERSIONS: Final = (1, 2)
+"""Version 2 says in fields of their own when values are left out or in a file apart; 1 never does that."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that one optimizer trains, with its state: tensors by parameter, named by their role."""
+
+    name: str
+    step: int
+    learning_rate: float
+    moments: dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The content of a file; tensors are TensorProto messages, large ones with external data beside the file."""
+
+    trained: list[Any]
+    frozen: list[Any]
+    groups: list[Group]
+    properties: dict[str, int | float | str]
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        ModelError: it is none, is damaged, is of another version, or has names only.
+        FileNotFoundError: no such file.
+        ImportError: flatbuffers is not installed.
+    """
+    try:
+        library = importlib.import_module("flatbuffers")
+    except ImportError as error:
+        raise ImportError(
+            f"checkpoints of onnxruntime need flatbuffers ({error}): pip install 'onnx2jax[artifacts]'"
+        ) from error
+    data, what = path.read_bytes(), f"checkpoint {str(path)!r}"
+    if data[4:8] != IDENTIFIER:
+        raise ModelError(f"{what} is none of onnxruntime: its identifier is {data[4:8]!r}, not {IDENTIFIER!r}")
+    try:
+        return _checkpoint(_Table(library, data, int.from_bytes(data[:4], "little")), f"{path.name}.data")
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from error
+    except (struct.error, ValueError, TypeError, OverflowError) as error:  # what reading beyond the file gives
+        raise ModelError(f"{what} is damaged ({error})") from error
+
+
+def _checkpoint(root: _Table, data: str) -> Checkpoint:
+    version, module, bag = root.number(0, "Int32"), root.table(1), root.table(3)
+    if version not in VERSIONS:
+        raise ModelError(f"its version is {version}; known are {VERSIONS}")
+    if module is None or module.number(2, "Bool"):
+        raise ModelError(
+            "it has the names of parameters without their values (a nominal checkpoint); load the full one"
+        )
+    groups = [
+        Group(
+            group.text(0),
+            group.number(1, "Int64"),
+            group.number(2, "Float32"),
+            {state.text(0): [_tensor(t, data) for t in state.tables(1)] for state in group.tables(3)},
+        )
+        for group in root.tables(2)
+    ]
+    trained, frozen = ([_tensor(t, data) for t in module.tables(slot)] for slot in (0, 1))
+    return Checkpoint(trained, frozen, groups, dict(_properties(bag)) if bag else {})
+
+
+def _tensor(table: _Table, data: str) -> Any:
+    tensor = TensorProto(name=table.text(0), data_type=table.number(3, "Int32"), dims=table.numbers(2, "Int64"))
+    size, offset = nbytes(tensor), table.number(6, "Int64", -1)
+    if offset >= 0:
+        tensor.data_location = EXTERNAL
+        for key, value in (("location", data), ("offset", offset), ("length", size)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+    tensor.raw_data = table.numbers(4, "Uint8").tobytes()
+    if len(tensor.raw_data) != size:
+        raise ModelError(
+            f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {size} bytes, but has {len(tensor.raw_data)}"
+        )
+    return tensor
+
+
+def _properties(bag: _Table) -> Iterator[tuple[str, int | float | str]]:
+    for slot, kind in enumerate(("Int64", "Float32", None)):
+        for entry in bag.tables(slot):
+            yield entry.text(0), entry.number(1, kind) if kind else entry.text(1)
+
+
+class _Table:
+    """A table of a FlatBuffers file. Reading beyond the file raises, whatever its offsets say."""
+
+    def __init__(self, library: Any, data: bytes, position: int) -> None:
+        self._library, self._data, self._kinds = library, data, library.number_types
+        self._table = library.table.Table(data, position)
+        # The one offset that has a sign; all others go forward.
+        vtable = position - self._table.Get(self._kinds.SOffsetTFlags, position)
+        if vtable < 0:
+            raise ModelError(f"it is damaged: the table at byte {position} has its fields at byte {vtable}")
+
+    def _at(self, slot: int) -> int:
+        """Where a field is, from the start of the table; 0 when it is left out."""
+        return self._table.Offset(4 + 2 * slot)
+
+    def number(self, slot: int, kind: str, default: int = 0) -> Any:
+        flags, at = getattr(self._kinds, f"{kind}Flags"), self._at(slot)
+        return self._table.Get(flags, self._table.Pos + at) if at else default
+
+    def numbers(self, slot: int, kind: str) -> np.ndarray:
+        flags, at = getattr(self._kinds, f"{kind}Flags"), self._at(slot)
+        return self._table.GetVectorAsNumpy(flags, at) if at else np.zeros(0, np.uint8)
+
+    def text(self, slot: int) -> str:
+        return self.numbers(slot, "Uint8").tobytes().decode()
+
+    def table(self, slot: int) -> _Table | None:
+        at = self._at(slot)
+        return _Table(self._library, self._data, self._table.Indirect(self._table.Pos + at)) if at else None
+
+    def tables(self, slot: int) -> Iterator[_Table]:
+        if at := self._at(slot):
+            start = self._table.Vector(at)
+            for i in range(self._table.VectorLen(at)):
+                yield _Table(self._library, self._data, self._table.Indirect(start + 4 * i))
