@@ -15,6 +15,7 @@ from .finetuning import FineTuning, finetune
 from .model import Model, convert
 from .ops.registry import Shaped, Static, op, supported
 from .resources import demo_model
+from .train import TrainingModel
 from .unit import RecompilationWarning
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Report",
     "Shaped",
     "Static",
+    "TrainingModel",
     "check",
     "convert",
     "demo_model",

@@ -92,6 +92,12 @@ class Graph:
         """Whether a node in it, or in the graphs inside its nodes, does."""
         return any(node.differentiates or any(g.differentiates for g in node.graphs) for node in self.nodes)
 
+    @cached_property
+    def draws(self) -> bool:
+        """Whether anything in it draws random numbers."""
+        nodes = (node for graph in self.walk() for node in graph.nodes)
+        return any(isinstance(node.target, Operator) and "rng" in node.target.fixtures for node in nodes)
+
     def key(self, name: str) -> str:
         """The name of an initializer in ``Model.params``: unique over all graphs of the model."""
         return f"{self.path}/{name}" if self.path else name

@@ -6,7 +6,7 @@ import copy
 import operator
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -16,10 +16,9 @@ from . import binding, calling, plan
 from .check import check_message
 from .errors import InputNameError
 from .fixed_size import check_counts, with_max_size
-from .graph import Imported
+from .graph import Graph, Imported
 from .importer import build
 from .ops import compat
-from .ops.registry import Operator
 from .program import Program
 from .proto.external import load
 from .proto.files import read_model
@@ -147,9 +146,7 @@ class Model:
         self._stored = plan.parameters(self.graph)
         self._read: dict[str, Any] | None = None
         self._params: dict[str, Any] = {}
-        for graph in self.graph.walk():
-            constants = {n: load(v) for n, v in graph.initializers.items() if graph.key(n) not in self._stored}
-            cast(dict[str, np.ndarray], graph.initializers).update(constants)
+        read_constants(self.graph, self._stored)
         declared = calling.override_dims(self.graph.inputs, dim_overrides or {})
         self.static = _pinned(declared, static or {})
         defaults = self.graph.initializers
@@ -159,11 +156,6 @@ class Model:
         self.optional = {v.name: v for v in declared if own and v.name in defaults and v.name not in self.static}
         self.outputs = self.graph.outputs
         self._tuple = calling.named_tuple(self.outputs)
-        self._draws = any(
-            isinstance(node.target, Operator) and "rng" in node.target.fixtures
-            for graph in self.graph.walk()
-            for node in graph.nodes
-        )
         self._max_size = dict(max_size or {})
         self._bucket = calling.checked_buckets(declared, bucket or {})
         self.settings = settings or Settings()
@@ -283,7 +275,7 @@ class Model:
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
-        if rng is None and self._draws:
+        if rng is None and self.graph.draws:
             rng = jax.random.key(secrets.randbits(32))
         values, extents = calling.pad(self.inputs, values, self._bucket)
         with compat.enable_x64():
@@ -309,6 +301,17 @@ class Model:
         with compat.enable_x64():
             results = tuple(map(calling.to_device, results))
         return results[0] if len(results) == 1 else self._tuple(*results)
+
+
+def read_constants(graph: Graph, params: Collection[str] = ()) -> None:
+    """Read the initializers that lie in files beside the model, in all its graphs, but those with a key in ``params``.
+
+    Raises:
+        ExternalDataError: such a file has become shorter since the model was imported.
+    """
+    for inner in graph.walk():
+        constants = {n: load(v) for n, v in inner.initializers.items() if inner.key(n) not in params}
+        cast(dict[str, np.ndarray], inner.initializers).update(constants)
 
 
 def _pinned(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -320,7 +320,7 @@ def _traced_function(function: Function, known: Mapping[str, Any], context: Cont
 
 
 def _avals(traced: Mapping[str, Any]) -> Any:
-    return tuple((name, value.shape, value.dtype) for name, value in traced.items())
+    return tuple((name, traced[name].shape, traced[name].dtype) for name in sorted(traced))  # jit sorts a dict
 
 
 def _signature(value: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, parser
 
 import onnx2jax
 from onnx2jax.errors import ModelError, UnsupportedOperatorError
@@ -182,3 +182,15 @@ def test_random_streams_differ_between_two_calls_of_a_function() -> None:
     ]
     m = onnx2jax.convert(model(nodes, *ENDS, opsets={"my": 1}, functions=[body]))
     assert np.all(m(X, rng=jax.random.key(0)) != 0)
+
+
+def test_inputs_in_no_alphabetical_order() -> None:
+    """A jit sorts the names of its arguments; what came out known is found all the same."""
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "l" : 1]> g (float[2] b, float[2] a) => (float[2] y, int64[1] s) {
+            y, s = l.f(b, a) }
+        <domain: "l", opset_import: ["" : 21]> f (z, c) => (y, s) { y = Sub(z, c)  s = Shape(c) }"""
+    )
+    y, s = onnx2jax.convert(proto)(np.float32([3, 4]), np.float32([1, 1]))
+    np.testing.assert_array_equal(y, [2, 3])
+    np.testing.assert_array_equal(s, [2])

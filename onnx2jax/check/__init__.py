@@ -15,10 +15,10 @@ from ..proto.external import ExternalFiles
 from ..proto.files import read_model
 from ..proto.operator_sets import MAGIC, OperatorSet, read_operator_set, read_operator_sets
 from ..proto.walk import tensors
+from ..training_info import read_training
 from .graphs import check_graphs
 from .model import check_header, not_text
 from .report import Collector, Finding, Report
-from .training import check_training
 from .types import check_types
 
 __all__ = ["Finding", "Report", "check"]
@@ -101,7 +101,7 @@ def check_message(
     try:
         imported = importer.model()
         importer.unused_functions()
-        check_training(model, imported.graph, importer, collector.note)
+        read_training(model, imported.graph, importer)
         check_graphs(model, importer.opsets, files, collector.note)
         check_types(model, importer.opsets, collector.note)
     except OnnxError as e:

@@ -1,0 +1,433 @@
+"""Training as the file describes it: ``training_info`` becomes a state and functions that update it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from . import binding, calling, plan, sharding
+from .check import check_message
+from .errors import (
+    InputError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    KnownValueError,
+    ModelError,
+    ShardingError,
+    UnsupportedError,
+)
+from .graph import Graph
+from .importer import Importer
+from .model import Model, read_constants
+from .ops import compat
+from .ops.arrays import is_traced
+from .program import Program
+from .proto.external import load
+from .proto.files import read_model
+from .proto.operator_sets import read_operator_sets
+from .proto.origin import Origin
+from .training_info import TrainingInfo, read_training
+from .unit import Known, Settings
+
+_KEY = "training_info/key"
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """What training changes: a pytree of arrays.
+
+    Attributes:
+        variables: the variables among the main graph's initializers, by name.
+        own: for each training_info, the variables among its algorithm's own initializers, by name.
+        key: the random key for what comes next.
+    """
+
+    variables: dict[str, jax.Array]
+    own: tuple[dict[str, jax.Array], ...]
+    key: jax.Array
+
+
+class TrainingModel:
+    """An ONNX model that trains as its ``training_info`` says: an object with a state, over pure functions.
+
+    ``init``, ``initialize``, ``step`` and ``infer`` are pure: they take a state and return what they make of it.
+    ``initialize()``, ``train_step(...)`` and ``infer(...)`` without a state work on ``self.state``.
+
+    The variables are the initializers that a binding names as its key (rule TR-02); they start at the values in the
+    file (TR-03). All other initializers are constants.
+
+    Args:
+        source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``.
+        mesh: devices over which state and batches are spread. The first axis of each batch entry goes over the mesh's
+            first axis.
+        shardings: how variables are spread over ``mesh``: a PartitionSpec for each name pattern (fnmatch). What no
+            pattern matches is on every device.
+        rng: the random key to begin with, or a seed for one; seed 0 when left out.
+        outputs: the names that a step returns; all when left out. New values of variables are among these, so naming
+            the few that are wanted saves a copy of every variable.
+        donate: let ``step`` reuse the memory of the state it is given, which is gone afterwards.
+        strict, max_trips, external_data_dir, follow_links, allow_newer_opset, operator_sets: as for ``convert``.
+
+    Attributes:
+        state: the current state.
+        algorithms: the names of the algorithms, in the order of ``training_info``.
+        inputs: what ``infer`` takes.
+        step_inputs: for each algorithm, what a step of it takes: the inputs of the main graph and its own (TR-16).
+
+    Raises:
+        UnsupportedError: the model has no training_info (rule TR-27).
+        ModelError: the file is no ONNX model, or breaks a rule of the format.
+
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        mesh: Mesh | None = None,
+        shardings: Mapping[str, PartitionSpec] | None = None,
+        rng: Any = None,
+        outputs: Iterable[str] | None = None,
+        donate: bool = True,
+        strict: bool = False,
+        max_trips: int | None = None,
+        external_data_dir: str | os.PathLike[str] | None = None,
+        follow_links: bool = False,
+        allow_newer_opset: bool = False,
+        operator_sets: Iterable[Any] = (),
+    ) -> None:
+        message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
+        documents = read_operator_sets(operator_sets)
+        if strict:
+            check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
+        if not message.training_info:
+            raise UnsupportedError(
+                "the model has no training_info, so it does not say how to train it (rule TR-27). With a loss and an "
+                "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)"
+            )
+        importer = Importer(message, files, strict, allow_newer_opset, None, documents)
+        self._imported = imported = importer.model()
+        self._infos = infos = read_training(message, imported.graph, importer)
+        if importer.missing:
+            raise binding.missing_error(tuple(importer.missing))
+        self._settings = Settings(max_trips=max_trips)
+        self.origin = Origin(message, files)
+        self.algorithms = tuple(info.name for info in infos)
+
+        for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
+            read_constants(graph)
+        main = imported.graph.initializers
+        assigned = set().union(*(info.assigned for info in infos))
+        self._stored = {n: v for n, v in main.items() if n in assigned}
+        self._own_stored = tuple({n: load(v) for n, v in info.own.items() if n in info.assigned} for info in infos)
+        for stored in (self._stored, *self._own_stored):
+            for name, value in stored.items():
+                if value.dtype.hasobject:
+                    raise UnsupportedError(f"variable {name!r} holds strings, which JAX does not")
+        key = _key(0 if rng is None else rng)
+        self._impl, self._key = jax.random.key_impl(key), np.array(jax.random.key_data(key))
+
+        self._mesh = None if mesh is None else compat.auto(mesh)
+        self._shardings = self._spread(shardings or {})
+        self._main = _Part(imported.graph, self._stored, self._settings, self._mesh)
+        self._parts = tuple(
+            _Part(info.algorithm, {**self._stored, **own}, self._settings, self._mesh)
+            for info, own in zip(infos, self._own_stored, strict=True)
+        )
+        self._beginnings = tuple(_Part(info.initialization, {}, self._settings, self._mesh) for info in infos)
+        self._tuple = calling.named_tuple(imported.graph.outputs)
+        self.inputs = self._main.inputs
+        self.step_inputs = {info.path: part.inputs for info, part in zip(infos, self._parts, strict=True)}
+        self._draws = any(part.graph.draws for part in self._parts)
+        self._wanted = None if outputs is None else frozenset(outputs)
+        given = {v.name for part in self._parts for v in part.graph.outputs}
+        if unknown := sorted((self._wanted or set()) - given):
+            raise InputNameError(f"outputs names {unknown}; main graph and algorithms give {sorted(given)}")
+        self._staged: set[tuple[int, ...]] = set()
+        """Algorithms that need the host between their stages, and so do not run as one program."""
+        self._step = jax.jit(
+            self._stepped,
+            static_argnums=0,
+            donate_argnums=1 if donate else (),
+            out_shardings=None if self._shardings is None else (self._shardings, None),
+        )
+        self.state = self.init()
+        self._structure: Any = jax.tree.structure(self.state)
+
+    def init(self) -> State:
+        """The state that the file holds (rule TR-03)."""
+        with compat.enable_x64():
+            state = State(
+                {n: jnp.array(v) for n, v in self._stored.items()},
+                tuple({n: jnp.array(v) for n, v in own.items()} for own in self._own_stored),
+                jax.random.wrap_key_data(jnp.array(self._key), impl=self._impl),
+            )
+            return self._placed(state)
+
+    def initialize(self, state: State | None = None, /, key: Any = None) -> State | None:
+        """Start anew: stored values, then every initialization graph in the order of the list (rule TR-04).
+
+        Args:
+            state: a state, of which only the key is used; ``self.state`` when left out, which is then replaced.
+            key: random key or seed; the state's when left out.
+
+        Returns:
+            The new state; None when ``state`` is left out.
+
+        Raises:
+            ModelError: a value does not fit its variable (rule TR-25).
+        """
+        if state is None:
+            self.state = self._initialized(self.state.key if key is None else _key(key))
+            return None
+        return self._initialized(state.key if key is None else _key(key))
+
+    def step(
+        self, state: State, batch: Mapping[str, Any], key: Any = None, algorithm: int | str | None = None
+    ) -> tuple[State, dict[str, Any]]:
+        """One step: run an algorithm, then assign all its updates at once (rule TR-20).
+
+        Args:
+            state: the state; its memory is reused (``donate``).
+            batch: arrays by name of input.
+            key: random key of this step; drawn from the state's when left out.
+            algorithm: its index, or its name. When left out, a whole iteration: all of them in order, each on what the
+                one before left (rule TR-22).
+
+        Returns:
+            The new state, and the outputs of main graph and algorithm by name. Of a name that several algorithms give,
+            the last counts.
+
+        Raises:
+            InputError: the batch does not fit ``step_inputs``.
+            ModelError: a new value does not fit its variable (rule TR-25).
+        """
+        chosen = self._chosen(algorithm)
+        self._check(state)
+        with compat.enable_x64():
+            batches = self._bound(chosen, batch)
+            args = (chosen, state, batches, None if key is None else _key(key), [self._parts[i].frozen for i in chosen])
+            if chosen not in self._staged:
+                try:
+                    return self._step(*args)
+                except KnownValueError:
+                    if is_traced(state, batches, key):
+                        raise
+                    self._staged.add(chosen)
+            state, outputs = self._stepped(*args)
+            return self._placed(state), {n: calling.to_device(v) for n, v in outputs.items()}
+
+    def infer(self, state: State | None = None, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Any:
+        """The main graph's outputs with the variables of a state (rule TR-24).
+
+        Args:
+            state: the state; ``self.state`` when left out.
+            inputs, **named: inputs by name. A variable that is an input too may be given: that value counts for this
+                call (rule TR-26).
+
+        Returns:
+            The output, or a named tuple when there are several.
+
+        Raises:
+            InputError: the arguments do not fit ``inputs``.
+        """
+        state = self.state if state is None else state
+        self._check(state)
+        part = self._main
+        with compat.enable_x64():
+            values = calling.bind(part.inputs, part.optional, (), {**(inputs or {}), **named})
+            variables = _widened(state.variables, self._stored)
+            results = part.run({**variables, **values}, part.frozen, state.key)
+            results = tuple(map(calling.to_device, results))
+            return results[0] if len(results) == 1 else self._tuple(*results)
+
+    def train_step(self, batch: Mapping[str, Any] | None = None, /, *, algorithm: Any = None, **named: Any) -> Any:
+        """``step`` on ``self.state``; returns the outputs by name.
+
+        Args:
+            batch, **named: arrays by name of input.
+            algorithm: index or name; a whole iteration when left out.
+        """
+        self.state, outputs = self.step(self.state, {**(batch or {}), **named}, None, algorithm)
+        return outputs
+
+    def to_model(self, state: State | None = None) -> Model:
+        """The main graph as a Model with the variables of a state, ``self.state`` when left out."""
+        values = (self.state if state is None else state).variables
+        graph = self._imported.graph
+        graph = replace(graph, initializers={**graph.initializers, **{n: np.asarray(v) for n, v in values.items()}})
+        return Model(replace(self._imported, graph=graph), self._settings, origin=self.origin)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The current state as NumPy arrays by name: variables of the main graph under their own names, those of an
+        algorithm as ``training_info[0].algorithm/T``, the data of the random key as ``training_info/key``."""
+        named = dict(self.state.variables)
+        for info, own in zip(self._infos, self.state.own, strict=True):
+            named |= {info.key(n): v for n, v in own.items()}
+        return {n: np.array(v) for n, v in named.items()} | {_KEY: np.array(jax.random.key_data(self.state.key))}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned.
+
+        Raises:
+            InputNameError, InputTypeError, InputShapeError: an entry is missing, unknown or of another kind.
+        """
+        wanted = self.state_dict()
+        if wanted.keys() != values.keys():
+            lacking, unknown = sorted(wanted.keys() - values.keys()), sorted(values.keys() - wanted.keys())
+            raise InputNameError(f"the values lack {lacking} and have {unknown}, which the state does not know")
+        for name, want in wanted.items():
+            have = values[name]
+            if have.dtype != want.dtype:
+                raise InputTypeError(f"state entry {name!r} is {have.dtype}, not {want.dtype}")
+            if have.shape != want.shape:
+                raise InputShapeError(f"state entry {name!r} has shape {list(have.shape)}, not {list(want.shape)}")
+        with compat.enable_x64():
+            own = tuple(
+                {n: jnp.array(values[info.key(n)]) for n in stored}
+                for info, stored in zip(self._infos, self._own_stored, strict=True)
+            )
+            key = jax.random.wrap_key_data(jnp.array(values[_KEY]), impl=self._impl)
+            self.state = self._placed(State({n: jnp.array(values[n]) for n in self._stored}, own, key))
+
+    def _chosen(self, algorithm: int | str | None) -> tuple[int, ...]:
+        """Indices of the algorithms to run."""
+        count = len(self.algorithms)
+        if algorithm is None:
+            return tuple(range(count))
+        if isinstance(algorithm, str):
+            found = [i for i, name in enumerate(self.algorithms) if name == algorithm]
+        else:
+            found = [int(algorithm)] if 0 <= algorithm < count else []
+        if len(found) != 1:
+            raise InputNameError(
+                f"algorithm ({algorithm!r}) names {len(found)} algorithms; they are {list(self.algorithms)}, "
+                f"also to be had as 0 to {count - 1}"
+            )
+        return tuple(found)
+
+    def _bound(self, chosen: tuple[int, ...], batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """For each algorithm, the entries of the batch that it takes, checked."""
+        parts = [self._parts[i] for i in chosen]
+        if unknown := sorted(set(batch).difference(*(part.takes for part in parts))):
+            takes = {self.algorithms[i]: sorted(self._parts[i].takes) for i in chosen}
+            raise InputNameError(f"the batch has {unknown}; the algorithms take {takes}")
+        bound = [
+            calling.bind(part.inputs, part.optional, (), {n: v for n, v in batch.items() if n in part.takes})
+            for part in parts
+        ]
+        if self._mesh is None:
+            return bound
+        return [jax.device_put(values, sharding.by_batch(values, self._mesh)) for values in bound]
+
+    def _spread(self, rules: Mapping[str, PartitionSpec]) -> State | None:
+        """The sharding of each leaf of the state."""
+        if self._mesh is None:
+            if rules:
+                raise ShardingError("shardings says how variables lie on a mesh: TrainingModel(..., mesh=mesh)")
+            return None
+        sharding.check_patterns(rules, {n for values in (self._stored, *self._own_stored) for n in values})
+        main, *own = (sharding.by_name(values, self._mesh, rules) for values in (self._stored, *self._own_stored))
+        everywhere: Any = NamedSharding(self._mesh, PartitionSpec())
+        return State(main, tuple(own), everywhere)  # type: ignore[arg-type]
+
+    def _placed(self, state: State) -> State:
+        return state if self._shardings is None else jax.device_put(state, self._shardings)
+
+    def _check(self, state: State) -> None:
+        if not self._structure == jax.tree.structure(state):
+            raise InputError(
+                f"the state is {jax.tree.structure(state)}, not {self._structure}; model.init() makes one that fits"
+            )
+
+    def _initialized(self, key: Any) -> State:
+        with compat.enable_x64():
+            key, draw = jax.random.split(key)
+            state = replace(self.init(), key=key)
+            for i, (info, part) in enumerate(zip(self._infos, self._beginnings, strict=True)):
+                seen = {**info.algorithm.initializers, **state.variables, **state.own[i]}
+                values = {n: seen[n] for n in part.graph.captures}
+                results = part.named(part.run(values, part.frozen, jax.random.fold_in(draw, i)))
+                state = _assigned(state, i, info, info.initialization_binding, results)
+            return self._placed(state)
+
+    def _stepped(
+        self,
+        chosen: tuple[int, ...],
+        state: State,
+        batches: list[dict[str, Any]],
+        key: Any,
+        frozen: list[dict[str, Any]],
+    ) -> tuple[State, dict[str, Any]]:
+        """What is compiled: the algorithms one after another."""
+        outputs: dict[str, Any] = {}
+        if key is None and self._draws:
+            rest, key = jax.random.split(state.key)
+            state = replace(state, key=rest)
+        for i, batch, fixed in zip(chosen, batches, frozen, strict=True):
+            part, info = self._parts[i], self._infos[i]
+            variables = _widened(state.variables, self._stored) | _widened(state.own[i], self._own_stored[i])
+            rng = None if key is None else jax.random.fold_in(key, i)
+            results = part.named(part.run({**variables, **batch}, fixed, rng))
+            state = _assigned(state, i, info, info.update_binding, results)
+            outputs.update(results)
+        return state, {n: v for n, v in outputs.items() if self._wanted is None or n in self._wanted}
+
+
+class _Part:
+    """A graph of the model, ready to run."""
+
+    def __init__(self, graph: Graph, variables: Mapping[str, Any], settings: Settings, mesh: Mesh | None) -> None:
+        self.graph, self.program = graph, Program(graph, settings)
+        self.inputs = tuple(v for v in graph.inputs if v.name not in graph.initializers)
+        self.optional = {v.name: v for v in graph.inputs if v.name in graph.initializers}
+        self.takes = {v.name for v in graph.inputs}
+        frozen = {n: v for n, v in plan.parameters(graph).items() if n not in variables}
+        with compat.enable_x64():
+            self.frozen = jax.device_put(frozen, None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+        """The constants that are passed as arguments rather than compiled in."""
+
+    def run(self, values: Mapping[str, Any], frozen: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
+        """The graph's outputs, given inputs, variables and captured values by name."""
+        return self.program.run(values, frozen, Known({}), rng if self.graph.draws else None, frozen)
+
+    def named(self, results: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
+
+
+def _assigned(
+    state: State, index: int, info: TrainingInfo, binding: Mapping[str, str], results: Mapping[str, Any]
+) -> State:
+    """The state after the assignments of a binding, all at once."""
+    variables, own = dict(state.variables), dict(state.own[index])
+    for name, output in binding.items():
+        place = variables if name in variables else own
+        old, new = place[name], results[output]
+        if not (hasattr(new, "dtype") and (new.shape, new.dtype) == (old.shape, old.dtype)):
+            kind = f"{new.dtype}{list(new.shape)}" if hasattr(new, "dtype") else type(new).__name__
+            raise ModelError(
+                f"{info.path}: output {output!r} ({kind}) is assigned to variable {name!r}, which is "
+                f"{old.dtype}{list(old.shape)}: a variable keeps its type and shape (rule TR-25)"
+            )
+        place[name] = jnp.asarray(new)
+    return replace(state, variables=variables, own=(*state.own[:index], own, *state.own[index + 1 :]))
+
+
+def _widened(values: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    return {n: calling.widened(v, stored[n].dtype) for n, v in values.items()}
+
+
+def _key(rng: Any) -> Any:
+    """A random key from a key, the data of one, or a seed."""
+    if isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        return rng
+    return jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
