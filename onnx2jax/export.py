@@ -49,8 +49,9 @@ def save(
     Args:
         model: a Model, or what ``convert`` takes. Of a Model the weights now in ``model.params`` are written.
         path: the file to write.
-        params: new weights by their names in ``Model.params``, any initializer included; NumPy or JAX arrays of
-            the same shape and element type. The others keep their values.
+        params: new weights by their names in ``Model.params``, any initializer included (one of a training graph is
+            ``training_info[0].algorithm/name``); NumPy or JAX arrays of the same shape and element type. The others
+            keep their values.
         external_data: None leaves each tensor inside or outside the file, as it was, and moves them out when the
             file would pass 2 GiB. True moves them out to ``<name of the file>.data``, a text to the file of that
             name beside the model; False brings them all in. Either way there is one data file.

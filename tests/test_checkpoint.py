@@ -24,7 +24,10 @@ from jax.sharding import PartitionSpec as P
 
 import onnx2jax
 from onnx2jax.errors import CheckpointError
+from tests import resumption
 from tests.helpers import mesh
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @jax.tree_util.register_dataclass
@@ -359,3 +362,34 @@ def test_the_extras_are_asked_for_only_when_used(tmp_path: Path, monkeypatch: py
     ):
         with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[checkpoint\]'"):
             use()
+
+
+# --------------------------------------------------------------------------------------------------------- resumption
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where another process has gone on from checkpoints of each training, in both formats."""
+    folder = tmp_path_factory.mktemp("resumed")
+    for name, make in resumption.TRAININGS.items():
+        training = make()
+        state, position = resumption.run(training, training.init(), {"epoch": 0, "batch": 0}, resumption.STOP)
+        assert position == {"epoch": 1, "batch": 14}
+        (folder / name).mkdir()
+        onnx2jax.save_checkpoint(folder / name / "file", state, position=position)
+        with onnx2jax.Checkpoints(folder / name / "series") as checkpoints:
+            checkpoints.save(resumption.STOP, state, position=position)
+    subprocess.run([sys.executable, "-W", "error", "-m", "tests.resumption", folder], check=True, cwd=ROOT)
+    return folder
+
+
+@pytest.mark.parametrize("name", resumption.TRAININGS)
+def test_a_training_taken_up_in_another_process_ends_at_the_same_bits(name: str, resumed: Path) -> None:
+    training = resumption.TRAININGS[name]()
+    state, position = resumption.run(training, training.init(), {"epoch": 0, "batch": 0}, resumption.END)
+    for form in ("file", "series"):
+        again, where = onnx2jax.load_checkpoint(resumed / name / f"end of {form}", state)
+        assert where == position
+        assert_same(state, again)
+    beginning = jax.tree.leaves(training.init())
+    assert all(bits(x) != bits(y) for x, y in zip(jax.tree.leaves(state), beginning, strict=True) if x.ndim)

@@ -1,4 +1,4 @@
-"""The tensors of a model's message: all of them, and those that have a name in ``Model.params``."""
+"""The tensors of a model's message: all of them, and those that have a name, by which ``save`` takes new values."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ def weights(model: Any) -> Iterator[tuple[str, Any]]:
     yield from _of_graph(model.graph, "")
     for f in model.functions:
         yield from _of_nodes(f.node, ".".join(filter(None, (_normal(f.domain), f.name, f.overload))))
+    for i, info in enumerate(model.training_info):
+        for part in ("initialization", "algorithm"):
+            yield from _of_graph(getattr(info, part), f"training_info[{i}].{part}")
 
 
 def _of_graph(graph: Any, path: str) -> Iterator[tuple[str, Any]]:
