@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -46,13 +46,16 @@ _NEAREST = {
 }
 
 
-def _kernel(mode, distance, a):
-    """The weight of a neighbour at a distance, measured in (stretched) elements."""
-    d = np.abs(distance)
-    if mode == "linear":
-        return np.maximum(1 - d, 0)
+def hat(distance):
+    """The weight of a neighbour in linear interpolation."""
+    return xp(distance).maximum(1 - abs(distance), 0)
+
+
+def cubic(distance, a=-0.75):
+    """The weight of a neighbour in cubic interpolation."""
+    d = abs(distance)
     near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+    return xp(d).where(d <= 1, near, xp(d).where(d < 2, far, 0))
 
 
 def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
@@ -61,7 +64,8 @@ def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
     reach = int(np.ceil((1 if mode == "linear" else 2) * stretch))
     low = np.floor(x).astype(np.int64)
     index = low[:, None] + np.arange(1 - reach, reach + 1)
-    weight = _kernel(mode, (index - x.astype(np.float64)[:, None]) / stretch, a)
+    distance = (index - x.astype(np.float64)[:, None]) / stretch
+    weight = hat(distance) if mode == "linear" else cubic(distance, a)
     if exclude_outside:
         weight = np.where((index >= 0) & (index < n), weight, 0)
     if exclude_outside or antialias:
@@ -114,7 +118,7 @@ def resize(
     crop = coordinate_transformation_mode == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):
         raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(axes)} entries: starts, then ends")
-    starts, ends = roi.astype(F32).reshape(2, -1) if crop else np.repeat(F32([[0], [1]]), len(axes), axis=1)
+    starts, ends = roi.astype(F32).reshape(2, -1) if crop else np.array([[0], [1]], F32).repeat(len(axes), 1)
     extents, scales = _extents([X.shape[i] for i in axes], scales, sizes, keep_aspect_ratio_policy, ends - starts)
     dtype, y = X.dtype, X
     if mode != "nearest":
@@ -147,13 +151,14 @@ def resize(
 @op("Resize", since=10, heavy=True)
 @op("Upsample", since=7, heavy=True)
 def resize_10(X, scales: Static, *, mode: Literal["nearest", "linear"] = "nearest"):
-    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "before opset 11"}
+    how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "before opset 11"}
     return resize(X, None, scales, mode=mode, **how)
 
 
 @op("Upsample", heavy=True)
 def upsample_1(X, *, height_scale, mode: Literal["nearest", "bilinear"] = "nearest", width_scale):
-    return resize_10(X, np.array([1, 1, height_scale, width_scale], F32), mode=mode.removeprefix("bi"))
+    kernel: Any = mode.removeprefix("bi")
+    return resize_10(X, np.array([1, 1, height_scale, width_scale], F32), mode=kernel)
 
 
 withdrawn("Upsample", since=10, instead="Resize")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from inspect import Parameter
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
 
 from .arrays import argmax, is_known, xp
-from .registry import op, withdrawn
+from .registry import op, taking, withdrawn
 from .scores import DOMAIN, Transform, batch, labels_of, only, repeat, transform, two_scores
 
 Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
@@ -109,11 +110,24 @@ def _pick(name, tensor, floats):
     return np.array(floats or (), np.float32) if tensor is None else tensor.reshape(-1)
 
 
-def _linked(trees, nodes, true, false, modes, features, missing, splits, votes):
+_REQUIRED = ("falsenodeids", "featureids", "modes", "nodeids", "treeids", "truenodeids")
+_OPTIONAL = ("hitrates", "hitrates_as_tensor", "missing_value_tracks_true", "values", "values_as_tensor")
+NODES = {f"nodes_{k}": Parameter.empty for k in _REQUIRED} | {f"nodes_{k}": None for k in _OPTIONAL}
+
+
+def _linked(
+    votes, *, nodes_falsenodeids, nodes_featureids, nodes_hitrates, nodes_hitrates_as_tensor,
+    nodes_missing_value_tracks_true, nodes_modes, nodes_nodeids, nodes_treeids, nodes_truenodeids, nodes_values,
+    nodes_values_as_tensor,
+):  # fmt: skip
     """The forest, and its votes, of versions 1 to 4, whose nodes are named by a tree id and a node id."""
+    _pick("nodes_hitrates", nodes_hitrates_as_tensor, nodes_hitrates)  # only help to lay out memory
+    splits = _pick("nodes_values", nodes_values_as_tensor, nodes_values)
+    missing, features, modes = nodes_missing_value_tracks_true or (0,) * len(splits), nodes_featureids, nodes_modes
+    trees, nodes, true, false = nodes_treeids, nodes_nodeids, nodes_truenodeids, nodes_falsenodeids
     if unknown := set(modes) - {*MODES} | {MODES[MEMBER]}.intersection(modes):
         raise ValueError(f"nodes_modes holds {sorted(unknown)}; there are {MODES}, the members in TreeEnsemble only")
-    if len({len(v) for v in (trees, nodes, true, false, modes, missing or modes, features, splits)}) != 1:
+    if len({len(v) for v in (trees, nodes, true, false, modes, missing, features, splits)}) != 1:
         raise ValueError("the attributes nodes_* must all have the same length")
     trees, nodes, true, false = (np.array(v, np.int64) for v in (trees, nodes, true, false))
     span = max(v.max(initial=0) for v in (nodes, true, false)) + 1
@@ -132,54 +146,41 @@ def _linked(trees, nodes, true, false, modes, features, missing, splits, votes):
     roots = np.setdiff1d(here, np.concatenate([true[inner], false[inner]]))
     if len(roots) != len(np.unique(trees)):
         raise ValueError(f"{len(np.unique(trees))} trees have {len(roots)} roots")
-    features, missing = np.where(inner, features, 0), np.array(missing or np.zeros(len(nodes)), bool)
-    forest = Forest(modes, features, splits, true, false, missing, roots)
+    forest = Forest(modes, np.where(inner, features, 0), splits, true, false, np.array(missing, bool), roots)
     voters, ids, targets = (np.array(v, np.int64) for v in votes[:3])
     return forest, (find(voters, ids), targets, votes[3])
 
 
 @op("TreeEnsembleRegressor", domain=DOMAIN, heavy=True)
+@taking(**NODES)
 def tree_ensemble_regressor(
     X, *, aggregate_function: Aggregate = "SUM", base_values=None, base_values_as_tensor=None, n_targets,
-    nodes_falsenodeids, nodes_featureids, nodes_hitrates=None, nodes_hitrates_as_tensor=None,
-    nodes_missing_value_tracks_true=None, nodes_modes, nodes_nodeids, nodes_treeids, nodes_truenodeids,
-    nodes_values=None, nodes_values_as_tensor=None, post_transform: Transform = "NONE", target_ids, target_nodeids,
-    target_treeids, target_weights=None, target_weights_as_tensor=None,
+    post_transform: Transform = "NONE", target_ids, target_nodeids, target_treeids, target_weights=None,
+    target_weights_as_tensor=None, **nodes,
 ):  # fmt: skip
     """TreeEnsembleRegressor: the aggregated leaves, plus the base values."""
     X, base = batch(X), _pick("base_values", base_values_as_tensor, base_values)
     if len(base) not in (0, n_targets):
         raise ValueError(f"base_values must be none or one for each of {n_targets} targets (got {len(base)})")
-    _pick("nodes_hitrates", nodes_hitrates_as_tensor, nodes_hitrates)  # only help to lay out memory
-    splits = _pick("nodes_values", nodes_values_as_tensor, nodes_values)
     weights = _pick("target_weights", target_weights_as_tensor, target_weights)
-    forest, votes = _linked(
-        nodes_treeids, nodes_nodeids, nodes_truenodeids, nodes_falsenodeids, nodes_modes, nodes_featureids,
-        nodes_missing_value_tracks_true, splits, (target_treeids, target_nodeids, target_ids, weights),
-    )  # fmt: skip
+    forest, votes = _linked((target_treeids, target_nodeids, target_ids, weights), **nodes)
     scores, _ = _scores(X, forest, votes, n_targets, aggregate_function)
     scores = scores + base.astype(scores.dtype) if len(base) else scores
     return transform(scores, post_transform).astype(np.float32)
 
 
 @op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True)
+@taking(**NODES)
 def tree_ensemble_classifier(
     X, *, base_values=None, base_values_as_tensor=None, class_ids, class_nodeids, class_treeids, class_weights=None,
-    class_weights_as_tensor=None, classlabels_int64s=None, classlabels_strings=None, nodes_falsenodeids,
-    nodes_featureids, nodes_hitrates=None, nodes_hitrates_as_tensor=None, nodes_missing_value_tracks_true=None,
-    nodes_modes, nodes_nodeids, nodes_treeids, nodes_truenodeids, nodes_values=None, nodes_values_as_tensor=None,
-    post_transform: Transform = "NONE",
+    class_weights_as_tensor=None, classlabels_int64s=None, classlabels_strings=None,
+    post_transform: Transform = "NONE", **nodes,
 ):  # fmt: skip
     """TreeEnsembleClassifier: the best class and the scores."""
     X, base = batch(X), _pick("base_values", base_values_as_tensor, base_values)
     _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
-    _pick("nodes_hitrates", nodes_hitrates_as_tensor, nodes_hitrates)
-    splits = _pick("nodes_values", nodes_values_as_tensor, nodes_values)
     weights = _pick("class_weights", class_weights_as_tensor, class_weights)
-    forest, votes = _linked(
-        nodes_treeids, nodes_nodeids, nodes_truenodeids, nodes_falsenodeids, nodes_modes, nodes_featureids,
-        nodes_missing_value_tracks_true, splits, (class_treeids, class_nodeids, class_ids, weights),
-    )  # fmt: skip
+    forest, votes = _linked((class_treeids, class_nodeids, class_ids, weights), **nodes)
     scores, has = _scores(X, forest, votes, len(labels), "SUM")
     base = base.astype(scores.dtype)
     if len(labels) == 2 and len(set(class_ids)) == 1:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import io
 import itertools
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import dims
+from .arrays import dims, xp
 from .norm import wide_dtype
-from .registry import Static, op
+from .registry import Static, op, taking
+from .resize import cubic, hat
+
+Kernel = Literal["linear", "nearest", "cubic"]
+Kernel16 = Literal["bilinear", "nearest", "bicubic"]
+Padding = Literal["zeros", "border", "reflection"]
+RoiCoordinates = Literal["half_pixel", "output_half_pixel"]
 
 
 def sample(x, taps):
@@ -51,12 +58,9 @@ def sample_linear(x, coordinates):
     return sample(x, [linear_taps(c) for c in coordinates])
 
 
-def _cubic_taps(coordinate, a=-0.75):
+def _cubic_taps(coordinate):
     low = lax.floor(coordinate)
-    t = coordinate - low
-    near = lambda s: ((a + 2) * s - (a + 3)) * s * s + 1  # noqa: E731
-    far = lambda s: ((a * s - 5 * a) * s + 8 * a) * s - 4 * a  # noqa: E731
-    return [(low - 1, far(t + 1)), (low, near(t)), (low + 1, near(1 - t)), (low + 2, far(2 - t))]
+    return [(low + k, cubic(coordinate - low - k)) for k in (-1, 0, 1, 2)]
 
 
 def _pad_coordinate(coordinate, n, padding_mode, align_corners):
@@ -72,163 +76,112 @@ def _pad_coordinate(coordinate, n, padding_mode, align_corners):
     return jnp.clip(coordinate, 0, n - 1)
 
 
-_MODES = {"bilinear": "linear", "bicubic": "cubic"}
-
-
-def _grid_sample(X, grid, align_corners, mode, padding_mode):
-    mode = _MODES.get(mode, mode)
-    if mode not in ("linear", "nearest", "cubic"):
-        raise ValueError(f"mode ({mode!r}) is none of linear, nearest, cubic")
-    if padding_mode not in ("zeros", "border", "reflection"):
-        raise ValueError(f"padding_mode ({padding_mode!r}) is none of zeros, border, reflection")
+@op("GridSample", since=20, heavy=True)
+def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mode: Padding = "zeros"):
+    """GridSample: the image read at normalised positions, innermost axis first."""
     X, grid = jnp.asarray(X), jnp.asarray(grid)
     extents = X.shape[2:]
     if grid.shape[-1] != len(extents):
         raise ValueError(f"the last axis of grid {grid.shape} must hold {len(extents)} coordinates for X {X.shape}")
     grid = grid.astype(wide_dtype(grid))
-    taps = []
-    for axis, n in enumerate(extents):
-        normal = grid[..., len(extents) - 1 - axis]
+
+    def taps(n, normal):
         at = (normal + 1) / 2 * (n - 1) if align_corners else ((normal + 1) * n - 1) / 2
         if mode == "cubic":  # here it is the neighbours that are padded, not the coordinate
-            neighbours = _cubic_taps(at)
-            taps.append([(_index(_pad_coordinate(i, n, padding_mode, align_corners)), w) for i, w in neighbours])
-            continue
+            return [(_index(_pad_coordinate(i, n, padding_mode, align_corners)), w) for i, w in _cubic_taps(at)]
         at = _pad_coordinate(at, n, padding_mode, align_corners)
-        taps.append(linear_taps(at) if mode == "linear" else [(_index(jnp.round(at)), jnp.ones_like(at))])
-    if mode == "nearest":
-        return sample(X, taps)
-    wide = wide_dtype(X, grid)
-    return sample(X.astype(wide), taps).astype(X.dtype)
+        return linear_taps(at) if mode == "linear" else [(_index(jnp.round(at)), jnp.ones_like(at))]
+
+    wide = X.dtype if mode == "nearest" else wide_dtype(X, grid)
+    return sample(X.astype(wide), [taps(n, grid[..., -1 - k]) for k, n in enumerate(extents)]).astype(X.dtype)
 
 
 @op("GridSample", since=16, heavy=True)
-def grid_sample_16(X, grid, *, align_corners=0, mode="bilinear", padding_mode="zeros"):
-    return _grid_sample(X, grid, align_corners, mode, padding_mode)
-
-
-@op("GridSample", since=20, heavy=True)
-def grid_sample(X, grid, *, align_corners=0, mode="linear", padding_mode="zeros"):
-    return _grid_sample(X, grid, align_corners, mode, padding_mode)
+def grid_sample_16(X, grid, *, align_corners=0, mode: Kernel16 = "bilinear", padding_mode: Padding = "zeros"):
+    kernel: Any = mode.removeprefix("bi")
+    return grid_sample(X, grid, align_corners=align_corners, mode=kernel, padding_mode=padding_mode)
 
 
 @op("AffineGrid", since=20)
 def affine_grid(theta, size: Static, *, align_corners=0):
     """Positions of an even grid over [-1, 1], innermost axis first, moved by each affine matrix."""
     _, _, *extents = dims(size)
-    ticks = []
-    for n in extents:
-        steps = np.arange(n, dtype=np.float64)
-        ticks.append(steps * 2 / max(n - 1, 1) - 1 if align_corners else (2 * steps + 1) / n - 1)
+    ticks = [np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in extents]
     position = np.stack([*np.meshgrid(*ticks, indexing="ij")[::-1], np.ones(extents)], axis=-1)
-    theta = jnp.asarray(theta)
-    wide = wide_dtype(theta)
-    grid = jnp.einsum(
-        "...k,nrk->n...r", jnp.asarray(position, wide), theta.astype(wide), precision=lax.Precision.HIGHEST
-    )
+    factors = jnp.asarray(position, wide_dtype(theta)), jnp.asarray(theta, wide_dtype(theta))
+    grid = jnp.einsum("...k,nrk->n...r", *factors, precision=lax.Precision.HIGHEST)
     return grid.astype(theta.dtype)
-
-
-def _roi_weights(start, length, bins, extent, per_bin, most):
-    """What the samples of a region take from each cell of an axis: (sum, greatest, least, touched, outside).
-
-    All but the last are (bins, extent): sums, maxima and minima over the samples of a bin of the linear weight of a
-    cell, and whether any sample touches it; ``outside`` (bins,) tells of samples beyond the map, which read zero.
-    """
-    cell = jnp.arange(extent).astype(start.dtype)
-    step = length / bins
-    corner = start + jnp.arange(bins).astype(start.dtype) * step
-
-    def visit(i, state):
-        total, greatest, least, touched, outside = state
-        at = corner + (i + 0.5).astype(start.dtype) * step / per_bin.astype(start.dtype)
-        active = i < per_bin
-        beyond = (at < -1) | (at > extent)
-        at = jnp.clip(at, 0, extent - 1)[:, None]
-        low = lax.floor(at)
-        share = at - low
-        last = low >= extent - 1  # both neighbours are the last cell, the second with weight zero
-        is_low, is_high = cell == low, (cell == low + 1) | (last & (cell == low))
-        reads = active & ~beyond[:, None] & (is_low | is_high)
-        weight = jnp.where(is_low, 1 - share, share)
-        total = total + jnp.where(reads, weight, 0)
-        greatest = jnp.where(reads, jnp.maximum(greatest, weight), greatest)
-        weight = jnp.where(last & is_low, 0, weight)
-        least = jnp.where(reads, jnp.minimum(least, weight), least)
-        return total, greatest, least, touched | reads, outside | (active & beyond)
-
-    zeros = jnp.zeros((bins, extent), start.dtype)
-    state = (zeros, zeros, zeros + jnp.inf, zeros > 0, jnp.zeros(bins, bool))
-    total, greatest, least, touched, outside = lax.fori_loop(0, most, visit, state)
-    return total / jnp.maximum(per_bin, 1).astype(start.dtype), greatest, least, touched, outside
-
-
-def _roi_align(X, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half_pixel):
-    """Every region is linear in the map along each axis, so two small weight matrices a region do the work.
-
-    Regions are data here, not variables: no gradient flows to them.
-    """
-    if mode not in ("avg", "max"):
-        raise ValueError(f"mode ({mode!r}) is neither avg nor max")
-    X = jnp.asarray(X)
-    wide = wide_dtype(X)
-    shift = 0.5 if half_pixel else 0.0
-    rois = lax.stop_gradient(jnp.asarray(rois).astype(wide)) * spatial_scale - shift
-    corner, size = rois[:, :2][:, ::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
-    bins = (output_height, output_width)
-    if not half_pixel:
-        size = jnp.maximum(size, 1)
-    if sampling_ratio > 0:
-        counts, most = jnp.full(size.shape, sampling_ratio), sampling_ratio
-    else:
-        counts = jnp.ceil(size / jnp.asarray(bins, wide)).astype(jnp.int64)
-        most = jnp.max(counts, initial=0)
-
-    def region(arguments):
-        at, length, count, image = arguments
-        image = jnp.take(X, image, axis=0).astype(wide)
-        rows, columns = (_roi_weights(at[k], length[k], bins[k], X.shape[2 + k], count[k], most) for k in range(2))
-        if mode == "avg":
-            part = jnp.einsum("chw,qw->chq", image, columns[0], precision=lax.Precision.HIGHEST)
-            return jnp.einsum("ph,chq->cpq", rows[0], part, precision=lax.Precision.HIGHEST)
-        return _roi_max(image, rows, columns)
-
-    y = lax.map(region, (corner, size, counts, jnp.asarray(batch_indices)), batch_size=16)
-    return y.astype(X.dtype)
-
-
-def _roi_max(image, rows, columns):
-    """The greatest product of a sample's weight and cell (ONNX takes the maximum before adding neighbours up)."""
-    (_, top_h, low_h, seen_h, out_h), (_, top_w, low_w, seen_w, out_w) = rows, columns
-    positive = jnp.max(image[:, :, None] * top_w, axis=3, initial=0)
-    positive = jnp.max(positive[:, None] * top_h[:, :, None], axis=2, initial=0)
-    far = jnp.inf
-    shortfall = jnp.where(seen_w, jnp.maximum(-image, 0)[:, :, None] * jnp.where(seen_w, low_w, 0), far).min(axis=3)
-    seen = seen_h[:, :, None]
-    shortfall = jnp.where(seen, shortfall[:, None] * jnp.where(seen, low_h[:, :, None], 0), far).min(axis=2)
-    zero = out_h[:, None] | out_w | ~jnp.isfinite(shortfall)
-    return jnp.where(positive > 0, positive, jnp.where(zero, 0, -shortfall))
-
-
-@op("RoiAlign", since=10, heavy=True)
-def roi_align_10(
-    X, rois, batch_indices, *, mode="avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0
-):
-    return _roi_align(X, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, False)
 
 
 @op("RoiAlign", since=16, heavy=True)
 def roi_align(
-    X, rois, batch_indices, *, coordinate_transformation_mode="half_pixel", mode="avg", output_height=1,
-    output_width=1, sampling_ratio=0, spatial_scale=1.0,
+    X, rois, batch_indices, *, coordinate_transformation_mode: RoiCoordinates = "half_pixel",
+    mode: Literal["avg", "max"] = "avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0,
 ):  # fmt: skip
-    if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
-        raise ValueError(
-            f"coordinate_transformation_mode ({coordinate_transformation_mode!r}) is neither half_pixel nor "
-            f"output_half_pixel"
-        )
-    half = coordinate_transformation_mode == "half_pixel"
-    return _roi_align(X, rois, batch_indices, mode, output_height, output_width, sampling_ratio, spatial_scale, half)
+    """Every region is linear in the map along each axis, so two small weight matrices a region do the work.
+
+    Regions are data here, not variables: no gradient flows to them.
+    """
+    half_pixel = coordinate_transformation_mode == "half_pixel"
+    X, bins, extents = jnp.asarray(X), (output_height, output_width), X.shape[2:]
+    wide = wide_dtype(X)
+    rois = lax.stop_gradient(jnp.asarray(rois).astype(wide)) * spatial_scale - (0.5 if half_pixel else 0.0)
+    corners, sizes = rois[:, 1::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
+    sizes = sizes if half_pixel else jnp.maximum(sizes, 1)
+    if sampling_ratio > 0:
+        counts, most = jnp.full(sizes.shape, sampling_ratio), sampling_ratio
+    else:
+        counts = jnp.ceil(sizes / jnp.asarray(bins, wide)).astype(jnp.int64)
+        most = jnp.max(counts, initial=0)
+
+    def region(arguments):
+        corner, size, count, image = arguments
+        image = jnp.take(X, image, axis=0).astype(wide)
+
+        def samples(k, i):
+            """Sample i of each bin along axis k: where it is, and whether on the map; off it, it reads zero."""
+            step = size[k] / bins[k]
+            at = corner[k] + step * (jnp.arange(bins[k]).astype(wide) + (i + 0.5).astype(wide) / count[k].astype(wide))
+            return jnp.clip(at, 0, extents[k] - 1), (at >= -1) & (at <= extents[k])
+
+        def mean_weights(k):
+            def add(i, total):
+                at, inside = samples(k, i)
+                weights = hat(at[:, None] - jnp.arange(extents[k]).astype(wide))
+                return total + jnp.where(((i < count[k]) & inside)[:, None], weights, 0)
+
+            total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), wide))
+            return total / jnp.maximum(count[k], 1).astype(wide)
+
+        if mode == "avg":
+            part = jnp.einsum("chw,qw->chq", image, mean_weights(1), precision=lax.Precision.HIGHEST)
+            return jnp.einsum("ph,chq->cpq", mean_weights(0), part, precision=lax.Precision.HIGHEST)
+        flat = image.reshape(len(image), -1)
+
+        def choose(k, best):
+            """Keep the greatest product of a cell and its weight (ONNX does not add the neighbours up before)."""
+            i, j = k // most, k % most
+            (top, in_rows), (left, in_columns) = samples(0, i), samples(1, j)
+            for (row, high), (column, wide_) in itertools.product(linear_taps(top), linear_taps(left)):
+                cell = jnp.minimum(row, extents[0] - 1)[:, None] * extents[1] + jnp.minimum(column, extents[1] - 1)
+                weight = jnp.where(in_rows[:, None] & in_columns, high[:, None] * wide_, 0)
+                value = lax.stop_gradient(flat)[:, cell] * weight
+                better = (i < count[0]) & (j < count[1]) & ((value > best[0]) | jnp.isnan(value))
+                best = [jnp.where(better, new, old) for new, old in zip((value, weight, cell), best, strict=True)]
+            return best
+
+        zeros = jnp.zeros((len(image), *bins), wide)
+        best = lax.fori_loop(0, most * most, choose, [zeros - jnp.inf, zeros, zeros.astype(jnp.int32)])
+        return jnp.take_along_axis(flat, best[2].reshape(len(image), -1), axis=1).reshape(zeros.shape) * best[1]
+
+    return lax.map(region, (corners, sizes, counts, jnp.asarray(batch_indices)), batch_size=16).astype(X.dtype)
+
+
+@op("RoiAlign", since=10, heavy=True)
+@taking(output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0)
+def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg", **attributes):
+    how: dict[str, Any] = {"coordinate_transformation_mode": "output_half_pixel", "mode": mode}
+    return roi_align(X, rois, batch_indices, **how, **attributes)
 
 
 @op("MaxRoiPool", heavy=True)
@@ -257,23 +210,22 @@ def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     return lax.map(region, (rois[:, 0].astype(jnp.int32), edges), batch_size=16)
 
 
+def corners(boxes, center_point_box):
+    """The least and the greatest corner of each box."""
+    first, second = boxes[..., :2], boxes[..., 2:]
+    if center_point_box:
+        return first - second / 2, first + second / 2
+    return xp(boxes).minimum(first, second), xp(boxes).maximum(first, second)
+
+
 @op("NonMaxSuppression", since=10)
 def non_max_suppression(
-    boxes: Static,
-    scores: Static,
-    max_output_boxes_per_class: Static = None,
-    iou_threshold: Static = None,
-    score_threshold: Static = None,
-    *,
-    center_point_box=0,
-):
+    boxes: Static, scores: Static, max_output_boxes_per_class: Static = None, iou_threshold: Static = None,
+    score_threshold: Static = None, *, center_point_box=0,
+):  # fmt: skip
     """Greedy choice by score; a box goes when it overlaps a chosen one by more than the threshold."""
     limit, overlap = (0 if v is None or not v.size else v.item() for v in (max_output_boxes_per_class, iou_threshold))
-    if center_point_box:
-        half = boxes[..., 2:] / 2
-        low, high = boxes[..., :2] - half, boxes[..., :2] + half
-    else:
-        low, high = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
+    low, high = corners(boxes, center_point_box)
     area = np.prod(high - low, axis=-1)
     chosen = []
     for image, label in np.ndindex(scores.shape[:2]):
@@ -294,19 +246,16 @@ def non_max_suppression(
 
 
 @op("ImageDecoder", since=20)
-def image_decoder(encoded_stream: Static, *, pixel_format="RGB"):
+def image_decoder(encoded_stream: Static, *, pixel_format: Literal["RGB", "BGR", "Grayscale"] = "RGB"):
     """Decode an image file to (height, width, channels); what cannot be decoded becomes an empty tensor."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise NotImplementedError("ImageDecoder needs the pillow package: pip install pillow") from error
-    if pixel_format not in ("RGB", "BGR", "Grayscale"):
-        raise ValueError(f"pixel_format ({pixel_format!r}) is none of RGB, BGR, Grayscale")
+    grey = pixel_format == "Grayscale"
     try:
         image = Image.open(io.BytesIO(np.asarray(encoded_stream).tobytes()))
-        pixels = np.asarray(image.convert("L" if pixel_format == "Grayscale" else "RGB"))
+        pixels = np.atleast_3d(np.asarray(image.convert("L" if grey else "RGB")))
     except (UnidentifiedImageError, OSError, SyntaxError):
-        return np.zeros((0, 0, 1 if pixel_format == "Grayscale" else 3), np.uint8)
-    if pixel_format == "Grayscale":
-        return pixels[..., None]
+        pixels = np.zeros((0, 0, 1 if grey else 3), np.uint8)
     return np.ascontiguousarray(pixels[..., ::-1]) if pixel_format == "BGR" else pixels
