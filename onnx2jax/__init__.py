@@ -15,6 +15,7 @@ from .finetuning import FineTuning, finetune
 from .model import Model, convert
 from .ops.registry import Shaped, Static, op, supported
 from .resources import demo_model
+from .sharding import ShardingWarning
 from .train import TrainingModel
 from .unit import RecompilationWarning
 
@@ -26,6 +27,7 @@ __all__ = [
     "RecompilationWarning",
     "Report",
     "Shaped",
+    "ShardingWarning",
     "Static",
     "TrainingModel",
     "check",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .ops.registry import Operator
+from .proto.devices import Configuration, NodeDevices
 from .proto.types import ValueInfo
 
 
@@ -35,6 +36,8 @@ class Node:
     """What serves it; None when nothing does (only in graphs loaded for inspection)."""
     hidden: tuple[str, ...] = ()
     """What it reads beyond its inputs: the values from which those that its attributes name are computed."""
+    devices: Mapping[str, NodeDevices] = field(default_factory=dict)
+    """What it says about each device configuration of the model."""
 
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:
@@ -158,3 +161,4 @@ class Imported:
     metadata: Mapping[str, str]
     ir_version: int
     missing: tuple[Missing, ...] = ()
+    configurations: tuple[Configuration, ...] = ()

@@ -15,6 +15,7 @@ from .errors import ModelError, OnnxError, UnsupportedError
 from .gradient import prepared
 from .graph import Function, Graph, Imported, Missing, Node, Reference
 from .ops.registry import LEGACY_HINTS, normal_domain
+from .proto.devices import read_configurations, read_node
 from .proto.external import ExternalFiles
 from .proto.operator_sets import OperatorSet, find
 from .proto.tensors import to_array, to_dense
@@ -116,7 +117,8 @@ class Importer:
         for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
             if model.HasField(name):
                 metadata.setdefault(name, str(getattr(model, name)))
-        return Imported(graph, self.opsets, metadata, model.ir_version, tuple(self.missing))
+        configurations = read_configurations(model)
+        return Imported(graph, self.opsets, metadata, model.ir_version, tuple(self.missing), configurations)
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
@@ -235,6 +237,8 @@ class Importer:
                 continue
             inputs, outputs = _trimmed(message.input), _trimmed(message.output)
             node = Node(name, message.op_type, domain, opsets.get(domain, 0), inputs, outputs, attributes, None)
+            if message.device_configurations:
+                node = replace(node, devices=read_node(message))
             with self.guard(here):
                 node = self._bound(node, message, where, opsets)
             nodes.append(node)

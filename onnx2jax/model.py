@@ -11,9 +11,11 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 
 from . import binding, calling, plan
 from .check import check_message
+from .devices import placement
 from .errors import InputNameError
 from .fixed_size import check_counts, with_max_size
 from .graph import Graph, Imported
@@ -26,6 +28,7 @@ from .proto.operator_sets import read_operator_sets
 from .proto.origin import Origin
 from .proto.types import ValueInfo
 from .proto.walk import tensors
+from .sharding import Placement
 from .unit import Known, Settings
 
 
@@ -45,6 +48,10 @@ def convert(
     buffers: Mapping[str, Any] | None = None,
     operator_sets: Iterable[Any] = (),
     verify_checksums: bool = False,
+    mesh: Mesh | None = None,
+    shardings: Mapping[str, PartitionSpec] | None = None,
+    device_configuration: str | None = None,
+    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
 ) -> Model:
     """Turn an ONNX model into a JAX function.
 
@@ -74,6 +81,13 @@ def convert(
             counts. An operator is served by the first of: ONNX's own here, a function in the model, a function
             registered with ``onnx2jax.op``, a document.
         verify_checksums: compare external data with the checksums that the file gives; reads all of it.
+        mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
+            first where that divides it; weights are on every device, unless ``shardings`` says otherwise.
+        shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
+            matches counts: ``{"*.weight": PartitionSpec(None, "model")}``.
+        device_configuration: the name of one of the file's own device configurations, to be followed. Without it
+            they are ignored; results are the same.
+        devices: the devices of that configuration, by label or number or in order; those of JAX when left out.
 
     Returns:
         A Model.
@@ -81,6 +95,7 @@ def convert(
     Raises:
         ModelError: the file is no ONNX model or breaks a rule of the format.
         UnsupportedOperatorError: nothing serves some of its operators; the message lists all of them.
+        ShardingError: a rule does not fit an array or the mesh, or there is no such device configuration.
         FileNotFoundError: no such file.
 
     >>> import onnx2jax
@@ -100,7 +115,8 @@ def convert(
         raise binding.missing_error(imported.missing)
     imported = with_max_size(imported, max_size or {})
     origin = Origin(message, files)
-    settings = Settings(max_trips=max_trips, warn_after=warn_after)
+    placed = placement(imported, device_configuration, devices, mesh, shardings)
+    settings = Settings(max_trips=max_trips, warn_after=warn_after, place=placed.constrain if placed else None)
     return Model(
         imported,
         settings,
@@ -109,6 +125,7 @@ def convert(
         bucket=bucket or {},
         max_size=max_size or {},
         origin=origin,
+        placement=placed,
     )
 
 
@@ -126,6 +143,8 @@ class Model:
         static: inputs fixed by ``convert(static=...)``.
         settings: what ``convert`` was told about running.
         origin: what the file said, for ``onnx2jax.save``.
+        placement: where weights and inputs lie when there is a mesh: ``mesh``, a sharding for each of ``params``, and
+            ``notes`` on what of a device configuration could not be followed. None on one device.
     """
 
     def __init__(
@@ -138,8 +157,10 @@ class Model:
         bucket: Mapping[str, Sequence[int]] | None = None,
         max_size: Mapping[str, int] | None = None,
         origin: Origin | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.origin = origin
+        self.placement = placement
         self.graph = imported.graph
         self.opsets = dict(imported.opsets)
         self.metadata = dict(imported.metadata)
@@ -255,8 +276,10 @@ class Model:
         with compat.enable_x64():
             values = calling.bind(self.inputs, self.optional, args, named)
             self._place_params()
-            own = self._placed | {n: jax.device_put(v) for n, v in self._known.scalars.items()}
-            given = {n: calling.widened(jax.device_put(v), self.params[n].dtype) for n, v in params.items()}
+            own = self._placed | self._put(self._known.scalars)
+            given = {n: calling.widened(v, self.params[n].dtype) for n, v in self._put(params).items()}
+            if self.placement is not None:
+                values = self.placement.put_inputs(values)
             return self._packed(self._program.run(values, own | given, Known({}, self.static), rng, given))
 
     def with_params(self, params: Mapping[str, Any]) -> Model:
@@ -280,6 +303,8 @@ class Model:
         values, extents = calling.pad(self.inputs, values, self._bucket)
         with compat.enable_x64():
             self._place_params()
+            if self.placement is not None:
+                values = self.placement.put_inputs(values)
             results = self._program.run(values, self._placed, self._known, rng)
             check_counts(results, self._max_size)
             return calling.cut(self.outputs, results, extents)
@@ -294,8 +319,13 @@ class Model:
             return
         scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
         self._known = Known(scalars, self.static)
-        self._placed = {n: jax.device_put(v) for n, v in self.params.items() if n not in scalars}
+        self._placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
         self._held = current
+
+    def _put(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        if self.placement is not None:
+            return self.placement.put_params(params)
+        return {n: jax.device_put(v) for n, v in params.items()}
 
     def _packed(self, results: tuple[Any, ...]) -> Any:
         with compat.enable_x64():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -15,6 +16,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .errors import ShardingError
 from .ops import compat
+from .ops.arrays import is_traced
+
+
+class ShardingWarning(UserWarning):
+    """Something about where arrays should lie was not followed. Results are the same."""
+
 
 Rules = Mapping[str, PartitionSpec]
 """Patterns over names, as fnmatch reads them, each with the mesh axes over which an array is divided."""
@@ -42,7 +49,7 @@ def by_name(values: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, Na
     mesh = compat.auto(mesh)
     found = {name: next((p for p in rules if p == name or fnmatchcase(name, p)), None) for name in values}
     specs = {name: PartitionSpec() if p is None else rules[p] for name, p in found.items()}
-    return {n: _fitting(n, np.shape(v), mesh, specs[n], f"rule {found[n]!r}") for n, v in values.items()}
+    return {n: fitting(n, np.shape(v), mesh, specs[n], f"rule {found[n]!r}") for n, v in values.items()}
 
 
 def batch_sharding(mesh: Mesh, spec: PartitionSpec | None = None) -> NamedSharding:
@@ -68,7 +75,7 @@ def by_batch(values: Mapping[str, Any], mesh: Mesh, spec: PartitionSpec | None =
     """
     mesh, spec = compat.auto(mesh), batch_sharding(mesh, spec).spec
     specs = {n: spec if np.ndim(v) else PartitionSpec() for n, v in values.items()}
-    return {n: _fitting(n, np.shape(v), mesh, specs[n], "the batch") for n, v in values.items()}
+    return {n: fitting(n, np.shape(v), mesh, specs[n], "the batch") for n, v in values.items()}
 
 
 def check_patterns(rules: Rules, names: Iterable[str]) -> None:
@@ -87,8 +94,12 @@ def check_patterns(rules: Rules, names: Iterable[str]) -> None:
             )
 
 
-def _fitting(name: str, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec, source: str) -> NamedSharding:
-    """The sharding, when the spec fits the shape."""
+def fitting(name: str, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec, source: str) -> NamedSharding:
+    """The sharding, when the spec fits the shape.
+
+    Raises:
+        ShardingError: it does not; ``source`` says who wants it.
+    """
     what = f"{name!r} of shape {list(shape)}, {source}: {spec} over {_described(mesh)}"
     axes = _axes(what, mesh, spec)
     if len(axes) > len(shape):
@@ -119,6 +130,71 @@ def _axes(what: str, mesh: Mesh, spec: PartitionSpec) -> list[tuple[str, ...]]:
 
 def _described(mesh: Mesh) -> str:
     return "mesh " + " x ".join(f"{n}: {size}" for n, size in mesh.shape.items())
+
+
+def entries(axes: tuple[str, ...]) -> Any:
+    """Mesh axes as an entry of a PartitionSpec."""
+    return axes if len(axes) > 1 else axes[0] if axes else None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's arrays lie.
+
+    Attributes:
+        mesh: the devices, with axes that the compiler handles.
+        params: a sharding for each of ``model.params``.
+        rules: the user's rules, which hold for inputs too; None when a device configuration is followed.
+        configuration: the name of that configuration.
+        stages: the pipeline stage of each node that has one. A hint, kept for you: all nodes run as one program.
+        notes: what could not be followed, and why.
+        constrain: what the evaluation loop asks about the values at a node.
+    """
+
+    mesh: Mesh
+    params: Mapping[str, NamedSharding]
+    rules: Rules | None = None
+    configuration: str | None = None
+    stages: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    constrain: Callable[[Any, Sequence[str], Sequence[Any]], list[Any]] | None = None
+
+    def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on their devices; tracers as they are."""
+        return {n: v if is_traced(v) else jax.device_put(v, self.params[n]) for n, v in params.items()}
+
+    def put_inputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs on the devices; what JAX cannot hold stays as it is.
+
+        Under rules of the user's an input goes by the rule for its name; without one its first axis lies over the
+        mesh's first where that divides it. A device configuration says nothing about inputs, so each device gets them
+        whole (rule DV-13).
+        """
+        return {name: self._put(name, value) for name, value in values.items()}
+
+    def _put(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._put("", v) for v in value]
+        if is_traced(value) or not hasattr(value, "dtype") or value.dtype == object:
+            return value
+        spec = PartitionSpec()
+        if self.rules is not None:
+            if any(name == p or fnmatchcase(name, p) for p in self.rules):
+                return jax.device_put(value, by_name({name: value}, self.mesh, self.rules)[name])
+            first = self.mesh.axis_names[0]
+            if name and value.ndim and value.shape[0] % self.mesh.shape[first] == 0:
+                spec = PartitionSpec(first)
+        return jax.device_put(value, NamedSharding(self.mesh, spec))
+
+
+def by_rules(params: Mapping[str, Any], inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:
+    """The placement that a user's rules ask for.
+
+    Raises:
+        ShardingError: a rule does not fit an array or the mesh, or matches nothing.
+    """
+    check_patterns(rules, [*params, *inputs])
+    return Placement(compat.auto(mesh), by_name(params, mesh, rules), rules)
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:

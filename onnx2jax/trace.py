@@ -48,6 +48,8 @@ class Context:
     """Functions traced already, by signature."""
     depth: int = 0
     """Functions around the one being evaluated."""
+    place: Callable[[Node, Sequence[str], Sequence[Any]], list[Any]] | None = None
+    """Says on which devices the values at a node lie."""
     on_host: Callable[[Graph, Mapping[str, Any], Mapping[str, Any], Any], tuple[Any, ...]] | None = None
     """Set while nodes run by NumPy, outside any program: runs the graphs inside them, given inputs, scope and key."""
     compiled: Callable[..., tuple[Any, ...] | None] | None = None
@@ -140,6 +142,8 @@ def _closed(value: Any, scope: Scope, context: Context) -> Any:
 
 def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     values = [scope[name] if name else None for name in node.inputs]
+    if context.place is not None:
+        values = context.place(node, node.inputs, values)
     attributes = {name: _closed(value, scope, context) for name, value in _actual(node, context)}
     with jax.named_scope(node.name):
         try:
@@ -177,7 +181,8 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
         raise OperatorError(f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)} (rule ND-08)")
     if context.on_host is not None:
         return [jax.tree.map(np.asarray, r) if _is_jax(r) else r for r in results]
-    return [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
+    results = [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
+    return results if context.place is None else context.place(node, node.outputs, results)
 
 
 def _is_jax(value: Any) -> bool:

@@ -33,6 +33,8 @@ class Settings:
     """Trips after which a Loop is an error; None lets a loop run for ever."""
     warn_after: int = 16
     """Compilations of one stage after which a RecompilationWarning names the input and the cure."""
+    place: Callable[..., list[Any]] | None = None
+    """Says on which devices the values at a node lie."""
 
 
 class RecompilationWarning(UserWarning):
@@ -89,7 +91,7 @@ class Unit:
         local.update(values)
         local.update(key.inputs)
         with compat.enable_x64(), np.errstate(all="ignore"):
-            context = Context(every, rng, max_trips=self.settings.max_trips)
+            context = Context(every, rng, max_trips=self.settings.max_trips, place=self.settings.place)
             run_nodes(self.stage.nodes, local, context.within(self.graph, self.stage.nodes))
             results, kept = {}, {}
             for name in self.stage.writes:

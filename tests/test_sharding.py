@@ -1,4 +1,4 @@
-"""Rules by name: where a user wants arrays to lie."""
+"""Rules by name: where a user wants arrays to lie, and models that run there as on one device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from onnx import helper
 
+import onnx2jax
 from onnx2jax.errors import ShardingError
 from onnx2jax.sharding import batch_sharding, by_batch, by_name, bytes_per_device, check_patterns
 
 from .helpers import mesh
+from .models import mlp, model, value
 
 PARAMS = {"a.weight": np.zeros((4, 6), np.float32), "a.bias": np.zeros(6, np.float32), "scale": np.float32(1)}
 
@@ -113,3 +116,110 @@ array = np.arange(6, dtype=np.float32).reshape(3, 2)
 assert (jax.device_put(array, sharding) == array).all() and len(jax.devices("cpu")) == 1
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# ---------------------------------------------------------------------------------------------- models
+
+RULES = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model", None)}
+"""The first layer by columns, the second by rows, so that one all-reduce a pass is all."""
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+MESHES: Any = {"data": ({"data": 8}, {}), "data and model": ({"data": 4, "model": 2}, RULES), "one": ({"data": 1}, {})}
+
+
+@pytest.mark.parametrize(("axes", "rules"), MESHES.values(), ids=MESHES)
+def test_a_model_over_devices_computes_the_same(axes: dict[str, int], rules: Any) -> None:
+    alone = onnx2jax.convert(mlp())
+    spread = onnx2jax.convert(mlp(), mesh=mesh(**axes), shardings=rules)
+    result = spread(X)
+    np.testing.assert_allclose(result, alone(X), rtol=1e-5)
+    assert result.sharding.shard_shape(result.shape) == (8 // axes["data"], 2)
+    np.testing.assert_allclose(spread.run(None, {"x": X})[0], alone(X), rtol=1e-5)
+    np.testing.assert_allclose(spread.apply(spread.params, X), alone(X), rtol=1e-5)
+    np.testing.assert_allclose(spread(X[:5]), alone(X[:5]), rtol=1e-5)  # divides by no axis: each device gets it whole
+
+
+def test_each_device_holds_its_part_of_the_weights() -> None:
+    spread = onnx2jax.convert(mlp(), mesh=mesh(data=4, model=2), shardings=RULES)
+    assert spread.placement is not None
+    placed = spread.placement.put_params(spread.params)
+    assert {n: v.sharding.spec for n, v in placed.items()} == RULES | {"b2": P()}
+    assert set(bytes_per_device(placed).values()) == {(4 * 8 + 8 + 8 * 2) * 4 // 2 + 2 * 4}
+    single = {"w1": spread.params["w1"] * 2}
+    spread.params |= single
+    np.testing.assert_allclose(spread(X), onnx2jax.convert(mlp()).apply(single, X), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("axes", "rules"), MESHES.values(), ids=MESHES)
+def test_a_jit_and_a_gradient_of_the_users_own(axes: dict[str, int], rules: Any) -> None:
+    alone = onnx2jax.convert(mlp())
+    over = mesh(**axes)
+    params = jax.device_put(alone.params, by_name(alone.params, over, rules))
+    x = jax.device_put(X, batch_sharding(over))
+    expected = jax.grad(lambda p: (alone.apply(p, X) ** 2).sum())(alone.params)
+    gradients = jax.jit(jax.grad(lambda p, x: (alone.apply(p, x) ** 2).sum()))(params, x)
+    for name, g in gradients.items():
+        np.testing.assert_allclose(g, expected[name], rtol=1e-4)
+        assert g.sharding.is_equivalent_to(params[name].sharding, g.ndim)
+
+
+def test_inputs_go_by_rules_too() -> None:
+    spread = onnx2jax.convert(mlp(), mesh=mesh(data=2, model=2), shardings={"x": P("data", "model"), **RULES})
+    assert spread.placement is not None
+    assert spread.placement.put_inputs({"x": X})["x"].sharding.spec == P("data", "model")
+    np.testing.assert_allclose(spread(X), onnx2jax.convert(mlp())(X), rtol=1e-5)
+    with pytest.raises(ShardingError, match=r"'x' of shape \[5, 4\], rule 'x': .* axis 0 of 5 .* over 2 devices"):
+        spread(X[:5])
+
+
+def test_a_committed_array_moves_to_the_mesh() -> None:
+    spread = onnx2jax.convert(mlp(), mesh=mesh(data=4))
+    x = jax.device_put(X, jax.devices("cpu")[7])
+    np.testing.assert_allclose(spread(x), onnx2jax.convert(mlp())(X), rtol=1e-5)
+
+
+def test_stages_on_the_host_between_devices() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("NonZero", ["h"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["rows"]),
+        helper.make_node("GatherND", ["h", "rows"], ["found"]),
+        helper.make_node("MatMul", ["h", "v"], ["y"]),
+    ]
+    weights = {"w": np.diag([1, 0, 1, 0]).astype(np.float32), "v": X[:4]}
+    outputs = [value("found", np.float32, ["k"]), value("y", np.float32, ["n", 4])]
+    proto = model(nodes, [value("x", np.float32, ["n", 4])], outputs, weights)
+    spread = onnx2jax.convert(proto, mesh=mesh(data=2, model=2), shardings={"v": P(None, "model")})
+    for result, expected in zip(spread(X), onnx2jax.convert(proto)(X), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+    assert not spread.jitted
+
+
+def test_random_draws_are_those_of_one_device() -> None:
+    proto = model(
+        [helper.make_node("RandomUniformLike", ["x"], ["y"])],
+        [value("x", np.float32, ["n", 4])],
+        [value("y", np.float32, ["n", 4])],
+    )
+    key = jax.device_put(jax.random.key(3), jax.devices("cpu")[0])
+    spread = onnx2jax.convert(proto, mesh=mesh(data=4))
+    np.testing.assert_array_equal(spread(X, rng=key), onnx2jax.convert(proto)(X, rng=key))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"shardings": RULES}, "shardings= needs the mesh that its specs name"),
+        ({"mesh": {"data": 2}, "device_configuration": "c"}, "give one"),
+        ({"mesh": {"data": 2}, "shardings": {"w3": P("data")}}, "'w3' matches none of the 5 names"),
+        ({"mesh": {"data": 2}, "shardings": {"w*": P("model")}}, "names axis 'model'; the mesh has ['data']"),
+        ({"mesh": {"data": 3}, "shardings": {"w1": P(None, "data")}}, "axis 1 of 8 cannot be divided evenly over 3"),
+        ({"mesh": {"data": 4}, "shardings": {"b1": P(None, "data")}}, "the spec has 2 entries, the array 1 axes"),
+        ({"mesh": {"data": 2}, "devices": {}}, "maps the labels of a device_configuration="),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused_at_once(arguments: dict[str, Any], match: str) -> None:
+    if "mesh" in arguments:
+        arguments = arguments | {"mesh": mesh(**arguments["mesh"])}
+    with pytest.raises(ShardingError, match=re.escape(match)):
+        onnx2jax.convert(mlp(), **arguments)

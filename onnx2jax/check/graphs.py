@@ -51,7 +51,7 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
             for a in node.attribute:
                 _attribute(a, path, note)
             check_metadata(node, path, note)
-            check_devices(node, path, configurations, note)
+            check_devices(node, path, configurations, place.shapes, note)
         for tensor, path in _tensors(place):
             _stored(tensor, path, files, note)
 

@@ -37,6 +37,19 @@ class Place:
         """Whether a graph around defines the name before the node that holds this graph."""
         return any(place.definitions.get(name, node) < node for place, node in self.outer)
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int | str | None, ...]]:
+        """The shapes that the graph declares, by name of the value."""
+        lists = ("value_info",) if self.kind == "function" else ("value_info", "input", "output")
+        shapes = {}
+        for v in (v for field in lists for v in getattr(self.graph, field)):
+            if v.type.tensor_type.HasField("shape"):
+                dims = v.type.tensor_type.shape.dim
+                shapes[v.name] = tuple(getattr(d, d.WhichOneof("value") or "", None) for d in dims)
+        if self.kind != "function":
+            shapes |= {t.name: tuple(t.dims) for t in self.graph.initializer}
+        return shapes
+
     def node(self, i: int) -> str:
         """How findings call a node."""
         node = self.graph.node[i]

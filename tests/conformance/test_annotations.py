@@ -1,4 +1,4 @@
-"""Rules TR and DV as far as reading goes: training bindings and device configurations, checked and ignored."""
+"""Rules TR as far as reading goes: training bindings, checked and ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 import onnx2jax
 
-from .cases import MAIN, F, X, clean, parse, refused_when_strict, rule, rules_of, same, warned
+from .cases import MAIN, F, X, clean, parse, refused_when_strict, rule, rules_of, same
 
 WEIGHTED = MAIN + " <float[2] w = {1, 1}, float[2] c = {2, 2}> { h = Add (x, w)  y = Mul (h, c) }"
 
@@ -116,93 +116,3 @@ def test_a_sparse_initializer_is_no_variable() -> None:
     sparse = helper.make_sparse_tensor(values, helper.make_tensor("", 7, [1], [0]), [2])
     proto.graph.sparse_initializer.append(sparse)
     refused_when_strict(proto, "TR-29")
-
-
-# ------------------------------------------------------------------------------------------------ devices
-
-
-def devices(edit: Any = None, **fields: Any) -> Any:
-    """A model of two devices, x in two shards; ``fields`` replace those of the sharding."""
-    proto = parse(ir_version=11)
-    proto.configuration.add(name="two", num_devices=2, device=["a", "b"])
-    configured = proto.graph.node[0].device_configurations.add(configuration_id="two")
-    spec = configured.sharding_spec.add(**{"tensor_name": "x", "device": [0, 1]} | fields)
-    if "sharded_dim" not in fields:
-        spec.sharded_dim.add(axis=0).simple_sharding.add(num_shards=2)
-    if edit is not None:
-        edit(proto)
-    return proto
-
-
-@rule("DV-01", "DV-03", "DV-20")
-def test_annotations_change_nothing() -> None:
-    same(clean(devices(), X), [0, 2])
-
-    def more(m: Any) -> None:
-        m.configuration.add(name="eight", num_devices=8)
-        m.graph.node[0].device_configurations[0].pipeline_stage = 3
-
-    same(clean(devices(more), X), [0, 2])
-
-
-@rule("DV-02")
-@pytest.mark.parametrize(
-    "fields", [{"name": ""}, {"num_devices": 0}, {"num_devices": -1}, {"num_devices": 3}], ids=lambda f: str(f)
-)
-def test_a_configuration_has_a_name_and_devices(fields: Any) -> None:
-    def change(m: Any) -> None:
-        m.configuration.add(name="other", num_devices=2, device=["a", "b"])
-        for name, value in fields.items():
-            setattr(m.configuration[1], name, value)
-
-    same(refused_when_strict(devices(change), "DV-02")(X), [0, 2])
-    refused_when_strict(devices(lambda m: m.configuration.add(name="two", num_devices=2)), "DV-02")
-
-
-@rule("DV-04")
-def test_a_node_names_a_configuration_of_the_model() -> None:
-    def rename(m: Any) -> None:
-        m.graph.node[0].device_configurations[0].configuration_id = "three"
-
-    same(refused_when_strict(devices(rename), "DV-04")(X), [0, 2])
-
-
-@rule("DV-05")
-def test_a_sharding_is_of_the_nodes_own_tensors() -> None:
-    same(refused_when_strict(devices(tensor_name="z"), "DV-05")(X), [0, 2])
-    assert onnx2jax.check(devices(tensor_name="y")).ok
-
-
-@rule("DV-06")
-def test_devices_are_numbers_or_groups() -> None:
-    refused_when_strict(devices(device=[0, 2]), "DV-06")
-    refused_when_strict(devices(device=[-1, -2]), "DV-06")
-
-    def group(m: Any) -> None:
-        spec = m.graph.node[0].device_configurations[0].sharding_spec[0]
-        spec.index_to_device_group_map.add(key=-1, value=[0])
-        spec.index_to_device_group_map.add(key=7, value=[1])
-
-    same(clean(devices(group, device=[-1, 7]), X), [0, 2])  # a key makes a group, whatever its sign
-
-
-@rule("DV-08", "DV-09", "DV-10")
-def test_shards_add_up() -> None:
-    def dims(*axes_and_shards: tuple[int, int]) -> Any:
-        def edit(m: Any) -> None:
-            spec = m.graph.node[0].device_configurations[0].sharding_spec[0]
-            del spec.sharded_dim[:]
-            for axis, shards in axes_and_shards:
-                spec.sharded_dim.add(axis=axis).simple_sharding.add(num_shards=shards)
-
-        return devices(edit)
-
-    assert rules_of(dims((0, 3))) == {"DV-08"}
-    assert rules_of(dims((0, 2), (0, 1))) == {"DV-09"}
-    assert rules_of(dims((0, 0))) == {"DV-10"}
-    assert rules_of(dims((-1, 2))) == set()
-
-
-@rule("DV-27")
-def test_configurations_begin_with_ir_11() -> None:
-    same(warned(devices(lambda m: setattr(m, "ir_version", 10)), "DV-27")(X), [0, 2])

@@ -1,0 +1,86 @@
+"""Device configurations of a model, and what its nodes say about them, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A DeviceConfigurationProto."""
+
+    name: str
+    devices: int
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Split:
+    """A SimpleShardedDimProto, with the axis it divides, or divides a factor of."""
+
+    axis: int
+    shards: int
+    extent: int | str | None = None
+    """Of the factor: a number, a dimension variable, or not given."""
+
+
+Pattern = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
+"""Who holds the shards, and how many there are at each split."""
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A ShardingSpecProto: a tensor of a node in shards, each with the devices that hold it."""
+
+    tensor: str
+    holders: tuple[tuple[int, ...], ...]
+    """The devices of each entry of ``device``, groups resolved: an entry is a group if the map has it (rule DV-06)."""
+    splits: tuple[Split, ...]
+    """In the order of the file, which is the order of the shards, the first outermost (rule DV-07)."""
+    axes: tuple[int, ...]
+    """As listed, also those without splits."""
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.holders, tuple(s.shards for s in self.splits)
+
+
+@dataclass(frozen=True)
+class NodeDevices:
+    """What a node says about one configuration."""
+
+    shardings: tuple[Sharding, ...] = ()
+    stage: int | None = None
+    """Its pipeline stage; 0 is one, too."""
+
+
+def read_configurations(model: Any) -> tuple[Configuration, ...]:
+    """The configurations of a ModelProto."""
+    return tuple(Configuration(c.name, c.num_devices, tuple(c.device)) for c in model.configuration)
+
+
+def read_node(node: Any) -> dict[str, NodeDevices]:
+    """What a NodeProto says, by configuration; several entries for one are taken together."""
+    result: dict[str, NodeDevices] = {}
+    for entry in node.device_configurations:
+        so_far = result.get(entry.configuration_id, NodeDevices())
+        stage = entry.pipeline_stage if entry.HasField("pipeline_stage") else so_far.stage
+        specs = tuple(map(_sharding, entry.sharding_spec))
+        result[entry.configuration_id] = NodeDevices(so_far.shardings + specs, stage)
+    return result
+
+
+def _sharding(spec: Any) -> Sharding:
+    groups = {entry.key: tuple(entry.value) for entry in spec.index_to_device_group_map}
+    holders = tuple(groups.get(entry, (entry,)) for entry in spec.device)
+    axes = tuple(dim.axis for dim in spec.sharded_dim)
+    return Sharding(spec.tensor_name, holders, tuple(_splits(spec)), axes)
+
+
+def _splits(spec: Any) -> Iterator[Split]:
+    for dim in spec.sharded_dim:
+        for s in dim.simple_sharding:
+            kind = s.WhichOneof("dim")
+            yield Split(dim.axis, s.num_shards, getattr(s, kind) if kind else None)
