@@ -17,16 +17,20 @@ from .arrays import dims, is_known, is_traced, xp
 from .registry import op
 
 
-def curable(error):
-    """Mark an error that known values would cure: an enclosing Loop unrolls, a planner may run the node on the host."""
-    error.needs_known = True
-    return error
+class NeedsKnown(ValueError):
+    """What known values would cure: an enclosing Loop unrolls, a planner may run the node on the host."""
+
+    needs_known = True
+
+
+CURE = "declare the model inputs it is computed from static, or call the model outside jax.jit"
+"""How to make a value known."""
 
 
 def needs_known(value, why):
-    """The value as NumPy; raises TypeError while it is traced, saying why that is not enough."""
+    """The value as NumPy; raises NeedsKnown while it is traced, saying why that is not enough."""
     if is_traced(value):
-        raise curable(TypeError(f"{why}: the value must be known before compiling; run the model outside jax.jit"))
+        raise NeedsKnown(f"{why}: the value must be known before compiling; run the model outside jax.jit")
     return np.asarray(value)
 
 
@@ -69,12 +73,9 @@ def _equal(a, b):
     """Whether two values are both known, and the same."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_equal, a, b))
-    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+    if a is b or not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return a is b and not is_traced(a)
-    if a is b:
-        return True
-    same = a.dtype == b.dtype and a.shape == b.shape
-    return same and bool(np.all((a == b) | ((a != a) & (b != b))))
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
 def results(values):
@@ -82,11 +83,11 @@ def results(values):
     return [np.asarray(v) if isinstance(v, np.generic) else v for v in values]
 
 
-def _truth(cond, what="the condition"):
-    cond = np.asarray(cond)
-    if cond.size != 1:
-        raise ValueError(f"{what} must hold a single element (its shape is {cond.shape})")
-    return bool(cond.reshape(()))
+def _truth(cond):
+    """The single element of a condition, of which some exporters make a vector."""
+    if np.size(cond) != 1:
+        raise ValueError(f"the condition must hold a single element (its shape is {cond.shape})")
+    return cond.reshape(()).astype(bool) if is_traced(cond) else np.asarray(cond).astype(bool).item()
 
 
 # ---------------------------------------------------------------------------------------------------- If
@@ -95,34 +96,27 @@ def _truth(cond, what="the condition"):
 @op("If")
 def if_(cond, *, then_branch, else_branch):
     """If: a known condition takes one branch, a traced one becomes `lax.cond`."""
-    if not is_traced(cond):
-        return tuple((then_branch if _truth(cond) else else_branch)())
-    if cond.size != 1:
-        raise ValueError(f"the condition must hold a single element (its shape is {cond.shape})")
+    if not is_traced(cond := _truth(cond)):
+        return tuple((then_branch if cond else else_branch)())
     seen = {}
 
     def traced(name, branch):
         def run():
             try:
                 values = seen[name] = results(branch())
-            except (ValueError, NotImplementedError) as error:
+            except Exception as error:
+                if getattr(error, "needs_known", False):
+                    raise
+                # A branch not taken may not fit the shapes at hand: a sampling rate, a mode, chosen by an input.
                 reason = str(error).partition("\n")[0]
-                raise curable(ValueError(f"{name} cannot run ({reason}) and the condition is traced")) from error
+                raise NeedsKnown(f"{name} cannot run ({reason}) and the condition is traced") from error
             if len(seen) == 2:
                 _same_types(**seen)
             return [None if _is_text(v) else jax.tree.map(_array, v) for v in values]
 
         return run
 
-    try:
-        chosen = lax.cond(cond.reshape(()), traced("then_branch", then_branch), traced("else_branch", else_branch))
-    except Exception as error:
-        if getattr(error, "needs_known", False):
-            raise
-        # A branch that is not taken may not fit the shapes at hand: a sampling rate, a mode, chosen by an input.
-        raise curable(
-            ValueError(f"the condition is traced, and a branch cannot be compiled for these operands: {error}")
-        ) from error
+    chosen = lax.cond(cond, traced("then_branch", then_branch), traced("else_branch", else_branch))
     # What both branches know, and agree on, stays known: shapes, mostly.
     known = map(_equal, seen["then_branch"], seen["else_branch"])
     return tuple(a if k else c for a, k, c in zip(seen["then_branch"], known, chosen, strict=True))
@@ -130,47 +124,44 @@ def if_(cond, *, then_branch, else_branch):
 
 def _same_types(then_branch, else_branch):
     for k, (a, b) in enumerate(zip(then_branch, else_branch, strict=True)):
-        if _describe(a) == _describe(b) and (not _is_text(a) or _equal(a, b)):
-            continue
-        raise curable(
-            ValueError(
-                f"output {k} of the branches differs (then: {_describe(a)}, else: {_describe(b)}) and the condition "
-                "is traced, so one compiled program cannot return both; make the condition a known value, for "
-                "instance by declaring the model input it is computed from static, or call the model outside jax.jit"
+        if _describe(a) != _describe(b) or (_is_text(a) and not _equal(a, b)):
+            raise NeedsKnown(
+                f"output {k} of the branches differs (then: {_describe(a)}, else: {_describe(b)}) and the condition is "
+                f"traced, so one compiled program cannot return both; make it a known value: {CURE}"
             )
-        )
 
 
 # ------------------------------------------------------------------------------------------------- loops
 
 
-def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=(), most=None, ahead=None):
+def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=None):
     """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
 
-    `xs` are arrays whose leading axis is the iteration. Returns the final state and the outs, stacked. More than
-    `most` trips are an error; to count them, an open-ended loop must run in Python. There, `ahead(i, state, last)`
-    may make many trips at once, up to the `last`: it returns how many were made, `go`, the state and the outs, or None.
+    `declared` are the outs as the body declares them, `xs` arrays whose leading axis is the iteration. Returns the
+    final state and the outs, stacked. More than `most` trips are an error; to count them, an open-ended loop must run
+    in Python. There, `ahead(i, state, last)` may make many trips at once, up to the `last`: it returns how many were
+    made, `go`, the state and the outs, or None.
     """
     if is_traced(trips, go):
         if most is not None:
-            raise curable(ValueError("the number of trips is traced, so max_trips can only be kept on the host"))
-        return _while_without_outs(step, state, n_outs, trips, go)
+            raise NeedsKnown("the number of trips is traced, so max_trips can only be kept on the host")
+        return _while_without_outs(step, state, declared, trips, go)
     trips = trips if trips is None else dims(trips)[0]
     if most is not None and (trips is None or (isinstance(trips, int) and trips > most)):
-        return _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=False, most=most, ahead=ahead)
+        return _in_python(step, state, declared, trips, _truth(go), xs, concrete=False, most=most, ahead=ahead)
     # jax.export knows symbolic numbers of trips: neither known nor traced.
     known = trips is None or isinstance(trips, int)
     if known and not is_traced(state, xs):
-        done = _in_python(step, state, n_outs, trips, _truth(go), xs, declared, concrete=True, ahead=ahead)
+        done = _in_python(step, state, declared, trips, _truth(go), xs, concrete=True, ahead=ahead)
         if done is not None:
             return done
     if not _truth(go) or (isinstance(trips, int) and trips <= 0):
-        return state, _no_trips(step, state, n_outs, xs, declared)
+        return state, _no_trips(step, state, declared, xs)
     try:
         return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
     except _Undecided:
-        if not n_outs and not xs:
-            return _while_without_outs(step, state, n_outs, trips, go)
+        if not declared and not xs:
+            return _while_without_outs(step, state, declared, trips, go)
     except _NotCarried:
         pass
     except Exception as error:
@@ -178,10 +169,10 @@ def iterate(step, state, n_outs, *, trips, go=True, xs=(), declared=(), most=Non
             raise
     if not known:
         raise ValueError(f"a loop of a symbolic number of trips ({trips}) must keep its condition and its types")
-    return _in_python(step, state, n_outs, trips, True, xs, declared, concrete=False)
+    return _in_python(step, state, declared, trips, True, xs, concrete=False)
 
 
-def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete, most=None, ahead=None):
+def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahead=None):
     """Plain Python. While all is `concrete`, None as soon as the body proves to depend on traced values."""
     blocks, i = [], 0
     while go and (trips is None or i < trips):
@@ -198,17 +189,14 @@ def _in_python(step, state, n_outs, trips, go, xs, declared, *, concrete, most=N
             return None
         i += 1
         if is_traced(keep):
-            raise curable(
-                ValueError(
-                    f"after {i} trips the condition to go on is a traced value, and the loop has scan outputs "
-                    "or a state that changes its type: the shapes of its results depend on data; declare the "
-                    "inputs that decide the number of trips static, or call the model outside jax.jit"
-                )
+            raise NeedsKnown(
+                f"after {i} trips the condition to go on is a traced value, and the loop has scan outputs or a state "
+                f"that changes its type: the shapes of its results depend on data; {CURE}"
             )
         go, state = _truth(keep), new
         blocks.append([o[None] for o in outs])
     if not i:
-        return state, _no_trips(step, state, n_outs, xs, declared)
+        return state, _no_trips(step, state, declared, xs)
     return state, [_join(k, column) for k, column in enumerate(zip(*blocks, strict=True))]
 
 
@@ -219,9 +207,9 @@ def _join(k, blocks):
     return xp(*blocks).concatenate(blocks)
 
 
-def _no_trips(step, state, n_outs, xs, declared):
+def _no_trips(step, state, declared, xs):
     """Empty scan outputs. Their shape is what one trip would yield, or else what the body declares."""
-    if not n_outs:
+    if not declared:
         return []
     found: list[Any] = []
 
@@ -299,14 +287,11 @@ def _scan(step, state, fixed, trips, xs):
     return _merge(state, fixed, moving), outs
 
 
-def _while_without_outs(step, state, n_outs, trips, go):
-    if n_outs:
-        raise curable(
-            ValueError(
-                f"the number of trips is decided by traced values (the trip count or the condition) and the loop has "
-                f"{n_outs} scan output(s), whose length would depend on data; declare the inputs that decide it "
-                "static, or call the model outside jax.jit"
-            )
+def _while_without_outs(step, state, declared, trips, go):
+    if declared:
+        raise NeedsKnown(
+            f"the number of trips is decided by traced values (the trip count or the condition) and the loop has "
+            f"{len(declared)} scan output(s), whose length would depend on data; {CURE}"
         )
     return while_(step, state, 0, trips, go)[2:]
 
@@ -327,7 +312,7 @@ def while_(step, state, size, trips, go, first=0):
             i, _, moving, buffers = carry
             go, new, outs = step(i, _merge(state, fixed, moving), ())
             buffers = [b.at[i - first].set(o, mode="drop") for b, o in zip(buffers, outs, strict=True)]
-            return i + 1, _flag(go), _carry_on(state, fixed, moving, new), buffers
+            return i + 1, jnp.asarray(_truth(go)), _carry_on(state, fixed, moving, new), buffers
 
         def rows():
             values = step(start, _merge(state, fixed, carry), ())[2]
@@ -342,23 +327,14 @@ def while_(step, state, size, trips, go, first=0):
             room = max(1, min(room, _MOST_BYTES // max(1, sum(o.size * o.dtype.itemsize for o in outs))))
             end = start + room if end is None else jnp.minimum(end, start + room)
         buffers = [jnp.zeros((room, *o.shape), o.dtype) for o in outs]
-        i, on, moving, buffers = lax.while_loop(more, body, (start, _flag(go), carry, buffers))
+        i, on, moving, buffers = lax.while_loop(more, body, (start, jnp.asarray(_truth(go)), carry, buffers))
         return i, on, _merge(state, fixed, moving), buffers
 
     trips = trips if trips is None else jnp.reshape(jnp.asarray(trips, jnp.int64), ())
     try:
         return _with_constants(state, run)
     except _NotCarried as why:
-        raise curable(
-            ValueError(
-                f"{why}, while the number of trips is decided by traced values; declare the inputs that decide it "
-                "static so that the loop can be unrolled, or call the model outside jax.jit"
-            )
-        ) from None
-
-
-def _flag(go):
-    return jnp.reshape(jnp.asarray(go, bool), ())
+        raise NeedsKnown(f"{why}, while the number of trips is decided by traced values; to unroll it, {CURE}") from why
 
 
 def steps_of(body, n, *, ruled):
@@ -401,14 +377,6 @@ def loop(M=None, cond=None, *v_initial, body, max_trips, compiled):
         return int(made), go, values[: len(state)], [rows[:made] for rows in values[len(state) :]]
 
     declared = body.outputs[1 + n :]
-    state, outs = iterate(
-        step,
-        state,
-        len(declared),
-        trips=M,
-        go=cond if ruled else np.True_,
-        declared=declared,
-        most=max_trips,
-        ahead=ahead if compiled is not None else None,
-    )
+    limits = {"trips": M, "go": cond if ruled else True, "most": max_trips}
+    state, outs = iterate(step, state, declared, **limits, ahead=ahead if compiled is not None else None)
     return (*state[len(state) - n :], *outs)

@@ -24,9 +24,7 @@ def _over(body, n, state, xs, directions, **options):
         raise ValueError(f"the scan inputs differ in length ({extents})")
     xs = tuple(xp(x).flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True))
     declared = body.outputs[n:]
-    return iterate(
-        _step(body, n, **options), state, len(declared), trips=shape_vector((extents[0],)), xs=xs, declared=declared
-    )
+    return iterate(_step(body, n, **options), state, declared, trips=shape_vector((extents[0],)), xs=xs)
 
 
 def _step(body, n, *, first=0, length=None):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..proto.dtypes import ELEMENT_TYPES
 from .arrays import axis_of, dims, is_traced, xp
-from .control import curable
+from .control import CURE, NeedsKnown
 from .registry import Shaped, Static, op
 
 
@@ -46,12 +46,9 @@ def sequence_at(input_sequence, position):
         return input_sequence[_position(np.asarray(position), -n, n - 1)]
     shapes = {(v.shape, v.dtype) for v in input_sequence}
     if len(shapes) != 1 or np.dtype(object) in {d for _, d in shapes}:
-        raise curable(
-            TypeError(
-                f"the position is traced and the {n} elements do not share one numeric type "
-                f"(shapes {[v.shape for v in input_sequence]}); make the position a known value, for instance by "
-                "declaring the model input it is computed from static"
-            )
+        raise NeedsKnown(
+            f"the position is traced and the {n} elements do not share one numeric type "
+            f"(shapes {[v.shape for v in input_sequence]}); make the position a known value: {CURE}"
         )
     return jnp.take(jnp.stack(input_sequence), position.reshape(()), axis=0, mode="fill")
 
