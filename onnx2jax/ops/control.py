@@ -6,6 +6,7 @@ unrolling in Python, and `lax.while_loop` where the number of trips is only know
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -123,7 +124,7 @@ def if_(cond, *, then_branch, else_branch):
 
 
 def _same_types(then_branch, else_branch):
-    for k, (a, b) in enumerate(zip(then_branch, else_branch, strict=True)):
+    for k, (a, b) in enumerate(zip_longest(then_branch, else_branch)):
         if _describe(a) != _describe(b) or (_is_text(a) and not _equal(a, b)):
             raise NeedsKnown(
                 f"output {k} of the branches differs (then: {_describe(a)}, else: {_describe(b)}) and the condition is "
