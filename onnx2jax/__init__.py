@@ -14,7 +14,7 @@ from .export import save
 from .finetuning import FineTuning, finetune
 from .model import Model, convert
 from .ops.registry import Shaped, Static, op, supported
-from .resources import demo_model
+from .resources import demo_model, demo_training_model
 from .sharding import ShardingWarning
 from .train import TrainingModel
 from .unit import RecompilationWarning
@@ -33,6 +33,7 @@ __all__ = [
     "check",
     "convert",
     "demo_model",
+    "demo_training_model",
     "errors",
     "finetune",
     "load_artifacts",

@@ -13,6 +13,14 @@ def demo_model() -> Path:
     return Path(str(files("onnx2jax") / "data" / "digits.onnx"))
 
 
+def demo_training_model() -> Path:
+    """The path of a classifier of handwritten digits with its own training, not trained yet.
+
+    It takes ``image`` [n, 64] in 0..16 and gives ``logits`` [n, 10]; a step of its Adam takes ``label`` [n] too.
+    """
+    return Path(str(files("onnx2jax") / "data" / "digits_training.onnx"))
+
+
 def demo_samples() -> dict[str, np.ndarray]:
     """Test images the classifier never saw (``images``), their ``labels`` and the reference ``logits``."""
     with np.load(str(files("onnx2jax") / "data" / "digits_samples.npz")) as samples:

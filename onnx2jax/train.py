@@ -87,6 +87,12 @@ class TrainingModel:
         UnsupportedError: the model has no training_info (rule TR-27).
         ModelError: the file is no ONNX model, or breaks a rule of the format.
 
+    >>> import numpy as np, onnx2jax
+    >>> trainer = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
+    >>> trainer.initialize()
+    >>> outputs = trainer.train_step(image=np.zeros((32, 64), np.float32), label=np.zeros(32, np.int64))
+    >>> trainer.infer(image=np.zeros((1, 64), np.float32)).shape
+    (1, 10)
     """
 
     def __init__(
@@ -262,10 +268,13 @@ class TrainingModel:
 
     def to_model(self, state: State | None = None) -> Model:
         """The main graph as a Model with the variables of a state, ``self.state`` when left out."""
-        values = (self.state if state is None else state).variables
+        values = {n: np.asarray(v) for n, v in (self.state if state is None else state).variables.items()}
         graph = self._imported.graph
-        graph = replace(graph, initializers={**graph.initializers, **{n: np.asarray(v) for n, v in values.items()}})
-        return Model(replace(self._imported, graph=graph), self._settings, origin=self.origin)
+        fixed = {n: v for n, v in values.items() if n not in plan.parameters(graph)}
+        graph = replace(graph, initializers={**graph.initializers, **fixed})
+        model = Model(replace(self._imported, graph=graph), self._settings, origin=self.origin)
+        model.params = model.params | {n: v for n, v in values.items() if n not in fixed}
+        return model
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The current state as NumPy arrays by name: variables of the main graph under their own names, those of an
