@@ -55,6 +55,8 @@ def training_form(
     elif batchnorm != "frozen":
         raise TrainingFormError(f"batchnorm is {batchnorm!r}; it is 'frozen' or 'train'")
     if dropout is not False:
+        if dropout is not True and not 0 <= dropout < 1:
+            raise TrainingFormError(f"dropout is {dropout}; it is True, False, or a rate: 0 <= rate < 1")
         training = with_dropout(training, None if dropout is True else dropout)
     if compute_dtype is not None:
         dtype = _compute_dtype(compute_dtype)

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 from onnx import helper
 from sklearn.datasets import load_digits
 
@@ -26,6 +27,7 @@ from onnx2jax.errors import (
     ShardingError,
     TrainingFormError,
 )
+from tests.helpers import mesh
 from tests.models import mlp, mlp_reference, model, value
 
 RNG = np.random.default_rng(0)
@@ -239,6 +241,25 @@ def test_a_checkpoint_takes_in_what_lies_between_its_nodes() -> None:
     close(after(tuned).params, after(tuning()).params, rtol=1e-6)
 
 
+def test_a_mesh_changes_no_number_and_each_array_lies_as_told() -> None:
+    rules = {"w1": P(None, "model"), "b*": P()}
+    options = {"optimizer": optax.adam(0.1), "loss": with_accuracy}
+    tuned = tuning(**options, mesh=mesh(data=4, model=2), shardings=rules)
+    state = after(tuned, 3)
+    close(state.params, after(tuning(**options), 3).params, rtol=1e-5, atol=1e-6)
+    moments = state.opt_state[0]
+    for values in (state.params, moments.mu, moments.nu):
+        assert {n: v.sharding.spec for n, v in values.items() if any(v.sharding.spec)} == {"w1": P(None, "model")}
+        assert values["w1"].addressable_shards[0].data.shape == (4, 4)
+    assert len(state.step.sharding.device_set) == 8
+    assert tuned.compilations == 1
+    tuned.evaluate(state, BATCH)
+    with pytest.raises(ShardingError, match="axis 0 of 6"):
+        tuned.step(state, {n: v[:6] for n, v in BATCH.items()})
+    with pytest.raises(ShardingError, match="matches none"):
+        tuning(mesh=mesh(data=2), shardings={"v*": P()})
+
+
 def test_fit_yields_each_step_and_is_left_at_will() -> None:
     tuned = tuning(with_accuracy)
     losses = [float(metrics["loss"]) for _, metrics in tuned.fit([BATCH] * 5)]
@@ -300,7 +321,7 @@ def test_only_named_outputs_are_computed_when_asked() -> None:
         ({"dropout": True}, TrainingFormError, "no Dropout node: exporters remove them"),
         ({"accumulate": 0}, InputShapeError, "1 or more"),
         ({"compute_dtype": "float16"}, InputTypeError, "bfloat16"),
-        ({"shardings": {"w*": jax.sharding.PartitionSpec()}}, ShardingError, "mesh="),
+        ({"shardings": {"w*": P()}}, ShardingError, "mesh="),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options: Any, error: Any, said: str) -> None:
