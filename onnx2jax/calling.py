@@ -149,6 +149,11 @@ def _check_shape(
         elif isinstance(want, int) and isinstance(have, int) and want != have:
             raise InputShapeError(
                 f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}"
+                + (
+                    "; if that is the batch, convert(..., rebatch=True) frees it"
+                    if axis == 0 and len(shape) > 1
+                    else ""
+                )
             )
 
 

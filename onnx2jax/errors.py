@@ -20,6 +20,7 @@ __all__ = [
     "OnnxError",
     "OperatorError",
     "RandomKeyError",
+    "RebatchError",
     "ShardingError",
     "TrainingFormError",
     "UnsupportedError",
@@ -77,6 +78,10 @@ class CheckpointError(OnnxError, ValueError):
 
 class RandomKeyError(OnnxError, TypeError):
     """The model draws random numbers and no key was given."""
+
+
+class RebatchError(OnnxError, ValueError):
+    """A model's batch size cannot be changed, or not with certainty."""
 
 
 class ShardingError(OnnxError, ValueError):

@@ -28,6 +28,7 @@ from .proto.operator_sets import read_operator_sets
 from .proto.origin import Origin
 from .proto.types import ValueInfo
 from .proto.walk import tensors
+from .rebatch import rebatched
 from .sharding import Placement
 from .unit import Known, Settings
 
@@ -41,6 +42,7 @@ def convert(
     bucket: Mapping[str, Sequence[int]] | None = None,
     max_size: Mapping[str, int] | None = None,
     max_trips: int | None = None,
+    rebatch: bool | Mapping[str, int] = False,
     warn_after: int = 16,
     external_data_dir: str | os.PathLike[str] | None = None,
     follow_links: bool = False,
@@ -70,6 +72,10 @@ def convert(
             adds an output ``name/count``, how many entries are real; a plain call raises when they are more than
             the size, in a jit of your own compare them yourself.
         max_trips: trips after which a Loop is an error; without it an endless loop runs for ever.
+        rebatch: repair the constants into which an exporter wrote its batch size, so that any other will do. True: the
+            batch is the first axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``, inputs left
+            out being the same for all samples. ``Model.explain`` lists the nodes changed. Compiles the model twice, to
+            show that several batches at once give what each gives alone.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         external_data_dir: where the weights lie, when not beside the model.
         follow_links: accept weights that symbolic links place outside that folder.
@@ -96,6 +102,7 @@ def convert(
         ModelError: the file is no ONNX model or breaks a rule of the format.
         UnsupportedOperatorError: nothing serves some of its operators; the message lists all of them.
         ShardingError: a rule does not fit an array or the mesh, or there is no such device configuration.
+        RebatchError: ``rebatch`` cannot be done, or not be shown to be right.
         FileNotFoundError: no such file.
 
     >>> import onnx2jax
@@ -114,6 +121,9 @@ def convert(
     if imported.missing:
         raise binding.missing_error(imported.missing)
     imported = with_max_size(imported, max_size or {})
+    changes: tuple[str, ...] = ()
+    if rebatch:
+        imported, changes = rebatched(imported, rebatch, dim_overrides or {}, static or {})
     origin = Origin(message, files)
     placed = placement(imported, device_configuration, devices, mesh, shardings)
     settings = Settings(max_trips=max_trips, warn_after=warn_after, place=placed.constrain if placed else None)
@@ -126,6 +136,7 @@ def convert(
         max_size=max_size or {},
         origin=origin,
         placement=placed,
+        rebatched=changes,
     )
 
 
@@ -145,6 +156,7 @@ class Model:
         origin: what the file said, for ``onnx2jax.save``.
         placement: where weights and inputs lie when there is a mesh: ``mesh``, a sharding for each of ``params``, and
             ``notes`` on what of a device configuration could not be followed. None on one device.
+        rebatched: what ``convert(rebatch=...)`` changed, node by node.
     """
 
     def __init__(
@@ -158,9 +170,11 @@ class Model:
         max_size: Mapping[str, int] | None = None,
         origin: Origin | None = None,
         placement: Placement | None = None,
+        rebatched: tuple[str, ...] = (),
     ) -> None:
         self.origin = origin
         self.placement = placement
+        self.rebatched = rebatched
         self.graph = imported.graph
         self.opsets = dict(imported.opsets)
         self.metadata = dict(imported.metadata)
@@ -292,10 +306,14 @@ class Model:
         return new
 
     def explain(self) -> str:
-        """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far."""
+        """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far.
+
+        Below it, the nodes that ``convert(rebatch=...)`` changed.
+        """
         rows = [("stage", "nodes", "why here", "compiled", "seconds"), *self._program.rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"for any batch size, {change}" for change in self.rebatched)])
 
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:
@@ -319,7 +337,8 @@ class Model:
             return
         scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
         self._known = Known(scalars, self.static)
-        self._placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
+        with jax.ensure_compile_time_eval():  # inside a jit of the caller's own, it would make tracers
+            self._placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
         self._held = current
 
     def _put(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,11 @@ def test_a_replaced_scalar_parameter_changes_the_next_call() -> None:
     np.testing.assert_array_equal(m(x), [3, 6])
 
 
+def test_a_first_use_inside_a_jit_leaves_nothing_of_it_behind() -> None:
+    fresh = onnx2jax.convert(mlp())
+    np.testing.assert_allclose(jax.jit(lambda x: fresh.apply({}, x))(X), fresh(X), rtol=1e-5, atol=1e-6)
+
+
 def test_apply_takes_some_of_the_parameters() -> None:
     m = onnx2jax.convert(mlp())
     np.testing.assert_allclose(m.apply({"b2": np.zeros(2, np.float32)}, X), m(X) - m.params["b2"], rtol=1e-4, atol=1e-6)

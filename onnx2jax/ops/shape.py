@@ -53,7 +53,13 @@ def reshape(data, shape: Static, *, allowzero=0):
         if known == 0 or (isinstance(rest, int) and isinstance(known, int) and rest % known):
             raise ValueError(f"data of shape {tuple(source)} cannot take the shape {tuple(target)}")
         target[target.index(-1)] = rest // known
-    return reshaped(data, tuple(source[i] if i in copied else d for i, d in enumerate(target)))
+    new = tuple(source[i] if i in copied else d for i, d in enumerate(target))
+    if all(isinstance(d, int) for d in (*source, *new)) and math.prod(new) != math.prod(source):  # lax leaves it to XLA
+        raise ValueError(
+            f"data of shape {tuple(source)} cannot take the shape {new}; if that holds the batch size of an exporter, "
+            "this frees it: convert(..., rebatch=True)"
+        )
+    return reshaped(data, new)
 
 
 @op("Flatten")
