@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -42,26 +42,30 @@ def placement(
     devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None,
     mesh: Mesh | None,
     rules: Rules | None,
+    training: tuple[Sequence[Graph], Mapping[str, np.ndarray]] | None = None,
 ) -> Placement | None:
     """Where a model's arrays lie: by one of its own configurations, by a user's rules, or None: on one device.
+
+    ``training`` gives the graphs and the arrays of a model that trains; those of a Model follow from ``imported``.
 
     Raises:
         ShardingError: the arguments contradict one another or the model.
     """
+    graphs, weights = training or ((imported.graph,), plan.parameters(imported.graph))
     if configuration is not None:
         if mesh is not None or rules is not None:
             raise ShardingError(
                 "mesh= and shardings= are rules of your own, device_configuration= takes those of the file: give one"
             )
-        return _configured(imported, configuration, devices)
+        return _configured(imported, configuration, devices, graphs, weights)
     if devices is not None:
         raise ShardingError("devices= maps the labels of a device_configuration=, which is not given")
     if mesh is None:
         if rules is not None:
             raise ShardingError("shardings= needs the mesh that its specs name: mesh=jax.make_mesh((8,), ('data',))")
         return None
-    inputs = [v.name for v in imported.graph.inputs]
-    return by_rules(plan.parameters(imported.graph), inputs, mesh, rules or {})
+    inputs = () if training else [v.name for v in imported.graph.inputs]
+    return by_rules(weights, inputs, mesh, rules or {})
 
 
 def problems(sharding: Sharding, devices: int) -> Iterator[tuple[str, str]]:
@@ -78,7 +82,9 @@ def problems(sharding: Sharding, devices: int) -> Iterator[tuple[str, str]]:
         yield "DV-08", f"{math.prod(shards)} shards for {len(sharding.holders)} devices"
 
 
-def _configured(imported: Imported, name: str, table: Any) -> Placement | None:
+def _configured(
+    imported: Imported, name: str, table: Any, graphs: Sequence[Graph], weights: Mapping[str, np.ndarray]
+) -> Placement | None:
     configuration = next((c for c in imported.configurations if c.name == name), None)
     if configuration is None:
         known = [c.name for c in imported.configurations]
@@ -92,7 +98,7 @@ def _configured(imported: Imported, name: str, table: Any) -> Placement | None:
             "(rule DV-22)"
         )
         return None
-    said = _Said(imported, configuration)
+    said = _Said(imported, configuration, graphs)
     layout = best([s.pattern for _, s, _ in said.kept], configuration.devices)
     array = np.array([devices[i] for i in layout.order]).reshape(layout.shape)
     mesh = compat.auto(Mesh(array, layout.axis_names))
@@ -113,7 +119,7 @@ def _configured(imported: Imported, name: str, table: Any) -> Placement | None:
         _warn(
             "\n".join([f"configuration {name!r} is followed in part; results are the same:", *said.misses[:5]]) + more
         )
-    params = _params(imported, mesh, [(k, s, axes[s]) for _, s, k in said.kept if k and s in axes], said.notes)
+    params = _params(weights, mesh, [(k, s, axes[s]) for _, s, k in said.kept if k and s in axes], said.notes)
     notes = (*said.misses, *said.notes)
     return Placement(mesh, params, None, name, said.stages, notes, Constraints(name, mesh, axes))
 
@@ -128,7 +134,7 @@ class _Said:
         notes: what means nothing.
     """
 
-    def __init__(self, imported: Imported, configuration: Configuration) -> None:
+    def __init__(self, imported: Imported, configuration: Configuration, graphs: Sequence[Graph]) -> None:
         self.kept: list[tuple[Node, Sharding, str | None]] = []
         self.stages: dict[str, int] = {}
         self.misses: list[str] = []
@@ -138,7 +144,7 @@ class _Said:
                 f"configurations exist since IR 11, the model is of IR {imported.ir_version} (rule DV-27)"
             )
         listed = {c.name for c in imported.configurations}
-        for node, keys in _annotated(imported.graph):
+        for node, keys in _annotated(graphs):
             for other in sorted(node.devices.keys() - listed):
                 self.misses.append(f"{node}: configuration {other!r} is none of {sorted(listed)} (rule DV-04)")
             hints = node.devices.get(configuration.name, NodeDevices())
@@ -160,10 +166,9 @@ class _Said:
 
 
 def _params(
-    imported: Imported, mesh: Mesh, asked: Sequence[tuple[str, Sharding, Axes]], notes: list[str]
+    weights: Mapping[str, np.ndarray], mesh: Mesh, asked: Sequence[tuple[str, Sharding, Axes]], notes: list[str]
 ) -> dict[str, NamedSharding]:
     """Each weight where its first consumer wants it (rule DV-25), the others on every device."""
-    weights = plan.parameters(imported.graph)
     params: dict[str, NamedSharding] = {}
     for key, sharding, axes in asked:
         if key not in weights or key in params:
@@ -200,23 +205,30 @@ def _is_excluded(node: Node) -> bool:
     return not node.domain and node.op_type in EXCLUDED
 
 
-def _annotated(graph: Graph) -> Iterator[tuple[Node, dict[str, str]]]:
-    """Annotated nodes of all graphs and functions, once each, with the keys of the initializers that they see."""
+def _annotated(graphs: Iterable[Graph]) -> Iterator[tuple[Node, dict[str, str]]]:
+    """Annotated nodes of graphs, all graphs inside and functions, once each, with the keys of the weights they see."""
     seen: set[int] = set()
 
     def visit(graph: Graph, outer: dict[str, str]) -> Iterator[tuple[Node, dict[str, str]]]:
-        if id(graph) in seen:
-            return
         seen.add(id(graph))
-        own = {v.name for v in graph.inputs} | {n for node in graph.nodes for n in node.outputs}
-        visible = {n: k for n, k in outer.items() if n not in own} | {n: graph.key(n) for n in graph.initializers}
+        visible = outer | {n: graph.key(n) for n in graph.initializers}
         for node in graph.nodes:
-            if node.devices:
+            if node.devices and id(node) not in seen:
+                seen.add(id(node))
                 yield node, visible
             for inner in node.bodies:
-                yield from visit(inner, visible if inner in node.graphs else {})
+                if id(inner) in seen:
+                    continue
+                formals = [v.name for v in inner.inputs]
+                local = set(formals) | {n for made in inner.nodes for n in made.outputs}
+                if inner in node.graphs:
+                    yield from visit(inner, {n: k for n, k in visible.items() if n not in local})
+                else:
+                    operands = zip(formals, node.inputs, strict=False)
+                    yield from visit(inner, {formal: visible[n] for formal, n in operands if n in visible})
 
-    yield from visit(graph, {})
+    for graph in graphs:
+        yield from visit(graph, {})
 
 
 def _spec(sharding: Sharding, axes: Axes, rank: int) -> PartitionSpec:

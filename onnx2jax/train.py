@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import binding, calling, plan, sharding
 from .check import check_message
+from .devices import placement
 from .errors import (
     InputError,
     InputNameError,
@@ -21,7 +22,6 @@ from .errors import (
     InputTypeError,
     KnownValueError,
     ModelError,
-    ShardingError,
     UnsupportedError,
 )
 from .graph import Graph
@@ -34,6 +34,7 @@ from .proto.external import load
 from .proto.files import read_model
 from .proto.operator_sets import read_operator_sets
 from .proto.origin import Origin
+from .sharding import Placement
 from .training_info import TrainingInfo, read_training
 from .unit import Known, Settings
 
@@ -70,7 +71,8 @@ class TrainingModel:
         mesh: devices over which state and batches are spread. The first axis of each batch entry goes over the mesh's
             first axis.
         shardings: how variables are spread over ``mesh``: a PartitionSpec for each name pattern (fnmatch). What no
-            pattern matches is on every device.
+            pattern matches is on every device. Constants that are passed as arguments go by these patterns too.
+        device_configuration, devices: as for ``convert``; variables lie where the nodes that read them want them.
         rng: the random key to begin with, or a seed for one; seed 0 when left out.
         outputs: the names that a step returns; all when left out. New values of variables are among these, so naming
             the few that are wanted saves a copy of every variable.
@@ -101,6 +103,8 @@ class TrainingModel:
         *,
         mesh: Mesh | None = None,
         shardings: Mapping[str, PartitionSpec] | None = None,
+        device_configuration: str | None = None,
+        devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
         rng: Any = None,
         outputs: Iterable[str] | None = None,
         donate: bool = True,
@@ -142,14 +146,22 @@ class TrainingModel:
         key = _key(0 if rng is None else rng)
         self._impl, self._key = jax.random.key_impl(key), np.array(jax.random.key_data(key))
 
-        self._mesh = None if mesh is None else compat.auto(mesh)
-        self._shardings = self._spread(shardings or {})
-        self._main = _Part(imported.graph, self._stored, self._settings, self._mesh)
+        every = {n: v for values in (*reversed(self._own_stored), self._stored) for n, v in values.items()}
+        graphs = [imported.graph, *(g for info in infos for g in (info.algorithm, info.initialization))]
+        constants = {n: v for g in graphs for n, v in plan.parameters(g).items() if n not in every}
+        arrays = {**constants, **every}
+        self._placement = placement(imported, device_configuration, devices, mesh, shardings, (graphs, arrays))
+        self._shardings = self._spread(arrays)
+        settings = replace(self._settings, place=self._placement.constrain if self._placement else None)
+
+        def part(graph: Graph, variables: Mapping[str, Any]) -> _Part:
+            return _Part(graph, variables, settings, self._placement)
+
+        self._main = part(imported.graph, self._stored)
         self._parts = tuple(
-            _Part(info.algorithm, {**self._stored, **own}, self._settings, self._mesh)
-            for info, own in zip(infos, self._own_stored, strict=True)
+            part(info.algorithm, {**self._stored, **own}) for info, own in zip(infos, self._own_stored, strict=True)
         )
-        self._beginnings = tuple(_Part(info.initialization, {}, self._settings, self._mesh) for info in infos)
+        self._beginnings = tuple(part(info.initialization, {}) for info in infos)
         self._tuple = calling.named_tuple(imported.graph.outputs)
         self.inputs = self._main.inputs
         self.step_inputs = {info.path: part.inputs for info, part in zip(infos, self._parts, strict=True)}
@@ -334,20 +346,27 @@ class TrainingModel:
             calling.bind(part.inputs, part.optional, (), {n: v for n, v in batch.items() if n in part.takes})
             for part in parts
         ]
-        if self._mesh is None:
+        placed = self._placement
+        if placed is None:
             return bound
-        return [jax.device_put(values, sharding.by_batch(values, self._mesh)) for values in bound]
+        if placed.configuration is not None:
+            return [placed.put_inputs(values) for values in bound]
+        return [jax.device_put(values, sharding.by_batch(values, placed.mesh)) for values in bound]
 
-    def _spread(self, rules: Mapping[str, PartitionSpec]) -> State | None:
+    def _spread(self, arrays: Mapping[str, Any]) -> State | None:
         """The sharding of each leaf of the state."""
-        if self._mesh is None:
-            if rules:
-                raise ShardingError("shardings says how variables lie on a mesh: TrainingModel(..., mesh=mesh)")
+        placed = self._placement
+        if placed is None:
             return None
-        sharding.check_patterns(rules, {n for values in (self._stored, *self._own_stored) for n in values})
-        main, *own = (sharding.by_name(values, self._mesh, rules) for values in (self._stored, *self._own_stored))
-        everywhere: Any = NamedSharding(self._mesh, PartitionSpec())
-        return State(main, tuple(own), everywhere)  # type: ignore[arg-type]
+        everywhere: Any = NamedSharding(placed.mesh, PartitionSpec())
+
+        def lie(values: Mapping[str, Any]) -> Any:
+            if placed.rules is not None:
+                return sharding.by_name(values, placed.mesh, placed.rules)
+            # Variables of two algorithms may share a name; the first of them is meant.
+            return {n: placed.params[n] if arrays[n] is v else everywhere for n, v in values.items()}
+
+        return State(lie(self._stored), tuple(map(lie, self._own_stored)), everywhere)
 
     def _placed(self, state: State) -> State:
         return state if self._shardings is None else jax.device_put(state, self._shardings)
@@ -395,14 +414,16 @@ class TrainingModel:
 class _Part:
     """A graph of the model, ready to run."""
 
-    def __init__(self, graph: Graph, variables: Mapping[str, Any], settings: Settings, mesh: Mesh | None) -> None:
+    def __init__(
+        self, graph: Graph, variables: Mapping[str, Any], settings: Settings, placed: Placement | None
+    ) -> None:
         self.graph, self.program = graph, Program(graph, settings)
         self.inputs = tuple(v for v in graph.inputs if v.name not in graph.initializers)
         self.optional = {v.name: v for v in graph.inputs if v.name in graph.initializers}
         self.takes = {v.name for v in graph.inputs}
         frozen = {n: v for n, v in plan.parameters(graph).items() if n not in variables}
         with compat.enable_x64():
-            self.frozen = jax.device_put(frozen, None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+            self.frozen = jax.device_put(frozen) if placed is None else placed.put_params(frozen)
         """The constants that are passed as arguments rather than compiled in."""
 
     def run(self, values: Mapping[str, Any], frozen: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
