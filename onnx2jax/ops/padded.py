@@ -15,6 +15,7 @@ from jax import lax
 from .arrays import argmax, axis_of
 from .control import steps_of, while_
 from .registry import PADDED, Static, op
+from .vision import corners
 
 
 def _positions(mask, size):
@@ -47,41 +48,28 @@ def unique(X, *, axis=None, sorted=1, size):
     """Unique: sorted only; four outputs of `size` (the inverse keeps its extent) and the count."""
     if not sorted:
         raise ValueError("with max_size the unique values come sorted; the model asks for the order of appearance")
-    full = X.shape[axis_of(axis, X.ndim)] if axis is not None else X.size
+    if axis is None:
+        X, axis = jnp.ravel(X), 0
+    axis = axis_of(axis, X.ndim)
     # Found at full size first: the count must be of all.
-    values, first, inverse, counts = jnp.unique(
-        X, return_index=True, return_inverse=True, return_counts=True, axis=axis, size=full
-    )
-    spread = axis_of(axis, X.ndim) if axis is not None else 0
+    values, first, inverse, counts = jnp.unique(X, True, True, True, axis=axis, size=X.shape[axis])
     places, found = _positions(counts > 0, size)
     first, counts = (jnp.take(v, places).astype(np.int64) for v in (first, counts))
-    return jnp.take(values, places, spread), first, inverse.reshape(-1).astype(np.int64), counts, found
+    return jnp.take(values, places, axis), first, inverse.reshape(-1).astype(np.int64), counts, found
 
 
 @op("NonMaxSuppression", domain=PADDED)
 def non_max_suppression(
-    boxes,
-    scores,
-    max_output_boxes_per_class: Static = None,
-    iou_threshold=None,
-    score_threshold=None,
-    *,
-    center_point_box=0,
-    size,
-):
+    boxes, scores, max_output_boxes_per_class: Static = None, iou_threshold=None, score_threshold=None, *,
+    center_point_box=0, size,
+):  # fmt: skip
     """NonMaxSuppression: [size, 3]; one greedy scan for every image and class at once."""
     limit = int(max_output_boxes_per_class.item()) if max_output_boxes_per_class is not None else 0
     steps = min(limit, boxes.shape[1])
     if steps <= 0:
         return jnp.zeros((size, 3), np.int64), jnp.zeros((), np.int64)
-    if center_point_box:
-        half = boxes[..., 2:] / 2
-        low, high = boxes[..., :2] - half, boxes[..., :2] + half
-    else:
-        low, high = jnp.minimum(boxes[..., :2], boxes[..., 2:]), jnp.maximum(boxes[..., :2], boxes[..., 2:])
-    overlap = (
-        jnp.zeros((), boxes.dtype) if iou_threshold is None else jnp.reshape(iou_threshold, ()).astype(boxes.dtype)
-    )
+    low, high = corners(boxes, center_point_box)
+    overlap = 0 if iou_threshold is None else jnp.reshape(iou_threshold, ()).astype(boxes.dtype)
 
     def greedy(low, high, score):
         area = jnp.prod(high - low, axis=-1)

@@ -17,18 +17,14 @@ def _flags(values, n, what):
     return tuple(values)
 
 
-def _over(body, n, state, xs, directions, **options):
-    """Iterate over arrays that are scanned along their first axis, some of them backwards."""
+def _over(body, n, state, xs, directions, *, first=0, length=None):
+    """Iterate over arrays that are scanned along their first axis, some of them backwards.
+
+    Random keys are counted from `first`; from trip `length` on the body is without effect.
+    """
     extents = [x.shape[0] for x in xs]
     if len(set(extents)) != 1:
         raise ValueError(f"the scan inputs differ in length ({extents})")
-    xs = tuple(xp(x).flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True))
-    declared = body.outputs[n:]
-    return iterate(_step(body, n, **options), state, declared, trips=shape_vector((extents[0],)), xs=xs)
-
-
-def _step(body, n, *, first=0, length=None):
-    """The body as `iterate` wants it: random keys counted from `first`, and without effect from trip `length` on."""
 
     def step(i, state, x):
         values = results(body(*state, *x, step=first + i))
@@ -38,19 +34,15 @@ def _step(body, n, *, first=0, length=None):
             values = [xp(alive, a, b).where(alive, a, b) for a, b in zip(values, before, strict=True)]
         return np.True_, values[:n], values[n:]
 
-    return step
+    xs = tuple(xp(x).flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True))
+    return iterate(step, state, body.outputs[n:], trips=shape_vector((extents[0],)), xs=xs)
 
 
 @op("Scan", since=9)
 def scan(
-    *initial_state_and_scan_inputs,
-    body,
-    num_scan_inputs,
-    scan_input_axes=None,
-    scan_input_directions=None,
-    scan_output_axes=None,
-    scan_output_directions=None,
-):
+    *initial_state_and_scan_inputs, body, num_scan_inputs, scan_input_axes=None, scan_input_directions=None,
+    scan_output_axes=None, scan_output_directions=None,
+):  # fmt: skip
     """Scan: the states first, then the tensors to scan, each along its axis and in its direction."""
     n, m = len(initial_state_and_scan_inputs) - num_scan_inputs, num_scan_inputs
     state, xs = list(initial_state_and_scan_inputs[:n]), initial_state_and_scan_inputs[n:]
@@ -92,7 +84,6 @@ def sequence_map(input_sequence, *additional_inputs, body):
     lengths = [len(v) for v in inputs if isinstance(v, list)]
     if len(set(lengths)) != 1:
         raise ValueError(f"the sequences differ in length ({lengths})")
-    rows = []
-    for i in range(lengths[0]):
-        rows.append(results(body(*(v[i] if isinstance(v, list) else v for v in inputs), step=i)))
+    each = ([v[i] if isinstance(v, list) else v for v in inputs] for i in range(lengths[0]))
+    rows = [results(body(*operands, step=i)) for i, operands in enumerate(each)]
     return tuple([row[k] for row in rows] for k in range(len(body.outputs)))

@@ -31,8 +31,8 @@ def sequence_length(input_sequence: Shaped):
     return np.array(len(input_sequence), np.int64)
 
 
-def _position(position, low, high):
-    position = int(position.reshape(()))
+def _position(position, default, low, high):
+    position = default if position is None else int(position.reshape(()))
     if not low <= position <= high:
         raise ValueError(f"position {position} is outside [{low}, {high}]")
     return position
@@ -43,7 +43,7 @@ def sequence_at(input_sequence, position):
     """SequenceAt: a traced position works while all elements have one shape; outside the sequence it yields NaN."""
     n = len(input_sequence)
     if not is_traced(position):
-        return input_sequence[_position(np.asarray(position), -n, n - 1)]
+        return input_sequence[_position(np.asarray(position), None, -n, n - 1)]
     shapes = {(v.shape, v.dtype) for v in input_sequence}
     if len(shapes) != 1 or np.dtype(object) in {d for _, d in shapes}:
         raise NeedsKnown(
@@ -58,8 +58,7 @@ def sequence_insert(input_sequence, tensor, position: Static = None):
     if input_sequence and input_sequence[0].dtype != tensor.dtype:
         raise ValueError(f"a sequence of {input_sequence[0].dtype} cannot take a tensor of {tensor.dtype}")
     n = len(input_sequence)
-    at = n if position is None else _position(position, -n, n)
-    at = at + n if at < 0 else at
+    at = _position(position, n, -n, n)
     return [*input_sequence[:at], tensor, *input_sequence[at:]]
 
 
@@ -68,7 +67,7 @@ def sequence_erase(input_sequence, position: Static = None):
     n = len(input_sequence)
     if not n:
         raise ValueError("there is nothing to erase in an empty sequence")
-    at = (n - 1 if position is None else _position(position, -n, n - 1)) % n
+    at = _position(position, n - 1, -n, n - 1) % n
     return [*input_sequence[:at], *input_sequence[at + 1 :]]
 
 
@@ -85,22 +84,17 @@ def concat_from_sequence(input_sequence, *, axis, new_axis=0):
 def split_to_sequence(input, split: Static = None, *, axis=0, keepdims=1):
     """SplitToSequence: a scalar is the length of every piece but the last, a vector the lengths, nothing is 1."""
     axis = axis_of(axis, input.ndim)
-    extent = input.shape[axis]
+    extent, sizes = input.shape[axis], (1,) if split is None else dims(split)
     if split is None or split.ndim == 0:
-        (size,) = (1,) if split is None else dims(split)
-        if size <= 0:
-            raise ValueError(f"split must be positive (got {size})")
-        ends = [*range(size, extent, size), extent] if extent else []
+        if sizes[0] <= 0:
+            raise ValueError(f"split must be positive (got {sizes[0]})")
+        ends = [*range(sizes[0], extent, sizes[0]), extent] if extent else []
     else:
-        sizes = dims(split)
         if min(sizes, default=0) < 0 or sum(sizes) != extent:
             raise ValueError(f"split {sizes} does not add up to the extent {extent} of axis {axis}")
         ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    before = (slice(None),) * axis
-    pieces = [input[(*before, slice(a, b))] for a, b in zip([0, *ends], ends, strict=False)]
-    if split is None and not keepdims:
-        return [p.reshape(p.shape[:axis] + p.shape[axis + 1 :]) for p in pieces]
-    return pieces
+    *pieces, _ = xp(input).split(input, ends, axis)  # nothing lies behind the last end
+    return [p.squeeze(axis) for p in pieces] if split is None and not keepdims else pieces
 
 
 @op("Optional", since=15)
