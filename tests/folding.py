@@ -5,99 +5,27 @@ A case draws ``(inputs, attributes)`` for an operator; None among the inputs is 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import hypothesis.extra.numpy as hnp
 import numpy as np
-import onnx
 from hypothesis import strategies as st
 
 from onnx2jax.proto.dtypes import ELEMENT_TYPES, to_dtype
 
-Draw = Callable[[st.SearchStrategy[Any]], Any]
-Case = Callable[[Draw, list[np.dtype]], tuple[Sequence[Any], dict[str, Any]]]
-
-FLOATS = [to_dtype(code) for code in (10, 16, 1, 11)]
-INT64 = np.dtype(np.int64)
-SIDES = st.sampled_from([0, 1, 1, 2, 2, 3, 4])
-
-
-def is_float(dtype: np.dtype) -> bool:
-    return dtype.kind in "f" or dtype.name.startswith(("bfloat", "float"))
-
-
-def shapes(low: int = 0, high: int = 5, sides: st.SearchStrategy[int] = SIDES) -> st.SearchStrategy[tuple[int, ...]]:
-    return st.lists(sides, min_size=low, max_size=high).map(tuple)
-
-
-SOME = st.sampled_from([1, 2, 3])
-
-
-def values(draw: Draw, dtype: Any, shape: tuple[int, ...], low: float | None = None, high: float = 4) -> np.ndarray:
-    """Numbers of a type: ordinary ones, and among them the extremes, infinities, NaN and signed zeros.
-
-    With ``low`` only ordinary ones, between it and ``high``.
-    """
-    rng, dtype = np.random.default_rng(draw(st.integers(0, 2**20))), np.dtype(dtype)
-    if dtype == np.bool_:
-        return np.asarray(rng.random(shape) < 0.5)
-    if dtype.kind == "c":
-        return np.asarray(rng.normal(size=shape) + 1j * rng.normal(size=shape)).astype(dtype)
-    if is_float(dtype):
-        x = rng.uniform(-4 if low is None else low, high, shape)
-        x = np.where(rng.random(shape) < 0.3, np.rint(x), x)
-        special = [np.nan, np.inf, -np.inf, 0.0, -0.0]
-    else:
-        name, bits = dtype.name, next(row.bits for row in ELEMENT_TYPES.values() if row.dtype == dtype)
-        lowest, highest = (0, 2**bits - 1) if name.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        x = rng.integers(
-            max(lowest, -5 if low is None else int(low)), min(highest, int(high) + 1), shape, endpoint=True
-        )
-        special = [lowest, highest, 0]
-    x = np.asarray(x).astype(dtype)
-    if low is None and draw(st.booleans()) and x.size:
-        chosen = rng.random(shape) < 0.4
-        extremes = np.array([np.array(v).astype(dtype) for v in special], dtype)
-        x = np.where(chosen, extremes[rng.integers(len(special), size=shape)], x)
-    return x
-
-
-def indices(draw: Draw, extent: int, shape: tuple[int, ...], dtype: Any = INT64) -> np.ndarray:
-    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
-    return rng.integers(-extent, extent, shape).astype(dtype)
-
-
-def vector(*numbers: int) -> np.ndarray:
-    return np.array(numbers, np.int64)
-
-
-def axis(draw: Draw, rank: int) -> int:
-    return draw(st.integers(-rank, rank - 1))
-
-
-def dtype_of(draw: Draw, types: list[np.dtype]) -> np.dtype:
-    return draw(st.sampled_from(types))
-
-
-@functools.cache
-def types_of(domain: str, name: str) -> list[np.dtype]:
-    """What the newest schema allows for the first input, less what no compiled function takes; floats without one."""
-    try:
-        schema = onnx.defs.get_schema(name, domain=domain)
-    except onnx.defs.SchemaError:
-        return FLOATS
-    constraints = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-    first = schema.inputs[0].type_str
-    allowed = {a.split("tensor(")[-1].rstrip(")") for a in constraints.get(first, [first])}
-    names = {"float": "FLOAT", "double": "DOUBLE"}
-    rows = {row.name: row.dtype for row in ELEMENT_TYPES.values()}
-    found = [rows[names.get(a, a.upper())] for a in sorted(allowed) if names.get(a, a.upper()) in rows]
-    return [d for d in found if d != object and not d.name.startswith("float6")]
-
-
-# ------------------------------------------------------------------------------------------------ families
+from .drawing import (
+    SIDES,
+    SOME,
+    Case,
+    Draw,
+    axis,
+    broadcast_shapes,
+    dtype_of,
+    indices,
+    is_float,
+    shapes,
+    values,
+    vector,
+)
 
 
 def unary(low: int = 0, **options: st.SearchStrategy[Any]) -> Case:
@@ -121,8 +49,8 @@ def along(low: int = 1, sides: st.SearchStrategy[int] = SIDES, **options: st.Sea
 def broadcasting(count: int = 2, **options: st.SearchStrategy[Any]) -> Case:
     def case(draw: Draw, types: list[np.dtype]) -> Any:
         dtype = dtype_of(draw, types)
-        drawn = draw(hnp.mutually_broadcastable_shapes(num_shapes=count, max_dims=5, min_side=0, max_side=3))
-        return [values(draw, dtype, s) for s in drawn.input_shapes], {k: draw(v) for k, v in options.items()}
+        drawn = broadcast_shapes(draw, draw(shapes()), count)
+        return [values(draw, dtype, s) for s in drawn], {k: draw(v) for k, v in options.items()}
 
     return case
 
@@ -152,7 +80,7 @@ def where(draw: Draw, types: list[np.dtype]) -> Any:
 
 def clip(draw: Draw, types: list[np.dtype]) -> Any:
     x = values(draw, dtype_of(draw, types), draw(shapes()))
-    bounds = [values(draw, x.dtype, (), 0) if draw(st.booleans()) else None for _ in range(2)]
+    bounds = [values(draw, x.dtype, ()) if draw(st.sampled_from([True, True, False])) else None for _ in range(2)]
     return (x, *bounds), {}
 
 
@@ -174,18 +102,26 @@ def bit_cast(draw: Draw, types: list[np.dtype]) -> Any:
     return (x,), {"to": draw(st.sampled_from(same))}
 
 
-def reduction(draw: Draw, types: list[np.dtype]) -> Any:
-    x = values(draw, dtype_of(draw, types), draw(shapes()))
-    if x.dtype.kind in "iu":
-        x = values(draw, x.dtype, x.shape, 0)  # sums that fit
-    chosen = draw(st.lists(st.integers(0, x.ndim - 1), unique=True)) if x.ndim else []
-    axes = vector(*(a - x.ndim * draw(st.integers(0, 1)) for a in chosen)) if draw(st.booleans()) else None
-    flags = {k: draw(st.integers(0, 1)) for k in ("keepdims", "noop_with_empty_axes")}
-    return (x, axes), flags
+def reduction(fits: bool = True) -> Case:
+    """Sums of integers fit their type (``fits``); extremes need not."""
+
+    def case(draw: Draw, types: list[np.dtype]) -> Any:
+        dtype = dtype_of(draw, types)
+        low = 0 if fits and dtype.kind in "iu" else None
+        flags = {k: draw(st.integers(0, 1)) for k in ("keepdims", "noop_with_empty_axes")}
+        if draw.empty:
+            return (values(draw, dtype, (0, *draw(shapes(sides=SOME))), low), vector(0)), flags
+        x = values(draw, dtype, draw(shapes()), low)
+        chosen = draw(st.lists(st.integers(0, x.ndim - 1), unique=True)) if x.ndim else []
+        axes = vector(*(a - x.ndim * draw(st.integers(0, 1)) for a in chosen)) if draw(st.booleans()) else None
+        return (x, axes), flags
+
+    return case
 
 
 def cumulative(draw: Draw, types: list[np.dtype]) -> Any:
-    x = values(draw, dtype_of(draw, types), draw(shapes(1)), -2, 2)
+    dtype = dtype_of(draw, types)
+    x = values(draw, dtype, draw(shapes(1)), None if is_float(dtype) else -2)
     flags = {k: draw(st.integers(0, 1)) for k in ("exclusive", "reverse")}
     return (x, np.array(axis(draw, x.ndim), draw(st.sampled_from([np.int32, np.int64])))), flags
 
@@ -315,20 +251,18 @@ def gather(draw: Draw, types: list[np.dtype]) -> Any:
 def gather_elements(draw: Draw, types: list[np.dtype]) -> Any:
     x = values(draw, dtype_of(draw, types), draw(shapes(1, sides=SOME)))
     a = axis(draw, x.ndim)
-    shape = tuple(
-        draw(st.integers(0, 3)) if i == a % x.ndim else draw(st.integers(0, n)) for i, n in enumerate(x.shape)
-    )
+    shape = tuple(draw(SIDES) if i == a % x.ndim else draw(st.sampled_from([n, 1])) for i, n in enumerate(x.shape))
     return (x, indices(draw, x.shape[a], shape)), {"axis": a}
 
 
 def scatter_elements(draw: Draw, types: list[np.dtype]) -> Any:
     (x, at), attributes = gather_elements(draw, types)
     numeric = x.dtype.kind in "fiu" or x.dtype.name in ("bfloat16",)
-    reduction = draw(st.sampled_from(["none", "add", "mul", "max", "min"] if numeric else ["none"]))
+    reduction = draw.turn(["max", "add", "min", "mul", "none"] if numeric else ["none"])
     if reduction == "none":  # of duplicates any may win
         at = at[(slice(1),) * at.ndim]
-    updates = values(draw, x.dtype, at.shape, -1, 1)
-    x = values(draw, x.dtype, x.shape, -1, 1) if reduction != "none" else x
+    low = -1 if reduction in ("add", "mul") else None
+    x, updates = values(draw, x.dtype, x.shape, low, 1), values(draw, x.dtype, at.shape, low, 1)
     return (x, at, updates), {**attributes, "reduction": reduction}
 
 
@@ -342,10 +276,11 @@ def gather_nd(draw: Draw, types: list[np.dtype]) -> Any:
 def scatter_nd(draw: Draw, types: list[np.dtype]) -> Any:
     (x, at), _ = gather_nd(draw, types)
     numeric = x.dtype.kind in "fiu" or x.dtype.name in ("bfloat16",)
-    reduction = draw(st.sampled_from(["none", "add", "mul", "max", "min"] if numeric else ["none"]))
+    reduction = draw.turn(["max", "add", "min", "mul", "none"] if numeric else ["none"])
     at = at.reshape(-1, at.shape[-1])[:1] if reduction == "none" else at
-    x = values(draw, x.dtype, x.shape, -1, 1) if reduction != "none" else x
-    updates = values(draw, x.dtype, (*at.shape[:-1], *x.shape[at.shape[-1] :]), -1, 1)
+    low = -1 if reduction in ("add", "mul") else None
+    x = values(draw, x.dtype, x.shape, low, 1)
+    updates = values(draw, x.dtype, (*at.shape[:-1], *x.shape[at.shape[-1] :]), low, 1)
     return (x, at, updates), {"reduction": reduction}
 
 

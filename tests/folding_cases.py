@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import hypothesis.extra.numpy as hnp
 import numpy as np
 from hypothesis import strategies as st
 
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
 
-from .folding import (
+from .drawing import (
     SIDES,
     SOME,
     Case,
     Draw,
-    along,
     axis,
+    broadcast_shapes,
+    dtype_of,
+    indices,
+    is_float,
+    shapes,
+    values,
+    vector,
+)
+from .folding import (
+    along,
     bit_cast,
     blocks,
     broadcasting,
@@ -27,14 +35,11 @@ from .folding import (
     compress,
     concat,
     cumulative,
-    dtype_of,
     expand,
     flatten,
     gather,
     gather_elements,
     gather_nd,
-    indices,
-    is_float,
     one_hot,
     pad,
     power,
@@ -43,7 +48,6 @@ from .folding import (
     reverse_sequence,
     scatter_elements,
     scatter_nd,
-    shapes,
     slice_,
     split,
     squeeze,
@@ -55,16 +59,14 @@ from .folding import (
     unary,
     unidirectional,
     unsqueeze,
-    values,
     variadic,
-    vector,
     where,
 )
 
 
 def mat_mul(draw: Draw, types: list[np.dtype]) -> Any:
     dtype, (m, k, n) = dtype_of(draw, types), (draw(SIDES) for _ in range(3))
-    lead = draw(hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=2, max_side=2)).input_shapes
+    lead = broadcast_shapes(draw, draw(shapes(high=2)), 2)
     a, b = values(draw, dtype, (*lead[0], m, k), 0), values(draw, dtype, (*lead[1], k, n), 0)
     a = a.reshape(-1, k)[0] if a.size and draw(st.booleans()) else a
     return (a, b), {}
@@ -98,7 +100,7 @@ def channels(*more: str, **options: st.SearchStrategy[Any]) -> Case:
     """[batch, channels, ...] and vectors of channels; "positive" ones for variances."""
 
     def case(draw: Draw, types: list[np.dtype]) -> Any:
-        x = values(draw, dtype_of(draw, types), (draw(SOME), 4, *draw(shapes(1, 3, SOME))), -4)
+        x = values(draw, dtype_of(draw, types), (draw(SOME), 4, *draw(shapes(1, 3, SOME))))
         vectors = [values(draw, x.dtype, (4,), 0.5 if kind == "positive" else -2) for kind in more]
         return (x, *vectors), {k: draw(v) for k, v in options.items()}
 
@@ -107,7 +109,7 @@ def channels(*more: str, **options: st.SearchStrategy[Any]) -> Case:
 
 def normalized_tail(count: int) -> Case:
     def case(draw: Draw, types: list[np.dtype]) -> Any:
-        x = values(draw, dtype_of(draw, types), draw(shapes(1, sides=SOME)), -4)
+        x = values(draw, dtype_of(draw, types), draw(shapes(1, sides=SOME)))
         a = axis(draw, x.ndim)
         weights = [values(draw, x.dtype, x.shape[a % x.ndim :], -2) for _ in range(count)]
         return (x, *weights), {"axis": a}
@@ -317,13 +319,30 @@ _BINARY = (
     *("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"),
     *("BitwiseAnd", "BitwiseOr", "BitwiseXor"),
 )
+ELEMENTWISE: dict[str, tuple[int, tuple[dict[str, Any], ...]]] = {
+    **{name: (1, ({},)) for name in _UNARY if name not in ("Not", "Shape", "Size", "Dropout")},
+    **{name: (1, ({},)) for name in ("LeakyRelu", "Elu", "Celu", "Selu", "ThresholdedRelu", "Swish", "HardSigmoid")},
+    **{name: (2, ({},)) for name in (*_BINARY, "Max", "Min", "Pow", "PRelu")},
+    "Gelu": (1, ({}, {"approximate": "tanh"})),
+    "IsInf": (1, ({}, {"detect_negative": 0}, {"detect_positive": 0})),
+    "Shrink": (1, ({}, {"bias": 1.5, "lambd": 1.0})),
+    "Clip": (1, ({},)),
+    "Mod": (2, ({"fmod": 0}, {"fmod": 1})),
+    "Cast": (
+        1,
+        tuple({"to": code} for code, row in ELEMENT_TYPES.items() if row.dtype.kind not in "Oc" and row.bits != 6),
+    ),
+    "BitShift": (2, ({"direction": "LEFT"}, {"direction": "RIGHT"})),
+}
+"""Operators without attributes that matter to shapes: how many operands, and attributes to try."""
+
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 
 CASES: dict[tuple[str, str], Case] = {
     **{("", name): unary() for name in _UNARY},
     **{("", name): broadcasting() for name in _BINARY},
     **{("", name): variadic for name in ("Max", "Min", "Mean", "Sum")},
-    **{("", f"Reduce{name}"): reduction for name in _REDUCTIONS},
+    **{("", f"Reduce{name}"): reduction(name not in ("Max", "Min")) for name in _REDUCTIONS},
     **{("", name): along() for name in ("Softmax", "LogSoftmax", "Hardmax")},
     **{("", name): along(keepdims=FLAG, select_last_index=FLAG) for name in ("ArgMax", "ArgMin")},
     **{("", name): unary(alpha=NUMBERS) for name in ("LeakyRelu", "Elu", "Celu", "ThresholdedRelu", "Swish")},
