@@ -20,6 +20,7 @@ from .proto.files import read_model
 from .proto.origin import Opened, nbytes
 from .proto.tensors import EXTERNAL
 from .proto.walk import tensors, weights
+from .train import State, TrainingModel
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
@@ -35,6 +36,7 @@ def save(
     path: str | os.PathLike[str],
     *,
     params: Mapping[str, Any] | None = None,
+    state: State | None = None,
     external_data: bool | str | None = None,
     size_threshold: int = 1024,
 ) -> Path:
@@ -47,11 +49,14 @@ def save(
     the file that the model came from. A symbolic link at ``path`` is replaced, not followed.
 
     Args:
-        model: a Model, or what ``convert`` takes. Of a Model the weights now in ``model.params`` are written.
+        model: a Model, a TrainingModel, or what ``convert`` takes. Of a Model the weights now in ``model.params`` are
+            written; of a TrainingModel all variables, those of its algorithms too, so that the file goes on training
+            where this one stopped. ONNX has no place for the random key: a checkpoint has.
         path: the file to write.
         params: new weights by their names in ``Model.params``, any initializer included (one of a training graph is
             ``training_info[0].algorithm/name``); NumPy or JAX arrays of the same shape and element type. The others
             keep their values.
+        state: the state of the TrainingModel to write; ``model.state`` when left out.
         external_data: None leaves each tensor inside or outside the file, as it was, and moves them out when the
             file would pass 2 GiB. True moves them out to ``<name of the file>.data``, a text to the file of that
             name beside the model; False brings them all in. Either way there is one data file.
@@ -61,7 +66,7 @@ def save(
         The path.
 
     Raises:
-        InputNameError, InputShapeError, InputTypeError: ``params`` does not fit the model.
+        InputNameError, InputShapeError, InputTypeError: ``params`` or ``state`` does not fit the model.
         ExternalDataError: the data file would overwrite one that is not this model's.
 
     >>> import tempfile, onnx2jax
@@ -76,12 +81,14 @@ def save(
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; a model goes to a file in it")
+    if state is not None and not isinstance(model, TrainingModel):
+        raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
     values: dict[str, Any] = {}
-    if isinstance(model, Model):
+    if isinstance(model, Model | TrainingModel):
         if model.origin is None:
             raise ValueError("the model was not made by onnx2jax.convert; save the source instead")
         opened = model.origin.open()
-        values |= model.changed()
+        values |= model.changed() if isinstance(model, Model) else model.changed(state)
     else:
         opened = Opened(*read_model(model))
     _assign(opened, values | dict(params or {}))

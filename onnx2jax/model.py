@@ -171,8 +171,9 @@ class Model:
         origin: Origin | None = None,
         placement: Placement | None = None,
         rebatched: tuple[str, ...] = (),
+        changes: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.origin = origin
+        self.origin, self._changes = origin, dict(changes or {})
         self.placement = placement
         self.rebatched = rebatched
         self.graph = imported.graph
@@ -216,9 +217,9 @@ class Model:
         self._read, self._params = self._read or {}, params
 
     def changed(self) -> dict[str, Any]:
-        """Those of ``params`` that are no longer what the file says."""
+        """Weights that are no longer what the file says."""
         read = self._read or {}
-        return {n: v for n, v in self._params.items() if v is not read.get(n)}
+        return self._changes | {n: v for n, v in self._params.items() if v is not read.get(n)}
 
     @property
     def jitted(self) -> bool:

@@ -280,21 +280,26 @@ class TrainingModel:
 
     def to_model(self, state: State | None = None) -> Model:
         """The main graph as a Model with the variables of a state, ``self.state`` when left out."""
-        values = {n: np.asarray(v) for n, v in (self.state if state is None else state).variables.items()}
-        graph = self._imported.graph
-        fixed = {n: v for n, v in values.items() if n not in plan.parameters(graph)}
-        graph = replace(graph, initializers={**graph.initializers, **fixed})
-        model = Model(replace(self._imported, graph=graph), self._settings, origin=self.origin)
-        model.params = model.params | {n: v for n, v in values.items() if n not in fixed}
-        return model
+        variables = (self.state if state is None else state).variables
+        values, graph = {n: np.asarray(v) for n, v in variables.items()}, self._imported.graph
+        graph = replace(graph, initializers={**graph.initializers, **values})
+        return Model(replace(self._imported, graph=graph), self._settings, origin=self.origin, changes=values)
+
+    def changed(self, state: State | None = None) -> dict[str, jax.Array]:
+        """The variables of a state (``self.state`` when left out) by the names under which ``save`` writes them: those
+        of the main graph under their own, those of an algorithm as ``training_info[0].algorithm/T``."""
+        state = self.state if state is None else state
+        self._check(state)
+        named = dict(state.variables)
+        for info, own in zip(self._infos, state.own, strict=True):
+            named |= {info.key(n): v for n, v in own.items()}
+        return named
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The current state as NumPy arrays by name: variables of the main graph under their own names, those of an
-        algorithm as ``training_info[0].algorithm/T``, the data of the random key as ``training_info/key``."""
-        named = dict(self.state.variables)
-        for info, own in zip(self._infos, self.state.own, strict=True):
-            named |= {info.key(n): v for n, v in own.items()}
-        return {n: np.array(v) for n, v in named.items()} | {_KEY: np.array(jax.random.key_data(self.state.key))}
+        """The current state as NumPy arrays: variables by the names of ``changed``, and the data of the random key as
+        ``training_info/key``."""
+        key = np.array(jax.random.key_data(self.state.key))
+        return {n: np.array(v) for n, v in self.changed().items()} | {_KEY: key}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned.

@@ -17,6 +17,7 @@ from onnx import numpy_helper, parser
 
 import onnx2jax
 from tests.helpers import mesh
+from tests.train.models import info, training
 
 STOP, END = 37, 100
 BATCHES = 23
@@ -57,9 +58,41 @@ def finetuning(**options: Any) -> Training:
     return Training(lambda: tuned.init(jax.random.key(3)), tuned.step)
 
 
+CLASSIFIER = "classifier (float[n,6] x) => (float[n,4] logits) { p = MatMul(x, w)  logits = Add(p, b) }"
+ADAM = """adam (int64[n] label) => (float loss, float[6,4] w1, float[4] b1, float[6,4] v1, float[4] bv1, float[6,4] h1,
+                                  float[4] bh1, int64 t1) <float rate = {0.05}, int64 t = {0}, int64 one = {1}> {
+    loss = SoftmaxCrossEntropyLoss(logits, label)
+    dw, db = Gradient <xs = ["w", "b"], zs = ["x", "label"], y = "loss"> (w, b, x, label)
+    noise = RandomNormalLike <scale = 0.01> (dw)  gw = Add(dw, noise)
+    w1, b1, v1, bv1, h1, bh1 = Adam(rate, t, w, b, gw, db, v, bv, h, bh)  t1 = Add(t, one) }"""
+UPDATES = {"w": "w1", "b": "b1", "v": "v1", "bv": "bv1", "h": "h1", "bh": "bh1", "t": "t1"}
+
+
+def classifier() -> onnx.ModelProto:
+    """Adam, with noise on a gradient; its averages and its count are the algorithm's own."""
+    model = training(CLASSIFIER, info(ADAM, UPDATES))
+    weight = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    for graph, values in (
+        (model.graph, {"w": weight, "b": np.zeros(4, np.float32)}),
+        (
+            model.training_info[0].algorithm,
+            {"v": weight * 0, "h": weight * 0, "bv": weight[0] * 0, "bh": weight[0] * 0},
+        ),
+    ):
+        graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
+    return model
+
+
+def training_model(**options: Any) -> Training:
+    trainer = onnx2jax.TrainingModel(classifier(), rng=5, **options)
+    return Training(trainer.init, trainer.step)
+
+
 TRAININGS: dict[str, Callable[[], Training]] = {
     "finetune": finetuning,
     "finetune on 8 devices": lambda: finetuning(mesh=mesh(data=4, model=2), shardings={"w*": P(None, "model")}),
+    "training_info": training_model,
+    "training_info on 8 devices": lambda: training_model(mesh=mesh(data=4, model=2), shardings={"w": P(None, "model")}),
 }
 
 

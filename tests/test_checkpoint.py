@@ -367,29 +367,22 @@ def test_the_extras_are_asked_for_only_when_used(tmp_path: Path, monkeypatch: py
 # --------------------------------------------------------------------------------------------------------- resumption
 
 
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where another process has gone on from checkpoints of each training, in both formats."""
-    folder = tmp_path_factory.mktemp("resumed")
+def test_a_training_taken_up_in_another_process_ends_at_the_same_bits(tmp_path: Path) -> None:
+    ends = {}
     for name, make in resumption.TRAININGS.items():
-        training = make()
+        training, folder = make(), tmp_path / name
+        beginning = training.init()
         state, position = resumption.run(training, training.init(), {"epoch": 0, "batch": 0}, resumption.STOP)
         assert position == {"epoch": 1, "batch": 14}
-        (folder / name).mkdir()
-        onnx2jax.save_checkpoint(folder / name / "file", state, position=position)
-        with onnx2jax.Checkpoints(folder / name / "series") as checkpoints:
+        with onnx2jax.Checkpoints(folder / "series") as checkpoints:
             checkpoints.save(resumption.STOP, state, position=position)
-    subprocess.run([sys.executable, "-W", "error", "-m", "tests.resumption", folder], check=True, cwd=ROOT)
-    return folder
-
-
-@pytest.mark.parametrize("name", resumption.TRAININGS)
-def test_a_training_taken_up_in_another_process_ends_at_the_same_bits(name: str, resumed: Path) -> None:
-    training = resumption.TRAININGS[name]()
-    state, position = resumption.run(training, training.init(), {"epoch": 0, "batch": 0}, resumption.END)
-    for form in ("file", "series"):
-        again, where = onnx2jax.load_checkpoint(resumed / name / f"end of {form}", state)
-        assert where == position
-        assert_same(state, again)
-    beginning = jax.tree.leaves(training.init())
-    assert all(bits(x) != bits(y) for x, y in zip(jax.tree.leaves(state), beginning, strict=True) if x.ndim)
+            onnx2jax.save_checkpoint(folder / "file", state, position=position)
+            ends[name] = resumption.run(training, state, position, resumption.END - resumption.STOP)
+        both = zip(jax.tree.leaves(ends[name][0]), jax.tree.leaves(beginning), strict=True)
+        assert all(bits(x) != bits(y) for x, y in both if x.ndim)
+    subprocess.run([sys.executable, "-W", "error", "-m", "tests.resumption", tmp_path], check=True, cwd=ROOT)
+    for name, (state, position) in ends.items():
+        for form in ("file", "series"):
+            again, where = onnx2jax.load_checkpoint(tmp_path / name / f"end of {form}", state)
+            assert where == position
+            assert_same(state, again)
