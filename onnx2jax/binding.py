@@ -13,7 +13,8 @@ import numpy as np
 from .errors import ModelError, UnsupportedError, UnsupportedOperatorError
 from .graph import Missing, Node
 from .ops import registry
-from .ops.registry import Operator, normal_domain
+from .ops.registry import Operator
+from .proto.names import normal_domain
 
 NEWEST: Final = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}
 """The newest version known here of each domain that ONNX itself defines."""

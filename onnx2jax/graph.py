@@ -11,6 +11,7 @@ import numpy as np
 
 from .ops.registry import Operator
 from .proto.devices import Configuration, NodeDevices
+from .proto.names import inside
 from .proto.types import ValueInfo
 
 
@@ -103,7 +104,7 @@ class Graph:
 
     def key(self, name: str) -> str:
         """The name of an initializer in ``Model.params``: unique over all graphs of the model."""
-        return f"{self.path}/{name}" if self.path else name
+        return inside(self.path, name)
 
     def walk(self) -> Iterator[Graph]:
         """This graph, the graphs inside its nodes, and the bodies of the functions they call (each once)."""

@@ -14,13 +14,13 @@ from . import binding, rules
 from .errors import ModelError, OnnxError, UnsupportedError
 from .gradient import prepared
 from .graph import Function, Graph, Imported, Missing, Node, Reference
-from .ops.registry import LEGACY_HINTS, normal_domain
+from .ops.registry import LEGACY_HINTS
 from .proto.devices import read_configurations, read_node
 from .proto.external import ExternalFiles
+from .proto.names import inside, node_names, normal_domain
 from .proto.operator_sets import OperatorSet, find
 from .proto.tensors import to_array, to_dense
 from .proto.types import ValueInfo, to_type, to_value_info
-from .proto.walk import node_names
 
 NEWEST_IR: Final = 14
 EXPANSION_LIMIT: Final = 1_000_000
@@ -225,8 +225,7 @@ class Importer:
                 with self.guard(f"{here}, attribute {a.name!r}"):
                     if a.name in attributes:
                         raise ModelError(f"{here} has an attribute twice: {a.name!r} (rule ND-10)")
-                    inner = f"{path}/{name}" if path else name
-                    attributes[a.name] = self._attribute(a, here, inner, opsets, parameters)
+                    attributes[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
             domain = normal_domain(message.domain)
             tensor = attributes.get("value") if (domain, message.op_type) == ("", "Constant") else None
             if isinstance(tensor, np.ndarray) and len(attributes) == len(message.output) == 1 and not message.input:

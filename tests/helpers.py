@@ -11,7 +11,7 @@ import numpy as np
 from onnx2jax import binding
 from onnx2jax.graph import Graph, Node
 from onnx2jax.ops import compat
-from onnx2jax.ops.registry import normal_domain
+from onnx2jax.proto.names import normal_domain
 from onnx2jax.proto.types import ValueInfo
 from onnx2jax.trace import Context, evaluate
 

@@ -19,6 +19,7 @@ from onnx2jax.proto.messages import OperatorSetProto
 from onnx2jax.proto.operator_sets import read_operator_set
 from tests.models import model, value
 
+rule = pytest.mark.rule
 X = np.float32([-1, 2])
 ENDS: Any = ([value("x", np.float32, [2])], [value("y", np.float32, [2])])
 
@@ -66,8 +67,8 @@ NEGATE, ABSOLUTE = document([body("F", "Neg")]), document([body("F", "Abs")])
 # ------------------------------------------------------------------------------------------------------ serving
 
 
+@rule("OD-01", "OD-05")
 def test_an_operator_runs_by_its_body(tmp_path: Path) -> None:
-    """OD-01, OD-05."""
     with pytest.raises(UnsupportedOperatorError):
         run(calling())
     path = tmp_path / "my.onnxopset"
@@ -92,8 +93,9 @@ def test_attributes_overloads_and_calls_inside_a_document() -> None:
         run(calling(overload="c"), source)
 
 
+@rule("FN-05")
 def test_the_body_keeps_to_its_own_opset_imports() -> None:
-    """FN-05: Softmax of opset 11 flattens, that of the model's 21 does not."""
+    """Softmax of opset 11 flattens, that of the model's 21 does not."""
     node = helper.make_node("F", ["x"], ["y"], domain="my")
     ends: Any = ([value("x", np.float32, [1, 2, 2])], [value("y", np.float32, [1, 2, 2])])
     converted = onnx2jax.convert(
@@ -106,9 +108,9 @@ def test_the_body_keeps_to_its_own_opset_imports() -> None:
         run(calling(), document([old]))
 
 
+@rule("OD-02", "OD-04", "OR-01")
 @pytest.mark.parametrize(("imported", "expected"), [(1, [1, -2]), (2, [1, -2]), (3, [1, 2]), (9, [1, 2])])
 def test_the_newest_document_not_above_the_import_counts(imported: int, expected: list[float]) -> None:
-    """OD-02, OD-04, OR-01."""
     first = document([body("F", "Neg")], [("F", 1, 1)], 1)
     third = document([body("F", "Abs")], [("F", 1, 1), ("F", 3, 1)], 3)
     assert run(calling(version=imported), first, third) == expected
@@ -125,8 +127,9 @@ def test_two_versions_in_one_model() -> None:
     assert run(message, first, third) == [2, 0]
 
 
+@rule("OD-04")
 def test_a_stable_operator_may_have_its_body_in_an_older_document() -> None:
-    """OD-04: it keeps its meaning; an experimental one may not."""
+    """It keeps its meaning; an experimental one may not."""
     first = document([body("F", "Neg")], [("F", 1, 1)], 1)
     assert run(calling(version=2), first, document([], [("F", 1, 1)], 2)) == [1, -2]
     for operators in ([("F", 1, 0)], [("F", 2, 1)]):
@@ -206,8 +209,8 @@ def test_files_of_model_and_document_are_kept_apart(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- rules
 
 
+@rule("OD-01", "OD-04")
 def test_what_a_document_says() -> None:
-    """OD-01, OD-04: statuses are exposed."""
     functions = [body("F", "Neg"), body("K", "Abs")]
     read = read_operator_set(document(functions, [("F", 1, 0), ("F", 2, 1), ("G", 1, 0)], 3))
     assert (read.domain, read.version, read.ir_version) == ("my", 3, 10)
@@ -215,16 +218,18 @@ def test_what_a_document_says() -> None:
     assert [read.since(name) for name in "FGKL"] == [2, 1, 3, None]
 
 
+@rule("OD-06")
 def test_ir_version_is_a_64_bit_number() -> None:
-    """OD-06: it parses; what it means nobody here knows."""
+    """It parses; what it means nobody here knows."""
     source = document([body("F", "Neg")], ir_version=2**40)
     assert read_operator_set(source).ir_version == 2**40
     with pytest.raises(UnsupportedError, match=r"MV-02"):
         run(calling(), source)
 
 
+@rule("OD-01", "OD-02", "OD-03")
 @pytest.mark.parametrize(
-    ("source", "rule"),
+    ("source", "broken"),
     [
         (document(magic=None), "OD-01"),
         (document(magic="ONNX"), "OD-01"),
@@ -247,18 +252,44 @@ def test_ir_version_is_a_64_bit_number() -> None:
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_broken_documents_are_refused(source: bytes, rule: str) -> None:
-    with pytest.raises(ModelError, match=rf"the bytes given.*rule {rule}"):
+def test_broken_documents_are_refused(source: bytes, broken: str) -> None:
+    with pytest.raises(ModelError, match=rf"the bytes given.*rule {broken}"):
         run(calling(), source)
 
 
+@rule("OD-01", "OD-02", "OD-03")
+def test_check_finds_everything_that_is_wrong_with_a_document() -> None:
+    elsewhere = body("H", "Neg", domain="other")
+    wrong = document([body("F", "Neg"), body("F", "Abs"), elsewhere], [("F", 9, 1), ("", 1, 1)], 2, magic="X")
+    found = onnx2jax.check(OperatorSetProto.FromString(wrong)).errors
+    assert sorted(f.rule for f in found) == ["FN-01", "OD-01", "OD-02", "OD-02", "OD-02", "OD-03"]
+    assert all(f.path == "the OperatorSetProto given" for f in found if f.rule != "FN-01")
+    assert onnx2jax.check(NEGATE).findings == ()
+
+
+def test_check_looks_into_the_bodies_of_a_document() -> None:
+    undefined = helper.make_node("Add", ["a", "b"], ["r"])
+    misspelt = helper.make_node("Negg", ["a"], ["r"])
+    mixed = [helper.make_node("Cast", ["a"], ["i"], to=7), helper.make_node("Cast", ["a"], ["f"], to=1)]
+    bodies = [[undefined], [misspelt], [*mixed, helper.make_node("Add", ["i", "f"], ["r"])]]
+    opsets = [helper.make_opsetid("", 21)]
+    functions = [helper.make_function("my", f"F{i}", ["a"], ["r"], nodes, opsets) for i, nodes in enumerate(bodies)]
+    found = onnx2jax.check(document([*functions, body("G", "my.F0", "Neg")])).errors
+    assert {(f.rule, f.path[:13]) for f in found} == {
+        ("FN-07", "function 'my."),
+        ("OR-08", "node 'r'"),
+        ("ND-09", "function 'F2'"),
+    }
+
+
+@rule("OD-02")
 def test_domain_and_version_identify_a_document() -> None:
     with pytest.raises(ModelError, match=r"my 1 \(rule OD-02\)"):
         run(calling(), NEGATE, ABSOLUTE)
 
 
+@rule("OR-06")
 def test_a_domain_that_is_not_imported_stays_an_error() -> None:
-    """OR-06."""
     node = helper.make_node("F", ["x"], ["y"], domain="my")
     with pytest.raises(ModelError, match="OR-06"):
         run(model([node], *ENDS), NEGATE)

@@ -9,11 +9,13 @@ from typing import Any
 
 from ..errors import ModelError, OnnxError
 from ..graph import Missing
-from ..importer import Importer
-from ..ops.registry import normal_domain, supported
+from ..importer import NEWEST_IR, Importer
+from ..ops.registry import supported
 from ..proto.external import ExternalFiles
 from ..proto.files import read_model
-from ..proto.operator_sets import MAGIC, OperatorSet, read_operator_set, read_operator_sets
+from ..proto.messages import ModelProto
+from ..proto.names import normal_domain
+from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems, read_operator_sets
 from ..proto.walk import tensors
 from ..training_info import read_training
 from .graphs import check_graphs
@@ -55,8 +57,7 @@ def check(
     collector = Collector()
     try:
         if _is_operator_set(source):
-            read_operator_set(source, follow_links=follow_links)
-            return collector.report()
+            return check_document(*parse(source, follow_links=follow_links), collector)
         documents = read_operator_sets(operator_sets)
         model, files = read_model(
             source, external_data_dir=external_data_dir, follow_links=follow_links, buffers=buffers
@@ -81,6 +82,30 @@ def _is_operator_set(source: Any) -> bool:
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source[:64]).startswith(b"\n\x09" + MAGIC.encode())
     return type(source).__name__ == "OperatorSetProto"
+
+
+def check_document(document: Any, what: str, files: ExternalFiles, collector: Collector) -> Report:
+    """An OperatorSetProto of this package, with the bodies of its functions."""
+    if (broken := not_text(document)) is not None:
+        collector.note("GR-23", "error", what, f"{broken[:40]!r} is no UTF-8 text, so nothing else was checked")
+        return collector.report()
+    for problem in problems(document, what):
+        collector.error(ModelError(problem), what)
+    # A model that has the functions and nothing else; bodies need no more of it than its IR version.
+    model = ModelProto(ir_version=min(max(document.ir_version, 1), NEWEST_IR), functions=document.functions)
+    model.opset_import.add(domain=document.domain, version=max(document.opset_version, 1))
+    for function in model.functions:
+        function.domain = document.domain
+    importer = Importer(model, files, True, False, collector.error)
+    try:
+        importer.unused_functions()
+        check_graphs(model, importer.opsets, files, collector.note)
+        check_types(model, importer.opsets, collector.note)
+    except OnnxError as e:
+        collector.error(e, what)
+    for missing in importer.missing:
+        _missing(missing, model, collector)
+    return collector.report()
 
 
 def check_message(

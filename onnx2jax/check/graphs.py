@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ops.registry import LEGACY_HINTS, normal_domain, resolve
+from ..ops.registry import LEGACY_HINTS, resolve
 from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
+from ..proto.names import normal_domain
 from ..proto.tensors import EXTERNAL
 from ..rules import used_fields
 from .devices import check_devices

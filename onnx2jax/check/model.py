@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ..ops.registry import normal_domain
+from ..proto.names import normal_domain
 from .report import Note
 
 FIRST_IR: Final = {"opset_import": 3, "training_info": 7, "functions": 8, "configuration": 11}

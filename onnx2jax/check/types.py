@@ -11,7 +11,8 @@ from ..binding import NEWEST
 from ..binding import opsets as imported
 from ..errors import ModelError
 from ..importer import DEPTH_LIMIT
-from ..ops.registry import normal_domain, resolve
+from ..ops.registry import resolve
+from ..proto.names import normal_domain
 from .report import Note
 from .scopes import Place, places
 from .signatures import Type, element, formal, signature, type_of

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Final, Literal, TypeVar
 
+from ..proto.names import normal_domain
+
 Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
 
@@ -60,11 +62,6 @@ class Operator:
 
 
 _OPERATORS: dict[tuple[str, str], list[Operator]] = {}
-
-
-def normal_domain(domain: str) -> str:
-    """ONNX's default domain has two spellings; the empty one is used here (rule OS: '' is ai.onnx)."""
-    return "" if domain == "ai.onnx" else domain
 
 
 def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, replace: bool = False) -> Callable[[F], F]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from .errors import ModelError
 from .external import ExternalFiles
 from .files import read_bytes
 from .messages import OperatorSetProto
+from .names import normal_domain
 
 MAGIC: Final = "ONNXOPSET"
 STABLE: Final = 1
@@ -70,42 +71,52 @@ def read_operator_set(source: Any, *, follow_links: bool = False) -> OperatorSet
     Raises:
         ModelError: no such document, or one that breaks a rule.
     """
+    document, what, files = parse(source, follow_links=follow_links)
+    for problem in problems(document, what):
+        raise ModelError(problem)
+    return OperatorSet(
+        what,
+        document.ir_version,
+        normal_domain(document.domain),
+        document.opset_version,
+        {(o.op_type, o.since_version): o.status == STABLE for o in document.operator},
+        {(f.name, f.overload): f for f in document.functions},
+        files,
+    )
+
+
+def parse(source: Any, *, follow_links: bool = False) -> tuple[Any, str, ExternalFiles]:
+    """The message of a document, what to call it, and where its external data lies."""
     data, what, folder = read_bytes(source)
     try:
         document = OperatorSetProto.FromString(data)
     except DecodeError as e:
         raise ModelError(f"{what} is no operator set document: protobuf cannot parse it ({e}; rule OD-01)") from None
-    for field, rule in (("magic", "OD-01"), ("ir_version", "OD-01"), ("domain", "OD-03"), ("opset_version", "OD-02")):
-        if not document.HasField(field):
-            raise ModelError(f"{what} is no operator set document: it has no {field} (rule {rule})")
-    if document.magic != MAGIC:
-        raise ModelError(f"{what} is no operator set document: its magic is {document.magic!r} (rule OD-01)")
-    if document.ir_version < 1:
-        raise ModelError(f"{what} has ir_version {document.ir_version}; it starts at 1 (rule OD-01)")
-    if not 0 < document.opset_version < 2**31:
-        raise ModelError(f"{what} has opset_version {document.opset_version} (rule OD-02)")
-    _check_operators(document, what)
-    return OperatorSet(
-        what,
-        document.ir_version,
-        _normal(document.domain),
-        document.opset_version,
-        {(o.op_type, o.since_version): o.status == STABLE for o in document.operator},
-        {(f.name, f.overload): f for f in document.functions},
-        ExternalFiles(folder, follow_links=follow_links),
-    )
+    return document, what, ExternalFiles(folder, follow_links=follow_links)
 
 
-def _check_operators(document: Any, what: str) -> None:
+def problems(document: Any, what: str) -> Iterator[str]:
+    """Everything that is wrong with a document but for the bodies of its functions."""
+    fields = {"magic": "OD-01", "ir_version": "OD-01", "domain": "OD-03", "opset_version": "OD-02"}
+    present = {field: document.HasField(field) for field in fields}
+    for field, rule in fields.items():
+        if not present[field]:
+            yield f"{what} is no operator set document: it has no {field} (rule {rule})"
+    if present["magic"] and document.magic != MAGIC:
+        yield f"{what} is no operator set document: its magic is {document.magic!r} (rule OD-01)"
+    if present["ir_version"] and document.ir_version < 1:
+        yield f"{what} has ir_version {document.ir_version}; it starts at 1 (rule OD-01)"
+    if present["opset_version"] and not 0 < document.opset_version < 2**31:
+        yield f"{what} has opset_version {document.opset_version} (rule OD-02)"
     for operator in document.operator:
         if not operator.op_type or not 0 < operator.since_version <= document.opset_version:
-            raise ModelError(
+            yield (
                 f"{what}: operator {operator.op_type!r} has since_version {operator.since_version}, "
                 f"the set is version {document.opset_version} (rule OD-02)"
             )
     for function in document.functions:
-        if not function.name or _normal(function.domain or document.domain) != _normal(document.domain):
-            raise ModelError(
+        if not function.name or normal_domain(function.domain or document.domain) != normal_domain(document.domain):
+            yield (
                 f"{what}: function {function.name!r} is of domain {function.domain!r}, "
                 f"the set of {document.domain!r} (rule OD-03)"
             )
@@ -115,7 +126,7 @@ def _check_operators(document: Any, what: str) -> None:
     ):
         for (name, version), times in Counter(ids).items():
             if times > 1:
-                raise ModelError(f"{what} declares operator {name!r} ({version}) {times} times (rule OD-02)")
+                yield f"{what} declares operator {name!r} ({version}) {times} times (rule OD-02)"
 
 
 def find(
@@ -139,7 +150,3 @@ def find(
             return document, document.functions[op_type, overload]
     with_overload = f" for overload {overload!r}" if overload else ""
     return f"{home.name} declares it without a body{with_overload} (rule OD-05)"
-
-
-def _normal(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain

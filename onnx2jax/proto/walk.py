@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.message import Message
+
+from .names import inside, node_names, normal_domain
 
 _HOLD_TENSORS = {"ModelProto", "GraphProto", "NodeProto", "AttributeProto", "FunctionProto"} | {
     "SparseTensorProto",
@@ -30,7 +32,7 @@ def weights(model: Any) -> Iterator[tuple[str, Any]]:
     """The initializers and tensors of Constant nodes, TensorProto or SparseTensorProto, by Graph.key."""
     yield from _of_graph(model.graph, "")
     for f in model.functions:
-        yield from _of_nodes(f.node, ".".join(filter(None, (_normal(f.domain), f.name, f.overload))))
+        yield from _of_nodes(f.node, ".".join(filter(None, (normal_domain(f.domain), f.name, f.overload))))
     for i, info in enumerate(model.training_info):
         for part in ("initialization", "algorithm"):
             yield from _of_graph(getattr(info, part), f"training_info[{i}].{part}")
@@ -38,43 +40,21 @@ def weights(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_graph(graph: Any, path: str) -> Iterator[tuple[str, Any]]:
     for tensor in graph.initializer:
-        yield _inside(path, tensor.name), tensor
+        yield inside(path, tensor.name), tensor
     for sparse in graph.sparse_initializer:
-        yield _inside(path, sparse.values.name), sparse
+        yield inside(path, sparse.values.name), sparse
     yield from _of_nodes(graph.node, path)
 
 
 def _of_nodes(nodes: Any, path: str) -> Iterator[tuple[str, Any]]:
     for node, name in zip(nodes, node_names(nodes), strict=True):
-        where = _inside(path, name)
-        constant = (_normal(node.domain), node.op_type) == ("", "Constant")
+        where = inside(path, name)
+        constant = (normal_domain(node.domain), node.op_type) == ("", "Constant")
         for a in node.attribute:
             if constant and a.name == "value" and a.HasField("t") and node.output:
-                yield _inside(path, node.output[0]), a.t
+                yield inside(path, node.output[0]), a.t
             elif a.HasField("g"):
                 yield from _of_graph(a.g, f"{where}.{a.name}")
             else:
                 for i, graph in enumerate(a.graphs):
                     yield from _of_graph(graph, f"{where}.{a.name}.{i}")
-
-
-def node_names(nodes: Iterable[Any]) -> list[str]:
-    """A name for each node of a list: its own or its first output's, with its position where that is taken.
-
-    Names of nodes may be empty or repeat (rule GR-22), but weights and random numbers inside go by them.
-    """
-    names: dict[str, None] = {}
-    for i, node in enumerate(nodes):
-        name = node.name or next(filter(None, node.output), f"{node.op_type}_{i}")
-        while name in names:
-            name = f"{name}_{i}"
-        names[name] = None
-    return list(names)
-
-
-def _inside(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
-
-
-def _normal(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
