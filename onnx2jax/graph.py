@@ -39,6 +39,7 @@ class Node:
     """What it reads beyond its inputs: the values from which those that its attributes name are computed."""
     devices: Mapping[str, NodeDevices] = field(default_factory=dict)
     """What it says about each device configuration of the model."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:
@@ -80,6 +81,9 @@ class Graph:
     lifted: frozenset[str] = frozenset()
     """Initializers that the file writes as Constant nodes."""
     value_info: Mapping[str, ValueInfo] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    quantization: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """For a tensor the names of those with its parameters, by SCALE_TENSOR, ZERO_POINT_TENSOR and others."""
 
     @cached_property
     def captures(self) -> frozenset[str]:

@@ -10,17 +10,18 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import binding, rules
+from . import attributes, binding, rules
 from .errors import ModelError, OnnxError, UnsupportedError
 from .gradient import prepared
 from .graph import Function, Graph, Imported, Missing, Node, Reference
+from .metadata import entries, metadata
 from .ops.registry import LEGACY_HINTS
 from .proto.devices import read_configurations, read_node
 from .proto.external import ExternalFiles
 from .proto.names import inside, node_names, normal_domain
 from .proto.operator_sets import OperatorSet, find
 from .proto.tensors import to_array, to_dense
-from .proto.types import ValueInfo, to_type, to_value_info
+from .proto.types import ValueInfo, to_value_info
 
 NEWEST_IR: Final = 14
 EXPANSION_LIMIT: Final = 1_000_000
@@ -113,12 +114,8 @@ class Importer:
                 )
             self.check_size(graph)
             graph = prepared(graph)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-            if model.HasField(name):
-                metadata.setdefault(name, str(getattr(model, name)))
         configurations = read_configurations(model)
-        return Imported(graph, self.opsets, metadata, model.ir_version, tuple(self.missing), configurations)
+        return Imported(graph, self.opsets, metadata(model), model.ir_version, tuple(self.missing), configurations)
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
@@ -187,6 +184,11 @@ class Importer:
             order,
             frozenset(constants),
             value_info,
+            metadata=entries(message),
+            quantization={
+                a.tensor_name: {e.key: e.value for e in a.quant_parameter_tensor_names}
+                for a in message.quantization_annotation
+            },
         )
 
     def _declared(self, messages: Iterable[Any], where: str) -> tuple[ValueInfo, ...]:
@@ -217,25 +219,26 @@ class Importer:
         for message, name in zip(messages, node_names(messages), strict=True):
             here = f"{where}, node {name!r:.80}"
             rules.check_text(here, message.op_type, message.domain, name, *message.input, *message.output)
-            attributes: dict[str, Any] = {}
+            given: dict[str, Any] = {}
             for a in message.attribute:
                 if a.name in LEGACY_HINTS:
                     continue
                 rules.check_text(here, a.name, a.ref_attr_name)
                 with self.guard(f"{here}, attribute {a.name!r}"):
-                    if a.name in attributes:
+                    if a.name in given:
                         raise ModelError(f"{here} has an attribute twice: {a.name!r} (rule ND-10)")
-                    attributes[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
+                    given[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
             domain = normal_domain(message.domain)
-            tensor = attributes.get("value") if (domain, message.op_type) == ("", "Constant") else None
-            if isinstance(tensor, np.ndarray) and len(attributes) == len(message.output) == 1 and not message.input:
+            tensor = given.get("value") if (domain, message.op_type) == ("", "Constant") else None
+            if isinstance(tensor, np.ndarray) and len(given) == len(message.output) == 1 and not message.input:
                 with self.guard(here):
                     if message.output[0] in constants:
                         raise ModelError(f"{where}: {message.output[0]!r} is defined more than once (rule GR-02)")
                 constants[message.output[0]] = tensor
                 continue
             inputs, outputs = _trimmed(message.input), _trimmed(message.output)
-            node = Node(name, message.op_type, domain, opsets.get(domain, 0), inputs, outputs, attributes, None)
+            opset = opsets.get(domain, 0)
+            node = Node(name, message.op_type, domain, opset, inputs, outputs, given, None, metadata=entries(message))
             if message.device_configurations:
                 node = replace(node, devices=read_node(message))
             with self.guard(here):
@@ -258,13 +261,13 @@ class Importer:
         if not binding.built_in_wins(node):
             target = self._function(node.domain, node.op_type, message.overload)
         target = target or binding.find(node, self.allow_newer_opset) or self._from_document(node, message.overload)
-        attributes = node.attributes
+        given = node.attributes
         if isinstance(target, Function):
             rules.check_call(node, target, message)
         elif target is not None:
             binding.check(node, target)
-            attributes = binding.land(target, attributes)
-        return replace(node, attributes=attributes, target=target)
+            given = binding.land(target, given)
+        return replace(node, attributes=given, target=target)
 
     def _function(self, domain: str, name: str, overload: str) -> Function | None:
         key = (domain, name, overload)
@@ -299,7 +302,9 @@ class Importer:
                 self.files = outside
         function = self._functions[key]
         if function is None:
-            raise ModelError(f"{where} calls itself (rule FN-19)")
+            begun = [k for k, f in self._functions.items() if f is None]
+            between = ", ".join(repr(".".join(filter(None, k))) for k in begun[begun.index(key) + 1 :])
+            raise ModelError(f"{where} calls itself{' through ' * bool(between)}{between} (rule FN-19)")
         return function
 
     def _build_function(
@@ -361,58 +366,13 @@ class Importer:
                 )
             parameters[a.ref_attr_name] = a.type or parameters[a.ref_attr_name]
             return Reference(a.ref_attr_name)
-        kind = a.type or self._untyped(a, where)
-        if used := [n for n in rules.used_fields(a) if n != rules.VALUE_FIELDS.get(kind)]:
-            raise ModelError(
-                f"{where}: attribute {a.name!r} of type {kind} has a value in {used[0]!r}; "
-                f"its type asks for {rules.VALUE_FIELDS.get(kind, 'no known field')!r} (rules AT-01, AT-02)"
-            )
-        match kind:
-            case 1:
-                return a.f
-            case 2:
-                return a.i
-            case 3:
-                return _text(a.s)
-            case 4:
-                return to_array(a.t, self.files)
-            case 5:
-                return self.graph(a.g, f"{path}.{a.name}", opsets, parameters)
-            case 6:
-                return tuple(a.floats)
-            case 7:
-                return tuple(a.ints)
-            case 8:
-                return tuple(map(_text, a.strings))
-            case 9:
-                return tuple(to_array(t, self.files) for t in a.tensors)
-            case 10:
-                paths = (f"{path}.{a.name}.{i}" for i in range(len(a.graphs)))
-                return tuple(self.graph(g, p, opsets, parameters) for g, p in zip(a.graphs, paths, strict=True))
-            case 11:
-                return to_dense(a.sparse_tensor, self.files)
-            case 12:
-                return tuple(to_dense(t, self.files) for t in a.sparse_tensors)
-            case 13:
-                return to_type(a.tp)
-            case 14:
-                return tuple(map(to_type, a.type_protos))
-            case _:
-                raise ModelError(f"{where}: attribute {a.name!r} has type {a.type}, which is not defined (rule AT-02)")
+        kind = attributes.kind_of(a, where, self.ir_version, self.strict)
 
-    def _untyped(self, a: Any, where: str) -> int:
-        """IR 1 did not write an attribute's type; the one field in use tells it (rule AT-03)."""
-        kinds = {field: kind for kind, field in rules.VALUE_FIELDS.items()}
-        used = [kinds[n] for n in rules.used_fields(a)]
-        if self.ir_version >= 2 and self.strict:
-            raise ModelError(f"{where}: attribute {a.name!r} has no type (rule AT-02)")
-        if len(used) != 1:
-            raise ModelError(f"{where}: attribute {a.name!r} has no type and {len(used)} values (rules AT-01, AT-03)")
-        return used[0]
+        def graph(message: Any, i: int | None = None) -> Graph:
+            place = f"{path}.{a.name}" if i is None else f"{path}.{a.name}.{i}"
+            return self.graph(message, place, opsets, parameters)
 
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "surrogateescape")
+        return attributes.value(a, kind, where, self.files, graph)
 
 
 def _trimmed(names: Iterable[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from . import binding, calling, plan
 from .check import check_message
+from .declared import Declarations
 from .devices import placement
 from .errors import InputNameError
 from .fixed_size import check_counts, with_max_size
@@ -199,6 +200,8 @@ class Model:
         self._held: tuple[Any, ...] = ()
         self._placed: dict[str, jax.Array] = {}
         self._known = Known({}, self.static)
+        self._declared = Declarations(self.graph.inputs, self.outputs)
+        self._compared = 0
 
     @property
     def params(self) -> dict[str, Any]:
@@ -293,9 +296,10 @@ class Model:
             self._place_params()
             own = self._placed | self._put(self._known.scalars)
             given = {n: calling.widened(v, self.params[n].dtype) for n, v in self._put(params).items()}
-            if self.placement is not None:
-                values = self.placement.put_inputs(values)
-            return self._packed(self._program.run(values, own | given, Known({}, self.static), rng, given))
+            placed = values if self.placement is None else self.placement.put_inputs(values)
+            results = self._program.run(placed, own | given, Known({}, self.static), rng, given)
+            self._declared.compare(values | self.static, results)
+            return self._packed(results)
 
     def with_params(self, params: Mapping[str, Any]) -> Model:
         """The model with new values for some of its parameters; what is compiled is shared with this one."""
@@ -319,14 +323,19 @@ class Model:
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:
             rng = jax.random.key(secrets.randbits(32))
-        values, extents = calling.pad(self.inputs, values, self._bucket)
+        padded, extents = calling.pad(self.inputs, values, self._bucket)
         with compat.enable_x64():
             self._place_params()
             if self.placement is not None:
-                values = self.placement.put_inputs(values)
-            results = self._program.run(values, self._placed, self._known, rng)
+                padded = self.placement.put_inputs(padded)
+            results = self._program.run(padded, self._placed, self._known, rng)
             check_counts(results, self._max_size)
-            return calling.cut(self.outputs, results, extents)
+            results = calling.cut(self.outputs, results, extents)
+        compilations = self._program.compilations
+        if compilations != self._compared and not self._max_size:  # else every shape has been met before
+            self._compared = compilations
+            self._declared.compare(values | self.static, results)
+        return results
 
     def _place_params(self) -> None:
         """Parameters on the device, once for each change; scalars apart, to be baked in: an argument costs more.

@@ -273,7 +273,8 @@ def test_max_size_pads_counts_and_makes_one_jit(case: str) -> None:
     node, arrays, outputs = SIZED[case]
     names = [n for n in node.input if n]
     inputs = [value(n, a.dtype, a.shape) for n, a in zip(names, arrays, strict=True)]
-    proto = model([node], inputs, [value(n, np.int64, None) for n in outputs])
+    types = {"y": np.int64 if case == "NonZero" else np.float32, "inverse": np.int64}
+    proto = model([node], inputs, [value(n, types[n], None) for n in outputs])
     expected = onnx2jax.convert(proto)(*arrays)
     m = onnx2jax.convert(proto, max_size={"it": 4})
     padded = jax.jit(m.apply)({}, *arrays)

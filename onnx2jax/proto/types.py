@@ -86,6 +86,8 @@ class ValueInfo:
     type: ValueType | None = None
     denotations: tuple[str, ...] = ()
     """What each dimension stands for (DATA_BATCH, ...), when the model says so."""
+    denotation: str = ""
+    """What the whole stands for (IMAGE, AUDIO, TEXT), likewise."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -99,7 +101,7 @@ def to_value_info(message: Any) -> ValueInfo:
         raise ModelError(f"value {message.name!r} has an invalid type: {e} (rule TY-01)") from None
     shape = getattr(message.type, message.type.WhichOneof("value") or "tensor_type", None)
     marks = tuple(d.denotation for d in shape.shape.dim) if isinstance(kind, TensorType) and shape is not None else ()
-    return ValueInfo(message.name, kind, marks if any(marks) else ())
+    return ValueInfo(message.name, kind, marks if any(marks) else (), message.type.denotation)
 
 
 def to_type(message: Any) -> ValueType | None:
