@@ -95,7 +95,8 @@ def finetune(
         checkpoint: patterns of node names. The nodes of each pattern, with what lies between them, keep no values
             for the backward pass but compute them again (``jax.checkpoint``): less memory, more time.
         outputs: the outputs that the loss needs, when the model has others that cannot be compiled.
-        mesh: devices over which batches are divided, along its first axis, and parameters as ``shardings`` says.
+        mesh: devices over which batches are divided, along its first axis, and parameters as ``shardings`` says; those
+            of the model when left out.
         shardings: PartitionSpecs by patterns of parameter names; what none matches is on every device.
 
     Raises:
@@ -153,7 +154,7 @@ class FineTuning:
         if shardings and mesh is None:
             raise ShardingError("shardings are given without the devices they speak of: finetune(..., mesh=mesh)")
         self._model, self._form, self._loss = model, form, loss
-        self._accumulate, self._mesh = accumulate, mesh
+        self._accumulate = accumulate
         self._optimizer = self._optax.with_extra_args_support(optimizer)
         self._outputs = calling.named_tuple(form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
@@ -161,10 +162,9 @@ class FineTuning:
         self.trainable = chosen(form.plain, params, trainable)
         self._initial = {n: params[n] for n in dict.fromkeys((*self.trainable, *form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
-        self._shardings: dict[str, NamedSharding] = {}
-        if mesh is not None:
-            sharding.check_patterns(shardings, params)
-            self._shardings = sharding.by_name(params, mesh, shardings)
+        placed = model.placement if mesh is None else sharding.by_rules(params, (), mesh, shardings)
+        self._placement, self._shardings = placed, {} if placed is None else placed.spread(params)
+        self._place = model.settings.place if mesh is None else None
         frozen = {n: v for n, v in params.items() if n not in self._initial}
         # Scalars are part of the program: x ** 2 costs less than x ** y.
         self._known = {n: np.asarray(v) for n, v in frozen.items() if np.size(v) == 1}
@@ -189,7 +189,7 @@ class FineTuning:
             )
             key = jax.random.key(key) if isinstance(key, int | np.integer) else jax.random.fold_in(key, 0)
             state = State(params, stats, opt_state, jnp.zeros((), jnp.int32), key)
-            return state if self._mesh is None else jax.device_put(state, self.shardings(state))
+            return state if self._placement is None else jax.device_put(state, self.shardings(state))
 
     def step(self, state: State, batch: Mapping[str, Any]) -> tuple[State, Metrics]:
         """One step of the optimizer. Compiled once for each shape of batch; the state given is used up (donated).
@@ -207,7 +207,7 @@ class FineTuning:
             KnownValueError: the model cannot be compiled as one program.
         """
         if self._compiled_step is None:
-            out = None if self._mesh is None else (self.shardings(state), None)
+            out = None if self._placement is None else (self.shardings(state), None)
             self._compiled_step = jax.jit(self._stepped, donate_argnums=0, out_shardings=out)
         with compat.enable_x64():
             return self._compiled_step(state, self._frozen, self._batch(batch))
@@ -270,9 +270,9 @@ class FineTuning:
 
     def shardings(self, state: State) -> State | None:
         """Where the leaves of a state lie on the mesh: an optimizer's moments where their parameters do."""
-        if self._mesh is None:
+        if self._placement is None:
             return None
-        whole = sharding.batch_sharding(self._mesh, PartitionSpec())
+        whole = NamedSharding(self._placement.mesh, PartitionSpec())
 
         def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
             names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey) and k.key in self._initial]
@@ -286,7 +286,7 @@ class FineTuning:
 
     def _batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         arrays = checked_batch(self._model, batch)
-        return arrays if self._mesh is None else jax.device_put(arrays, sharding.by_batch(arrays, self._mesh))
+        return arrays if self._placement is None else self._placement.put_batch(arrays)
 
     def _stepped(self, state: State, frozen: dict[str, Any], batch: dict[str, Any]) -> tuple[State, Metrics]:
         """What jit compiles for ``step``."""
@@ -356,7 +356,7 @@ class FineTuning:
         feeds = {n: v for n, v in batch.items() if n in names}
         values = calling.bind(model.inputs, model.optional, (), feeds) | model.static
         own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
-        context = Context(frozen | self._known | own, key, max_trips=model.settings.max_trips)
+        context = Context(frozen | self._known | own, key, max_trips=model.settings.max_trips, place=self._place)
         try:
             with np.errstate(all="ignore"):
                 results = evaluate(graph, values, context)

@@ -159,6 +159,20 @@ class Placement:
     notes: tuple[str, ...] = ()
     constrain: Callable[[Any, Sequence[str], Sequence[Any]], list[Any]] | None = None
 
+    def spread(self, values: Mapping[str, Any]) -> dict[str, NamedSharding]:
+        """A sharding for each of the values, which are named as parameters are."""
+        if self.rules is not None:
+            return by_name(values, self.mesh, self.rules)
+        return {n: self.params.get(n, NamedSharding(self.mesh, PartitionSpec())) for n in values}
+
+    def put_batch(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch to train on, over the mesh's first axis; whole under a device configuration (rule DV-13).
+
+        Raises:
+            ShardingError: the first axis of an array is no multiple of its number of devices.
+        """
+        return self.put_inputs(values) if self.rules is None else jax.device_put(values, by_batch(values, self.mesh))
+
     def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters on their devices; tracers as they are."""
         return {n: v if is_traced(v) else jax.device_put(v, self.params[n]) for n, v in params.items()}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import binding, calling, plan, sharding
+from . import binding, calling, plan
 from .check import check_message
 from .devices import placement
 from .errors import (
@@ -351,12 +351,7 @@ class TrainingModel:
             calling.bind(part.inputs, part.optional, (), {n: v for n, v in batch.items() if n in part.takes})
             for part in parts
         ]
-        placed = self._placement
-        if placed is None:
-            return bound
-        if placed.configuration is not None:
-            return [placed.put_inputs(values) for values in bound]
-        return [jax.device_put(values, sharding.by_batch(values, placed.mesh)) for values in bound]
+        return bound if self._placement is None else list(map(self._placement.put_batch, bound))
 
     def _spread(self, arrays: Mapping[str, Any]) -> State | None:
         """The sharding of each leaf of the state."""
@@ -366,10 +361,9 @@ class TrainingModel:
         everywhere: Any = NamedSharding(placed.mesh, PartitionSpec())
 
         def lie(values: Mapping[str, Any]) -> Any:
-            if placed.rules is not None:
-                return sharding.by_name(values, placed.mesh, placed.rules)
-            # Variables of two algorithms may share a name; the first of them is meant.
-            return {n: placed.params[n] if arrays[n] is v else everywhere for n, v in values.items()}
+            # Under a configuration, variables of two algorithms may share a name; the first of them is meant.
+            meant = {n: v for n, v in values.items() if placed.rules is not None or arrays[n] is v}
+            return dict.fromkeys(values, everywhere) | placed.spread(meant)
 
         return State(lie(self._stored), tuple(map(lie, self._own_stored)), everywhere)
 

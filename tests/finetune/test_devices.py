@@ -14,6 +14,8 @@ import onnx2jax
 from onnx2jax.errors import ShardingError
 from onnx2jax.sharding import bytes_per_device
 
+from ..conformance.cases import rule
+from ..conformance.test_devices import annotate
 from ..helpers import mesh
 from ..models import mlp
 
@@ -69,6 +71,24 @@ def agrees(axes: dict[str, int], rules: Any, size: int, **options: Any) -> None:
         assert state.opt_state[0].mu[name].sharding.spec == rules.get(name, P())
     assert set(bytes_per_device(state).values()) == {size}
     np.testing.assert_allclose(tuned.evaluate(state, BATCH)["loss"], tuned.step(state, BATCH)[1]["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"device_configuration": "c"}], ids=["rules", "configuration"])
+@rule("DV-26")
+def test_a_model_over_devices_is_tuned_there(options: dict[str, Any]) -> None:
+    proto = mlp()
+    proto.ir_version = 11
+    proto.configuration.add(name="c", num_devices=2)
+    for node, name, axis in ((0, "w1", 1), (0, "b1", 0), (2, "w2", 0)):
+        annotate(proto.graph.node[node], name, [(axis, 2)])
+    axis = "d0" if options else "model"
+    options = options or {"mesh": mesh(data=4, model=2), "shardings": RULES}
+    tuned = onnx2jax.finetune(onnx2jax.convert(proto, **options), loss, optax.adam(0.05), trainable="*")
+    state, seen = losses(tuned)
+    np.testing.assert_allclose(seen, losses(tuning())[1], rtol=1e-4)
+    assert state.params["w1"].sharding.spec == state.opt_state[0].mu["w1"].sharding.spec == P(None, axis)
+    assert set(bytes_per_device(state).values()) == {3 * (WEIGHTS // 2 + HEAD) + REST}
+    assert tuned.to_model(state).placement is not None
 
 
 def test_the_state_is_donated() -> None:
