@@ -214,13 +214,9 @@ def _no_trips(step, state, declared, xs):
         return []
     found: list[Any] = []
 
-    def probe():
-        first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
-        found.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2])
-        return ()
-
+    first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
     try:
-        jax.eval_shape(probe)
+        jax.eval_shape(lambda: found.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2]))
     except Exception:
         types = [o.type for o in declared]
         if any(t is None or t.shape is None for t in types):

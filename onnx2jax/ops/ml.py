@@ -103,18 +103,15 @@ def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
 
 def _lookup(X, keys, values, default):
     """Every element's value in a table; the last of equal keys counts, and NaN equals NaN."""
-    if X.dtype == object or values.dtype == object:
+    if object in (X.dtype, values.dtype):
         X = needs_known(X, "a label encoder with strings")
-        keys, asked = (["NaN" if v != v else v for v in array.ravel().tolist()] for array in (keys, X))
-        known = dict(zip(keys, values.tolist(), strict=True))
-        return np.array([known.get(x, default) for x in asked], values.dtype).reshape(X.shape)
     np_, nan = xp(X), keys != keys
     if nan.any():
         default = np_.where(X != X, values[nan][-1], default)
     # Reversed, so that np.unique keeps the last of equal keys.
     table, at = np.unique(keys[~nan][::-1], return_index=True)
     if not len(table):
-        return np_.broadcast_to(default, X.shape)
+        return np_.broadcast_to(np_.asarray(default, values.dtype), X.shape)
     place = find(table, X)
     return np_.where(place < 0, default, np_.asarray(values[~nan][::-1][at])[place])
 

@@ -8,7 +8,7 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from .arrays import xp
+from .arrays import is_known, xp
 from .registry import Static, op
 from .scores import batch, only
 
@@ -132,8 +132,7 @@ def find(table, values):
 
 def _add(array, at, values):
     """The array with values added, also where a place occurs twice."""
-    if isinstance(values, np.ndarray) and isinstance(array, np.ndarray):
-        array = array.copy()
+    if is_known(values):
         np.add.at(array, at, values)
         return array
     return jnp.asarray(array).at[at].add(values)

@@ -115,16 +115,12 @@ _OPTIONAL = ("hitrates", "hitrates_as_tensor", "missing_value_tracks_true", "val
 NODES = {f"nodes_{k}": Parameter.empty for k in _REQUIRED} | {f"nodes_{k}": None for k in _OPTIONAL}
 
 
-def _linked(
-    votes, *, nodes_falsenodeids, nodes_featureids, nodes_hitrates, nodes_hitrates_as_tensor,
-    nodes_missing_value_tracks_true, nodes_modes, nodes_nodeids, nodes_treeids, nodes_truenodeids, nodes_values,
-    nodes_values_as_tensor,
-):  # fmt: skip
+def _linked(votes, given):
     """The forest, and its votes, of versions 1 to 4, whose nodes are named by a tree id and a node id."""
-    _pick("nodes_hitrates", nodes_hitrates_as_tensor, nodes_hitrates)  # only help to lay out memory
-    splits = _pick("nodes_values", nodes_values_as_tensor, nodes_values)
-    missing, features, modes = nodes_missing_value_tracks_true or (0,) * len(splits), nodes_featureids, nodes_modes
-    trees, nodes, true, false = nodes_treeids, nodes_nodeids, nodes_truenodeids, nodes_falsenodeids
+    _pick("nodes_hitrates", given["nodes_hitrates_as_tensor"], given["nodes_hitrates"])  # only help to lay out memory
+    splits = _pick("nodes_values", given["nodes_values_as_tensor"], given["nodes_values"])
+    missing = given["nodes_missing_value_tracks_true"] or (0,) * len(splits)
+    false, features, modes, nodes, trees, true = (given[f"nodes_{k}"] for k in _REQUIRED)
     if unknown := set(modes) - {*MODES} | {MODES[MEMBER]}.intersection(modes):
         raise ValueError(f"nodes_modes holds {sorted(unknown)}; there are {MODES}, the members in TreeEnsemble only")
     if len({len(v) for v in (trees, nodes, true, false, modes, missing, features, splits)}) != 1:
@@ -163,7 +159,7 @@ def tree_ensemble_regressor(
     if len(base) not in (0, n_targets):
         raise ValueError(f"base_values must be none or one for each of {n_targets} targets (got {len(base)})")
     weights = _pick("target_weights", target_weights_as_tensor, target_weights)
-    forest, votes = _linked((target_treeids, target_nodeids, target_ids, weights), **nodes)
+    forest, votes = _linked((target_treeids, target_nodeids, target_ids, weights), nodes)
     scores, _ = _scores(X, forest, votes, n_targets, aggregate_function)
     scores = scores + base.astype(scores.dtype) if len(base) else scores
     return transform(scores, post_transform).astype(np.float32)
@@ -180,7 +176,7 @@ def tree_ensemble_classifier(
     X, base = batch(X), _pick("base_values", base_values_as_tensor, base_values)
     _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
     weights = _pick("class_weights", class_weights_as_tensor, class_weights)
-    forest, votes = _linked((class_treeids, class_nodeids, class_ids, weights), **nodes)
+    forest, votes = _linked((class_treeids, class_nodeids, class_ids, weights), nodes)
     scores, has = _scores(X, forest, votes, len(labels), "SUM")
     base = base.astype(scores.dtype)
     if len(labels) == 2 and len(set(class_ids)) == 1:

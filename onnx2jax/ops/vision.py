@@ -233,11 +233,11 @@ def non_max_suppression(
         order = np.argsort(-score, kind="stable")
         if score_threshold is not None and score_threshold.size:
             order = order[score[order] > score_threshold.item()]
-        kept = 0
-        while order.size and kept < limit:
+        for _ in range(limit):
+            if not order.size:
+                break
             best, order = order[0], order[1:]
             chosen.append((image, label, best))
-            kept += 1
             sides = np.minimum(high[image, order], high[image, best]) - np.maximum(low[image, order], low[image, best])
             common = np.prod(np.maximum(sides, 0), axis=-1)
             union = area[image, order] + area[image, best] - common
