@@ -35,16 +35,16 @@ def regression(dtype: Any = np.float32) -> onnx.ModelProto:
     return model
 
 
-def digits_mlp(dtype: Any = np.float32) -> onnx.ModelProto:
+def digits_mlp(dtype: Any = np.float32, width: int = 128) -> onnx.ModelProto:
     """Handwritten digits by two layers, Adam and random initialization: image [n, 64] in 0..16, label [n] -> logits."""
     main = """digits (T[n,64] image) => (T[n,10] logits) {
         x = Div(image, brightest)  h = Gemm(x, w1, b1)  r = Relu(h)  logits = Gemm(r, w2, b2) }"""
-    shapes = {"w1": (64, 128), "b1": (128,), "w2": (128, 10), "b2": (10,)}
+    shapes = {"w1": (64, width), "b1": (width,), "w2": (width, 10), "b2": (10,)}
     weights = {n: np.zeros(s, dtype) for n, s in shapes.items()}
     model = _model(main, {**weights, "brightest": np.array(16, dtype)}, dtype)
-    start = f"""start () => (T[64,128] first, T[128,10] second) {{
-        first = RandomNormal <shape = [64, 128], scale = {np.sqrt(2 / 64):.4f}, dtype = D> ()
-        second = RandomNormal <shape = [128, 10], scale = {np.sqrt(1 / 128):.4f}, dtype = D> () }}"""
+    start = f"""start () => (T[64,{width}] first, T[{width},10] second) {{
+        first = RandomNormal <shape = [64, {width}], scale = {np.sqrt(2 / 64):.4f}, dtype = D> ()
+        second = RandomNormal <shape = [{width}, 10], scale = {np.sqrt(1 / width):.4f}, dtype = D> () }}"""
     adam = f"""adam (int64[n] label) => (T loss, T accuracy, int64 step1, {_list("T {}1", _with(shapes, "VH"))}) {{
         loss = SoftmaxCrossEntropyLoss(logits, label)
         guess = ArgMax <axis = 1, keepdims = 0> (logits)  right = Equal(guess, label)
