@@ -159,7 +159,8 @@ def test_precedence() -> None:
 
 
 def test_recursion_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"function 'my:1\.F' of the bytes given calls itself through 'my:1\.G' \(rule FN-19\)"):
+    text = r"function 'my:1\.F' of the bytes given calls itself through 'my:1\.G' \(rule FN-19\)"
+    with pytest.raises(ModelError, match=text):
         run(calling(), document([body("F", "my.G"), body("G", "my.F")]))
 
 

@@ -6,12 +6,13 @@ Where the specification leaves the scores of two classes open, they are what onn
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from jax import lax
 
-from .activation import sigmoid
+from .activation import sigmoid, softmax
 from .arrays import is_known, xp
 from .control import needs_known
 
@@ -43,11 +44,6 @@ def repeat(n, step, state):
     return state
 
 
-def _softmax(x):
-    e = xp(x).exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
-
-
 def _softmax_zero(x):
     """Softmax of the scores that are not zero."""
     peak = x.max(-1, keepdims=True)
@@ -64,6 +60,7 @@ def _probit(x):
     return math.sqrt(2) * xp(x).sign(y) * xp(x).sqrt(xp(x).sqrt(v * v - log / 0.147) - v)
 
 
+_softmax = partial(softmax, axes=(1,))
 _TRANSFORM = {"SOFTMAX": _softmax, "LOGISTIC": sigmoid, "SOFTMAX_ZERO": _softmax_zero, "PROBIT": _probit}
 
 

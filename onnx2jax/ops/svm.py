@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -44,16 +43,6 @@ def svm_regressor(
     return transform(score, post_transform)
 
 
-def _pair_scores(kernel, coefficients, counts, rho, pairs):
-    """The decision of every pair of classes i < j, from the coefficients of one against the other: [N, pairs]."""
-    spans = [slice(end - n, end) for n, end in zip(counts, np.cumsum(counts), strict=True)]
-    weights = np.zeros((kernel.shape[1], len(rho)), np.float32)
-    for p, (i, j) in enumerate(pairs):
-        weights[spans[i], p] = coefficients[j - 1, spans[i]]
-        weights[spans[j], p] = coefficients[i, spans[j]]
-    return kernel @ weights + np.array(rho, np.float32)
-
-
 def _coupled(pairwise, n):
     """Class probabilities from pairwise ones [N, n, n], by the iteration of Wu, Lin and Weng (second method)."""
     np_, r = xp(pairwise), pairwise
@@ -93,18 +82,18 @@ def svm_classifier(
             index = xp(X).where(best >= 0.5 if (coefficients >= 0).all() else best > 0, 1, index)
         return labels_of(labels, index), transform(scores, post_transform)
     kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
-    pairs = list(combinations(range(n), 2))
-    scores = _pair_scores(kernel, coefficients.reshape(n - 1, total), vectors_per_class, rho, pairs)
-    one_hot = np.eye(n, dtype=np.int64)
-    votes = sum(xp(X).where(scores[:, p, None] > 0, one_hot[i], one_hot[j]) for p, (i, j) in enumerate(pairs))
-    index = argmax(votes, 1)
+    i, j = np.triu_indices(n, 1)  # every pair of classes; a vector has a coefficient for each class but its own
+    own, others = np.repeat(np.arange(n), vectors_per_class)[:, None], coefficients.reshape(n - 1, total).T
+    weights = np.where(own == i, others[:, j - 1], np.where(own == j, others[:, i], np.float32(0)))
+    scores = kernel @ weights + np.array(rho, np.float32)
+    index = argmax(xp(X).where(scores[..., None] > 0, np.eye(n)[i], np.eye(n)[j]).sum(1), 1)
     if prob_a:
         p = sigmoid(-(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32)))
         p = xp(X).clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
         # entry [a, b] of the matrix is the probability of class a when it is a or b
-        above = np.triu(np.ones((n, n), np.float32), 1)
-        at = (np.cumsum(above).reshape(n, n) * above).astype(int) - 1
-        pairwise = p[:, at] * above + (1 - p[:, at.T]) * above.T
+        above, at = np.triu(np.ones((n, n), np.float32), 1), np.zeros((n, n), int)
+        at[i, j] = at[j, i] = np.arange(len(i))
+        pairwise = p[:, at] * above + (1 - p[:, at]) * above.T
         scores = transform(_coupled(pairwise, n), post_transform)
     elif n > 2:
         scores = transform(scores, post_transform)
