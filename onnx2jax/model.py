@@ -296,7 +296,9 @@ class Model:
             self._place_params()
             own = self._placed | self._put(self._known.scalars)
             given = {n: calling.widened(v, self.params[n].dtype) for n, v in self._put(params).items()}
-            placed = values if self.placement is None else self.placement.put_inputs(values)
+            placed = values
+            if self.placement is not None:
+                placed, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
             results = self._program.run(placed, own | given, Known({}, self.static), rng, given)
             self._declared.compare(values | self.static, results)
             return self._packed(results)
@@ -327,7 +329,7 @@ class Model:
         with compat.enable_x64():
             self._place_params()
             if self.placement is not None:
-                padded = self.placement.put_inputs(padded)
+                padded, rng = self.placement.put_inputs(padded), self.placement.put_whole(rng)
             results = self._program.run(padded, self._placed, self._known, rng)
             check_counts(results, self._max_size)
             results = calling.cut(self.outputs, results, extents)

@@ -186,19 +186,33 @@ class Placement:
         """
         return {name: self._put(name, value) for name, value in values.items()}
 
-    def _put(self, name: str, value: Any) -> Any:
+    def put_whole(self, value: Any) -> Any:
+        """An array, or a list of such, on every device."""
         if isinstance(value, list):
-            return [self._put("", v) for v in value]
-        if is_traced(value) or not hasattr(value, "dtype") or value.dtype == object:
-            return value
-        spec = PartitionSpec()
-        if self.rules is not None:
-            if any(name == p or fnmatchcase(name, p) for p in self.rules):
-                return jax.device_put(value, by_name({name: value}, self.mesh, self.rules)[name])
-            first = self.mesh.axis_names[0]
-            if name and value.ndim and value.shape[0] % self.mesh.shape[first] == 0:
-                spec = PartitionSpec(first)
-        return jax.device_put(value, NamedSharding(self.mesh, spec))
+            return [self.put_whole(v) for v in value]
+        return jax.device_put(value, NamedSharding(self.mesh, PartitionSpec())) if _can_lie(value) else value
+
+    def _put(self, name: str, value: Any) -> Any:
+        if self.rules is None or not _can_lie(value):
+            return self.put_whole(value)
+        if any(name == p or fnmatchcase(name, p) for p in self.rules):
+            return jax.device_put(value, by_name({name: value}, self.mesh, self.rules)[name])
+        first = self.mesh.axis_names[0]
+        if not value.ndim or value.shape[0] % self.mesh.shape[first]:
+            return self.put_whole(value)
+        return jax.device_put(value, NamedSharding(self.mesh, PartitionSpec(first)))
+
+    def __str__(self) -> str:
+        """A table: the mesh, how each parameter is divided, pipeline stages, and what could not be followed."""
+        rows = [f"{n}  {s.spec}" for n, s in self.params.items()]
+        stages = [f"stage {stage}  node {node!r}" for node, stage in self.stages.items()]
+        devices = ", ".join(str(d.id) for d in self.mesh.devices.flat)
+        return "\n".join([f"{_described(self.mesh)} over devices {devices}", *rows, *stages, *self.notes])
+
+
+def _can_lie(value: Any) -> bool:
+    """Whether a value is an array that can be moved: no tracer, no strings, not missing."""
+    return hasattr(value, "dtype") and value.dtype != object and not is_traced(value)
 
 
 def by_rules(params: Mapping[str, Any], inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:

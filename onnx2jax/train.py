@@ -205,9 +205,9 @@ class TrainingModel:
             ModelError: a value does not fit its variable (rule TR-25).
         """
         if state is None:
-            self.state = self._initialized(self.state.key if key is None else _key(key))
+            self.state = self._initialized(self.state.key if key is None else self._drawn(key))
             return None
-        return self._initialized(state.key if key is None else _key(key))
+        return self._initialized(state.key if key is None else self._drawn(key))
 
     def step(
         self, state: State, batch: Mapping[str, Any], key: Any = None, algorithm: int | str | None = None
@@ -233,7 +233,8 @@ class TrainingModel:
         self._check(state)
         with compat.enable_x64():
             batches = self._bound(chosen, batch)
-            args = (chosen, state, batches, None if key is None else _key(key), [self._parts[i].frozen for i in chosen])
+            key = None if key is None else self._drawn(key)
+            args = (chosen, state, batches, key, [self._parts[i].frozen for i in chosen])
             if chosen not in self._staged:
                 try:
                     return self._step(*args)
@@ -263,6 +264,8 @@ class TrainingModel:
         part = self._main
         with compat.enable_x64():
             values = calling.bind(part.inputs, part.optional, (), {**(inputs or {}), **named})
+            if self._placement is not None:
+                values = self._placement.put_inputs(values)
             variables = _widened(state.variables, self._stored)
             results = part.run({**variables, **values}, part.frozen, state.key)
             results = tuple(map(calling.to_device, results))
@@ -366,6 +369,10 @@ class TrainingModel:
             return dict.fromkeys(values, everywhere) | placed.spread(meant)
 
         return State(lie(self._stored), tuple(map(lie, self._own_stored)), everywhere)
+
+    def _drawn(self, key: Any) -> Any:
+        """A random key or seed of the caller's, as a key where the state lies."""
+        return _key(key) if self._placement is None else self._placement.put_whole(_key(key))
 
     def _placed(self, state: State) -> State:
         return state if self._shardings is None else jax.device_put(state, self._shardings)

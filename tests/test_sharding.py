@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from onnx import helper
+from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import ShardingError
@@ -194,12 +194,31 @@ def test_stages_on_the_host_between_devices() -> None:
     assert not spread.jitted
 
 
+def test_lists_of_arrays() -> None:
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["n", 4])
+    nodes = [helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)]
+    proto = model(nodes, [sequence], [value("y", np.float32, ["m", 4])])
+    spread = onnx2jax.convert(proto, mesh=mesh(data=4))
+    np.testing.assert_array_equal(spread([X, X[:3]]), np.concatenate([X, X[:3]]))
+
+
+def test_text_stays_on_the_host() -> None:
+    nodes = [helper.make_node("StringConcat", ["x", "x"], ["y"])]
+    proto = model(nodes, [value("x", object, ["n"])], [value("y", object, ["n"])])
+    spread = onnx2jax.convert(proto, mesh=mesh(data=4))
+    assert spread(np.array(["a", "b"], object)).tolist() == ["aa", "bb"]
+
+
+def test_a_placement_as_text() -> None:
+    spread = onnx2jax.convert(mlp(), mesh=mesh(data=4, model=2), shardings=RULES)
+    first, *rows = str(spread.placement).splitlines()
+    assert first == "mesh data: 4 x model: 2 over devices 0, 1, 2, 3, 4, 5, 6, 7"
+    assert rows == ["w1  P(None, 'model')", "b1  P('model',)", "w2  P('model', None)", "b2  P()"]
+
+
 def test_random_draws_are_those_of_one_device() -> None:
-    proto = model(
-        [helper.make_node("RandomUniformLike", ["x"], ["y"])],
-        [value("x", np.float32, ["n", 4])],
-        [value("y", np.float32, ["n", 4])],
-    )
+    nodes = [helper.make_node("RandomUniformLike", ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
+    proto = model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 4])])
     key = jax.device_put(jax.random.key(3), jax.devices("cpu")[0])
     spread = onnx2jax.convert(proto, mesh=mesh(data=4))
     np.testing.assert_array_equal(spread(X, rng=key), onnx2jax.convert(proto)(X, rng=key))

@@ -102,7 +102,12 @@ def test_the_state_lies_as_asked() -> None:
     assert spread.state.variables["w1"].sharding.spec == P(None, "model")
     spread.load_state_dict(spread.state_dict())
     assert spread.state.own[0]["v1"].sharding.spec == P(None, "model")
-    np.testing.assert_allclose(spread.infer(x=X), spread.to_model()(X), rtol=1e-5)
+    elsewhere = jax.devices("cpu")[3]
+    result = spread.infer(x=jax.device_put(X, elsewhere))
+    np.testing.assert_allclose(result, spread.to_model()(X), rtol=1e-5)
+    assert result.sharding.shard_shape(result.shape) == (2, 2)
+    spread.state, _ = spread.step(spread.state, BATCH, jax.device_put(jax.random.key(0), elsewhere))
+    spread.initialize(key=jax.device_put(jax.random.key(0), elsewhere))
 
 
 def test_the_program_of_a_step() -> None:
