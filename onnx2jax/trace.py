@@ -302,30 +302,27 @@ def _call(function: Function, values: list[Any], attributes: dict[str, Any], con
     full_key = (function, key, tuple(traced), context.rng is None)
     if full_key not in context.calls:
         context.calls[full_key] = _traced_function(function, known, context)
-    return context.calls[full_key](traced, context.rng)
+    results = context.calls[full_key](traced, context.rng)
+    return tuple(r.value if isinstance(r, Beside) else r for r in results)
 
 
 def _traced_function(function: Function, known: Mapping[str, Any], context: Context) -> Any:
-    """A jitted function over the traced operands. Outputs that come out known stay known: they pass beside the jit."""
-    outputs: dict[Any, list[Any]] = {}
+    """A jitted function over the traced operands."""
 
     def body(traced: dict[str, Any], rng: Any) -> list[Any]:
         results = evaluate(function.body, {**known, **traced}, replace(context, rng=rng))
-        outputs[_avals(traced)] = [r if is_known(r) else None for r in results]
-        return [None if is_known(r) else r for r in results]
+        return [Beside(r) if is_known(r) else r for r in results]
 
     body.__name__ = function.name
-    compiled = jax.jit(body)
-
-    def call(traced: dict[str, Any], rng: Any) -> tuple[Any, ...]:
-        results = compiled(traced, rng)
-        return tuple(k if r is None else r for r, k in zip(results, outputs[_avals(traced)], strict=True))
-
-    return call
+    return jax.jit(body)
 
 
-def _avals(traced: Mapping[str, Any]) -> Any:
-    return tuple((name, traced[name].shape, traced[name].dtype) for name in sorted(traced))  # jit sorts a dict
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """A known value among the results of a jit: it passes beside the program and stays known."""
+
+    value: Any
 
 
 def _signature(value: Any) -> Any:

@@ -19,7 +19,7 @@ from .ops import compat
 from .ops.arrays import is_traced
 from .ops.registry import Operator
 from .stages import Stage
-from .trace import Context, run_nodes
+from .trace import Beside, Context, run_nodes
 
 _LARGE: Final = 4096
 """Known arrays with more elements than this are passed as arguments rather than by value."""
@@ -50,7 +50,6 @@ class Unit:
         self.compiles, self.seconds = 0, 0.0
         # A caller chooses shapes and counts among the inputs; a loop's counter is no choice.
         self._chosen = frozenset(v.name for v in graph.inputs) if by_choice else frozenset()
-        self._kept: dict[Any, dict[str, np.ndarray]] = {}
         self._seen: dict[str, set[str]] = {}
         self._producers = {name: node for node in stage.nodes for name in node.outputs if name}
         self._compiled = _named_jit(self._trace, graph.name)
@@ -79,13 +78,12 @@ class Unit:
             if self.compiles > before:
                 self.seconds += time.perf_counter() - start
                 self._count(rest, pinned)
-            kept = self._kept[key, _signature(rest)] if self.stage.passes else {}
-            scope.update(results)
-            scope.update(kept)
-            return set(kept)
+            kept = {n for n, v in results.items() if isinstance(v, Beside)}
+            scope.update((n, v.value if n in kept else v) for n, v in results.items())
+            return kept
 
     def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> dict[str, Any]:
-        """What jit compiles: the stage's results, without those that later stages can know at compile time."""
+        """What jit compiles: the stage's results; those that later stages can know at compile time pass beside it."""
         every = {**params, **key.scalars}
         local: dict[str, Any] = {n: every.get(self.graph.key(n), v) for n, v in self.graph.initializers.items()}
         local.update(values)
@@ -93,17 +91,15 @@ class Unit:
         with compat.enable_x64(), np.errstate(all="ignore"):
             context = Context(every, rng, max_trips=self.settings.max_trips, place=self.settings.place)
             run_nodes(self.stage.nodes, local, context.within(self.graph, self.stage.nodes))
-            results, kept = {}, {}
+            results: dict[str, Any] = {}
             for name in self.stage.writes:
                 value = local[name]
                 if name in self.stage.passes and _is_constant(value):
-                    kept[name] = value
+                    results[name] = Beside(value)
                     continue
                 results[name] = calling.to_device(value)
                 if not calling.is_jax(results[name]):
                     raise Cut([self._producers[name]], f"{name!r} holds strings or maps")
-        if self.stage.passes:
-            self._kept[key, _signature(values)] = kept
         self.compiles += 1
         return results
 
@@ -181,11 +177,6 @@ def _graphs(stage: Stage) -> list[Graph]:
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.size <= _LARGE and not value.dtype.hasobject
-
-
-def _signature(values: Mapping[str, Any]) -> Any:
-    leaves, structure = jax.tree.flatten(values)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def _named_jit(function: Callable[..., Any], name: str) -> Any:

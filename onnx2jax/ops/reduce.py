@@ -215,7 +215,7 @@ def unique(X: Static, *, axis=None, sorted=1):
     axis = axis_of(axis, X.ndim)
     # Codes that rank the elements make all types (strings, NaN, bfloat16) sortable as rows of integers.
     codes = np.unique(X.astype(_accumulator(X.dtype)), return_inverse=True)[1].reshape(X.shape)
-    rows = np.moveaxis(codes, axis, 0).reshape(X.shape[axis], -1)
+    rows = np.moveaxis(codes, axis, 0).reshape(X.shape[axis], math.prod(codes.shape) // max(X.shape[axis], 1))
     _, first, inverse, counts = np.unique(rows, return_index=True, return_inverse=True, return_counts=True, axis=0)
     inverse = inverse.reshape(-1)
     if not sorted:
