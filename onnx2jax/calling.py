@@ -166,7 +166,7 @@ def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[i
 def pad(
     inputs: Sequence[ValueInfo], values: dict[str, Any], bucket: Mapping[str, list[int]]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Inputs padded with zeros to the next size of their bucket, and the extents they had.
+    """Inputs padded with zeros (texts with empty ones) to the next size of their bucket, and the extents they had.
 
     What is larger than the largest size stays as it is, and so does every input while a value is traced.
     """
@@ -185,7 +185,8 @@ def pad(
             widths.append((0, want - have))
             if want != have:
                 extents[str(name)] = have
-        padded[declared.name] = np.pad(array, widths)
+        nothing = "" if array.dtype == object else 0
+        padded[declared.name] = np.pad(array, widths, constant_values=nothing)
     return padded, extents
 
 

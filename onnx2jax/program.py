@@ -62,10 +62,13 @@ class Program:
         if is_traced(list(values.values()), rng, given):
             return self._inside_transformation(values, params, known, rng)
         while True:
+            # Another thread may cut the graph anew meanwhile.
+            stages = self.stages
             try:
-                return self._in_stages(values, params, known, rng)
+                return self._in_stages(stages, values, params, known, rng)
             except Cut as cut:
-                if self.reasons.keys() >= set(cut.nodes):  # on the host already, and it did not help
+                on_host = {node for stage in stages if stage.host for node in stage.nodes}
+                if on_host.issuperset(cut.nodes):  # and it did not help
                     raise cut.__cause__ or KnownValueError(cut.reason) from None
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._arrange()
@@ -130,16 +133,16 @@ class Program:
         return self._outputs(scope, params, known)
 
     def _in_stages(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any
+        self, stages: Sequence[Stage], values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any
     ) -> tuple[Any, ...]:
         scope = {**values, **known.inputs}
         fixed = set(known.inputs)
-        for stage in self.stages:
+        for stage in stages:
             if stage.host:
                 self._on_host(stage, scope, params, known, rng)
                 continue
             if stage not in self._units:
-                self._units[stage] = Unit(self.graph, stage, self.settings, by_choice=not self.inner)
+                self._units.setdefault(stage, Unit(self.graph, stage, self.settings, by_choice=not self.inner))
             unit = self._units[stage]
             if self.inner and unit.compiles >= MOST_SHAPES:
                 self._on_host(stage, scope, params, known, rng)
@@ -164,7 +167,7 @@ class Program:
 
         def inner(graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
             if graph not in self._programs:
-                self._programs[graph] = Program(graph, self.settings, inner=True)
+                self._programs.setdefault(graph, Program(graph, self.settings, inner=True))
             values = {n: around[n] for n in graph.captures} | dict(named)
             results = self._programs[graph].run(values, params, Known(known.scalars), rng)
             return tuple(map(calling.to_host, results))
@@ -209,7 +212,7 @@ class Program:
             graph = Graph(node.name, "", (), tuple(map(ValueInfo, outputs)), {}, (inside,))
             unit = Unit(graph, whole(graph), self.settings, by_choice=False)
             unit.by_value = plan.needed(graph) & {n for n, v in captured.items() if plan.by_value(v)}
-            self._loops[node] = unit
+            self._loops.setdefault(node, unit)
         unit = self._loops[node]
         if unit.compiles >= MOST_SHAPES:
             return None

@@ -21,6 +21,7 @@ from . import binding
 from .errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from .gradient import Derivatives, Frame, Tape
 from .graph import Function, Graph, Node, Reference
+from .ops import compat
 from .ops.arrays import is_known, is_string, is_traced
 from .ops.registry import PADDED, Operator, resolve
 from .proto.types import ValueInfo
@@ -168,7 +169,8 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
             raise UnsupportedError(f"{node}: {e}\n{_operands(node, values)}") from e
         except Exception as e:
             if getattr(e, "needs_known", False):
-                raise KnownValueError(f"{node}: {e}", tuple(filter(None, node.inputs)), node) from e
+                cure = f"; or {_bound(node)}" if _can_be_padded(node) else ""
+                raise KnownValueError(f"{node}: {e}{cure}", tuple(filter(None, node.inputs)), node) from e
             if any(map(is_string, values)) and not is_known(values):
                 raise _needs_known(node, "an operand beside strings", node.inputs) from e
             raise OperatorError(f"{node}: {e}\n{_operands(node, values)}") from e
@@ -244,7 +246,7 @@ def _needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValue
         "shape or the course of the computation depends on it, but it is traced.\n"
         "Call the model itself (model(x) or model.run(...)), which finds such values by itself; or pin the input it "
         "comes from: convert(..., static={'input name': value})"
-        + (f"; or bound the result: convert(..., max_size={{{node.name!r}: n}})" if _can_be_padded(node) else ""),
+        + (f"; or {_bound(node)}" if _can_be_padded(node) else ""),
         names,
         node,
     )
@@ -252,6 +254,10 @@ def _needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValue
 
 def _can_be_padded(node: Node) -> bool:
     return not node.domain and resolve(PADDED, node.op_type, 1) is not None
+
+
+def _bound(node: Node) -> str:
+    return f"bound the result: convert(..., max_size={{{node.name!r}: n}})"
 
 
 def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
@@ -268,9 +274,17 @@ def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) ->
     if "compiled" in operator.fixtures:
         run = None if context.attributes else context.compiled
         fixtures["compiled"] = run and partial(run, node, scope, context.rng)
+    if "forward_only" in operator.fixtures:
+        fixtures["forward_only"] = partial(_forward_only, node)
     if "rng" in operator.fixtures:
         fixtures["rng"] = _NoKey(node) if context.rng is None else _fold(context.rng, node)
     return fixtures
+
+
+def _forward_only(node: Node, values: Any, why: str) -> Any:
+    """The values; to differentiate them in reverse is an error that says why."""
+    error = KnownValueError(f"{node}: {why}", tuple(filter(None, node.inputs)), node)
+    return jax.tree.map(lambda v: compat.forward_only(v, error) if is_traced(v) else v, values)
 
 
 def _fold(rng: Any, node: Node) -> Any:

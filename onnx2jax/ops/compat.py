@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, Mesh
 
 
@@ -17,3 +19,31 @@ def enable_x64() -> AbstractContextManager[Any]:
 def auto(mesh: Mesh) -> Mesh:
     """The mesh with axes that the compiler handles; since JAX 0.9 ``jax.make_mesh`` makes Explicit ones."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def forward_only(x: Any, error: Exception) -> Any:
+    """x; who differentiates it in reverse meets the error."""
+    return _forward_only.bind(x, error=error)
+
+
+def _refuse(_cotangent: Any, _x: Any, *, error: Exception) -> Any:
+    raise error
+
+
+def _jvp(primals: Any, tangents: Any, *, error: Exception) -> Any:
+    (x,), (t,) = primals, tangents
+    return forward_only(x, error), t if isinstance(t, ad.Zero) else forward_only(t, error)
+
+
+def _batch(xs: Any, axes: Any, *, error: Exception) -> Any:
+    (x,) = xs
+    return forward_only(x, error), axes[0]
+
+
+_forward_only = Primitive("forward_only")
+_forward_only.def_impl(lambda x, **_: x)
+_forward_only.def_abstract_eval(lambda x, **_: x)
+ad.primitive_jvps[_forward_only] = _jvp
+ad.primitive_transposes[_forward_only] = _refuse
+batching.primitive_batchers[_forward_only] = _batch
+mlir.register_lowering(_forward_only, lambda _ctx, x, **_: [x])

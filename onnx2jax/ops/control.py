@@ -1,4 +1,4 @@
-"""Control flow: If, Loop, and the iteration that Scan shares.
+"""Control flow: If, and the iteration that Loop and Scan share.
 
 A loop is tried in this order: plain Python while every value is concrete (the model runs on the host), `lax.scan`,
 unrolling in Python, and `lax.while_loop` where the number of trips is only known at run time.
@@ -135,18 +135,18 @@ def _same_types(then_branch, else_branch):
 # ------------------------------------------------------------------------------------------------- loops
 
 
-def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=None):
+def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=None, end=None):
     """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
 
     `declared` are the outs as the body declares them, `xs` arrays whose leading axis is the iteration. Returns the
     final state and the outs, stacked. More than `most` trips are an error; to count them, an open-ended loop must run
     in Python. There, `ahead(i, state, last)` may make many trips at once, up to the `last`: it returns how many were
-    made, `go`, the state and the outs, or None.
+    made, `go`, the state and the outs, or None. The final state of a `lax.while_loop` goes through `end`.
     """
     if is_traced(trips, go):
         if most is not None:
             raise NeedsKnown("the number of trips is traced, so max_trips can only be kept on the host")
-        return _while_without_outs(step, state, declared, trips, go)
+        return _while_without_outs(step, state, declared, trips, go, end)
     trips = trips if trips is None else dims(trips)[0]
     if most is not None and (trips is None or (isinstance(trips, int) and trips > most)):
         return _in_python(step, state, declared, trips, _truth(go), xs, concrete=False, most=most, ahead=ahead)
@@ -162,7 +162,7 @@ def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=No
         return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
     except _Undecided:
         if not declared and not xs:
-            return _while_without_outs(step, state, declared, trips, go)
+            return _while_without_outs(step, state, declared, trips, go, end)
     except _NotCarried:
         pass
     except Exception as error:
@@ -284,13 +284,14 @@ def _scan(step, state, fixed, trips, xs):
     return _merge(state, fixed, moving), outs
 
 
-def _while_without_outs(step, state, declared, trips, go):
+def _while_without_outs(step, state, declared, trips, go, end):
     if declared:
         raise NeedsKnown(
             f"the number of trips is decided by traced values (the trip count or the condition) and the loop has "
             f"{len(declared)} scan output(s), whose length would depend on data; {CURE}"
         )
-    return while_(step, state, 0, trips, go)[2:]
+    _, _, state, outs = while_(step, state, 0, trips, go)
+    return (end(state) if end else state), outs
 
 
 def while_(step, state, size, trips, go, first=0):
@@ -332,48 +333,3 @@ def while_(step, state, size, trips, go, first=0):
         return _with_constants(state, run)
     except _NotCarried as why:
         raise NeedsKnown(f"{why}, while the number of trips is decided by traced values; to unroll it, {CURE}") from why
-
-
-def steps_of(body, n, *, ruled):
-    """A Loop's body with n states as `iterate` wants it, and the condition that its first trip sees.
-
-    Not `ruled` by its condition, it hands the condition on to the next trip, as the first state, and ignores it.
-    """
-    # The shapes in which the body wants its counter and condition: [] or, from some exporters, [1].
-    ranks = [len(v.type.shape) if v.type is not None and v.type.shape is not None else 0 for v in body.inputs[:2]]
-    true = np.ones((1,) * ranks[1], bool)
-
-    def step(i, state, _):
-        state = [true, *state] if ruled else state
-        go, *values = results(body(i.reshape((1,) * ranks[0]), *state, step=i))
-        return (go, values[:n], values[n:]) if ruled else (np.True_, [go, *values[:n]], values[n:])
-
-    return step, true
-
-
-@op("Loop")
-def loop(M=None, cond=None, *v_initial, body, max_trips, compiled):
-    """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
-
-    On the host, where shapes or the number of trips depend on data, many trips at a time run compiled.
-    An absent `cond` makes a plain for-loop: the body's condition is handed on to the next trip, and ignored.
-    """
-    if M is None and cond is None:
-        raise ValueError("a Loop without trip count and without condition never ends; give it M or cond")
-    n, ruled = len(v_initial), cond is not None
-    # Whenever the body runs, the condition holds: the body may know that.
-    step, true = steps_of(body, n, ruled=ruled)
-    state = list(v_initial) if ruled else [true, *v_initial]
-
-    def ahead(i, state, last):
-        operands = (np.array(i, np.int64), np.array(last, np.int64), *state)
-        done = compiled(i, "Trips", operands, len(body.outputs) + 1 + (not ruled), states=n, ruled=ruled)
-        if done is None:
-            return None
-        made, go, *values = done
-        return int(made), go, values[: len(state)], [rows[:made] for rows in values[len(state) :]]
-
-    declared = body.outputs[1 + n :]
-    limits = {"trips": M, "go": cond if ruled else True, "most": max_trips}
-    state, outs = iterate(step, state, declared, **limits, ahead=ahead if compiled is not None else None)
-    return (*state[len(state) - n :], *outs)

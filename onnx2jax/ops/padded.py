@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 
 from .arrays import argmax, axis_of
-from .control import steps_of, while_
+from .control import while_
+from .loop import IRREVERSIBLE, steps_of
 from .registry import PADDED, Static, op
 from .vision import corners
 
@@ -93,13 +94,13 @@ def non_max_suppression(
 
 
 @op("Loop", domain=PADDED)
-def loop(M=None, cond=None, *v_initial, body, size):
+def loop(M=None, cond=None, *v_initial, body, size, forward_only):
     """Loop: the number of trips may be traced; scan outputs are buffers of `size` trips, the count is of all."""
     n, ruled = len(v_initial), cond is not None
     step, true = steps_of(body, n, ruled=ruled)
     state = list(v_initial) if ruled else [true, *v_initial]
     trips, _, state, buffers = while_(step, state, size, M, cond if ruled else np.True_)
-    return *state[len(state) - n :], *buffers, trips
+    return *forward_only([*state[len(state) - n :], *buffers], IRREVERSIBLE), trips
 
 
 @op("Trips", domain=PADDED)

@@ -17,7 +17,7 @@ Static = Annotated[Any, "static"]
 Shaped = Annotated[Any, "shaped"]
 """Marks a parameter of which only the shape, dtype or structure is read, never the values."""
 
-FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled"})
+FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only"})
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
 
 PADDED: Final = "onnx2jax.padded"
