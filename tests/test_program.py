@@ -147,54 +147,6 @@ def test_a_loop_with_growing_state_does_not_compile_for_every_length() -> None:
     assert m.compilations <= 8
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_graphs_of_static_traced_and_data_dependent_nodes(seed: int) -> None:
-    """Staged results equal the reference evaluator's."""
-    from onnx.reference import ReferenceEvaluator
-
-    rng = np.random.default_rng(seed)
-    constants: dict[str, np.ndarray] = {
-        "w": rng.normal(size=(4, 4)).astype(np.float32),
-        "axis0": np.array([0]),
-        "to2d": np.array([-1, 4]),
-    }
-    nodes, current = [], "x"
-    for i in range(8):
-        name, kind = f"v{i}", rng.integers(0, 6)
-        if kind == 0:
-            nodes.append(helper.make_node("MatMul", [current, "w"], [name]))
-        elif kind == 1:
-            nodes.append(helper.make_node("Tanh", [current], [name]))
-        elif kind == 2:  # rows whose first element is positive: as many as the data says
-            nodes += [
-                helper.make_node("ReduceMax", [current], [f"{name}m"], axes=[1], keepdims=0),
-                helper.make_node("Greater", [f"{name}m", "zero"], [f"{name}c"]),
-                helper.make_node("Compress", [current, f"{name}c"], [name], axis=0),
-            ]
-        elif kind == 3:  # scaled by the number of rows
-            nodes += [
-                helper.make_node("Shape", [current], [f"{name}s"]),
-                helper.make_node("Gather", [f"{name}s", "axis0"], [f"{name}g"]),
-                helper.make_node("Cast", [f"{name}g"], [f"{name}f"], to=TensorProto.FLOAT),
-                helper.make_node("Mul", [current, f"{name}f"], [name]),
-            ]
-        elif kind == 4:  # gathered by the indices of what is not zero
-            nodes += [
-                helper.make_node("NonZero", [current], [f"{name}n"]),
-                helper.make_node("Gather", [f"{name}n", "row"], [f"{name}r"], axis=0),
-                helper.make_node("Gather", [current, f"{name}r"], [name], axis=0),
-            ]
-        else:
-            nodes.append(helper.make_node("Concat", [current, current], [name], axis=0))
-        current = name
-    constants |= {"zero": np.float32(0), "row": np.array(0)}
-    nodes.append(helper.make_node("Identity", [current], ["y"]))
-    proto = model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, None)], constants, opset=17)
-    x = rng.normal(size=(3, 4)).astype(np.float32)
-    expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
-    np.testing.assert_allclose(onnx2jax.convert(proto).run(None, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_infinite_work_is_not_hidden_in_the_table() -> None:
     m = onnx2jax.convert(detector())
     m(np.zeros((1, 3, 8, 8), np.float32))

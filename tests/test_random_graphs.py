@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 import onnx2jax
+from onnx2jax import program
+from onnx2jax.ops import control
 
 from . import graphs
 
 onnxruntime.set_default_logger_severity(4)
 Feeds = dict[str, np.ndarray]
+Drawn = tuple[onnx.ModelProto, bool]
 
 
 def _runtime(proto: onnx.ModelProto, feeds: list[Feeds]) -> list[list[Any]]:
@@ -51,16 +54,21 @@ def assert_same(ours: Any, theirs: Any) -> None:
     np.testing.assert_array_equal(ours, theirs)
 
 
-def check(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds]) -> None:
+def check(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds], eager: bool) -> None:
+    """``eager`` compiles loops on the host from their second trip on, and makes two trips at a time."""
     try:
         wanted = expected(proto, beyond, feeds)
     except Exception as error:
         hypothesis.note(f"no oracle: {error}")
         hypothesis.assume(False)
     model = onnx2jax.convert(proto)
-    for f, results in zip(feeds, wanted, strict=True):
-        for ours, theirs in zip(model.run(None, f), results, strict=True):
-            assert_same(ours, theirs)
+    with pytest.MonkeyPatch.context() as patch:
+        if eager:
+            patch.setattr(program, "PATIENCE", 1)
+            patch.setattr(control, "MOST_ROWS", 2)
+        for f, results in zip(feeds, wanted, strict=True):
+            for ours, theirs in zip(model.run(None, f), results, strict=True):
+                assert_same(ours, theirs)
 
 
 _OPTIONS: dict[str, Any] = {
@@ -72,13 +80,13 @@ _OPTIONS: dict[str, Any] = {
 
 
 @settings(max_examples=40, phases=[Phase.generate], **_OPTIONS)  # the long profile makes failures small
-@given(drawn=graphs.models(), feeds=st.lists(graphs.feeds(), min_size=2, max_size=3))
-def test_staged_results_are_the_reference_s(drawn: tuple[onnx.ModelProto, bool], feeds: list[Feeds]) -> None:
-    check(*drawn, feeds)
+@given(drawn=graphs.models(), feeds=st.lists(graphs.feeds(), min_size=2, max_size=3), eager=st.booleans())
+def test_staged_results_are_the_reference_s(drawn: Drawn, feeds: list[Feeds], eager: bool) -> None:
+    check(*drawn, feeds, eager)
 
 
 @pytest.mark.long
 @settings(max_examples=3000, **_OPTIONS)
-@given(drawn=graphs.models(), feeds=st.lists(graphs.feeds(), min_size=2, max_size=3))
-def test_staged_results_of_many_graphs(drawn: tuple[onnx.ModelProto, bool], feeds: list[Feeds]) -> None:
-    check(*drawn, feeds)
+@given(drawn=graphs.models(), feeds=st.lists(graphs.feeds(), min_size=2, max_size=3), eager=st.booleans())
+def test_staged_results_of_many_graphs(drawn: Drawn, feeds: list[Feeds], eager: bool) -> None:
+    check(*drawn, feeds, eager)

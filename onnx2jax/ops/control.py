@@ -36,7 +36,7 @@ def needs_known(value, why):
 
 
 _ENDLESS = np.iinfo(np.int64).max
-_MOST_ROWS, _MOST_BYTES = 256, 2**24
+MOST_ROWS, _MOST_BYTES = 256, 2**24
 """What scan outputs may take before a loop of unknown length hands them over."""
 
 
@@ -320,7 +320,7 @@ def while_(step, state, size, trips, go, first=0):
 
         start, carry = jnp.asarray(first, jnp.int64), _carry(state, fixed)
         outs, end = jax.eval_shape(rows), trips
-        room = _MOST_ROWS if size is None else size
+        room = MOST_ROWS if size is None else size
         if size is None and outs:
             room = max(1, min(room, _MOST_BYTES // max(1, sum(o.size * o.dtype.itemsize for o in outs))))
             end = start + room if end is None else jnp.minimum(end, start + room)
