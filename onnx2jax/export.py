@@ -20,7 +20,8 @@ from .proto.files import read_model
 from .proto.origin import Opened, nbytes
 from .proto.tensors import EXTERNAL
 from .proto.walk import tensors, weights
-from .train import State, TrainingModel
+from .train import TrainingModel
+from .training_state import State
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,9 @@ from .errors import (
     InputShapeError,
     InputTypeError,
     KnownValueError,
-    ModelError,
     UnsupportedError,
 )
-from .graph import Graph
+from .graph import Graph, Imported
 from .importer import Importer
 from .model import Model, read_constants
 from .ops import compat
@@ -36,25 +35,10 @@ from .proto.operator_sets import read_operator_sets
 from .proto.origin import Origin
 from .sharding import Placement
 from .training_info import TrainingInfo, read_training
+from .training_state import State, as_key, assigned, widened
 from .unit import Known, Settings
 
 _KEY = "training_info/key"
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class State:
-    """What training changes: a pytree of arrays.
-
-    Attributes:
-        variables: the variables among the main graph's initializers, by name.
-        own: for each training_info, the variables among its algorithm's own initializers, by name.
-        key: the random key for what comes next.
-    """
-
-    variables: dict[str, jax.Array]
-    own: tuple[dict[str, jax.Array], ...]
-    key: jax.Array
 
 
 class TrainingModel:
@@ -115,35 +99,26 @@ class TrainingModel:
         allow_newer_opset: bool = False,
         operator_sets: Iterable[Any] = (),
     ) -> None:
-        message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
-        documents = read_operator_sets(operator_sets)
-        if strict:
-            check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
-        if not message.training_info:
-            raise UnsupportedError(
-                "the model has no training_info, so it does not say how to train it (rule TR-27). With a loss and an "
-                "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)"
-            )
-        importer = Importer(message, files, strict, allow_newer_opset, None, documents)
-        self._imported = imported = importer.model()
-        self._infos = infos = read_training(message, imported.graph, importer)
-        if importer.missing:
-            raise binding.missing_error(tuple(importer.missing))
+        self._imported, self._infos, self.origin = imported, infos, _ = _opened(
+            source,
+            strict=strict,
+            external_data_dir=external_data_dir,
+            follow_links=follow_links,
+            allow_newer_opset=allow_newer_opset,
+            operator_sets=operator_sets,
+        )
         self._settings = Settings(max_trips=max_trips)
-        self.origin = Origin(message, files)
         self.algorithms = tuple(info.name for info in infos)
 
-        for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
-            read_constants(graph)
         main = imported.graph.initializers
-        assigned = set().union(*(info.assigned for info in infos))
-        self._stored = {n: v for n, v in main.items() if n in assigned}
+        variables = set().union(*(info.assigned for info in infos))
+        self._stored = {n: v for n, v in main.items() if n in variables}
         self._own_stored = tuple({n: load(v) for n, v in info.own.items() if n in info.assigned} for info in infos)
         for stored in (self._stored, *self._own_stored):
             for name, value in stored.items():
                 if value.dtype.hasobject:
                     raise UnsupportedError(f"variable {name!r} holds strings, which JAX does not")
-        key = _key(0 if rng is None else rng)
+        key = as_key(0 if rng is None else rng)
         self._impl, self._key = jax.random.key_impl(key), np.array(jax.random.key_data(key))
 
         every = {n: v for values in (*reversed(self._own_stored), self._stored) for n, v in values.items()}
@@ -266,7 +241,7 @@ class TrainingModel:
             values = calling.bind(part.inputs, part.optional, (), {**(inputs or {}), **named})
             if self._placement is not None:
                 values = self._placement.put_inputs(values)
-            variables = _widened(state.variables, self._stored)
+            variables = widened(state.variables, self._stored)
             results = part.run({**variables, **values}, part.frozen, state.key)
             results = tuple(map(calling.to_device, results))
             return results[0] if len(results) == 1 else self._tuple(*results)
@@ -372,7 +347,7 @@ class TrainingModel:
 
     def _drawn(self, key: Any) -> Any:
         """A random key or seed of the caller's, as a key where the state lies."""
-        return _key(key) if self._placement is None else self._placement.put_whole(_key(key))
+        return as_key(key) if self._placement is None else self._placement.put_whole(as_key(key))
 
     def _placed(self, state: State) -> State:
         return state if self._shardings is None else jax.device_put(state, self._shardings)
@@ -391,7 +366,7 @@ class TrainingModel:
                 seen = {**info.algorithm.initializers, **state.variables, **state.own[i]}
                 values = {n: seen[n] for n in part.graph.captures}
                 results = part.named(part.run(values, part.frozen, jax.random.fold_in(draw, i)))
-                state = _assigned(state, i, info, info.initialization_binding, results)
+                state = assigned(state, i, info, info.initialization_binding, results)
             return self._placed(state)
 
     def _stepped(
@@ -409,12 +384,54 @@ class TrainingModel:
             state = replace(state, key=rest)
         for i, batch, fixed in zip(chosen, batches, frozen, strict=True):
             part, info = self._parts[i], self._infos[i]
-            variables = _widened(state.variables, self._stored) | _widened(state.own[i], self._own_stored[i])
+            variables = widened(state.variables, self._stored) | widened(state.own[i], self._own_stored[i])
             rng = None if key is None else jax.random.fold_in(key, i)
             results = part.named(part.run({**variables, **batch}, fixed, rng))
-            state = _assigned(state, i, info, info.update_binding, results)
+            state = assigned(state, i, info, info.update_binding, results)
             outputs.update(results)
         return state, {n: v for n, v in outputs.items() if self._wanted is None or n in self._wanted}
+
+
+class _Opened(NamedTuple):
+    """A file with training, read."""
+
+    imported: Imported
+    infos: tuple[TrainingInfo, ...]
+    origin: Origin
+
+
+def _opened(
+    source: Any,
+    *,
+    strict: bool,
+    external_data_dir: str | os.PathLike[str] | None,
+    follow_links: bool,
+    allow_newer_opset: bool,
+    operator_sets: Iterable[Any],
+) -> _Opened:
+    """Read a model with training_info; the arguments are those of ``convert``.
+
+    Raises:
+        UnsupportedError: it has none (rule TR-27).
+        ModelError: the file is no ONNX model, or breaks a rule of the format.
+    """
+    message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
+    documents = read_operator_sets(operator_sets)
+    if strict:
+        check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
+    if not message.training_info:
+        raise UnsupportedError(
+            "the model has no training_info, so it does not say how to train it (rule TR-27). With a loss and an "
+            "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)"
+        )
+    importer = Importer(message, files, strict, allow_newer_opset, None, documents)
+    imported = importer.model()
+    infos = read_training(message, imported.graph, importer)
+    if importer.missing:
+        raise binding.missing_error(tuple(importer.missing))
+    for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
+        read_constants(graph)
+    return _Opened(imported, infos, Origin(message, files))
 
 
 class _Part:
@@ -438,32 +455,3 @@ class _Part:
 
     def named(self, results: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
-
-
-def _assigned(
-    state: State, index: int, info: TrainingInfo, binding: Mapping[str, str], results: Mapping[str, Any]
-) -> State:
-    """The state after the assignments of a binding, all at once."""
-    variables, own = dict(state.variables), dict(state.own[index])
-    for name, output in binding.items():
-        place = variables if name in variables else own
-        old, new = place[name], results[output]
-        if not (hasattr(new, "dtype") and (new.shape, new.dtype) == (old.shape, old.dtype)):
-            kind = f"{new.dtype}{list(new.shape)}" if hasattr(new, "dtype") else type(new).__name__
-            raise ModelError(
-                f"{info.path}: output {output!r} ({kind}) is assigned to variable {name!r}, which is "
-                f"{old.dtype}{list(old.shape)}: a variable keeps its type and shape (rule TR-25)"
-            )
-        place[name] = jnp.asarray(new)
-    return replace(state, variables=variables, own=(*state.own[:index], own, *state.own[index + 1 :]))
-
-
-def _widened(values: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return {n: calling.widened(v, stored[n].dtype) for n, v in values.items()}
-
-
-def _key(rng: Any) -> Any:
-    """A random key from a key, the data of one, or a seed."""
-    if isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
-        return rng
-    return jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
