@@ -213,7 +213,6 @@ def _no_trips(step, state, declared, xs):
     if not declared:
         return []
     found: list[Any] = []
-
     first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
     try:
         jax.eval_shape(lambda: found.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2]))
@@ -237,11 +236,14 @@ def _with_constants(state, run):
                 fixed[k] = False
 
 
-def _carry(state, fixed):
-    """The part of the state that changes, as JAX arrays."""
+def _carry(state, fixed, like=None):
+    """The part of the state that changes, as JAX arrays, when it has the types of the part to be like."""
     moving = [s for s, f in zip(state, fixed, strict=True) if not f]
     if any(map(_is_text, moving)):
         raise _NotCarried("a state holds text")
+    for old, new in zip(like or moving, moving, strict=True):
+        if _describe(old) != _describe(new):
+            raise _NotCarried(f"a state changes from {_describe(old)} to {_describe(new)}")
     return jax.tree.map(_array, moving)
 
 
@@ -251,15 +253,10 @@ def _merge(state, fixed, moving):
 
 
 def _carry_on(state, fixed, carry, new):
-    """The part of the new state to carry on, when it has the types of the old."""
-    changed = [k for k, (s, f, n) in enumerate(zip(state, fixed, new, strict=True)) if f and not _equal(s, n)]
-    if changed:
+    """The part of the new state to carry on, when what was fixed is as it was."""
+    if changed := [k for k, (s, f, n) in enumerate(zip(state, fixed, new, strict=True)) if f and not _equal(s, n)]:
         raise _Changes(changed)
-    moving = [n for n, f in zip(new, fixed, strict=True) if not f]
-    for old, value in zip(carry, moving, strict=True):
-        if _is_text(value) or _describe(old) != _describe(value):
-            raise _NotCarried(f"a state changes from {_describe(old)} to {_describe(value)}")
-    return jax.tree.map(_array, moving)
+    return _carry(new, fixed, carry)
 
 
 def _scan(step, state, fixed, trips, xs):

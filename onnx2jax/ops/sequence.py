@@ -75,9 +75,8 @@ def sequence_erase(input_sequence, position: Static = None):
 def concat_from_sequence(input_sequence, *, axis, new_axis=0):
     if not input_sequence:
         raise ValueError("an empty sequence cannot be concatenated: its result has no shape")
-    join, extra = ("stack", 1) if new_axis else ("concatenate", 0)
-    axis = axis_of(axis, input_sequence[0].ndim + extra)
-    return getattr(xp(*input_sequence), join)(input_sequence, axis=axis)
+    np_ = xp(*input_sequence)
+    return (np_.stack if new_axis else np_.concatenate)(input_sequence, axis=axis)
 
 
 @op("SplitToSequence", since=11)
