@@ -12,13 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import calling, plan, rewrite, sharding
-from .errors import (
-    InputNameError,
-    InputShapeError,
-    InputTypeError,
-    KnownValueError,
-    ShardingError,
-)
+from .errors import InputNameError, InputShapeError, InputTypeError, KnownValueError, ShardingError
 from .graph import Graph
 from .model import Model
 from .ops import compat

@@ -103,6 +103,17 @@ def test_a_first_use_inside_a_jit_leaves_nothing_of_it_behind() -> None:
     np.testing.assert_allclose(jax.jit(lambda x: fresh.apply({}, x))(X), fresh(X), rtol=1e-5, atol=1e-6)
 
 
+def test_with_params_is_another_model_that_compiles_nothing_anew() -> None:
+    first = onnx2jax.convert(mlp())
+    y = np.asarray(first(X))
+    second = first.with_params({"b2": first.params["b2"] + 1})
+    np.testing.assert_allclose(second(X), y + 1, rtol=1e-5)
+    np.testing.assert_array_equal(first(X), y)
+    assert second.compilations == 1
+    with pytest.raises(InputNameError, match="w9"):
+        first.with_params({"w9": np.zeros(2)})
+
+
 def test_apply_takes_some_of_the_parameters() -> None:
     m = onnx2jax.convert(mlp())
     np.testing.assert_allclose(m.apply({"b2": np.zeros(2, np.float32)}, X), m(X) - m.params["b2"], rtol=1e-4, atol=1e-6)
