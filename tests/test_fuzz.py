@@ -84,6 +84,7 @@ def alarm() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="stops hanging calls by a signal")
+@pytest.mark.rule("MV-12")
 @pytest.mark.usefixtures("alarm")
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_every_mutant_is_answered(count: int) -> None:

@@ -91,6 +91,7 @@ def test_every_operator_is_served() -> None:
     assert [str(v) for versions in HISTORY.values() for v in versions if _serving(v) is None] == []
 
 
+@pytest.mark.rule("ND-11")
 @pytest.mark.parametrize("name", list(HISTORY))
 def test_signatures(name: str) -> None:
     groups: dict[int, list[Schema]] = defaultdict(list)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..binding import NEWEST
 from ..errors import ModelError, OnnxError
 from ..graph import Missing
 from ..importer import NEWEST_IR, Importer
@@ -122,6 +123,10 @@ def check_message(
         collector.note("GR-23", "error", "model", f"{broken[:40]!r} is no UTF-8 text, so nothing else was checked")
         return collector.report()
     importer = Importer(model, files, True, allow_newer_opset, collector.error, documents)
+    for domain, newest in NEWEST.items() if allow_newer_opset else ():
+        if (version := importer.opsets.get(domain, 0)) > newest:
+            text = f"opset {version} of {domain or 'ai.onnx'} is checked as {newest}, the newest known"
+            collector.note("OR-12", "warning", "model", text)
     check_header(model, collector.note)
     try:
         imported = importer.model()

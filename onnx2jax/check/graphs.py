@@ -47,7 +47,7 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
             if model.ir_version < 10 and node.overload:
                 note("MV-16", "warning", path, f"overload exists since IR 10, the model is of IR {model.ir_version}")
             if not domain:
-                _control_flow(node, path, model.ir_version, note)
+                _control_flow(node, path, model.ir_version, (body or opsets).get("", 0), note)
             _same_meaning(domain, node.op_type, body, opsets, path, note)
             for a in node.attribute:
                 _attribute(a, path, note)
@@ -57,10 +57,21 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
             _stored(tensor, path, files, note)
 
 
-def _control_flow(node: Any, path: str, ir_version: int, note: Note) -> None:
-    """The numbers of inputs and outputs of the graphs of If and Loop."""
+def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note) -> None:
+    """The numbers of inputs and outputs of the graphs of If, Loop and Scan."""
     graphs = [a.g for a in node.attribute if a.HasField("g")]
-    if node.op_type == "If":
+    supplied = {"Loop": max(len(node.input), 2), "Scan": len(node.input) - (opset < 9)}.get(node.op_type, 0)
+    for graph in graphs if ir_version < 4 else ():
+        constants = {t.name for t in graph.initializer}
+        for name in (v.name for v in graph.input[:supplied] if v.name in constants):
+            note("SC-09", "error", path, f"{name!r} is an initializer, but {node.op_type} supplies this input")
+    if node.op_type == "Scan" and graphs:
+        inputs, outputs = len(graphs[0].input), len(graphs[0].output)
+        if inputs < supplied or (inputs > supplied and ir_version >= 4):
+            note("SC-11", "error", path, f"its body has {inputs} inputs, not the {supplied} that it is given")
+        if outputs < len(node.output):
+            note("SC-14", "error", path, f"its body has {outputs} outputs, the node {len(node.output)}")
+    elif node.op_type == "If":
         counts = sorted({len(g.output) for g in graphs})
         if len(counts) > 1 or (counts and counts[0] < len(node.output)):
             note("SC-12", "error", path, f"its branches have {counts} outputs, the node {len(node.output)}")

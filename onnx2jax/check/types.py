@@ -101,6 +101,12 @@ class _Checker:
         if given and formal(found.outputs, given - 1) is None:
             text = f"{node.op_type} gives {len(found.outputs)} outputs, not {given}"
             self.note("ND-08", "error", path, text)
+        if not domain and node.op_type == "If":
+            for name, kinds in zip(node.output, zip(*inner, strict=False), strict=False):
+                if None not in kinds and len(set(kinds)) > 1:
+                    self.note(
+                        "SC-12", "error", path, f"its branches return {' and '.join(map(str, kinds))} for {name!r}"
+                    )
         if not domain and node.op_type in _RESULTS:
             return _RESULTS[node.op_type](types, inner, len(node.output))
         said = _attribute_type(node)

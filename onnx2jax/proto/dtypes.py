@@ -76,6 +76,7 @@ def to_code(dtype: object) -> int:
     1
     """
     found = np.dtype(dtype)  # type: ignore[call-overload]
+    found = found if found.isnative else found.newbyteorder("=")
     code = STRING if found.kind in "UST" else _CODES.get(found)
     if code is None:
         raise ValueError(f"ONNX has no element type for dtype {found}")

@@ -151,6 +151,10 @@ def test_a_sparse_tensor_without_values_is_all_zeros() -> None:
     proto = parse(SPARSE, lambda m: m.graph.sparse_initializer.append(sparse((), ())))
     proto.graph.sparse_initializer[0].ClearField("indices")
     same(clean(proto, X), X)
+    words = parse("g () => (string[2] w) { }")
+    words.graph.sparse_initializer.add(dims=[2]).values.CopyFrom(helper.make_tensor("w", TensorProto.STRING, [0], []))
+    (result,) = onnx2jax.convert(words).run(None, {})
+    assert result.tolist() == ["", ""]
 
 
 @rule("GR-12", "GR-13", "ND-14")
@@ -238,6 +242,8 @@ def test_names_of_nodes_may_repeat() -> None:
 
     text = MAIN + " { a = Neg (x)  b = Abs (a)  y = Neg (b) }"
     same(warned(parse(text, name), "GR-22")(X), -np.abs(X))  # onnxruntime refuses them
+    with pytest.raises(ModelError, match=r"node 'n_1' \(Softmax, opset 21\)"):  # the position tells which one
+        onnx2jax.convert(parse(text.replace("Abs (a)", "Softmax <axes = 1> (a)"), name))
     same(clean(parse(text), X), -np.abs(X))
 
 
@@ -257,6 +263,15 @@ def test_any_text_is_a_name(names: tuple[str, str]) -> None:
     same(a, -X)
     same(b, np.abs(X))
     same(c, np.abs(X) + X)
+
+
+@rule("GR-23")
+def test_inputs_of_any_name_are_given_by_it() -> None:
+    proto = parse("g (float[2] a, float[2] b) => (float[2] y) { y = Sub (a, b) }")
+    for v, name in zip(proto.graph.input, ("a.b", "a_b"), strict=True):
+        v.name = name
+    proto.graph.node[0].input[:] = ["a.b", "a_b"]
+    same(onnx2jax.convert(proto)(**{"a_b": X, "a.b": 3 * X}), 2 * X)
 
 
 @rule("GR-24")

@@ -61,6 +61,12 @@ def test_optional_outputs_are_omitted_by_empty_names() -> None:
     result = clean(lstm, np.ones((1, 1, 1), F), np.zeros((1, 4, 1), F), np.zeros((1, 4, 1), F))
     assert result.shape == (1, 1, 1)
     assert all("" not in g.initializers for g in onnx2jax.convert(lstm).graph.walk())
+    norm = "BatchNormalization <training_mode = 1, momentum = 0.5> (x, s, b, m, v)"
+    ends = "float[2, 1] x, float[1] s, float[1] b, float[1] m, float[1] v"
+    one, zero, batch = np.ones(1, F), np.zeros(1, F), F([[1], [3]])
+    mean = clean(node(f'"", mean = {norm}', ends, "float[1] mean"), batch, one, zero, zero, one)
+    same(mean, [1])  # half of the batch's mean 2, and nothing called ""
+    same(clean(node(f'"", "", var = {norm}', ends, "float[1] var"), batch, one, zero, zero, one), [1])
 
 
 @rule("ND-05")
@@ -126,6 +132,9 @@ def test_broadcasting_before_opset_7_is_asked_for() -> None:
 def test_unidirectional_broadcasting_does_not_enlarge_the_first_operand() -> None:
     with pytest.raises(OperatorError, match=r"(?s)'y' \(PRelu, opset 21\).*x: float32\[2\], s: float32\[3, 2\]"):
         run(node("y = PRelu (x, s)", "float[2] x, float[3, 2] s", "float[3, 2] y"), X, np.ones((3, 2), F))
+    gemm = node("y = Gemm (a, b, c)", "float[1, 2] a, float[2, 2] b, float[3, 2] c", "float[3, 2] y")
+    with pytest.raises(OperatorError, match=r"(?s)'y' \(Gemm, opset 21\).*c: float32\[3, 2\]"):
+        run(gemm, np.ones((1, 2), F), np.ones((2, 2), F), np.ones((3, 2), F))
 
 
 # ---------------------------------------------------------------------------------------------- attributes

@@ -124,6 +124,7 @@ def test_newer_operator_sets_are_refused_unless_allowed() -> None:
     refused(proto, "OR-12", match="newest known here is 28", error=UnsupportedError)
     same(onnx2jax.convert(proto, allow_newer_opset=True)(X), [0, 2])
     assert onnx2jax.check(proto, allow_newer_opset=True).ok
+    assert rules_of(proto, "warning", allow_newer_opset=True) == {"OR-12"}
 
 
 @rule("OR-13", "OR-15")
@@ -200,6 +201,7 @@ def test_a_status_is_part_of_a_document() -> None:
     stable.operator[0].status = 1
     assert onnx2jax.check(stable).ok
     assert dict(read_operator_set(stable).stable) == {("A", 1): True, ("A", 3): False}
+    assert [read_operator_set(document(opset_version=v)).since("A") for v in (3, 7)] == [3, 3]
 
 
 @rule("OD-05")

@@ -11,7 +11,7 @@ import pytest
 from onnx import AttributeProto
 
 import onnx2jax
-from onnx2jax.errors import KnownValueError, ModelError, OnnxError
+from onnx2jax.errors import InputShapeError, KnownValueError, ModelError, OnnxError
 
 from .cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, same
 
@@ -102,6 +102,9 @@ def test_below_ir_4_initializers_of_a_subgraph_are_trailing_inputs() -> None:
     old = parse(loop(body), ir_version=3)
     same(clean(old, np.int64(3), TRUE, X), X + 3)
     same(refused_when_strict(parse(loop(ADD_ONE), ir_version=3), "SC-09")(np.int64(3), TRUE, X), X + 3)
+    # Of the inputs that the operator supplies none may be an initializer.
+    clash = body.replace("<float one = {1}>", "<float one = {1}, float[2] v = {7, 7}>")
+    refused_when_strict(parse(loop(clash), ir_version=3), "SC-09")
 
 
 @rule("SC-10")
@@ -121,10 +124,21 @@ def test_types_of_a_subgraphs_ends_may_be_missing_names_may_not() -> None:
     assert "SC-10" in rules_of(unnamed)
 
 
+SCAN = """g (float[2] x, float[2, 2] xs) => (float[2] last, float[2, 2] all) {{ last, all = Scan
+  <num_scan_inputs = 1, body = b (float[2] {0}, float[2] {1}) => (float[2] {2}, float[2] {3})
+    {{ {2} = Add ({0}, {1})  {3} = Identity ({2}) }}> (x, xs) }}"""
+
+
 @rule("SC-11")
 def test_operands_bind_by_position() -> None:
     renamed = ADD_ONE.replace("int64 i", "int64 v9").replace("bool k", "bool i").replace("bool k", "bool i")
     same(clean(parse(loop(renamed)), np.int64(3), TRUE, X), X + 3)
+    for names in (("s", "e", "o", "c"), ("e", "s", "c", "o")):
+        last, every = clean(parse(SCAN.format(*names)), F([10, 20]), np.stack([X, X]))
+        same(last, [8, 24])
+        same(every, [[9, 22], [8, 24]])
+    short = SCAN.replace(", float[2] {1})", ")").format("s", "e", "o", "c")
+    assert "SC-11" in rules_of(parse(short))
 
 
 @rule("SC-12")
@@ -133,6 +147,8 @@ def test_if_takes_one_condition_and_two_branches_of_the_same_outputs() -> None:
     same(clean(parse(one), np.array([True]), X), np.abs(X))
     uneven = branches("t () => (float[2] e, float[2] f) { e = Abs (x)  f = Neg (x) }")
     same(refused_when_strict(parse(uneven), "SC-12")(TRUE, X), np.abs(X))
+    kinds = branches("t () => (int64[1] e) { e = Shape (x) }")
+    refused_when_strict(parse(kinds), "SC-12")
     shapes = "g (float[2] x) => (float[N] y) <bool c = {1}> { y = If (c) <then_branch = t () => (float[4] e) " + (
         "{ e = Concat <axis = 0> (x, x) }, else_branch = s () => (float[2] n) { n = Neg (x) }> }"
     )
@@ -158,6 +174,9 @@ def test_the_modes_of_loop() -> None:
     same(clean(parse(loop(stop, inputs='"", c, x')), np.int64(5), TRUE, X), X + 2)
     # Without a condition going in, the one coming out is ignored.
     same(clean(parse(loop(stop, inputs='m, "", x')), np.int64(5), TRUE, X), X + 5)
+    endless = onnx2jax.convert(parse(loop(stop, inputs='"", "", x')))
+    with pytest.raises(OnnxError, match="without trip count and without condition never ends"):
+        endless(np.int64(5), TRUE, X)
 
 
 SCANNED = "b (int64 i, bool k, float[2] v) => (bool k, float[2] u, float[2] s) { u = Neg (v)  s = Abs (v) }"
@@ -172,6 +191,11 @@ def test_outputs_of_loop_are_states_then_stacks() -> None:
     y, z = clean(parse(text), np.int64(0), TRUE, X)  # the reference evaluator crashes
     same(y, X)
     assert z.shape == (0, 2) and z.dtype == np.float32
+    last, every = clean(parse(SCAN.replace("[2, 2]", "[N, 2]").format("s", "e", "o", "c")), X, np.zeros((0, 2), F))
+    same(last, X)
+    assert every.shape == (0, 2) and every.dtype == np.float32
+    few = SCAN.replace("(float[2] {2}, float[2] {3})", "(float[2] {2})").format("s", "e", "o", "c")
+    assert "SC-14" in rules_of(parse(few))
 
 
 @rule("SC-15")
@@ -182,6 +206,8 @@ def test_a_growing_state_needs_a_known_number_of_trips() -> None:
     m = onnx2jax.convert(parse(text))
     with pytest.raises(KnownValueError):
         jax.jit(m.apply)({}, np.int64(2), TRUE, X)
+    known = onnx2jax.convert(parse(text), static={"m": np.int64(2), "c": TRUE})
+    same(jax.jit(known.apply)({}, X), [*X, *X, *X])
 
 
 @rule("SC-16")
@@ -218,9 +244,23 @@ def test_captured_weights_are_operands() -> None:
     assert branch_of_add, text
 
 
+@rule("SC-18")
+def test_random_numbers_in_a_branch_come_from_the_key_of_the_call() -> None:
+    m = onnx2jax.convert(parse(branches("t () => (float[2] e) { e = RandomNormalLike (x) }")))
+    first, again, other = (np.asarray(m(TRUE, X, rng=jax.random.key(k))) for k in (0, 0, 1))
+    same(first, again)
+    assert (first != other).all()
+    same(jax.jit(m.apply)(m.params, TRUE, X, rng=jax.random.key(0)), first)
+
+
 @rule("SC-19", "SH-03")
 def test_a_dimension_variable_is_one_name_in_all_graphs() -> None:
-    body = "b (int64 i, bool k, float[N] v) => (bool k, float[N] u) { u = Neg (v) }"
-    text = loop(body).replace("float[2]", "float[N]")
-    for n in (2, 5):
-        same(clean(parse(text), np.int64(1), TRUE, np.ones(n, F)), -np.ones(n))
+    body = "b (int64 i, bool k, float[N] v) => (bool k, float[N] u, float[N] s) { u = Neg (v)  s = Neg (v) }"
+    text = loop(body, outputs="y, z", head="float[N] y, float[M, N] z").replace("float[2]", "float[N]")
+    for n, trips in ((2, 1), (5, 1), (5, 0)):
+        y, z = clean(parse(text), np.int64(trips), TRUE, np.ones(n, F))
+        same(y, (-1) ** trips * np.ones(n))
+        assert z.shape == (trips, n)  # with no trips, N of the body is still that of the input
+    fixed = onnx2jax.convert(parse(text), dim_overrides={"N": 2})
+    with pytest.raises(InputShapeError, match="extent 2 on axis 0"):
+        fixed(np.int64(1), TRUE, np.ones(3, F))

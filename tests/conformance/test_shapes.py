@@ -139,7 +139,8 @@ def test_denotations_are_kept_and_change_nothing() -> None:
         m.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
 
     same(clean(parse(edit=denote), X), [0, 2])
-    assert onnx2jax.convert(parse(edit=denote)).inputs[0].denotations == ("DATA_BATCH",)
+    (x,) = onnx2jax.convert(parse(edit=denote)).inputs
+    assert (x.denotations, x.denotation) == (("DATA_BATCH",), "IMAGE")
 
 
 @rule("GR-18", "SH-10")

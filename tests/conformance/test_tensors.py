@@ -12,6 +12,7 @@ import pytest
 import onnx2jax
 from onnx2jax.errors import ModelError
 from onnx2jax.proto.messages import TensorProto
+from onnx2jax.proto.tensors import from_array, to_array
 
 from .cases import F, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
 from .test_types import stored
@@ -117,8 +118,23 @@ def test_both_wire_forms_of_repeated_numbers_are_read() -> None:
     unpacked = b"".join(b"\x25" + F(v).tobytes() for v in (1, 2))
     for dims in (b"\x08\x02", b"\x0a\x01\x02"):
         for data in (packed, unpacked):
-            tensor = TensorProto.FromString(dims + b"\x10\x01" + data)
-            same(clean(stored(1, [2], raw_data=F(tensor.float_data).tobytes())), [1, 2])
+            message = dims + b"\x10\x01" + data
+            same(to_array(TensorProto.FromString(message)), F([1, 2]))
+            model = stored(1, [2])  # and in a file
+            model.graph.initializer[0].Clear()
+            file = model.SerializeToString()
+            named = message + b"\x42\x01w"
+            assert file.count(b"\x2a\x00") == 1
+            graph = model.graph.SerializeToString().replace(b"\x2a\x00", b"\x2a" + bytes([len(named)]) + named)
+            model.ClearField("graph")
+            same(run(model.SerializeToString() + b"\x3a" + bytes([len(graph)]) + graph), [1, 2])
+
+
+@rule("TD-03")
+def test_the_order_of_bytes_on_the_host_does_not_matter() -> None:
+    for kind in ("f4", "i2", "f8", "c8", "u8"):
+        numbers = np.array([1, 2, 258], kind)
+        assert from_array(numbers.astype(">" + kind))["raw_data"] == numbers.astype("<" + kind).tobytes()
 
 
 @rule("TD-16")

@@ -142,12 +142,14 @@ def test_complex_numbers_are_pairs() -> None:
 @rule("TY-12")
 def test_strings_stay_on_the_host() -> None:
     words = np.array(["a", "ü"], object)
-    text = "g (string[2] x) => (bool[2] y, string[2] z) { y = Equal (x, x)  z = Identity (x) }"
-    y, z = onnx2jax.convert(parse(text)).run(None, {"x": words})
+    text = """g (string[2] x) => (bool[2] y, string[2] z, string[4] c) {
+      y = Equal (x, x)  z = Identity (x)  c = Concat <axis = 0> (x, x) }"""
+    y, z, c = onnx2jax.convert(parse(text)).run(None, {"x": words})
     same(y, [True, True])
     same(z, words)
+    same(c, [*words, *words])
     made = "g (float[2] x) => (string[2] y) { y = Cast <to = 8> (x) }"
-    with pytest.raises(OnnxError):
+    with pytest.raises(OnnxError, match=r"'y'.*string"):
         jax.jit(onnx2jax.convert(parse(made)).apply)({}, X)
 
 
