@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
 import numpy as np
 import onnx
 import pytest
@@ -443,14 +446,18 @@ def test_a_contraction_may_be_divided() -> None:
 
 @rule("DV-18")
 def test_operators_without_meaning_for_shardings() -> None:
-    proto = model("g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y) <float[1, 1, 3, 3] w> { [conv] y = Conv (x, w) }")
-    annotate(proto.graph.node[0], "y", [(2, 2)])
+    proto = model(
+        """g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y) <float[1, 1, 3, 3] w> {
+            [conv] h = Conv (x, w)  y = Relu (h) }"""
+    )
+    for node in proto.graph.node:
+        annotate(node, "h", [(2, 2)])
     x = np.arange(16, dtype=F).reshape(1, 1, 4, 4)
     clean(proto, x)
     converted = agrees(proto, x)
-    assert constraints(converted, x) == []
+    assert constraints(converted, x) == [((1, 1, 2, 2), P(None, None, "d0", None))]  # as an operand of Relu only
     (note,) = converted.placement.notes
-    assert note == "node 'conv' (Conv, opset 21), sharding of 'y': ONNX gives it no meaning for Conv (rule DV-18)"
+    assert note == "node 'conv' (Conv, opset 21), sharding of 'h': ONNX gives it no meaning for Conv (rule DV-18)"
 
 
 # ------------------------------------------------------------------------------------------------ pipelines
@@ -593,6 +600,28 @@ def test_annotations_in_a_subgraph() -> None:
     assert converted.placement.params["w"].spec == P("d0")  # captured from outside
 
 
+@rule("DV-24")
+def test_annotations_in_a_loop() -> None:
+    proto = model(
+        """g (int64 n, bool c, float[4] x) => (float[4] y) { y = Loop (n, c, x) <body = b (int64 i, bool k, float[4] s)
+            => (bool k2, float[4] s2) { k2 = Identity (k)  s2 = Add (s, s) }> }"""
+    )
+    annotate(proto.graph.node[0].attribute[0].g.node[1], "s2", [(0, 2)])
+    args = np.int64(3), np.bool_(True), np.arange(4, dtype=F)
+    converted = agrees(proto, *args)
+    assert constraints(converted, *args) == [((4,), P("d0"))]
+    assert converted(*args).sharding.spec == P("d0")
+
+
+@rule("DV-24", "DV-25")
+def test_a_weight_that_a_function_divides() -> None:
+    text = CALLS.replace("float[4] y)", "float[4] y) <float[4] w = {1, 2, 3, 4}>").replace("l.twice (x)", "l.twice (w)")
+    proto = onnx.parser.parse_model(text.replace("y = Neg (k)", "y = Add (k, x)"))
+    proto.configuration.add(name="c", num_devices=2)
+    annotate(proto.functions[0].node[0], "a", [(0, 2)])
+    assert agrees(proto, np.arange(4, dtype=F)).placement.params["w"].spec == P("d0")
+
+
 @rule("DV-25")
 def test_weights_lie_where_their_first_consumer_wants_them() -> None:
     converted = follow(mlp())
@@ -605,6 +634,15 @@ def test_weights_lie_where_their_first_consumer_wants_them() -> None:
     whole = sum(v.nbytes for v in converted.params.values())
     assert set(bytes_per_device(placed).values()) == {whole // 2}
     assert "all-gather" not in program(converted, BATCH)  # they are used as they lie
+
+
+@rule("DV-25")
+def test_a_weight_of_two_consumers_lies_as_the_first_wants_it() -> None:
+    proto = model("g (float[4, 4] x) => (float[4, 4] y) <float[4, 4] w> { h = MatMul (x, w)  y = MatMul (h, w) }")
+    annotate(proto.graph.node[0], "w", [(1, 2)])
+    annotate(proto.graph.node[1], "w", [(0, 2)])
+    converted = agrees(proto, np.ones((4, 4), F))
+    assert converted.placement.params["w"].spec == P(None, "d0")
 
 
 @rule("DV-27")
@@ -633,6 +671,32 @@ def test_the_file_keeps_its_annotations(tmp_path: Path) -> None:
     assert again.configuration == proto.configuration
     assert [n.device_configurations for n in again.graph.node] == [n.device_configurations for n in proto.graph.node]
     agrees(again, BATCH)
+
+
+@rule("DV-01", "DV-22")
+def test_a_process_with_one_device(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(mlp().SerializeToString())
+    script = f"""
+import warnings
+import numpy as np, onnx2jax
+x = np.ones((8, 4), np.float32)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model = onnx2jax.convert({str(tmp_path / "model.onnx")!r}, device_configuration="c")
+assert [w.category for w in caught] == [onnx2jax.ShardingWarning]
+assert "it wants 2 devices, there are 1" in str(caught[0].message)
+assert (model(x) == onnx2jax.convert({str(tmp_path / "model.onnx")!r})(x)).all()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_export_with_a_free_extent() -> None:
+    proto = divided(SAME.replace("2, 2", "N, 4"), [(1, 2)])
+    converted = follow(proto)
+    (n,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jax.jit(lambda x: converted.apply({}, x)))(jax.ShapeDtypeStruct((n, 4), F))
+    assert exported.nr_devices == 2
+    assert exported.out_avals[0].shape == (n, 4)
 
 
 def test_no_warning_when_everything_is_followed() -> None:
