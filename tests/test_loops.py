@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import onnx
 import onnxruntime
@@ -127,3 +128,60 @@ def test_a_state_that_changes_its_shape_runs_trip_by_trip() -> None:
     for limit in (0.1, 0.5, 40):
         same(proto, m, {"x": np.full((2, 4), 0.01, F32), "z": np.full((1, 40), limit / 40, F32)})
     assert m.compilations <= 8
+
+
+def stepping(cond: str, on: str) -> onnx.ModelProto:
+    """x -> tanh(x w), k times at most, while `on` holds."""
+    nodes = [
+        helper.make_node("MatMul", ["s", "w"], ["p"]),
+        helper.make_node("Tanh", ["p"], ["t"]),
+        helper.make_node("ReduceSum", ["t"], ["total"], keepdims=0),
+        helper.make_node("Less", ["total", "limit"], ["on"]),
+    ]
+    ins = [value("i", I64, []), value("go", BOOL, []), value("s", F32, [None, None])]
+    body = helper.make_graph(nodes, "body", ins, [value(on, BOOL, []), value("t", F32, [None, None])])
+    loop = helper.make_node("Loop", ["k", cond, "x"], ["y"], body=body, name="it")
+    constants = {"w": (np.eye(4) * 0.9).astype(F32), "limit": F32(1e9), "true": np.array(True)}
+    inputs = [value("x", F32, ["n", 4]), value("k", I64, [])]
+    return model([loop], inputs, [value("y", F32, None)], constants)
+
+
+def test_a_gradient_through_a_while_loop_names_node_and_cure() -> None:
+    x = RNG.normal(size=(2, 4)).astype(F32)
+    for cond, on in (("", "go"), ("true", "on")):
+        proto = stepping(cond, on)
+        m = onnx2jax.convert(proto)
+
+        def loss(params: Any, k: Any, m: onnx2jax.Model = m) -> Any:
+            return m.apply(params, x, k).sum()
+
+        with pytest.raises(onnx2jax.errors.KnownValueError, match=r"(?s)'it' \(Loop.*in reverse.*static=.*jax.jvp"):
+            jax.jit(jax.grad(loss))(m.params, np.array(3))
+        forwards = jax.jit(jax.vmap(jax.jacfwd(loss), (None, 0)))(m.params, np.array([2, 3]))["w"][1]
+        if cond:
+            continue  # whether the condition holds is not known either
+        fixed = onnx2jax.convert(proto, static={"k": np.array(3)})
+        backwards = jax.grad(lambda p, fixed=fixed: fixed.apply(p, x).sum())(fixed.params)["w"]
+        np.testing.assert_allclose(forwards, backwards, rtol=1e-4, atol=1e-6)
+
+
+def test_loops_five_deep() -> None:
+    """Each makes two trips, or fewer where a sum over all ends it; the innermost multiplies and adds."""
+    nodes = [helper.make_node("MatMul", ["s5", "w"], ["p"]), helper.make_node("Add", ["p", "x"], ["t5"])]
+    for d in (5, 4, 3, 2, 1):
+        nodes += [
+            helper.make_node("ReduceSum", [f"t{d}"], [f"total{d}"], keepdims=0),
+            helper.make_node("Less", [f"total{d}", "limit"], [f"on{d}"]),
+        ]
+        ins = [value(f"i{d}", I64, []), value(f"go{d}", BOOL, []), value(f"s{d}", F32, [None, None])]
+        outs = [value(f"on{d}", BOOL, []), value(f"t{d}", F32, [None, None]), value(f"total{d}", F32, [])]
+        body = helper.make_graph(nodes, f"body{d}", ins, outs)
+        start, result = (f"s{d - 1}", f"t{d - 1}") if d > 1 else ("x", "y")
+        nodes = [helper.make_node("Loop", ["two", "true", start], [result, f"rows{d}"], body=body)]
+    nodes.insert(0, helper.make_node("ReduceSum", ["limits"], ["limit"], keepdims=0))
+    inputs = [value("x", F32, ["n", 4]), value("limits", F32, [1, 40])]
+    constants = {"w": np.eye(4, dtype=F32), "two": np.array(2), "true": np.array(True)}
+    proto = model(nodes, inputs, [value("y", F32, None), value("rows1", F32, None)], constants)
+    m = onnx2jax.convert(proto)
+    for limit in (1e6, 100, 20):
+        same(proto, m, {"x": np.ones((2, 4), F32), "limits": limit * np.eye(1, 40, dtype=F32)})

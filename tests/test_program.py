@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import KnownValueError
-from tests.models import model, value
+from tests.models import mlp, model, value
 
 RNG = np.random.default_rng(0)
 
@@ -291,3 +292,48 @@ def test_a_loop_whose_trips_depend_on_data_collects_rows() -> None:
     assert padded[0, :16].tolist() == rows and padded[1, :3].tolist() == [4, 2, 1]
     with pytest.raises(ValueError, match="16 results, more than its max_size"):
         onnx2jax.convert(collatz(), max_size={"fall": 5})(np.array(7))
+
+
+def test_threads_share_a_model() -> None:
+    """Two may find a cut at the same time, and each brings shapes of its own."""
+    proto = detector(head=True)
+    images = [RNG.normal(size=(1, 3, 8 + i % 3, 8)).astype(np.float32) for i in range(24)]
+    expected = [theirs(proto, {"x": x})[0] for x in images]
+    m = onnx2jax.convert(proto)
+    with ThreadPoolExecutor(8) as pool:
+        for ours, wanted in zip(pool.map(lambda x: m.run(None, {"x": x})[0], images), expected, strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_call_that_fails_leaves_the_model_as_it_was() -> None:
+    proto = detector(head=True)
+    m = onnx2jax.convert(proto)
+    x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
+    for _ in range(2):
+        with pytest.raises(onnx2jax.errors.OperatorError, match="does not fit"):
+            m(np.zeros((1, 3, 0, 8), np.float32))
+        np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_bucket_pads_texts_with_empty_ones() -> None:
+    constants = {"w": RNG.normal(size=(4, 3)).astype(np.float32), "names": np.array(["a", "b", "c"], object)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["scores"]),
+        helper.make_node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["names", "best"], ["name"]),
+        helper.make_node("StringConcat", ["t", "name"], ["label"]),
+    ]
+    t, label = (helper.make_tensor_value_info(n, TensorProto.STRING, ["n"]) for n in ("t", "label"))
+    proto = model(nodes, [value("x", np.float32, ["n", 4]), t], [label], constants)
+    m = onnx2jax.convert(proto, bucket={"n": [4, 8]})
+    for n in (1, 3, 4, 7):
+        feeds = {"x": RNG.normal(size=(n, 4)).astype(np.float32), "t": np.array(["k"] * n, object)}
+        assert m.run(None, feeds)[0].tolist() == theirs(proto, feeds)[0].tolist()
+    assert m.compilations == 2
+
+
+def test_the_first_call_may_be_rematerialised() -> None:
+    m, x = onnx2jax.convert(mlp()), np.ones((2, 4), np.float32)
+    gradient = jax.grad(lambda p: jax.checkpoint(m.apply)(p, x).sum())(m.params)
+    expected = jax.grad(lambda p: m.apply(p, x).sum())(m.params)
+    np.testing.assert_allclose(gradient["w1"], expected["w1"], rtol=1e-5)
