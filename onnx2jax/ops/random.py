@@ -10,13 +10,16 @@ import numpy as np
 
 from ..proto.dtypes import to_dtype
 from .arrays import argmax
-from .linalg import wide
+from .linalg import accumulator, wide
 from .registry import Shaped, op
 
 
 def _key(seed, rng):
     """The key of a float seed is its bits, so distinct seeds give distinct streams."""
     return rng if seed is None else jax.random.key(np.float32(seed).view(np.uint32))
+
+
+# Half precision is drawn in float32: in bfloat16 itself there would be 128 values, their mean below the middle.
 
 
 def _floating(dtype, like):
@@ -30,7 +33,8 @@ def _floating(dtype, like):
 @op("RandomNormalLike")
 def random_normal_like(input: Shaped, *, dtype=None, mean=0.0, scale=1.0, seed=None, rng):
     """Draws from a normal distribution, in the shape of `input`."""
-    return jax.random.normal(_key(seed, rng), input.shape, _floating(dtype, input)) * scale + mean
+    dtype = _floating(dtype, input)
+    return (jax.random.normal(_key(seed, rng), input.shape, accumulator(dtype)) * scale + mean).astype(dtype)
 
 
 @op("RandomNormal")
@@ -43,7 +47,9 @@ def random_normal(*, shape, dtype=1, mean=0.0, scale=1.0, seed=None, rng):
 @op("RandomUniformLike")
 def random_uniform_like(input: Shaped, *, dtype=None, high=1.0, low=0.0, seed=None, rng):
     """Draws evenly from [low, high), in the shape of `input`."""
-    return jax.random.uniform(_key(seed, rng), input.shape, _floating(dtype, input), low, high)
+    dtype = _floating(dtype, input)
+    drawn = jax.random.uniform(_key(seed, rng), input.shape, accumulator(dtype), low, high).astype(dtype)
+    return jnp.minimum(drawn, np.nextafter(dtype.type(high), dtype.type(low)))  # rounding may have reached high
 
 
 @op("RandomUniform")
