@@ -112,7 +112,7 @@ def _lookup(X, keys, values, default):
     table, at = np.unique(keys[~nan][::-1], return_index=True)
     if not len(table):
         return np_.broadcast_to(np_.asarray(default, values.dtype), X.shape)
-    place = find(table, X)
+    place = find(table, X, "compare_all" if len(table) <= 16 else "scan_unrolled")
     return np_.where(place < 0, default, np_.asarray(values[~nan][::-1][at])[place])
 
 

@@ -75,7 +75,7 @@ def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_s
 def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokenexp=None):
     """com.microsoft Tokenizer: by characters (separators is [""]), by separators, or by the shape of a token."""
     only(separators=separators, tokenexp=tokenexp)
-    batch(X)
+    batch(X)  # refuses other ranks
     if tokenexp:
         expression = _regex(tokenexp)
         rows = [[m.group() for m in expression.finditer(x)] for x in X.flat]
@@ -122,10 +122,10 @@ def tf_idf_vectorizer(
     return _add(columns, (slice(None), np.array(ngram_indexes)), counts).reshape(*X.shape[:-1], -1)
 
 
-def find(table, values):
+def find(table, values, method="scan"):
     """The places of values in a sorted table, -1 for those that are not there."""
     np_ = xp(values)
-    how = {} if np_ is np else {"method": "compare_all" if len(table) <= 128 else "scan"}
+    how = {} if np_ is np else {"method": method}  # a scan is a loop, which XLA does not fuse into each of its readers
     at = np_.minimum(np_.searchsorted(table, values, **how), len(table) - 1)
     return np_.where(np_.asarray(table)[at] == values, at, -1)
 
