@@ -14,10 +14,11 @@ import onnx2jax
 from onnx2jax.errors import OnnxError, UnsupportedError
 
 from .conformance import test_annotations as annotations
+from .conformance import test_devices as devices
 from .conformance import test_functions as functions
 from .conformance import test_scopes as scopes
 from .conformance import test_types as types
-from .conformance.cases import parse
+from .conformance.cases import RELU, parse
 
 SECONDS = 5
 
@@ -30,7 +31,7 @@ def seeds() -> list[bytes]:
         parse(loop),
         parse(scopes.branches("t () => (float[2] e) { e = Add (x, w) }")),
         annotations.training(),
-        annotations.devices(),
+        devices.divided(RELU, [(0, 2)]),
         *(types.typed(kind) for kind in types.TYPES.values()),
         *(types.stored(code, [4], raw_data=bytes(types.ELEMENT_TYPES[code].bits // 2)) for code in (1, 9, 22, 25)),
     ]
