@@ -11,9 +11,9 @@ from onnx2jax.proto.dtypes import to_dtype
 
 from .arrays import axis_of, is_known, xp
 from .control import needs_known
-from .conv import conv, window
+from .conv import WINDOW, conv, window_of
 from .linalg import product
-from .registry import op
+from .registry import op, taking
 
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 FLOAT6 = ("float6_e2m3fn", "float6_e3m2fn")
@@ -183,16 +183,13 @@ def reach(dtype, zero_point):
     return int(max(high - zero_point.min(), zero_point.max() - low))
 
 
-def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geometry):
+def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
     """A convolution of 8-bit tensors less their zero points, in int32.
 
     XLA's integer convolutions are slow, its float32 ones exact while every sum stays below 2**24; more
     input channels than that allows are added up in int32, so many at a time.
     """
-    if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
-        raise ValueError(f"kernel_shape is {tuple(kernel_shape)}, but the filter has shape {w.shape}")
-    strides, dilations, pads = window(x.shape[2:], w.shape[2:], **geometry)
-    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": group}
+    window = window_of(x.shape[2:], w.shape[2:], **attributes)
     largest = reach(x.dtype, x_zero_point) * reach(w.dtype, w_zero_point) * int(np.prod(w.shape[2:]))
     dtype, step = np.dtype(np.float32), (2**24 - 1) // largest if largest else w.shape[1]
     if not step:
@@ -206,29 +203,25 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geomet
     total = None
     for start in range(0, w.shape[1], step):
         part = grouped[:, :, start : start + step].reshape(x.shape[0], -1, *x.shape[2:]) if step < w.shape[1] else x
-        y = conv(part, w[:, start : start + step], **options).astype(np.int32)
+        y = conv(part, w[:, start : start + step], window, group).astype(np.int32)
         total = y if total is None else total + y
     return total
 
 
 @op("ConvInteger", since=10, heavy=True)
-def conv_integer(
-    x, w, x_zero_point=None, w_zero_point=None,
-    *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
-):  # fmt: skip
+@taking(**WINDOW)
+def conv_integer(x, w, x_zero_point=None, w_zero_point=None, *, group=1, **attributes):
     """The convolution of two 8-bit tensors less their zero points, in int32."""
-    geometry = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
-    return integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geometry)
+    return integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes)
 
 
 @op("QLinearConv", since=10, heavy=True)
+@taking(**WINDOW)
 def qlinear_conv(
-    x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B=None,
-    *, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, pads=None, strides=None,
-):  # fmt: skip
+    x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B=None, *, group=1, **attributes
+):
     """The convolution of two quantized tensors plus an int32 bias, quantized again."""
-    geometry = {"auto_pad": auto_pad, "dilations": dilations, "pads": pads, "strides": strides}
-    y = integer_conv(x, w, x_zero_point, w_zero_point, group, kernel_shape, **geometry)
+    y = integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes)
     upright = (-1,) + (1,) * (x.ndim - 2)
     y = y if B is None else y + B.reshape(upright)
     scale = quotient(x_scale.reshape(()) * w_scale.reshape(upright), y_scale.reshape(()))

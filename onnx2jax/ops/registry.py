@@ -108,7 +108,7 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
 
     def declare(function: F) -> F:
         spelt = {Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL} if inputs else {Parameter.VAR_KEYWORD}
-        own = [p for p in signature(function).parameters.values() if p.kind not in spelt]
+        own = [p for p in signature(function).parameters.values() if p.kind not in spelt and p.name not in attributes]
         own += [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in inputs]
         own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in attributes.items()]
 

@@ -49,13 +49,17 @@ FORMS = [  # x, w, strides, pads, dilations, groups
 ]
 
 
+def geometry(w, strides, pads, dilations, groups=1):
+    return conv.Window(w.shape[2:], strides, pads, dilations), groups
+
+
 @pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS)
 def test_every_form_is_the_plain_sum(x, w, strides, pads, dilations, groups):
     x, w = f32(*x), f32(*w)
     options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     expected = plain(x, w, **options)
     for form in (conv.conv, conv._conv_native, conv._conv_cpu, conv._conv_columns):
-        got = form(jnp.asarray(x), jnp.asarray(w), **options)
+        got = form(jnp.asarray(x), jnp.asarray(w), *geometry(w, **options))
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -65,7 +69,7 @@ def test_large_images_take_the_native_form(monkeypatch, groups):
     options = {"strides": (1, 1), "pads": ((1, 1), (1, 1)), "dilations": (1, 1), "groups": groups}
     monkeypatch.setattr(conv, "CACHED_COLUMNS", 0)
     monkeypatch.setattr(conv, "FEW_PIXELS", 0)
-    got = conv._conv_cpu(jnp.asarray(x), jnp.asarray(w), **options)
+    got = conv._conv_cpu(jnp.asarray(x), jnp.asarray(w), *geometry(w, **options))
     np.testing.assert_allclose(got, plain(x, w, **options), rtol=1e-4, atol=1e-4)
 
 
@@ -75,9 +79,8 @@ def test_transposed_convolution_is_the_adjoint(x, w, strides, pads, dilations, g
     x, w = f32(*x), f32(*w)
     y = plain(x, w, **options)
     back = f32(*y.shape)
-    form = {"image": x.shape[2:], **options}
-    for transpose in (conv._conv_transpose, conv._transpose_native, conv._transpose_cpu):
-        got = transpose(jnp.asarray(back), jnp.asarray(w), **form)
+    for transpose in (conv._transpose_native, conv._transpose_cpu):
+        got = transpose(jnp.asarray(back), jnp.asarray(w), x.shape[2:], *geometry(w, **options))
         np.testing.assert_allclose(np.vdot(got, x), np.vdot(y, back), rtol=1e-3)
 
 
@@ -123,7 +126,7 @@ def test_half_precision_is_summed_in_float32(name, dtype):
 
 def test_integers_are_summed_exactly():
     x, w = np.full((1, 64, 3, 3), -128, np.int8), np.full((2, 64, 3, 3), 127, np.int8)
-    got = conv.conv(jnp.asarray(x), jnp.asarray(w), strides=(1, 1), pads=((0, 0), (0, 0)), dilations=(1, 1))
+    got = conv.conv(jnp.asarray(x), jnp.asarray(w), *geometry(w, (1, 1), ((0, 0), (0, 0)), (1, 1)))
     assert got.dtype == np.int32
     assert np.asarray(got).ravel().tolist() == [-128 * 127 * 576] * 2
 
@@ -133,12 +136,12 @@ def test_derivatives_are_those_of_the_native_form(x, w, strides, pads, dilations
     options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     x, w = f32(*x), f32(*w)
     got, expected = (
-        jax.jit(jax.grad(lambda x, w, f=f: (f(x, w, **options) ** 2).sum(), argnums=(0, 1)))(x, w)
+        jax.jit(jax.grad(lambda x, w, f=f: (f(x, w, *geometry(w, **options)) ** 2).sum(), argnums=(0, 1)))(x, w)
         for f in (conv.conv, conv._conv_native)
     )
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-    batched = jax.vmap(lambda v: conv.conv(v, w, **options))(jnp.stack([x, 2 * x]))
+    batched = jax.vmap(lambda v: conv.conv(v, w, *geometry(w, **options)))(jnp.stack([x, 2 * x]))
     np.testing.assert_allclose(batched[1], 2 * batched[0], rtol=1e-3, atol=1e-3)
 
 
@@ -151,7 +154,9 @@ def test_half_precision_has_derivatives_of_its_own_dtype():
 def test_one_lowering_serves_every_platform():
     shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in (jax.export.symbolic_shape("n, 4, 8, 8"), (4, 4, 3, 3))]
     options = {"strides": (1, 1), "pads": ((1, 1), (1, 1)), "dilations": (1, 1)}
-    exported = jax.export.export(jax.jit(lambda x, w: conv.conv(x, w, **options)), platforms=("cpu", "cuda", "tpu"))
+    exported = jax.export.export(
+        jax.jit(lambda x, w: conv.conv(x, w, *geometry(w, **options))), platforms=("cpu", "cuda", "tpu")
+    )
     assert str(exported(*shapes).out_avals[0].shape) == "(n, 4, 8, 8)"
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from onnx2jax.ops import compat, pool
+from onnx2jax.ops import compat, conv, pool
 from tests.helpers import run_op
 
 ROW = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
@@ -76,8 +76,12 @@ def test_unpooling_undoes_pooling():
 )
 def test_both_forms_of_a_window_agree(geometry):
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 7, 6)), jnp.float32)
+    kernel, strides, dilations, pads = geometry
     for init, combine in ((0, jax.lax.add), (-np.inf, jax.lax.max)):
-        a, b = (form(x, init, combine, *geometry) for form in (pool._reduce, pool._reduce_by_axis))
+        a, b = (
+            form(x, init, combine, conv.Window(kernel, strides, pads, dilations))
+            for form in (pool._reduce, pool._reduce_by_axis)
+        )
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
