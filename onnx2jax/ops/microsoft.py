@@ -2,72 +2,56 @@
 
 from __future__ import annotations
 
-import inspect
-import math
+from inspect import Parameter
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .activation import gelu, swish
 from .arrays import axis_of, xp
+from .conv import WINDOW, conv_op
+from .indexing import gather_nd, trilu
 from .linalg import accumulator, gemm_wide, product, times, wide
-from .recurrent import BY_NAME, taking
-from .registry import Static, op, resolve
+from .norm import root, standardize
+from .pool import max_pool
+from .recurrent import BY_NAME
+from .reduce import unique
+from .registry import Static, op, taking
+from .shape import pad, range_
 
 MICROSOFT = "com.microsoft"
-WINDOW = {"auto_pad": "NOTSET", "dilations": None, "pads": None, "strides": None}
-CONV = {**WINDOW, "group": 1, "kernel_shape": None}
 
 
-def declaring(**attributes):
-    """Name the attributes that a function passes on as ``**attributes``."""
-    return lambda function: taking(inspect.signature(function).parameters.values(), **attributes)(function)
-
-
-def ai(name, opset):
-    """ONNX's own operator of that name, which the one here only wraps."""
-    return resolve("", name, opset).function
-
-
-@op("Gelu", domain=MICROSOFT)
-def gelu(X):
-    """``x * Phi(x)``, the exact form."""
-    x = wide(jnp.asarray(X))
-    return (0.5 * x * (1 + lax.erf(x * math.sqrt(0.5)))).astype(X.dtype)
-
-
-@op("FastGelu", domain=MICROSOFT)
-def fast_gelu(X, bias=None):
+def _fast_gelu(X, bias=None):
     """Gelu through tanh, of ``X + bias``."""
-    x = wide(jnp.asarray(X)) if bias is None else wide(jnp.asarray(X)) + wide(bias)
-    return (0.5 * x * (1 + jnp.tanh(x * (0.7978845608028654 + 0.035677408136300125 * x * x)))).astype(X.dtype)
+    return gelu(wide(X) if bias is None else wide(X) + wide(bias), approximate="tanh").astype(X.dtype)
 
 
-@op("BiasGelu", domain=MICROSOFT)
-def bias_gelu(A, B):
-    return gelu(wide(A) + wide(B)).astype(A.dtype)
-
-
-@op("QuickGelu", domain=MICROSOFT)
-def quick_gelu(X, *, alpha=1.702):
-    x = wide(jnp.asarray(X))
-    return (x * lax.logistic(alpha * x)).astype(X.dtype)
-
-
-@op("BiasSplitGelu", domain=MICROSOFT)
-def bias_split_gelu(X, bias):
+def _bias_split_gelu(X, bias):
     left, right = jnp.split(wide(X) + wide(bias), 2, axis=-1)
     return (left * gelu(right)).astype(X.dtype)
 
 
-@op("BiasAdd", domain=MICROSOFT)
-def bias_add(X, bias, skip):
-    return X + bias + skip
+BRIEF = {  # what an expression says
+    "Gelu": gelu,
+    "FastGelu": _fast_gelu,
+    "BiasGelu": lambda A, B: gelu(wide(A) + wide(B)).astype(A.dtype),
+    "QuickGelu": taking(alpha=1.702)(swish),
+    "BiasSplitGelu": _bias_split_gelu,
+    "BiasAdd": lambda X, bias, skip: X + bias + skip,
+    "Inverse": lambda X: jnp.linalg.inv(wide(jnp.asarray(X))).astype(X.dtype),
+    "Trilu": trilu,
+    "GatherND": gather_nd,
+}
+for _name, _function in BRIEF.items():
+    op(_name, domain=MICROSOFT)(_function)
 
 
 @op("GemmFastGelu", domain=MICROSOFT, heavy=True)
 def gemm_fast_gelu(X, W, bias=None):
-    return fast_gelu(product(X, W, accumulator(X.dtype)), bias).astype(X.dtype)
+    return _fast_gelu(product(X, W, accumulator(X.dtype)), bias).astype(X.dtype)
 
 
 @op("FusedMatMul", domain=MICROSOFT, heavy=True)
@@ -113,42 +97,37 @@ def fused_gemm(
 
 
 @op("FusedConv", domain=MICROSOFT, heavy=True)
-@declaring(**CONV)
+@taking(**WINDOW)
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
     """Conv, a residual Z added, an activation."""
-    y = ai("Conv", 22)(X, W, B, **attributes)
-    return activate(jnp.asarray(y if Z is None else y + Z), activation, *activation_params)
+    y = conv_op(X, W, B, **attributes)
+    return activate(y if Z is None else y + Z, activation, *activation_params)
 
 
-def channels_first(x):
-    return None if x is None else jnp.moveaxis(jnp.asarray(x), -1, 1)
+def nhwc(function, x, *inputs, channels_last=1, **attributes):
+    """A function of an image [N, C, ...], of one [N, ..., C]."""
+    if not channels_last:
+        return function(x, *inputs, **attributes)
+    return jnp.moveaxis(function(jnp.moveaxis(jnp.asarray(x), -1, 1), *inputs, **attributes), 1, -1)
 
 
 @op("NhwcFusedConv", domain=MICROSOFT, heavy=True)
-@declaring(**CONV, activation="", activation_params=())
+@taking(**WINDOW, group=1, activation="", activation_params=())
 def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
-    return jnp.moveaxis(fused_conv(channels_first(X), W, B, channels_first(Z), **attributes), 1, -1)
+    Z = None if Z is None else jnp.moveaxis(jnp.asarray(Z), -1, 1)
+    return nhwc(fused_conv, X, W, B, Z, **attributes)
 
 
 @op("NhwcConv", domain=MICROSOFT, heavy=True)
-@declaring(**CONV)
+@taking(**WINDOW, group=1)
 def nhwc_conv(X, W, B=None, **attributes):
-    return nhwc_fused_conv(X, W, B, **attributes)
+    return nhwc(conv_op, X, W, B, **attributes)
 
 
 @op("NhwcMaxPool", domain=MICROSOFT, heavy=True)
-@declaring(**WINDOW, ceil_mode=0)
-def nhwc_max_pool(x, *, kernel_shape, **attributes):
-    y = ai("MaxPool", 22)(channels_first(x), kernel_shape=kernel_shape, **attributes)
-    return jnp.moveaxis(y[0] if isinstance(y, tuple) else y, 1, -1)
-
-
-def normalized(x, axes, epsilon, center=True):
-    """x less its mean (if centered) over its deviation; the mean; the inverse deviation. x is float32 or wider."""
-    mean = jnp.mean(x, axis=axes, keepdims=True) if center else None
-    x = x - mean if center else x
-    inverse = lax.rsqrt(jnp.mean(x * x, axis=axes, keepdims=True) + epsilon)
-    return x * inverse, mean, inverse
+@taking(**WINDOW | {"kernel_shape": Parameter.empty, "ceil_mode": 0})
+def nhwc_max_pool(x, **attributes):
+    return nhwc(max_pool, x, **attributes)
 
 
 def skip_sum(input, skip, bias):
@@ -160,7 +139,7 @@ def skip_sum(input, skip, bias):
 def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
     """LayerNormalization of ``input + skip + bias``, and that sum."""
     total = skip_sum(input, skip, bias)
-    y, mean, inverse = normalized(jnp.asarray(total), -1, epsilon)
+    y, mean, inverse = standardize(jnp.asarray(total), -1, epsilon)
     y = y * wide(gamma) if beta is None else y * wide(gamma) + wide(beta)
     return y.astype(input.dtype), mean, inverse, total.astype(input.dtype)
 
@@ -169,9 +148,8 @@ def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilo
 def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilon=1e-12, n_outputs=1):
     """RMSNormalization of ``input + skip + bias``, and that sum; there is no mean."""
     total = skip_sum(input, skip, bias)
-    y, _, inverse = normalized(jnp.asarray(total), -1, epsilon, center=False)
-    outputs = (y * wide(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype)
-    return outputs[:n_outputs]
+    y, _, inverse = standardize(jnp.asarray(total), -1, epsilon, center=False)
+    return ((y * wide(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype))[:n_outputs]
 
 
 @op("SimplifiedLayerNormalization", domain=MICROSOFT)
@@ -181,23 +159,22 @@ def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_typ
     if stash_type not in (1, 11):
         raise NotImplementedError(f"stash_type ({stash_type}) must be float32 (1) or float64 (11)")
     x = jnp.asarray(X).astype(np.float64 if stash_type == 11 or X.dtype == np.float64 else np.float32)
-    y, _, inverse = normalized(x, tuple(range(axis_of(axis, x.ndim), x.ndim)), epsilon, center=False)
+    y, _, inverse = standardize(x, tuple(range(axis_of(axis, x.ndim), x.ndim)), epsilon, center=False)
     return (y * scale.astype(x.dtype)).astype(scale.dtype), inverse
 
 
 @op("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_layer_normalization(
     input_ids, segment_ids, word_embedding, position_embedding, segment_embedding, gamma, beta, mask=None,
-    position_ids=None, *, epsilon=1e-12, mask_index_type=None,
+    position_ids=None, *, epsilon=1e-12, mask_index_type: Literal[None, 0, 1] = None,
 ):  # fmt: skip
     """LayerNormalization of word, position and segment embeddings; how many words the mask keeps; the sum."""
-    if mask_index_type not in (None, 0, 1):
-        raise ValueError(f"mask_index_type is {mask_index_type}; it must be 0 or 1")
+    del mask_index_type  # what else than the count to give; it is optional either way
     positions = jnp.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
     total = wide(jnp.asarray(word_embedding)[input_ids]) + wide(jnp.asarray(position_embedding)[positions])
     if segment_ids is not None:
         total = total + wide(jnp.asarray(segment_embedding)[segment_ids])
-    y = normalized(total, -1, epsilon)[0] * wide(gamma) + wide(beta)
+    y = standardize(total, -1, epsilon)[0] * wide(gamma) + wide(beta)
     count = jnp.zeros(input_ids.shape[0], np.int32) if mask is None else jnp.sum(mask == 1, axis=1, dtype=np.int32)
     return y.astype(gamma.dtype), count, total.astype(gamma.dtype)
 
@@ -205,7 +182,7 @@ def embed_layer_normalization(
 def group_normalized(x, gamma, beta, activation, channels_last, epsilon, groups):
     x = wide(jnp.asarray(x)) if channels_last else wide(jnp.moveaxis(jnp.asarray(x), 1, -1))
     split = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
-    y = normalized(split, (1, 3), epsilon)[0].reshape(x.shape) * wide(gamma) + wide(beta)
+    y = standardize(split, (1, 3), epsilon)[0].reshape(x.shape) * wide(gamma) + wide(beta)
     y = y * lax.logistic(y) if activation else y
     return y if channels_last else jnp.moveaxis(y, -1, 1)
 
@@ -235,15 +212,7 @@ def cdist(A, B, *, metric="sqeuclidean"):
     if metric not in ("sqeuclidean", "euclidean"):
         raise NotImplementedError(f"metric is {metric!r}; onnxruntime has only 'sqeuclidean' and 'euclidean'")
     square = ((jnp.asarray(A)[:, None] - B[None]) ** 2).sum(-1)
-    if metric == "sqeuclidean":
-        return square
-    positive = square > 0  # the square root's slope at zero must not reach the gradient
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1)), 0)
-
-
-@op("Inverse", domain=MICROSOFT)
-def inverse(X):
-    return jnp.linalg.inv(wide(jnp.asarray(X))).astype(X.dtype)
+    return square if metric == "sqeuclidean" else root(square)
 
 
 @op("ExpandDims", domain=MICROSOFT)
@@ -252,29 +221,18 @@ def expand_dims(X, axis: Static):
 
 
 @op("Unique", domain=MICROSOFT)
-def unique(x: Static):
+def ms_unique(x: Static):
     """The distinct elements in order of appearance, the place of each element among them, their counts."""
-    y, first, inverse_, counts = np.unique(x, return_index=True, return_inverse=True, return_counts=True)
-    order = np.argsort(first)
-    return y[order], np.argsort(order)[inverse_.reshape(-1)], counts[order]
-
-
-@op("Trilu", domain=MICROSOFT)
-def trilu(X, k=None, *, upper=1):
-    return ai("Trilu", 14)(X, k, upper=upper)
-
-
-@op("GatherND", domain=MICROSOFT)
-def gather_nd(data, indices):
-    return ai("GatherND", 11)(data, indices)
+    y, _, inverse, counts = unique(x, sorted=0)
+    return y, inverse, counts
 
 
 @op("Pad", domain=MICROSOFT)
-def pad(data, pads: Static, value=None, *, mode="constant"):
-    return ai("Pad", 11)(data, np.ravel(pads), None if value is None else value.reshape(()), mode=mode)
+def ms_pad(data, pads: Static, value=None, *, mode="constant"):
+    return pad(data, np.ravel(pads), None if value is None else value.reshape(()), mode=mode)
 
 
 @op("Range", domain=MICROSOFT)
-def range_(start: Static, limit: Static, delta: Static = None):
+def ms_range(start: Static, limit: Static, delta: Static = None):
     delta = np.ones_like(start) if delta is None else delta
-    return ai("Range", 11)(*(v.reshape(()) for v in (start, limit, delta)))
+    return range_(*(v.reshape(()) for v in (start, limit, delta)))

@@ -2,84 +2,85 @@
 
 from __future__ import annotations
 
-import jax
+import operator
+from functools import partial
+from inspect import Parameter
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axes_of, axis_of, xp
+from .activation import leaky_relu, sigmoid
+from .arrays import axis_of, xp
+from .conv import WINDOW
 from .linalg import accumulator
-from .microsoft import CONV, MICROSOFT, ai, declaring
+from .logic import where
+from .microsoft import MICROSOFT, nhwc
+from .pool import POOL, average_pool, global_average_pool
 from .quant import (
     dequantize_linear,
     dynamic_quantize_linear,
     integer_product,
-    is_integer,
     qlinear_conv,
     quantize_linear,
     quotient,
     requantize,
     row,
-    spread,
 )
-from .recurrent import layer, lstm_cells, reversals
-from .registry import op
+from .recurrent import LAYER, lstm_layer, reversals
+from .registry import op, resolve, taking
+
+op("QuantizeLinear", domain=MICROSOFT)(quantize_linear)
+op("DequantizeLinear", domain=MICROSOFT)(dequantize_linear)
 
 
-@op("QuantizeLinear", domain=MICROSOFT)
-def ms_quantize_linear(x, y_scale, y_zero_point=None, *, axis=1):
-    return quantize_linear(x, y_scale, y_zero_point, axis=axis)
+def qlinear(name, inputs, heavy=False, **attributes):
+    """Register a function of real tensors as an operator between quantized ones.
+
+    Its inputs come as triples (tensor, scale, zero point). Its result goes out by the last two inputs; without a zero
+    point to the first tensor's type, around zero.
+    """
+    names = inputs.split()
+    first = (len(names) - 2) % 3  # what is not quantized comes first
+
+    def register(function):
+        @op(name, domain=MICROSOFT, heavy=heavy)
+        @taking(*names, **attributes)
+        def between(*inputs, **attributes):
+            *triples, scale, zero_point = (*inputs[first:], *(None,) * (len(names) - len(inputs)))
+            real = [dequantize_linear(*triples[i : i + 3]) for i in range(0, len(triples), 3)]
+            zero_point = np.zeros((), triples[0].dtype) if zero_point is None else zero_point
+            return quantize_linear(function(*inputs[:first], *real, **attributes), scale, zero_point)
+
+        return function
+
+    return register
 
 
-@op("DequantizeLinear", domain=MICROSOFT)
-def ms_dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1):
-    return dequantize_linear(x, x_scale, x_zero_point, axis=axis)
+REDUCED = "data data_scale data_zero_point reduced_scale reduced_zero_point?"
+UNARY = "X X_scale X_zero_point Y_scale Y_zero_point?"
+BINARY = "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point?"
+POOLED = "X x_scale x_zero_point y_scale y_zero_point"
+
+qlinear("QLinearAdd", BINARY)(operator.add)
+qlinear("QLinearMul", BINARY)(operator.mul)
+qlinear("QLinearLeakyRelu", UNARY, alpha=0.01)(leaky_relu)
+qlinear("QLinearSigmoid", UNARY)(sigmoid)
+qlinear("QLinearWhere", "condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point")(where)
+qlinear("QLinearGlobalAveragePool", POOLED, channels_last=0)(partial(nhwc, global_average_pool))
+_attributes = {**POOL, "ceil_mode": 0, "channels_last": 0, "count_include_pad": 0}
+qlinear("QLinearAveragePool", f"{POOLED}?", heavy=True, **_attributes)(partial(nhwc, average_pool))
 
 
-def quantized(y, scale, zero_point, dtype):
-    """A real tensor quantized; without a zero point to the type given, around zero."""
-    return quantize_linear(y, scale, np.zeros((), dtype) if zero_point is None else zero_point)
+@qlinear("QLinearSoftmax", "X X_scale x_zero_point y_scale y_zero_point", axis=-1, opset=Parameter.empty)
+def softmax(x, *, axis, opset):
+    """Softmax as ``opset`` has it, which here is an attribute of the node."""
+    return resolve("", "Softmax", opset).function(x, axis=axis)
 
 
-@op("QLinearAdd", domain=MICROSOFT)
-def qlinear_add(A, A_scale, A_zero_point, B, B_scale, B_zero_point, C_scale, C_zero_point=None):
-    y = dequantize_linear(A, A_scale, A_zero_point) + dequantize_linear(B, B_scale, B_zero_point)
-    return quantized(y, C_scale, C_zero_point, A.dtype)
-
-
-@op("QLinearMul", domain=MICROSOFT)
-def qlinear_mul(A, A_scale, A_zero_point, B, B_scale, B_zero_point, C_scale, C_zero_point=None):
-    y = dequantize_linear(A, A_scale, A_zero_point) * dequantize_linear(B, B_scale, B_zero_point)
-    return quantized(y, C_scale, C_zero_point, A.dtype)
-
-
-@op("MulInteger", domain=MICROSOFT)
-def mul_integer(A, A_zero_point, B, B_zero_point=None):
-    a, b = (
-        x.astype(np.int32) - (0 if z is None else z.astype(np.int32)) for x, z in ((A, A_zero_point), (B, B_zero_point))
-    )
-    return a * b
-
-
-@op("QLinearLeakyRelu", domain=MICROSOFT)
-def qlinear_leaky_relu(X, X_scale, X_zero_point, Y_scale, Y_zero_point=None, *, alpha=0.01):
-    x = dequantize_linear(X, X_scale, X_zero_point)
-    return quantized(xp(x).where(x >= 0, x, x * alpha), Y_scale, Y_zero_point, X.dtype)
-
-
-@op("QLinearSigmoid", domain=MICROSOFT)
-def qlinear_sigmoid(X, X_scale, X_zero_point, Y_scale, Y_zero_point=None):
-    x = jnp.asarray(dequantize_linear(X, X_scale, X_zero_point))
-    return quantized(lax.logistic(x), Y_scale, Y_zero_point, X.dtype)
-
-
-@op("QLinearSoftmax", domain=MICROSOFT)
-def qlinear_softmax(X, X_scale, x_zero_point, y_scale, y_zero_point, *, axis=-1, opset):
-    """Softmax on quantized values; opset (here an attribute of the node) below 13: over all axes from axis on."""
-    x = jnp.asarray(dequantize_linear(X, X_scale, x_zero_point))
-    first = axis_of(axis, x.ndim)
-    y = jax.nn.softmax(x, axis=first if opset >= 13 else tuple(range(first, x.ndim)))
-    return quantize_linear(y, y_scale, y_zero_point)
+@qlinear("QLinearReduceMean", REDUCED, axes=None, keepdims=1)
+def mean(x, *, axes, keepdims):
+    return resolve("", "ReduceMean", 18).function(x, axes, keepdims=keepdims)
 
 
 @op("QLinearConcat", domain=MICROSOFT)
@@ -90,54 +91,21 @@ def qlinear_concat(Y_scale, Y_zero_point, *inputs, axis):
     return xp(*parts).concatenate(parts, axis=axis)
 
 
-@op("QLinearWhere", domain=MICROSOFT)
-def qlinear_where(condition, X, x_scale, x_zero_point, Y, y_scale, y_zero_point, z_scale, z_zero_point):
-    x, y = dequantize_linear(X, x_scale, x_zero_point), dequantize_linear(Y, y_scale, y_zero_point)
-    return quantize_linear(xp(condition, x, y).where(condition, x, y), z_scale, z_zero_point)
-
-
-@op("QLinearReduceMean", domain=MICROSOFT)
-def qlinear_reduce_mean(
-    data, data_scale, data_zero_point, reduced_scale, reduced_zero_point=None, *, axes=None, keepdims=1
-):
-    x = dequantize_linear(data, data_scale, data_zero_point)
-    y = xp(x).mean(x, axis=axes_of(axes, x.ndim) if axes else None, keepdims=bool(keepdims))
-    return quantized(xp(x).asarray(y), reduced_scale, reduced_zero_point, data.dtype)
-
-
-def pooled(name, X, x_scale, x_zero_point, y_scale, y_zero_point, channels_last, **attributes):
-    x = jnp.asarray(dequantize_linear(X, x_scale, x_zero_point))
-    y = ai(name, 22)(jnp.moveaxis(x, -1, 1) if channels_last else x, **attributes)
-    return quantized(jnp.moveaxis(y, 1, -1) if channels_last else y, y_scale, y_zero_point, X.dtype)
-
-
-@op("QLinearAveragePool", domain=MICROSOFT, heavy=True)
-def qlinear_average_pool(
-    X, x_scale, x_zero_point, y_scale, y_zero_point=None, *, auto_pad="NOTSET", ceil_mode=0, channels_last=0,
-    count_include_pad=0, kernel_shape, pads=None, strides=None,
-):  # fmt: skip
-    """AveragePool between quantized tensors."""
-    return pooled(
-        "AveragePool", X, x_scale, x_zero_point, y_scale, y_zero_point, channels_last, auto_pad=auto_pad,
-        ceil_mode=ceil_mode, count_include_pad=count_include_pad, kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
-
-
-@op("QLinearGlobalAveragePool", domain=MICROSOFT)
-def qlinear_global_average_pool(X, x_scale, x_zero_point, y_scale, y_zero_point, *, channels_last=0):
-    return pooled("GlobalAveragePool", X, x_scale, x_zero_point, y_scale, y_zero_point, channels_last)
+@op("MulInteger", domain=MICROSOFT)
+def mul_integer(A, A_zero_point, B, B_zero_point=None):
+    zeros = (0 if z is None else z.astype(np.int32) for z in (A_zero_point, B_zero_point))
+    a, b = (x.astype(np.int32) - z for x, z in zip((A, B), zeros, strict=True))
+    return a * b
 
 
 @op("QLinearConv", domain=MICROSOFT, heavy=True)
-@declaring(**CONV)
-def ms_qlinear_conv(
-    x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B=None,
-    *, channels_last=0, **attributes,
-):  # fmt: skip
+@taking(
+    *("x", "x_scale", "x_zero_point", "w", "w_scale", "w_zero_point", "y_scale", "y_zero_point", "B?"),
+    **WINDOW, group=1, channels_last=0,
+)  # fmt: skip
+def ms_qlinear_conv(*inputs, **attributes):
     """QLinearConv, the channels last on request."""
-    x = jnp.moveaxis(jnp.asarray(x), -1, 1) if channels_last else x
-    y = qlinear_conv(x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B, **attributes)
-    return jnp.moveaxis(y, 1, -1) if channels_last else y
+    return nhwc(qlinear_conv, *inputs, **attributes)
 
 
 @op("QGemm", domain=MICROSOFT, heavy=True)
@@ -188,13 +156,11 @@ def matmul_nbits(
         raise NotImplementedError(f"weight_prepacked is {weight_prepacked}: B must be in ONNX's layout (0)")
     blocks, work = -(-K // block_size), accumulator(A.dtype)
     weight = unpack(B.reshape(N, blocks, -1), bits).astype(work)
-    scales = scales.reshape(N, blocks).astype(work)
     if zero_points is None:
-        zero_points = np.full((N, blocks), 2 ** (bits - 1), work)
+        zero_points = np.full((N, blocks), 2 ** (bits - 1))
     elif zero_points.dtype == np.uint8:
-        zero_points = unpack(zero_points.reshape(N, -1), bits)[:, :blocks].astype(work)
-    else:
-        zero_points = zero_points.reshape(N, blocks).astype(work)
+        zero_points = unpack(zero_points.reshape(N, -1), bits)[:, :blocks]
+    zero_points, scales = (p.reshape(N, blocks).astype(work) for p in (zero_points, scales))
     if g_idx is None:
         weight = ((weight - zero_points[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
     else:
@@ -218,54 +184,42 @@ def gather_block_quantized(
         zero_points = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
     elif zero_points is not None and packed:
         zero_points = unpack(zero_points, bits)[..., : scales.shape[-1]]
-    extent = data.shape[gather_axis]
-    indices = jnp.asarray(indices)
+    extent, indices = data.shape[gather_axis], jnp.asarray(indices)
     live = (indices >= -extent) & (indices < extent)
-    at = jnp.where(live, indices % extent, 0)
 
     def taken(x):
-        if x is None:
-            return None
         shape = [extent if i == gather_axis else n for i, n in enumerate(x.shape)]
-        return jnp.moveaxis(jnp.take(jnp.broadcast_to(x, shape), at.reshape(-1), axis=gather_axis), gather_axis, 0)
+        return jnp.take(jnp.broadcast_to(x, shape), jnp.where(live, indices % extent, 0), axis=gather_axis)
 
-    x, scale, zero = taken(data), taken(scales), taken(zero_points)
+    x, scale, zero = (None if v is None else taken(v) for v in (data, scales, zero_points))
     x = unpack(x, bits) if packed else x
-    axis = quantize_axis + 1 if quantize_axis < gather_axis else quantize_axis  # the gathered axis stands in front
-    size = block_size or x.shape[axis]
-    work = accumulator(scales.dtype)
-    kind = np.int32 if is_integer(x.dtype) else work
-    y = x.astype(kind) if zero is None else x.astype(kind) - spread(zero.astype(kind), x.shape, axis, size)
-    y = y.astype(work) * spread(scale.astype(work), x.shape, axis, size)
-    y = jnp.where(live.reshape(-1, *(1,) * (y.ndim - 1)), y, 0).reshape(*indices.shape, *y.shape[1:])
-    source = range(indices.ndim)
-    return jnp.moveaxis(y, source, range(gather_axis, gather_axis + indices.ndim)).astype(scales.dtype)
+    axis = quantize_axis + (indices.ndim - 1 if gather_axis < quantize_axis else 0)
+    y = dequantize_linear(x, scale, zero, axis=axis, block_size=block_size or x.shape[axis])
+    return jnp.where(jnp.expand_dims(live, (*range(gather_axis), *range(gather_axis - data.ndim + 1, 0))), y, 0)
 
 
 @op("DynamicQuantizeLSTM", domain=MICROSOFT, heavy=True)
+@taking(**{name: value for name, value in LAYER.items() if name != "layout"}, input_forget=0)
 def dynamic_quantize_lstm(
     X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, W_scale=None, W_zero_point=None,
-    R_scale=None, R_zero_point=None,
-    *, activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
-    hidden_size=None, input_forget=0,
+    R_scale=None, R_zero_point=None, **attributes,
 ):  # fmt: skip
     """LSTM with weights quantized as [directions, input, gates], whose other operands are quantized on the spot."""
-    count, size = len(reversals(direction)), R.shape[1]
-    if W.shape[0] != count or R.shape != (count, size, 4 * size) or hidden_size not in (None, size):
-        raise ValueError(f"W {W.shape}, R {R.shape}, hidden_size {hidden_size} and direction {direction!r} disagree")
 
-    def times(weight, scale, zero_point, d):
-        scale, zero_point = scale.reshape(count, -1)[d], zero_point.reshape(count, -1)[d]
-        return lambda x: dynamic_quantize_matmul(x, weight[d], scale, zero_point)
+    def project(X, W, R, B, direction, _, hidden_size, *__):
+        count, size = len(reversals(direction)), R.shape[1]
+        if W.shape[0] != count or R.shape != (count, size, 4 * size) or hidden_size not in (None, size):
+            raise ValueError(f"W {W.shape}, R {R.shape}, hidden_size {hidden_size}, direction {direction!r} disagree")
 
-    if sequence_lens is not None:  # steps behind the longest sequence must not widen the range of X
-        steps = jnp.arange(X.shape[0], dtype=np.int32)[:, None, None]
-        X = jnp.where(steps < jnp.max(jnp.asarray(sequence_lens)), X, 0)
-    gates = jnp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
-    recurs = [times(R, R_scale, R_zero_point, d) for d in range(count)]
-    if B is not None:
-        gates = gates + B[:, : 4 * size] + B[:, 4 * size :]
-    cells = lstm_cells(
-        recurs, activations, activation_alpha, activation_beta, clip, direction, P, input_forget, gates.dtype
-    )
-    return layer(gates, cells, [initial_h, initial_c], sequence_lens, direction, 0, X.dtype, size)
+        def times(weight, scale, zero_point, d):
+            scale, zero_point = scale.reshape(count, -1)[d], zero_point.reshape(count, -1)[d]
+            return lambda x: dynamic_quantize_matmul(x, weight[d], scale, zero_point)
+
+        if sequence_lens is not None:  # steps behind the longest sequence must not widen the range of X
+            steps = jnp.arange(X.shape[0], dtype=np.int32)[:, None, None]
+            X = jnp.where(steps < jnp.max(jnp.asarray(sequence_lens)), X, 0)
+        gates = jnp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
+        gates = gates if B is None else gates + B[:, : 4 * size] + B[:, 4 * size :]
+        return gates, [times(R, R_scale, R_zero_point, d) for d in range(count)], [None] * count
+
+    return lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, layout=0, **attributes)

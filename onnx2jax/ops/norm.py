@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax import lax
 
 from ..proto.dtypes import to_dtype
 from .arrays import axes_of, axis_of, xp
+from .linalg import accumulator, wide
 from .registry import Static, op, withdrawn
 
 
@@ -34,34 +37,33 @@ def standardize(x, axes, epsilon, center=True):
 
 def _batch_normalization(X, scale, B, mean, var, epsilon, momentum, training, spatial=True):
     """(Y, running mean, running variance, batch mean, batch variance); the last four only when training."""
-    wide = wide_dtype(X, scale, mean)
-    x = X.astype(wide)
+    x, dtypes = X.astype(wide_dtype(X, scale, mean)), (mean.dtype, var.dtype)
+    scale, B, mean, var = (v.astype(x.dtype) for v in (scale, B, mean, var))
     shape = (lambda v: _per_channel(v, X)) if spatial or mean.ndim == 1 else (lambda v: v[None])
+    now, spread = shape(mean), shape(var)
+    if training:
+        axes = tuple(i for i in range(X.ndim) if i != 1 or X.ndim == 1) if spatial else (0,)
+        now = x.mean(axis=axes, keepdims=True)
+        spread = ((x - now) ** 2).mean(axis=axes, keepdims=True)
+    y = ((x - now) * (shape(scale) / xp(spread).sqrt(spread + epsilon)) + shape(B)).astype(X.dtype)
     if not training:
-        inverse = shape(scale.astype(wide) / xp(var).sqrt(var.astype(wide) + epsilon))
-        return ((x - shape(mean.astype(wide))) * inverse + shape(B.astype(wide))).astype(X.dtype)
-    axes = tuple(i for i in range(X.ndim) if i != 1 or X.ndim == 1) if spatial else (0,)
-    now = x.mean(axis=axes, keepdims=True)
-    spread = ((x - now) ** 2).mean(axis=axes, keepdims=True)
-    y = (x - now) / xp(x).sqrt(spread + epsilon) * shape(scale.astype(wide)) + shape(B.astype(wide))
+        return y
     now, spread = now.reshape(mean.shape), spread.reshape(var.shape)
-    running = [
-        (old.astype(wide) * momentum + new * (1 - momentum)).astype(old.dtype)
-        for old, new in ((mean, now), (var, spread))
-    ]
-    return y.astype(X.dtype), *running, now.astype(mean.dtype), spread.astype(var.dtype)
-
-
-@op("BatchNormalization", since=1)
-def batch_normalization_1(X, scale, B, mean, var, *, epsilon=1e-5, is_test=0, momentum=0.9, spatial=1, n_outputs=1):
-    """The number of outputs tells training from inference, as the operator says; is_test must not contradict it."""
-    if is_test and n_outputs > 1:
-        raise ValueError(f"is_test={is_test} has one output, not {n_outputs}: set is_test=0 or drop the statistics")
-    return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
+    running = (old * momentum + new * (1 - momentum) for old, new in ((mean, now), (var, spread)))
+    return y, *(v.astype(dtype) for v, dtype in zip((*running, now, spread), dtypes * 2, strict=True))
 
 
 @op("BatchNormalization", since=7)
 def batch_normalization_7(X, scale, B, mean, var, *, epsilon=1e-5, momentum=0.9, spatial=1, n_outputs=1):
+    """The number of outputs tells training from inference."""
+    return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
+
+
+@op("BatchNormalization", since=1)
+def batch_normalization_1(X, scale, B, mean, var, *, epsilon=1e-5, is_test=0, momentum=0.9, spatial=1, n_outputs=1):
+    """Here is_test says what the number of outputs says, which it must not contradict."""
+    if is_test and n_outputs > 1:
+        raise ValueError(f"is_test={is_test} has one output, not {n_outputs}: set is_test=0 or drop the statistics")
     return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
 
 
@@ -77,10 +79,8 @@ def batch_normalization(
 
 @op("InstanceNormalization")
 def instance_normalization(input, scale, B, *, epsilon=1e-5):
-    wide = wide_dtype(input)
-    y, _, _ = standardize(input.astype(wide), tuple(range(2, input.ndim)), epsilon)
-    y = y * _per_channel(scale.astype(wide), input) + _per_channel(B.astype(wide), input)
-    return y.astype(input.dtype)
+    y, _, _ = standardize(wide(input), tuple(range(2, input.ndim)), epsilon)
+    return (y * _per_channel(wide(scale), input) + _per_channel(wide(B), input)).astype(input.dtype)
 
 
 def _from_axis(x, axis):
@@ -89,8 +89,7 @@ def _from_axis(x, axis):
 
 def _stash(x, stash_type):
     """``x`` rounded to the stash type; sums of what is narrower than float32 are still taken in float32."""
-    x = x.astype(to_dtype(stash_type))
-    return x.astype(wide_dtype(x))
+    return wide(x.astype(to_dtype(stash_type)))
 
 
 @op("LayerNormalization", since=17)
@@ -104,14 +103,12 @@ def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1
 
 @op("RMSNormalization", since=23)
 def rms_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
-    x = _stash(X, stash_type)
-    y = x / xp(x).sqrt((x * x).mean(axis=_from_axis(X, axis), keepdims=True) + epsilon)
+    y, _, _ = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon, center=False)
     return y.astype(scale.dtype) * scale
 
 
-withdrawn(
-    "GroupNormalization", since=18, instead="GroupNormalization of opset 21, whose scale and bias are per channel"
-)
+_NEWER = "GroupNormalization of opset 21, whose scale and bias are per channel"
+withdrawn("GroupNormalization", since=18, instead=_NEWER)
 
 
 @op("GroupNormalization", since=21)
@@ -126,8 +123,7 @@ def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=
 @op("MeanVarianceNormalization", since=9)
 def mean_variance_normalization(X, *, axes=(0, 2, 3)):
     """(X - mean) / (standard deviation + 1e-9), the small number being that of ONNX's function body."""
-    axes = axes_of(axes, X.ndim)
-    x = X.astype(wide_dtype(X))
+    axes, x = axes_of(axes, X.ndim), wide(X)
     centred = x - x.mean(axis=axes, keepdims=True)
     deviation = root((centred * centred).mean(axis=axes, keepdims=True))
     return (centred / (deviation + 1e-9)).astype(X.dtype)
@@ -141,22 +137,17 @@ def root(x, p=2):
 
 
 @op("LpNormalization")
-def lp_normalization(input, *, axis=-1, p=2):
+def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
     """x / ||x||, and zero where the norm is zero."""
-    if p not in (1, 2):
-        raise ValueError(f"p ({p}) must be 1 or 2")
-    x, axis = input.astype(wide_dtype(input)), axis_of(axis, input.ndim)
+    x, axis = wide(input), axis_of(axis, input.ndim)
     norm = abs(x).sum(axis, keepdims=True) if p == 1 else root((x * x).sum(axis, keepdims=True))
     return (x / xp(x).where(norm == 0, x.dtype.type(1), norm)).astype(input.dtype)
 
 
 @op("LRN")
 def lrn(X, *, alpha=1e-4, beta=0.75, bias=1.0, size):
-    x = jnp.asarray(X, wide_dtype(X))
-    around = [(0, 0)] * x.ndim
-    around[1] = ((size - 1) // 2, size // 2)
-    extent = [1] * x.ndim
-    extent[1] = size
+    x, rest = jnp.asarray(wide(X)), X.ndim - 2
+    around, extent = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * rest], [1, size, *[1] * rest]
     squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, extent, [1] * x.ndim, around)
     return (x / (bias + alpha / size * squares) ** beta).astype(X.dtype)
 
@@ -166,8 +157,8 @@ def _dropout(data, ratio, key, mask_dtype=np.bool_):
     if key is None:
         return data, xp(data).ones(data.shape, mask_dtype)
     keep = jax.random.uniform(key, data.shape, jnp.float32) >= jnp.asarray(ratio, jnp.float32)
-    wide = wide_dtype(data)
-    scaled = jnp.asarray(data, wide) / (1 - jnp.asarray(ratio).astype(wide))
+    work = accumulator(data.dtype)
+    scaled = jnp.asarray(data, work) / (1 - jnp.asarray(ratio).astype(work))
     return jnp.where(keep, scaled, 0).astype(data.dtype), keep.astype(mask_dtype)
 
 
@@ -176,21 +167,12 @@ def dropout_1(data, *, is_test=0, ratio=0.5, rng):
     return _dropout(data, ratio, None if is_test else rng, data.dtype)
 
 
-def _dropout_inference(data, ratio, mask_dtype):
+@op("Dropout", since=7)
+def dropout_7(data, *, ratio=0.5, opset):
+    """Opsets 7 to 11 describe inference: nothing is dropped. The mask is boolean since 10."""
     if not 0 <= ratio < 1:
         raise ValueError(f"ratio ({ratio}) is outside [0, 1)")
-    return _dropout(data, ratio, None, mask_dtype)
-
-
-@op("Dropout", since=7)
-def dropout_7(data, *, ratio=0.5):
-    """Opsets 7 to 11 describe inference: nothing is dropped."""
-    return _dropout_inference(data, ratio, data.dtype)
-
-
-@op("Dropout", since=10)
-def dropout_10(data, *, ratio=0.5):
-    return _dropout_inference(data, ratio, np.bool_)
+    return _dropout(data, ratio, None, np.bool_ if opset >= 10 else data.dtype)
 
 
 @op("Dropout", since=12)

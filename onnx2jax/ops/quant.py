@@ -10,6 +10,7 @@ from jax import lax
 from onnx2jax.proto.dtypes import to_dtype
 
 from .arrays import axis_of, is_known, xp
+from .cast import is_integer
 from .control import needs_known
 from .conv import WINDOW, conv, window_of
 from .linalg import product
@@ -18,11 +19,6 @@ from .registry import op, taking
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 FLOAT6 = ("float6_e2m3fn", "float6_e3m2fn")
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
-
-
-def is_integer(dtype):
-    """True for ONNX's integer types, those below eight bits included."""
-    return dtype.kind in "iu" or dtype.name in ("int4", "uint4", "int2", "uint2")
 
 
 def quotient(x, y):

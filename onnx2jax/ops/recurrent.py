@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,15 @@ import numpy as np
 from jax import lax
 
 from .linalg import accumulator
-from .registry import op
+from .registry import op, taking
 
 UNROLL = 8
 """Up to so many steps the loop is written out."""
 
 REQUIRED = "required"
+
+LAYER = {"activation_alpha": None, "activation_beta": None, "activations": None, "clip": None, "direction": "forward"}
+LAYER |= {"hidden_size": None, "layout": 0}
 
 # name -> the function of x and the parameters it takes, ONNX's default alpha, and beta
 ACTIVATIONS = {
@@ -42,7 +45,7 @@ def reversals(direction):
     return known[direction]
 
 
-def activation_functions(names, alphas, betas, clip, direction, count):
+def activation_functions(names, count, alphas, betas, clip, direction):
     """The ``count`` activations of each direction; one that takes an alpha or a beta draws the next of those given."""
     total = count * len(reversals(direction))
     if len(names) < total:
@@ -73,16 +76,11 @@ def gru_cell(recur, f, g, bias, linear_before_reset):
     def step(gates, states):
         (h,) = states
         size = h.shape[-1]
-        if linear_before_reset:
-            recurrent = recur(h)
-            zr = f(gates[:, : 2 * size] + recurrent[:, : 2 * size])
-            z, r = zr[:, :size], zr[:, size:]
-            hidden = r * (recurrent[:, 2 * size :] + bias)
-        else:
-            zr = f(gates[:, : 2 * size] + recur(h, slice(2 * size)))
-            z, r = zr[:, :size], zr[:, size:]
-            hidden = recur(r * h, slice(2 * size, None)) + bias
-        return ((1 - z) * g(gates[:, 2 * size :] + hidden) + z * h,)
+        zr, part = slice(2 * size), slice(2 * size, None)
+        recurrent = recur(h) if linear_before_reset else recur(h, zr)
+        z, r = jnp.split(f(gates[:, zr] + recurrent[:, zr]), 2, axis=-1)
+        hidden = r * (recurrent[:, part] + bias) if linear_before_reset else recur(r * h, part) + bias
+        return ((1 - z) * g(gates[:, part] + hidden) + z * h,)
 
     return step
 
@@ -103,9 +101,20 @@ def lstm_cell(recur, f, g, h, peepholes, input_forget):
     return step
 
 
-def layer(gates, cells, initial, sequence_lens, direction, layout, dtype, size):
-    """Run each direction's cell over time; past its length a sequence keeps its state and puts out zeros."""
-    work = gates.dtype
+def layer(
+    cell, names, n_gates, project, X, W, R, B, sequence_lens, initial,
+    *, activation_alpha, activation_beta, activations, clip, direction, hidden_size, layout, separate=0,
+):  # fmt: skip
+    """Run each direction's cell over time; past its length a sequence keeps its state and puts out zeros.
+
+    ``cell(direction, recurrent projection, separate bias, *activations)`` is a step; ``names`` are the activations of
+    one direction by default; ``project`` is ``projections`` or does the same with other weights.
+    """
+    names = activations or names * 2, len(names)
+    functions = activation_functions(*names, activation_alpha, activation_beta, clip, direction)
+    gates, *rows = project(X, W, R, B, direction, layout, hidden_size, n_gates, separate)
+    cells = [cell(d, recur, bias, *f) for d, (recur, bias, f) in enumerate(zip(*rows, functions, strict=True))]
+    work, size = gates.dtype, gates.shape[-1] // n_gates
     initial = [s if s is None else jnp.asarray(s).astype(work) for s in initial]
     initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
     steps = jnp.arange(gates.shape[0], dtype=np.int32)
@@ -127,7 +136,7 @@ def layer(gates, cells, initial, sequence_lens, direction, layout, dtype, size):
         ends.append(end)
         outputs.append(y)
     Y = jnp.swapaxes(jnp.stack(outputs, 2), 0, 1) if layout else jnp.stack(outputs, 1)
-    return Y.astype(dtype), *(jnp.stack(s, 1 if layout else 0).astype(dtype) for s in zip(*ends, strict=True))
+    return Y.astype(X.dtype), *(jnp.stack(s, 1 if layout else 0).astype(X.dtype) for s in zip(*ends, strict=True))
 
 
 def linear(x, w):
@@ -139,7 +148,7 @@ def recur_by(Rt):
     return lambda h, part=slice(None): linear(h, Rt[:, part])
 
 
-def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate=0):
+def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     """Every step's input projection [seq, batch, directions, gates] as one product, biases included, each
     direction's recurrent projection, and the recurrent biases of the last ``separate`` gates, left out."""
     directions, gates, size = R.shape
@@ -164,70 +173,51 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate=0)
 
 
 @op("RNN", since=7, heavy=True)
-def rnn(
-    X, W, R, B=None, sequence_lens=None, initial_h=None,
-    *, activation_alpha=None, activation_beta=None, activations=("Tanh", "Tanh"), clip=None, direction="forward",
-    hidden_size=None, layout=0,
-):  # fmt: skip
+@taking(**LAYER | {"activations": ("Tanh", "Tanh")})
+def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
     """A simple recurrent layer."""
-    functions = activation_functions(activations, activation_alpha, activation_beta, clip, direction, 1)
-    gates, recurs, _ = projections(X, W, R, B, direction, layout, hidden_size, 1)
-    cells = [rnn_cell(recur, *f) for recur, f in zip(recurs, functions, strict=True)]
-    return layer(gates, cells, [initial_h], sequence_lens, direction, layout, X.dtype, R.shape[-1])
+
+    def cell(_, recur, __, f):
+        return rnn_cell(recur, f)
+
+    return layer(cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
 
 
 @op("GRU", since=7, heavy=True)
-def gru(
-    X, W, R, B=None, sequence_lens=None, initial_h=None,
-    *, activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
-    hidden_size=None, layout=0, linear_before_reset=0,
-):  # fmt: skip
+@taking(**LAYER)
+def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
     """A layer of gated recurrent units."""
-    names = activations or ("Sigmoid", "Tanh") * 2
-    functions = activation_functions(names, activation_alpha, activation_beta, clip, direction, 2)
-    gates, recurs, biases = projections(X, W, R, B, direction, layout, hidden_size, 3, separate=1)
-    rows = zip(recurs, functions, biases, strict=True)
-    cells = [gru_cell(recur, *f, bias, linear_before_reset) for recur, f, bias in rows]
-    return layer(gates, cells, [initial_h], sequence_lens, direction, layout, X.dtype, R.shape[-1])
+
+    def cell(_, recur, bias, f, g):
+        return gru_cell(recur, f, g, bias, linear_before_reset)
+
+    names, states = ("Sigmoid", "Tanh"), [initial_h]
+    return layer(cell, names, 3, projections, X, W, R, B, sequence_lens, states, separate=1, **attributes)
 
 
-def lstm_cells(recurs, names, alphas, betas, clip, direction, P, input_forget, dtype):
-    functions = activation_functions(names or ("Sigmoid", "Tanh", "Tanh") * 2, alphas, betas, clip, direction, 3)
-    P = [None] * len(recurs) if P is None else jnp.asarray(P).astype(dtype).reshape(len(recurs), 3, -1)
-    return [lstm_cell(recur, *f, p, input_forget) for recur, f, p in zip(recurs, functions, P, strict=True)]
+def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, input_forget, **attributes):
+    P = P if P is None else jnp.asarray(P).astype(accumulator(X.dtype)).reshape(P.shape[0], 3, -1)
+
+    def cell(d, recur, _, *functions):
+        return lstm_cell(recur, *functions, P if P is None else P[d], input_forget)
+
+    names, states = ("Sigmoid", "Tanh", "Tanh"), [initial_h, initial_c]
+    return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)
 
 
 @op("LSTM", since=7, heavy=True)
-def lstm(
-    X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None,
-    *, activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
-    hidden_size=None, input_forget=0, layout=0,
-):  # fmt: skip
+@taking(**LAYER, input_forget=0)
+def lstm(X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, **attributes):
     """A layer of long short-term memory."""
-    gates, recurs, _ = projections(X, W, R, B, direction, layout, hidden_size, 4)
-    cells = lstm_cells(
-        recurs, activations, activation_alpha, activation_beta, clip, direction, P, input_forget, gates.dtype
-    )
-    return layer(gates, cells, [initial_h, initial_c], sequence_lens, direction, layout, X.dtype, R.shape[-1])
-
-
-def taking(parameters, **attributes):
-    """Give a function of ``*inputs, **attributes`` the signature it stands for."""
-
-    def declare(function):
-        extra = [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=v) for k, v in attributes.items()]
-        own = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        function.__signature__ = inspect.Signature([*own, *extra])
-        return function
-
-    return declare
+    return lstm_layer(projections, X, W, R, B, sequence_lens, initial_h, initial_c, P, **attributes)
 
 
 def with_output_sequence(function):
     """Below opset 7 an attribute says whether Y may be left out, which the node's outputs say as well."""
 
-    @taking(inspect.signature(function).parameters.values(), output_sequence=0)
-    def legacy(*inputs, output_sequence=0, **attributes):
+    @taking(output_sequence=0)
+    @functools.wraps(function)
+    def legacy(*inputs, output_sequence, **attributes):
         del output_sequence
         return function(*inputs, **attributes)
 

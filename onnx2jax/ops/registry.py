@@ -98,18 +98,20 @@ def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, repl
 def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
     """Spell out what a function takes as ``*inputs`` and ``**attributes``; attributes not given come as declared here.
 
-    A required attribute has the default ``Parameter.empty``.
+    The name of an optional input ends in "?"; a required attribute has the default ``Parameter.empty``.
 
-    >>> @taking("A", "B", axis=0)
+    >>> @taking("A", "B?", axis=0)
     ... def f(*inputs, keepdims=1, **attributes): ...
     >>> str(signature(f))
-    '(A, B, *, keepdims=1, axis=0)'
+    '(A, B=None, *, keepdims=1, axis=0)'
     """
 
     def declare(function: F) -> F:
         spelt = {Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL} if inputs else {Parameter.VAR_KEYWORD}
         own = [p for p in signature(function).parameters.values() if p.kind not in spelt and p.name not in attributes]
-        own += [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in inputs]
+        for name in inputs:
+            default = None if name.endswith("?") else Parameter.empty
+            own.append(Parameter(name.rstrip("?"), Parameter.POSITIONAL_OR_KEYWORD, default=default))
         own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in attributes.items()]
 
         @functools.wraps(function)

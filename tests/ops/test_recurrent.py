@@ -156,7 +156,7 @@ def test_only_functions_that_take_an_alpha_draw_one():
     ("attributes", "message"),
     [
         ({"direction": "backwards"}, "direction"), ({"direction": "bidirectional"}, "direction"),
-        ({"activations": ("Swish",)}, "unknown"), ({"activations": ()}, "needs 1"), ({"hidden_size": 7}, "hidden_size"),
+        ({"activations": ("Swish",)}, "unknown"), ({"activations": ("Tanh",), "direction": "bidirectional"}, "needs 2"), ({"hidden_size": 7}, "hidden_size"),
         ({"activations": ("ScaledTanh",)}, "no defaults"),
     ],
 )  # fmt: skip
