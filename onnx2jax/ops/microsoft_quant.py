@@ -47,7 +47,8 @@ def qlinear(name, inputs, heavy=False, **attributes):
         @op(name, domain=MICROSOFT, heavy=heavy)
         @taking(*names, **attributes)
         def between(*inputs, **attributes):
-            *triples, scale, zero_point = (*inputs[first:], *(None,) * (len(names) - len(inputs)))
+            inputs = (*inputs, None)[: len(names)]
+            triples, (scale, zero_point) = inputs[first:-2], inputs[-2:]
             real = [dequantize_linear(*triples[i : i + 3]) for i in range(0, len(triples), 3)]
             zero_point = np.zeros((), triples[0].dtype) if zero_point is None else zero_point
             return quantize_linear(function(*inputs[:first], *real, **attributes), scale, zero_point)

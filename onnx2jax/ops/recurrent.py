@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ UNROLL = 8
 
 REQUIRED = "required"
 
-LAYER = {"activation_alpha": None, "activation_beta": None, "activations": None, "clip": None, "direction": "forward"}
-LAYER |= {"hidden_size": None, "layout": 0}
+LAYER: dict[str, Any] = dict.fromkeys(("activation_alpha", "activation_beta", "activations", "clip", "hidden_size"))
+LAYER |= {"direction": "forward", "layout": 0}
 
 # name -> the function of x and the parameters it takes, ONNX's default alpha, and beta
 ACTIVATIONS = {

@@ -156,7 +156,8 @@ def test_only_functions_that_take_an_alpha_draw_one():
     ("attributes", "message"),
     [
         ({"direction": "backwards"}, "direction"), ({"direction": "bidirectional"}, "direction"),
-        ({"activations": ("Swish",)}, "unknown"), ({"activations": ("Tanh",), "direction": "bidirectional"}, "needs 2"), ({"hidden_size": 7}, "hidden_size"),
+        ({"activations": ("Swish",)}, "unknown"), ({"hidden_size": 7}, "hidden_size"),
+        ({"activations": ("Tanh",), "direction": "bidirectional"}, "needs 2"),
         ({"activations": ("ScaledTanh",)}, "no defaults"),
     ],
 )  # fmt: skip
