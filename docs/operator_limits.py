@@ -116,7 +116,7 @@ LIMITS: dict[tuple[str, str], str] = {
 """(domain, operator) -> what it does not do, or decides itself."""
 
 REFUSALS: dict[str, tuple[tuple[str, str], ...]] = {
-    "math._positive": (("", "Div"), ("", "Mod")),
+    "math._on_dims": (("", "Div"), ("", "Mod")),
     "microsoft.activate": ((MICROSOFT, "FusedConv"), (MICROSOFT, "FusedGemm"), (MICROSOFT, "NhwcFusedConv")),
     "microsoft.fused_gemm": ((MICROSOFT, "FusedGemm"),),
     "microsoft.simplified_layer_normalization": (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from functools import wraps
+from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -32,25 +32,13 @@ def in_float32(function):
 
 def _below(x):
     """min(x, 0): the argument of an exp that overflows in the other branch would poison gradients."""
-    return xp(x).minimum(x, x.dtype.type(0))
+    return xp(x).minimum(x, 0)
 
 
 @op("Relu")
 def relu(X):
     """Its derivative at 0 is 0."""
     return np.maximum(X, X.dtype.type(0)) if is_known(X) else jax.nn.relu(X)
-
-
-@op("Sigmoid")
-@in_float32
-def sigmoid(X):
-    return X.dtype.type(1) / (X.dtype.type(1) + np.exp(-X)) if is_known(X) else lax.logistic(X)
-
-
-@op("LeakyRelu")
-@in_float32
-def leaky_relu(X, *, alpha=0.009999999776482582):
-    return xp(X).where(X < 0, X.dtype.type(alpha) * X, X)
 
 
 @op("PRelu", since=7)
@@ -68,88 +56,63 @@ def p_relu_1(X, slope):
     return p_relu(X, limited_broadcast(X, slope, 1 if slope.ndim == 1 else None, broadcast=1))
 
 
-@op("ThresholdedRelu")
 @in_float32
-def thresholded_relu(X, *, alpha=1.0):
-    return xp(X).where(X.dtype.type(alpha) < X, X, X.dtype.type(0))
+def sigmoid(X):
+    return 1 / (1 + np.exp(-X)) if is_known(X) else lax.logistic(X)
 
 
-@op("Elu")
 @in_float32
-def elu(X, *, alpha=1.0):
-    return xp(X).where(X < 0, X.dtype.type(alpha) * xp(X).expm1(_below(X)), X)
+def leaky_relu(X, *, alpha=0.009999999776482582):
+    return xp(X).where(X < 0, alpha * X, X)
 
 
-@op("Celu", since=12)
 @in_float32
-def celu(X, *, alpha=1.0):
-    alpha = X.dtype.type(alpha)
-    return xp(X).where(X < 0, alpha * xp(X).expm1(_below(X) / alpha), X)
+def hard_sigmoid(X, *, alpha=0.20000000298023224, beta=0.5):
+    return clip(alpha * X + beta, *np.array([0, 1], X.dtype))
+
+
+@in_float32
+def softplus(X):
+    return xp(X).logaddexp(X, 0)
+
+
+@in_float32
+def swish(X, *, alpha=1.0):
+    return X * sigmoid(alpha * X)
 
 
 def _selu(X, alpha, gamma):
-    alpha, gamma = X.dtype.type(alpha), X.dtype.type(gamma)
     return gamma * xp(X).where(X <= 0, alpha * xp(X).expm1(_below(X)), X)
 
 
-@op("Selu")
-@in_float32
-def selu_1(X, *, alpha=1.673200011253357, gamma=1.0506999492645264):
-    return _selu(X, alpha, gamma)
-
-
-@op("Selu", since=6)
-@in_float32
-def selu(X, *, alpha=1.6732631921768188, gamma=1.0507010221481323):
-    return _selu(X, alpha, gamma)
-
-
-@op("HardSigmoid")
-@in_float32
-def hard_sigmoid(X, *, alpha=0.20000000298023224, beta=0.5):
-    zero, one = np.asarray(0, X.dtype), np.asarray(1, X.dtype)
-    return clip(X.dtype.type(alpha) * X + X.dtype.type(beta), zero, one)
-
-
-@op("HardSwish", since=14)
-@in_float32
-def hard_swish(X):
-    return X * hard_sigmoid(X, alpha=1 / 6)
-
-
-@op("Softplus")
-@in_float32
-def softplus(X):
-    return xp(X).logaddexp(X, X.dtype.type(0))
-
-
-@op("Softsign")
-@in_float32
-def softsign(input):
-    return input / (input.dtype.type(1) + abs(input))
-
-
-@op("Mish", since=18)
-@in_float32
-def mish(X):
-    return X * xp(X).tanh(softplus(X))
+ACTIVATIONS = {  # (name, since): function
+    ("Sigmoid", 1): sigmoid,
+    ("LeakyRelu", 1): leaky_relu,
+    ("ThresholdedRelu", 1): lambda X, *, alpha=1.0: xp(X).where(alpha < X, X, 0),
+    ("Elu", 1): lambda X, *, alpha=1.0: xp(X).where(X < 0, alpha * xp(X).expm1(_below(X)), X),
+    ("Celu", 12): lambda X, *, alpha=1.0: xp(X).where(X < 0, alpha * xp(X).expm1(_below(X) / alpha), X),
+    ("Selu", 1): lambda X, *, alpha=1.673200011253357, gamma=1.0506999492645264: _selu(X, alpha, gamma),
+    ("Selu", 6): lambda X, *, alpha=1.6732631921768188, gamma=1.0507010221481323: _selu(X, alpha, gamma),
+    ("HardSigmoid", 1): hard_sigmoid,
+    ("HardSwish", 14): lambda X: X * hard_sigmoid(X, alpha=1 / 6),
+    ("Softplus", 1): softplus,
+    ("Softsign", 1): lambda input: input / (1 + abs(input)),
+    ("Mish", 18): lambda X: X * xp(X).tanh(softplus(X)),
+    ("Swish", 24): swish,
+    # experimental until ONNX 1.4
+    ("ScaledTanh", 1): lambda input, *, alpha, beta: alpha * xp(input).tanh(beta * input),
+    ("ParametricSoftplus", 1): lambda X, *, alpha, beta: alpha * softplus(beta * X),
+}
+for (_name, _since), _function in ACTIVATIONS.items():
+    op(_name, since=_since)(in_float32(_function))
 
 
 @op("Gelu", since=20)
 @in_float32
-def gelu(X, *, approximate="none"):
-    half, one, t = X.dtype.type(0.5), X.dtype.type(1), X.dtype.type
+def gelu(X, *, approximate: Literal["none", "tanh"] = "none"):
     if approximate == "none":
-        return half * X * (one + erf(X * t(math.sqrt(0.5))))
-    if approximate != "tanh":
-        raise ValueError(f"approximate ({approximate!r}) is 'none' or 'tanh'")
-    return half * X * (one + xp(X).tanh(t(math.sqrt(2 / math.pi)) * (X + t(0.044715) * X * X * X)))
-
-
-@op("Swish", since=24)
-@in_float32
-def swish(X, *, alpha=1.0):
-    return X * sigmoid(X.dtype.type(alpha) * X)
+        return 0.5 * X * (1 + erf(X * math.sqrt(0.5)))
+    return 0.5 * X * (1 + xp(X).tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)))
 
 
 @op("SwiGLU", since=28)
@@ -163,24 +126,8 @@ def swi_glu(A, B, *, alpha=1.0):
 @op("Shrink", since=9)
 def shrink(input, *, bias=0.0, lambd=0.5):
     """Integers are shrunk as real numbers and truncated."""
-    wide = np.float64 if not is_float(input.dtype) else np.promote_types(input.dtype, np.float32)
-    x = input.astype(wide)
-    t = x.dtype.type
-    return cast_to(xp(x).where(x < t(-lambd), x + t(bias), xp(x).where(x > t(lambd), x - t(bias), t(0))), input.dtype)
-
-
-@op("ScaledTanh")
-@in_float32
-def scaled_tanh(input, *, alpha, beta):
-    """Experimental until ONNX 1.4."""
-    return input.dtype.type(alpha) * xp(input).tanh(input.dtype.type(beta) * input)
-
-
-@op("ParametricSoftplus")
-@in_float32
-def parametric_softplus(X, *, alpha, beta):
-    """Experimental until ONNX 1.4."""
-    return X.dtype.type(alpha) * softplus(X.dtype.type(beta) * X)
+    x = input.astype(np.promote_types(input.dtype, np.float32) if is_float(input.dtype) else np.float64)
+    return cast_to(xp(x).where(x < -lambd, x + bias, xp(x).where(x > lambd, x - bias, 0)), input.dtype)
 
 
 def softmax(x, *, axes):
@@ -211,10 +158,8 @@ def _log_softmax(x, *, axes):
 
 def _peak(x, axes):
     """The maximum to subtract; it cancels out, so no gradient flows through it."""
-    lowest = -np.inf
-    if is_known(x):
-        return np.max(x, axis=axes, keepdims=True, initial=lowest)
-    return lax.stop_gradient(jnp.max(x, axis=axes, keepdims=True, initial=lowest))
+    peak = xp(x).max(x, axis=axes, keepdims=True, initial=-np.inf)
+    return peak if is_known(x) else lax.stop_gradient(peak)
 
 
 def _hardmax(x, *, axes):

@@ -7,6 +7,8 @@ out of range writes nothing.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -56,9 +58,8 @@ def _bounds(n, start, end, step):
         return max(start, min(last, 0)), end if end >= 0 else (0 if step > 0 else -n - 1), step
     # With symbolic extents jax.numpy clamps; the numbers that stand for an open end become one.
     sign = 1 if step > 0 else -1
-    open_start = isinstance(start, int) and start * sign <= -INT32_MAX
-    open_end = isinstance(end, int) and end * sign >= INT32_MAX
-    return None if open_start else start, None if open_end else end, step
+    start = None if isinstance(start, int) and start * sign <= -INT32_MAX else start
+    return start, None if isinstance(end, int) and end * sign >= INT32_MAX else end, step
 
 
 def _lax_slice(data, bounds):
@@ -89,9 +90,8 @@ def gather(data, indices, *, axis=0):
 
 def _take(data, index):
     """Read at a tuple of broadcasting index arrays."""
-    if is_known([data, *index]):
-        return data[(*index, ...)]
-    return jnp.asarray(data).at[tuple(index)].get(mode="fill")
+    known = is_known([data, *index])
+    return data[(*index, ...)] if known else jnp.asarray(data).at[tuple(index)].get(mode="fill")
 
 
 def _positions(data, indices, axis):
@@ -114,9 +114,8 @@ def _tuples(data, indices, batch_dims=0):
     """The index arrays of GatherND and ScatterND: the last axis of the indices holds one index per axis of data."""
     depth = indices.shape[-1]
     if not 0 <= batch_dims < min(data.ndim, indices.ndim) or depth > data.ndim - batch_dims:
-        raise ValueError(
-            f"indices of shape {indices.shape} with batch_dims {batch_dims} do not fit data of shape {data.shape}"
-        )
+        given = f"indices of shape {indices.shape} with batch_dims {batch_dims}"
+        raise ValueError(f"{given} do not fit data of shape {data.shape}")
     for i in range(depth):
         _check(indices[..., i], data.shape[batch_dims + i], batch_dims + i)
     batch = _mesh(indices.shape[:-1])[:batch_dims]
@@ -128,13 +127,12 @@ def gather_nd(data, indices, *, batch_dims=0):
     return _take(data, _tuples(data, indices, batch_dims))
 
 
+Reduction = Literal["none", "add", "mul", "max", "min"]
 NUMPY_REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def _put(data, index, updates, reduction):
     """Write at a tuple of broadcasting index arrays; of duplicates all count, or with "none" the last one."""
-    if reduction != "none" and reduction not in NUMPY_REDUCTIONS:
-        raise ValueError(f"reduction ({reduction!r}) must be none, add, mul, max or min")
     index = tuple(index)
     if is_known([data, updates, *index]):
         result = data.copy()
@@ -143,11 +141,10 @@ def _put(data, index, updates, reduction):
         else:
             NUMPY_REDUCTIONS[reduction].at(result, index, updates)
         return result
-    if data.dtype == bool:  # or, and
-        reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
-    write = {"none": "set", "mul": "multiply"}.get(reduction, reduction)
+    names = {"add": "max", "mul": "min"} if data.dtype == bool else {"mul": "multiply"}  # bool: or, and
+    write = "set" if reduction == "none" else names.get(reduction, reduction)
     # JAX differentiates a product only over indices that it knows to be distinct.
-    distinct = reduction == "mul" and _distinct(index, data.shape)
+    distinct = write == "multiply" and _distinct(index, data.shape)
     return getattr(jnp.asarray(data).at[index], write)(updates, mode="drop", unique_indices=distinct)
 
 
@@ -160,7 +157,7 @@ def _distinct(index, shape):
 
 
 @op("ScatterElements", since=11)
-def scatter_elements(data, indices, updates, *, axis=0, reduction="none"):
+def scatter_elements(data, indices, updates, *, axis=0, reduction: Reduction = "none"):
     if indices.shape != updates.shape:
         raise ValueError(f"updates of shape {updates.shape} must have the shape {indices.shape} of the indices")
     return _put(data, _positions(data, indices, axis), updates, reduction)
@@ -175,7 +172,7 @@ withdrawn("Scatter", since=11, instead="ScatterElements")
 
 
 @op("ScatterND", since=11)
-def scatter_nd(data, indices, updates, *, reduction="none"):
+def scatter_nd(data, indices, updates, *, reduction: Reduction = "none"):
     expected = (*indices.shape[:-1], *data.shape[indices.shape[-1] :])
     if updates.shape != expected:
         raise ValueError(f"updates of shape {updates.shape} must have the shape {expected} that indices and data imply")
@@ -183,11 +180,11 @@ def scatter_nd(data, indices, updates, *, reduction="none"):
 
 
 @op("TensorScatter", since=24)
-def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode="linear"):
+def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Literal["linear", "circular"] = "linear"):
     """Write the update into a cache along ``axis``, each batch entry from its own index on."""
     axis = axis_of(axis, past_cache.ndim)
-    if axis == 0 or mode not in ("linear", "circular"):
-        raise ValueError(f"axis ({axis}) must not be the batch axis 0, and mode ({mode!r}) is linear or circular")
+    if axis == 0:
+        raise ValueError(f"axis ({axis}) must not be the batch axis 0")
     extent, batch = past_cache.shape[axis], past_cache.shape[0]
     start = np.zeros(1, np.int64) if write_indices is None else write_indices
     places = start[:, None] + _mesh((update.shape[axis],))[0]
@@ -206,26 +203,16 @@ def compress(input, condition: Static, *, axis=None):
     return gather(input, np.flatnonzero(condition), axis=axis)
 
 
-def _one_hot(indices, depth, values, axis, wrap):
+@op("OneHot", since=9)
+def one_hot(indices, depth: Static, values, *, axis=-1, opset):
+    """Since opset 11 a negative index counts from the end; before, it is out of range and hits no class."""
     depth = dims(depth if depth.dtype == object else depth.astype(np.int64))[0]
-    axis = axis_of(axis, indices.ndim + 1)
-    indices = indices.astype(np.int64)
-    if wrap:
+    axis, indices = axis_of(axis, indices.ndim + 1), indices.astype(np.int64)
+    if opset >= 11:
         indices = xp(indices, depth).where(indices < 0, indices + depth, indices)
     space = xp(indices, values, depth)
     hit = space.expand_dims(indices, axis) == _mesh((depth, *[1] * (indices.ndim - axis)))[0]
     return space.where(hit, values[1, ...], values[0, ...])  # `...` keeps a string in its array
-
-
-@op("OneHot", since=9)
-def one_hot_9(indices, depth: Static, values, *, axis=-1):
-    """OneHot-9: a negative index is out of range and hits no class."""
-    return _one_hot(indices, depth, values, axis, wrap=False)
-
-
-@op("OneHot", since=11)
-def one_hot(indices, depth: Static, values, *, axis=-1):
-    return _one_hot(indices, depth, values, axis, wrap=True)
 
 
 @op("ReverseSequence", since=10)

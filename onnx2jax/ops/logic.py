@@ -10,8 +10,8 @@ from jax import lax
 from .arrays import is_known, is_string
 from .cast import settled
 from .control import needs_known
-from .math import aligned, binary, signed, two_columns
-from .registry import op
+from .math import aligned, binary, two_columns
+from .registry import op, taking
 
 
 def _same(a, b):
@@ -37,8 +37,8 @@ binary("LessOrEqual", np.less_equal, lax.le, since=12)
 binary("BitwiseAnd", np.bitwise_and, lax.bitwise_and, since=18)
 binary("BitwiseOr", np.bitwise_or, lax.bitwise_or, since=18)
 binary("BitwiseXor", np.bitwise_xor, lax.bitwise_xor, since=18)
-op("Not")(signed(two_columns(np.logical_not, lax.bitwise_not), "X"))
-op("BitwiseNot", since=18)(signed(two_columns(np.invert, lax.bitwise_not), "X"))
+op("Not")(taking("X")(two_columns(np.logical_not, lax.bitwise_not)))
+op("BitwiseNot", since=18)(taking("X")(two_columns(np.invert, lax.bitwise_not)))
 
 
 def _shift_right(x, y):

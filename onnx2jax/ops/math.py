@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
+import operator
 from functools import reduce
 
 import jax
@@ -13,7 +13,7 @@ from jax import lax
 
 from .arrays import axis_of, dims, is_known, xp
 from .cast import cast_to, is_float, is_integer, settled, traced
-from .registry import Static, op
+from .registry import Static, op, taking
 
 
 def aligned(*values):
@@ -42,28 +42,21 @@ def two_columns(numpy_function, jax_function):
     return function
 
 
-def signed(function, *inputs, **attributes):
-    """Give a function made from a table the parameters that it would have if it were written out."""
-    positional = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in inputs]
-    keyword = [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=v) for k, v in attributes.items()]
-    function.__signature__ = inspect.Signature(positional + keyword)
-    return function
-
-
 def binary(name, numpy_function, jax_function, *, inputs=("A", "B"), since=7):
     """Register an operator with NumPy's broadcasting, and its form before opset 7, which aligned B by ``axis``."""
     modern = two_columns(numpy_function, jax_function)
-    op(name, since=since)(signed(lambda *values: modern(*values), *inputs))
+    op(name, since=since)(taking(*inputs)(modern))
     if since == 7:
         op(name)(with_limited_broadcast(modern, *inputs))
     return modern
 
 
 def with_limited_broadcast(modern, *inputs):
-    def legacy(A, B, *, axis=None, broadcast=0):
-        return modern(A, limited_broadcast(A, B, axis, broadcast))
+    @taking(*inputs, axis=None, broadcast=0)
+    def legacy(*operands, axis, broadcast):
+        return modern(operands[0], limited_broadcast(*operands, axis, broadcast))
 
-    return signed(legacy, *inputs, axis=None, broadcast=0)
+    return legacy
 
 
 def limited_broadcast(A, B, axis, broadcast):
@@ -119,18 +112,22 @@ UNARY = {
     "Tanh": (1, "input", np.tanh, lax.tanh),
 }
 for _name, (_since, _input, _numpy, _lax) in UNARY.items():
-    op(_name, since=_since)(signed(two_columns(_numpy, _lax), _input))
+    op(_name, since=_since)(taking(_input)(two_columns(_numpy, _lax)))
 
 
-def _positive(a, b):
+def _on_dims(function):
     """Symbolic dimensions know floor division only; where signs agree it is what ONNX asks for."""
-    if not (a >= 0 and b > 0):
-        raise NotImplementedError(f"division of {a} by {b}: a symbolic dimension is divided by positive numbers only")
-    return a, b
+
+    def checked(a, b):
+        if not (a >= 0 and b > 0):
+            refused = f"division of {a} by {b}: a symbolic dimension is divided by positive numbers only"
+            raise NotImplementedError(refused)
+        return function(a, b)
+
+    return np.frompyfunc(checked, 2, 1)
 
 
-_dims_quotient = np.frompyfunc(lambda a, b: (lambda a, b: a // b)(*_positive(a, b)), 2, 1)
-_dims_remainder = np.frompyfunc(lambda a, b: (lambda a, b: a % b)(*_positive(a, b)), 2, 1)
+_dims_quotient, _dims_remainder = _on_dims(operator.floordiv), _on_dims(operator.mod)
 
 
 def _quotient(a, b):
@@ -285,14 +282,8 @@ def is_inf(X, *, detect_negative=1, detect_positive=1):
 # Experimental operators of ONNX 1.0 to 1.4, which old converters (CoreML's above all) left in files.
 
 
-@op("Affine")
-def affine(X, *, alpha=1.0, beta=0.0):
-    return X * X.dtype.type(alpha) + X.dtype.type(beta)
-
-
-@op("Scale")
-def scale(input, *, scale=1.0):
-    return input * input.dtype.type(scale)
+op("Affine")(lambda X, *, alpha=1.0, beta=0.0: X * alpha + beta)
+op("Scale")(lambda input, *, scale=1.0: input * scale)
 
 
 @op("ImageScaler")
@@ -300,8 +291,7 @@ def image_scaler(input, *, bias=(), scale=1.0):
     """Images [N, C, H, W] times ``scale`` plus one ``bias`` a channel."""
     if bias and len(bias) != input.shape[1]:
         raise ValueError(f"bias has {len(bias)} values for {input.shape[1]} channels (shape {input.shape})")
-    scaled = input * input.dtype.type(scale)
-    return scaled + np.asarray(bias, input.dtype).reshape(-1, 1, 1) if bias else scaled
+    return input * scale + (np.asarray(bias, input.dtype).reshape(-1, 1, 1) if bias else 0)
 
 
 @op("Crop")

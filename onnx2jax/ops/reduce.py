@@ -13,59 +13,51 @@ import numpy as np
 from jax import lax
 
 from .arrays import argmax, axes_of, axis_of, is_known, xp
+from .cast import is_float
 from .indexing import gather_elements
+from .linalg import accumulator
+from .norm import root
 from .registry import Static, op
 from .shape import padded, reshaped
 
 
-def _is_float(dtype):
-    return jnp.issubdtype(dtype, jnp.floating)
+def _folding(numpy_function, lax_function, start):
+    """A reducer that keeps the axes it reduces, so that its result broadcasts against what it was given."""
 
+    def fold(x, axes):
+        if is_known(x):
+            return numpy_function.reduce(x, axes, keepdims=True, dtype=x.dtype, initial=start(x.dtype))
+        return lax.expand_dims(lax_function(x, axes), axes)
 
-def _accumulator(dtype):
-    """Half precision is summed up in float32."""
-    return np.dtype(np.float32) if _is_float(dtype) and dtype.itemsize == 2 else dtype
-
-
-# The reducers keep the axes they reduce, so that what they return broadcasts against what they were given.
-
-
-def _sum(x, axes):
-    return np.add.reduce(x, axes, keepdims=True, dtype=x.dtype) if is_known(x) else _kept(lax.reduce_sum, x, axes)
-
-
-def _prod(x, axes):
-    return np.multiply.reduce(x, axes, keepdims=True, dtype=x.dtype) if is_known(x) else _kept(lax.reduce_prod, x, axes)
-
-
-def _kept(reducer, x, axes):
-    return lax.expand_dims(reducer(x, axes), axes)
+    return fold
 
 
 def _extreme(dtype, largest):
     """What is above (or below) every other value of the type."""
-    if _is_float(dtype):
+    if is_float(dtype):
         return dtype.type(np.inf if largest else -np.inf)
     return largest if dtype.kind == "b" else getattr(np.iinfo(dtype), "max" if largest else "min")
 
 
-def _max(x, axes):
-    if is_known(x):
-        return np.maximum.reduce(x, axes, keepdims=True, initial=_extreme(x.dtype, largest=False))
-    return _kept(lax.reduce_or if x.dtype == bool else lax.reduce_max, x, axes)
+def _reduce_max(x, axes):
+    return (lax.reduce_or if x.dtype == bool else lax.reduce_max)(x, axes)
 
 
-def _min(x, axes):
-    if is_known(x):
-        return np.minimum.reduce(x, axes, keepdims=True, initial=_extreme(x.dtype, largest=True))
-    return _kept(lax.reduce_and if x.dtype == bool else lax.reduce_min, x, axes)
+def _reduce_min(x, axes):
+    return (lax.reduce_and if x.dtype == bool else lax.reduce_min)(x, axes)
+
+
+_sum = _folding(np.add, lax.reduce_sum, lambda _: 0)
+_prod = _folding(np.multiply, lax.reduce_prod, lambda _: 1)
+_max = _folding(np.maximum, _reduce_max, lambda dtype: _extreme(dtype, largest=False))
+_min = _folding(np.minimum, _reduce_min, lambda dtype: _extreme(dtype, largest=True))
 
 
 def _mean(x, axes):
     count = math.prod(x.shape[a] for a in axes)
     if not isinstance(count, int):
         count = jnp.asarray(count).astype(x.dtype)
-    if _is_float(x.dtype):
+    if is_float(x.dtype):
         return _sum(x, axes) / count
     total = _sum(x.astype(np.uint64 if x.dtype.kind == "u" else np.int64), axes)
     if count == 0:
@@ -74,17 +66,10 @@ def _mean(x, axes):
     return (total - xp(total).fmod(total, count)) // count  # integers divide towards zero
 
 
-# log and sqrt have no finite slope at 0: there the gradient is taken as 0, instead of one that ends in NaN.
-
-
 def _log(x):
+    """The slope at 0, which is not finite, is taken as 0, instead of one that ends in NaN."""
     space = xp(x)
     return space.where(x == 0, x.dtype.type(-np.inf), space.log(space.where(x == 0, x.dtype.type(1), x)))
-
-
-def _sqrt(x):
-    space = xp(x)
-    return space.where(x == 0, x, space.sqrt(space.where(x == 0, x.dtype.type(1), x)))
 
 
 def _log_sum_exp(x, axes):
@@ -102,7 +87,7 @@ REDUCTIONS = {  # name: (function of data and axes, whether integers are reduced
     "ReduceMean": (_mean, False),
     "ReduceL1": (lambda x, axes: _sum(abs(x), axes), False),
     "ReduceSumSquare": (lambda x, axes: _sum(x * x, axes), False),
-    "ReduceL2": (lambda x, axes: _sqrt(_sum(x * x, axes)), True),
+    "ReduceL2": (lambda x, axes: root(_sum(x * x, axes)), True),
     "ReduceLogSum": (lambda x, axes: _log(_sum(x, axes)), True),
     "ReduceLogSumExp": (_log_sum_exp, True),
 }
@@ -110,14 +95,12 @@ REDUCTIONS = {  # name: (function of data and axes, whether integers are reduced
 
 def _reduction(body, in_float):
     def reduction(data, axes: Static = None, *, keepdims=1, noop_with_empty_axes=0):
-        if axes is not None and np.size(axes):
-            axes = tuple(sorted(axes_of(axes, data.ndim)))
-        else:
-            axes = () if noop_with_empty_axes else tuple(range(data.ndim))
+        given = axes is not None and np.size(axes)
+        everything = () if noop_with_empty_axes else tuple(range(data.ndim))
+        axes = tuple(sorted(axes_of(axes, data.ndim))) if given else everything
         dtype = data.dtype
-        work = np.dtype(np.float64) if in_float and not _is_float(dtype) else _accumulator(dtype)
-        result = body(data if work == dtype else data.astype(work), axes)
-        result = result if result.dtype == dtype else result.astype(dtype)
+        work = np.dtype(np.float64) if in_float and not is_float(dtype) else accumulator(dtype)
+        result = body(data.astype(work), axes).astype(dtype)
         return result if keepdims else reshaped(result, [n for i, n in enumerate(data.shape) if i not in axes])
 
     return reduction
@@ -133,7 +116,7 @@ def _arg_extremum(*, least):
         if data.shape[axis] == 0:
             raise ValueError(f"axis {axis} of shape {data.shape} is empty: it has no extreme element")
         data = xp(data).flip(data, axis) if select_last_index else data
-        data = data.astype(_accumulator(data.dtype)) if is_known(data) else data
+        data = data.astype(accumulator(data.dtype)) if is_known(data) else data
         index = xp(data).expand_dims(argmax(data, axis, least=least), axis)
         index = data.shape[axis] - 1 - index if select_last_index else index
         return index if keepdims else reshaped(index, data.shape[:axis] + data.shape[axis + 1 :])
@@ -148,7 +131,7 @@ op("ArgMin")(_arg_extremum(least=True))
 def _cumulative(name, start):
     def cumulative(x, axis: Static, *, exclusive=0, reverse=0):
         axis = axis_of(np.ravel(axis)[0], x.ndim)
-        y = x.astype(_accumulator(x.dtype))
+        y = x.astype(accumulator(x.dtype))
         if is_known(y):
             y = np.flip(y, axis) if reverse else y
             y = getattr(np, name)(y, axis, dtype=y.dtype)
@@ -156,9 +139,8 @@ def _cumulative(name, start):
         else:
             y = getattr(lax, name)(y, axis, reverse=bool(reverse))
         if exclusive and y.shape[axis]:  # one step later, beginning with the neutral element
-            shift = [int(i == axis) for i in range(y.ndim)]
-            back = [-s for s in shift]
-            y = padded(y, *((back, shift) if reverse else (shift, back)), value=np.asarray(start, y.dtype))
+            shift = np.eye(y.ndim, dtype=int)[axis]
+            y = padded(y, *((-shift, shift) if reverse else (shift, -shift)), value=np.asarray(start, y.dtype))
         return y.astype(x.dtype)
 
     return cumulative
@@ -170,7 +152,7 @@ op("CumProd", since=26)(_cumulative("cumprod", 1))
 
 def _rank_key(x, largest):
     """What orders elements with the first ones greatest: -0 equals 0, and NaN is above infinity."""
-    if not _is_float(x.dtype):
+    if not is_float(x.dtype):
         return x if largest else ~x
     space, x = xp(x), x if largest else -x
     x = space.where(x == 0, x.dtype.type(0), x)
@@ -186,7 +168,7 @@ def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
         raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
     key = xp(X).moveaxis(_rank_key(X, largest), axis, -1)
     if is_known(X):
-        key = np.flip(key.astype(_accumulator(X.dtype)), -1)  # a stable ascending sort, read from its end
+        key = np.flip(key.astype(accumulator(X.dtype)), -1)  # a stable ascending sort, read from its end
         indices = (X.shape[axis] - 1 - np.flip(np.argsort(key, -1, kind="stable"), -1))[..., :k]
     else:
         indices = lax.top_k(lax.stop_gradient(key), k)[1].astype(np.int64)
@@ -214,7 +196,7 @@ def unique(X: Static, *, axis=None, sorted=1):
         X, axis = X.reshape(-1), 0
     axis = axis_of(axis, X.ndim)
     # Codes that rank the elements make all types (strings, NaN, bfloat16) sortable as rows of integers.
-    codes = np.unique(X.astype(_accumulator(X.dtype)), return_inverse=True)[1].reshape(X.shape)
+    codes = np.unique(X.astype(accumulator(X.dtype)), return_inverse=True)[1].reshape(X.shape)
     rows = np.moveaxis(codes, axis, 0).reshape(X.shape[axis], math.prod(codes.shape) // max(X.shape[axis], 1))
     _, first, inverse, counts = np.unique(rows, return_index=True, return_inverse=True, return_counts=True, axis=0)
     inverse = inverse.reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from jax import lax
 
 from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
 from .arrays import axes_of, axis_of, dims, is_known, is_string, shape_vector, xp
-from .registry import Shaped, Static, op
+from .registry import Shaped, Static, op, taking
 
 
 def _space(data, shape=()):
@@ -108,9 +109,8 @@ def tile(input, repeats: Static):
 @op("Tile")
 def tile_along_axis(input, tiles: Static, axis: Static):
     """Tile-1 repeats along one axis; both counts arrive in the element type of the input."""
-    repeats = [1] * input.ndim
-    repeats[axis_of(np.ravel(axis)[0], input.ndim)] = int(np.ravel(tiles)[0])
-    return tile(input, repeats)
+    along = axis_of(np.ravel(axis)[0], input.ndim)
+    return tile(input, [int(np.ravel(tiles)[0]) if i == along else 1 for i in range(input.ndim)])
 
 
 @op("Concat", since=4)
@@ -134,17 +134,13 @@ def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
         if num_outputs is not None:
             raise ValueError("give either the input split or the attribute num_outputs, not both")
         sizes = dims(split.astype(np.int64) if split.dtype.kind == "f" else split)  # Split-1: of the input's type
-    elif extent % parts == 0:
-        sizes = (extent // parts,) * parts
     else:
         length = -(-extent // parts)
         sizes = (length,) * (parts - 1) + (extent - length * (parts - 1),)
-        if num_outputs is None or sizes[-1] < 0:
+        if sizes[-1] != length and (num_outputs is None or sizes[-1] < 0):
             raise ValueError(f"axis {axis} of extent {extent} does not split evenly in {parts}: give the lengths")
     if sum(sizes) != extent or any(isinstance(s, int) and s < 0 for s in sizes):
-        raise ValueError(
-            f"split {sizes} must be non-negative lengths that add up to the extent {extent} of axis {axis}"
-        )
+        raise ValueError(f"split {sizes}: non-negative lengths must add up to the extent {extent} of axis {axis}")
     if is_known(input):
         return tuple(np.split(input, np.cumsum(sizes)[:-1], axis))
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -153,8 +149,6 @@ def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
 
 def _blocks(input, mode, shapes, perms, output):
     """Reshape to six axes, permute, reshape to four: both directions in both modes of the depth order."""
-    if mode not in perms:
-        raise ValueError(f"mode ({mode!r}) must be DCR or CRD")
     return reshaped(transpose(reshaped(input, shapes[mode]), perm=perms[mode]), output)
 
 
@@ -171,7 +165,7 @@ def _divided(extent, by, what):
 
 
 @op("DepthToSpace")
-def depth_to_space(input, *, blocksize, mode="DCR"):
+def depth_to_space(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
     n, c, h, w = _nchw(input)
     b, depth = blocksize, _divided(c, blocksize**2, "depth")
     shapes = {"DCR": (n, b, b, depth, h, w), "CRD": (n, depth, b, b, h, w)}
@@ -180,12 +174,15 @@ def depth_to_space(input, *, blocksize, mode="DCR"):
 
 
 @op("SpaceToDepth")
-def space_to_depth(input, *, blocksize, mode="DCR"):
+def space_to_depth(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
     n, c, h, w = _nchw(input)
     b, h, w = blocksize, _divided(h, blocksize, "height"), _divided(w, blocksize, "width")
     shape = (n, c, h, b, w, b)
     perms = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
     return _blocks(input, mode, dict.fromkeys(perms, shape), perms, (n, c * b * b, h, w))
+
+
+Mode = Literal["constant", "reflect", "edge", "wrap"]
 
 
 def padded(data, low, high, value=None):
@@ -203,17 +200,17 @@ def padded(data, low, high, value=None):
     return lax.pad(data, value, [(a, b, 0) for _, a, b in rows])
 
 
-def _pad(data, pads, value, axes, mode):
+@op("Pad", since=11)
+def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode: Mode = "constant"):
+    pads = dims(pads)
     axes = tuple(range(data.ndim)) if axes is None else axes_of(axes, data.ndim)
     if len(pads) != 2 * len(axes):
-        raise ValueError(f"pads {tuple(pads)} must hold a begin and an end for each of the axes {axes}")
+        raise ValueError(f"pads {pads} must hold a begin and an end for each of the axes {axes}")
     low, high = ([0] * data.ndim for _ in range(2))
     for i, axis in enumerate(axes):
         low[axis], high[axis] = pads[i], pads[i + len(axes)]
     if mode == "constant":
-        return padded(data, low, high, value)
-    if mode not in ("reflect", "edge", "wrap"):
-        raise ValueError(f"mode ({mode!r}) must be constant, reflect, edge or wrap")
+        return padded(data, low, high, constant_value)
     # Cropping comes first: reflections and wraps see only what is left.
     data = padded(data, [min(d, 0) for d in low], [min(d, 0) for d in high])
     widths = [(max(a, 0), max(b, 0)) for a, b in zip(low, high, strict=True)]
@@ -223,21 +220,16 @@ def _pad(data, pads, value, axes, mode):
     return jnp.pad(data.astype(np.float32), widths, mode=mode).astype(data.dtype)
 
 
-@op("Pad", since=11)
-def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode="constant"):
-    return _pad(data, dims(pads), constant_value, axes, mode)
-
-
 @op("Pad", since=2)
-def pad_2(data, *, pads, mode="constant", value=0.0):
+def pad_2(data, *, pads, mode: Mode = "constant", value=0.0):
     """Pad-2, with everything in attributes."""
-    return _pad(data, pads, np.asarray(value, data.dtype), None, mode)
+    return pad(data, pads, np.asarray(value, data.dtype), mode=mode)
 
 
 @op("Pad")
-def pad_1(data, *, paddings, mode="constant", value=0.0):
+def pad_1(data, *, paddings, mode: Mode = "constant", value=0.0):
     """Pad-1, which said paddings for pads."""
-    return _pad(data, paddings, np.asarray(value, data.dtype), None, mode)
+    return pad_2(data, pads=paddings, mode=mode, value=value)
 
 
 @op("CenterCropPad")
@@ -251,29 +243,16 @@ def center_crop_pad(input_data, shape: Static, *, axes=None):
     return padded(input_data, low, high)
 
 
+VALUES = {
+    "value": None, "sparse_value": None, "value_float": np.float32, "value_floats": np.float32, "value_int": np.int64,
+    "value_ints": np.int64, "value_string": object, "value_strings": object,
+}  # fmt: skip
+
+
 @op("Constant")
-def constant(
-    *,
-    value=None,
-    sparse_value=None,
-    value_float=None,
-    value_floats=None,
-    value_int=None,
-    value_ints=None,
-    value_string=None,
-    value_strings=None,
-):
-    choices = (
-        (value, None),
-        (sparse_value, None),
-        (value_float, np.float32),
-        (value_floats, np.float32),
-        (value_int, np.int64),
-        (value_ints, np.int64),
-        (value_string, object),
-        (value_strings, object),
-    )
-    given = [np.asarray(v, dtype) for v, dtype in choices if v is not None]
+@taking(**dict.fromkeys(VALUES))
+def constant(**values):
+    given = [np.asarray(value, VALUES[name]) for name, value in values.items() if value is not None]
     if len(given) != 1:
         raise ValueError(f"exactly one of value, sparse_value and value_* must be given, not {len(given)}")
     return given[0]
