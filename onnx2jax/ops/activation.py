@@ -13,7 +13,7 @@ from jax import lax
 from .arrays import argmax, axis_of, is_known, xp
 from .cast import cast_to, is_float
 from .math import clip, erf, limited_broadcast
-from .registry import op
+from .registry import op, taking
 
 
 def in_float32(function):
@@ -81,7 +81,8 @@ def swish(X, *, alpha=1.0):
     return X * sigmoid(alpha * X)
 
 
-def _selu(X, alpha, gamma):
+@in_float32
+def selu(X, *, alpha=1.6732631921768188, gamma=1.0507010221481323):
     return gamma * xp(X).where(X <= 0, alpha * xp(X).expm1(_below(X)), X)
 
 
@@ -91,8 +92,8 @@ ACTIVATIONS = {  # (name, since): function
     ("ThresholdedRelu", 1): lambda X, *, alpha=1.0: xp(X).where(alpha < X, X, 0),
     ("Elu", 1): lambda X, *, alpha=1.0: xp(X).where(X < 0, alpha * xp(X).expm1(_below(X)), X),
     ("Celu", 12): lambda X, *, alpha=1.0: xp(X).where(X < 0, alpha * xp(X).expm1(_below(X) / alpha), X),
-    ("Selu", 1): lambda X, *, alpha=1.673200011253357, gamma=1.0506999492645264: _selu(X, alpha, gamma),
-    ("Selu", 6): lambda X, *, alpha=1.6732631921768188, gamma=1.0507010221481323: _selu(X, alpha, gamma),
+    ("Selu", 1): taking(alpha=1.673200011253357, gamma=1.0506999492645264)(selu),
+    ("Selu", 6): selu,
     ("HardSigmoid", 1): hard_sigmoid,
     ("HardSwish", 14): lambda X: X * hard_sigmoid(X, alpha=1 / 6),
     ("Softplus", 1): softplus,

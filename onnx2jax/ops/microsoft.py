@@ -19,7 +19,7 @@ from .pool import max_pool
 from .recurrent import BY_NAME
 from .reduce import unique
 from .registry import Static, op, taking
-from .shape import pad, range_
+from .shape import pad, range_, unsqueeze
 
 MICROSOFT = "com.microsoft"
 
@@ -44,6 +44,7 @@ BRIEF = {  # what an expression says
     "Inverse": lambda X: jnp.linalg.inv(wide(jnp.asarray(X))).astype(X.dtype),
     "Trilu": trilu,
     "GatherND": gather_nd,
+    "ExpandDims": unsqueeze,
 }
 for _name, _function in BRIEF.items():
     op(_name, domain=MICROSOFT)(_function)
@@ -213,11 +214,6 @@ def cdist(A, B, *, metric="sqeuclidean"):
         raise NotImplementedError(f"metric is {metric!r}; onnxruntime has only 'sqeuclidean' and 'euclidean'")
     square = ((jnp.asarray(A)[:, None] - B[None]) ** 2).sum(-1)
     return square if metric == "sqeuclidean" else root(square)
-
-
-@op("ExpandDims", domain=MICROSOFT)
-def expand_dims(X, axis: Static):
-    return xp(X).expand_dims(X, int(np.ravel(axis)[0]))
 
 
 @op("Unique", domain=MICROSOFT)

@@ -170,6 +170,4 @@ def global_lp_pool(X, *, p=2):
     return _norm(X, p, lambda x: x.sum(axis=_over_image(x), keepdims=True))
 
 
-@op("GlobalLpPool")
-def global_lp_pool_1(X, *, p=2.0):
-    return global_lp_pool(X, p=p)
+op("GlobalLpPool")(taking(p=2.0)(global_lp_pool))

@@ -32,14 +32,12 @@ def spread(parameter, shape, axis, block_size=0):
     n = xp(parameter)
     if block_size and parameter.ndim == len(shape):
         axis = axis_of(axis, len(shape))
-        blocks, extent = parameter.shape[axis], shape[axis]
         covered = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape))
         if block_size < 0 or parameter.shape != covered:
             raise ValueError(
                 f"blocks of {block_size} on axis {axis} of {shape} take a scale {covered}, not {parameter.shape}"
             )
-        repeated = n.repeat(parameter, block_size, axis)
-        return repeated if extent == blocks * block_size else repeated[(slice(None),) * axis + (slice(extent),)]
+        return n.repeat(parameter, block_size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
     if parameter.ndim <= 1 and parameter.size == 1:
         return parameter.reshape(())
     if parameter.ndim != 1 or parameter.shape[0] != shape[axis_of(axis, len(shape))]:

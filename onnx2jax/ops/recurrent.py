@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .linalg import accumulator
+from .linalg import accumulator, wide
 from .registry import op, taking
 
 UNROLL = 8
@@ -66,12 +66,12 @@ def activation_functions(names, count, alphas, betas, clip, direction):
     return [functions[start : start + count] for start in range(0, total, count)]
 
 
-def rnn_cell(recur, f):
+def rnn_cell(_, recur, __, f):
     """The step from (this step's input projection, states) to the new states."""
     return lambda gates, states: (f(gates + recur(states[0])),)
 
 
-def gru_cell(recur, f, g, bias, linear_before_reset):
+def gru_cell(linear_before_reset, _, recur, bias, f, g):
     """Gates z, r, h; ``bias`` is the hidden gate's, apart because the reset gate may multiply it."""
 
     def step(gates, states):
@@ -86,17 +86,18 @@ def gru_cell(recur, f, g, bias, linear_before_reset):
     return step
 
 
-def lstm_cell(recur, f, g, h, peepholes, input_forget):
-    """Gates i, o, f, c; ``peepholes`` are the weights of i, o, f on the cell state, or None."""
+def lstm_cell(P, input_forget, d, recur, _, f, g, h):
+    """Gates i, o, f, c; the peepholes P [directions, 3 * size], or None, weigh the cell state in i, o and f."""
+    p = None if P is None else wide(jnp.asarray(P)).reshape(P.shape[0], 3, -1)[d]
 
     def step(gates, states):
         hidden, cell = states
         i, o, forget, c = jnp.split(gates + recur(hidden), 4, axis=-1)
-        if peepholes is not None:
-            i, forget = i + peepholes[0] * cell, forget + peepholes[2] * cell
+        if p is not None:
+            i, forget = i + p[0] * cell, forget + p[2] * cell
         i = f(i)
         cell = (1 - i if input_forget else f(forget)) * cell + i * g(c)
-        o = o if peepholes is None else o + peepholes[1] * cell
+        o = o if p is None else o + p[1] * cell
         return f(o) * h(cell), cell
 
     return step
@@ -177,32 +178,20 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
 @taking(**LAYER | {"activations": ("Tanh", "Tanh")})
 def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
     """A simple recurrent layer."""
-
-    def cell(_, recur, __, f):
-        return rnn_cell(recur, f)
-
-    return layer(cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
+    return layer(rnn_cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
 
 
 @op("GRU", since=7, heavy=True)
 @taking(**LAYER)
 def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
     """A layer of gated recurrent units."""
-
-    def cell(_, recur, bias, f, g):
-        return gru_cell(recur, f, g, bias, linear_before_reset)
-
-    names, states = ("Sigmoid", "Tanh"), [initial_h]
+    names, cell, states = ("Sigmoid", "Tanh"), functools.partial(gru_cell, linear_before_reset), [initial_h]
     return layer(cell, names, 3, projections, X, W, R, B, sequence_lens, states, separate=1, **attributes)
 
 
 def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, input_forget, **attributes):
-    P = P if P is None else jnp.asarray(P).astype(accumulator(X.dtype)).reshape(P.shape[0], 3, -1)
-
-    def cell(d, recur, _, *functions):
-        return lstm_cell(recur, *functions, P if P is None else P[d], input_forget)
-
     names, states = ("Sigmoid", "Tanh", "Tanh"), [initial_h, initial_c]
+    cell = functools.partial(lstm_cell, P, input_forget)
     return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)
 
 

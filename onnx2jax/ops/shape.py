@@ -119,10 +119,7 @@ def concat(*inputs, axis):
     return np.concatenate(inputs, axis) if is_known(inputs) else lax.concatenate(inputs, axis)
 
 
-@op("Concat")
-def concat_axis_1(*inputs, axis=1):
-    """Concat-1, the only version in which the axis may be left out."""
-    return concat(*inputs, axis=axis)
+op("Concat")(taking(axis=1)(concat))  # the only version in which the axis may be left out
 
 
 @op("Split")
