@@ -131,15 +131,18 @@ def shrink(input, *, bias=0.0, lambd=0.5):
     return cast_to(xp(x).where(x < -lambd, x + bias, xp(x).where(x > lambd, x - bias, 0)), input.dtype)
 
 
-def softmax(x, *, axes):
+def softmax(x, *, axes, empty=False):
     """A float16 softmax has float16's precision in each step, as in ONNX's function and in Attention (where
-    softmax_precision asks for more); but float32's range, which long rows need. bfloat16 would lose too much."""
+    softmax_precision asks for more); but float32's range, which long rows need. bfloat16 would lose too much.
+    Where rows may be ``empty``, those of nothing but -inf become zeros and not NaN."""
     dtype, m = x.dtype, xp(x)
     step = _to_11_bits if dtype == np.float16 else lambda v: v
     x = x.astype(np.float32) if dtype.itemsize < 4 else x
     with np.errstate(all="ignore"):
-        exponent = step(m.exp(step(x - _peak(x, axes))))
-        return (exponent / step(m.sum(exponent, axis=axes, keepdims=True))).astype(dtype)
+        peak = _peak(x, axes)
+        exponent = step(m.exp(step(x - (m.where(peak == -np.inf, 0, peak) if empty else peak))))
+        total = step(m.sum(exponent, axis=axes, keepdims=True))
+        return (exponent / (m.where(total == 0, 1, total) if empty else total)).astype(dtype)
 
 
 def _to_11_bits(x):

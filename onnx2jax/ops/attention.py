@@ -72,15 +72,6 @@ def _weigh(weights, v):
     return y.reshape(batch, heads, queries, v.shape[3]).astype(weights.dtype)
 
 
-def _softmax(scores, sink=None):
-    """Softmax over the last axis in which a row of -inf (nothing to attend to) becomes zeros, not NaN."""
-    if sink is not None:  # one more logit, whose weight nobody reads
-        sink = jnp.broadcast_to(sink, (*scores.shape[:-1], 1)).astype(scores.dtype)
-        return _softmax(jnp.concatenate([scores, sink], axis=-1))[..., :-1]
-    empty = jnp.isneginf(jnp.max(scores, axis=-1, keepdims=True, initial=-np.inf))
-    return jnp.where(empty, 0, softmax(jnp.where(empty, 0, scores), axes=(scores.ndim - 1,)))
-
-
 def attend(q, k, v, *, scale=None, softcap=0.0, biases=(), masks=(), sink=None, dtype=None, precision=None):
     """Softmax attention of q [batch, heads, queries, size] on k and v, whose heads may serve several of q.
 
@@ -96,7 +87,10 @@ def attend(q, k, v, *, scale=None, softcap=0.0, biases=(), masks=(), sink=None, 
         masked = jnp.where(mask, masked, -np.inf)
     if masked.shape != raw.shape:
         raise ValueError(f"masks must broadcast to [batch, heads, queries, keys] {raw.shape}, not {masked.shape}")
-    weights = _softmax(masked.astype(precision or dtype), sink).astype(q.dtype)
+    logits = masked.astype(precision or dtype)
+    if sink is not None:
+        logits = jnp.concatenate([logits, jnp.broadcast_to(sink, (*logits.shape[:3], 1)).astype(logits.dtype)], axis=3)
+    weights = softmax(logits, axes=(3,), empty=True)[..., : k.shape[2]].astype(q.dtype)
     return _weigh(weights, v), (raw, capped, biased, masked, weights)
 
 
