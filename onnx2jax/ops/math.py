@@ -282,8 +282,8 @@ def is_inf(X, *, detect_negative=1, detect_positive=1):
 # Experimental operators of ONNX 1.0 to 1.4, which old converters (CoreML's above all) left in files.
 
 
-op("Affine")(lambda X, *, alpha=1.0, beta=0.0: X * alpha + beta)
-op("Scale")(lambda input, *, scale=1.0: input * scale)
+op("Affine")(lambda X, *, alpha=1.0, beta=0.0: X * X.dtype.type(alpha) + X.dtype.type(beta))
+op("Scale")(lambda input, *, scale=1.0: input * input.dtype.type(scale))
 
 
 @op("ImageScaler")
@@ -291,7 +291,8 @@ def image_scaler(input, *, bias=(), scale=1.0):
     """Images [N, C, H, W] times ``scale`` plus one ``bias`` a channel."""
     if bias and len(bias) != input.shape[1]:
         raise ValueError(f"bias has {len(bias)} values for {input.shape[1]} channels (shape {input.shape})")
-    return input * scale + (np.asarray(bias, input.dtype).reshape(-1, 1, 1) if bias else 0)
+    scaled = input * input.dtype.type(scale)
+    return scaled + np.asarray(bias, input.dtype).reshape(-1, 1, 1) if bias else scaled
 
 
 @op("Crop")
