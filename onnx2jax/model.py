@@ -151,7 +151,7 @@ class Model:
         outputs: the outputs, in order.
         opsets: version of each operator set that the model imports; ai.onnx is ``''``.
         metadata: what the file says about itself, as texts.
-        graph: the frozen graph.
+        graph: the frozen graph. Weights in files are in its initializers as maps of them: read them from ``params``.
         static: inputs fixed by ``convert(static=...)``.
         settings: what ``convert`` was told about running.
         origin: what the file said, for ``onnx2jax.save``.
@@ -208,7 +208,7 @@ class Model:
         """The weights by ONNX name. Those in files beside the model are read when this is first asked for.
 
         Raises:
-            ExternalDataError: such a file has become shorter since the model was converted.
+            ExternalDataError: such a file was changed after the model was converted.
         """
         if self._read is None:
             self._params = {n: load(v) for n, v in self._stored.items()}

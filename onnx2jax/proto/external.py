@@ -1,7 +1,8 @@
 """Tensor data in files beside the model: found, checked, and read when it is needed.
 
 A map of a file that somebody shortens ends the process when it is touched (SIGBUS). So values are only ever read from
-the open file, which tells when something is missing; a map stands for those that nobody has asked for yet.
+the open file, and a file that was changed since it was opened is an error; a map stands for those that nobody has asked
+for yet. What touches it all the same is code that reads ``Graph.initializers`` past ``load``.
 """
 
 from __future__ import annotations
@@ -214,7 +215,8 @@ class File:
     def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor, self._name = descriptor, name
         self._lock = threading.Lock()
-        self.size = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        self.size, self._written = status.st_size, status.st_mtime_ns
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -236,11 +238,9 @@ class File:
             while done < nbytes:
                 count = file.readinto(result[done:].data)
                 if not count:
-                    raise ExternalDataError(
-                        f"{self._name!r} ends at byte {start + done}, it had {self.size} when the model was converted "
-                        "(rule EX-10); convert the model again, and do not change its files meanwhile"
-                    )
+                    break
                 done += count
+            self._check(complete=done == nbytes)
         result.flags.writeable = False
         return result
 
@@ -248,7 +248,18 @@ class File:
         """The checksum of the whole file."""
         with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
             file.seek(0)
-            return hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+            result = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+            self._check()
+        return result
+
+    def _check(self, complete: bool = True) -> None:
+        """Refuse a file that is no longer the one opened, by size and time; file systems' clocks tick in milliseconds."""
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self._written) or not complete:
+            raise ExternalDataError(
+                f"{self._name!r} was changed after the model was converted: it has {status.st_size} bytes and had "
+                f"{self.size} (rule EX-10); convert the model again, and do not change its files meanwhile"
+            )
 
 
 class _Map(mmap.mmap):
@@ -259,7 +270,7 @@ def load(array: np.ndarray) -> np.ndarray:
     """An array with its values in memory: read now, if ``ExternalFiles.later`` made it.
 
     Raises:
-        ExternalDataError: the file is shorter than it was.
+        ExternalDataError: the file is no longer what it was.
     """
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):

@@ -23,3 +23,5 @@ def test_every_rule_is_accounted_for() -> None:
     listed = re.findall(r"^\| ([A-Z]{2}-\d\d) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(known)
     assert NOT_APPLICABLE.keys() | PARTLY.keys() <= known.keys()
+    (proven,) = re.findall(r"^301 rules: (\d+) proven", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert f"| {proven} of 301 |" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -238,6 +238,21 @@ def test_a_file_that_is_shortened_is_an_error_not_a_crash(tmp_path: Path) -> Non
     assert set(done.stdout.splitlines()) == expected, done.stderr
 
 
+def test_a_file_that_is_written_anew_is_an_error(tmp_path: Path) -> None:
+    """Its size tells nothing; else the weights would be those of another model."""
+    matmul_model(tmp_path / "m.onnx", (256, 256))
+    weights = np.ones((256, 256), np.float32)
+    weights.tofile(tmp_path / "weights.bin")
+    os.utime(tmp_path / "weights.bin", ns=(1, 1))
+    model = onnx2jax.convert(tmp_path / "m.onnx")
+    with (tmp_path / "weights.bin").open("r+b") as file:
+        file.write((weights * 2).tobytes())
+    with pytest.raises(ExternalDataError, match=r"'weights\.bin' was changed after the model was converted"):
+        model(np.ones((1, 256), np.float32))
+    again = onnx2jax.convert(tmp_path / "m.onnx")
+    assert again(np.ones((1, 256), np.float32))[0, 0] == 512
+
+
 BESIDE = """
 import {first}
 import {second}
