@@ -253,7 +253,7 @@ class File:
         return result
 
     def _check(self, complete: bool = True) -> None:
-        """Refuse a file that is no longer the one opened, by size and time; file systems' clocks tick in milliseconds."""
+        """Refuse a file that is no longer what was opened, by size and time (whose clock ticks in milliseconds)."""
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != (self.size, self._written) or not complete:
             raise ExternalDataError(
