@@ -10,6 +10,7 @@ from . import errors
 from .artifacts import Artifacts, load_artifacts
 from .check import Report, check
 from .checkpoint import Checkpoints, load_checkpoint, save_checkpoint
+from .declared import DeclarationWarning
 from .export import save
 from .finetuning import FineTuning, finetune
 from .model import Model, convert
@@ -22,6 +23,7 @@ from .unit import RecompilationWarning
 __all__ = [
     "Artifacts",
     "Checkpoints",
+    "DeclarationWarning",
     "FineTuning",
     "Model",
     "RecompilationWarning",

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, defs, helper
 
 import onnx2jax
-from onnx2jax.declared import DeclarationWarning
+from onnx2jax import DeclarationWarning
 
 from . import type_table
 from .cases import MAIN, X, clean, parse, refused_when_strict, rule, rules_of, same, warned

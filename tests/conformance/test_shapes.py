@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from onnx2jax.declared import DeclarationWarning
+from onnx2jax import DeclarationWarning
 from onnx2jax.errors import InputShapeError
 
 from .cases import RELU, F, X, clean, parse, refused_when_strict, rule, run, same
