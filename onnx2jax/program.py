@@ -126,6 +126,8 @@ class Program:
             self._whole.run(scope, set(known.inputs), params, known, rng)
         except Cut as cut:
             if isinstance(cut.__cause__, KnownValueError):
+                found = plan.sources(self.graph.nodes, cut.__cause__.values) & {v.name for v in self.graph.inputs}
+                cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, sorted(found))) or 'no input'}")
                 raise cut.__cause__ from None
             raise KnownValueError(
                 f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap"

@@ -21,6 +21,9 @@ from .ops.registry import Operator
 from .stages import Stage
 from .trace import Beside, Context, run_nodes
 
+MOST_VALUES: Final = 8
+"""A Loop or If decided by an input that comes in more values than this runs on the host, where they cost nothing."""
+
 _LARGE: Final = 4096
 """Known arrays with more elements than this are passed as arguments rather than by value."""
 
@@ -51,6 +54,8 @@ class Unit:
         # A caller chooses shapes and counts among the inputs; a loop's counter is no choice.
         self._chosen = frozenset(v.name for v in graph.inputs) if by_choice else frozenset()
         self._seen: dict[str, set[str]] = {}
+        self._decide: dict[Node, set[str]] = {}
+        """Inputs taken by value because a node with graphs inside depends on them."""
         self._producers = {name: node for node in stage.nodes for name in node.outputs if name}
         self._compiled = _named_jit(self._trace, graph.name)
         keys = [g.key(n) for g in _graphs(stage) for n in g.initializers]
@@ -68,6 +73,8 @@ class Unit:
             }
             rest = {n: v for n, v in reads.items() if n not in pinned}
             self._refuse_host_types(rest)
+            if self._decide and not is_traced(rest, given, rng):
+                self._refuse_many_values(pinned)
             key = known.with_inputs(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
@@ -127,6 +134,13 @@ class Unit:
             readers = [node for node in self.stage.nodes if foreign.intersection(node.reads)]
             raise Cut(readers, f"{', '.join(map(repr, sorted(foreign)))} hold strings or maps")
 
+    def _refuse_many_values(self, pinned: Mapping[str, np.ndarray]) -> None:
+        for node, names in self._decide.items():
+            for name in names & pinned.keys() & self._seen.keys():
+                seen = self._seen[name]
+                if len(seen) >= MOST_VALUES and str(pinned[name].tolist()) not in seen:
+                    raise Cut([node], f"{name!r}, which decides {node.op_type} {node.name!r}, comes in many values")
+
     def _learn(self, error: KnownValueError, values: Mapping[str, Any]) -> None:
         """After a value turned out to be needed: take small inputs by value, or cut the stage at the node."""
         node = error.node
@@ -137,6 +151,8 @@ class Unit:
         chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self._chosen
         if chosen and (node.graphs or chosen == found):
             self.by_value |= chosen
+            if node.graphs:
+                self._decide.setdefault(node, set()).update(chosen)
             return
         names = " or ".join(map(repr, error.values[:3]))
         raise Cut([node], f"{node.op_type} {node.name!r} needs the value of {names}") from error

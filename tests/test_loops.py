@@ -185,3 +185,15 @@ def test_loops_five_deep() -> None:
     m = onnx2jax.convert(proto)
     for limit in (1e6, 100, 20):
         same(proto, m, {"x": np.ones((2, 4), F32), "limits": limit * np.eye(1, 40, dtype=F32)})
+
+
+def test_a_trip_count_in_many_values_does_not_compile_for_each() -> None:
+    proto = walk("k", "")
+    proto.graph.input.append(value("k", I64, []))
+    m = onnx2jax.convert(proto)
+    for k in range(20):
+        same(proto, m, feeds(1e6) | {"k": np.array(k)})
+    assert m.compilations <= 12
+    assert "'k', which decides Loop 'it', comes in many values" in m.explain()
+    loss = jax.grad(lambda p, k: m.apply(p, k=k, **feeds(1e6))[0].sum())
+    assert all(np.isfinite(loss(m.params, np.array(k))["w"]).all() for k in (9, 11))  # a jit of one's own has no host

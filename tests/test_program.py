@@ -77,8 +77,11 @@ def test_heavy_work_behind_the_cut_is_compiled_for_each_count() -> None:
 
 def test_a_transformation_of_a_cut_model_names_node_and_cure() -> None:
     m = onnx2jax.convert(detector())
-    with pytest.raises(KnownValueError, match=r"(?s)'nms' \(NonMax.*known before.*static=.*max_size={'nms': n}"):
+    with pytest.raises(
+        KnownValueError, match=r"(?s)'nms' \(NonMax.*known before.*static=.*max_size={'nms': n}"
+    ) as caught:
         jax.jit(m.apply)(m.params, np.zeros((1, 3, 8, 8), np.float32))
+    assert "it is computed from: 'x'" in caught.value.__notes__
 
 
 def test_strings_stay_on_the_host_beside_a_compiled_network() -> None:
