@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from . import binding, calling, plan
-from .check import check_message
+from . import calling, plan
 from .devices import placement
 from .errors import (
     InputError,
@@ -23,18 +22,14 @@ from .errors import (
     KnownValueError,
     UnsupportedError,
 )
-from .graph import Graph, Imported
-from .importer import Importer
-from .model import Model, read_constants
+from .graph import Graph
+from .model import Model
 from .ops import compat
 from .ops.arrays import is_traced
 from .program import Program
 from .proto.external import load
-from .proto.files import read_model
-from .proto.operator_sets import read_operator_sets
-from .proto.origin import Origin
 from .sharding import Placement
-from .training_info import TrainingInfo, read_training
+from .training_file import open_training
 from .training_state import State, as_key, assigned, widened
 from .unit import Known, Settings
 
@@ -99,7 +94,7 @@ class TrainingModel:
         allow_newer_opset: bool = False,
         operator_sets: Iterable[Any] = (),
     ) -> None:
-        self._imported, self._infos, self.origin = imported, infos, _ = _opened(
+        self._imported, self._infos, self.origin = imported, infos, _ = open_training(
             source,
             strict=strict,
             external_data_dir=external_data_dir,
@@ -390,48 +385,6 @@ class TrainingModel:
             state = assigned(state, i, info, info.update_binding, results)
             outputs.update(results)
         return state, {n: v for n, v in outputs.items() if self._wanted is None or n in self._wanted}
-
-
-class _Opened(NamedTuple):
-    """A file with training, read."""
-
-    imported: Imported
-    infos: tuple[TrainingInfo, ...]
-    origin: Origin
-
-
-def _opened(
-    source: Any,
-    *,
-    strict: bool,
-    external_data_dir: str | os.PathLike[str] | None,
-    follow_links: bool,
-    allow_newer_opset: bool,
-    operator_sets: Iterable[Any],
-) -> _Opened:
-    """Read a model with training_info; the arguments are those of ``convert``.
-
-    Raises:
-        UnsupportedError: it has none (rule TR-27).
-        ModelError: the file is no ONNX model, or breaks a rule of the format.
-    """
-    message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links)
-    documents = read_operator_sets(operator_sets)
-    if strict:
-        check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
-    if not message.training_info:
-        raise UnsupportedError(
-            "the model has no training_info, so it does not say how to train it (rule TR-27). With a loss and an "
-            "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)"
-        )
-    importer = Importer(message, files, strict, allow_newer_opset, None, documents)
-    imported = importer.model()
-    infos = read_training(message, imported.graph, importer)
-    if importer.missing:
-        raise binding.missing_error(tuple(importer.missing))
-    for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
-        read_constants(graph)
-    return _Opened(imported, infos, Origin(message, files))
 
 
 class _Part:
