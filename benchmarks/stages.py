@@ -1,8 +1,9 @@
 """What shapes that change and shapes that depend on data cost: `python benchmarks/stages.py`.
 
-Two tables. The first calls a small transformer with 50 different lengths, as text comes: compilations and time a call,
-with and without `bucket`, beside onnxruntime. The second runs a detector (a convolutional network, boxes kept by
-NonMaxSuppression) end to end and with its tail cut off: what the cut between compiled and host costs.
+Three tables. The first calls a small transformer with 50 different lengths, as text comes: compilations and time a
+call, with and without `bucket`, beside onnxruntime. The second runs a detector (a convolutional network, boxes kept by
+NonMaxSuppression) end to end and with its tail cut off: what the cut between compiled and host costs. The third runs a
+loop that data ends, and that keeps a row of every trip.
 """
 
 from __future__ import annotations
@@ -171,7 +172,45 @@ def detection() -> None:
     print(f"whole / cut off: {ratio:.2f}")
 
 
+def stepping(width: int = 64) -> onnx.ModelProto:
+    """x [batch, width] -> tanh(x w), until as many trips as `limits` sum up to are made; a sum of each is kept."""
+    nodes = [
+        helper.make_node("MatMul", ["s", "w"], ["p"]),
+        helper.make_node("Tanh", ["p"], ["t"]),
+        helper.make_node("Add", ["n", "one"], ["m"]),
+        helper.make_node("Less", ["m", "limit"], ["on"]),
+        helper.make_node("ReduceSum", ["t"], ["row"], keepdims=0),
+    ]
+    kind = onnx.TensorProto
+    ins = [info("i", kind.INT64, []), info("go", kind.BOOL, []), info("s", kind.FLOAT, [None, None])]
+    outs = [info("on", kind.BOOL, []), info("t", kind.FLOAT, [None, None])]
+    scalars = [[info(name, kind.FLOAT, [])] for name in ("n", "m", "row")]
+    body = helper.make_graph(nodes, "body", ins + scalars[0], outs + scalars[1] + scalars[2])
+    steps = [
+        helper.make_node("ReduceSum", ["limits"], ["limit"], keepdims=0),
+        helper.make_node("Loop", ["", "true", "x", "zero"], ["last", "count", "rows"], body=body),
+    ]
+    constants = {"w": (RNG.normal(size=(width, width)) * width**-0.5).astype(np.float32), "true": np.array(True)}
+    constants |= {"one": np.array(1, np.float32), "zero": np.array(0, np.float32)}
+    inputs = [info("x", kind.FLOAT, ["batch", width]), info("limits", kind.FLOAT, [1, 40])]
+    return make(steps, inputs, [info("last", kind.FLOAT, [None, None]), info("rows", kind.FLOAT, [None])], constants)
+
+
+def trips() -> None:
+    """The third table."""
+    proto = stepping()
+    model, other = onnx2jax.convert(proto), session(proto)
+    print(f"\n{'a loop that data ends, trips':32} {'call ms':>9} {'ort ms':>9}")
+    for n in (10, 100, 1000, 5000):
+        feeds = {"x": np.ones((8, 64), np.float32), "limits": n * np.eye(1, 40, dtype=np.float32)}
+        calls = partial(model.run, None, feeds), partial(other, feeds)
+        times = [[block(call) for call in calls] for _ in range(5)]
+        ours, theirs = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
+        print(f"{n:<32} {ours:9.2f} {theirs:9.2f}")
+
+
 if __name__ == "__main__":
     onnxruntime.set_default_logger_severity(3)
     lengths()
     detection()
+    trips()
