@@ -23,7 +23,10 @@ def in_float32(function):
     def widened(X, *inputs, **attributes):
         with np.errstate(all="ignore"):
             if not is_float(X.dtype) or X.dtype.itemsize >= 4:
-                return function(X, *inputs, **attributes)
+                result = function(X, *inputs, **attributes)
+                if result.dtype != X.dtype:
+                    raise TypeError(f"the input ({X.dtype}) must have a floating type; Cast it first")
+                return result
             wide = (v.astype(np.float32) for v in (X, *inputs))
             return function(*wide, **attributes).astype(X.dtype)
 

@@ -37,7 +37,12 @@ def two_columns(numpy_function, jax_function):
         if not is_known(values):
             return jax_function(*aligned(*values))
         with np.errstate(all="ignore"):
-            return settled(numpy_function(*values))
+            result = settled(numpy_function(*values))
+        if (
+            is_float(result.dtype) and not is_float(values[0].dtype) and values[0].dtype.kind != "c"
+        ):  # NumPy would choose a type by itself
+            raise TypeError(f"the input ({values[0].dtype}) must have a floating type; Cast it first")
+        return result
 
     return function
 

@@ -12,6 +12,7 @@ import pytest
 from jax import export
 from ml_dtypes import bfloat16
 
+from onnx2jax.errors import OperatorError
 from tests.helpers import run_op
 
 f32 = partial(np.array, dtype=np.float32)
@@ -191,3 +192,11 @@ def test_experimental_operators_of_old_converters() -> None:
     np.testing.assert_array_equal(run_op("GivenTensorFill", opset=1, values=(1.0, 2.0), shape=(2, 1)), [[1], [2]])
     with pytest.raises(ValueError, match="border"):
         run_op("Crop", image, opset=1, scale=(5, 5))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", ["Atan", "Exp", "Log", "Sqrt", "Tanh", "Softsign", "Sigmoid", "Elu"])
+def test_integers_have_no_transcendental_functions(name, jit):
+    """NumPy alone would answer in a floating type of its own choice."""
+    with pytest.raises(OperatorError, match="float"):
+        run_op(name, np.array([1, 2], np.int8), jit=jit)
