@@ -16,6 +16,7 @@ import pytest
 
 from docs.operator_limits import HOST_ONLY, TYPES_LEFT_OUT
 from onnx2jax.ops import compat, registry
+from onnx2jax.ops.cast import cast_to
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
 
 from .helpers import run_op
@@ -117,4 +118,6 @@ def test_every_type_in_both_branches(row: Row) -> None:
         widths = {x.dtype.itemsize for x in (*inputs, *known) if x is not None and x.dtype.kind not in "biu"}
         tolerance = 6e-2 if name == "bfloat16" else {1: 0.2, 2: 3e-2}.get(min(widths, default=8), 1e-4)
         for a, b in zip(known, in_the_rows_types, strict=True):
-            _assert_close(a, np.asarray(b).astype(a.dtype), tolerance, name)
+            b = np.asarray(b)  # Cast knows what float8e8m0, which has no zero, makes of one
+            b = cast_to(b, a.dtype) if a.dtype.name.startswith("float8_e8m0") else b.astype(a.dtype)
+            _assert_close(a, b, tolerance, name)
