@@ -7,7 +7,6 @@ unrolling in Python, and `lax.while_loop` where the number of trips is only know
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -212,7 +211,7 @@ def _no_trips(step, state, declared, xs):
     """Empty scan outputs. Their shape is what one trip would yield, or else what the body declares."""
     if not declared:
         return []
-    found: list[Any] = []
+    found = []
     first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
     try:
         jax.eval_shape(lambda: found.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2]))
