@@ -17,7 +17,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m onnx2jax.demo
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --timeout 600 --timeout-method thread
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest -m long

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from .errors import InputNameError, InputShapeError, InputTypeError
 from .ops.arrays import is_traced
@@ -102,6 +103,8 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if value is None:
         raise InputTypeError(f"input {declared} takes an array, not None")
     if isinstance(value, jax.Array):
+        if value.weak_type:  # from a Python number; under jax.jvp the tangent is one too, and would be of 64 bits here
+            value = lax.convert_element_type(value, value.dtype)
         value = widened(value, kind.dtype)
     elif not isinstance(value, np.ndarray | np.generic):
         value = _from_python(declared, kind, value)

@@ -182,7 +182,8 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     if len(node.outputs) > len(results):
         raise OperatorError(f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)} (rule ND-08)")
     if context.on_host is not None:
-        return [jax.tree.map(np.asarray, r) if _is_jax(r) else r for r in results]
+        # A Gradient on the host traces.
+        return [jax.tree.map(np.asarray, r) if _is_jax(r) and not is_traced(r) else r for r in results]
     results = [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
     return results if context.place is None else context.place(node, node.outputs, results)
 

@@ -121,6 +121,7 @@ class TrainingModel:
         constants = {n: v for g in graphs for n, v in plan.parameters(g).items() if n not in every}
         arrays = {**constants, **every}
         self._placement = placement(imported, device_configuration, devices, mesh, shardings, (graphs, arrays))
+        self._draws = any(info.algorithm.draws for info in infos)
         self._shardings = self._spread(arrays)
         settings = replace(self._settings, place=self._placement.constrain if self._placement else None)
 
@@ -135,7 +136,6 @@ class TrainingModel:
         self._tuple = calling.named_tuple(imported.graph.outputs)
         self.inputs = self._main.inputs
         self.step_inputs = {info.path: part.inputs for info, part in zip(infos, self._parts, strict=True)}
-        self._draws = any(part.graph.draws for part in self._parts)
         self._wanted = None if outputs is None else frozenset(outputs)
         given = {v.name for part in self._parts for v in part.graph.outputs}
         if unknown := sorted((self._wanted or set()) - given):
@@ -146,7 +146,7 @@ class TrainingModel:
             self._stepped,
             static_argnums=0,
             donate_argnums=1 if donate else (),
-            out_shardings=None if self._shardings is None else (self._shardings, None),
+            out_shardings=None if self._shardings is None else (self._within(self._shardings), None),
         )
         self.state = self.init()
         self._structure: Any = jax.tree.structure(self.state)
@@ -204,16 +204,18 @@ class TrainingModel:
         with compat.enable_x64():
             batches = self._bound(chosen, batch)
             key = None if key is None else self._drawn(key)
-            args = (chosen, state, batches, key, [self._parts[i].frozen for i in chosen])
+            args = (chosen, self._within(state), batches, key, [self._parts[i].frozen for i in chosen])
             if chosen not in self._staged:
                 try:
-                    return self._step(*args)
+                    new, outputs = self._step(*args)
                 except KnownValueError:
                     if is_traced(state, batches, key):
                         raise
                     self._staged.add(chosen)
-            state, outputs = self._stepped(*args)
-            return self._placed(state), {n: calling.to_device(v) for n, v in outputs.items()}
+            if chosen in self._staged:
+                new, outputs = self._stepped(*args)
+                new, outputs = self._placed(new), {n: calling.to_device(v) for n, v in outputs.items()}
+            return (new if self._draws else replace(new, key=state.key)), outputs
 
     def infer(self, state: State | None = None, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Any:
         """The main graph's outputs with the variables of a state (rule TR-24).
@@ -344,8 +346,14 @@ class TrainingModel:
         """A random key or seed of the caller's, as a key where the state lies."""
         return as_key(key) if self._placement is None else self._placement.put_whole(as_key(key))
 
+    def _within(self, state: State) -> State:
+        """What a compiled step takes of a state. A key that nothing draws from would cost each call some 10 us."""
+        return state if self._draws else replace(state, key=None)
+
     def _placed(self, state: State) -> State:
-        return state if self._shardings is None else jax.device_put(state, self._shardings)
+        if self._shardings is None:
+            return state
+        return jax.device_put(state, self._shardings if state.key is not None else self._within(self._shardings))
 
     def _check(self, state: State) -> None:
         if not self._structure == jax.tree.structure(state):

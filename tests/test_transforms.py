@@ -202,3 +202,11 @@ def test_operators_of_64_bit_results_lower_in_a_32_bit_jit(op_type: str) -> None
     for ours, expected in zip(jax.tree.leaves(compiled), jax.tree.leaves(m(x, **extra)), strict=True):
         assert ours.dtype == np.int64
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_tangents_that_are_python_numbers() -> None:
+    square = model(
+        [helper.make_node("Mul", ["x", "x"], ["y"])], [value("x", np.float32, [])], [value("y", np.float32, [])]
+    )
+    slope = jax.jvp(lambda x: onnx2jax.convert(square).apply({}, x), (3.0,), (1.0,))[1]
+    assert slope == 6 and slope.dtype == np.float32

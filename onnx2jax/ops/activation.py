@@ -157,7 +157,7 @@ def _to_11_bits(x):
 
 
 @in_float32
-def _log_softmax(x, *, axes):
+def log_softmax(x, *, axes):
     m = xp(x)
     shifted = x - _peak(x, axes)
     return shifted - m.log(m.sum(m.exp(shifted), axis=axes, keepdims=True))
@@ -195,6 +195,6 @@ def _flattening(body):
     return along_rows
 
 
-for _name, _body in {"Softmax": softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}.items():
+for _name, _body in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}.items():
     op(_name)(_flattening(_body))
     op(_name, since=13)(_modern(_body))

@@ -160,7 +160,7 @@ def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=No
     try:
         return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
     except _Undecided:
-        if not declared and not xs:
+        if not declared and not xs and not _has_values(state):
             return _while_without_outs(step, state, declared, trips, go, end)
     except _NotCarried:
         pass
@@ -170,6 +170,11 @@ def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=No
     if not known:
         raise ValueError(f"a loop of a symbolic number of trips ({trips}) must keep its condition and its types")
     return _in_python(step, state, declared, trips, True, xs, concrete=False)
+
+
+def _has_values(state):
+    """Whether the traced states stand for values at hand, as under jax.vjp outside jit: then comparisons are known."""
+    return not is_traced([lax.ne(s, s) for s in jax.tree.leaves(state) if is_traced(s)])
 
 
 def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahead=None):

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from .activation import log_softmax
 from .arrays import xp
 from .linalg import wide
 from .registry import op
@@ -41,8 +42,6 @@ def negative_log_likelihood_loss(input, target, weight=None, *, ignore_index=Non
 @op("SoftmaxCrossEntropyLoss", since=12)
 def softmax_cross_entropy_loss(scores, labels, weights=None, *, ignore_index=None, reduction: Reduction = "mean"):
     """The negative log-likelihood of the labels under softmax(scores), and log(softmax(scores))."""
-    ns, x = xp(scores), wide(scores)
-    shifted = x - ns.max(x, axis=1, keepdims=True)
-    log_prob = shifted - ns.log(ns.sum(ns.exp(shifted), axis=1, keepdims=True))
+    log_prob = log_softmax(wide(scores), axes=(1,))
     loss = _reduced(log_prob, labels, weights, ignore_index, reduction)
     return loss.astype(scores.dtype), log_prob.astype(scores.dtype)

@@ -11,7 +11,7 @@ import pytest
 from onnx import parser
 
 import onnx2jax
-from onnx2jax.errors import ModelError, OperatorError
+from onnx2jax.errors import KnownValueError, ModelError, OperatorError
 
 rule = pytest.mark.rule
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.preview.training" : 1, "l" : 1]>'
@@ -287,12 +287,25 @@ def test_names_and_operands_that_do_not_fit(text: str) -> None:
         onnx2jax.convert(model(text))
 
 
+def looping(goes_on: str) -> onnx.ModelProto:
+    """x, x^2, x^3, ... as long as ``goes_on`` of w, the next power, and what it comes to, differentiated."""
+    text = f"""g (float x, bool c) => (float d) {{
+        limit = Constant <value_float = 0.1> ()
+        y = Loop (c, c, x) <body = b (int64 i, bool k, float v) => (bool k1, float w) {{
+            w = Mul(v, x)  k1 = {goes_on} }}>
+        d = Gradient <xs = ["x"], y = "y"> (x) }}"""
+    proto = model(text)
+    proto.graph.node[1].input[0] = ""
+    return proto
+
+
+def test_a_loop_that_data_ends_is_differentiated_trip_by_trip() -> None:
+    assert onnx2jax.convert(looping("Less(limit, w)"))(np.float32(0.5), np.bool_(True)) == 4 * 0.5**3
+
+
 def test_what_cannot_be_differentiated_is_named() -> None:
-    text = """g (float x, bool c) => (float d) {
-        y = Loop (, c, x) <body = b (int64 i, bool k, float v) => (bool k1, float w) {
-            w = Mul(v, x)  k1 = Less(w, x) }>
-        d = Gradient <xs = ["x"], y = "y"> (x) }"""
-    proto = model(text.replace("Loop (, c", "Loop (c, c"))
-    proto.graph.node[0].input[0] = ""
-    with pytest.raises(OperatorError, match=r"Gradient"):
-        onnx2jax.convert(proto)(np.float32(0.5), np.bool_(True))
+    apply = onnx2jax.convert(looping("Less(limit, w)")).apply
+    with pytest.raises(KnownValueError, match=r"(?s)Loop.*in reverse.*inside node 'd'"):
+        jax.jit(apply)({}, np.float32(0.5), np.bool_(True))
+    with pytest.raises(OperatorError, match=r"max_trips \(9\)"):
+        onnx2jax.convert(looping("Less(w, x)"), max_trips=9)(np.float32(0.5), np.bool_(True))
