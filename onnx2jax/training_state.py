@@ -28,7 +28,7 @@ class State:
 
     variables: dict[str, jax.Array]
     own: tuple[dict[str, jax.Array], ...]
-    key: jax.Array
+    key: Any
 
 
 def assigned(
