@@ -1,7 +1,7 @@
 """A training step of ``TrainingModel`` beside the same network by hand in JAX, and in PyTorch where that is installed.
 
-Paired in one run: warmed blocks of steps in rotating order, medians, ratio = time by hand / time here (above 1 is
-faster).
+Paired in one run: warmed blocks of steps in rotating order; medians of the times, and of the ratios within each turn,
+time by hand / time here (above 1 is faster).
 
     python -m benchmarks.training
 """
@@ -21,8 +21,8 @@ import onnx
 import onnx2jax
 from benchmarks import zoo, zoo_by_hand
 
-ROUNDS: Final = 11
-BLOCK: Final = 0.2
+ROUNDS: Final = 41
+BLOCK: Final = 0.1
 """Seconds of steps between two looks at the clock, at least."""
 
 
@@ -81,8 +81,8 @@ def seconds(work: Callable[[], Any], steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def compare(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median seconds a step, measured in turns."""
+def compare(works: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds a step in each turn."""
     steps = {}
     for name, work in works.items():
         seconds(work, 20)
@@ -92,7 +92,14 @@ def compare(works: dict[str, Callable[[], Any]]) -> dict[str, float]:
         names = [*works][turn % len(works) :] + [*works][: turn % len(works)]
         for name in names:
             taken[name].append(seconds(works[name], steps[name]))
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return taken
+
+
+def ratio(times: dict[str, list[float]], name: str) -> str:
+    """The median over all turns of the time that ``name`` takes over the time here."""
+    if name not in times:
+        return "-"
+    return f"{statistics.median(a / b for a, b in zip(times[name], times['here'], strict=True)):.2f}"
 
 
 def main() -> None:
@@ -112,11 +119,9 @@ def main() -> None:
             if work is not None:
                 works[title] = work
         times = compare(works)
-        ratios = {n: f"{times[n] / times['here']:.2f}" if n in times else "-" for n in ("by hand", "eager", "compiled")}
-        print(
-            f"| {name} | {size} | {times['here'] * 1e3:.3f} ms | {times['by hand'] * 1e3:.3f} ms | {ratios['by hand']} "
-            f"| {ratios['eager']} | {ratios['compiled']} |"
-        )
+        here_ms, hand_ms = (f"{statistics.median(times[n]) * 1e3:.3f} ms" for n in ("here", "by hand"))
+        ratios = " | ".join(ratio(times, n) for n in ("by hand", "eager", "compiled"))
+        print(f"| {name} | {size} | {here_ms} | {hand_ms} | {ratios} |")
 
 
 if __name__ == "__main__":
