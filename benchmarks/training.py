@@ -1,6 +1,6 @@
 """A training step of ``TrainingModel`` beside the same network by hand in JAX, and in PyTorch where that is installed.
 
-Paired in one run: warmed blocks of steps in rotating order; medians of the times, and of the ratios within each turn,
+Paired in one run: warmed blocks of steps in random order; medians of the times, and of the ratios within each turn,
 time by hand / time here (above 1 is faster).
 
     python -m benchmarks.training
@@ -8,6 +8,7 @@ time by hand / time here (above 1 is faster).
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -83,14 +84,15 @@ def seconds(work: Callable[[], Any], steps: int) -> float:
 
 def compare(works: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Seconds a step in each turn."""
-    steps = {}
+    steps: dict[str, int] = {}
     for name, work in works.items():
         seconds(work, 20)
         steps[name] = max(5, int(BLOCK / seconds(work, 5)))
     taken: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(ROUNDS):
-        names = [*works][turn % len(works) :] + [*works][: turn % len(works)]
-        for name in names:
+    order = random.Random(0)
+    for _ in range(ROUNDS):
+        for name in order.sample([*works], len(works)):
+            seconds(works[name], steps[name] // 4)  # threads of the one before may still be spinning
             taken[name].append(seconds(works[name], steps[name]))
     return taken
 
