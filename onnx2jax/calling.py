@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .errors import InputNameError, InputShapeError, InputTypeError
+from .errors import InputError, InputNameError, InputShapeError, InputTypeError
 from .ops.arrays import is_traced
 from .proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 
@@ -206,6 +206,20 @@ def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping
         return np.asarray(value)[tuple(slice(extents.get(d)) if isinstance(d, str) else slice(None) for d in shape)]
 
     return tuple(one(v, r) for v, r in zip(outputs, results, strict=True))
+
+
+def check_not_used_up(state: Any) -> None:
+    """Explain the error of a step whose state was given to an earlier one already.
+
+    Raises:
+        InputError: memory of the state is gone.
+    """
+    arrays = [v for v in jax.tree.leaves(state) if isinstance(v, jax.Array) and not is_traced(v)]
+    if any(v.is_deleted() for v in arrays):
+        raise InputError(
+            "this state was used up by an earlier step, which has its memory now (donation). Go on from the state that "
+            "the step returned, or keep a copy before it: jax.tree.map(jnp.copy, state)"
+        )
 
 
 def is_jax(value: Any) -> bool:

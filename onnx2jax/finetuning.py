@@ -196,7 +196,7 @@ class FineTuning:
             The new state, and the metrics of the batch before the step: ``loss``, ``grad_norm``, those of the loss.
 
         Raises:
-            InputError: the batch does not fit the model.
+            InputError: the batch does not fit the model, or the state was used up.
             LossError: the loss is not one floating number.
             KnownValueError: the model cannot be compiled as one program.
         """
@@ -204,7 +204,12 @@ class FineTuning:
             out = None if self._placement is None else (self.shardings(state), None)
             self._compiled_step = jax.jit(self._stepped, donate_argnums=0, out_shardings=out)
         with compat.enable_x64():
-            return self._compiled_step(state, self._frozen, self._batch(batch))
+            arrays = self._batch(batch)
+            try:
+                return self._compiled_step(state, self._frozen, arrays)
+            except (RuntimeError, ValueError):
+                calling.check_not_used_up(state)
+                raise
 
     def evaluate(self, state: State, batch: Mapping[str, Any]) -> Metrics:
         """The metrics of a batch in inference form: running statistics, nothing dropped. Compiled, like ``step``."""

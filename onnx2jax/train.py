@@ -196,7 +196,7 @@ class TrainingModel:
             the last counts.
 
         Raises:
-            InputError: the batch does not fit ``step_inputs``.
+            InputError: the batch does not fit ``step_inputs``, or the state was used up.
             ModelError: a new value does not fit its variable (rule TR-25).
         """
         chosen = self._chosen(algorithm)
@@ -212,6 +212,9 @@ class TrainingModel:
                     if is_traced(state, batches, key):
                         raise
                     self._staged.add(chosen)
+                except (RuntimeError, ValueError):
+                    calling.check_not_used_up(state)
+                    raise
             if chosen in self._staged:
                 new, outputs = self._stepped(*args)
                 new, outputs = self._placed(new), {n: calling.to_device(v) for n, v in outputs.items()}
@@ -318,6 +321,8 @@ class TrainingModel:
 
     def _bound(self, chosen: tuple[int, ...], batch: Mapping[str, Any]) -> list[dict[str, Any]]:
         """For each algorithm, the entries of the batch that it takes, checked."""
+        if not isinstance(batch, Mapping):
+            raise InputTypeError(f"the batch is a dict of arrays by name, not {type(batch).__name__}")
         parts = [self._parts[i] for i in chosen]
         if unknown := sorted(set(batch).difference(*(part.takes for part in parts))):
             takes = {self.algorithms[i]: sorted(self._parts[i].takes) for i in chosen}

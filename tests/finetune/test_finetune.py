@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 
 import onnx2jax
 from onnx2jax.errors import (
+    InputError,
     InputNameError,
     InputShapeError,
     InputTypeError,
@@ -148,6 +149,8 @@ def test_the_state_is_donated_and_can_be_kept_and_resumed() -> None:
     first = tuned.init()
     state, _ = tuned.step(first, BATCH)
     assert first.params["w1"].is_deleted()
+    with pytest.raises(InputError, match="used up by an earlier step"):
+        tuned.step(first, BATCH)
     leaves, structure = jax.tree.flatten(state)
     kept = [np.asarray(leaf) if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf for leaf in leaves]
     kept[-1] = jax.random.wrap_key_data(np.asarray(jax.random.key_data(kept[-1])))

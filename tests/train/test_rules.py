@@ -12,7 +12,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import TrainingModel
-from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError
+from onnx2jax.errors import InputError, InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError
 
 from .models import LINEAR, SGD, START, UPDATES, info, linear, parse, training
 
@@ -384,6 +384,14 @@ def test_the_state_goes_round_without_compiling_again() -> None:
     assert before.is_deleted(), "donated"
 
 
+def test_a_state_that_was_used_up_is_named() -> None:
+    trainer = TrainingModel(linear())
+    state = trainer.init()
+    trainer.step(state, BATCH)
+    with pytest.raises(InputError, match="used up by an earlier step"):
+        trainer.step(state, BATCH)
+
+
 def test_donation_can_be_refused() -> None:
     trainer = TrainingModel(doubling(), donate=False)
     state = trainer.init()
@@ -420,6 +428,7 @@ def test_the_gradient_sees_the_mask_of_the_forward_pass() -> None:
 @pytest.mark.parametrize(
     ("batch", "error", "complaint"),
     [
+        ([X, Z], InputTypeError, "a dict of arrays by name, not list"),
         ({"x": X}, InputNameError, "'z' not given"),
         ({**BATCH, "k": X}, InputNameError, r"\['k'\]; the algorithms take {'sgd': \['x', 'z'\]}"),
         ({"x": X.astype(np.float64), "z": Z}, InputTypeError, "float64"),
@@ -427,9 +436,10 @@ def test_the_gradient_sees_the_mask_of_the_forward_pass() -> None:
         ({"x": X[:4], "z": Z}, InputShapeError, "'n' is 4 in input 'x' but 8"),
     ],
 )
-def test_batches_that_do_not_fit(batch: dict[str, Any], error: type[Exception], complaint: str) -> None:
+def test_batches_that_do_not_fit(batch: Any, error: type[Exception], complaint: str) -> None:
+    trainer = TrainingModel(linear())
     with pytest.raises(error, match=complaint):
-        TrainingModel(linear()).train_step(batch)
+        trainer.step(trainer.state, batch)
 
 
 def test_a_state_dict_comes_back() -> None:
