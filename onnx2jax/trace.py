@@ -179,6 +179,8 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     for result in results:
         if (size := _bytes(result)) > LARGEST:
             raise OperatorError(f"{node} would make an array of {size:.2g} bytes\n{_operands(node, values)}")
+        if any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
+            raise OperatorError(f"{node} would make an array of shape {result.shape}\n{_operands(node, values)}")
     if len(node.outputs) > len(results):
         raise OperatorError(f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)} (rule ND-08)")
     if context.on_host is not None:

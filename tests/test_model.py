@@ -14,7 +14,14 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, KnownValueError, RandomKeyError
+from onnx2jax.errors import (
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    KnownValueError,
+    OperatorError,
+    RandomKeyError,
+)
 from tests.models import mlp, mlp_reference, model, one_node, value
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
@@ -381,3 +388,35 @@ def test_zero_size_batch() -> None:
 def test_convert_reads_a_path(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "mlp.onnx")
     assert onnx2jax.convert(tmp_path / "mlp.onnx")(X).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("node", "operands"),
+    [
+        ("Tile", [np.float32([1, 2]), np.int64([-1])]),
+        ("ConstantOfShape", [np.int64([-1])]),
+        ("Expand", [np.float32([1]), np.int64([-1])]),
+        ("OneHot", [np.int64([1]), np.int64(-3), np.float32([0, 1])]),
+        ("HannWindow", [np.int64(-3)]),
+        ("Resize", [np.float32([1, 2]), np.float32([]), np.float32([-1])]),
+        ("Resize", [np.float32([1, 2]), np.float32([]), np.float32([0])]),
+        ("Resize", [np.float32([1, 2]), np.float32([]), np.float32([]), np.int64([-1])]),
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_negative_extents_are_refused(node: str, operands: list[Any], known: bool) -> None:
+    names = [f"x{i}" for i in range(len(operands))]
+    inputs = [value(n, v.dtype, v.shape) for n, v in zip(names, operands, strict=True)]
+    constants = dict(zip(names, operands, strict=True)) if known else {}
+    proto = model(
+        [helper.make_node(node, names, ["y"])], [] if known else inputs, [value("y", np.float32, None)], constants
+    )
+    with pytest.raises(OperatorError, match=node):
+        onnx2jax.convert(proto)(*([] if known else operands))
+
+
+@pytest.mark.parametrize("shape", [[-1, 2], [2, -1]])
+def test_random_arrays_of_negative_extents_are_refused(shape: list[int]) -> None:
+    proto = model([helper.make_node("RandomNormal", [], ["y"], shape=shape)], [], [value("y", np.float32, None)])
+    with pytest.raises(OperatorError, match=r"shape \("):
+        onnx2jax.convert(proto)()

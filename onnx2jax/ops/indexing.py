@@ -207,6 +207,8 @@ def compress(input, condition: Static, *, axis=None):
 def one_hot(indices, depth: Static, values, *, axis=-1, opset):
     """Since opset 11 a negative index counts from the end; before, it is out of range and hits no class."""
     depth = dims(depth if depth.dtype == object else depth.astype(np.int64))[0]
+    if isinstance(depth, int) and depth < 0:
+        raise ValueError(f"depth ({depth}) must not be negative")
     axis, indices = axis_of(axis, indices.ndim + 1), indices.astype(np.int64)
     if opset >= 11:
         indices = xp(indices, depth).where(indices < 0, indices + depth, indices)

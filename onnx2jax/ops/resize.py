@@ -115,6 +115,8 @@ def resize(
     given = scales if sizes is None else sizes
     if given.size != len(axes):
         raise ValueError(f"{given.size} scales or sizes for {len(axes)} axes {axes}")
+    if given.dtype != object and not (given >= 0 if scales is None else given > 0).all():
+        raise ValueError(f"scales must be above 0 and sizes not below; they are {given}")
     crop = coordinate_transformation_mode == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):
         raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(axes)} entries: starts, then ends")

@@ -36,13 +36,19 @@ def _scalar(value):
     return None if value is None else np.asarray(value).item()
 
 
+def _count(value):
+    if (count := _scalar(value)) is not None and count < 0:
+        raise ValueError(f"a length ({count}) must not be negative")
+    return count
+
+
 @op("DFT", since=20, heavy=True)
 def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
     """The discrete Fourier transform along one axis."""
     axis = axis_of(-2 if axis is None else _scalar(axis), input.ndim)
     if axis == input.ndim - 1:
         raise ValueError(f"axis {axis} holds the real and imaginary parts; choose a signal axis")
-    fft, signal, length, real = xp(input).fft, _complex(input), _scalar(dft_length), input.shape[-1] == 1
+    fft, signal, length, real = xp(input).fft, _complex(input), _count(dft_length), input.shape[-1] == 1
     if onesided and real == bool(inverse):
         need = "a complex input, last dimension 2" if inverse else "a real input, last dimension 1"
         raise ValueError(f"onesided=1 with inverse={inverse} needs {need} ({input.shape[-1]}); or set onesided=0")
@@ -63,7 +69,7 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
     """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
     if signal.ndim != 3:
         raise ValueError(f"signal must be [batch, length, 1 or 2] (rank {signal.ndim})")
-    step, length = _scalar(frame_step), _scalar(frame_length)
+    step, length = _count(frame_step), _count(frame_length)
     if length is None:
         length = signal.shape[1] if window is None else window.shape[0]
     if window is not None and window.shape != (length,):
@@ -79,7 +85,7 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
 
 def _cosine_window(a0, a1, a2):
     def window(size: Static, *, output_datatype=1, periodic=1):
-        n = _scalar(size)
+        n = _count(size)
         angle = 2 * np.pi * np.arange(n) / max(n if periodic else n - 1, 1)
         values = a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle)
         # A symmetric window of one point is 0/0 by the formula: the middle of the window, as elsewhere.
@@ -103,7 +109,7 @@ def mel_weight_matrix(
 ):
     """Triangles evenly spaced on the mel scale, over the bins of a one-sided spectrum: [bins, mels]."""
     ns = xp(sample_rate, lower_edge_hertz, upper_edge_hertz)
-    mels, length = _scalar(num_mel_bins), _scalar(dft_length)
+    mels, length = _count(num_mel_bins), _count(dft_length)
     scalars = sample_rate, lower_edge_hertz, upper_edge_hertz
     rate, low, high = (ns.asarray(x).reshape(()).astype(np.float64) for x in scalars)
     low, high = (2595 * ns.log10(1 + hertz / 700) for hertz in (low, high))
