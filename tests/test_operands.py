@@ -15,7 +15,7 @@ from onnx2jax.errors import OnnxError
 
 from . import official
 
-INTEGERS = [0, 1, 2, 3, 7, 100, -1, -2, -100, 2**31 + 5, -(2**40)]
+INTEGERS = [0, 1, 2, 3, 7, 100, 1000, -1, -2, -100, -(2**40)]
 FLOATS = [np.nan, np.inf, -np.inf, 0.0, -1.0]
 
 
