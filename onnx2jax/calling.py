@@ -103,8 +103,10 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if value is None:
         raise InputTypeError(f"input {declared} takes an array, not None")
     if isinstance(value, jax.Array):
-        if value.weak_type:  # from a Python number; under jax.jvp the tangent is one too, and would be of 64 bits here
-            value = lax.convert_element_type(value, value.dtype)
+        if value.weak_type:
+            # From a Python number, which has no precision of its own (nor has its tangent under jax.jvp)
+            floating = all(jnp.issubdtype(d, jnp.floating) for d in (value.dtype, kind.dtype))
+            value = lax.convert_element_type(value, kind.dtype if floating else value.dtype)
         value = widened(value, kind.dtype)
     elif not isinstance(value, np.ndarray | np.generic):
         value = _from_python(declared, kind, value)
@@ -131,8 +133,11 @@ def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarra
             return array
         if array.size and np.result_type(array.dtype, np.int8).kind in "fc" and kind.dtype.kind in "iub":
             raise ValueError
-        return array.astype(kind.dtype)
-    except (ValueError, TypeError):
+        made = array.astype(kind.dtype)
+        if kind.dtype.kind in "iub" and not np.array_equal(made, array):
+            raise ValueError
+        return made
+    except (ValueError, TypeError, OverflowError):
         raise InputTypeError(f"input {declared} cannot be made from {type(value).__name__} ({value!r:.60})") from None
 
 

@@ -84,6 +84,19 @@ def test_numbers_and_lists_take_the_declared_type() -> None:
         m([1.5, 2])
 
 
+@pytest.mark.parametrize(("dtype", "number"), [(np.int32, 2**31), (np.uint8, -1), (np.int64, 2**63), (bool, 2)])
+def test_numbers_that_the_declared_type_cannot_hold_are_refused(dtype: Any, number: int) -> None:
+    m = onnx2jax.convert(one_node("Identity", {"x": (dtype, ["n"])}))
+    with pytest.raises(InputTypeError, match="cannot be made from list"):
+        m([number])
+
+
+def test_python_numbers_have_no_precision_of_their_own() -> None:
+    m = onnx2jax.convert(one_node("Abs", {"x": (np.float32, [])}))
+    with jax.enable_x64(True):
+        assert jax.jit(jax.grad(m))(-2.0) == -1
+
+
 # ------------------------------------------------------------------------------------------ parameters
 
 
