@@ -27,6 +27,8 @@ def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> 
     unknown = sorted(set(overrides) - set(variables))
     if unknown:
         raise InputNameError(f"dim_overrides names {unknown}; the model's dimension variables are {variables}")
+    if negative := {n: size for n, size in overrides.items() if size < 0}:
+        raise InputShapeError(f"dim_overrides: an extent must not be negative ({negative})")
 
     def fixed(value: ValueInfo) -> ValueInfo:
         if not isinstance(value.type, TensorType) or value.type.shape is None:
@@ -51,6 +53,8 @@ def bind(
     Raises:
         InputNameError, InputTypeError, InputShapeError: the call does not fit the model.
     """
+    if not isinstance(named, Mapping):
+        raise InputTypeError(f"inputs come as a dict of arrays by name, not {type(named).__name__}")
     names = [v.name for v in inputs]
 
     def misfit(what: str) -> InputNameError:

@@ -428,6 +428,23 @@ def test_negative_extents_are_refused(node: str, operands: list[Any], known: boo
         onnx2jax.convert(proto)(*([] if known else operands))
 
 
+def test_statistics_that_are_not_one_for_each_channel_are_refused() -> None:
+    names = ["scale", "bias", "mean", "var"]
+    constants = {n: np.ones(4, np.float32) for n in names}
+    node = helper.make_node("BatchNormalization", ["x", *names], ["y"])
+    m = onnx2jax.convert(model([node], [value("x", np.float32, None)], [value("y", np.float32, None)], constants))
+    with pytest.raises(OperatorError, match="each of 1 channels"):
+        m(np.ones((2, 1, 3), np.float32))
+
+
+def test_feeds_and_extents_that_cannot_be() -> None:
+    m = onnx2jax.convert(mlp())
+    with pytest.raises(InputTypeError, match="a dict of arrays by name"):
+        m.run(None, None)  # type: ignore[arg-type]
+    with pytest.raises(InputShapeError, match=r"batch.*-1"):
+        onnx2jax.convert(mlp(), dim_overrides={"batch": -1})
+
+
 @pytest.mark.parametrize("shape", [[-1, 2], [2, -1]])
 def test_random_arrays_of_negative_extents_are_refused(shape: list[int]) -> None:
     proto = model([helper.make_node("RandomNormal", [], ["y"], shape=shape)], [], [value("y", np.float32, None)])
