@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import jax
 import pytest
@@ -16,6 +17,13 @@ if jax.config.jax_num_cpu_devices != 8:
 def pytest_configure(config: pytest.Config) -> None:
     text = "rule(*ids): the rules of the format that a test proves; see docs/conformance.md"
     config.addinivalue_line("markers", text)
+
+
+@pytest.fixture
+def in_32_bits() -> Iterator[None]:
+    """A process as JAX starts it, also where JAX_ENABLE_X64 is set."""
+    with jax.enable_x64(False):
+        yield
 
 
 @pytest.fixture

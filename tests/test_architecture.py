@@ -78,6 +78,7 @@ def test_global_settings_stay_as_they_are() -> None:
     script = """
 import os, warnings
 import jax, numpy as np
+bits = jax.numpy.zeros(1).dtype
 before = dict(jax.config.values), np.geterr(), list(warnings.filters), dict(os.environ)
 import onnx2jax
 model = onnx2jax.convert(onnx2jax.demo_model())
@@ -86,7 +87,7 @@ model.run(None, {"image": x})
 jax.jit(lambda x: model.apply(model.params, x))(x)
 jax.grad(lambda x: model.apply(model.params, x).sum())(x)
 assert (dict(jax.config.values), np.geterr(), list(warnings.filters), dict(os.environ)) == before
-assert jax.numpy.asarray(np.zeros(1)).dtype == np.float32
+assert jax.numpy.zeros(1).dtype == bits
 import sys
 assert not {"onnx", "onnxruntime"} & set(sys.modules)
 """

@@ -160,6 +160,7 @@ def test_the_state_is_donated_and_can_be_kept_and_resumed() -> None:
     assert resumed.step == 2
 
 
+@pytest.mark.usefixtures("in_32_bits")
 def test_labels_keep_64_bits_in_32_bit_mode() -> None:
     seen = []
 
