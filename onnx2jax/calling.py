@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -252,8 +250,3 @@ def to_device(value: Any) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return jnp.asarray(value)
     return value
-
-
-def named_tuple(outputs: Sequence[ValueInfo]) -> Any:
-    """The type of several outputs, its fields named as they are."""
-    return namedtuple("Outputs", [re.sub(r"\W", "_", v.name) for v in outputs], rename=True)

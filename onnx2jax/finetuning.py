@@ -16,7 +16,9 @@ from .errors import InputNameError, InputShapeError, InputTypeError, KnownValueE
 from .graph import Graph
 from .model import Model
 from .ops import compat
+from .outputs import Outputs, field_names
 from .progress import bar
+from .sharding import in_auto_mode
 from .trace import Context, evaluate
 from .tuning_arguments import Metrics, checked_batch, checked_loss, chosen
 
@@ -150,7 +152,7 @@ class FineTuning:
         self._model, self._form, self._loss = model, form, loss
         self._accumulate = accumulate
         self._optimizer = self._optax.with_extra_args_support(optimizer)
-        self._outputs = calling.named_tuple(form.plain.outputs)
+        self._fields = field_names(v.name for v in form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
         params = {n: model.params.get(n, v) for n, v in plan.parameters(form.plain).items()}
         self.trainable = chosen(form.plain, params, trainable)
@@ -162,11 +164,11 @@ class FineTuning:
         frozen = {n: v for n, v in params.items() if n not in self._initial}
         # Scalars are part of the program: x ** 2 costs less than x ** y.
         self._known = {n: np.asarray(v) for n, v in frozen.items() if np.size(v) == 1}
-        with compat.enable_x64():
+        with compat.enable_x64(), compat.outside():
             self._frozen = {n: self._placed(n, v) for n, v in frozen.items() if n not in self._known}
         self.compilations = 0
         self._compiled_step: Any = None
-        self._compiled_evaluate = jax.jit(self._evaluated)
+        self._compiled_evaluate = jax.jit(in_auto_mode(self._evaluated, batch=2))
 
     def init(self, key: Any = 0) -> State:
         """The state before the first step, with copies of the model's parameters.
@@ -202,7 +204,8 @@ class FineTuning:
         """
         if self._compiled_step is None:
             out = None if self._placement is None else (self.shardings(state), None)
-            self._compiled_step = jax.jit(self._stepped, donate_argnums=0, out_shardings=out)
+            stepped = in_auto_mode(self._stepped, batch=2, state=0)
+            self._compiled_step = jax.jit(stepped, donate_argnums=0, out_shardings=out)
         with compat.enable_x64():
             arrays = self._batch(batch)
             try:
@@ -365,7 +368,7 @@ class FineTuning:
         outputs = tuple(map(calling.to_device, results[:count]))
         new = dict(zip(self._form.statistics, results[count:], strict=False)) or stats
         new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
-        loss, metrics = checked_loss(self._loss(outputs[0] if count == 1 else self._outputs(*outputs), batch))
+        loss, metrics = checked_loss(self._loss(outputs[0] if count == 1 else Outputs(self._fields, outputs), batch))
         return loss, (metrics, new)
 
 

@@ -22,6 +22,7 @@ from .fixed_size import check_counts, with_max_size
 from .graph import Graph, Imported
 from .importer import build
 from .ops import compat
+from .outputs import Outputs, field_names
 from .program import Program
 from .proto.external import load
 from .proto.files import read_model
@@ -192,7 +193,7 @@ class Model:
         own = imported.ir_version >= 4
         self.optional = {v.name: v for v in declared if own and v.name in defaults and v.name not in self.static}
         self.outputs = self.graph.outputs
-        self._tuple = calling.named_tuple(self.outputs)
+        self._fields = field_names(v.name for v in self.outputs)
         self._max_size = dict(max_size or {})
         self._bucket = calling.checked_buckets(declared, bucket or {})
         self.settings = settings or Settings()
@@ -349,7 +350,7 @@ class Model:
             return
         scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
         self._known = Known(scalars, self.static)
-        with jax.ensure_compile_time_eval():  # inside a jit of the caller's own, it would make tracers
+        with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
             self._placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
         self._held = current
 
@@ -361,7 +362,7 @@ class Model:
     def _packed(self, results: tuple[Any, ...]) -> Any:
         with compat.enable_x64():
             results = tuple(map(calling.to_device, results))
-        return results[0] if len(results) == 1 else self._tuple(*results)
+        return results[0] if len(results) == 1 else Outputs(self._fields, results)
 
 
 def read_constants(graph: Graph, params: Collection[str] = ()) -> None:

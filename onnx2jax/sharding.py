@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .errors import ShardingError
 from .ops import compat
@@ -223,6 +224,67 @@ def by_rules(params: Mapping[str, Any], inputs: Iterable[str], mesh: Mesh, rules
     """
     check_patterns(rules, [*params, *inputs])
     return Placement(compat.auto(mesh), by_name(params, mesh, rules), rules)
+
+
+def in_auto_mode(function: Callable[..., Any], *, batch: int, state: int | None = None) -> Callable[..., Any]:
+    """The function, with Explicit axes of the caller's mesh left to the compiler inside.
+
+    Since JAX 0.9 axes are Explicit by default: an array's sharding is part of its type, and an operation that cannot
+    derive that of its result is an error. An ONNX model has no place to say it, so inside there are Auto axes only.
+    Results come back in the caller's types: over the mesh as the batch is, where their first axes are as long as one of
+    the batch that is divided, and otherwise whole; a state as it came.
+
+    Args:
+        function: takes and returns pytrees.
+        batch: the position of the argument that holds the batch.
+        state: the position of the argument that the first result replaces.
+    """
+
+    @functools.wraps(function)
+    def inside(*args: Any) -> Any:
+        meshes = [compat.context_mesh(), *_meshes(args)]
+        mesh = next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
+        if mesh is None:
+            return function(*args)
+        auto = compat.auto_axes(mesh)
+        entries: dict[int, Any] = {}
+        for value in filter(_is_array, jax.tree.leaves(args[batch])):
+            if value.ndim and (first := tuple(jax.typeof(value).sharding.spec)[:1]) not in ((), (None,)):
+                entries.setdefault(value.shape[0], first[0])
+
+        def into(value: Any) -> Any:
+            if not _is_array(value) or jax.typeof(value).sharding.mesh.empty:
+                return value
+            return compat.reshard(value, NamedSharding(auto, PartitionSpec(*(None,) * value.ndim)))
+
+        def back(value: Any) -> Any:
+            if not _is_array(value) or jax.typeof(value).sharding.mesh.empty:
+                return value  # no array, or one that follows from none of the arguments
+            # JAX reads nothing back out of the parts of an array without elements.
+            whole = not value.ndim or 0 in value.shape
+            spec = PartitionSpec() if whole else PartitionSpec(entries.get(value.shape[0]))
+            return compat.reshard(value, NamedSharding(mesh, spec))
+
+        def as_before(new: Any, old: Any) -> Any:
+            sharding = jax.typeof(old).sharding
+            return new if sharding.mesh.empty else compat.reshard(new, sharding)
+
+        with compat.in_auto_axes(mesh):
+            results = function(*jax.tree.map(into, args))
+        if state is None:
+            return jax.tree.map(back, results)
+        new, *rest = results
+        return jax.tree.map(as_before, new, args[state]), *jax.tree.map(back, rest)
+
+    return inside
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def _meshes(tree: Any) -> Iterator[AbstractMesh]:
+    return (jax.typeof(v).sharding.mesh for v in jax.tree.leaves(tree) if _is_array(v))
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +27,10 @@ from .graph import Graph
 from .model import Model
 from .ops import compat
 from .ops.arrays import is_traced
+from .outputs import Outputs, field_names
 from .program import Program
 from .proto.external import load
-from .sharding import Placement
+from .sharding import Placement, in_auto_mode
 from .training_file import open_training
 from .training_state import State, as_key, assigned, widened
 from .unit import Known, Settings
@@ -76,6 +78,7 @@ class TrainingModel:
     (1, 10)
     """
 
+    @compat.outside()
     def __init__(
         self,
         source: Any,
@@ -133,7 +136,7 @@ class TrainingModel:
             part(info.algorithm, {**self._stored, **own}) for info, own in zip(infos, self._own_stored, strict=True)
         )
         self._beginnings = tuple(part(info.initialization, {}) for info in infos)
-        self._tuple = calling.named_tuple(imported.graph.outputs)
+        self._fields = field_names(v.name for v in imported.graph.outputs)
         self.inputs = self._main.inputs
         self.step_inputs = {info.path: part.inputs for info, part in zip(infos, self._parts, strict=True)}
         self._wanted = None if outputs is None else frozenset(outputs)
@@ -143,7 +146,7 @@ class TrainingModel:
         self._staged: set[tuple[int, ...]] = set()
         """Algorithms that need the host between their stages, and so do not run as one program."""
         self._step = jax.jit(
-            self._stepped,
+            in_auto_mode(self._stepped, batch=2, state=1),
             static_argnums=0,
             donate_argnums=1 if donate else (),
             out_shardings=None if self._shardings is None else (self._within(self._shardings), None),
@@ -244,7 +247,7 @@ class TrainingModel:
             variables = widened(state.variables, self._stored)
             results = part.run({**variables, **values}, part.frozen, state.key)
             results = tuple(map(calling.to_device, results))
-            return results[0] if len(results) == 1 else self._tuple(*results)
+            return results[0] if len(results) == 1 else Outputs(self._fields, results)
 
     def train_step(self, batch: Mapping[str, Any] | None = None, /, *, algorithm: Any = None, **named: Any) -> Any:
         """``step`` on ``self.state``; returns the outputs by name.
@@ -367,7 +370,8 @@ class TrainingModel:
             )
 
     def _initialized(self, key: Any) -> State:
-        with compat.enable_x64():
+        # Arrays with a placement are in Auto mode, also where ``jax.set_mesh`` says otherwise.
+        with compat.enable_x64(), compat.in_auto_axes() if self._placement else nullcontext():
             key, draw = jax.random.split(key)
             state = replace(self.init(), key=key)
             for i, (info, part) in enumerate(zip(self._infos, self._beginnings, strict=True)):

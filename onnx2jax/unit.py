@@ -18,6 +18,7 @@ from .graph import Graph, Node
 from .ops import compat
 from .ops.arrays import is_traced
 from .ops.registry import Operator
+from .sharding import in_auto_mode
 from .stages import Stage
 from .trace import Beside, Context, run_nodes
 
@@ -57,7 +58,7 @@ class Unit:
         self._decide: dict[Node, set[str]] = {}
         """Inputs taken by value because a node with graphs inside depends on them."""
         self._producers = {name: node for node in stage.nodes for name in node.outputs if name}
-        self._compiled = _named_jit(self._trace, graph.name)
+        self._compiled = _named_jit(in_auto_mode(self._trace, batch=2), graph.name)
         keys = [g.key(n) for g in _graphs(stage) for n in g.initializers]
         self._keys = dict.fromkeys([*keys, *(graph.key(n) for n in stage.reads if n in graph.initializers)])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,29 @@ def test_several_outputs_are_a_named_tuple_in_graph_order() -> None:
     np.testing.assert_array_equal(result[0], [-1, -2])
     np.testing.assert_array_equal(result.total, [4, 6])
     np.testing.assert_array_equal(result.out_0, [-1, -2])  # not an identifier: cleaned
+
+
+def test_outputs_of_names_that_tuples_have_too() -> None:
+    nodes = [helper.make_node("Abs", ["x"], ["count"]), helper.make_node("Neg", ["x"], ["index"])]
+    outputs = [value(n, np.float32, ["n"]) for n in ("count", "index")]
+    result = onnx2jax.convert(model(nodes, [value("x", np.float32, ["n"])], outputs))(np.float32([1]))
+    assert (result.count, result.index) == (1, -1)
+    with pytest.raises(AttributeError, match="cannot be set: count"):
+        result.count = 0
+    assert result._asdict() == {"count": 1, "index": -1}
+    assert str(jax.tree_util.tree_flatten_with_path(result)[0][0][0][0]) == ".count"
+
+
+def test_outputs_are_pickled_copied_and_exported() -> None:
+    m = onnx2jax.convert(two_outputs())
+    feeds = np.float32([1, 2]), np.float32([3, 4])
+    result = m(*feeds)
+    exported = jax.export.export(jax.jit(lambda a, b: m.apply({}, a, b)))(*feeds).serialize()
+    others = pickle.loads(pickle.dumps(result)), copy.deepcopy(result), jax.export.deserialize(exported).call(*feeds)
+    for other in (*others, jax.tree.map(lambda x: x, result)):
+        assert jax.tree.structure(other) == jax.tree.structure(result)
+        np.testing.assert_array_equal(other.total, result.total)
+    assert jax.tree.structure(onnx2jax.convert(two_outputs())(*feeds)) == jax.tree.structure(result)
 
 
 def test_run_selects_and_orders_outputs() -> None:

@@ -8,10 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 import onnx
+import optax
 import pytest
 from onnx import helper
 
 import onnx2jax
+from onnx2jax.ops import compat
+from tests.helpers import mesh
 from tests.models import model, value
 
 Network = tuple[onnx.ModelProto, np.ndarray]
@@ -210,3 +213,44 @@ def test_tangents_that_are_python_numbers() -> None:
     )
     slope = jax.jvp(lambda x: onnx2jax.convert(square).apply({}, x), (3.0,), (1.0,))[1]
     assert slope == 6 and slope.dtype == np.float32
+
+
+# ---------------------------------------------------------------------------------------------- used first inside
+
+
+def transformed(how: str, f: Any, x: Any) -> Any:
+    match how:
+        case "jit":
+            return jax.jit(f)(x)
+        case "vmap":
+            return jax.vmap(lambda row: f(row[None])[0])(x)
+        case "scan":
+            return jax.lax.scan(lambda carry, row: (carry, f(row[None])[0]), 0, x)[1]
+        case "checkpoint":
+            return jax.checkpoint(f)(x)
+        case "eval_shape":
+            return jax.eval_shape(f, x)
+        case "shard_map":
+            spec = jax.sharding.PartitionSpec("data")
+            return jax.shard_map(f, mesh=compat.auto(mesh(data=4)), in_specs=spec, out_specs=spec)(x)
+        case _:
+            return jax.jvp(f, (x,), (x,))[0]
+
+
+@pytest.mark.parametrize("how", ["jit", "vmap", "scan", "checkpoint", "eval_shape", "shard_map", "jvp"])
+def test_what_is_used_first_inside_a_transformation_keeps_nothing_of_it(how: str) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    kept: list[Any] = []
+
+    def inside(x: Any) -> Any:
+        m = onnx2jax.convert(onnx2jax.demo_model())
+        t = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
+        kept[:] = m, t, onnx2jax.finetune(m, lambda logits, _: (logits**2).mean(), optax.sgd(1e-3))
+        return m(x.reshape(-1, 1, 8, 8)) + t.infer(image=x)
+
+    assert transformed(how, inside, x).shape == (4, 10)
+    m, t, tuned = kept
+    images = x.reshape(-1, 1, 8, 8)
+    np.testing.assert_allclose(m(images) + t.infer(image=x), inside(x), rtol=1e-4, atol=1e-4)
+    state, metrics = tuned.step(tuned.init(), {"image": images})
+    assert np.isfinite(metrics["loss"]) and state.step == 1

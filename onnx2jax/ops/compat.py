@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, get_abstract_mesh, use_abstract_mesh
 
 
 def enable_x64() -> AbstractContextManager[Any]:
@@ -19,6 +20,34 @@ def enable_x64() -> AbstractContextManager[Any]:
 def auto(mesh: Mesh) -> Mesh:
     """The mesh with axes that the compiler handles; since JAX 0.9 ``jax.make_mesh`` makes Explicit ones."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def context_mesh() -> AbstractMesh:
+    """The mesh of ``jax.set_mesh``, without axes where there is none."""
+    return get_abstract_mesh()
+
+
+def auto_axes(mesh: AbstractMesh) -> AbstractMesh:
+    """The mesh with Auto axes in the place of Explicit ones; those of a ``shard_map`` around stay Manual."""
+    explicit = [n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit]
+    return mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto))
+
+
+def in_auto_axes(mesh: AbstractMesh | None = None) -> AbstractContextManager[Any]:
+    """A scope in which the axes of a mesh, that of ``jax.set_mesh`` when left out, are Auto instead of Explicit."""
+    return use_abstract_mesh(auto_axes(mesh or context_mesh()))
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """A scope without the caller's transformations and meshes: what is computed there can be kept."""
+    with jax.core.eval_context(), use_abstract_mesh(AbstractMesh((), ())):
+        yield
+
+
+def reshard(x: Any, sharding: NamedSharding) -> Any:
+    """The array with another sharding in its type."""
+    return jax.sharding.reshard(x, sharding)
 
 
 def forward_only(x: Any, error: Exception) -> Any:
