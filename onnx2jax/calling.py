@@ -122,6 +122,44 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
+def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse what is no dict of a model's parameters.
+
+    Raises:
+        InputNameError, InputTypeError: naming what is wrong.
+    """
+    if not isinstance(params, Mapping):
+        raise InputTypeError(f"params is a dict of arrays by name, as model.params is, not {type(params).__name__}")
+    if unknown := sorted(params.keys() - own.keys()):
+        raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
+
+
+def as_param(name: str, value: Any, own: Any) -> Any:
+    """A new value for a parameter, of whatever shape.
+
+    Raises:
+        InputTypeError: it has another element type than the model's own.
+    """
+    kind = TensorType(own.dtype, own.shape)
+    return _as_array(ValueInfo(f"params[{name!r}]", kind), kind, value)
+
+
+def as_key(rng: Any) -> Any:
+    """A random key from a key, the data of one, or a seed.
+
+    Raises:
+        InputTypeError: it is none of these, or several keys.
+    """
+    try:
+        if not (hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
+            rng = jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
+    except (TypeError, ValueError) as e:
+        raise InputTypeError(f"rng is {rng!r:.60}, not a random key; make one: jax.random.key(0)") from e
+    if rng.ndim:
+        raise InputTypeError(f"rng is {rng.shape} random keys, and one is needed: rng[0], or jax.vmap over all of them")
+    return rng
+
+
 def widened(value: Any, dtype: Any) -> Any:
     """A JAX array in the 64-bit type wanted: in 32-bit mode its owner could not make one. Widening is exact."""
     return value.astype(dtype) if _WIDENS.get(str(value.dtype)) == str(dtype) else value
@@ -131,7 +169,7 @@ def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarra
     """Numbers and nested lists have no element type of their own: they take the declared one if nothing is lost."""
     try:
         array = np.asarray(value)
-        if kind.dtype == object:
+        if kind.dtype == object or hasattr(value, "dtype"):  # an array of another library
             return array
         if array.size and np.result_type(array.dtype, np.int8).kind in "fc" and kind.dtype.kind in "iub":
             raise ValueError

@@ -218,6 +218,7 @@ class Model:
 
     @params.setter
     def params(self, params: dict[str, Any]) -> None:
+        calling.check_names(params, self._stored)
         self._read, self._params = self._read or {}, params
 
     def changed(self) -> dict[str, Any]:
@@ -289,14 +290,14 @@ class Model:
         >>> loss = lambda params, x: model.apply(params, x).sum()
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
-        unknown = sorted(params.keys() - self.params.keys())
-        if unknown:
-            raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
+        calling.check_names(params, self.params)
         with compat.enable_x64():
+            rng = None if rng is None else calling.as_key(rng)
+            params = {n: calling.as_param(n, v, self._stored[n]) for n, v in params.items()}
             values = calling.bind(self.inputs, self.optional, args, named)
             self._place_params()
             own = self._placed | self._put(self._known.scalars)
-            given = {n: calling.widened(v, self.params[n].dtype) for n, v in self._put(params).items()}
+            given = self._put(params)
             placed = values
             if self.placement is not None:
                 placed, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
@@ -306,9 +307,7 @@ class Model:
 
     def with_params(self, params: Mapping[str, Any]) -> Model:
         """The model with new values for some of its parameters; what is compiled is shared with this one."""
-        unknown = sorted(params.keys() - self.params.keys())
-        if unknown:
-            raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
+        calling.check_names(params, self.params)
         new = copy.copy(self)
         new.params = self.params | dict(params)
         return new
@@ -324,7 +323,9 @@ class Model:
         return "\n".join([*lines, *(f"for any batch size, {change}" for change in self.rebatched)])
 
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
-        if rng is None and self.graph.draws:
+        if rng is not None:
+            rng = calling.as_key(rng)
+        elif self.graph.draws:
             rng = jax.random.key(secrets.randbits(32))
         padded, extents = calling.pad(self.inputs, values, self._bucket)
         with compat.enable_x64():
@@ -348,10 +349,12 @@ class Model:
         current = tuple(self.params.values())
         if len(current) == len(self._held) and all(map(operator.is_, current, self._held)):
             return
-        scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
+        calling.check_names(self.params, self._stored)
+        params = {n: calling.as_param(n, v, self._stored[n]) for n, v in self.params.items()}
+        scalars = {n: np.asarray(v) for n, v in params.items() if np.size(v) == 1}
         self._known = Known(scalars, self.static)
         with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
-            self._placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
+            self._placed = self._put({n: v for n, v in params.items() if n not in scalars})
         self._held = current
 
     def _put(self, params: Mapping[str, Any]) -> dict[str, Any]:

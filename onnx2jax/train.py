@@ -32,7 +32,7 @@ from .program import Program
 from .proto.external import load
 from .sharding import Placement, in_auto_mode
 from .training_file import open_training
-from .training_state import State, as_key, assigned, widened
+from .training_state import State, assigned, widened
 from .unit import Known, Settings
 
 _KEY = "training_info/key"
@@ -116,7 +116,7 @@ class TrainingModel:
             for name, value in stored.items():
                 if value.dtype.hasobject:
                     raise UnsupportedError(f"variable {name!r} holds strings, which JAX does not")
-        key = as_key(0 if rng is None else rng)
+        key = calling.as_key(0 if rng is None else rng)
         self._impl, self._key = jax.random.key_impl(key), np.array(jax.random.key_data(key))
 
         every = {n: v for values in (*reversed(self._own_stored), self._stored) for n, v in values.items()}
@@ -352,7 +352,7 @@ class TrainingModel:
 
     def _drawn(self, key: Any) -> Any:
         """A random key or seed of the caller's, as a key where the state lies."""
-        return as_key(key) if self._placement is None else self._placement.put_whole(as_key(key))
+        return calling.as_key(key) if self._placement is None else self._placement.put_whole(calling.as_key(key))
 
     def _within(self, state: State) -> State:
         """What a compiled step takes of a state. A key that nothing draws from would cost each call some 10 us."""

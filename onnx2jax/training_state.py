@@ -52,10 +52,3 @@ def assigned(
 def widened(values: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Variables in the types they are stored in, which a caller in 32-bit mode could not make."""
     return {n: calling.widened(v, stored[n].dtype) for n, v in values.items()}
-
-
-def as_key(rng: Any) -> Any:
-    """A random key from a key, the data of one, or a seed."""
-    if isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
-        return rng
-    return jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)

@@ -48,6 +48,42 @@ def test_positional_named_and_run_agree() -> None:
     np.testing.assert_array_equal(ran, m(X))
 
 
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"b1": np.zeros(8)}, r"params\['b1'\]: float32\[8\] is given as float64\[8\].*astype\('float32'\)"),
+        ({"b1": jnp.zeros(8, jnp.bfloat16)}, "is given as bfloat16"),
+        ({"b1": "weights"}, "cannot be made from str"),
+        ([1], "params is a dict of arrays by name, as model.params is, not list"),
+    ],
+    ids=str,
+)
+def test_parameters_of_other_types_are_refused(params: Any, match: str) -> None:
+    m = onnx2jax.convert(mlp())
+    for call in (lambda: m.apply(params, X), lambda: m.with_params(params)(X)):
+        with pytest.raises(InputTypeError, match=match):
+            call()
+    with pytest.raises(InputTypeError, match=match):
+        m.params = params
+        m(X)
+
+
+def test_tensors_of_other_libraries_are_arrays() -> None:
+    class Tensor:
+        """As PyTorch's: no NumPy array, but it makes one."""
+
+        def __init__(self, array: np.ndarray) -> None:
+            self.array, self.dtype = array, f"torch.{array.dtype}"
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.array(self.array, dtype, copy=copy)
+
+    m = onnx2jax.convert(mlp())
+    np.testing.assert_array_equal(m(Tensor(X)), m(X))
+    with pytest.raises(InputTypeError, match="is given as float64"):
+        m(Tensor(X.astype(np.float64)))
+
+
 def test_several_outputs_are_a_named_tuple_in_graph_order() -> None:
     m = onnx2jax.convert(two_outputs())
     result = m(np.float32([1, 2]), b=np.float32([3, 4]))
@@ -379,6 +415,32 @@ def test_dim_overrides_fix_dimensions() -> None:
         m(X[:2])
     with pytest.raises(InputNameError, match=r"dimension variables are \['batch'\]"):
         onnx2jax.convert(mlp(), dim_overrides={"seq": 3})
+
+
+@pytest.mark.parametrize(
+    "rng", [7, np.int64(7), jax.random.PRNGKey(7), np.uint32([0, 7])], ids=["int", "int64", "raw", "data"]
+)
+def test_seeds_and_key_data_are_keys(rng: Any) -> None:
+    m = onnx2jax.convert(one_node("RandomNormalLike", {"x": (np.float32, ["n"])}))
+    expected = m(X[0], rng=jax.random.key(7))
+    np.testing.assert_array_equal(m(X[0], rng=rng), expected)
+    np.testing.assert_array_equal(jax.jit(m.apply)({}, X[0], rng=rng), expected)
+
+
+@pytest.mark.parametrize(
+    ("rng", "match"),
+    [
+        ("a", "rng is 'a', not a random key"),
+        (1.5, "not a random key"),
+        (jax.random.split(jax.random.key(0)), r"jax\.vmap"),
+    ],
+    ids=["text", "float", "several"],
+)
+def test_what_is_no_key(rng: Any, match: str) -> None:
+    m = onnx2jax.convert(one_node("RandomNormalLike", {"x": (np.float32, ["n"])}))
+    for call in (lambda: m(X[0], rng=rng), lambda: m.apply({}, X[0], rng=rng)):
+        with pytest.raises(InputTypeError, match=match):
+            call()
 
 
 def test_random_numbers_need_a_key_in_apply_only() -> None:
