@@ -151,7 +151,9 @@ def as_key(rng: Any) -> Any:
         InputTypeError: it is none of these, or several keys.
     """
     try:
-        if not (hasattr(rng, "dtype") and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
+        if not isinstance(rng, int | np.integer | np.ndarray | jax.Array):
+            raise TypeError("no array, and no integer")
+        if isinstance(rng, int) or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
             rng = jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
     except (TypeError, ValueError) as e:
         raise InputTypeError(f"rng is {rng!r:.60}, not a random key; make one: jax.random.key(0)") from e
