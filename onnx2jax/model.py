@@ -290,7 +290,7 @@ class Model:
         >>> loss = lambda params, x: model.apply(params, x).sum()
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
-        calling.check_names(params, self.params)
+        calling.check_names(params, self._stored)
         with compat.enable_x64():
             rng = None if rng is None else calling.as_key(rng)
             params = {n: calling.as_param(n, v, self._stored[n]) for n, v in params.items()}
@@ -307,7 +307,7 @@ class Model:
 
     def with_params(self, params: Mapping[str, Any]) -> Model:
         """The model with new values for some of its parameters; what is compiled is shared with this one."""
-        calling.check_names(params, self.params)
+        calling.check_names(params, self._stored)
         new = copy.copy(self)
         new.params = self.params | dict(params)
         return new

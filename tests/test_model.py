@@ -68,6 +68,14 @@ def test_parameters_of_other_types_are_refused(params: Any, match: str) -> None:
         m(X)
 
 
+def test_a_name_put_into_params_is_no_parameter_for_that() -> None:
+    m = onnx2jax.convert(mlp())
+    m.params["b3"] = np.zeros(2, np.float32)
+    for call in (lambda: m(X), lambda: m.apply({}, X), lambda: m.apply({"b3": m.params["b3"]}, X)):
+        with pytest.raises(InputNameError, match=r"\['b3'\], which are no parameters"):
+            call()
+
+
 def test_tensors_of_other_libraries_are_arrays() -> None:
     class Tensor:
         """As PyTorch's: no NumPy array, but it makes one."""
