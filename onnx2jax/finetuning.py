@@ -16,7 +16,7 @@ from .errors import InputNameError, InputShapeError, InputTypeError, KnownValueE
 from .graph import Graph
 from .model import Model
 from .ops import compat
-from .outputs import Outputs, field_names
+from .outputs import field_names, packed
 from .progress import bar
 from .sharding import in_auto_mode
 from .trace import Context, evaluate
@@ -365,10 +365,9 @@ class FineTuning:
         except KnownValueError as e:
             raise _staged(e) from e
         count = len(self._form.plain.outputs)
-        outputs = tuple(map(calling.to_device, results[:count]))
         new = dict(zip(self._form.statistics, results[count:], strict=False)) or stats
         new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
-        loss, metrics = checked_loss(self._loss(outputs[0] if count == 1 else Outputs(self._fields, outputs), batch))
+        loss, metrics = checked_loss(self._loss(packed(self._fields, results[:count]), batch))
         return loss, (metrics, new)
 
 

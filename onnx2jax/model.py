@@ -22,7 +22,7 @@ from .fixed_size import check_counts, with_max_size
 from .graph import Graph, Imported
 from .importer import build
 from .ops import compat
-from .outputs import Outputs, field_names
+from .outputs import field_names, packed
 from .program import Program
 from .proto.external import load
 from .proto.files import read_model
@@ -364,8 +364,7 @@ class Model:
 
     def _packed(self, results: tuple[Any, ...]) -> Any:
         with compat.enable_x64():
-            results = tuple(map(calling.to_device, results))
-        return results[0] if len(results) == 1 else Outputs(self._fields, results)
+            return packed(self._fields, results)
 
 
 def read_constants(graph: Graph, params: Collection[str] = ()) -> None:

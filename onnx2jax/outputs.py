@@ -12,6 +12,8 @@ import jax
 from jax import export
 from jax.tree_util import GetAttrKey
 
+from .calling import to_device
+
 
 class Outputs(tuple[Any, ...]):
     """A named tuple of a model's outputs, in the order of the graph.
@@ -44,6 +46,12 @@ class Outputs(tuple[Any, ...]):
 
     def _asdict(self) -> dict[str, Any]:
         return dict(zip(self._fields, self, strict=True))
+
+
+def packed(fields: Iterable[str], results: Iterable[Any]) -> Any:
+    """What a call returns: numbers as JAX arrays; one output bare, several as Outputs."""
+    results = tuple(map(to_device, results))
+    return results[0] if len(results) == 1 else Outputs(fields, results)
 
 
 def field_names(names: Iterable[str]) -> tuple[str, ...]:

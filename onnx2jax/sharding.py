@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .errors import ShardingError
 from .ops import compat
@@ -242,32 +242,29 @@ def in_auto_mode(function: Callable[..., Any], *, batch: int, state: int | None 
 
     @functools.wraps(function)
     def inside(*args: Any) -> Any:
-        meshes = [compat.context_mesh(), *_meshes(args)]
+        meshes = [compat.context_mesh(), *(s.mesh for v in jax.tree.leaves(args) if (s := _typed(v)))]
         mesh = next((m for m in meshes if AxisType.Explicit in m.axis_types), None)
         if mesh is None:
             return function(*args)
-        auto = compat.auto_axes(mesh)
-        entries: dict[int, Any] = {}
-        for value in filter(_is_array, jax.tree.leaves(args[batch])):
-            if value.ndim and (first := tuple(jax.typeof(value).sharding.spec)[:1]) not in ((), (None,)):
-                entries.setdefault(value.shape[0], first[0])
+        divided: dict[int, Any] = {}
+        for value in jax.tree.leaves(args[batch]):
+            if (sharding := _typed(value)) and value.ndim and (first := sharding.spec[0]):
+                divided.setdefault(value.shape[0], first)
 
         def into(value: Any) -> Any:
-            if not _is_array(value) or jax.typeof(value).sharding.mesh.empty:
-                return value
-            return compat.reshard(value, NamedSharding(auto, PartitionSpec(*(None,) * value.ndim)))
+            return compat.reshard(value, PartitionSpec()) if _typed(value) else value
 
         def back(value: Any) -> Any:
-            if not _is_array(value) or jax.typeof(value).sharding.mesh.empty:
+            if not _typed(value):
                 return value  # no array, or one that follows from none of the arguments
             # JAX reads nothing back out of the parts of an array without elements.
             whole = not value.ndim or 0 in value.shape
-            spec = PartitionSpec() if whole else PartitionSpec(entries.get(value.shape[0]))
+            spec = PartitionSpec() if whole else PartitionSpec(divided.get(value.shape[0]))
             return compat.reshard(value, NamedSharding(mesh, spec))
 
         def as_before(new: Any, old: Any) -> Any:
-            sharding = jax.typeof(old).sharding
-            return new if sharding.mesh.empty else compat.reshard(new, sharding)
+            sharding = _typed(old)
+            return compat.reshard(new, sharding) if sharding else new
 
         with compat.in_auto_axes(mesh):
             results = function(*jax.tree.map(into, args))
@@ -279,12 +276,10 @@ def in_auto_mode(function: Callable[..., Any], *, batch: int, state: int | None 
     return inside
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array)
-
-
-def _meshes(tree: Any) -> Iterator[AbstractMesh]:
-    return (jax.typeof(v).sharding.mesh for v in jax.tree.leaves(tree) if _is_array(v))
+def _typed(value: Any) -> NamedSharding | None:
+    """The sharding in the type of an array that lies on a mesh; None for all else."""
+    sharding = jax.typeof(value).sharding if isinstance(value, jax.Array) else None
+    return None if sharding is None or sharding.mesh.empty else sharding
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:

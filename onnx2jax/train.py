@@ -27,7 +27,7 @@ from .graph import Graph
 from .model import Model
 from .ops import compat
 from .ops.arrays import is_traced
-from .outputs import Outputs, field_names
+from .outputs import field_names, packed
 from .program import Program
 from .proto.external import load
 from .sharding import Placement, in_auto_mode
@@ -245,9 +245,7 @@ class TrainingModel:
             if self._placement is not None:
                 values = self._placement.put_inputs(values)
             variables = widened(state.variables, self._stored)
-            results = part.run({**variables, **values}, part.frozen, state.key)
-            results = tuple(map(calling.to_device, results))
-            return results[0] if len(results) == 1 else Outputs(self._fields, results)
+            return packed(self._fields, part.run({**variables, **values}, part.frozen, state.key))
 
     def train_step(self, batch: Mapping[str, Any] | None = None, /, *, algorithm: Any = None, **named: Any) -> Any:
         """``step`` on ``self.state``; returns the outputs by name.
@@ -371,7 +369,7 @@ class TrainingModel:
 
     def _initialized(self, key: Any) -> State:
         # Arrays with a placement are in Auto mode, also where ``jax.set_mesh`` says otherwise.
-        with compat.enable_x64(), compat.in_auto_axes() if self._placement else nullcontext():
+        with compat.enable_x64(), compat.in_auto_axes(compat.context_mesh()) if self._placement else nullcontext():
             key, draw = jax.random.split(key)
             state = replace(self.init(), key=key)
             for i, (info, part) in enumerate(zip(self._infos, self._beginnings, strict=True)):

@@ -9,7 +9,15 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, get_abstract_mesh, use_abstract_mesh
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    get_abstract_mesh,
+    use_abstract_mesh,
+)
 
 
 def enable_x64() -> AbstractContextManager[Any]:
@@ -27,15 +35,10 @@ def context_mesh() -> AbstractMesh:
     return get_abstract_mesh()
 
 
-def auto_axes(mesh: AbstractMesh) -> AbstractMesh:
-    """The mesh with Auto axes in the place of Explicit ones; those of a ``shard_map`` around stay Manual."""
+def in_auto_axes(mesh: Any) -> AbstractContextManager[Any]:
+    """A scope in which the mesh's Explicit axes are Auto; those of a ``shard_map`` around stay Manual."""
     explicit = [n for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True) if t == AxisType.Explicit]
-    return mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto))
-
-
-def in_auto_axes(mesh: AbstractMesh | None = None) -> AbstractContextManager[Any]:
-    """A scope in which the axes of a mesh, that of ``jax.set_mesh`` when left out, are Auto instead of Explicit."""
-    return use_abstract_mesh(auto_axes(mesh or context_mesh()))
+    return use_abstract_mesh(mesh.update_axis_types(dict.fromkeys(explicit, AxisType.Auto)))
 
 
 @contextmanager
@@ -45,8 +48,8 @@ def outside() -> Iterator[None]:
         yield
 
 
-def reshard(x: Any, sharding: NamedSharding) -> Any:
-    """The array with another sharding in its type."""
+def reshard(x: Any, sharding: NamedSharding | PartitionSpec) -> Any:
+    """The array with another sharding in its type; a spec alone is over the mesh of the context."""
     return jax.sharding.reshard(x, sharding)
 
 

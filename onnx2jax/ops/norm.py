@@ -24,10 +24,12 @@ def wide_dtype(*values):
 
 
 def _per_channel(vector, x):
-    channels = x.shape[1] if x.ndim > 1 else vector.size
+    if x.ndim < 2:
+        return vector
+    channels = x.shape[1]
     if isinstance(channels, int) and vector.size != channels:
         raise ValueError(f"one number is needed for each of {channels} channels, not {vector.shape}")
-    return vector.reshape(1, -1, *(1,) * (x.ndim - 2)) if x.ndim > 1 else vector
+    return vector.reshape(1, -1, *(1,) * (x.ndim - 2))
 
 
 def standardize(x, axes, epsilon, center=True):
