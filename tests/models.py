@@ -58,6 +58,21 @@ def mlp() -> onnx.ModelProto:
     return model(nodes, *ends, weights)
 
 
+def cut_in_the_middle() -> onnx.ModelProto:
+    """x [n, 4] -> found [k], y [n, 4]: products with w and v, and between them what NonZero finds, on the host."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("NonZero", ["h"], ["places"]),
+        helper.make_node("Transpose", ["places"], ["rows"]),
+        helper.make_node("GatherND", ["h", "rows"], ["found"]),
+        helper.make_node("MatMul", ["h", "v"], ["y"]),
+    ]
+    v = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    outputs = [value("found", np.float32, ["k"]), value("y", np.float32, ["n", 4])]
+    weights = {"w": np.diag([1, 0, 1, 0]).astype(np.float32), "v": v}
+    return model(nodes, [value("x", np.float32, ["n", 4])], outputs, weights)
+
+
 def mlp_reference(params: Any, x: Any) -> Any:
     import jax.numpy as jnp
 

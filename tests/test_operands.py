@@ -34,12 +34,10 @@ def changed(rng: random.Random, operand: Any) -> Any:
         case 2:
             return array.reshape(-1)
         case 3 if array.size and array.dtype.kind in "iuf":
-            exact = array.dtype.kind in "iu"
-            fits = (
-                [v for v in INTEGERS if np.iinfo(array.dtype).min <= v <= np.iinfo(array.dtype).max]
-                if exact
-                else FLOATS
-            )
+            fits: list[Any] = FLOATS
+            if array.dtype.kind in "iu":
+                limits = np.iinfo(array.dtype)
+                fits = [v for v in INTEGERS if limits.min <= v <= limits.max]
             array.flat[rng.randrange(array.size)] = rng.choice(fits)
     return array
 

@@ -19,7 +19,7 @@ from onnx2jax.errors import ShardingError
 from onnx2jax.sharding import batch_sharding, by_batch, by_name, bytes_per_device, check_patterns
 
 from .helpers import mesh
-from .models import mlp, model, value
+from .models import cut_in_the_middle, mlp, model, value
 
 PARAMS = {"a.weight": np.zeros((4, 6), np.float32), "a.bias": np.zeros(6, np.float32), "scale": np.float32(1)}
 
@@ -178,16 +178,7 @@ def test_a_committed_array_moves_to_the_mesh() -> None:
 
 
 def test_stages_on_the_host_between_devices() -> None:
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("NonZero", ["h"], ["places"]),
-        helper.make_node("Transpose", ["places"], ["rows"]),
-        helper.make_node("GatherND", ["h", "rows"], ["found"]),
-        helper.make_node("MatMul", ["h", "v"], ["y"]),
-    ]
-    weights = {"w": np.diag([1, 0, 1, 0]).astype(np.float32), "v": X[:4]}
-    outputs = [value("found", np.float32, ["k"]), value("y", np.float32, ["n", 4])]
-    proto = model(nodes, [value("x", np.float32, ["n", 4])], outputs, weights)
+    proto = cut_in_the_middle()
     spread = onnx2jax.convert(proto, mesh=mesh(data=2, model=2), shardings={"v": P(None, "model")})
     for result, expected in zip(spread(X), onnx2jax.convert(proto)(X), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5)
