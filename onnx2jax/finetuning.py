@@ -18,7 +18,7 @@ from .model import Model
 from .ops import compat
 from .outputs import field_names, packed
 from .progress import bar
-from .sharding import in_auto_mode
+from .sharding import in_auto_mode, in_turn
 from .trace import Context, evaluate
 from .tuning_arguments import Metrics, checked_batch, checked_loss, chosen
 
@@ -209,7 +209,7 @@ class FineTuning:
         with compat.enable_x64():
             arrays = self._batch(batch)
             try:
-                return self._compiled_step(state, self._frozen, arrays)
+                return in_turn(self._compiled_step, state, self._frozen, arrays)
             except (RuntimeError, ValueError):
                 calling.check_not_used_up(state)
                 raise
@@ -217,7 +217,7 @@ class FineTuning:
     def evaluate(self, state: State, batch: Mapping[str, Any]) -> Metrics:
         """The metrics of a batch in inference form: running statistics, nothing dropped. Compiled, like ``step``."""
         with compat.enable_x64():
-            return self._compiled_evaluate(state, self._frozen, self._batch(batch))
+            return in_turn(self._compiled_evaluate, state, self._frozen, self._batch(batch))
 
     def params(self, state: State) -> dict[str, jax.Array]:
         """What the state has of ``Model.params``, in the file's element types: for ``onnx2jax.save(params=...)``."""

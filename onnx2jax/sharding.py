@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -280,6 +281,25 @@ def _typed(value: Any) -> NamedSharding | None:
     """The sharding in the type of an array that lies on a mesh; None for all else."""
     sharding = jax.typeof(value).sharding if isinstance(value, jax.Array) else None
     return None if sharding is None or sharding.mesh.empty else sharding
+
+
+_turn = threading.RLock()
+
+
+def in_turn(compiled: Callable[..., Any], *args: Any) -> Any:
+    """A call of a compiled function; over several devices of one CPU it ends before the next begins.
+
+    XLA:CPU has one thread for each device, and where devices exchange data the part of one waits for those of the
+    others. When calls overlap, those of other threads or more than 32 of one, waiting parts can hold all threads:
+    then XLA ends the process after 40 s.
+    """
+    if jax.default_backend() != "cpu" or jax.local_device_count() == 1 or is_traced(args):
+        return compiled(*args)
+    leaves = (v for v in jax.tree.leaves(args) if isinstance(v, jax.Array))
+    if compat.context_mesh().empty and all(len(v.sharding.device_set) == 1 for v in leaves):
+        return compiled(*args)
+    with _turn:
+        return jax.block_until_ready(compiled(*args))
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:

@@ -30,7 +30,7 @@ from .ops.arrays import is_traced
 from .outputs import field_names, packed
 from .program import Program
 from .proto.external import load
-from .sharding import Placement, in_auto_mode
+from .sharding import Placement, in_auto_mode, in_turn
 from .training_file import open_training
 from .training_state import State, assigned, widened
 from .unit import Known, Settings
@@ -210,7 +210,7 @@ class TrainingModel:
             args = (chosen, self._within(state), batches, key, [self._parts[i].frozen for i in chosen])
             if chosen not in self._staged:
                 try:
-                    new, outputs = self._step(*args)
+                    new, outputs = in_turn(self._step, *args)
                 except KnownValueError:
                     if is_traced(state, batches, key):
                         raise

@@ -18,7 +18,7 @@ from .graph import Graph, Node
 from .ops import compat
 from .ops.arrays import is_traced
 from .ops.registry import Operator
-from .sharding import in_auto_mode
+from .sharding import in_auto_mode, in_turn
 from .stages import Stage
 from .trace import Beside, Context, run_nodes
 
@@ -79,7 +79,7 @@ class Unit:
             key = known.with_inputs(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
-                results = self._compiled(key, given, rest, rng)
+                results = in_turn(self._compiled, key, given, rest, rng)
             except KnownValueError as e:
                 self._learn(e, rest)
                 continue

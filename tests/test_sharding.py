@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from onnx2jax.sharding import batch_sharding, by_batch, by_name, bytes_per_devic
 from .helpers import mesh
 from .models import cut_in_the_middle, mlp, model, value
 
+ROOT = Path(__file__).resolve().parent.parent
 PARAMS = {"a.weight": np.zeros((4, 6), np.float32), "a.bias": np.zeros(6, np.float32), "scale": np.float32(1)}
 
 
@@ -191,6 +193,26 @@ def test_lists_of_arrays() -> None:
     proto = model(nodes, [sequence], [value("y", np.float32, ["m", 4])])
     spread = onnx2jax.convert(proto, mesh=mesh(data=4))
     np.testing.assert_array_equal(spread([X, X[:3]]), np.concatenate([X, X[:3]]))
+
+
+OVERLAPPING = """
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+from concurrent.futures import ThreadPoolExecutor
+from tests import resumption
+
+def many_steps(name):
+    training = resumption.TRAININGS[name]()
+    resumption.run(training, training.init(), {"epoch": 0, "batch": 0}, 300)
+
+with ThreadPoolExecutor() as threads:
+    list(threads.map(many_steps, 2 * ["finetune on 8 devices", "training_info on 8 devices"]))
+"""
+
+
+def test_calls_over_the_devices_of_a_cpu_do_not_wait_for_each_other() -> None:
+    """By themselves such calls hang, and XLA ends the process: hence one of its own, and steps enough to meet it."""
+    subprocess.run([sys.executable, "-c", OVERLAPPING], check=True, cwd=ROOT)
 
 
 def test_text_stays_on_the_host() -> None:
