@@ -15,7 +15,9 @@ from .errors import InputError, InputNameError, InputShapeError, InputTypeError
 from .ops.arrays import is_traced
 from .proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 
-_WIDENS = {"int32": "int64", "uint32": "uint64", "float32": "float64", "complex64": "complex128"}
+_WIDENINGS = {
+    (np.dtype(narrow), np.dtype(wide)) for narrow, wide in (("i4", "i8"), ("u4", "u8"), ("f4", "f8"), ("c8", "c16"))
+}
 
 
 def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
@@ -162,9 +164,9 @@ def as_key(rng: Any) -> Any:
     return rng
 
 
-def widened(value: Any, dtype: Any) -> Any:
+def widened(value: Any, dtype: np.dtype) -> Any:
     """A JAX array in the 64-bit type wanted: in 32-bit mode its owner could not make one. Widening is exact."""
-    return value.astype(dtype) if _WIDENS.get(str(value.dtype)) == str(dtype) else value
+    return value.astype(dtype) if (value.dtype, dtype) in _WIDENINGS else value
 
 
 def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray:
