@@ -293,13 +293,17 @@ def in_turn(compiled: Callable[..., Any], *args: Any) -> Any:
     others. When calls overlap, those of other threads or more than 32 of one, waiting parts can hold all threads:
     then XLA ends the process after 40 s.
     """
-    if jax.default_backend() != "cpu" or jax.local_device_count() == 1 or is_traced(args):
-        return compiled(*args)
-    leaves = (v for v in jax.tree.leaves(args) if isinstance(v, jax.Array))
-    if compat.context_mesh().empty and all(len(v.sharding.device_set) == 1 for v in leaves):
+    if not _over_several_cpus(args):
         return compiled(*args)
     with _turn:
         return jax.block_until_ready(compiled(*args))
+
+
+def _over_several_cpus(args: tuple[Any, ...]) -> bool:
+    if jax.default_backend() != "cpu" or jax.local_device_count() == 1 or is_traced(args):
+        return False
+    arrays = (v for v in jax.tree.leaves(args) if isinstance(v, jax.Array))
+    return not compat.context_mesh().empty or any(len(v.sharding.device_set) > 1 for v in arrays)
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:

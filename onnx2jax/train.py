@@ -350,7 +350,8 @@ class TrainingModel:
 
     def _drawn(self, key: Any) -> Any:
         """A random key or seed of the caller's, as a key where the state lies."""
-        return calling.as_key(key) if self._placement is None else self._placement.put_whole(calling.as_key(key))
+        key = calling.as_key(key)
+        return key if self._placement is None else self._placement.put_whole(key)
 
     def _within(self, state: State) -> State:
         """What a compiled step takes of a state. A key that nothing draws from would cost each call some 10 us."""
