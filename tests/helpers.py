@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from onnx2jax.ops import compat
 from onnx2jax.proto.names import normal_domain
 from onnx2jax.proto.types import ValueInfo
 from onnx2jax.trace import Context, evaluate
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The repository."""
 
 
 def run_op(

@@ -26,9 +26,7 @@ from jax.sharding import PartitionSpec as P
 import onnx2jax
 from onnx2jax.errors import CheckpointError
 from tests import resumption
-from tests.helpers import mesh
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.helpers import ROOT, mesh
 
 
 @jax.tree_util.register_dataclass

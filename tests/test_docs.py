@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from onnx import TensorProto, helper
 import onnx2jax
 from onnx2jax.resources import demo_samples
 
-ROOT = Path(__file__).resolve().parent.parent
+from .helpers import ROOT
 
 
 def run_examples(name: str) -> dict[str, Any]:

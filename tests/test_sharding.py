@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,10 +18,9 @@ import onnx2jax
 from onnx2jax.errors import ShardingError
 from onnx2jax.sharding import batch_sharding, by_batch, by_name, bytes_per_device, check_patterns
 
-from .helpers import mesh
+from .helpers import ROOT, mesh
 from .models import cut_in_the_middle, mlp, model, value
 
-ROOT = Path(__file__).resolve().parent.parent
 PARAMS = {"a.weight": np.zeros((4, 6), np.float32), "a.bias": np.zeros(6, np.float32), "scale": np.float32(1)}
 
 

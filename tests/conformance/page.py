@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers import ROOT
+
 PAGE = ROOT / "docs" / "conformance.md"
 GROUPS = {
     "MV": "Model container and versions",
