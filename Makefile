@@ -26,13 +26,13 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python benchmarks/code_lines.py
+	$(BIN)/python benchmarks/house.py
 
 docs: $(VENV)/.test
 	$(BIN)/python -m docs.make_operators
 
 notebooks: $(VENV)/.test
-	$(BIN)/python tests/test_notebooks.py
+	$(BIN)/python tests/face/test_notebooks.py
 
 clean:
 	rm -rf $(VENV)

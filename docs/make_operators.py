@@ -13,13 +13,12 @@ from pathlib import Path
 import onnx
 
 import onnx2jax
-from onnx2jax import binding
+from docs.operator_limits import HOST_ONLY, LIMITS, TYPES_LEFT_OUT
+from onnx2jax.ir import binding
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import PADDED, Operator
-from tests.folding_cases import CASES
 from tests.ops.test_gradients import TABLE
-
-from .operator_limits import HOST_ONLY, LIMITS, TYPES_LEFT_OUT
+from tests.tables.folding import CASES
 
 PAGE = Path(__file__).with_name("operators.md")
 Schema = onnx.defs.OpSchema
@@ -40,7 +39,7 @@ ALSO_CHECKED = {
     ("", "Loop"): "tests/ops/test_control.py",
     ("", "Scan"): "tests/ops/test_control.py",
     ("ai.onnx.ml", "Normalizer"): "tests/ops/test_ml.py",
-    ("ai.onnx.preview.training", "Adagrad"): "tests/ops/test_optimizer.py",
+    ("ai.onnx.preview.training", "Adagrad"): "tests/ops/test_preview_training.py",
     ("com.microsoft", "CDist"): "tests/ops/test_microsoft.py",
 }
 """Operators outside the table of tests/ops/test_gradients.py whose gradient another file tests."""
@@ -55,7 +54,7 @@ _FLAT = frozenset(
 """Operators whose floating results do not move with their inputs."""
 
 INTRODUCTION = """\
-<!-- Written by `make docs`; tests/test_operator_docs.py holds it to the code. -->
+<!-- Written by `make docs`; tests/ops/test_operator_docs.py holds it to the code. -->
 
 # Operators
 
@@ -65,7 +64,7 @@ What `onnx2jax` serves, from the registrations themselves, ONNX's schemas ({onnx
   **Versions**: the schema's versions, all of them served. (-) is a version in which the operator is deprecated.
 - **Types**: the element types that the newest schema allows for the tensors it is called on, less those that are left
   out here. `float` is float16, bfloat16, float32 and float64; `int` int8 to int64; `uint` uint8 to uint64; `float8`
-  the four kinds but e8m0; `int2/4` int2, uint2, int4 and uint4. `tests/test_element_types.py` runs the operators of
+  the four kinds but e8m0; `int2/4` int2, uint2, int4 and uint4. `tests/ops/test_element_types.py` runs the operators of
   ai.onnx in each of them, on the host and compiled. On the host only: {host_only}.
 - **Runs**: `jit`: compiled, in one program with its neighbours. Inputs named there must be known before compiling
   (constants, shapes, whatever is computed from them); the call of a model finds such values by itself. `host`: NumPy,
@@ -162,7 +161,7 @@ def _cells(domain: str, name: str, since: tuple[int, ...], schemas: list[Schema]
 
 
 def folding() -> frozenset[tuple[str, str]]:
-    """The operators that give NumPy for NumPy, which tests/test_branches.py tries one by one."""
+    """The operators that give NumPy for NumPy, which tests/ops/test_branches.py tries one by one."""
     return frozenset(CASES)
 
 

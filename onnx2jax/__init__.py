@@ -6,19 +6,19 @@
 
 from __future__ import annotations
 
-from . import errors
-from .artifacts import Artifacts, load_artifacts
-from .check import Report, check
-from .checkpoint import Checkpoints, load_checkpoint, save_checkpoint
-from .declared import DeclarationWarning
-from .export import save
-from .finetuning import FineTuning, finetune
-from .model import Model, convert
+from .checker.check import Report, check
+from .data import demo_model, demo_training_model
+from .model.convert import convert
+from .model.model import Model
+from .model.outputs import DeclarationWarning
+from .model.save import save
 from .ops.registry import Shaped, Static, op, supported
-from .resources import demo_model, demo_training_model
-from .sharding import ShardingWarning
-from .train import TrainingModel
-from .unit import RecompilationWarning
+from .runtime.compiled import RecompilationWarning
+from .sharding.rules import ShardingWarning
+from .training.artifacts import Artifacts, load_artifacts
+from .training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
+from .training.finetune import FineTuning, finetune
+from .training.training_model import TrainingModel
 
 __all__ = [
     "Artifacts",

@@ -14,12 +14,13 @@ from urllib.parse import quote
 
 import numpy as np
 
-from . import plan
-from .check import check
+from .checker.check import check
 from .errors import OnnxError
-from .graph import Function, Imported
-from .importer import build
-from .model import Model, convert
+from .ir import analysis
+from .ir.graph import Function, Imported
+from .ir.importer import build
+from .model.convert import convert
+from .model.model import Model
 from .proto.files import read_model
 from .proto.types import TensorType, ValueInfo
 
@@ -246,7 +247,7 @@ def describe(imported: Imported) -> dict[str, Any]:
         "outputs": [_described(v) for v in model.outputs],
         "parameters": [
             {"name": name, "type": _type_of(array), "bytes": int(array.nbytes)}
-            for name, array in plan.parameters(imported.graph).items()
+            for name, array in analysis.parameters(imported.graph).items()
         ],
         "operators": [
             {

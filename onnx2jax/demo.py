@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from .model import convert
-from .resources import demo_model, demo_samples
+from .data import demo_model, demo_samples
+from .model.convert import convert
 
 if TYPE_CHECKING:
     from rich.console import Console

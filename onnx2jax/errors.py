@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from .proto.errors import ExternalDataError, ExternalDataNotFoundError, ModelError, OnnxError
-
 __all__ = [
     "CheckpointError",
     "ExternalDataError",
@@ -26,6 +24,22 @@ __all__ = [
     "UnsupportedError",
     "UnsupportedOperatorError",
 ]
+
+
+class OnnxError(Exception):
+    """Base of every error that onnx2jax raises on purpose."""
+
+
+class ModelError(OnnxError, ValueError):
+    """The file is no ONNX model, or breaks a rule of the format."""
+
+
+class ExternalDataError(ModelError):
+    """A tensor's data in a file beside the model is out of bounds or out of reach."""
+
+
+class ExternalDataNotFoundError(ExternalDataError, FileNotFoundError):
+    """The file that should hold a tensor's data is not there."""
 
 
 class UnsupportedError(OnnxError, NotImplementedError):
@@ -94,3 +108,9 @@ class LossError(OnnxError, TypeError):
 
 class TrainingFormError(OnnxError, ValueError):
     """A model cannot be trained in the way asked for: nothing to train, or no training form of its nodes."""
+
+
+class NeedsKnown(ValueError):
+    """What known values would cure: an enclosing Loop unrolls, a planner may run the node on the host."""
+
+    needs_known = True

@@ -5,73 +5,62 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 import onnx2jax
+from benchmarks.house import STOREYS, imports, modules, room_of
+from tests.support.helpers import ROOT
 
-PACKAGE = Path(onnx2jax.__file__).parent
-STOREYS = {"proto": 0, "ops": 1, "cli": 3, "__main__": 3, "demo": 3}
-"""Imports go down, or stay on a storey. Whatever is not named is the compiler: storey 2."""
-
-
-def _modules() -> dict[str, ast.Module]:
-    """Dotted name inside the package -> syntax tree."""
-    files = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
-    return {name.removesuffix(".__init__"): ast.parse(p.read_text(), str(p)) for name, p in files.items()}
+MODULES = modules()
+STOREY = {room: k for k, (_, rooms) in enumerate(reversed(STOREYS)) for room in rooms}
 
 
-def _imports(module: str, tree: ast.Module) -> Iterator[str]:
-    """Absolute names of what a module imports, wherever in the file."""
-    is_package = (PACKAGE / module.replace(".", "/")).is_dir() or module == "__init__"
-    here = ["onnx2jax", *(module.split(".") if module != "__init__" else [])]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            up = node.level - is_package
-            base = here[: len(here) - up] if node.level else []
-            path = ".".join([*base, *([node.module] if node.module else [])])
-            yield path
-            yield from (f"{path}.{a.name}" for a in node.names)
-
-
-def _storey(name: str) -> int:
-    """The storey of a dotted name inside the package; its own name stands for the public names."""
-    return STOREYS.get(name.split(".")[0], 2)
-
-
-MODULES = _modules()
+def test_every_module_is_in_a_room() -> None:
+    assert {m.split(".")[0] for m in MODULES} == STOREY.keys()
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_go_down(module: str) -> None:
-    inner = {i.removeprefix("onnx2jax.") for i in _imports(module, MODULES[module]) if i.startswith("onnx2jax.")}
-    up = sorted(i for i in inner if _storey(i) > _storey(module))
-    if module == "__main__":
-        up = [i for i in up if not i.startswith("cli")]
-    assert up == []
+    inner = {i.removeprefix("onnx2jax.") for i in imports(module, MODULES[module]) if i.startswith("onnx2jax.")}
+    here = room_of(module)
+    rooms = [room_of(i) for i in inner]
+    beside = STOREYS[0][1] if here in STOREYS[0][1] else (here,)  # the face is one room of several files
+    assert [r for r in rooms if r not in beside and STOREY[r] >= STOREY[here]] == []
+
+
+def test_rooms_beside_each_other_do_not_import_each_other() -> None:
+    assert STOREY["checker"] == STOREY["sharding"] == STOREY["runtime"]
+    assert room_of("runtime.program") == "runtime"
+    assert "onnx2jax.ir.graph.Graph" in set(imports("runtime.program", MODULES["runtime.program"]))
+
+
+@pytest.mark.parametrize("room", ["ops", "proto"])
+def test_the_links_at_the_top_are_no_packages(room: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
+    assert f"ImportError: import onnx2jax.{room}, not {room}" in done.stderr
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_onnx_and_its_runtimes_are_no_dependencies(module: str) -> None:
-    roots = {i.split(".")[0] for i in _imports(module, MODULES[module])}
+    roots = {i.split(".")[0] for i in imports(module, MODULES[module])}
     assert not roots & {"onnx", "onnxruntime", "torch", "tensorflow", "numba", "scipy"}
 
 
 def test_proto_does_without_jax() -> None:
-    names = [m for m in MODULES if m.split(".")[0] == "proto"]
+    names = [m for m in MODULES if room_of(m) == "proto"]
     assert names
-    assert not any(i.split(".")[0] in ("jax", "jaxlib") for m in names for i in _imports(m, MODULES[m]))
+    assert not any(i.split(".")[0] in ("jax", "jaxlib") for m in names for i in imports(m, MODULES[m]))
 
 
-@pytest.mark.parametrize("module", ["trace", "plan", "model", "graph", "calling"])
+KNOWS_NO_OPERATOR = ["ir.analysis", "ir.graph", "model.arguments", "model.model"]
+
+
+@pytest.mark.parametrize("module", [*KNOWS_NO_OPERATOR, *(m for m in sorted(MODULES) if room_of(m) == "runtime")])
 def test_the_loop_names_no_operator(module: str) -> None:
     operators = {name for names in onnx2jax.supported().values() for name in names}
-    texts = {n.value for n in ast.walk(MODULES[module]) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    assert texts & operators == set()
+    constants = [n for n in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(n, ast.Constant)]
+    assert not {n.value for n in constants if isinstance(n.value, str)} & operators
 
 
 def test_global_settings_stay_as_they_are() -> None:

@@ -12,7 +12,7 @@ from jax import lax
 
 from .arrays import argmax, axis_of, is_known, xp
 from .cast import cast_to, is_float
-from .math import clip, erf, limited_broadcast
+from .elementwise import clip, erf, limited_broadcast
 from .registry import op, taking
 
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..errors import NeedsKnown
+
 
 def is_known(value: Any) -> bool:
     """True for a value in NumPy's hands (or absent, or a list of such), false for JAX's."""
@@ -67,3 +69,10 @@ def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
     if is_known(x):
         return (np.argmin if least else np.argmax)(x, axis)
     return (lax.argmin if least else lax.argmax)(x, axis, np.int32).astype(np.int64)
+
+
+def needs_known(value, why):
+    """The value as NumPy; raises NeedsKnown while it is traced, saying why that is not enough."""
+    if is_traced(value):
+        raise NeedsKnown(f"{why}: the value must be known before compiling; run the model outside jax.jit")
+    return np.asarray(value)

@@ -7,9 +7,9 @@ import numpy as np
 from jax import lax
 from ml_dtypes import finfo, float8_e8m0fnu
 
+from ..errors import NeedsKnown
 from ..proto.dtypes import ELEMENT_TYPES, to_dtype
-from .arrays import is_known, is_string, xp
-from .control import NeedsKnown, needs_known
+from .arrays import is_known, is_string, needs_known, xp
 from .registry import Shaped, op
 
 

@@ -1,102 +1,76 @@
-"""Control flow: If, and the iteration that Loop and Scan share.
-
-A loop is tried in this order: plain Python while every value is concrete (the model runs on the host), `lax.scan`,
-unrolling in Python, and `lax.while_loop` where the number of trips is only known at run time.
-"""
+"""Control flow: If, Loop, Scan, SequenceMap."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import zip_longest
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import dims, is_known, is_traced, xp
+from ..errors import NeedsKnown
+from .arrays import axis_of, is_traced, shape_vector, xp
+from .iteration import CURE, described, equal, is_text, iterate, results, strong, truth
 from .registry import op
 
 
-class NeedsKnown(ValueError):
-    """What known values would cure: an enclosing Loop unrolls, a planner may run the node on the host."""
+def steps_of(body, n, *, ruled):
+    """A Loop's body with n states as `iterate` wants it, and the condition that its first trip sees.
 
-    needs_known = True
+    Not `ruled` by its condition, it hands the condition on to the next trip, as the first state, and ignores it.
+    """
+    # The shapes in which the body wants its counter and condition: [] or, from some exporters, [1].
+    ranks = [len(v.type.shape) if v.type is not None and v.type.shape is not None else 0 for v in body.inputs[:2]]
+    true = np.ones((1,) * ranks[1], bool)
 
+    def step(i, state, _):
+        state = [true, *state] if ruled else state
+        go, *values = results(body(i.reshape((1,) * ranks[0]), *state, step=i))
+        return (go, values[:n], values[n:]) if ruled else (np.True_, [go, *values[:n]], values[n:])
 
-CURE = "declare the model inputs it is computed from static, or call the model outside jax.jit"
-"""How to make a value known."""
-
-
-def needs_known(value, why):
-    """The value as NumPy; raises NeedsKnown while it is traced, saying why that is not enough."""
-    if is_traced(value):
-        raise NeedsKnown(f"{why}: the value must be known before compiling; run the model outside jax.jit")
-    return np.asarray(value)
-
-
-_ENDLESS = np.iinfo(np.int64).max
-MOST_ROWS, _MOST_BYTES = 256, 2**24
-"""What scan outputs may take before a loop of unknown length hands them over."""
+    return step, true
 
 
-class _NotCarried(Exception):
-    """Why a loop state cannot be the carry of a lax loop."""
+IRREVERSIBLE = (
+    "JAX cannot differentiate a loop in reverse whose number of trips is traced. Make the inputs that the trip count "
+    "and the condition come from known: convert(..., static={'input name': value}); or differentiate forwards: jax.jvp"
+)
 
 
-class _Changes(Exception):
-    """The positions of the states that were hoped to stay as they are, and do not."""
+@op("Loop")
+def loop(M=None, cond=None, *v_initial, body, max_trips, compiled, forward_only):
+    """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
 
+    On the host, where shapes or the number of trips depend on data, many trips at a time run compiled.
+    An absent `cond` makes a plain for-loop: the body's condition is handed on to the next trip, and ignored.
+    """
+    if M is None and cond is None:
+        raise ValueError("a Loop without trip count and without condition never ends; give it M or cond")
+    n, ruled = len(v_initial), cond is not None
+    # Whenever the body runs, the condition holds: the body may know that.
+    step, true = steps_of(body, n, ruled=ruled)
+    state = list(v_initial) if ruled else [true, *v_initial]
 
-class _Undecided(Exception):
-    """The condition to go on is traced."""
+    def ahead(i, state, last):
+        operands = (np.array(i, np.int64), np.array(last, np.int64), *state)
+        done = compiled(i, "Trips", operands, len(body.outputs) + 1 + (not ruled), states=n, ruled=ruled)
+        if done is None:
+            return None
+        made, go, *values = done
+        return int(made), go, values[: len(state)], [rows[:made] for rows in values[len(state) :]]
 
-
-# ------------------------------------------------------------------------------------------------ values
-
-
-def _array(value):
-    """A value in JAX's hands, with a strong type: lax loops compare types to the letter."""
-    return jnp.asarray(value, dtype=value.dtype)
-
-
-def _is_text(value):
-    return any(isinstance(leaf, np.ndarray) and leaf.dtype.hasobject for leaf in jax.tree.leaves(value))
-
-
-def _describe(value):
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_describe, value)) + "]"
-    return "nothing" if value is None else f"{value.dtype}[{','.join(map(str, value.shape))}]"
-
-
-def _equal(a, b):
-    """Whether two values are both known, and the same."""
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if a is b or not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
-        return a is b and not is_traced(a)
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-
-
-def results(values):
-    """What a body returned, NumPy scalars as arrays."""
-    return [np.asarray(v) if isinstance(v, np.generic) else v for v in values]
-
-
-def _truth(cond):
-    """The single element of a condition, of which some exporters make a vector."""
-    if np.size(cond) != 1:
-        raise ValueError(f"the condition must hold a single element (its shape is {cond.shape})")
-    return cond.reshape(()).astype(bool) if is_traced(cond) else np.asarray(cond).astype(bool).item()
-
-
-# ---------------------------------------------------------------------------------------------------- If
+    declared = body.outputs[1 + n :]
+    limits = {"trips": M, "go": cond if ruled else True, "most": max_trips}
+    special = {"ahead": ahead if compiled is not None else None, "end": partial(forward_only, why=IRREVERSIBLE)}
+    state, outs = iterate(step, state, declared, **limits, **special)
+    return (*state[len(state) - n :], *outs)
 
 
 @op("If")
 def if_(cond, *, then_branch, else_branch):
     """If: a known condition takes one branch, a traced one becomes `lax.cond`."""
-    if not is_traced(cond := _truth(cond)):
+    if not is_traced(cond := truth(cond)):
         return tuple((then_branch if cond else else_branch)())
     seen = {}
 
@@ -112,225 +86,97 @@ def if_(cond, *, then_branch, else_branch):
                 raise NeedsKnown(f"{name} cannot run ({reason}) and the condition is traced") from error
             if len(seen) == 2:
                 _same_types(**seen)
-            return [None if _is_text(v) else jax.tree.map(_array, v) for v in values]
+            return [None if is_text(v) else jax.tree.map(strong, v) for v in values]
 
         return run
 
     chosen = lax.cond(cond, traced("then_branch", then_branch), traced("else_branch", else_branch))
     # What both branches know, and agree on, stays known: shapes, mostly.
-    known = map(_equal, seen["then_branch"], seen["else_branch"])
+    known = map(equal, seen["then_branch"], seen["else_branch"])
     return tuple(a if k else c for a, k, c in zip(seen["then_branch"], known, chosen, strict=True))
 
 
 def _same_types(then_branch, else_branch):
     for k, (a, b) in enumerate(zip_longest(then_branch, else_branch)):
-        if _describe(a) != _describe(b) or (_is_text(a) and not _equal(a, b)):
+        if described(a) != described(b) or (is_text(a) and not equal(a, b)):
             raise NeedsKnown(
-                f"output {k} of the branches differs (then: {_describe(a)}, else: {_describe(b)}) and the condition is "
+                f"output {k} of the branches differs (then: {described(a)}, else: {described(b)}) and the condition is "
                 f"traced, so one compiled program cannot return both; make it a known value: {CURE}"
             )
 
 
-# ------------------------------------------------------------------------------------------------- loops
+def _flags(values, n, what):
+    if values is None:
+        return (0,) * n
+    if len(values) != n:
+        raise ValueError(f"{what} must have one entry for each of {n} (it has {len(values)})")
+    return tuple(values)
 
 
-def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=None, end=None):
-    """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
+def _over(body, n, state, xs, directions, *, first=0, length=None):
+    """Iterate over arrays that are scanned along their first axis, some of them backwards.
 
-    `declared` are the outs as the body declares them, `xs` arrays whose leading axis is the iteration. Returns the
-    final state and the outs, stacked. More than `most` trips are an error; to count them, an open-ended loop must run
-    in Python. There, `ahead(i, state, last)` may make many trips at once, up to the `last`: it returns how many were
-    made, `go`, the state and the outs, or None. The final state of a `lax.while_loop` goes through `end`.
+    Random keys are counted from `first`; from trip `length` on the body is without effect.
     """
-    if is_traced(trips, go):
-        if most is not None:
-            raise NeedsKnown("the number of trips is traced, so max_trips can only be kept on the host")
-        return _while_without_outs(step, state, declared, trips, go, end)
-    trips = trips if trips is None else dims(trips)[0]
-    if most is not None and (trips is None or (isinstance(trips, int) and trips > most)):
-        return _in_python(step, state, declared, trips, _truth(go), xs, concrete=False, most=most, ahead=ahead)
-    # jax.export knows symbolic numbers of trips: neither known nor traced.
-    known = trips is None or isinstance(trips, int)
-    if known and not is_traced(state, xs):
-        done = _in_python(step, state, declared, trips, _truth(go), xs, concrete=True, ahead=ahead)
-        if done is not None:
-            return done
-    if not _truth(go) or (isinstance(trips, int) and trips <= 0):
-        return state, _no_trips(step, state, declared, xs)
-    try:
-        return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
-    except _Undecided:
-        if not declared and not xs and not _has_values(state):
-            return _while_without_outs(step, state, declared, trips, go, end)
-    except _NotCarried:
-        pass
-    except Exception as error:
-        if not getattr(error, "needs_known", False) or not known:
-            raise
-    if not known:
-        raise ValueError(f"a loop of a symbolic number of trips ({trips}) must keep its condition and its types")
-    return _in_python(step, state, declared, trips, True, xs, concrete=False)
+    extents = [x.shape[0] for x in xs]
+    if len(set(extents)) != 1:
+        raise ValueError(f"the scan inputs differ in length ({extents})")
+
+    def step(i, state, x):
+        values = results(body(*state, *x, step=first + i))
+        if length is not None:
+            alive = i < length
+            before = [*state, *(np.zeros((), v.dtype) for v in values[n:])]
+            values = [xp(alive, a, b).where(alive, a, b) for a, b in zip(values, before, strict=True)]
+        return np.True_, values[:n], values[n:]
+
+    xs = tuple(xp(x).flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True))
+    return iterate(step, state, body.outputs[n:], trips=shape_vector((extents[0],)), xs=xs)
 
 
-def _has_values(state):
-    """Whether the traced states stand for values at hand, as under jax.vjp outside jit: then comparisons are known."""
-    return not is_traced([lax.ne(s, s) for s in jax.tree.leaves(state) if is_traced(s)])
+@op("Scan", since=9)
+def scan(
+    *initial_state_and_scan_inputs, body, num_scan_inputs, scan_input_axes=None, scan_input_directions=None,
+    scan_output_axes=None, scan_output_directions=None,
+):  # fmt: skip
+    """Scan: the states first, then the tensors to scan, each along its axis and in its direction."""
+    n, m = len(initial_state_and_scan_inputs) - num_scan_inputs, num_scan_inputs
+    state, xs = list(initial_state_and_scan_inputs[:n]), initial_state_and_scan_inputs[n:]
+    axes = _flags(scan_input_axes, m, "scan_input_axes")
+    directions = _flags(scan_input_directions, m, "scan_input_directions")
+    scanned = [xp(x).moveaxis(x, axis_of(a, x.ndim), 0) for x, a in zip(xs, axes, strict=True)]
+    state, outs = _over(body, n, state, scanned, directions)
+    axes = _flags(scan_output_axes, len(outs), "scan_output_axes")
+    directions = _flags(scan_output_directions, len(outs), "scan_output_directions")
+    outs = [xp(o).flip(o, 0) if d else o for o, d in zip(outs, directions, strict=True)]
+    outs = [xp(o).moveaxis(o, 0, axis_of(a, o.ndim)) for o, a in zip(outs, axes, strict=True)]
+    return (*state, *outs)
 
 
-def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahead=None):
-    """Plain Python. While all is `concrete`, None as soon as the body proves to depend on traced values."""
-    blocks, i = [], 0
-    while go and (trips is None or i < trips):
-        if i == most:
-            raise ValueError(f"the loop goes on after max_trips ({most}) trips; allow more: convert(..., max_trips=n)")
-        last = min(_ENDLESS if n is None else n for n in (trips, most))
-        if ahead is not None and (done := ahead(i, state, last)) is not None:
-            made, keep, state, outs = done
-            i, go = i + made, _truth(keep)
-            blocks.append(outs)
-            continue
-        keep, new, outs = step(np.array(i, np.int64), state, results(x[i] for x in xs))
-        if concrete and is_traced(keep, new, outs):
-            return None
-        i += 1
-        if is_traced(keep):
-            raise NeedsKnown(
-                f"after {i} trips the condition to go on is a traced value, and the loop has scan outputs or a state "
-                f"that changes its type: the shapes of its results depend on data; {CURE}"
-            )
-        go, state = _truth(keep), new
-        blocks.append([o[None] for o in outs])
-    if not i:
-        return state, _no_trips(step, state, declared, xs)
-    return state, [_join(k, column) for k, column in enumerate(zip(*blocks, strict=True))]
+@op("Scan", since=8)
+def scan_batches(sequence_lens=None, *initial_state_and_scan_inputs, body, num_scan_inputs, directions=None):
+    """Scan-8: axis 0 is the batch and axis 1 the sequence; beyond a sequence's length the outputs are zero."""
+    n = len(initial_state_and_scan_inputs) - num_scan_inputs
+    directions = _flags(directions, num_scan_inputs, "directions")
+    batch, extent = initial_state_and_scan_inputs[n].shape[:2]
+    rows = []
+    for b in range(batch):
+        values = results(v[b] for v in initial_state_and_scan_inputs)
+        length = None if sequence_lens is None else sequence_lens[b]
+        state, outs = _over(body, n, values[:n], values[n:], directions, first=b * extent, length=length)
+        rows.append((*state, *outs))
+    if not rows:
+        raise ValueError("Scan-8 over an empty batch has no result to take shapes from")
+    return tuple(xp(*column).stack(column) for column in zip(*rows, strict=True))
 
 
-def _join(k, blocks):
-    shapes = {v.shape[1:] for v in blocks}
-    if len(shapes) > 1:
-        raise ValueError(f"scan output {k} changes its shape from trip to trip ({sorted(shapes, key=str)})")
-    return xp(*blocks).concatenate(blocks)
-
-
-def _no_trips(step, state, declared, xs):
-    """Empty scan outputs. Their shape is what one trip would yield, or else what the body declares."""
-    if not declared:
-        return []
-    found = []
-    first = tuple(np.zeros(x.shape[1:], x.dtype) for x in xs)
-    try:
-        jax.eval_shape(lambda: found.extend((o.shape, o.dtype) for o in step(np.array(0, np.int64), state, first)[2]))
-    except Exception:
-        types = [o.type for o in declared]
-        if any(t is None or t.shape is None for t in types):
-            raise
-        # The body cannot run on this state (say, it reads an empty sequence); nothing in the result has a value.
-        found = [(tuple(d if isinstance(d, int) else 0 for d in t.shape), t.dtype) for t in types]
-    return [np.zeros((0, *shape), dtype) for shape, dtype in found]
-
-
-def _with_constants(state, run):
-    """Call `run(fixed)`; `fixed` marks the known states that every trip returns as they were: those stay known."""
-    fixed = [is_known(s) for s in state]
-    while True:
-        try:
-            return run(fixed)
-        except _Changes as changes:
-            for k in changes.args[0]:
-                fixed[k] = False
-
-
-def _carry(state, fixed, like=None):
-    """The part of the state that changes, as JAX arrays, when it has the types of the part to be like."""
-    moving = [s for s, f in zip(state, fixed, strict=True) if not f]
-    if any(map(_is_text, moving)):
-        raise _NotCarried("a state holds text")
-    for old, new in zip(like or moving, moving, strict=True):
-        if _describe(old) != _describe(new):
-            raise _NotCarried(f"a state changes from {_describe(old)} to {_describe(new)}")
-    return jax.tree.map(_array, moving)
-
-
-def _merge(state, fixed, moving):
-    moving = iter(moving)
-    return [s if f else next(moving) for s, f in zip(state, fixed, strict=True)]
-
-
-def _carry_on(state, fixed, carry, new):
-    """The part of the new state to carry on, when what was fixed is as it was."""
-    if changed := [k for k, (s, f, n) in enumerate(zip(state, fixed, new, strict=True)) if f and not _equal(s, n)]:
-        raise _Changes(changed)
-    return _carry(new, fixed, carry)
-
-
-def _scan(step, state, fixed, trips, xs):
-    def body(carry, x):
-        i, moving = carry
-        go, new, outs = step(i, _merge(state, fixed, moving), x[1:])
-        if is_traced(go):
-            raise _Undecided
-        if not _truth(go):
-            raise _NotCarried("the body ends the loop")
-        if any(map(_is_text, outs)):
-            raise _NotCarried("a scan output holds text")
-        return (i + 1, _carry_on(state, fixed, moving, new)), [_array(o) for o in outs]
-
-    if trips is None:
-        raise _Undecided
-    # lax.scan understands a symbolic number of trips only as the length of an array.
-    length = trips if isinstance(trips, int) else None
-    index = jnp.arange(trips) if length is None and not xs else None
-    start = (jnp.zeros((), jnp.int64), _carry(state, fixed))
-    (_, moving), outs = lax.scan(body, start, (index, *map(_array, xs)), length=length)
-    return _merge(state, fixed, moving), outs
-
-
-def _while_without_outs(step, state, declared, trips, go, end):
-    if declared:
-        raise NeedsKnown(
-            f"the number of trips is decided by traced values (the trip count or the condition) and the loop has "
-            f"{len(declared)} scan output(s), whose length would depend on data; {CURE}"
-        )
-    _, _, state, outs = while_(step, state, 0, trips, go)
-    return (end(state) if end else state), outs
-
-
-def while_(step, state, size, trips, go, first=0):
-    """`lax.while_loop` from trip `first` on: the next trip, whether to go on, the state, and the outs.
-
-    The outs are buffers of `size` rows; those of later trips are dropped. Without a size the loop stops when they are
-    full: a loop of unknown length, continued, needs no more memory than its results.
-    """
-
-    def run(fixed):
-        def more(carry):
-            i, go, *_ = carry
-            return go if end is None else go & (i < end)
-
-        def body(carry):
-            i, _, moving, buffers = carry
-            go, new, outs = step(i, _merge(state, fixed, moving), ())
-            buffers = [b.at[i - first].set(o, mode="drop") for b, o in zip(buffers, outs, strict=True)]
-            return i + 1, jnp.asarray(_truth(go)), _carry_on(state, fixed, moving, new), buffers
-
-        def rows():
-            values = step(start, _merge(state, fixed, carry), ())[2]
-            if any(map(_is_text, values)):
-                raise _NotCarried("a scan output holds text")
-            return values
-
-        start, carry = jnp.asarray(first, jnp.int64), _carry(state, fixed)
-        outs, end = jax.eval_shape(rows), trips
-        room = MOST_ROWS if size is None else size
-        if size is None and outs:
-            room = max(1, min(room, _MOST_BYTES // max(1, sum(o.size * o.dtype.itemsize for o in outs))))
-            end = start + room if end is None else jnp.minimum(end, start + room)
-        buffers = [jnp.zeros((room, *o.shape), o.dtype) for o in outs]
-        i, on, moving, buffers = lax.while_loop(more, body, (start, jnp.asarray(_truth(go)), carry, buffers))
-        return i, on, _merge(state, fixed, moving), buffers
-
-    trips = trips if trips is None else jnp.reshape(jnp.asarray(trips, jnp.int64), ())
-    try:
-        return _with_constants(state, run)
-    except _NotCarried as why:
-        raise NeedsKnown(f"{why}, while the number of trips is decided by traced values; to unroll it, {CURE}") from why
+@op("SequenceMap", since=17)
+def sequence_map(input_sequence, *additional_inputs, body):
+    """SequenceMap: the body on each element; sequences among the other inputs go along, tensors are shared."""
+    inputs = (input_sequence, *additional_inputs)
+    lengths = [len(v) for v in inputs if isinstance(v, list)]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"the sequences differ in length ({lengths})")
+    each = ([v[i] if isinstance(v, list) else v for v in inputs] for i in range(lengths[0]))
+    rows = [results(body(*operands, step=i)) for i, operands in enumerate(each)]
+    return tuple([row[k] for row in rows] for k in range(len(body.outputs)))

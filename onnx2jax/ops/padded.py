@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 
 from .arrays import argmax, axis_of
-from .control import while_
-from .loop import IRREVERSIBLE, steps_of
+from .control import IRREVERSIBLE, steps_of
+from .iteration import while_
 from .registry import PADDED, Static, op
 from .vision import corners
 

@@ -7,11 +7,9 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from onnx2jax.proto.dtypes import to_dtype
-
-from .arrays import axis_of, is_known, xp
+from ..proto.dtypes import to_dtype
+from .arrays import axis_of, is_known, needs_known, xp
 from .cast import is_integer
-from .control import needs_known
 from .conv import WINDOW, conv, window_of
 from .linalg import product
 from .registry import op, taking

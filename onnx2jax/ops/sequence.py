@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import NeedsKnown
 from ..proto.dtypes import ELEMENT_TYPES
 from .arrays import axis_of, dims, is_traced, xp
-from .control import CURE, NeedsKnown
+from .iteration import CURE
 from .registry import Shaped, Static, op
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .arrays import is_known, xp
+from .ml.scores import batch, only
 from .registry import Static, op
-from .scores import batch, only
 
 
 def _regex(pattern):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -84,3 +87,29 @@ def _splits(spec: Any) -> Iterator[Split]:
         for s in dim.simple_sharding:
             kind = s.WhichOneof("dim")
             yield Split(dim.axis, s.num_shards, getattr(s, kind) if kind else None)
+
+
+def problems(sharding: Sharding, devices: int) -> Iterator[tuple[str, str]]:
+    """The rules that a sharding breaks whatever the shape of its tensor, each with what is wrong."""
+    members = [d for group in sharding.holders for d in group]
+    if outside := [d for d in members if not 0 <= d < devices]:
+        yield "DV-06", f"device {outside[0]} is not one of 0 to {devices - 1}, nor a group"
+    if len(set(sharding.axes)) < len(sharding.axes):
+        yield "DV-09", f"an axis is sharded twice in {list(sharding.axes)}"
+    shards = [s.shards for s in sharding.splits]
+    if any(n < 1 for n in shards):
+        yield "DV-10", f"num_shards is {min(shards)}"
+    elif shards and math.prod(shards) != len(sharding.holders):
+        yield "DV-08", f"{math.prod(shards)} shards for {len(sharding.holders)} devices"
+
+
+def shard_of(pattern: Pattern) -> dict[int, tuple[int, ...]] | None:
+    """The shard of each device that has one, as an index by split. None when a device holds two shards."""
+    holders, shards = pattern
+    result: dict[int, tuple[int, ...]] = {}
+    for k, group in enumerate(holders):
+        place = tuple(int(i) for i in np.unravel_index(k, shards)) if shards else ()
+        for d in group:
+            if result.setdefault(d, place) != place:
+                return None
+    return result

@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..errors import ExternalDataError, ExternalDataNotFoundError
 from .dtypes import ELEMENT_TYPES
-from .errors import ExternalDataError, ExternalDataNotFoundError
 
 WORTH_SHARING: Final = 1024
 """From how many bytes on a tensor's raw_data is not kept a second time."""

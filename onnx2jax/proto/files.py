@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from .errors import ModelError
+from ..errors import ModelError
 from .external import ExternalFiles
 from .messages import ModelProto
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from .errors import ModelError
+from ..errors import ModelError
 from .external import ExternalFiles
 from .files import read_bytes
 from .messages import OperatorSetProto

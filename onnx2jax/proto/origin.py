@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ModelError
 from .dtypes import ELEMENT_TYPES
-from .errors import ModelError
 from .external import ExternalFiles
 from .messages import ModelProto
 from .tensors import EXTERNAL, from_array, to_array, to_field

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .errors import ModelError
+from ..errors import ModelError
 from .messages import TensorProto
 from .origin import nbytes
 from .tensors import EXTERNAL

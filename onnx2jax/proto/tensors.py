@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..errors import ModelError
 from .dtypes import ELEMENT_TYPES, STRING, ElementType, to_code
-from .errors import ModelError
 from .external import ExternalFiles
 
 EXTERNAL = 1

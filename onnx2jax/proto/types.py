@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import ModelError
 from .dtypes import ELEMENT_TYPES, to_dtype
-from .errors import ModelError
 
 Dim = int | str | None
 """An extent: a number, the name of a dimension variable, or unknown."""

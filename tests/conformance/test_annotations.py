@@ -8,8 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnx2jax
-
-from .cases import MAIN, F, X, clean, parse, refused_when_strict, rule, rules_of, same
+from tests.support.cases import MAIN, F, X, clean, parse, refused_when_strict, rule, rules_of, same
 
 WEIGHTED = MAIN + " <float[2] w = {1, 1}, float[2] c = {2, 2}> { h = Add (x, w)  y = Mul (h, c) }"
 

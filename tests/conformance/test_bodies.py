@@ -14,17 +14,15 @@ import onnx
 import pytest
 from onnx import defs, helper
 
-from onnx2jax import calling
-from onnx2jax.graph import Graph
-from onnx2jax.importer import build
-from onnx2jax.ops import compat
+from onnx2jax import compat
+from onnx2jax.ir.graph import Graph
+from onnx2jax.ir.importer import build
 from onnx2jax.proto.external import ExternalFiles
 from onnx2jax.proto.messages import ModelProto
-from onnx2jax.trace import Context, evaluate
-from tests.official import assert_same, cases
-from tests.opset_table import NEWEST, Row, rows
-
-from .cases import rule
+from onnx2jax.runtime.evaluate import Context, evaluate
+from tests.support.cases import rule
+from tests.support.official import assert_same, cases
+from tests.tables.opsets import NEWEST, Row, rows
 
 
 def bodies() -> list[tuple[defs.OpSchema, int]]:
@@ -89,11 +87,11 @@ def evaluated(proto: onnx.ModelProto, case: Row) -> list[Any]:
     graph: Graph = imported.graph
     values = dict(zip((v.name for v in graph.inputs), (x for x in case.inputs if x is not None), strict=True))
     with compat.enable_x64(), np.errstate(all="ignore"):
-        return [calling.to_host(r) for r in evaluate(graph, values, Context({}, jax.random.key(0)))]
+        return [values.to_host(r) for r in evaluate(graph, values, Context({}, jax.random.key(0)))]
 
 
 RANDOM = {"Bernoulli"}
-"""Draws of a body and of an operator are not the same; tests/official.py compares their frequencies."""
+"""Draws of a body and of an operator are not the same; tests/support/official.py compares their frequencies."""
 
 
 UNLIKE = {

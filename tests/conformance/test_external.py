@@ -14,8 +14,7 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import ExternalDataError, ExternalDataNotFoundError, ModelError
-
-from .cases import MAIN, F, X, parse, rule, rules_of, same
+from tests.support.cases import MAIN, F, X, parse, rule, rules_of, same
 
 ADD = MAIN + " { y = Add (x, w) }"
 W = F([3, 4])

@@ -11,8 +11,20 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import ModelError, UnsupportedOperatorError
-
-from .cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same, warned
+from tests.support.cases import (
+    MAIN,
+    F,
+    X,
+    clean,
+    parse,
+    refused,
+    refused_when_strict,
+    rule,
+    rules_of,
+    run,
+    same,
+    warned,
+)
 
 L = '\n<domain: "l", opset_import: ["" : 21, "l" : 1]> '
 CALL = MAIN + " { y = l.f (x) }"

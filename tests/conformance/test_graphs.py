@@ -20,8 +20,21 @@ from onnx2jax.errors import (
     ModelError,
     UnsupportedOperatorError,
 )
-
-from .cases import MAIN, RELU, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same, warned
+from tests.support.cases import (
+    MAIN,
+    RELU,
+    F,
+    X,
+    clean,
+    parse,
+    refused,
+    refused_when_strict,
+    rule,
+    rules_of,
+    run,
+    same,
+    warned,
+)
 
 WEIGHTED = MAIN + " <float[2] w = {1, 1}> { y = Add (x, w) }"
 DEFAULTED = "g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 1}> { y = Add (x, w) }"

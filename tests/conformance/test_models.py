@@ -16,8 +16,20 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import ModelError, UnsupportedError, UnsupportedOperatorError
-
-from .cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same, warned
+from tests.support.cases import (
+    MAIN,
+    F,
+    X,
+    clean,
+    parse,
+    refused,
+    refused_when_strict,
+    rule,
+    rules_of,
+    run,
+    same,
+    warned,
+)
 
 
 @rule("MV-01")

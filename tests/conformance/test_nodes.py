@@ -11,8 +11,7 @@ from onnx import AttributeProto, TensorProto, TypeProto, helper, numpy_helper
 
 import onnx2jax
 from onnx2jax.errors import ModelError, OnnxError, OperatorError
-
-from .cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
+from tests.support.cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
 
 ELU = MAIN + " { y = Elu <alpha = 2.0> (x) }"
 

@@ -11,9 +11,8 @@ from onnx import TensorProto, defs, helper
 
 import onnx2jax
 from onnx2jax import DeclarationWarning
-
-from . import type_table
-from .cases import MAIN, X, clean, parse, refused_when_strict, rule, rules_of, same, warned
+from tests.support.cases import MAIN, X, clean, parse, refused_when_strict, rule, rules_of, same, warned
+from tests.tables import types
 
 L = '\n<domain: "l", opset_import: ["" : 21, "l" : 1]> '
 
@@ -28,9 +27,7 @@ def misfits(text: str, version: int = 21) -> list[str]:
 
 
 def test_the_table_of_types_is_current() -> None:
-    assert type_table.FILE.read_text(encoding="utf-8") == type_table.text(), (
-        "run python -m tests.conformance.type_table"
-    )
+    assert types.FILE.read_text(encoding="utf-8") == types.text(), "run python -m tests.conformance.type_table"
 
 
 @rule("ND-09")

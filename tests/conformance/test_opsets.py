@@ -13,8 +13,7 @@ import onnx2jax
 from onnx2jax.errors import ModelError, UnsupportedError, UnsupportedOperatorError
 from onnx2jax.proto.messages import OperatorSetProto
 from onnx2jax.proto.operator_sets import read_operator_set
-
-from .cases import MAIN, RELU, F, X, clean, parse, refused, rule, rules_of, run, same, warned
+from tests.support.cases import MAIN, RELU, F, X, clean, parse, refused, rule, rules_of, run, same, warned
 
 ONES = np.ones((1, 2, 2), F)
 SOFTMAX = "g (float[1, 2, 2] x) => (float[1, 2, 2] y) { y = Softmax (x) }"

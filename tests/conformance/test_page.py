@@ -6,15 +6,15 @@ import re
 import subprocess
 import sys
 
-from .page import NOT_APPLICABLE, PAGE, PARTLY, ROOT, rules
+from docs.make_conformance import NOT_APPLICABLE, PAGE, PARTLY, ROOT, rules
 
 
 def test_the_page_is_current() -> None:
     # In a process of its own: pytest does not run inside pytest.
-    command = [sys.executable, "-W", "ignore", "-m", "tests.conformance.page", "--print"]
+    command = [sys.executable, "-W", "ignore", "-m", "docs.make_conformance", "--print"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == PAGE.read_text(encoding="utf-8"), "run `python -m tests.conformance.page`"
+    assert done.stdout == PAGE.read_text(encoding="utf-8"), "run `python -m docs.make_conformance`"
 
 
 def test_every_rule_is_accounted_for() -> None:

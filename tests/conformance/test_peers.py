@@ -17,14 +17,13 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx2jax
 from onnx2jax.errors import OnnxError
-
-from . import test_functions as functions
-from . import test_graphs as graphs
-from . import test_nodes as nodes
-from . import test_opsets as opsets
-from . import test_scopes as scopes
-from . import test_shapes as shapes
-from .cases import MAIN, RELU, F, X, parse, rule
+from tests.conformance import test_functions as functions
+from tests.conformance import test_graphs as graphs
+from tests.conformance import test_nodes as nodes
+from tests.conformance import test_opsets as opsets
+from tests.conformance import test_scopes as scopes
+from tests.conformance import test_shapes as shapes
+from tests.support.cases import MAIN, RELU, F, X, parse, rule
 
 REFUSES = "refuses"
 

@@ -12,8 +12,7 @@ from onnx import AttributeProto
 
 import onnx2jax
 from onnx2jax.errors import InputShapeError, KnownValueError, ModelError, OnnxError
-
-from .cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, same
+from tests.support.cases import MAIN, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, same
 
 COND = "g (bool c, float[2] x) => (float[2] y)"
 TRUE, FALSE = np.bool_(True), np.bool_(False)

@@ -13,9 +13,8 @@ import onnx2jax
 from onnx2jax.errors import ModelError
 from onnx2jax.proto.messages import TensorProto
 from onnx2jax.proto.tensors import from_array, to_array
-
-from .cases import F, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
-from .test_types import stored
+from tests.conformance.test_types import stored
+from tests.support.cases import F, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
 
 
 @rule("TD-01")

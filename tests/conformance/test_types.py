@@ -14,8 +14,7 @@ from onnx import TensorProto, TypeProto, ValueInfoProto, helper
 import onnx2jax
 from onnx2jax.errors import InputTypeError, KnownValueError, ModelError, OnnxError, OperatorError
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
-
-from .cases import MAIN, RELU, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
+from tests.support.cases import MAIN, RELU, F, X, clean, parse, refused, refused_when_strict, rule, rules_of, run, same
 
 
 def stored(code: int, dims: list[int], **data: Any) -> Any:

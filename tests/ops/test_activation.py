@@ -10,9 +10,8 @@ import pytest
 import scipy.special
 from ml_dtypes import bfloat16
 
-from tests.helpers import run_op
-
-from .test_math import both, f32, gradient
+from tests.ops.test_elementwise import both, f32, gradient
+from tests.support.helpers import run_op
 
 WIDE = np.array([-1e30, -800, -90, -20, -1, -1e-4, 0, 1e-4, 1, 20, 90, 800, 1e30], np.float32)
 

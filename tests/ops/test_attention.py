@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(0)
 B, HQ, HK, SQ, SK, D, DV = 2, 4, 2, 3, 5, 6, 7

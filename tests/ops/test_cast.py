@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16, float8_e4m3fn, float8_e8m0fnu, int4, uint4
 
-from tests.helpers import run_op
-
-from .test_math import both, f32
+from tests.ops.test_elementwise import both, f32
+from tests.support.helpers import run_op
 
 INF, NAN = np.inf, np.nan
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from onnx2jax.errors import KnownValueError
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 
 class Body:

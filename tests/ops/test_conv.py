@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnx2jax.ops import compat, conv
-from tests.helpers import run_op
+from onnx2jax import compat
+from onnx2jax.ops import conv
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(3)
 

@@ -15,7 +15,7 @@ import onnx
 import pytest
 from jax.test_util import check_vjp
 
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(7)
 

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.helpers import run_op
-from tests.ops.branches import as_jax, both
+from tests.support.branches import as_jax, both
+from tests.support.helpers import run_op
 
 MAX, MIN = 2**63 - 1, -(2**63)
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from tests.helpers import run_op
-
-from .test_math import both, f32
+from tests.ops.test_elementwise import both, f32
+from tests.support.helpers import run_op
 
 
 @pytest.mark.parametrize("name", ["And", "Or", "Xor", "Equal", "Greater", "Less"])

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(0)
 MICROSOFT = "com.microsoft"

@@ -14,11 +14,12 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 import onnx2jax
-from onnx2jax.ops import compat, registry
+from onnx2jax import compat
+from onnx2jax.ops import registry
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
-from tests.drawing import is_float, limits
-from tests.helpers import run_op
 from tests.ops.test_microsoft import CASES, HEADS, HIDDEN, I32, MICROSOFT, bytes_, onnxruntime_says, real, scalar
+from tests.support.drawing import is_float, limits
+from tests.support.helpers import run_op
 
 DTYPES = {row.name.lower(): row.dtype for row in ELEMENT_TYPES.values()}
 SCALE, ZERO = scalar(0.02), scalar(3, np.uint8)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx2jax.errors import KnownValueError
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 ml = partial(run_op, domain="ai.onnx.ml")
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING

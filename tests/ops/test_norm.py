@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnx2jax.ops import compat
-from tests.helpers import run_op
-from tests.ops.branches import both
+from onnx2jax import compat
+from tests.support.branches import both
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((4, 3, 2, 5))

@@ -15,9 +15,8 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from tests.helpers import run_op
-
-from .branches import as_jax
+from tests.support.branches import as_jax
+from tests.support.helpers import run_op
 
 LAST = 6
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from onnx2jax.ops import compat, conv, pool
-from tests.helpers import run_op
+from onnx2jax import compat
+from onnx2jax.ops import conv, pool
+from tests.support.helpers import run_op
 
 ROW = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnx2jax.proto.dtypes import to_code
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(0)
 F32 = np.float32

@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 
 import onnx2jax
-from tests.helpers import run_op
-from tests.models import model, value
+from tests.support.helpers import run_op
+from tests.support.models import model, value
 
 KEYS = (jax.random.key(1), jax.random.key(2))
 DRAWS = {

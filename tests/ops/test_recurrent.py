@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(0)
 SEQ, BATCH, INPUT, HIDDEN = 5, 3, 4, 6

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from onnx2jax.ops import compat
-from tests.helpers import run_op
-from tests.ops.branches import as_jax, both
+from onnx2jax import compat
+from tests.support.branches import as_jax, both
+from tests.support.helpers import run_op
 
 INF, NAN = np.inf, np.nan
 

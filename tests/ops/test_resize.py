@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.helpers import run_op
-from tests.ops.branches import both
+from tests.support.branches import both
+from tests.support.helpers import run_op
 
 
 def row(*values, dtype=np.float32):

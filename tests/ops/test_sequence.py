@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnx2jax.errors import KnownValueError
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 
 def f32(*values):

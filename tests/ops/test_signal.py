@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from tests.helpers import run_op
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(0)
 

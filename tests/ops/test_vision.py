@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from onnx2jax.ops import compat
-from tests.helpers import run_op
+from onnx2jax import compat
+from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(9)
 IMAGE = RNG.standard_normal((1, 2, 4, 5)).astype(np.float32)

@@ -1,0 +1,123 @@
+"""The house in words: rooms on storeys with their code lines and arrows, and the code lines per operator.
+
+Code lines are those without blank lines, comments and docstrings. The lint step runs this; it fails above the ratchet.
+
+python benchmarks/house.py
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import onnx2jax
+
+STOREYS: Final = (
+    ("face", ("", "__main__", "cli", "demo", "data")),
+    ("training", ("training",)),
+    ("model", ("model",)),
+    ("side by side", ("checker", "sharding", "runtime")),
+    ("ir", ("ir",)),
+    ("ops", ("ops",)),
+    ("proto", ("proto",)),
+    ("ground", ("errors", "compat")),
+)
+"""Rooms, top down. A module imports from its own room and from storeys below; tests/test_architecture.py sees to it."""
+MOST_LINES_PER_OPERATOR: Final = 14.8
+"""The ratchet: it only goes down."""
+
+IGNORED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+PACKAGE: Final = Path(onnx2jax.__file__).parent
+
+
+def code_lines(source: str) -> int:
+    """How many lines hold code.
+
+    >>> code_lines('# comment\\n\\nx = (\\n    1\\n)\\n"a docstring"\\n')
+    3
+    """
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in IGNORED
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def modules() -> dict[str, Path]:
+    """Each module by its dotted name inside the package; the package itself is "".
+
+    >>> modules()["ir.graph"].name
+    'graph.py'
+    """
+    files = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): p for p in PACKAGE.rglob("*.py")}
+    return {"" if n == "__init__" else n.removesuffix(".__init__"): p for n, p in files.items()}
+
+
+def imports(module: str, path: Path) -> Iterator[str]:
+    """Absolute names of what a module imports, wherever in the file."""
+    here = ["onnx2jax", *filter(None, module.split("."))]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            up = node.level - (path.name == "__init__.py")
+            base = here[: len(here) - up] if node.level else []
+            dotted = ".".join([*base, *([node.module] if node.module else [])])
+            yield dotted
+            yield from (f"{dotted}.{a.name}" for a in node.names)
+
+
+def room_of(name: str) -> str:
+    """The room of a dotted name inside the package; the public names are in "".
+
+    >>> room_of("ir.graph.Graph"), room_of("convert")
+    ('ir', '')
+    """
+    first = name.split(".")[0]
+    return first if any(first in rooms for _, rooms in STOREYS) else ""
+
+
+def arrows() -> dict[str, set[str]]:
+    """For each room those that it imports from."""
+    found: dict[str, set[str]] = {room: set() for _, rooms in STOREYS for room in rooms}
+    for module, path in modules().items():
+        inner = (name.removeprefix("onnx2jax.") for name in imports(module, path) if name.startswith("onnx2jax."))
+        found[room_of(module)].update(room_of(name) for name in inner)
+    return {room: targets - {room} for room, targets in found.items()}
+
+
+def main() -> int:
+    """Print the house; 1 when operators take more lines than the ratchet allows."""
+    lines: Counter[str] = Counter()
+    for module, path in modules().items():
+        lines[room_of(module)] += code_lines(path.read_text(encoding="utf-8"))
+    targets = arrows()
+    for storey, rooms in STOREYS:
+        print(f"{storey}:")
+        for room in rooms:
+            below = ", ".join(n for _, names in STOREYS for n in names if n in targets[room])
+            print(f"  {room or 'onnx2jax':<9} {lines[room]:>5} lines" + (f"  -> {below}" if below else ""))
+    compiler = sum(n for room, n in lines.items() if room not in ("ops", "proto", "checker"))
+    operators = sum(map(len, onnx2jax.supported().values()))
+    each = lines["ops"] / operators
+    print(f"{sum(map(len, targets.values()))} arrows between {len(targets)} rooms, none upwards")
+    print(f"{sum(lines.values())} code lines, {compiler} of them the compiler's (without ops, proto, checker)")
+    print(f"ops/: {lines['ops']} code lines for {operators} operators, {each:.1f} each")
+    if each > MOST_LINES_PER_OPERATOR:
+        print(f"more than {MOST_LINES_PER_OPERATOR} lines per operator: take lines away before adding some")
+    return int(each > MOST_LINES_PER_OPERATOR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

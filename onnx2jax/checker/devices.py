@@ -1,0 +1,94 @@
+"""Multi-device annotations of nodes: configurations named, devices that exist, shards that add up and fit together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, Final
+
+from ..proto.devices import Sharding, problems, read_node, shard_of
+from .report import Note
+
+Shape = tuple[int | str | None, ...]
+
+_BROADCAST = """
+Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul
+Or PRelu Pow Sub Sum Where Xor
+"""
+BROADCAST: Final = frozenset(_BROADCAST.split())
+"""Operators whose inputs must lie together (rule DV-16)."""
+
+
+def check_devices(
+    node: Any, path: str, configurations: dict[str, int], shapes: Mapping[str, Shape], note: Note
+) -> None:
+    """The device_configurations of a node; ``configurations`` has the number of devices of each of the model's."""
+    if not node.device_configurations:
+        return
+    for name, said in read_node(node).items():
+        if name not in configurations:
+            note("DV-04", "error", path, f"configuration {name!r} is none of the model's {sorted(configurations)}")
+            continue
+        sound: dict[str, Sharding] = {}
+        for sharding in said.shardings:
+            tensor = sharding.tensor
+            where = f"{path}, sharding of {tensor!r}"
+            if not tensor or tensor not in {*node.input, *node.output}:
+                note("DV-05", "error", where, f"{tensor!r} is no input or output of the node")
+            wrong = list(problems(sharding, configurations[name]))
+            for rule, text in wrong:
+                note(rule, "error", where, text)
+            if not wrong and tensor in shapes and _fits(sharding, shapes[tensor], where, note):
+                sound[tensor] = sharding
+        if node.op_type in BROADCAST and not node.domain:
+            inputs = [sound[n] for n in dict.fromkeys(node.input) if n in sound]
+            for pair in pairwise(inputs):
+                _together(*pair, shapes, path, note)
+
+
+def _fits(sharding: Sharding, shape: Shape, path: str, note: Note) -> bool:
+    """Whether the axes exist, each once; extents that are not the tensor's are noted."""
+    rank = len(shape)
+    axes = [a + rank if a < 0 else a for a in sharding.axes]
+    if not all(0 <= a < rank for a in axes) or len(set(axes)) < len(axes):
+        note("DV-09", "error", path, f"axes {list(sharding.axes)} of a tensor of rank {rank}")
+        return False
+    for axis in axes:
+        factors = [s.extent for s in sharding.splits if s.axis in (axis, axis - rank)]
+        extent = factors[0] if len(factors) == 1 else None
+        if len(factors) > 1 and all(isinstance(f, int) for f in factors):
+            extent = math.prod(factors)  # type: ignore[arg-type]
+        if extent is not None and type(extent) is type(shape[axis]) and extent != shape[axis]:
+            note("DV-10", "warning", path, f"axis {axis} is {shape[axis]}, the sharding speaks of {extent}")
+    return True
+
+
+def _together(a: Sharding, b: Sharding, shapes: Mapping[str, Shape], path: str, note: Note) -> None:
+    """For each part of the output some device holds the parts of both inputs (rule DV-16)."""
+    counts: dict[int, int] = {}
+    parts: list[dict[int, dict[int, int]]] = []
+    for sharding in (a, b):
+        shape, found = shapes[sharding.tensor], shard_of(sharding.pattern)
+        if not found or len({s.axis for s in sharding.splits}) < len(sharding.splits):
+            return
+        # Axes are counted from the back, as broadcasting does.
+        axes = [s.axis - len(shape) if s.axis >= 0 else s.axis for s in sharding.splits]
+        for axis, split in zip(axes, sharding.splits, strict=True):
+            if shape[axis] == 1 and split.shards > 1:
+                note("DV-16", "warning", path, f"{sharding.tensor!r} has 1 on axis {split.axis}, which is broadcast")
+                return
+            if counts.setdefault(axis, split.shards) != split.shards:
+                text = f"{a.tensor!r} and {b.tensor!r} are divided differently on axis {axis}"
+                note("DV-16", "warning", path, text)
+                return
+        parts.append({d: dict(zip(axes, index, strict=True)) for d, index in found.items()})
+    first, second = parts
+    whole = {
+        tuple((first[d] | second[d])[axis] for axis in counts)
+        for d in first.keys() & second.keys()
+        if all(first[d][axis] == second[d][axis] for axis in first[d].keys() & second[d].keys())
+    }
+    if len(whole) < math.prod(counts.values()):
+        text = f"for some part of the output no device holds those of both {a.tensor!r} and {b.tensor!r}"
+        note("DV-16", "error", path, text)

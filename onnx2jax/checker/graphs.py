@@ -1,0 +1,211 @@
+"""Names, nodes, attributes, types and tensors of every graph: what the importer lets pass or does not look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+
+from ..ir.rules import used_fields
+from ..ops.registry import LEGACY_HINTS, resolve
+from ..proto.dtypes import ELEMENT_TYPES
+from ..proto.external import ExternalFiles
+from ..proto.names import normal_domain
+from ..proto.tensors import EXTERNAL
+from .devices import check_devices
+from .model import check_metadata
+from .report import Note
+from .scopes import Place, places
+
+EXTERNAL_KEYS: Final = frozenset({"location", "offset", "length", "checksum"})
+
+
+def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note: Note) -> None:
+    """Every graph and function of a ModelProto."""
+    configurations = {c.name: c.num_devices for c in model.configuration}
+    functions = {(normal_domain(f.domain), f.name) for f in model.functions}
+    body: dict[str, int] = {}
+    for place in places(model):
+        graph = place.graph
+        if place.kind == "function":
+            body = {normal_domain(e.domain): e.version for e in graph.opset_import}
+        elif place.kind != "subgraph":
+            body = {}
+        if place.kind != "function":
+            _declarations(place, model.ir_version, note)
+        _names(place, note)
+        for i, node in enumerate(graph.node):
+            path = place.node(i)
+            domain = normal_domain(node.domain)
+            if not any(node.output):
+                note("GR-28", "error", path, f"{node.op_type} has no outputs")
+            if node.overload and (domain, node.op_type) not in functions:
+                note("ND-13", "warning", path, f"overload {node.overload!r} means nothing for an operator")
+            if model.ir_version < 10 and node.overload:
+                note("MV-16", "warning", path, f"overload exists since IR 10, the model is of IR {model.ir_version}")
+            if not domain:
+                _control_flow(node, path, model.ir_version, (body or opsets).get("", 0), note)
+            _same_meaning(domain, node.op_type, body, opsets, path, note)
+            for a in node.attribute:
+                _attribute(a, path, note)
+            check_metadata(node, path, note)
+            check_devices(node, path, configurations, place.shapes, note)
+        for tensor, path in _tensors(place):
+            _stored(tensor, path, files, note)
+
+
+def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note) -> None:
+    """The numbers of inputs and outputs of the graphs of If, Loop and Scan."""
+    graphs = [a.g for a in node.attribute if a.HasField("g")]
+    supplied = {"Loop": max(len(node.input), 2), "Scan": len(node.input) - (opset < 9)}.get(node.op_type, 0)
+    for graph in graphs if ir_version < 4 else ():
+        constants = {t.name for t in graph.initializer}
+        for name in (v.name for v in graph.input[:supplied] if v.name in constants):
+            note("SC-09", "error", path, f"{name!r} is an initializer, but {node.op_type} supplies this input")
+    if node.op_type == "Scan" and graphs:
+        inputs, outputs = len(graphs[0].input), len(graphs[0].output)
+        if inputs < supplied or (inputs > supplied and ir_version >= 4):
+            note("SC-11", "error", path, f"its body has {inputs} inputs, not the {supplied} that it is given")
+        if outputs < len(node.output):
+            note("SC-14", "error", path, f"its body has {outputs} outputs, the node {len(node.output)}")
+    elif node.op_type == "If":
+        counts = sorted({len(g.output) for g in graphs})
+        if len(counts) > 1 or (counts and counts[0] < len(node.output)):
+            note("SC-12", "error", path, f"its branches have {counts} outputs, the node {len(node.output)}")
+    elif node.op_type == "Loop" and graphs:
+        states = max(len(node.input) - 2, 0)
+        inputs, outputs = len(graphs[0].input), len(graphs[0].output)
+        if inputs < 2 + states or (inputs > 2 + states and ir_version >= 4):
+            note("SC-11", "error", path, f"its body has {inputs} inputs, not iteration, condition and {states} states")
+        if outputs < 1 + states or outputs - 1 < len(node.output):
+            note("SC-13", "error", path, f"its body has {outputs} outputs for {states} states and what it collects")
+
+
+def _same_meaning(
+    domain: str, op_type: str, body: dict[str, int], opsets: dict[str, int], path: str, note: Note
+) -> None:
+    """An operator in a function means what it would mean in the model (rule FN-06)."""
+    own, outer = body.get(domain), opsets.get(domain)
+    if own is None or outer is None or own == outer:
+        return
+    if resolve(domain, op_type, own) is not resolve(domain, op_type, outer):
+        text = f"{op_type} of {domain or 'ai.onnx'} {own} in the function differs from that of {outer} in the model"
+        note("FN-06", "error", path, text)
+
+
+def _names(place: Place, note: Note) -> None:
+    graph, where = place.graph, place.where
+    names = Counter(node.name for node in graph.node if node.name)
+    for name in (n for n, times in names.items() if times > 1):
+        note("GR-22", "warning", where, f"{names[name]} nodes are called {name!r}")
+    hints = Counter(v.name for v in graph.value_info)
+    for name in (n for n, times in hints.items() if times > 1):
+        note("GR-20", "warning", where, f"value_info describes {name!r} twice")
+    for name in place.definitions:
+        if place.sees(name):
+            rule = "TR-17" if place.kind == "training" else "SC-03"
+            note(rule, "error", where, f"{name!r} is the name of a value of a graph around")
+
+
+def _declarations(place: Place, ir_version: int, note: Note) -> None:
+    """Inputs, outputs, initializers and annotations of a graph."""
+    graph, where, kind = place.graph, place.where, place.kind
+    inputs = {v.name for v in graph.input}
+    for tensor in graph.initializer:
+        if ir_version <= 3 and tensor.name not in inputs:
+            rule = "GR-06" if kind == "main" else "SC-09"
+            note(
+                rule, "error", where, f"initializer {tensor.name!r} is not among the inputs, as below IR 4 it has to be"
+            )
+        if kind == "subgraph" and ir_version >= 4 and tensor.name in inputs:
+            note("SC-08", "error", where, f"{tensor.name!r} is an input and an initializer")
+    for v in graph.output if kind == "subgraph" else ():
+        if not v.name:
+            note("SC-10", "error", where, "an output has no name")
+        elif v.name not in place.definitions:
+            note("SC-06", "error", where, f"output {v.name!r} is not defined in the graph that returns it")
+    ends = [*graph.input, *graph.output] if kind == "main" else ()
+    for v in ends:
+        if v.type.WhichOneof("value") is None:
+            note("GR-16", "error", f"{where}, value {v.name!r}", "it has no type")
+        elif v.type.HasField("tensor_type") and not v.type.tensor_type.HasField("shape"):
+            note("GR-16", "error", f"{where}, value {v.name!r}", "it has no shape")
+    for v in chain(graph.input, graph.output, graph.value_info):
+        _type(v.type, f"{where}, value {v.name!r}", note)
+        check_metadata(v, f"{where}, value {v.name!r}", note)
+    check_metadata(graph, where, note)
+    for annotation in graph.quantization_annotation:
+        refers = [annotation.tensor_name, *(e.value for e in annotation.quant_parameter_tensor_names)]
+        for name in refers:
+            if name not in place.definitions:
+                note(
+                    "QA-02", "warning", where, f"quantization_annotation names {name!r}, which is no value of the graph"
+                )
+    for field, since in (("sparse_initializer", 6), ("quantization_annotation", 5)):
+        if len(getattr(graph, field)) and ir_version < since:
+            note("MV-16", "warning", where, f"{field} exists since IR {since}, the model is of IR {ir_version}")
+
+
+def _type(message: Any, path: str, note: Note) -> None:
+    """What a type has to say, at any depth; element types and keys are the importer's."""
+    pending = [message] if message.WhichOneof("value") else []
+    while pending:
+        kind = pending.pop()
+        match kind.WhichOneof("value"):
+            case None:
+                note("TY-14", "error", path, "the type of its elements is missing")
+            case "tensor_type" | "sparse_tensor_type" as field:
+                for dim in getattr(kind, field).shape.dim:
+                    if dim.dim_value < 0:
+                        note("SH-13", "error", path, f"an extent is {dim.dim_value}")
+            case "sequence_type" | "optional_type" as field:
+                pending.append(getattr(kind, field).elem_type)
+            case "map_type":
+                pending.append(kind.map_type.value_type)
+            case "opaque_type":
+                if not kind.opaque_type.name:
+                    note("TY-20", "error", path, "the opaque type has no name")
+
+
+def _attribute(a: Any, path: str, note: Note) -> None:
+    if not a.name:
+        note("AT-01", "error", path, "an attribute has no name")
+    used = used_fields(a)
+    if a.ref_attr_name and used and a.name not in LEGACY_HINTS:
+        note("AT-01", "error", f"{path}, attribute {a.name!r}", f"it refers to {a.ref_attr_name!r} and has {used[0]!r}")
+
+
+def _tensors(place: Place) -> Iterator[tuple[Any, str]]:
+    """Every tensor stored in a graph, not those of graphs inside."""
+    if place.kind != "function":
+        for tensor in place.graph.initializer:
+            yield tensor, f"{place.where}, initializer {tensor.name!r}"
+        for sparse in place.graph.sparse_initializer:
+            yield sparse.values, f"{place.where}, initializer {sparse.values.name!r}"
+            yield sparse.indices, f"{place.where}, initializer {sparse.values.name!r}, indices"
+    for i, node in enumerate(place.graph.node):
+        for a in node.attribute:
+            path = f"{place.node(i)}, attribute {a.name!r}"
+            sparse_tensors = [*([a.sparse_tensor] if a.HasField("sparse_tensor") else []), *a.sparse_tensors]
+            yield from ((t, path) for t in [*([a.t] if a.HasField("t") else []), *a.tensors])
+            yield from ((t, path) for s in sparse_tensors for t in (s.values, s.indices))
+
+
+def _stored(tensor: Any, path: str, files: ExternalFiles, note: Note) -> None:
+    row = ELEMENT_TYPES.get(tensor.data_type)
+    if row is not None and row.dtype.kind in "iu" and row.bits in (8, 16) and tensor.int32_data:
+        numbers = np.asarray(tensor.int32_data, np.int64)
+        info = np.iinfo(row.dtype)
+        if numbers.min() < info.min or numbers.max() > info.max:
+            note("TD-05", "error", path, f"int32_data has values that {row.name} has not")
+    check_metadata(tensor, path, note)
+    if tensor.data_location != EXTERNAL:
+        return
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if unknown := sorted(entries.keys() - EXTERNAL_KEYS):
+        note("EX-15", "warning", path, f"external_data has unknown keys {unknown}")
+    if not files.follow_links and files.is_link(entries.get("location", "")):
+        note("EX-05", "error", path, f"{entries['location']!r} is a symbolic link")

@@ -1,0 +1,199 @@
+"""Types of operands: each is among those of its operator's version, and one type variable is one type (rule ND-09)."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Final
+
+from ..errors import ModelError
+from ..ir.binding import NEWEST
+from ..ir.binding import opsets as imported
+from ..ir.importer import DEPTH_LIMIT
+from ..ops.registry import resolve
+from ..proto.names import normal_domain
+from .report import Note
+from .scopes import Place, places
+from .signatures import Type, element, formal, signature, type_of
+
+Env = ChainMap[str, Type]
+
+
+def check_types(model: Any, opsets: Mapping[str, int], note: Note) -> None:
+    """Every operand whose type is declared or follows from others."""
+    checker = _Checker(model, note)
+    main = Env()
+    for place in places(model):
+        if place.kind == "main":
+            checker.graph(place, opsets, main)
+        elif place.kind == "training":
+            checker.graph(place, opsets, main if place.outer else Env())
+    seen = {memo[:3] for memo in checker.called}
+    for key, function in checker.functions.items():
+        if key not in seen:
+            checker.call(key, [None] * len(function.input))
+
+
+class _Checker:
+    def __init__(self, model: Any, note: Note) -> None:
+        self.note = note
+        self.functions = {(normal_domain(f.domain), f.name, f.overload): f for f in model.functions}
+        self.called: dict[tuple[Any, ...], list[Type]] = {}
+        self.depth = 0
+
+    def graph(self, place: Place, opsets: Mapping[str, int], env: Env, given: Sequence[Type] = ()) -> list[Type]:
+        """The types of a graph's outputs; those of its values go into ``env``. ``given`` are those of its operands."""
+        graph = place.graph
+        hints = {v.name: type_of(v.type) for v in graph.value_info}
+        if place.kind == "function":
+            inputs, outputs = list(graph.input), list(graph.output)
+        else:
+            hints |= {v.name: type_of(v.type) for v in chain(graph.input, graph.output)}
+            inputs, outputs = ([v.name for v in ends] for ends in (graph.input, graph.output))
+            env.update((t.name, element(t.data_type)) for t in graph.initializer)
+            env.update((t.values.name, element(t.values.data_type)) for t in graph.sparse_initializer)
+        for name, kind in zip_longest(inputs, given[: len(inputs)]):
+            env[name] = kind or hints.get(name)
+        ends = set(outputs) if place.kind == "main" else set()
+        for i, node in enumerate(graph.node):
+            kinds = self.node(place, i, opsets, env)
+            for name, kind in zip_longest(node.output, kinds[: len(node.output)]):
+                declared = hints.get(name)
+                if kind and declared and kind != declared:
+                    rule = "GR-18" if name in ends else "GR-20"
+                    text = f"{name!r} is declared {declared}, but {node.op_type} gives {kind}"
+                    self.note(rule, "warning", place.node(i), text)
+                if name:
+                    env[name] = kind or declared
+        return [env.get(name) for name in outputs]
+
+    def node(self, place: Place, i: int, opsets: Mapping[str, int], env: Env) -> Sequence[Type]:
+        """The types of a node's outputs, as far as they follow."""
+        node = place.graph.node[i]
+        domain, types = normal_domain(node.domain), [env.get(name) for name in node.input]
+        key = (domain, node.op_type, node.overload)
+        opset = opsets.get(domain, 0)
+        inner = [self.graph(p, opsets, env.new_child(), _supplied(node, types)) for p in place.inside(i)]
+        if key in self.functions and not (domain in NEWEST and resolve(domain, node.op_type, opset)):
+            return self.call(key, types)
+        title = ".".join(filter(None, (domain, node.op_type)))
+        found = signature(title, opset)
+        if found is None:
+            return ()
+        path = place.node(i)
+        bound: dict[str, tuple[str, str]] = {}
+        for position, (name, kind) in enumerate(zip(node.input, types, strict=True)):
+            wanted = formal(found.inputs, position)
+            if kind is None or wanted is None:
+                continue
+            variable = wanted.rstrip("&")
+            if kind not in found.allowed.get(variable, (variable,)):
+                of = "one of " + ", ".join(sorted(found.allowed[variable])) if variable in found.allowed else variable
+                text = f"input {name!r} is {kind}, but {node.op_type} of opset {opset} takes {of}"
+                self.note("ND-09", "error", path, text)
+            elif not wanted.endswith("&") and variable in found.allowed:
+                first, other = bound.setdefault(variable, (kind, name))
+                if first != kind:
+                    text = f"input {name!r} is {kind} and {other!r} is {first}, but {node.op_type} takes one type"
+                    self.note("ND-09", "error", path, text)
+        given = max((n for n, name in enumerate(node.output, 1) if name), default=0)
+        if given and formal(found.outputs, given - 1) is None:
+            text = f"{node.op_type} gives {len(found.outputs)} outputs, not {given}"
+            self.note("ND-08", "error", path, text)
+        if not domain and node.op_type == "If":
+            for name, kinds in zip(node.output, zip(*inner, strict=False), strict=False):
+                if None not in kinds and len(set(kinds)) > 1:
+                    self.note(
+                        "SC-12", "error", path, f"its branches return {' and '.join(map(str, kinds))} for {name!r}"
+                    )
+        if not domain and node.op_type in _RESULTS:
+            return _RESULTS[node.op_type](types, inner, len(node.output))
+        said = _attribute_type(node)
+        return [_result(formal(found.outputs, n), found.allowed, bound, said) for n in range(len(node.output))]
+
+    def call(self, key: tuple[str, str, str], types: list[Type]) -> list[Type]:
+        """The types of a function's outputs, for the types of its operands."""
+        memo = (*key, *types)
+        if memo in self.called or self.depth > DEPTH_LIMIT:
+            return self.called.get(memo, [])
+        self.called[memo] = []  # while it is being looked at: recursions are the importer's to refuse
+        function = self.functions[key]
+        try:
+            opsets = imported(function.opset_import)
+        except ModelError:  # the importer's too
+            return []
+        self.depth += 1
+        place = Place(function, f"function {function.name[:80]!r}", "function")
+        self.called[memo] = self.graph(place, opsets, Env(), types)
+        self.depth -= 1
+        return self.called[memo]
+
+
+def _supplied(node: Any, types: list[Type]) -> list[Type]:
+    """The types of the operands that a node hands to its graphs."""
+    if normal_domain(node.domain):
+        return []
+    match node.op_type:
+        case "Loop":
+            return ["int64", "bool", *types[2:]]
+        case "Scan":
+            return types
+        case _:
+            return []
+
+
+def _attribute_type(node: Any) -> Type:
+    """The element type that an attribute asks for, or has itself."""
+    for a in node.attribute:
+        match a.name:
+            case _ if a.ref_attr_name:
+                continue
+            case "to" | "dtype" | "output_dtype" | "output_datatype":
+                return element(a.i)
+            case "value" if a.HasField("t"):
+                return element(a.t.data_type)
+            case "sparse_value":
+                return element(a.sparse_tensor.values.data_type)
+            case "value_int" | "value_ints":
+                return "int64"
+            case "value_float" | "value_floats":
+                return "float"
+            case "value_string" | "value_strings":
+                return "string"
+    return None
+
+
+def _result(wanted: str | None, allowed: Mapping[str, frozenset[str]], bound: Mapping[str, Any], said: Type) -> Type:
+    """An output's type: that of its variable, the only one that there is, or what an attribute asks for."""
+    if wanted is None or wanted.endswith("&"):
+        return None
+    if wanted in bound:
+        return bound[wanted][0]
+    choices = allowed.get(wanted, frozenset({wanted}))
+    return next(iter(choices)) if len(choices) == 1 else said if said in choices else None
+
+
+def _wrap(kind: str) -> Callable[..., list[Type]]:
+    return lambda types, *_: [f"{kind}({types[0]})" if types and types[0] else None]
+
+
+def _unwrap(types: list[Type], *_: Any) -> list[Type]:
+    inner = types[0].partition("(")[2][:-1] if types and types[0] and "(" in types[0] else None
+    return [inner]
+
+
+def _branches(_: Any, inner: list[list[Type]], n: int) -> list[Type]:
+    return [kinds[0] if len(set(kinds)) == 1 else None for kinds in list(zip(*inner, strict=False))[:n]]
+
+
+_RESULTS: Final[dict[str, Callable[..., list[Type]]]] = {
+    "SequenceConstruct": _wrap("seq"),
+    "SplitToSequence": _wrap("seq"),
+    "SequenceAt": _unwrap,
+    "ConcatFromSequence": _unwrap,
+    "If": _branches,
+    "Loop": lambda _, inner, n: (inner[0][1:] if inner else [])[:n],
+    "Scan": lambda _, inner, n: (inner[0] if inner else [])[:n],
+}
+"""Operators whose outputs' types follow from more than a type variable."""

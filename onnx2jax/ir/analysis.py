@@ -1,0 +1,114 @@
+"""What must be known before compiling, read from the operators' declarations alone.
+
+From that follow the parameters (initializers passed as arguments) and the constants (all others), and which inputs a
+call has to supply by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..ops.registry import Operator
+from .graph import Function, Graph, Node
+
+SMALL: Final = 32
+"""Inputs up to this many elements and rank 1 (shapes, axes, counts, scales) can be part of the compile key."""
+
+
+def needed(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
+    """Names, the graph's own and captured ones, whose values decide shapes: they feed Static parameters.
+
+    ``outputs`` are values of the graph that must be known for a reason outside it.
+    """
+    names = set(outputs)
+    for node in reversed(graph.nodes):
+        operator = node.target
+        if isinstance(operator, Operator):
+            names.update(n for i, n in enumerate(node.inputs) if n and operator.parameter(i) in operator.static)
+        for inner, formals in _inner_graphs(node):
+            inside = needed(inner)
+            if inside & {v.name for v in inner.inputs}:
+                # Which operand feeds which formal only the operator knows, except for functions.
+                names.update(_operands(node, inside, formals))
+            names.update(inside & inner.captures)
+        if names.intersection(node.outputs):
+            names.update(_values_read(node))
+    return names
+
+
+def _inner_graphs(node: Node) -> Iterator[tuple[Graph, bool]]:
+    yield from ((g, False) for g in node.graphs)
+    if isinstance(node.target, Function):
+        yield node.target.body, True
+
+
+def _operands(node: Node, inside: set[str], formals: bool) -> Iterator[str]:
+    if not formals:
+        return iter(filter(None, node.inputs))
+    assert isinstance(node.target, Function)
+    return (n for n, formal in zip(node.inputs, node.target.body.inputs, strict=False) if n and formal.name in inside)
+
+
+def _values_read(node: Node) -> Iterator[str]:
+    """Names whose values (not only shapes) a node's outputs depend on."""
+    operator = node.target
+    shaped = operator.shaped if isinstance(operator, Operator) else frozenset()
+    for i, name in enumerate(node.inputs):
+        if name and not (isinstance(operator, Operator) and operator.parameter(i) in shaped):
+            yield name
+    for inner in node.graphs:
+        yield from inner.captures
+
+
+def sources(nodes: Iterable[Node], values: Iterable[str]) -> set[str]:
+    """The names that the given nodes do not define and from which the given values are computed."""
+    producers = {name: node for node in nodes for name in node.outputs if name}
+    pending, seen = list(values), set()
+    while pending:
+        name = pending.pop()
+        if name not in seen:
+            seen.add(name)
+            if name in producers:
+                pending.extend(_values_read(producers[name]))
+    return {name for name in seen if name not in producers}
+
+
+def parameters(graph: Graph) -> dict[str, np.ndarray]:
+    """The arrays that ``Model.params`` holds, by Graph.key: floating and quantised ones whose values decide no shape.
+
+    Scalars that the file writes as Constant nodes are not among them: they are the network's arithmetic (an epsilon,
+    an exponent), not its weights.
+
+    Raises:
+        UnsupportedError: two would have the same key.
+    """
+    params: dict[str, np.ndarray] = {}
+    keys: set[str] = set()
+    for inner in graph.walk():
+        fixed = needed(inner)
+        for name, value in inner.initializers.items():
+            if inner.key(name) in keys:
+                raise UnsupportedError(
+                    f"two tensors of the model would both be {inner.key(name)!r} in Model.params: one of that name, "
+                    f"and {name!r} of graph {inner.name!r} at {inner.path!r}; rename one of them in the file"
+                )
+            keys.add(inner.key(name))
+            if name not in fixed and _is_weight(value) and not (name in inner.lifted and value.size <= 1):
+                params[inner.key(name)] = value
+    return params
+
+
+def _is_weight(value: np.ndarray) -> bool:
+    if value.dtype == object:
+        return False
+    quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > SMALL
+    return bool(np.issubdtype(value.dtype, np.inexact)) or value.dtype.kind == "V" or quantised
+
+
+def by_value(value: Any) -> bool:
+    """Whether an input is small enough to be part of the compile key: a shape, axes, a count, scales."""
+    return getattr(value, "ndim", 2) <= 1 and value.size <= SMALL and value.dtype != object

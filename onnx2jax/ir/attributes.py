@@ -1,0 +1,73 @@
+"""The values of attributes: from their messages to what operators take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ModelError
+from ..proto.external import ExternalFiles
+from ..proto.tensors import to_array, to_dense
+from ..proto.types import to_type
+from . import rules
+
+
+def kind_of(a: Any, where: str, ir_version: int, strict: bool) -> int:
+    """The type of an AttributeProto, as its code; its value lies in the field of that type and in no other."""
+    kind = a.type or _untyped(a, where, ir_version, strict)
+    if used := [n for n in rules.used_fields(a) if n != rules.VALUE_FIELDS.get(kind)]:
+        raise ModelError(
+            f"{where}: attribute {a.name!r} of type {kind} has a value in {used[0]!r}; "
+            f"its type asks for {rules.VALUE_FIELDS.get(kind, 'no known field')!r} (rules AT-01, AT-02)"
+        )
+    return kind
+
+
+def _untyped(a: Any, where: str, ir_version: int, strict: bool) -> int:
+    """IR 1 did not write an attribute's type; the one field in use tells it (rule AT-03)."""
+    kinds = {field: kind for kind, field in rules.VALUE_FIELDS.items()}
+    used = [kinds[n] for n in rules.used_fields(a)]
+    if ir_version >= 2 and strict:
+        raise ModelError(f"{where}: attribute {a.name!r} has no type (rule AT-02)")
+    if len(used) != 1:
+        raise ModelError(f"{where}: attribute {a.name!r} has no type and {len(used)} values (rules AT-01, AT-03)")
+    return used[0]
+
+
+def value(a: Any, kind: int, where: str, files: ExternalFiles, graph: Callable[..., Any]) -> Any:
+    """What an AttributeProto of a type holds; ``graph`` builds a graph from its message and its place in a list."""
+    match kind:
+        case 1:
+            return a.f
+        case 2:
+            return a.i
+        case 3:
+            return _text(a.s)
+        case 4:
+            return to_array(a.t, files)
+        case 5:
+            return graph(a.g)
+        case 6:
+            return tuple(a.floats)
+        case 7:
+            return tuple(a.ints)
+        case 8:
+            return tuple(map(_text, a.strings))
+        case 9:
+            return tuple(to_array(t, files) for t in a.tensors)
+        case 10:
+            return tuple(graph(g, i) for i, g in enumerate(a.graphs))
+        case 11:
+            return to_dense(a.sparse_tensor, files)
+        case 12:
+            return tuple(to_dense(t, files) for t in a.sparse_tensors)
+        case 13:
+            return to_type(a.tp)
+        case 14:
+            return tuple(map(to_type, a.type_protos))
+        case _:
+            raise ModelError(f"{where}: attribute {a.name!r} has type {a.type}, which is not defined (rule AT-02)")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")

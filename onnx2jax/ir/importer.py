@@ -1,0 +1,383 @@
+"""From messages to frozen graphs: names resolved, nodes bound, constants decoded, the format's rules kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import ModelError, OnnxError, UnsupportedError
+from ..ops.registry import LEGACY_HINTS
+from ..proto.devices import read_configurations, read_node
+from ..proto.external import ExternalFiles
+from ..proto.names import inside, node_names, normal_domain
+from ..proto.operator_sets import OperatorSet, find
+from ..proto.tensors import to_array, to_dense
+from ..proto.types import ValueInfo, to_value_info
+from . import attributes, binding, rules
+from .derivatives import prepared
+from .graph import Function, Graph, Imported, Missing, Node, Reference
+from .metadata import entries, metadata
+
+NEWEST_IR: Final = 14
+EXPANSION_LIMIT: Final = 1_000_000
+"""Nodes a model may have after every function call is expanded; a chain of doubling functions passes it quickly."""
+DEPTH_LIMIT: Final = 100
+"""How deep functions and graphs may lie in one another; the onnx package allows as much."""
+
+Collect = Callable[[OnnxError, str], None]
+"""Takes a broken rule and where it is, instead of an exception at the first one."""
+
+
+def build(
+    model: Any,
+    files: ExternalFiles,
+    *,
+    strict: bool = False,
+    allow_newer_opset: bool = False,
+    documents: Iterable[OperatorSet] = (),
+) -> Imported:
+    """A ModelProto as frozen objects. Operators that nothing serves end up in ``missing``.
+
+    Args:
+        model: the message.
+        files: where its external data lies.
+        strict: keep rules of order and form that common runtimes do not.
+        allow_newer_opset: operator sets newer than those known here mean what the newest known does.
+        documents: operator set documents, whose functions serve what nothing else does.
+
+    Raises:
+        ModelError: the model breaks a rule of the format.
+        UnsupportedError: its IR or operator set version is newer than those known here.
+    """
+    return Importer(model, files, strict, allow_newer_opset, None, documents).model()
+
+
+Parameters = dict[str, int]
+"""The attributes of the function being built, each with the type in which its body uses it, 0 while unknown."""
+
+
+class Importer:
+    """What the graphs of one model share while they are built.
+
+    ``collect``, when given, takes every broken rule; the result is then what could be read in spite of them, not to
+    be run.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        files: ExternalFiles,
+        strict: bool,
+        allow_newer_opset: bool,
+        collect: Collect | None,
+        documents: Iterable[OperatorSet] = (),
+    ) -> None:
+        self._model_files, self._documents = files, tuple(documents)
+        self.files, self.strict, self.allow_newer_opset, self.collect = files, strict, allow_newer_opset, collect
+        self._model, self.ir_version = model, model.ir_version
+        self.opsets = dict(binding.NEWEST)
+        with self.guard("model, opset_import"):
+            self.opsets = binding.opsets_of(model)
+        self.missing: list[Missing] = []
+        self._depth = 0
+        self._messages: dict[tuple[str, str, str], Any] = {}
+        for f in model.functions:
+            texts = (f.domain, f.name, f.overload, *f.input, *f.output, *f.attribute)
+            rules.check_text(f"function {f.name!r:.80}", *texts)
+            key = (normal_domain(f.domain), f.name, f.overload)
+            with self.guard(f"function {'.'.join(filter(None, key))!r}"):
+                if self._messages.setdefault(key, f) is not f:
+                    raise ModelError(f"function {'.'.join(filter(None, key))!r} is defined twice (rule FN-01)")
+        self._functions: dict[tuple[str, str, str], Function | None] = {}
+
+    def model(self) -> Imported:
+        """The whole model."""
+        model = self._model
+        with self.guard("model"):
+            if model.ir_version < 1:
+                raise ModelError(f"ir_version is {model.ir_version}; it starts at 1 (rule MV-01)")
+            if model.ir_version > NEWEST_IR:
+                raise UnsupportedError(
+                    f"ir_version is {model.ir_version}, the newest known here is {NEWEST_IR} (rule MV-02)"
+                )
+        graph = self.graph(model.graph, "", self.opsets, {})
+        with self.guard(f"graph {graph.name!r}"):
+            if graph.captures:
+                raise ModelError(
+                    f"{rules.quoted(graph.captures)} read or returned by graph {graph.name!r} but defined nowhere "
+                    "(no input, initializer or earlier node has the name; rules GR-01, GR-14)"
+                )
+            self.check_size(graph)
+            graph = prepared(graph)
+        configurations = read_configurations(model)
+        return Imported(graph, self.opsets, metadata(model), model.ir_version, tuple(self.missing), configurations)
+
+    @contextmanager
+    def guard(self, where: str) -> Iterator[None]:
+        """Rules broken inside end the import, or go to ``collect`` when everything wrong is wanted at once."""
+        try:
+            yield
+        except OnnxError as e:
+            if self.collect is None:
+                raise
+            self.collect(e, where)
+
+    def unused_functions(self) -> None:
+        """Build what no node calls, to see what is wrong with it."""
+        for key in self._messages:
+            with self.guard(f"function {'.'.join(filter(None, key))!r}"):
+                self._function(*key)
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        if self._depth > DEPTH_LIMIT:
+            raise ModelError(f"functions and graphs lie over {DEPTH_LIMIT} deep in one another (rule FN-20)")
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def graph(self, message: Any, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Graph:
+        """A graph; ``path`` is where it stands in the model, empty for the main graph."""
+        with self._deeper():
+            return self._graph(message, path, opsets, parameters)
+
+    def _graph(self, message: Any, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Graph:
+        where = f"graph {(message.name or path)[:80]!r}"
+        rules.check_text(where, message.name)
+        initializers: dict[str, np.ndarray] = {}
+        stored: list[tuple[str, Any, Callable[..., np.ndarray]]] = [
+            *((t.name, t, partial(to_array, later=True)) for t in message.initializer),
+            *((s.values.name, s, to_dense) for s in message.sparse_initializer),
+        ]
+        for name, tensor, convert in stored:
+            with self.guard(f"{where}, initializer {name!r}"):
+                if not name or name in initializers:
+                    problem = "defined twice" if name else "unnamed"
+                    raise ModelError(f"{where}: initializer {name!r} is {problem} (rule GR-09)")
+                initializers[name] = np.empty(0)
+                initializers[name] = convert(tensor, self.files)
+        inputs, outputs = self._declared(message.input, where), self._declared(message.output, where)
+        with self.guard(where):
+            if not all(v.name for v in inputs):
+                raise ModelError(f"{where} has an input without a name (rule GR-24)")
+        for v in inputs:
+            with self.guard(f"{where}, initializer {v.name!r}"):
+                rules.check_default(where, v, initializers.get(v.name))
+        nodes, constants = self._nodes(message.node, where, path, opsets, parameters)
+        with self.guard(where):
+            rules.single_definitions(where, inputs, initializers, nodes, constants)
+        order = self._ordered(where, nodes, {v.name for v in inputs} | initializers.keys() | constants.keys())
+        value_info = {v.name: v for v in self._declared(message.value_info, where)}
+        return Graph(
+            message.name,
+            path,
+            inputs,
+            outputs,
+            initializers | constants,
+            order,
+            frozenset(constants),
+            value_info,
+            metadata=entries(message),
+            quantization={
+                a.tensor_name: {e.key: e.value for e in a.quant_parameter_tensor_names}
+                for a in message.quantization_annotation
+            },
+        )
+
+    def _declared(self, messages: Iterable[Any], where: str) -> tuple[ValueInfo, ...]:
+        result = []
+        for message in messages:
+            info = ValueInfo(message.name)
+            rules.check_text(where, message.name)
+            with self.guard(f"{where}, value {message.name!r}"):
+                info = to_value_info(message)
+            result.append(info)
+        return tuple(result)
+
+    def _ordered(self, where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ...]:
+        if self.strict:
+            with self.guard(where):
+                rules.in_order(where, nodes, set(defined), strict=True)
+        order = tuple(nodes)
+        with self.guard(where):
+            order = rules.in_order(where, nodes, defined)
+        return order
+
+    def _nodes(
+        self, messages: Iterable[Any], where: str, path: str, opsets: Mapping[str, int], parameters: Parameters
+    ) -> tuple[list[Node], dict[str, np.ndarray]]:
+        """The nodes, and the tensors that Constant nodes hold: those are initializers written otherwise."""
+        nodes: list[Node] = []
+        constants: dict[str, np.ndarray] = {}
+        for message, name in zip(messages, node_names(messages), strict=True):
+            here = f"{where}, node {name!r:.80}"
+            rules.check_text(here, message.op_type, message.domain, name, *message.input, *message.output)
+            given: dict[str, Any] = {}
+            for a in message.attribute:
+                if a.name in LEGACY_HINTS:
+                    continue
+                rules.check_text(here, a.name, a.ref_attr_name)
+                with self.guard(f"{here}, attribute {a.name!r}"):
+                    if a.name in given:
+                        raise ModelError(f"{here} has an attribute twice: {a.name!r} (rule ND-10)")
+                    given[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
+            domain = normal_domain(message.domain)
+            tensor = given.get("value") if (domain, message.op_type) == ("", "Constant") else None
+            if isinstance(tensor, np.ndarray) and len(given) == len(message.output) == 1 and not message.input:
+                with self.guard(here):
+                    if message.output[0] in constants:
+                        raise ModelError(f"{where}: {message.output[0]!r} is defined more than once (rule GR-02)")
+                constants[message.output[0]] = tensor
+                continue
+            inputs, outputs = _trimmed(message.input), _trimmed(message.output)
+            opset = opsets.get(domain, 0)
+            node = Node(name, message.op_type, domain, opset, inputs, outputs, given, None, metadata=entries(message))
+            if message.device_configurations:
+                node = replace(node, devices=read_node(message))
+            with self.guard(here):
+                node = self._bound(node, message, where, opsets)
+            nodes.append(node)
+        return nodes, constants
+
+    def _bound(self, node: Node, message: Any, where: str, opsets: Mapping[str, int]) -> Node:
+        """The node with what serves it; it fits."""
+        if not node.op_type:
+            raise ModelError(f"{where}, node {node.name!r} has no op_type (rule OR-08)")
+        if node.domain not in opsets:
+            imported = ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in opsets.items())
+            rule = "FN-04" if any(key[0] == node.domain for key in self._messages) else "OR-06"
+            raise ModelError(
+                f"{where}, node {node.name!r} uses {node.op_type} of domain {node.domain or 'ai.onnx'!r}, "
+                f"which opset_import does not name (it has {imported}; rule {rule if node.domain else 'OR-04'})"
+            )
+        target: Any = None
+        if not binding.built_in_wins(node):
+            target = self._function(node.domain, node.op_type, message.overload)
+        target = target or binding.find(node, self.allow_newer_opset) or self._from_document(node, message.overload)
+        given = node.attributes
+        if isinstance(target, Function):
+            rules.check_call(node, target, message)
+        elif target is not None:
+            binding.check(node, target)
+            given = binding.land(target, given)
+        return replace(node, attributes=given, target=target)
+
+    def _function(self, domain: str, name: str, overload: str) -> Function | None:
+        key = (domain, name, overload)
+        if key not in self._messages:
+            return None
+        title = ".".join(filter(None, key))
+        return self._once(key, title, f"function {title!r}", self._messages[key], self._model_files, self.opsets)
+
+    def _from_document(self, node: Node, overload: str) -> Function | None:
+        found = find(self._documents, node.domain, node.op_type, overload, node.opset)
+        if isinstance(found, str):
+            self.missing.append(Missing(node.domain, node.op_type, node.opset, node.name, overload, found))
+            return None
+        document, message = found
+        if document.ir_version > NEWEST_IR:
+            raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR} (rule MV-02)")
+        # The version keeps what two documents of one domain say apart, in names of weights too.
+        key = (f"{node.domain}:{document.version}", node.op_type, overload)
+        title = ".".join(filter(None, key))
+        return self._once(key, title, f"function {title!r} of {document.name}", message, document.files, {})
+
+    def _once(
+        self, key: Any, title: str, where: str, message: Any, files: ExternalFiles, opsets: Mapping[str, int]
+    ) -> Function:
+        if key not in self._functions:
+            outside, self.files = self.files, files
+            try:
+                with self._deeper():
+                    self._functions[key] = None  # being built: meeting it again is a recursion
+                    self._functions[key] = self._build_function(key, title, where, message, opsets)
+            finally:
+                self.files = outside
+        function = self._functions[key]
+        if function is None:
+            begun = [k for k, f in self._functions.items() if f is None]
+            between = ", ".join(repr(".".join(filter(None, k))) for k in begun[begun.index(key) + 1 :])
+            raise ModelError(f"{where} calls itself{' through ' * bool(between)}{between} (rule FN-19)")
+        return function
+
+    def _build_function(
+        self, key: tuple[str, str, str], title: str, where: str, message: Any, fallback: Mapping[str, int]
+    ) -> Function:
+        defaults: dict[str, Any] = {}
+        parameters: Parameters = dict.fromkeys(message.attribute, 0)
+        for a in message.attribute_proto:
+            with self.guard(f"{where}, attribute {a.name!r}"):
+                defaults[a.name] = self._attribute(a, where, title, {}, {})
+                parameters[a.name] = a.type
+        names = (*message.attribute, *(a.name for a in message.attribute_proto))
+        for what, given in (("attribute", names), ("input", tuple(message.input)), ("output", tuple(message.output))):
+            with self.guard(where):
+                if len(set(given)) < len(given):
+                    rule = "FN-11" if what == "output" else "FN-12"
+                    raise ModelError(f"{where} has an {what} twice in {list(given)} (rule {rule})")
+        opsets = fallback
+        with self.guard(where):
+            opsets = binding.opsets(message.opset_import) or fallback
+        nodes, constants = self._nodes(message.node, where, title, opsets, parameters)
+        inputs = tuple(map(ValueInfo, message.input))
+        outputs = tuple(map(ValueInfo, message.output))
+        with self.guard(where):
+            rules.single_definitions(where, inputs, {}, nodes, constants)
+        order = self._ordered(where, nodes, {*message.input, *constants})
+        body = Graph(title, title, inputs, outputs, constants, order, frozenset(constants))
+        with self.guard(where):
+            if body.captures:
+                raise ModelError(f"{rules.quoted(body.captures)} read by {where} but not defined in it (rule FN-07)")
+            body = prepared(body)
+        size = 0
+        with self.guard(where):
+            size = self.check_size(body)
+        required = rules.required(body) - defaults.keys()
+        return Function(*key, tuple(dict.fromkeys(names)), defaults, body, size, parameters, required)
+
+    def check_size(self, graph: Graph) -> int:
+        """The number of nodes once every call is expanded; raises before anything is expanded."""
+        size = 0
+        for node in graph.nodes:
+            size += node.target.size if isinstance(node.target, Function) else 1
+            size += sum(map(self.check_size, node.graphs))
+        if size > EXPANSION_LIMIT:
+            raise ModelError(f"graph {graph.name!r} expands to over {EXPANSION_LIMIT} nodes (rule FN-20)")
+        return size
+
+    def _attribute(self, a: Any, where: str, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Any:
+        if a.ref_attr_name:
+            if a.ref_attr_name not in parameters:
+                raise ModelError(
+                    f"{where}: attribute {a.name!r} refers to {a.ref_attr_name!r}, "
+                    "which is no attribute of an enclosing function (rule FN-16)"
+                )
+            if parameters[a.ref_attr_name] and a.type and parameters[a.ref_attr_name] != a.type:
+                raise ModelError(
+                    f"{where}: attribute {a.name!r} uses {a.ref_attr_name!r} as type {a.type}, which is of type "
+                    f"{parameters[a.ref_attr_name]} elsewhere (rule FN-15)"
+                )
+            parameters[a.ref_attr_name] = a.type or parameters[a.ref_attr_name]
+            return Reference(a.ref_attr_name)
+        kind = attributes.kind_of(a, where, self.ir_version, self.strict)
+
+        def graph(message: Any, i: int | None = None) -> Graph:
+            place = f"{path}.{a.name}" if i is None else f"{path}.{a.name}.{i}"
+            return self.graph(message, place, opsets, parameters)
+
+        return attributes.value(a, kind, where, self.files, graph)
+
+
+def _trimmed(names: Iterable[str]) -> tuple[str, ...]:
+    """Trailing empty names say the same as no names (rule ND-02)."""
+    result = list(names)
+    while result and not result[-1]:
+        result.pop()
+    return tuple(result)

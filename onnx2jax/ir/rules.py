@@ -1,0 +1,133 @@
+"""Rules of the format that a graph, a function or a call has to keep, as the importer applies them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import ModelError
+from ..proto.types import TensorType, ValueInfo
+from . import binding
+from .graph import Function, Graph, Node, Reference
+
+_SCALARS = ("f", "i", "s", "t", "g")
+_LISTS = ("floats", "ints", "strings", "tensors", "graphs")
+_LATER = ("sparse_tensor", "sparse_tensors", "tp", "type_protos")
+VALUE_FIELDS: Final = dict(enumerate((*_SCALARS, *_LISTS, *_LATER), 1))
+"""The field that holds the value of an attribute, by the attribute's type."""
+_FIELD_NAMES: Final = frozenset(VALUE_FIELDS.values())
+
+
+def used_fields(a: Any) -> list[str]:
+    """The fields of an AttributeProto that hold a value."""
+    return [d.name for d, _ in a.ListFields() if d.name in _FIELD_NAMES]
+
+
+def quoted(names: Iterable[str], limit: int = 10) -> str:
+    names = sorted(names)
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(repr, names[:limit])) + more + (" is" if len(names) == 1 else " are")
+
+
+def check_text(where: str, *names: Any) -> None:
+    """Names are UTF-8; what is not arrives from protobuf as bytes."""
+    for name in names:
+        if not isinstance(name, str):
+            raise ModelError(f"{where}: {name[:40]!r} is no UTF-8 text (rule GR-23)")
+
+
+def check_call(node: Node, function: Function, message: Any) -> None:
+    for what, given, formal in (
+        ("inputs", node.inputs, function.body.inputs),
+        ("outputs", node.outputs, function.body.outputs),
+    ):
+        if len(given) > len(formal):
+            raise ModelError(f"{node} gives {len(given)} {what}, the function has {len(formal)} (rule FN-09)")
+    unknown = set(node.attributes) - set(function.attributes)
+    if unknown:
+        known = list(function.attributes)
+        raise ModelError(f"{node} has attributes {sorted(unknown)}; the function has {known} (rule FN-12)")
+    for a in message.attribute:
+        wanted = function.parameters.get(a.name)
+        if wanted and a.type and a.type != wanted:
+            raise ModelError(
+                f"{node} gives attribute {a.name!r} as type {a.type}, the function uses it as {wanted} (rule FN-15)"
+            )
+    lacking = sorted(function.required - set(node.attributes))
+    if lacking:
+        raise ModelError(f"{node} does not give {lacking}, which have no default and are needed inside (rule FN-14)")
+
+
+def required(body: Graph) -> frozenset[str]:
+    """Attributes of a function that operators in its body cannot do without."""
+    names: set[str] = set()
+    pending = list(body.nodes)
+    while pending:
+        node = pending.pop()
+        pending += [n for g in node.graphs for n in g.nodes]
+        references = {k: v.name for k, v in node.attributes.items() if isinstance(v, Reference)}
+        if references and node.target is not None:
+            target = node.target
+            needed = target.required if isinstance(target, Function) else binding.required(target)
+            names.update(references[k] for k in needed if k in references)
+    return frozenset(names)
+
+
+def check_default(where: str, declared: ValueInfo, value: np.ndarray | None) -> None:
+    """An initializer that is an input's default is of the input's type (rule GR-19)."""
+    kind = declared.type
+    if value is None or not isinstance(kind, TensorType):
+        return
+    shape = value.shape if kind.shape is None else kind.shape
+    fits = len(shape) == value.ndim and all(
+        want == have for want, have in zip(shape, value.shape, strict=True) if isinstance(want, int)
+    )
+    if kind.dtype != value.dtype or not fits:
+        have = TensorType(value.dtype, value.shape)
+        raise ModelError(f"{where}: input {declared} has an initializer of type {have} (rule GR-19)")
+
+
+def single_definitions(
+    where: str,
+    inputs: Iterable[ValueInfo],
+    initializers: Iterable[str],
+    nodes: Iterable[Node],
+    constants: Iterable[str],
+) -> None:
+    names = [v.name for v in inputs] + list(constants) + [n for node in nodes for n in node.outputs if n]
+    names += set(initializers) - {v.name for v in inputs}  # an initializer may be an input's default (rule GR-04)
+    twice = [n for n, times in Counter(names).items() if times > 1]
+    if twice:
+        raise ModelError(f"{where}: {quoted(twice)} defined more than once (rule GR-02)")
+
+
+def in_order(where: str, nodes: list[Node], defined: set[str], strict: bool = False) -> tuple[Node, ...]:
+    """The nodes so that each comes after those it reads. Files out of order are sorted unless ``strict``."""
+    later = {n for node in nodes for n in node.outputs} - defined
+    readers: dict[str, list[int]] = {}
+    waiting_for = [0] * len(nodes)
+    for i, node in enumerate(nodes):
+        for name in later.intersection(node.reads):
+            readers.setdefault(name, []).append(i)
+            waiting_for[i] += 1
+    ready = [i for i, n in enumerate(waiting_for) if n == 0]
+    heapq.heapify(ready)  # the first of the file that can go is next, so a file in order stays as it is
+    result: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        if strict and i != len(result):
+            raise ModelError(f"{where}: {nodes[len(result)]} reads a value that a later node defines (rule GR-01)")
+        result.append(i)
+        for name in nodes[i].outputs:
+            for reader in readers.pop(name, ()):
+                waiting_for[reader] -= 1
+                if waiting_for[reader] == 0:
+                    heapq.heappush(ready, reader)
+    if len(result) < len(nodes):
+        blocked = [node.name for node, n in zip(nodes, waiting_for, strict=True) if n]
+        raise ModelError(f"{where} has a cycle through {quoted(blocked)} waiting (rule GR-01)")
+    return tuple(nodes[i] for i in result)

@@ -1,0 +1,216 @@
+"""Training information of a model: the graphs that initialize and update its variables, and what they assign."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import ModelError
+from ..proto.types import TensorType, ValueInfo
+from .derivatives import prepared
+from .graph import Function, Graph, Node
+from .importer import Importer
+from .rules import quoted
+
+GRAPH_CALL: Final = ("ai.onnx.preview.training", "GraphCall")
+"""The operator that runs the main graph inside an algorithm: in files of ONNX 1.7.0 only."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingInfo:
+    """One entry of ``training_info``."""
+
+    path: str
+    """Where it stands in the model: ``training_info[0]``."""
+    name: str
+    """The name of the algorithm's graph."""
+    initialization: Graph
+    initialization_binding: Mapping[str, str]
+    algorithm: Graph
+    """The main graph followed by the algorithm's (rule TR-16), or the latter alone when it calls the main graph."""
+    update_binding: Mapping[str, str]
+    own: Mapping[str, np.ndarray]
+    """The initializers of the algorithm's graph."""
+
+    def key(self, name: str) -> str:
+        """The name of one of its own initializers among those of the whole model."""
+        return f"{self.path}.algorithm/{name}"
+
+    @property
+    def assigned(self) -> set[str]:
+        """The variables that it initializes or updates."""
+        return {*self.initialization_binding, *self.update_binding}
+
+
+def read_training(model: Any, main: Graph, importer: Importer) -> tuple[TrainingInfo, ...]:
+    """Every training_info of a model, checked.
+
+    Args:
+        model: the ModelProto.
+        main: its graph.
+        importer: what built the graph; it raises, or collects, each broken rule.
+
+    Raises:
+        ModelError: a graph or a binding breaks a rule.
+    """
+    with importer.guard("graph"):
+        if calls := [n for n in main.nodes if (n.domain, n.op_type) == GRAPH_CALL]:
+            raise ModelError(f"{calls[0]} stands in the main graph; only algorithms call it (rule TR-18)")
+    infos = tuple(_read(i, info, model, main, importer) for i, info in enumerate(model.training_info))
+    times = Counter(name for info in infos for name in info.update_binding if name in main.initializers)
+    with importer.guard("training_info"):
+        if importer.strict and (twice := [name for name, n in times.items() if n > 1]):
+            raise ModelError(f"{quoted(twice)} assigned by several update bindings (rule TR-09)")
+    return infos
+
+
+def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) -> TrainingInfo:
+    path = f"training_info[{index}]"
+    first = importer.graph(info.initialization, f"{path}.initialization", importer.opsets, {})
+    own = importer.graph(info.algorithm, f"{path}.algorithm", importer.opsets, {})
+    variables = main.initializers.keys() | own.initializers.keys()
+    _check_initialization(info, first, variables, f"{path}, initialization", importer)
+    where = f"{path}, algorithm"
+    calls = [n for n in own.nodes if (n.domain, n.op_type) == GRAPH_CALL]
+    algorithm = main
+    with importer.guard(where):
+        _check_calls(own, main, calls)
+        importer.missing = [m for m in importer.missing if (m.domain, m.op_type) != GRAPH_CALL]
+        algorithm = prepared(_calling(main, own) if calls else _combined(main, own))
+        if unknown := algorithm.captures:
+            raise ModelError(f"{quoted(unknown)} read or returned by {where} but defined nowhere (rules GR-01, GR-14)")
+    sparse = {s.values.name for s in (*model.graph.sparse_initializer, *info.algorithm.sparse_initializer)}
+    bindings = [
+        _binding(entries, f"{path}, {what}", variables, sparse, graph.outputs, importer)
+        for entries, what, graph in (
+            (info.initialization_binding, "initialization_binding", first),
+            (info.update_binding, "update_binding", algorithm),
+        )
+    ]
+    return TrainingInfo(path, own.name, first, bindings[0], algorithm, bindings[1], own.initializers)
+
+
+def _check_initialization(info: Any, graph: Graph, variables: Collection[str], where: str, importer: Importer) -> None:
+    with importer.guard(where):
+        if info.initialization_binding and not info.HasField("initialization"):
+            raise ModelError(f"{where}: there is an initialization_binding, but no such graph (rule TR-07)")
+        if info.initialization.input:
+            raise ModelError(
+                f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it starts from nothing (rule TR-05)"
+            )
+    with importer.guard(where):
+        if unknown := graph.captures.difference(variables):
+            raise ModelError(f"{quoted(unknown)} read or returned by {where} but defined nowhere (rules GR-01, GR-14)")
+
+
+def _binding(
+    entries: Any,
+    path: str,
+    variables: Collection[str],
+    sparse: Collection[str],
+    outputs: Iterable[ValueInfo],
+    importer: Importer,
+) -> dict[str, str]:
+    """Variable -> the output assigned to it."""
+    binding: dict[str, str] = {}
+    names = {v.name for v in outputs}
+    for entry in entries:
+        with importer.guard(path):
+            if entry.key in binding:
+                raise ModelError(f"{path}: {entry.key!r} is assigned twice (rule TR-09)")
+            if entry.key in names and entry.value in variables:
+                raise ModelError(
+                    f"{path}: {entry.key!r} and {entry.value!r} are the wrong way round; the key is the variable "
+                    "(rule TR-08)"
+                )
+            if entry.key in sparse:
+                raise ModelError(f"{path}: {entry.key!r} is a sparse initializer; variables are dense (rule TR-29)")
+            if entry.key not in variables:
+                raise ModelError(
+                    f"{path}: {entry.key!r} is no initializer of the main graph or of this algorithm, which have "
+                    f"{sorted(variables)[:10]} (rule TR-10)"
+                )
+            if entry.value not in names:
+                raise ModelError(
+                    f"{path}: {entry.value!r} is no output of the graph, which has {sorted(names)[:10]} (rule TR-11)"
+                )
+            binding[entry.key] = entry.value
+    return binding
+
+
+def _combined(main: Graph, own: Graph) -> Graph:
+    """The main graph followed by the algorithm's (rule TR-16)."""
+    clash = _defined(main) & _defined(own)
+    if clash:
+        raise ModelError(f"{quoted(clash)} defined by the main graph and by algorithm {own.name!r} (rule TR-17)")
+    return replace(
+        main,
+        name=own.name or main.name,
+        inputs=main.inputs + own.inputs,
+        outputs=main.outputs + own.outputs,
+        initializers={**main.initializers, **own.initializers},
+        nodes=main.nodes + own.nodes,
+        lifted=main.lifted | own.lifted,
+        value_info={**main.value_info, **own.value_info},
+    )
+
+
+def _defined(graph: Graph) -> set[str]:
+    return (
+        {v.name for v in graph.inputs}
+        | graph.initializers.keys()
+        | {n for node in graph.nodes for n in node.outputs if n}
+    )
+
+
+def _check_calls(own: Graph, main: Graph, calls: list[Node]) -> None:
+    everywhere = [n for graph in own.walk() for n in graph.nodes if (n.domain, n.op_type) == GRAPH_CALL]
+    if inner := [n for n in everywhere if n not in calls]:
+        raise ModelError(f"{inner[0]} stands inside another node; it belongs among the algorithm's own (rule TR-18)")
+    for call in calls:
+        name = call.attributes.get("graph_name")
+        if name != main.name:
+            raise ModelError(f"{call} has graph_name ({name!r}); the main graph is {main.name!r} (rule TR-18)")
+        if len(call.inputs) > len(main.inputs) or len(call.outputs) > len(main.outputs):
+            raise ModelError(
+                f"{call} has {len(call.inputs)} inputs and {len(call.outputs)} outputs, the main graph "
+                f"{len(main.inputs)} and {len(main.outputs)} (rule TR-18)"
+            )
+
+
+def _calling(main: Graph, own: Graph) -> Graph:
+    """The algorithm's graph, in which calls of the main graph are calls of a function.
+
+    The function's formal inputs are the main graph's and all its initializers: thus a call's dependence on each
+    variable is in sight, of Gradient too (rule TR-19).
+    """
+    clash = main.initializers.keys() & _defined(own)
+    if clash:
+        raise ModelError(f"{quoted(clash)} defined by the main graph and by algorithm {own.name!r} (rule TR-17)")
+    formals = [v.name for v in main.inputs]
+    rest = tuple(n for n in main.initializers if n not in formals)
+    values = tuple(_declared(n, main.initializers[n]) for n in rest)
+    body = replace(main, inputs=main.inputs + values, initializers={})
+    function = Function(*GRAPH_CALL, "", (), {}, body, len(main.nodes), {}, frozenset())
+
+    def bound(node: Node) -> Node:
+        if (node.domain, node.op_type) != GRAPH_CALL:
+            return node
+        given = dict(zip(formals, node.inputs, strict=False))
+        operands = tuple(given.get(n) or (n if n in main.initializers else "") for n in formals)
+        if not all(operands):
+            lacking = [n for n, operand in zip(formals, operands, strict=True) if not operand]
+            raise ModelError(f"{node} leaves out inputs {lacking}, which have no initializer (rule TR-18)")
+        return replace(node, inputs=operands + rest, attributes={}, target=function)
+
+    return replace(
+        own, path="", nodes=tuple(map(bound, own.nodes)), initializers={**main.initializers, **own.initializers}
+    )
+
+
+def _declared(name: str, value: np.ndarray) -> ValueInfo:
+    return ValueInfo(name, TensorType(value.dtype, value.shape))

@@ -1,0 +1,130 @@
+"""From a file to a Model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from ..checker.check import check_message
+from ..ir import binding
+from ..ir.importer import build
+from ..proto.files import read_model
+from ..proto.operator_sets import read_operator_sets
+from ..proto.origin import Origin
+from ..proto.walk import tensors
+from ..runtime.compiled import Settings
+from ..sharding.configurations import placement
+from .max_size import with_max_size
+from .model import Model
+from .rebatch import rebatched
+
+
+def convert(
+    source: Any,
+    *,
+    strict: bool = False,
+    static: Mapping[str, Any] | None = None,
+    dim_overrides: Mapping[str, int] | None = None,
+    bucket: Mapping[str, Sequence[int]] | None = None,
+    max_size: Mapping[str, int] | None = None,
+    max_trips: int | None = None,
+    rebatch: bool | Mapping[str, int] = False,
+    warn_after: int = 16,
+    external_data_dir: str | os.PathLike[str] | None = None,
+    follow_links: bool = False,
+    allow_newer_opset: bool = False,
+    buffers: Mapping[str, Any] | None = None,
+    operator_sets: Iterable[Any] = (),
+    verify_checksums: bool = False,
+    mesh: Mesh | None = None,
+    shardings: Mapping[str, PartitionSpec] | None = None,
+    device_configuration: str | None = None,
+    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
+) -> Model:
+    """Turn an ONNX model into a JAX function.
+
+    Args:
+        source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``.
+        strict: refuse whatever breaks a rule of the format (see ``check``), also where common runtimes accept it.
+        static: values for inputs, fixed now. Needed only for a jit of your own around a model whose shapes
+            depend on the values of inputs; a plain call finds them by itself.
+        dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``.
+        bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
+            ``{"seq": [64, 128]}``. Outputs that declare the variable are cut back. Sound only if the model masks
+            what is padded (an attention mask among the inputs, say): that is for you to know.
+        max_size: sizes, by node name, for nodes whose output shape depends on data (NonZero, NonMaxSuppression,
+            Unique, Compress, and the scan outputs of a Loop whose trips depend on data): ``{"nms": 100}``. Their
+            results are padded to it and the whole model is one jit, for transformations of your own. Each such node
+            adds an output ``name/count``, how many entries are real; a plain call raises when they are more than
+            the size, in a jit of your own compare them yourself.
+        max_trips: trips after which a Loop is an error; without it an endless loop runs for ever.
+        rebatch: repair the constants into which an exporter wrote its batch size, so that any other will do. True: the
+            batch is the first axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``, inputs left
+            out being the same for all samples. ``Model.explain`` lists the nodes changed. Compiles the model twice, to
+            show that several batches at once give what each gives alone.
+        warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
+        external_data_dir: where the weights lie, when not beside the model.
+        follow_links: accept weights that symbolic links place outside that folder.
+        allow_newer_opset: run operator sets newer than those known here as the newest known.
+        buffers: bytes or arrays for weights that are in memory: those whose ``location`` begins with ``#``
+            (``{"#w": array}``), and any other that you would rather give than have read.
+        operator_sets: operator set documents (paths, bytes, binary files): an operator that one of them declares
+            with a body runs without Python. Of several versions of one domain the newest not above the imported one
+            counts. An operator is served by the first of: ONNX's own here, a function in the model, a function
+            registered with ``onnx2jax.op``, a document.
+        verify_checksums: compare external data with the checksums that the file gives; reads all of it.
+        mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
+            first where that divides it; weights are on every device, unless ``shardings`` says otherwise.
+        shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
+            matches counts: ``{"*.weight": PartitionSpec(None, "model")}``.
+        device_configuration: the name of one of the file's own device configurations, to be followed. Without it
+            they are ignored; results are the same.
+        devices: the devices of that configuration, by label or number or in order; those of JAX when left out.
+
+    Returns:
+        A Model.
+
+    Raises:
+        ModelError: the file is no ONNX model or breaks a rule of the format.
+        UnsupportedOperatorError: nothing serves some of its operators; the message lists all of them.
+        ShardingError: a rule does not fit an array or the mesh, or there is no such device configuration.
+        RebatchError: ``rebatch`` cannot be done, or not be shown to be right.
+        FileNotFoundError: no such file.
+
+    >>> import onnx2jax
+    >>> model = onnx2jax.convert(onnx2jax.demo_model())
+    >>> model.inputs[0].name
+    'image'
+    """
+    message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links, buffers=buffers)
+    documents = read_operator_sets(operator_sets)
+    if strict:
+        check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
+    if verify_checksums:
+        for tensor, _ in tensors(message):
+            files.verify(tensor)
+    imported = build(message, files, strict=strict, allow_newer_opset=allow_newer_opset, documents=documents)
+    if imported.missing:
+        raise binding.missing_error(imported.missing)
+    imported = with_max_size(imported, max_size or {})
+    changes: tuple[str, ...] = ()
+    if rebatch:
+        imported, changes = rebatched(imported, rebatch, dim_overrides or {}, static or {})
+    origin = Origin(message, files)
+    placed = placement(imported, device_configuration, devices, mesh, shardings)
+    settings = Settings(max_trips=max_trips, warn_after=warn_after, place=placed.constrain if placed else None)
+    return Model(
+        imported,
+        settings,
+        static=static or {},
+        dim_overrides=dim_overrides or {},
+        bucket=bucket or {},
+        max_size=max_size or {},
+        origin=origin,
+        placement=placed,
+        rebatched=changes,
+    )

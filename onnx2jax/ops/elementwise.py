@@ -1,0 +1,395 @@
+"""Elementwise arithmetic, logic, bits and choice.
+
+Two columns say what an operator is: a NumPy function for known values, one of JAX's otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from functools import reduce
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arrays import axis_of, dims, is_known, is_string, needs_known, xp
+from .cast import cast_to, is_float, is_integer, settled, traced
+from .registry import Static, op, taking
+
+
+def aligned(*values):
+    """Values broadcast against each other the NumPy way, as lax functions want them."""
+    types = {v.dtype for v in values if v.dtype != object}
+    arrays = [traced(v, *types) if len(types) == 1 else traced(v) for v in values]
+    shape = lax.broadcast_shapes(*(v.shape for v in arrays))
+    return [
+        v if v.shape == shape else lax.broadcast_in_dim(v, shape, range(len(shape) - v.ndim, len(shape)))
+        for v in arrays
+    ]
+
+
+def two_columns(numpy_function, jax_function):
+    """One meaning: computed by the first while all values are known, by the second otherwise."""
+
+    def function(*values):
+        types = {v.dtype for v in values if v.dtype != object}
+        if len(types) > 1:
+            raise TypeError(f"the inputs have different element types ({', '.join(map(str, types))}); Cast them first")
+        if not is_known(values):
+            return jax_function(*aligned(*values))
+        with np.errstate(all="ignore"):
+            result = settled(numpy_function(*values))
+        if (
+            is_float(result.dtype) and not is_float(values[0].dtype) and values[0].dtype.kind != "c"
+        ):  # NumPy would choose a type by itself
+            raise TypeError(f"the input ({values[0].dtype}) must have a floating type; Cast it first")
+        return result
+
+    return function
+
+
+def binary(name, numpy_function, jax_function, *, inputs=("A", "B"), since=7):
+    """Register an operator with NumPy's broadcasting, and its form before opset 7, which aligned B by ``axis``."""
+    modern = two_columns(numpy_function, jax_function)
+    op(name, since=since)(taking(*inputs)(modern))
+    if since == 7:
+        op(name)(with_limited_broadcast(modern, *inputs))
+    return modern
+
+
+def with_limited_broadcast(modern, *inputs):
+    @taking(*inputs, axis=None, broadcast=0)
+    def legacy(*operands, axis, broadcast):
+        return modern(operands[0], limited_broadcast(*operands, axis, broadcast))
+
+    return legacy
+
+
+def limited_broadcast(A, B, axis, broadcast):
+    """B shaped so that NumPy's broadcasting does what opset 1 to 6 meant: B's shape is part of A's, from ``axis`` on,
+    or its end when there is no axis. Extents of 1 inside B stretch, as exporters of the time relied on."""
+    if A.shape == B.shape:
+        return B
+    if not broadcast:
+        raise ValueError(
+            f"before opset 7 operands of different shapes {A.shape} and {B.shape} need the attribute broadcast=1; "
+            "set it, or raise the model's opset to 7"
+        )
+    if math.prod(B.shape) == 1:
+        return B.reshape(())
+    start = A.ndim - B.ndim if axis is None else axis_of(axis, A.ndim)
+    part = A.shape[start : start + B.ndim]
+    if start < 0 or len(part) < B.ndim or any(b not in (a, 1) for a, b in zip(part, B.shape, strict=True)):
+        raise ValueError(f"the shape of B {B.shape} is not the part of A's {A.shape} that starts at axis {start}")
+    return B.reshape(B.shape + (1,) * (A.ndim - start - B.ndim))
+
+
+def _erf(x):
+    return np.vectorize(math.erf, otypes=[np.float64])(x.astype(np.float64))
+
+
+def _absolute(x):
+    return x if jnp.issubdtype(x.dtype, np.unsignedinteger) else lax.abs(x)
+
+
+UNARY = {
+    "Abs": (1, "X", np.abs, _absolute),
+    "Acos": (7, "input", np.arccos, lax.acos),
+    "Acosh": (9, "input", np.arccosh, lax.acosh),
+    "Asin": (7, "input", np.arcsin, lax.asin),
+    "Asinh": (9, "input", np.arcsinh, lax.asinh),
+    "Atan": (7, "input", np.arctan, lax.atan),
+    "Atanh": (9, "input", np.arctanh, lax.atanh),
+    "Ceil": (1, "X", np.ceil, lax.ceil),
+    "Cos": (7, "input", np.cos, lax.cos),
+    "Cosh": (9, "input", np.cosh, lax.cosh),
+    "Exp": (1, "input", np.exp, lax.exp),
+    "Floor": (1, "X", np.floor, lax.floor),
+    "IsNaN": (9, "X", lambda x: x != x, lambda x: lax.ne(x, x)),
+    "Log": (1, "input", np.log, lax.log),
+    "Neg": (1, "X", np.negative, lax.neg),
+    "Reciprocal": (1, "X", np.reciprocal, lambda x: lax.div(lax.full_like(x, 1), x)),
+    "Round": (11, "X", np.rint, lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)),
+    "Sign": (9, "input", np.sign, lax.sign),
+    "Sin": (7, "input", np.sin, lax.sin),
+    "Sinh": (9, "input", np.sinh, lax.sinh),
+    "Sqrt": (1, "X", np.sqrt, lax.sqrt),
+    "Tan": (7, "input", np.tan, lax.tan),
+    "Tanh": (1, "input", np.tanh, lax.tanh),
+}
+for _name, (_since, _input, _numpy, _lax) in UNARY.items():
+    op(_name, since=_since)(taking(_input)(two_columns(_numpy, _lax)))
+
+
+def _on_dims(function):
+    """Symbolic dimensions know floor division only; where signs agree it is what ONNX asks for."""
+
+    def checked(a, b):
+        if not (a >= 0 and b > 0):
+            refused = f"division of {a} by {b}: a symbolic dimension is divided by positive numbers only"
+            raise NotImplementedError(refused)
+        return function(a, b)
+
+    return np.frompyfunc(checked, 2, 1)
+
+
+_dims_quotient, _dims_remainder = _on_dims(operator.floordiv), _on_dims(operator.mod)
+
+
+def _quotient(a, b):
+    if object in (a.dtype, b.dtype):
+        return _dims_quotient(a, b)
+    if not is_integer(a.dtype):
+        return np.divide(a, b)
+    floor = a // b
+    result = floor + ((a % b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
+    return np.where(b == 0, ~a.dtype.type(0), result)  # undefined in ONNX; XLA sets all bits
+
+
+def _remainder(a, b):
+    """The sign is the dividend's. By zero, integers give the dividend, as XLA does."""
+    if object in (a.dtype, b.dtype):
+        return _dims_remainder(a, b)
+    return np.where(b == 0, a, np.fmod(a, b)) if is_integer(a.dtype) else np.fmod(a, b)
+
+
+binary("Add", np.add, lax.add)
+binary("Sub", np.subtract, lax.sub)
+binary("Mul", np.multiply, lax.mul)
+divide = binary("Div", _quotient, lax.div)
+remainder = two_columns(_remainder, lax.rem)
+
+
+@op("Mod", since=10)
+def mod(A, B, *, fmod=0):
+    """fmod=1 rounds the quotient towards zero, fmod=0 down (then the result has the sign of B)."""
+    if object in (A.dtype, B.dtype) or fmod:
+        return remainder(A, B)
+    result, m = remainder(A, B), xp(A, B)
+    with np.errstate(all="ignore"):
+        result = m.where((result != 0) & ((result < 0) != (B < 0)), result + B, result)
+    return m.where(result == 0, m.copysign(result, B), result) if is_float(A.dtype) else result
+
+
+@op("Pow", since=7)
+def pow(X, Y):
+    """The result has the type of X, whatever the type of Y."""
+    if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1 and Y.dtype != object:
+        exponent = float(Y.reshape(()))
+        if exponent.is_integer() and (0 if is_integer(X.dtype) else -16) <= exponent <= 16:
+            return aligned(lax.integer_pow(X, int(exponent)), Y)[0]  # exact, and differentiable at zero
+    if is_integer(X.dtype):
+        if is_float(Y.dtype):
+            return cast_to(_float_pow(X.astype(np.float64), Y.astype(np.float64)), X.dtype)
+        return _integer_pow(X, Y)
+    wide = X.dtype
+    if wide != Y.dtype:
+        wide = np.dtype(np.float32 if X.dtype.itemsize < 4 and Y.dtype.itemsize < 4 else np.float64)
+    return cast_to(_float_pow(X.astype(wide), Y.astype(wide)), X.dtype)
+
+
+op("Pow")(with_limited_broadcast(pow, "X", "Y"))
+
+
+def _lax_pow(x, y):
+    # The derivative by y is undefined where x < 0; zero there, not NaN, lets a fixed exponent be a parameter.
+    return lax.pow(x, lax.select(lax.lt(x, lax.full_like(x, 0)), lax.stop_gradient(y), y))
+
+
+_float_pow = two_columns(np.power, _lax_pow)
+
+
+def _squarings(x, y):
+    def step(i, carry):
+        result, power = carry
+        return lax.select(y >> i & 1 != 0, result * power, result), power * power
+
+    return lax.fori_loop(0, 63, step, (lax.full_like(x, 1), x))[0]
+
+
+def _integer_pow(X, Y):
+    """Exact, modulo the width; a negative exponent truncates 1 / x**-y."""
+    if object in (X.dtype, Y.dtype):
+        return settled(np.power(X, Y))
+    y, m = Y.astype(np.int64), xp(X, Y)
+    if is_known((X, Y)):
+        result = np.power(X, np.maximum(y, 0)).astype(X.dtype)
+    else:
+        x, y = aligned(X.astype(np.int64), y)
+        result = _squarings(x, lax.max(y, lax.full_like(y, 0))).astype(X.dtype)
+    odd = m.where(y & 1 == 1, X, X * X)
+    return m.where(y >= 0, result, m.where(abs(X) == 1, odd, m.zeros_like(X)))
+
+
+_largest_dims = np.frompyfunc(jax.core.max_dim, 2, 1)
+_smallest_dims = np.frompyfunc(jax.core.min_dim, 2, 1)
+
+
+def _maximum(a, b):
+    return _largest_dims(a, b) if object in (a.dtype, b.dtype) else np.maximum(a, b)
+
+
+def _minimum(a, b):
+    return _smallest_dims(a, b) if object in (a.dtype, b.dtype) else np.minimum(a, b)
+
+
+def _variadic(function):
+    def fold(*data_0):
+        return reduce(function, data_0)
+
+    return fold
+
+
+total = op("Sum")(_variadic(two_columns(np.add, lax.add)))
+op("Max")(_variadic(two_columns(_maximum, lax.max)))
+op("Min")(_variadic(two_columns(_minimum, lax.min)))
+
+
+@op("Mean")
+def mean(*data_0):
+    """The mean of several tensors, element by element."""
+    return total(*data_0) / data_0[0].dtype.type(len(data_0))
+
+
+@op("Clip")
+def clip(input, min=None, max=None):
+    """min(max, max(input, min)); a bound that is absent is the type's own, so that infinity becomes finite."""
+    info = jnp.finfo(input.dtype) if is_float(input.dtype) else jnp.iinfo(input.dtype)
+    low, high = (_bound(b, d, input.dtype) for b, d in ((min, info.min), (max, info.max)))
+    if is_known((input, low, high)):
+        return np.minimum(np.maximum(input, low), high)
+    return lax.clamp(low, input, high)
+
+
+def _bound(bound, default, dtype):
+    if bound is None:
+        return np.asarray(default, dtype)
+    if math.prod(bound.shape) != 1:
+        raise ValueError(f"the bounds of Clip are scalars (got shape {bound.shape}); use Min and Max for tensors")
+    return bound.reshape(()).astype(dtype)
+
+
+_gauss = two_columns(_erf, lax.erf)
+
+
+@op("Erf", since=9)
+def erf(input):
+    """Opset 9 allows integers too, whose result is truncated."""
+    return cast_to(_gauss(input if is_float(input.dtype) else input.astype(np.float64)), input.dtype)
+
+
+@op("IsInf", since=10)
+def is_inf(X, *, detect_negative=1, detect_positive=1):
+    x = X.astype(np.float32) if X.dtype.itemsize == 1 else X
+    no = xp(x).zeros_like(x, bool)
+    return (x == np.inf if detect_positive else no) | (x == -np.inf if detect_negative else no)
+
+
+# Experimental operators of ONNX 1.0 to 1.4, which old converters (CoreML's above all) left in files.
+
+
+op("Affine")(lambda X, *, alpha=1.0, beta=0.0: X * X.dtype.type(alpha) + X.dtype.type(beta))
+op("Scale")(lambda input, *, scale=1.0: input * input.dtype.type(scale))
+
+
+@op("ImageScaler")
+def image_scaler(input, *, bias=(), scale=1.0):
+    """Images [N, C, H, W] times ``scale`` plus one ``bias`` a channel."""
+    if bias and len(bias) != input.shape[1]:
+        raise ValueError(f"bias has {len(bias)} values for {input.shape[1]} channels (shape {input.shape})")
+    scaled = input * input.dtype.type(scale)
+    return scaled + np.asarray(bias, input.dtype).reshape(-1, 1, 1) if bias else scaled
+
+
+@op("Crop")
+def crop(input, *, border=(0, 0, 0, 0), scale=None):
+    """Cuts (left, top, right, bottom) off images [N, C, H, W]; with ``scale``, a (height, width) from the left top."""
+    left, top, right, bottom = border
+    height, width = scale or (input.shape[2] - top - bottom, input.shape[3] - left - right)
+    if top + height > input.shape[2] or left + width > input.shape[3]:
+        raise ValueError(f"border {tuple(border)} and scale {scale} leave the image of shape {input.shape}")
+    return input[:, :, top : top + height, left : left + width]
+
+
+@op("GivenTensorFill")
+def given_tensor_fill(shape: Static = None, *, values, input_as_shape=0, extra_shape=()):
+    """``values`` in a shape: the attribute's, the input's own, or (input_as_shape) the one that the input lists."""
+    extents = dims(shape) if input_as_shape or shape.dtype.kind == "i" else shape.shape
+    return np.asarray(values, np.float32).reshape(*extents, *extra_shape)
+
+
+def _same(a, b):
+    """Equality that is certain: symbolic dimensions that may or may not be equal raise JAX's own explanation."""
+    return a == b or not (isinstance(a, str) or a < b or a > b)
+
+
+_same_objects = np.frompyfunc(_same, 2, 1)
+
+
+def _equal(a, b):
+    return np.asarray(_same_objects(a, b), bool) if object in (a.dtype, b.dtype) else np.equal(a, b)
+
+
+binary("And", np.logical_and, lax.bitwise_and)
+
+
+binary("Or", np.logical_or, lax.bitwise_or)
+
+
+binary("Xor", np.logical_xor, lax.bitwise_xor)
+
+
+binary("Equal", _equal, lax.eq)
+
+
+binary("Greater", np.greater, lax.gt)
+
+
+binary("Less", np.less, lax.lt)
+
+
+binary("GreaterOrEqual", np.greater_equal, lax.ge, since=12)
+
+
+binary("LessOrEqual", np.less_equal, lax.le, since=12)
+
+
+binary("BitwiseAnd", np.bitwise_and, lax.bitwise_and, since=18)
+
+
+binary("BitwiseOr", np.bitwise_or, lax.bitwise_or, since=18)
+
+
+binary("BitwiseXor", np.bitwise_xor, lax.bitwise_xor, since=18)
+
+
+op("Not")(taking("X")(two_columns(np.logical_not, lax.bitwise_not)))
+
+
+op("BitwiseNot", since=18)(taking("X")(two_columns(np.invert, lax.bitwise_not)))
+
+
+def _shift_right(x, y):
+    return (lax.shift_right_logical if x.dtype.kind == "u" else lax.shift_right_arithmetic)(x, y)
+
+
+# By the width or more, or by a negative count, NumPy and XLA both leave what the sign alone gives, as ONNX asks.
+_SHIFTS = {"LEFT": two_columns(np.left_shift, lax.shift_left), "RIGHT": two_columns(np.right_shift, _shift_right)}
+
+
+@op("BitShift", since=11)
+def bit_shift(X, Y, *, direction: Literal["LEFT", "RIGHT"]):
+    return _SHIFTS[direction](X, Y)
+
+
+@op("Where", since=9)
+def where(condition, X, Y):
+    if is_string(X):
+        condition = needs_known(condition, "X and Y are strings")
+    if is_known((condition, X, Y)):
+        return settled(np.where(condition, X, Y))
+    X, Y = aligned(X, Y)
+    return lax.select(*aligned(condition, X, Y))

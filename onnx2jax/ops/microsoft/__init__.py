@@ -1,0 +1,1 @@
+"""The domain com.microsoft: what onnxruntime's optimizers and quantizers write."""

@@ -1,0 +1,219 @@
+"""The com.microsoft domain, attention."""
+
+from __future__ import annotations
+
+from inspect import Parameter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..arrays import dims
+from ..attention import attend, heads_of, merged, rotary_embedding, window
+from ..linalg import accumulator, product, wide
+from ..norm import standardize
+from ..quant import integer_product, row
+from ..registry import Static, op, taking
+from .fused import MICROSOFT
+
+OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None, "unidirectional": 0}
+
+
+def padding_bias(mask, batch, queries, keys, filler):
+    """A mask in any of the forms that Attention takes, as a bias [batch, 1, 1 or queries, keys]."""
+    if mask is None:
+        return None
+    places = jnp.arange(keys, dtype=np.int32)
+    if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch):
+        ends, starts = mask[:batch, None], mask[batch:, None] if mask.shape[0] > batch else 0
+        live = ((places < ends) & (places >= starts))[:, None, None]
+    elif mask.ndim == 2 and mask.shape[1] == keys:
+        live = (mask > 0)[:, None, None]
+    elif mask.ndim == 3:
+        live = (mask > 0)[:, None]
+    elif mask.ndim == 4:
+        live = (mask > 0)[:, :, keys - queries : keys, :keys]
+    else:
+        raise NotImplementedError(
+            f"a mask of shape {mask.shape} for batch {batch}, {queries} queries and {keys} keys; use [batch, keys]"
+        )
+    return jnp.where(live, 0.0, np.float32(filler))
+
+
+def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, scale, mask_filter_value):
+    """What the operators below do behind their projections: the result, keys and values with the past's, the scores."""
+    q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
+    before = 0 if past is None else past[0].shape[2]
+    if past is not None:
+        k, v = jnp.concatenate([past[0], k], axis=2), jnp.concatenate([past[1], v], axis=2)
+    batch, _, queries, _ = q.shape
+    keys = k.shape[2]
+    if unidirectional and keys != queries + before:
+        raise ValueError(f"unidirectional=1 needs a key for each query: {queries} queries, {keys} keys in all")
+    biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
+    masks = window(queries, keys, before, -1, 0) if unidirectional else ()
+    y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
+    return merged(y), k, v, scores.astype(q.dtype)
+
+
+def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
+    """Attention and QAttention behind their projection; the second result holds keys and values."""
+    if past_present_share_buffer or do_rotary:
+        raise NotImplementedError(
+            f"past_present_share_buffer ({past_present_share_buffer}) and do_rotary ({do_rotary}) must be 0 here; "
+            f"GroupQueryAttention has both"
+        )
+    y, k, v, _ = split_attention(*jnp.split(qkv, np.cumsum(sizes)[:2].tolist(), axis=-1), **options)
+    return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
+
+
+@op("Attention", domain=MICROSOFT, heavy=True)
+@taking(**OPTIONS)
+def attention(
+    input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
+    *, do_rotary=0, past_present_share_buffer=0, qkv_hidden_sizes=None, rotary_embedding_dim=0, n_outputs=1, **options,
+):  # fmt: skip
+    """Self-attention with its input projection; masked keys are lowered by mask_filter_value."""
+    sizes = qkv_hidden_sizes or (weights.shape[1] // 3,) * 3
+    y = product(input, weights, accumulator(input.dtype))
+    y = self_attention(
+        jnp.asarray(y if bias is None else y + wide(bias), input.dtype), sizes,
+        past_present_share_buffer or past_sequence_length is not None, do_rotary or rotary_embedding_dim, past=past,
+        mask=mask_index, bias=attention_bias, **options,
+    )  # fmt: skip
+    if n_outputs > len(y):
+        raise ValueError(f"qkv_hidden_sizes {tuple(sizes)}: the output present takes keys and values of one size")
+    return y
+
+
+@op("QAttention", domain=MICROSOFT, heavy=True)
+@taking(**OPTIONS)
+def qattention(
+    input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
+    past=None, *, do_rotary=0, past_present_share_buffer=0, **options,
+):  # fmt: skip
+    """Attention whose input projection multiplies quantized tensors."""
+    y = integer_product(input, weight, input_zero_point, weight_zero_point).astype(np.float32)
+    y = (y * wide(input_scale.reshape(()) * row(weight_scale)) + wide(bias)).astype(bias.dtype)
+    sizes, mine = (y.shape[-1] // 3,) * 3, {"past": past, "mask": mask_index, "bias": None}
+    return self_attention(y, sizes, past_present_share_buffer, do_rotary, **mine, **options)
+
+
+@op("MultiHeadAttention", domain=MICROSOFT, heavy=True)
+@taking(**OPTIONS)
+def multi_head_attention(
+    query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
+    past_sequence_length=None, cache_indirection=None, **options,
+):  # fmt: skip
+    """Attention of projected queries on keys and values, packed together or apart, grown by those of the past."""
+    if past_sequence_length is not None or cache_indirection is not None:
+        raise NotImplementedError("MultiHeadAttention with a shared cache buffer (past_sequence_length); leave it off")
+    query = jnp.asarray(query)
+    if query.ndim == 5:
+        query, key, value = (query[:, :, :, i].reshape(*query.shape[:2], -1) for i in range(3))
+    elif key.ndim == 5:
+        key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
+    if bias is not None:
+        widths = [query.shape[-1], key.shape[-1] if key.ndim == 3 else query.shape[-1]]
+        if bias.shape[0] <= sum(widths):
+            raise ValueError(f"bias has {bias.shape[0]} elements; query, key and value need more than {sum(widths)}")
+        q_bias, k_bias, v_bias = jnp.split(jnp.asarray(bias), np.cumsum(widths).tolist())
+        query = query + q_bias
+        key, value = (key + k_bias, value + v_bias) if key.ndim == 3 else (key, value)
+    past = None if past_key is None else (past_key, past_value)
+    return split_attention(query, key, value, mask=key_padding_mask, past=past, bias=attention_bias, **options)
+
+
+def turned(x, positions, cos_cache, sin_cache, interleaved):
+    """Rotary embedding of [batch, heads, sequence, size] at [batch, sequence] positions."""
+    return rotary_embedding(
+        x, cos_cache, sin_cache, positions, interleaved=interleaved, rotary_embedding_dim=2 * cos_cache.shape[-1]
+    )
+
+
+@op("RotaryEmbedding", domain=MICROSOFT)
+def ms_rotary_embedding(
+    input, position_ids, cos_cache, sin_cache,
+    *, interleaved=0, is_packed_batching=0, num_heads=0, rotary_embedding_dim=0, scale=1.0,
+):  # fmt: skip
+    """RotaryEmbedding at given positions, or from one position on."""
+    if is_packed_batching or scale != 1:
+        raise NotImplementedError(f"is_packed_batching ({is_packed_batching}) must be 0 and scale ({scale}) 1")
+    if rotary_embedding_dim and not num_heads and input.ndim == 3:
+        raise ValueError(f"rotary_embedding_dim ({rotary_embedding_dim}) needs the attribute num_heads")
+    if position_ids.size == 1 and position_ids.ndim == 1:
+        sequence = input.shape[-2]
+        position_ids = position_ids.reshape(1, 1) + np.arange(sequence, dtype=np.int64)
+        position_ids = jnp.broadcast_to(position_ids, (input.shape[0], sequence))
+    heads = num_heads or (None if input.ndim == 4 else input.shape[2] // (2 * cos_cache.shape[-1]))
+    return rotary_embedding(
+        input, cos_cache, sin_cache, position_ids, interleaved=interleaved, num_heads=heads,
+        rotary_embedding_dim=rotary_embedding_dim or 2 * cos_cache.shape[-1],
+    )  # fmt: skip
+
+
+def appended(past, new, starts, length):
+    """The cache [batch, heads, length, size] with each sequence's new entries written at its own start."""
+    shape = (*new.shape[:2], length, new.shape[3])
+    cache = jnp.zeros(shape, new.dtype)
+    if past is not None:
+        cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
+    return jax.vmap(lambda c, n, s: lax.dynamic_update_slice(c, n, (jnp.zeros_like(s), s, jnp.zeros_like(s))))(
+        cache, new, starts
+    )
+
+
+@op("GroupQueryAttention", domain=MICROSOFT, heavy=True)
+def group_query_attention(
+    query, key=None, value=None, past_key=None, past_value=None, seqlens_k=None, total_sequence_length: Static = None,
+    cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None, v_scale=None,
+    q_norm_weight=None, k_norm_weight=None,
+    *, causal=1, do_rotary=0, k_quant_type="NONE", kv_cache_bit_width=0, kv_num_heads, local_window_size=-1, num_heads,
+    qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=-1,
+    softcap=0.0, v_quant_type="NONE", n_outputs=1,
+):  # fmt: skip
+    """Attention with a growing cache in which several query heads share one head of keys and values.
+
+    Sequence b has ``seqlens_k[b] + 1`` tokens, the new ones last (but first in a prompt, which may be padded
+    behind); the cache holds ``total_sequence_length`` tokens, or as many as the past brought if those are more.
+    """
+    quantization = (k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache)
+    if quantization != ("NONE", "NONE", 0, 0) or k_scale is not None or v_scale is not None:
+        raise NotImplementedError(
+            f"a quantized or sliding cache (k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache = "
+            f"{quantization}); use a floating cache of full length"
+        )
+    query = jnp.asarray(query)
+    if key is None:
+        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
+        query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
+    q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
+    if q_norm_weight is not None:
+        q, k = (
+            (standardize(wide(x), -1, qk_norm_epsilon, center=False)[0] * wide(w)).astype(x.dtype)
+            for x, w in ((q, q_norm_weight), (k, k_norm_weight))
+        )
+    (total,) = dims(total_sequence_length)
+    length, new = total if past_key is None else max(total, past_key.shape[2]), q.shape[2]
+    ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
+    starts = jnp.zeros_like(ends) if new == total else ends - new
+    if do_rotary:
+        at = starts[:, None] + jnp.arange(new, dtype=np.int32)
+        if position_ids is not None:  # a first prompt takes its first position only
+            at = position_ids.reshape(-1)[0].astype(np.int32) + at if new == total else position_ids
+        q, k = (turned(x, at, cos_cache, sin_cache, rotary_interleaved) for x in (q, k))
+    present_key, present_value = (appended(p, x, starts, length) for p, x in ((past_key, k), (past_value, v)))
+    starts, ends = starts.reshape(-1, 1, 1, 1), ends.reshape(-1, 1, 1, 1)
+    masks = window(new, total, starts, max(local_window_size - 1, -1), 0 if causal else -1)
+    masks += [] if causal else [lax.iota(np.int32, total) < ends]
+    sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
+    sink = sink if head_sink is None else wide(head_sink).reshape(1, -1, 1, 1)
+    y, (*_, scores, weights) = attend(
+        q, present_key[:, :, :total], present_value[:, :, :total], scale=scale or None, softcap=softcap,
+        biases=[attention_bias], masks=masks, sink=sink,
+    )  # fmt: skip
+    if n_outputs > 3 and qk_output not in (1, 2):
+        raise ValueError(f"the output output_qk needs qk_output 1 (before softmax) or 2 (after), not {qk_output}")
+    scores = weights if qk_output == 2 else jnp.where(jnp.isneginf(scores), 0, scores)
+    return merged(y), present_key, present_value, scores.astype(q.dtype)

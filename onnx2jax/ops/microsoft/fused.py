@@ -1,0 +1,234 @@
+"""The com.microsoft domain, in floating point: what onnxruntime's optimizer and exporters fuse."""
+
+from __future__ import annotations
+
+from inspect import Parameter
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..activation import gelu, swish
+from ..arrays import axis_of, xp
+from ..conv import WINDOW, conv_op
+from ..indexing import gather_nd, trilu
+from ..linalg import accumulator, gemm_wide, product, times, wide
+from ..norm import root, standardize
+from ..pool import max_pool
+from ..recurrent import BY_NAME
+from ..reduce import unique
+from ..registry import Static, op, taking
+from ..shape import pad, range_, unsqueeze
+
+MICROSOFT = "com.microsoft"
+
+
+def _fast_gelu(X, bias=None):
+    """Gelu through tanh, of ``X + bias``."""
+    return gelu(wide(X) if bias is None else wide(X) + wide(bias), approximate="tanh").astype(X.dtype)
+
+
+def _bias_split_gelu(X, bias):
+    left, right = jnp.split(wide(X) + wide(bias), 2, axis=-1)
+    return (left * gelu(right)).astype(X.dtype)
+
+
+BRIEF = {  # what an expression says
+    "Gelu": gelu,
+    "FastGelu": _fast_gelu,
+    "BiasGelu": lambda A, B: gelu(wide(A) + wide(B)).astype(A.dtype),
+    "QuickGelu": taking(alpha=1.702)(swish),
+    "BiasSplitGelu": _bias_split_gelu,
+    "BiasAdd": lambda X, bias, skip: X + bias + skip,
+    "Inverse": lambda X: jnp.linalg.inv(wide(jnp.asarray(X))).astype(X.dtype),
+    "Trilu": trilu,
+    "GatherND": gather_nd,
+    "ExpandDims": unsqueeze,
+}
+for _name, _function in BRIEF.items():
+    op(_name, domain=MICROSOFT)(_function)
+
+
+@op("GemmFastGelu", domain=MICROSOFT, heavy=True)
+def gemm_fast_gelu(X, W, bias=None):
+    return _fast_gelu(product(X, W, accumulator(X.dtype)), bias).astype(X.dtype)
+
+
+@op("FusedMatMul", domain=MICROSOFT, heavy=True)
+def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
+    """``alpha * A @ B``; transBatch brings the first dimension behind the batch, trans swaps the last two."""
+
+    def turned(x, batch, last):
+        x = xp(x).moveaxis(x, 0, -2) if batch and x.ndim > 2 else x
+        return xp(x).swapaxes(x, -1, -2) if last and x.ndim > 1 else x
+
+    y = product(turned(A, transBatchA, transA), turned(B, transBatchB, transB), accumulator(A.dtype))
+    return times(y, alpha).astype(A.dtype)
+
+
+@op("TransposeMatMul", domain=MICROSOFT, heavy=True)
+def transpose_matmul(A, B, *, alpha=1.0, transA=0, transB=0):
+    return fused_matmul(A, B, alpha=alpha, transA=transA, transB=transB)
+
+
+def activate(x, name, *parameters):
+    """A fused activation by its ONNX name, with the parameters of that operator in order."""
+    given = [p for p in parameters if p is not None]
+    if not name:
+        return x
+    if name == "Clip":
+        return jnp.clip(x, *given)
+    if name.lower() not in BY_NAME:
+        raise NotImplementedError(f"fused activation {name!r}; known are Clip and those of the recurrent operators")
+    function, *defaults = BY_NAME[name.lower()]
+    return function(x, *given, *defaults[len(given) :])
+
+
+@op("FusedGemm", domain=MICROSOFT, heavy=True)
+def fused_gemm(
+    A, B, C=None, *, activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
+    alpha=1.0, beta=1.0, transA=0, transB=0,
+):  # fmt: skip
+    """Gemm and an activation."""
+    if activation_gamma is not None:
+        raise NotImplementedError(f"FusedGemm with activation_gamma ({activation_gamma}); write Gemm and {activation}")
+    y = gemm_wide(A, B, C, alpha, beta, transA, transB)
+    return activate(jnp.asarray(y), activation, activation_alpha, activation_beta).astype(A.dtype)
+
+
+@op("FusedConv", domain=MICROSOFT, heavy=True)
+@taking(**WINDOW)
+def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
+    """Conv, a residual Z added, an activation."""
+    y = conv_op(X, W, B, **attributes)
+    return activate(y if Z is None else y + Z, activation, *activation_params)
+
+
+def nhwc(function, x, *inputs, channels_last=1, **attributes):
+    """A function of an image [N, C, ...], of one [N, ..., C]."""
+    if not channels_last:
+        return function(x, *inputs, **attributes)
+    return jnp.moveaxis(function(jnp.moveaxis(jnp.asarray(x), -1, 1), *inputs, **attributes), 1, -1)
+
+
+@op("NhwcFusedConv", domain=MICROSOFT, heavy=True)
+@taking(**WINDOW, group=1, activation="", activation_params=())
+def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
+    Z = None if Z is None else jnp.moveaxis(jnp.asarray(Z), -1, 1)
+    return nhwc(fused_conv, X, W, B, Z, **attributes)
+
+
+@op("NhwcConv", domain=MICROSOFT, heavy=True)
+@taking(**WINDOW, group=1)
+def nhwc_conv(X, W, B=None, **attributes):
+    return nhwc(conv_op, X, W, B, **attributes)
+
+
+@op("NhwcMaxPool", domain=MICROSOFT, heavy=True)
+@taking(**WINDOW | {"kernel_shape": Parameter.empty, "ceil_mode": 0})
+def nhwc_max_pool(x, **attributes):
+    return nhwc(max_pool, x, **attributes)
+
+
+def skip_sum(input, skip, bias):
+    total = wide(input) + wide(skip)
+    return total if bias is None else total + wide(bias)
+
+
+@op("SkipLayerNormalization", domain=MICROSOFT)
+def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
+    """LayerNormalization of ``input + skip + bias``, and that sum."""
+    total = skip_sum(input, skip, bias)
+    y, mean, inverse = standardize(jnp.asarray(total), -1, epsilon)
+    y = y * wide(gamma) if beta is None else y * wide(gamma) + wide(beta)
+    return y.astype(input.dtype), mean, inverse, total.astype(input.dtype)
+
+
+@op("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilon=1e-12, n_outputs=1):
+    """RMSNormalization of ``input + skip + bias``, and that sum; there is no mean."""
+    total = skip_sum(input, skip, bias)
+    y, _, inverse = standardize(jnp.asarray(total), -1, epsilon, center=False)
+    return ((y * wide(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype))[:n_outputs]
+
+
+@op("SimplifiedLayerNormalization", domain=MICROSOFT)
+@op("SimplifiedLayerNormalization")
+def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
+    """RMSNormalization under onnxruntime's older name, with the inverse deviation as second output."""
+    if stash_type not in (1, 11):
+        raise NotImplementedError(f"stash_type ({stash_type}) must be float32 (1) or float64 (11)")
+    x = jnp.asarray(X).astype(np.float64 if stash_type == 11 or X.dtype == np.float64 else np.float32)
+    y, _, inverse = standardize(x, tuple(range(axis_of(axis, x.ndim), x.ndim)), epsilon, center=False)
+    return (y * scale.astype(x.dtype)).astype(scale.dtype), inverse
+
+
+@op("EmbedLayerNormalization", domain=MICROSOFT)
+def embed_layer_normalization(
+    input_ids, segment_ids, word_embedding, position_embedding, segment_embedding, gamma, beta, mask=None,
+    position_ids=None, *, epsilon=1e-12, mask_index_type: Literal[None, 0, 1] = None,
+):  # fmt: skip
+    """LayerNormalization of word, position and segment embeddings; how many words the mask keeps; the sum."""
+    del mask_index_type  # what else than the count to give; it is optional either way
+    positions = jnp.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
+    total = wide(jnp.asarray(word_embedding)[input_ids]) + wide(jnp.asarray(position_embedding)[positions])
+    if segment_ids is not None:
+        total = total + wide(jnp.asarray(segment_embedding)[segment_ids])
+    y = standardize(total, -1, epsilon)[0] * wide(gamma) + wide(beta)
+    count = jnp.zeros(input_ids.shape[0], np.int32) if mask is None else jnp.sum(mask == 1, axis=1, dtype=np.int32)
+    return y.astype(gamma.dtype), count, total.astype(gamma.dtype)
+
+
+def group_normalized(x, gamma, beta, activation, channels_last, epsilon, groups):
+    x = wide(jnp.asarray(x)) if channels_last else wide(jnp.moveaxis(jnp.asarray(x), 1, -1))
+    split = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+    y = standardize(split, (1, 3), epsilon)[0].reshape(x.shape) * wide(gamma) + wide(beta)
+    y = y * lax.logistic(y) if activation else y
+    return y if channels_last else jnp.moveaxis(y, -1, 1)
+
+
+@op("GroupNorm", domain=MICROSOFT)
+def group_norm(X, gamma, beta, *, activation, channels_last=1, epsilon=1e-5, groups):
+    """Normalization over groups of channels, SiLU on request (activation=1)."""
+    return group_normalized(X, gamma, beta, activation, channels_last, epsilon, groups).astype(X.dtype)
+
+
+@op("SkipGroupNorm", domain=MICROSOFT)
+def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_last=1, epsilon=1e-5, groups):
+    """GroupNorm of ``X + skip + bias``, and that sum."""
+
+    def laid(p):  # a vector of channels, or [batch, channels], against X
+        p = p.reshape(-1, *(1,) * (X.ndim - 2), p.shape[-1]) if p.ndim < 3 else p
+        return p if channels_last or p.shape[1:] == X.shape[1:] else jnp.moveaxis(p, -1, 1)
+
+    total = wide(X) + wide(laid(skip)) + (0 if bias is None else wide(laid(bias)))
+    y = group_normalized(total, gamma, beta, activation, channels_last, epsilon, groups)
+    return y.astype(X.dtype), total.astype(X.dtype)
+
+
+@op("CDist", domain=MICROSOFT, heavy=True)
+def cdist(A, B, *, metric="sqeuclidean"):
+    """The distance of each row of A from each row of B."""
+    if metric not in ("sqeuclidean", "euclidean"):
+        raise NotImplementedError(f"metric is {metric!r}; onnxruntime has only 'sqeuclidean' and 'euclidean'")
+    square = ((jnp.asarray(A)[:, None] - B[None]) ** 2).sum(-1)
+    return square if metric == "sqeuclidean" else root(square)
+
+
+@op("Unique", domain=MICROSOFT)
+def ms_unique(x: Static):
+    """The distinct elements in order of appearance, the place of each element among them, their counts."""
+    y, _, inverse, counts = unique(x, sorted=0)
+    return y, inverse, counts
+
+
+@op("Pad", domain=MICROSOFT)
+def ms_pad(data, pads: Static, value=None, *, mode="constant"):
+    return pad(data, np.ravel(pads), None if value is None else value.reshape(()), mode=mode)
+
+
+@op("Range", domain=MICROSOFT)
+def ms_range(start: Static, limit: Static, delta: Static = None):
+    delta = np.ones_like(start) if delta is None else delta
+    return range_(*(v.reshape(()) for v in (start, limit, delta)))

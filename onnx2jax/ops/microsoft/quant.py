@@ -1,0 +1,226 @@
+"""The com.microsoft domain, quantized."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+from inspect import Parameter
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..activation import leaky_relu, sigmoid
+from ..arrays import axis_of, xp
+from ..conv import WINDOW
+from ..elementwise import where
+from ..linalg import accumulator
+from ..pool import POOL, average_pool, global_average_pool
+from ..quant import (
+    dequantize_linear,
+    dynamic_quantize_linear,
+    integer_product,
+    qlinear_conv,
+    quantize_linear,
+    quotient,
+    requantize,
+    row,
+)
+from ..recurrent import LAYER, lstm_layer, reversals
+from ..registry import op, resolve, taking
+from .fused import MICROSOFT, nhwc
+
+op("QuantizeLinear", domain=MICROSOFT)(quantize_linear)
+op("DequantizeLinear", domain=MICROSOFT)(dequantize_linear)
+
+
+def qlinear(name, inputs, heavy=False, **attributes):
+    """Register a function of real tensors as an operator between quantized ones.
+
+    Its inputs come as triples (tensor, scale, zero point). Its result goes out by the last two inputs; without a zero
+    point to the first tensor's type, around zero.
+    """
+    names = inputs.split()
+    first = (len(names) - 2) % 3  # what is not quantized comes first
+
+    def register(function):
+        @op(name, domain=MICROSOFT, heavy=heavy)
+        @taking(*names, **attributes)
+        def between(*inputs, **attributes):
+            inputs = (*inputs, None)[: len(names)]
+            triples, (scale, zero_point) = inputs[first:-2], inputs[-2:]
+            real = [dequantize_linear(*triples[i : i + 3]) for i in range(0, len(triples), 3)]
+            zero_point = np.zeros((), triples[0].dtype) if zero_point is None else zero_point
+            return quantize_linear(function(*inputs[:first], *real, **attributes), scale, zero_point)
+
+        return function
+
+    return register
+
+
+REDUCED = "data data_scale data_zero_point reduced_scale reduced_zero_point?"
+UNARY = "X X_scale X_zero_point Y_scale Y_zero_point?"
+BINARY = "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point?"
+POOLED = "X x_scale x_zero_point y_scale y_zero_point"
+
+qlinear("QLinearAdd", BINARY)(operator.add)
+qlinear("QLinearMul", BINARY)(operator.mul)
+qlinear("QLinearLeakyRelu", UNARY, alpha=0.01)(leaky_relu)
+qlinear("QLinearSigmoid", UNARY)(sigmoid)
+qlinear("QLinearWhere", "condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point")(where)
+qlinear("QLinearGlobalAveragePool", POOLED, channels_last=0)(partial(nhwc, global_average_pool))
+_attributes = {**POOL, "ceil_mode": 0, "channels_last": 0, "count_include_pad": 0}
+qlinear("QLinearAveragePool", f"{POOLED}?", heavy=True, **_attributes)(partial(nhwc, average_pool))
+
+
+@qlinear("QLinearSoftmax", "X X_scale x_zero_point y_scale y_zero_point", axis=-1, opset=Parameter.empty)
+def softmax(x, *, axis, opset):
+    """Softmax as ``opset`` has it, which here is an attribute of the node."""
+    return resolve("", "Softmax", opset).function(x, axis=axis)
+
+
+@qlinear("QLinearReduceMean", REDUCED, axes=None, keepdims=1)
+def mean(x, *, axes, keepdims):
+    return resolve("", "ReduceMean", 18).function(x, axes, keepdims=keepdims)
+
+
+@op("QLinearConcat", domain=MICROSOFT)
+def qlinear_concat(Y_scale, Y_zero_point, *inputs, axis):
+    """Concatenate (tensor, scale, zero point) triples, all brought to one quantization."""
+    parts = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
+    parts = [quantize_linear(dequantize_linear(*part), Y_scale, Y_zero_point) for part in parts]
+    return xp(*parts).concatenate(parts, axis=axis)
+
+
+@op("MulInteger", domain=MICROSOFT)
+def mul_integer(A, A_zero_point, B, B_zero_point=None):
+    zeros = (0 if z is None else z.astype(np.int32) for z in (A_zero_point, B_zero_point))
+    a, b = (x.astype(np.int32) - z for x, z in zip((A, B), zeros, strict=True))
+    return a * b
+
+
+@op("QLinearConv", domain=MICROSOFT, heavy=True)
+@taking(
+    *("x", "x_scale", "x_zero_point", "w", "w_scale", "w_zero_point", "y_scale", "y_zero_point", "B?"),
+    **WINDOW, group=1, channels_last=0,
+)  # fmt: skip
+def ms_qlinear_conv(*inputs, **attributes):
+    """QLinearConv, the channels last on request."""
+    return nhwc(qlinear_conv, *inputs, **attributes)
+
+
+@op("QGemm", domain=MICROSOFT, heavy=True)
+def qgemm(
+    A, a_scale, a_zero_point, B, b_scale, b_zero_point, C=None, y_scale=None, y_zero_point=None,
+    *, alpha=1.0, transA=0, transB=0,
+):  # fmt: skip
+    """Gemm of quantized matrices with an int32 C; real numbers unless an output scale is given."""
+    y = integer_product(A.T if transA else A, B.T if transB else B, a_zero_point, b_zero_point)
+    y = y if C is None else y + jnp.broadcast_to(C, y.shape)
+    scale = alpha * a_scale.reshape(()) * row(b_scale)
+    if y_scale is None:
+        return y.astype(np.float32) * scale
+    return requantize(y, quotient(scale, y_scale.reshape(())), y_zero_point.reshape(()))
+
+
+@op("MatMulIntegerToFloat", domain=MICROSOFT, heavy=True)
+def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_point=None, bias=None):
+    """The product of quantized matrices as real numbers, plus a bias."""
+    y = integer_product(A, B, a_zero_point, b_zero_point).astype(np.float32)
+    y = y * (row(a_scale) * row(b_scale)).astype(np.float32)
+    return (y if bias is None else y + bias.astype(np.float32)).astype(a_scale.dtype)
+
+
+@op("DynamicQuantizeMatMul", domain=MICROSOFT, heavy=True)
+def dynamic_quantize_matmul(A, B, b_scale, b_zero_point=None, bias=None):
+    """A quantized on the spot, times a quantized B."""
+    a, a_scale, a_zero_point = dynamic_quantize_linear(jnp.asarray(A))
+    return matmul_integer_to_float(a, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)
+
+
+def unpack(x, bits):
+    """Bytes as the 2-, 4- or 8-bit values packed in them along the last dimension, low bits first."""
+    if bits not in (2, 4, 8):
+        raise NotImplementedError(f"bits is {bits}; it must be 2, 4 or 8")
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return ((x[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*x.shape[:-1], -1)
+
+
+@op("MatMulNBits", domain=MICROSOFT, heavy=True)
+def matmul_nbits(
+    A, B, scales, zero_points=None, g_idx=None, bias=None,
+    *, K, N, accuracy_level=0, bits=4, block_size, weight_prepacked=0,
+):  # fmt: skip
+    """A times the transpose of an [N, K] weight quantized in blocks along K."""
+    del accuracy_level  # a leave to compute in less precision, which is not taken
+    if weight_prepacked:
+        raise NotImplementedError(f"weight_prepacked is {weight_prepacked}: B must be in ONNX's layout (0)")
+    blocks, work = -(-K // block_size), accumulator(A.dtype)
+    weight = unpack(B.reshape(N, blocks, -1), bits).astype(work)
+    if zero_points is None:
+        zero_points = np.full((N, blocks), 2 ** (bits - 1))
+    elif zero_points.dtype == np.uint8:
+        zero_points = unpack(zero_points.reshape(N, -1), bits)[:, :blocks]
+    zero_points, scales = (p.reshape(N, blocks).astype(work) for p in (zero_points, scales))
+    if g_idx is None:
+        weight = ((weight - zero_points[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
+    else:
+        zero_points, scales = (jnp.take(jnp.asarray(p), g_idx[:K], axis=1) for p in (zero_points, scales))
+        weight = (weight.reshape(N, -1)[:, :K] - zero_points) * scales
+    contract = (((A.ndim - 1,), (1,)), ((), ()))
+    y = lax.dot_general(jnp.asarray(A), jnp.asarray(weight.astype(A.dtype)), contract, preferred_element_type=work)
+    return (y if bias is None else y + bias.astype(work)).astype(A.dtype)
+
+
+@op("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(
+    data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
+):
+    """Gather from a tensor quantized in blocks, as real numbers; an index out of range gives zeros."""
+    packed = data.dtype == np.uint8
+    gather_axis, quantize_axis = axis_of(gather_axis, data.ndim), axis_of(quantize_axis, data.ndim)
+    if gather_axis == quantize_axis:
+        raise ValueError(f"gather_axis and quantize_axis are both {gather_axis}; they must differ")
+    if zero_points is None and packed:
+        zero_points = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
+    elif zero_points is not None and packed:
+        zero_points = unpack(zero_points, bits)[..., : scales.shape[-1]]
+    extent, indices = data.shape[gather_axis], jnp.asarray(indices)
+    live = (indices >= -extent) & (indices < extent)
+
+    def taken(x):
+        shape = [extent if i == gather_axis else n for i, n in enumerate(x.shape)]
+        return jnp.take(jnp.broadcast_to(x, shape), jnp.where(live, indices % extent, 0), axis=gather_axis)
+
+    x, scale, zero = (None if v is None else taken(v) for v in (data, scales, zero_points))
+    x = unpack(x, bits) if packed else x
+    axis = quantize_axis + (indices.ndim - 1 if gather_axis < quantize_axis else 0)
+    y = dequantize_linear(x, scale, zero, axis=axis, block_size=block_size or x.shape[axis])
+    return jnp.where(jnp.expand_dims(live, (*range(gather_axis), *range(gather_axis - data.ndim + 1, 0))), y, 0)
+
+
+@op("DynamicQuantizeLSTM", domain=MICROSOFT, heavy=True)
+@taking(**{name: value for name, value in LAYER.items() if name != "layout"}, input_forget=0)
+def dynamic_quantize_lstm(
+    X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, W_scale=None, W_zero_point=None,
+    R_scale=None, R_zero_point=None, **attributes,
+):  # fmt: skip
+    """LSTM with weights quantized as [directions, input, gates], whose other operands are quantized on the spot."""
+
+    def project(X, W, R, B, direction, _, hidden_size, *__):
+        count, size = len(reversals(direction)), R.shape[1]
+        if W.shape[0] != count or R.shape != (count, size, 4 * size) or hidden_size not in (None, size):
+            raise ValueError(f"W {W.shape}, R {R.shape}, hidden_size {hidden_size}, direction {direction!r} disagree")
+
+        def times(weight, scale, zero_point, d):
+            scale, zero_point = scale.reshape(count, -1)[d], zero_point.reshape(count, -1)[d]
+            return lambda x: dynamic_quantize_matmul(x, weight[d], scale, zero_point)
+
+        if sequence_lens is not None:  # steps behind the longest sequence must not widen the range of X
+            steps = jnp.arange(X.shape[0], dtype=np.int32)[:, None, None]
+            X = jnp.where(steps < jnp.max(jnp.asarray(sequence_lens)), X, 0)
+        gates = jnp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
+        gates = gates if B is None else gates + B[:, : 4 * size] + B[:, 4 * size :]
+        return gates, [times(R, R_scale, R_zero_point, d) for d in range(count)], [None] * count
+
+    return lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, layout=0, **attributes)

@@ -1,0 +1,235 @@
+"""ai.onnx.ml: scaling, encoding, maps and linear models.
+
+What yields or reads text runs on the host; what is numeric runs traced as well.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Literal
+
+import numpy as np
+
+from ..arrays import argmax, is_string, needs_known, xp
+from ..registry import Static, op
+from ..text import find
+from .scores import DOMAIN, Transform, batch, labels_of, only, transform, two_scores
+
+
+def _per_feature(values, X, what):
+    """An attribute with one entry, or one for each feature."""
+    if len(values) not in (1, X.shape[-1]):
+        raise ValueError(f"{what} must have 1 entry or one for each of {X.shape[-1]} features (it has {len(values)})")
+    return np.array(values)
+
+
+# ------------------------------------------------------------------------------------ features and scaling
+
+
+@op("ArrayFeatureExtractor", domain=DOMAIN)
+def array_feature_extractor(X, Y):
+    """ArrayFeatureExtractor: columns of the last axis; of a vector they come as one row."""
+    if is_string(X):
+        Y = needs_known(Y, "the data are strings")
+    if isinstance(Y, np.ndarray) and ((Y < 0) | (X.shape[-1] <= Y)).any():
+        raise ValueError(f"indices {Y.ravel().tolist()} leave the {X.shape[-1]} features")
+    return xp(X, Y).take(X[None] if X.ndim == 1 else X, Y.reshape(-1), axis=-1)
+
+
+@op("Binarizer", domain=DOMAIN)
+def binarizer(X, *, threshold=0.0):
+    return (X.dtype.type(threshold if X.dtype.kind == "f" else math.floor(threshold)) < X).astype(X.dtype)
+
+
+@op("FeatureVectorizer", domain=DOMAIN)
+def feature_vectorizer(*X, inputdimensions=None):
+    """FeatureVectorizer: rows side by side; inputdimensions cuts each input, or fills it up with zeros."""
+    sizes = (None,) * len(X) if inputdimensions is None else inputdimensions
+    if len(sizes) != len(X):
+        raise ValueError(f"inputdimensions must have one entry for each of {len(X)} inputs (it has {len(sizes)})")
+
+    def fit(x, size):
+        x = (x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], -1)).astype(np.float32)
+        return x if size is None else xp(x).pad(x[:, :size], ((0, 0), (0, max(0, size - x.shape[1]))))
+
+    return xp(*X).concatenate([fit(x, size) for x, size in zip(X, sizes, strict=True)], axis=1)
+
+
+@op("Imputer", domain=DOMAIN)
+def imputer(X, *, imputed_value_floats=(), imputed_value_int64s=(), replaced_value_float=0.0, replaced_value_int64=0):
+    floating = X.dtype.kind == "f"
+    what, values = f"imputed_value_{'floats' if floating else 'int64s'}", (imputed_value_int64s, imputed_value_floats)
+    new = _per_feature(values[floating], X, what).astype(X.dtype)
+    old = X.dtype.type(replaced_value_float if floating else replaced_value_int64)
+    return xp(X).where((X != X) if old != old else (old == X), new, X)
+
+
+@op("Scaler", domain=DOMAIN)
+def scaler(X, *, offset=(0.0,), scale=(1.0,)):
+    """Scaler: (X - offset) * scale."""
+    dtype = np.float64 if X.dtype == np.float64 else np.float32
+    offset, scale = (_per_feature(v, X, k).astype(dtype) for k, v in {"offset": offset, "scale": scale}.items())
+    return ((X.astype(dtype) - offset) * scale).astype(np.float32)
+
+
+@op("Normalizer", domain=DOMAIN)
+def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX"):
+    """Normalizer: rows divided by their norm, unless that is zero."""
+    X, np_, shape = batch(X).astype(np.float32), xp(X), X.shape
+    total = X.max(-1) if norm == "MAX" else (np_.abs(X) if norm == "L1" else X * X).sum(-1)
+    total = np_.where(total == 0, np.float32(1), total)[:, None]
+    return (X / (np_.sqrt(total) if norm == "L2" else total)).reshape(shape)
+
+
+# ------------------------------------------------------------------------------------------------ encoding
+
+
+@op("OneHotEncoder", domain=DOMAIN)
+def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
+    """OneHotEncoder: an axis more, one entry for each category."""
+    name, cats = only(cats_int64s=cats_int64s, cats_strings=cats_strings)
+    if (name == "cats_strings") != is_string(X):
+        raise ValueError(f"the categories are {name[5:]}, the input is {X.dtype}")
+    if not zeros:
+        X = needs_known(X, "zeros=0 asks for an error when a category is unknown")
+    dtype = object if is_string(X) else np.int64
+    hot = X.astype(dtype)[..., None] == np.array(cats, dtype)
+    if not zeros and not hot.any(-1).all():
+        raise ValueError(f"an input is none of the categories {cats}, and zeros=0")
+    return hot.astype(np.float32)
+
+
+def _lookup(X, keys, values, default):
+    """Every element's value in a table; the last of equal keys counts, and NaN equals NaN."""
+    if object in (X.dtype, values.dtype):
+        X = needs_known(X, "a label encoder with strings")
+    np_, nan = xp(X), keys != keys
+    if nan.any():
+        default = np_.where(X != X, values[nan][-1], default)
+    # Reversed, so that np.unique keeps the last of equal keys.
+    table, at = np.unique(keys[~nan][::-1], return_index=True)
+    if not len(table):
+        return np_.broadcast_to(np_.asarray(default, values.dtype), X.shape)
+    place = find(table, X, "compare_all" if len(table) <= 16 else "scan_unrolled")
+    return np_.where(place < 0, default, np_.asarray(values[~nan][::-1][at])[place])
+
+
+@op("LabelEncoder", domain=DOMAIN)
+def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_string="_Unused"):
+    """LabelEncoder-1: strings become their position in the list, integers the string at that position."""
+    strings, places = np.array(classes_strings, object)[::-1], np.arange(len(classes_strings))[::-1]
+    return _lookup(X, strings, places, default_int64) if is_string(X) else _lookup(X, places, strings, default_string)
+
+
+@op("LabelEncoder", domain=DOMAIN, since=2)
+def label_encoder(
+    X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, keys_floats=None,
+    keys_int64s=None, keys_strings=None, keys_tensor=None, values_floats=None, values_int64s=None, values_strings=None,
+    values_tensor=None,
+):  # fmt: skip
+    """LabelEncoder: a table look-up with parallel lists of keys and values."""
+
+    def given(floats, int64s, strings, tensor):
+        kind, values = only(floats=floats, int64s=int64s, strings=strings, tensor=tensor)
+        return np.asarray(values, {"floats": np.float32, "int64s": np.int64, "strings": object}.get(kind))
+
+    keys = given(keys_floats, keys_int64s, keys_strings, keys_tensor)
+    values = given(values_floats, values_int64s, values_strings, values_tensor)
+    if keys.shape != values.shape or keys.dtype != X.dtype:
+        raise ValueError(
+            f"keys and values must be as many, and keys of the input's type (keys {keys.dtype}{keys.shape}, values "
+            f"{values.dtype}{values.shape}, input {X.dtype})"
+        )
+    if default_tensor is not None:
+        return _lookup(X, keys, values, default_tensor.reshape(()).astype(values.dtype)[()])
+    default = {"O": default_string, "i": default_int64, "f": default_float}[values.dtype.kind]
+    return _lookup(X, keys, values, default if values.dtype == object else values.dtype.type(default))
+
+
+@op("CategoryMapper", domain=DOMAIN)
+def category_mapper(X: Static, *, cats_int64s, cats_strings, default_int64=-1, default_string="_Unused"):
+    ints, strings = np.array(cats_int64s, np.int64), np.array(cats_strings, object)
+    if ints.shape != strings.shape:
+        raise ValueError(f"cats_int64s and cats_strings must be as many ({len(ints)} and {len(strings)})")
+    return _lookup(X, strings, ints, default_int64) if is_string(X) else _lookup(X, ints, strings, default_string)
+
+
+# ---------------------------------------------------------------------------------------------------- maps
+
+
+@op("ZipMap", domain=DOMAIN)
+def zip_map(X: Static, *, classlabels_int64s=None, classlabels_strings=None):
+    """ZipMap: a dict from label to value for each row."""
+    _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
+    X = batch(X)
+    if X.shape[1] != len(labels):
+        raise ValueError(f"{X.shape[1]} columns cannot be zipped with {len(labels)} labels")
+    return [dict(zip(labels, row, strict=True)) for row in X.tolist()]
+
+
+CastTo = Literal["TO_FLOAT", "TO_STRING", "TO_INT64"]
+_CASTS: dict[str, tuple] = {
+    "TO_FLOAT": (np.float32, float, 0.0),
+    "TO_INT64": (np.int64, int, 0),
+    "TO_STRING": (object, lambda v: v if isinstance(v, str) else f"{v:f}", "0.f"),
+}
+
+
+@op("CastMap", domain=DOMAIN)
+def cast_map(X: Static, *, cast_to: CastTo = "TO_FLOAT", map_form: Literal["DENSE", "SPARSE"] = "DENSE", max_map=1):
+    """CastMap: the values of a map in the order of its keys, or each at its key."""
+    dtype, cast, filler = _CASTS[cast_to]
+    if map_form == "SPARSE" and not set(X) <= set(range(max_map)):
+        raise ValueError(f"the keys {sorted(X)} do not all lie in [0, {max_map - 1}], the range max_map gives")
+    keys = sorted(X) if map_form == "DENSE" else range(max_map)
+    return np.array([cast(X[k]) if k in X else filler for k in keys], dtype)[None]
+
+
+@op("DictVectorizer", domain=DOMAIN)
+def dict_vectorizer(X: Static, *, int64_vocabulary=None, string_vocabulary=None):
+    """DictVectorizer: one row, with the value of each word of the vocabulary, or zero."""
+    _, vocabulary = only(int64_vocabulary=int64_vocabulary, string_vocabulary=string_vocabulary)
+    if set(X) - set(vocabulary):
+        raise ValueError(f"the keys {sorted(set(X) - set(vocabulary))} are not in the vocabulary {vocabulary}")
+    values = list(X.values()) or [0.0]
+    # Python's numbers carry no width: a float is taken for ONNX's float.
+    dtype = {float: np.float32, str: object}.get(type(values[0]), np.asarray(values).dtype)
+    return np.array([[X.get(k, "" if dtype is object else 0) for k in vocabulary]], dtype)
+
+
+# ------------------------------------------------------------------------------------------- linear models
+
+
+def _linear(X, n, coefficients, intercepts):
+    """Scores [N, n] of a linear model; the coefficients of one class or target are contiguous."""
+    X = batch(X).astype(np.float32)
+    size = n * X.shape[1]
+    if len(coefficients) < size:
+        raise ValueError(f"{n} rows of {X.shape[1]} coefficients are needed (there are {len(coefficients)} in all)")
+    if len(coefficients) > size:
+        text = f"of {len(coefficients)} coefficients only {size} are used, for {n} times {X.shape[1]} features"
+        warnings.warn(text + "; the input seems to have too few features", stacklevel=2)
+    scores = X @ np.array(coefficients[:size], np.float32).reshape(n, -1).T
+    return scores if not intercepts else scores + np.array(intercepts, np.float32)
+
+
+@op("LinearClassifier", domain=DOMAIN)
+def linear_classifier(
+    X, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None,
+    multi_class: Literal[0, 1] = 0, post_transform: Transform = "NONE",  # noqa: ARG001
+):  # fmt: skip
+    """LinearClassifier: the best class and the scores. What multi_class tells is in post_transform already."""
+    _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
+    n = len(intercepts or coefficients[:: X.shape[-1]])
+    if n != len(labels) and (n, len(labels)) != (1, 2):
+        raise ValueError(f"{len(labels)} class labels do not match {n} rows of coefficients")
+    scores = _linear(X, n, coefficients, intercepts)
+    if n == len(labels):
+        return labels_of(labels, argmax(scores, 1)), transform(scores, post_transform)
+    return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), two_scores(scores, post_transform, mixed=False)
+
+
+@op("LinearRegressor", domain=DOMAIN)
+def linear_regressor(X, *, coefficients, intercepts=None, targets=1, post_transform: Transform = "NONE"):
+    return transform(_linear(X, targets, coefficients, intercepts), post_transform)

@@ -1,0 +1,87 @@
+"""What classifiers and regressors of ai.onnx.ml share: batches, class labels, post transforms.
+
+Where the specification leaves the scores of two classes open, they are what onnxruntime gives.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from jax import lax
+
+from ..activation import sigmoid, softmax
+from ..arrays import is_known, needs_known, xp
+
+DOMAIN = "ai.onnx.ml"
+Transform = Literal["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"]
+
+
+def only(**choices):
+    """The one attribute of several that is given: its name and its value."""
+    given = [(k, v) for k, v in choices.items() if v is not None and len(v)]
+    if len(given) != 1:
+        raise ValueError(f"exactly one of the attributes {', '.join(choices)} must be given (got {len(given)})")
+    return given[0]
+
+
+def batch(X):
+    """A batch of feature vectors; a single vector is a batch of one."""
+    if X.ndim not in (1, 2):
+        raise ValueError(f"the input must have shape [N, F] or [F] (it has {X.shape})")
+    return X if X.ndim == 2 else X[None]
+
+
+def repeat(n, step, state):
+    """``state = step(k, state)`` for k below n: in Python on known values, else as one compiled loop."""
+    if not is_known(state):
+        return lax.fori_loop(0, n, step, state)
+    for k in range(n):
+        state = step(k, state)
+    return state
+
+
+def _softmax_zero(x):
+    """Softmax of the scores that are not zero."""
+    peak = x.max(-1, keepdims=True)
+    zero = xp(x).abs(x) <= 1e-7
+    e = xp(x).exp(x - peak)
+    return xp(x).where(zero, x * xp(x).exp(-peak), e) / xp(x).where(zero, 0, e).sum(-1, keepdims=True)
+
+
+def _probit(x):
+    """The normal quantile, by the closed approximation that ONNX's reference and onnxruntime share."""
+    y = 2 * x - 1
+    log = xp(x).log((1 - y) * (1 + y))
+    v = 2 / (3.14159 * 0.147) + 0.5 * log
+    return math.sqrt(2) * xp(x).sign(y) * xp(x).sqrt(xp(x).sqrt(v * v - log / 0.147) - v)
+
+
+_softmax = partial(softmax, axes=(1,))
+_TRANSFORM = {"SOFTMAX": _softmax, "LOGISTIC": sigmoid, "SOFTMAX_ZERO": _softmax_zero, "PROBIT": _probit}
+
+
+def transform(scores, post_transform):
+    """The scores of all classes or targets, transformed row by row."""
+    return scores if post_transform == "NONE" else _TRANSFORM[post_transform](scores)
+
+
+def two_scores(score, post_transform, mixed):
+    """The scores of both classes from the single score of the second; `mixed`: it is a margin, no probability."""
+    if post_transform == "PROBIT":
+        raise NotImplementedError("PROBIT of a single score is undefined for a classifier of two classes")
+    if post_transform == "LOGISTIC":
+        pair = sigmoid(-score), sigmoid(score)
+    else:
+        pair = (-score if mixed else 1 - score), score
+    return xp(score).concatenate(pair, axis=-1)
+
+
+def labels_of(labels, index):
+    """The class labels at the indices; text is picked on the host."""
+    labels = np.array(labels, object if isinstance(labels[0], str) else np.int64)
+    if labels.dtype == object:
+        return labels[needs_known(index, "the class labels are strings")]
+    return xp(index).asarray(labels)[index]

@@ -1,0 +1,102 @@
+"""ai.onnx.ml: support vector machines."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from ..activation import sigmoid
+from ..arrays import argmax, xp
+from ..registry import op
+from .scores import DOMAIN, Transform, batch, labels_of, only, repeat, transform, two_scores
+
+Kernel = Literal["LINEAR", "POLY", "RBF", "SIGMOID"]
+
+
+def _kernel(X, vectors, kernel_type, kernel_params):
+    """The kernel of every row with every support vector: [N, S]."""
+    gamma, coef0, degree = (float(p) for p in (kernel_params or (0.0, 0.0, 0.0)))
+    if kernel_type == "RBF":
+        return xp(X).exp(-gamma * ((X[:, None] - vectors) ** 2).sum(-1))
+    dot = X @ vectors.T
+    if kernel_type == "LINEAR":
+        return dot
+    dot = gamma * dot + coef0
+    return xp(X).tanh(dot) if kernel_type == "SIGMOID" else dot ** (int(degree) if degree == int(degree) else degree)
+
+
+@op("SVMRegressor", domain=DOMAIN, heavy=True)
+def svm_regressor(
+    X, *, coefficients, kernel_params=None, kernel_type: Kernel = "LINEAR", n_supports=0, one_class=0,
+    post_transform: Transform = "NONE", rho=(0.0,), support_vectors=(),
+):  # fmt: skip
+    """SVMRegressor: without support vectors the coefficients are those of a linear model."""
+    X = batch(X).astype(np.float32)
+    vectors = np.array(support_vectors if n_supports else coefficients, np.float32).reshape(n_supports or 1, -1)
+    score = _kernel(X, vectors, kernel_type if n_supports else "LINEAR", kernel_params)
+    if n_supports:
+        score = score @ np.array(coefficients, np.float32)[:, None]
+    score = score + np.float32(rho[0])
+    if one_class:
+        score = xp(X).where(score > 0, 1, -1).astype(np.float32)
+    return transform(score, post_transform)
+
+
+def _coupled(pairwise, n):
+    """Class probabilities from pairwise ones [N, n, n], by the iteration of Wu, Lin and Weng (second method)."""
+    np_, r = xp(pairwise), pairwise
+    q = np_.where(np.eye(n, dtype=bool), (r * r).sum(1)[:, None, :], -r * np_.swapaxes(r, 1, 2))
+
+    def sweep(_, state):
+        p, done = state
+        qp = (q * p[:, None, :]).sum(-1)
+        pqp = (p * qp).sum(-1)
+        done = done | (np_.abs(qp - pqp[:, None]).max(-1) < 0.005 / n)
+        new = p
+        for t in range(n):
+            step = (pqp - qp[:, t]) / q[:, t, t]
+            pqp = (pqp + step * (step * q[:, t, t] + 2 * qp[:, t])) / (1 + step) ** 2
+            qp = (qp + step[:, None] * q[:, t]) / (1 + step[:, None])
+            new = (new + step[:, None] * np.eye(n, dtype=np.float32)[t]) / (1 + step[:, None])
+        return np_.where(done[:, None], p, new), done
+
+    return repeat(100, sweep, (np_.full(r.shape[:2], 1 / n, np.float32), np_.zeros(r.shape[0], bool)))[0]
+
+
+@op("SVMClassifier", domain=DOMAIN, heavy=True)
+def svm_classifier(
+    X, *, coefficients, classlabels_ints=None, classlabels_strings=None, kernel_params=None,
+    kernel_type: Kernel = "LINEAR", post_transform: Transform = "NONE", prob_a=(), prob_b=(), rho=(0.0,),
+    support_vectors=(), vectors_per_class=(),
+):  # fmt: skip
+    """SVMClassifier: one-against-one votes with support vectors, or one linear score for each class without."""
+    _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
+    X, n, total = batch(X).astype(np.float32), len(labels), sum(vectors_per_class)
+    coefficients = np.array(coefficients, np.float32)
+    if not total:
+        scores = X @ coefficients.reshape(n, -1).T + np.float32(rho[0])
+        index = argmax(scores, 1)
+        if n == 2 and not prob_a:
+            best = scores.max(1)
+            index = xp(X).where(best >= 0.5 if (coefficients >= 0).all() else best > 0, 1, index)
+        return labels_of(labels, index), transform(scores, post_transform)
+    kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
+    i, j = np.triu_indices(n, 1)  # every pair of classes; a vector has a coefficient for each class but its own
+    own, others = np.repeat(np.arange(n), vectors_per_class)[:, None], coefficients.reshape(n - 1, total).T
+    weights = np.where(own == i, others[:, j - 1], np.where(own == j, others[:, i], np.float32(0)))
+    scores = kernel @ weights + np.array(rho, np.float32)
+    index = argmax(xp(X).where(scores[..., None] > 0, np.eye(n)[i], np.eye(n)[j]).sum(1), 1)
+    if prob_a:
+        p = sigmoid(-(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32)))
+        p = xp(X).clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
+        # entry [a, b] of the matrix is the probability of class a when it is a or b
+        above, at = np.triu(np.ones((n, n), np.float32), 1), np.zeros((n, n), int)
+        at[i, j] = at[j, i] = np.arange(len(i))
+        pairwise = p[:, at] * above + (1 - p[:, at]) * above.T
+        scores = transform(_coupled(pairwise, n), post_transform)
+    elif n > 2:
+        scores = transform(scores, post_transform)
+    else:
+        scores = two_scores(scores, post_transform, mixed=post_transform == "NONE")
+    return labels_of(labels, index), scores

@@ -1,0 +1,121 @@
+"""One mesh for many shardings: the order and the factoring of the devices that can say most of them (rule DV-23)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise
+from typing import Final
+
+import numpy as np
+
+from ..proto.devices import Pattern, shard_of
+
+_ORDERS: Final = 8
+_FACTORINGS: Final = 200
+"""How many are tried; there are few, unless the number of devices has many different factors."""
+
+Axes = tuple[tuple[int, ...], ...]
+"""For each number of shards the axes that make it, outermost first."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Devices in an order, factored into axes, and the patterns that these axes can say."""
+
+    order: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Prime factors; ``shape`` takes those together that belong together."""
+    uses: Mapping[Pattern, Axes]
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Neighbouring axes that every pattern uses together, or not at all, are one."""
+        uses = [split for axes in self.uses.values() for split in axes]
+        groups = [[0]]
+        for pair in pairwise(range(len(self.sizes))):
+            together = all(pair in pairwise(split) or not set(pair) & set(split) for split in uses)
+            if together:
+                groups[-1].append(pair[1])
+            else:
+                groups.append([pair[1]])
+        return groups
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.sizes[a] for a in group) for group in self.groups)
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return tuple(f"d{i}" for i in range(len(self.groups)))
+
+    def named(self, pattern: Pattern) -> tuple[tuple[str, ...], ...]:
+        """The names of the axes that make each number of shards."""
+        names = {group[0]: name for group, name in zip(self.groups, self.axis_names, strict=True)}
+        return tuple(tuple(names[a] for a in split if a in names) for split in self.uses[pattern])
+
+
+def best(patterns: Sequence[Pattern], devices: int) -> Layout:
+    """The layout that can say most of the patterns; the first of those that can say equally many."""
+    wanted = Counter(patterns)
+    held = {p: _array(p, devices) for p in wanted}
+    orders = [tuple(range(devices))]
+    for holders, _ in wanted:
+        flat = tuple(d for group in holders for d in group)
+        if sorted(flat) == list(range(devices)) and flat not in orders and len(orders) < _ORDERS:
+            orders.append(flat)
+    result, top = Layout(orders[0], (devices,), {}), -1
+    for order in orders:
+        for sizes in islice(_factorings(devices), _FACTORINGS):
+            digits = np.empty((len(sizes), devices), np.int64)
+            digits[:, order] = np.unravel_index(np.arange(devices), sizes)
+            found = {p: _express(p[1], index, sizes, digits) for p, index in held.items() if index is not None}
+            uses = {p: axes for p, axes in found.items() if axes is not None}
+            score = sum(wanted[p] for p in uses)
+            if score > top:
+                result, top = Layout(order, sizes, uses), score
+    return result
+
+
+def _factorings(number: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """All orders of the prime factors."""
+    if number == 1:
+        yield prefix or (1,)
+    for p in range(2, number + 1):
+        if number % p == 0 and all(p % q for q in range(2, math.isqrt(p) + 1)):
+            yield from _factorings(number // p, (*prefix, p))
+
+
+def _array(pattern: Pattern, devices: int) -> np.ndarray | None:
+    """The shard of each device, by split; -1 where it has none."""
+    found = shard_of(pattern)
+    if found is None:
+        return None
+    index = np.full((len(pattern[1]), devices), -1)
+    for d, place in found.items():
+        index[:, d] = place
+    return index
+
+
+def _express(shards: Sequence[int], index: np.ndarray, sizes: Sequence[int], digits: np.ndarray) -> Axes | None:
+    """The axes that make each split, if there are such; devices that hold nothing are free to hold anything."""
+    used: set[int] = set()
+    result = []
+    for rest, held in zip(shards, index, strict=True):
+        members, axes = held >= 0, []
+        while rest > 1:
+            for a, size in enumerate(sizes):
+                if a in used or rest % size or size == 1:
+                    continue
+                if np.array_equal((held // (rest // size) % size)[members], digits[a][members]):
+                    break
+            else:
+                return None
+            used.add(a)
+            axes.append(a)
+            rest //= size
+        result.append(tuple(axes))
+    return tuple(result)

@@ -1,0 +1,241 @@
+"""Where arrays lie: a user's rules by name, as NamedShardings over a mesh."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .. import compat
+from ..errors import ShardingError
+from ..ops.arrays import is_traced
+
+
+class ShardingWarning(UserWarning):
+    """Something about where arrays should lie was not followed. Results are the same."""
+
+
+Rules = Mapping[str, PartitionSpec]
+"""Patterns over names, as fnmatch reads them, each with the mesh axes over which an array is divided."""
+
+
+def by_name(values: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, NamedSharding]:
+    """A sharding for each array: that of the first rule whose pattern is or matches its name, else replicated.
+
+    Args:
+        values: anything with a shape, by name.
+        mesh: the devices and their axes. Its axes are taken as Auto: the compiler places what is between.
+        rules: patterns (``"*.weight"``; fnmatch) with specs; the first that matches counts.
+
+    Raises:
+        ShardingError: a spec names an axis that the mesh does not have, or does not fit the shape.
+
+    >>> import jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+    >>> params = {"fc.weight": np.zeros((4, 8)), "fc.bias": np.zeros(8)}
+    >>> shardings = by_name(params, mesh, {"*.weight": P(None, "model")})
+    >>> [s.spec for s in shardings.values()]
+    [P(None, 'model'), P()]
+    """
+    mesh = compat.auto(mesh)
+    found = {name: next((p for p in rules if p == name or fnmatchcase(name, p)), None) for name in values}
+    specs = {name: PartitionSpec() if p is None else rules[p] for name, p in found.items()}
+    return {n: fitting(n, np.shape(v), mesh, specs[n], f"rule {found[n]!r}") for n, v in values.items()}
+
+
+def batch_sharding(mesh: Mesh, spec: PartitionSpec | None = None) -> NamedSharding:
+    """The sharding of a batch: its first axis over the mesh's first, unless ``spec`` says otherwise.
+
+    Raises:
+        ShardingError: ``spec`` names an axis that the mesh does not have.
+
+    >>> import jax
+    >>> batch_sharding(jax.make_mesh((1, 1), ("data", "model"))).spec
+    P('data',)
+    """
+    spec = PartitionSpec(mesh.axis_names[0]) if spec is None else spec
+    _axes("batch", mesh, spec)
+    return NamedSharding(compat.auto(mesh), spec)
+
+
+def by_batch(values: Mapping[str, Any], mesh: Mesh, spec: PartitionSpec | None = None) -> dict[str, NamedSharding]:
+    """``batch_sharding`` for each array of a batch; scalars are replicated.
+
+    Raises:
+        ShardingError: a first axis is not a multiple of its number of devices, or ``spec`` does not fit a shape.
+    """
+    mesh, spec = compat.auto(mesh), batch_sharding(mesh, spec).spec
+    specs = {n: spec if np.ndim(v) else PartitionSpec() for n, v in values.items()}
+    return {n: fitting(n, np.shape(v), mesh, specs[n], "the batch") for n, v in values.items()}
+
+
+def check_patterns(rules: Rules, names: Iterable[str]) -> None:
+    """Refuse rules of which a pattern matches none of the names: a slip of the pen would replicate in silence.
+
+    Raises:
+        ShardingError: naming the pattern and the names nearest to it.
+    """
+    names = list(names)
+    for pattern in rules:
+        if not any(pattern == n or fnmatchcase(n, pattern) for n in names):
+            near = difflib.get_close_matches(pattern, names, 3, 0.3) or names[:3]
+            raise ShardingError(
+                f"shardings: {pattern!r} matches none of the {len(names)} names; near it are {near}. "
+                "Patterns are those of fnmatch: * any text, ? one character, [ab] one of them"
+            )
+
+
+def fitting(name: str, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec, source: str) -> NamedSharding:
+    """The sharding, when the spec fits the shape.
+
+    Raises:
+        ShardingError: it does not; ``source`` says who wants it.
+    """
+    what = f"{name!r} of shape {list(shape)}, {source}: {spec} over {_described(mesh)}"
+    axes = _axes(what, mesh, spec)
+    if len(axes) > len(shape):
+        raise ShardingError(f"{what}: the spec has {len(axes)} entries, the array {len(shape)} axes")
+    for axis, (extent, names) in enumerate(zip(shape, axes, strict=False)):
+        parts = math.prod(mesh.shape[n] for n in names)
+        if extent % parts:
+            raise ShardingError(
+                f"{what}: axis {axis} of {extent} cannot be divided evenly over {parts} devices. Pad it to "
+                f"{-(-extent // parts) * parts}, or leave it whole: None at that place of the spec"
+            )
+    return NamedSharding(mesh, spec)
+
+
+def _axes(what: str, mesh: Mesh, spec: PartitionSpec) -> list[tuple[str, ...]]:
+    """The mesh axes of each entry; they exist, and none is used twice."""
+    if not isinstance(spec, PartitionSpec):
+        raise ShardingError(f"{what}: {spec!r} is no PartitionSpec; write jax.sharding.PartitionSpec(...)")
+    axes = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in spec]
+    flat = [a for names in axes for a in names]
+    for a in flat:
+        if a not in mesh.axis_names:
+            raise ShardingError(f"{what}: {spec} names axis {a!r}; the mesh has {list(mesh.axis_names)}")
+        if flat.count(a) > 1:
+            raise ShardingError(f"{what}: {spec} uses axis {a!r} twice; one axis of the mesh divides one of the array")
+    return axes
+
+
+def _described(mesh: Mesh) -> str:
+    return "mesh " + " x ".join(f"{n}: {size}" for n, size in mesh.shape.items())
+
+
+def entries(axes: tuple[str, ...]) -> Any:
+    """Mesh axes as an entry of a PartitionSpec."""
+    return axes if len(axes) > 1 else axes[0] if axes else None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a model's arrays lie.
+
+    Attributes:
+        mesh: the devices, with axes that the compiler handles.
+        params: a sharding for each of ``model.params``.
+        rules: the user's rules, which hold for inputs too; None when a device configuration is followed.
+        configuration: the name of that configuration.
+        stages: the pipeline stage of each node that has one. A hint, kept for you: all nodes run as one program.
+        notes: what could not be followed, and why.
+        constrain: what the evaluation loop asks about the values at a node.
+    """
+
+    mesh: Mesh
+    params: Mapping[str, NamedSharding]
+    rules: Rules | None = None
+    configuration: str | None = None
+    stages: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    constrain: Callable[[Any, Sequence[str], Sequence[Any]], list[Any]] | None = None
+
+    def spread(self, values: Mapping[str, Any]) -> dict[str, NamedSharding]:
+        """A sharding for each of the values, which are named as parameters are."""
+        if self.rules is not None:
+            return by_name(values, self.mesh, self.rules)
+        return {n: self.params.get(n, NamedSharding(self.mesh, PartitionSpec())) for n in values}
+
+    def put_batch(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A batch to train on, over the mesh's first axis; whole under a device configuration (rule DV-13).
+
+        Raises:
+            ShardingError: the first axis of an array is no multiple of its number of devices.
+        """
+        return self.put_inputs(values) if self.rules is None else jax.device_put(values, by_batch(values, self.mesh))
+
+    def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on their devices; tracers as they are."""
+        return {n: v if is_traced(v) else jax.device_put(v, self.params[n]) for n, v in params.items()}
+
+    def put_inputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs on the devices; what JAX cannot hold stays as it is.
+
+        Under rules of the user's an input goes by the rule for its name; without one its first axis lies over the
+        mesh's first where that divides it. A device configuration says nothing about inputs, so each device gets them
+        whole (rule DV-13).
+        """
+        return {name: self._put(name, value) for name, value in values.items()}
+
+    def put_whole(self, value: Any) -> Any:
+        """An array, or a list of such, on every device."""
+        if isinstance(value, list):
+            return [self.put_whole(v) for v in value]
+        return jax.device_put(value, NamedSharding(self.mesh, PartitionSpec())) if _can_lie(value) else value
+
+    def _put(self, name: str, value: Any) -> Any:
+        if self.rules is None or not _can_lie(value):
+            return self.put_whole(value)
+        if any(name == p or fnmatchcase(name, p) for p in self.rules):
+            return jax.device_put(value, by_name({name: value}, self.mesh, self.rules)[name])
+        first = self.mesh.axis_names[0]
+        if not value.ndim or value.shape[0] % self.mesh.shape[first]:
+            return self.put_whole(value)
+        return jax.device_put(value, NamedSharding(self.mesh, PartitionSpec(first)))
+
+    def __str__(self) -> str:
+        """A table: the mesh, how each parameter is divided, pipeline stages, and what could not be followed."""
+        rows = [f"{n}  {s.spec}" for n, s in self.params.items()]
+        stages = [f"stage {stage}  node {node!r}" for node, stage in self.stages.items()]
+        devices = ", ".join(str(d.id) for d in self.mesh.devices.flat)
+        return "\n".join([f"{_described(self.mesh)} over devices {devices}", *rows, *stages, *self.notes])
+
+
+def _can_lie(value: Any) -> bool:
+    """Whether a value is an array that can be moved: no tracer, no strings, not missing."""
+    return hasattr(value, "dtype") and value.dtype != object and not is_traced(value)
+
+
+def by_rules(params: Mapping[str, Any], inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:
+    """The placement that a user's rules ask for.
+
+    Raises:
+        ShardingError: a rule does not fit an array or the mesh, or matches nothing.
+    """
+    check_patterns(rules, [*params, *inputs])
+    return Placement(compat.auto(mesh), by_name(params, mesh, rules), rules)
+
+
+def bytes_per_device(tree: Any) -> dict[jax.Device, int]:
+    """What the arrays of a pytree take in the memory of each device.
+
+    >>> import jax.numpy as jnp
+    >>> sum(bytes_per_device({"a": jnp.zeros(4, "float32")}).values())
+    16
+    """
+    total: dict[jax.Device, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        for shard in leaf.addressable_shards:
+            total[shard.device] = total.get(shard.device, 0) + shard.data.nbytes
+    return total

@@ -1,0 +1,399 @@
+"""Training an inference model: its parameters as a state, a loss of the user's, an optimizer of optax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .. import compat
+from ..errors import InputNameError, InputShapeError, InputTypeError, KnownValueError, ShardingError
+from ..ir import analysis
+from ..ir.graph import Graph
+from ..model import arguments
+from ..model.model import Model
+from ..model.outputs import field_names, packed
+from ..runtime.evaluate import Context, evaluate
+from ..runtime.jit import in_auto_mode, in_turn
+from ..sharding import rules
+from .finetune_arguments import Metrics, checked_batch, checked_loss, chosen
+from .form import Form, training_form
+from .progress import bar
+
+Loss = Callable[[Any, dict[str, Any]], Any]
+Trainable = str | Iterable[str] | Callable[[str, Any], bool] | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """Everything that a step changes: a pytree of arrays, to be kept and restored as a whole.
+
+    Attributes:
+        params: the parameters that are trained, by ONNX name. 16-bit ones are kept in float32 here.
+        stats: running statistics of batch normalisation by ONNX name; empty unless ``batchnorm="train"``.
+        opt_state: the optimizer's.
+        step: steps done, int32.
+        key: the random key from which each step draws its own.
+    """
+
+    params: dict[str, jax.Array]
+    stats: dict[str, jax.Array]
+    opt_state: Any
+    step: jax.Array
+    key: jax.Array
+
+
+class Progress(NamedTuple):
+    """What ``fit`` yields after a step. The next step takes the state's memory: keep the last one only."""
+
+    state: State
+    metrics: Metrics
+
+
+def finetune(
+    model: Model,
+    loss: Loss,
+    optimizer: Any,
+    *,
+    trainable: Trainable = None,
+    batchnorm: Literal["frozen", "train"] = "frozen",
+    dropout: bool | float = False,
+    accumulate: int = 1,
+    compute_dtype: Any = None,
+    checkpoint: str | Sequence[str] = (),
+    outputs: Sequence[str] | None = None,
+    mesh: Mesh | None = None,
+    shardings: Mapping[str, PartitionSpec] | None = None,
+) -> FineTuning:
+    """Train a model on a loss of your own.
+
+    Args:
+        model: what ``convert`` made. It stays as it is.
+        loss: ``loss(outputs, batch)``, a floating scalar, or the scalar and a dict of metrics. ``outputs`` is what
+            ``model(...)`` returns, ``batch`` the dict that ``step`` was given. It is traced, in a scope with 64-bit
+            types, so that int64 labels stay int64.
+        optimizer: an optax optimizer.
+        trainable: which parameters: patterns of fnmatch (``"*.bias"``), or a predicate of name and array. Without it,
+            every floating parameter. Running statistics of BatchNormalization and scalars of rank 0 (exponents and
+            epsilons, more often than weights) are chosen only when named in full.
+        batchnorm: "frozen" normalises by the running statistics of the file. "train" normalises by the batch and
+            moves the statistics by the nodes' momentum, as ONNX says (``old * momentum + batch * (1 - momentum)``,
+            the variance divided by n, where PyTorch moves it by that divided by n - 1).
+        dropout: True lets Dropout nodes drop, at their ratios; a number does so at that rate. Nodes that an exporter
+            has removed cannot be restored.
+        accumulate: micro-batches into which a step divides its batch, one after the other in memory. Gradients and
+            metrics are their means: the same as those of the whole batch, for a loss that is a mean over it.
+        compute_dtype: "bfloat16" computes products, convolutions and recurrences of float32 in it. Parameters,
+            optimizer, sums, normalisations and loss stay in float32.
+        checkpoint: patterns of node names. The nodes of each pattern, with what lies between them, keep no values
+            for the backward pass but compute them again (``jax.checkpoint``): less memory, more time.
+        outputs: the outputs that the loss needs, when the model has others that cannot be compiled.
+        mesh: devices over which batches are divided, along its first axis, and parameters as ``shardings`` says; those
+            of the model when left out.
+        shardings: PartitionSpecs by patterns of parameter names; what none matches is on every device.
+
+    Raises:
+        InputNameError: a pattern that matches nothing.
+        InputTypeError: a parameter that is no floating one; an optimizer that is none.
+        TrainingFormError: nothing to train; no BatchNormalization or Dropout to switch.
+
+    >>> import numpy as np, onnx2jax, optax
+    >>> model = onnx2jax.convert(onnx2jax.demo_model())
+    >>> def loss(logits, batch):
+    ...     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+    >>> tuned = onnx2jax.finetune(model, loss, optax.sgd(0.01))
+    >>> state = tuned.init()
+    >>> batch = {"image": np.ones((8, 1, 8, 8), np.float32), "label": np.zeros(8, int)}
+    >>> state, metrics = tuned.step(state, batch)
+    >>> bool(tuned.evaluate(state, batch)["loss"] < metrics["loss"])
+    True
+    >>> again = tuned.to_model(state)
+    """
+    form = training_form(
+        model.graph,
+        batchnorm=batchnorm,
+        dropout=dropout,
+        compute_dtype=compute_dtype,
+        checkpoint=(checkpoint,) if isinstance(checkpoint, str) else checkpoint,
+        outputs=outputs,
+    )
+    return FineTuning(model, form, loss, optimizer, trainable, accumulate, mesh, shardings or {})
+
+
+class FineTuning:
+    """A model, a loss and an optimizer as functions of a state. Made by ``finetune``.
+
+    Attributes:
+        trainable: the names of the parameters that are trained.
+        compilations: how often ``step`` and ``evaluate`` were compiled: once for each shape of batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        form: Form,
+        loss: Loss,
+        optimizer: Any,
+        trainable: Trainable,
+        accumulate: int,
+        mesh: Mesh | None,
+        shardings: Mapping[str, PartitionSpec],
+    ) -> None:
+        self._optax = _optax()
+        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise InputTypeError(f"optimizer is {optimizer!r:.60}, not an optax optimizer such as optax.adam(1e-3)")
+        if accumulate < 1:
+            raise InputShapeError(f"accumulate is {accumulate}; it is a number of micro-batches, 1 or more")
+        if shardings and mesh is None:
+            raise ShardingError("shardings are given without the devices they speak of: finetune(..., mesh=mesh)")
+        self._model, self._form, self._loss = model, form, loss
+        self._accumulate = accumulate
+        self._optimizer = self._optax.with_extra_args_support(optimizer)
+        self._fields = field_names(v.name for v in form.plain.outputs)
+        # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
+        params = {n: model.params.get(n, v) for n, v in analysis.parameters(form.plain).items()}
+        self.trainable = chosen(form.plain, params, trainable)
+        self._initial = {n: params[n] for n in dict.fromkeys((*self.trainable, *form.statistics))}
+        self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
+        placed = model.placement if mesh is None else rules.by_rules(params, (), mesh, shardings)
+        self._placement, self._shardings = placed, {} if placed is None else placed.spread(params)
+        self._place = model.settings.place if mesh is None else None
+        frozen = {n: v for n, v in params.items() if n not in self._initial}
+        # Scalars are part of the program: x ** 2 costs less than x ** y.
+        self._known = {n: np.asarray(v) for n, v in frozen.items() if np.size(v) == 1}
+        with compat.enable_x64(), compat.outside():
+            self._frozen = {n: self._placed(n, v) for n, v in frozen.items() if n not in self._known}
+        self.compilations = 0
+        self._compiled_step: Any = None
+        self._compiled_evaluate = jax.jit(in_auto_mode(self._evaluated, batch=2))
+
+    def init(self, key: Any = 0) -> State:
+        """The state before the first step, with copies of the model's parameters.
+
+        Args:
+            key: a seed or a ``jax.random.key``, for dropout and other draws.
+        """
+        with compat.enable_x64():
+            values = {n: self._placed(n, jnp.array(v, _kept_in(self._dtypes[n]))) for n, v in self._initial.items()}
+            params = {n: values[n] for n in self.trainable}
+            stats = {n: values[n] for n in self._form.statistics}
+            opt_state = jax.tree.map(
+                lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), self._optimizer.init(params)
+            )
+            key = jax.random.key(key) if isinstance(key, int | np.integer) else jax.random.fold_in(key, 0)
+            state = State(params, stats, opt_state, jnp.zeros((), jnp.int32), key)
+            return state if self._placement is None else jax.device_put(state, self.shardings(state))
+
+    def step(self, state: State, batch: Mapping[str, Any]) -> tuple[State, Metrics]:
+        """One step of the optimizer. Compiled once for each shape of batch; the state given is used up (donated).
+
+        Args:
+            state: from ``init``, an earlier step, or a checkpoint.
+            batch: arrays by name. Entries named as the model's inputs are fed; all go to the loss.
+
+        Returns:
+            The new state, and the metrics of the batch before the step: ``loss``, ``grad_norm``, those of the loss.
+
+        Raises:
+            InputError: the batch does not fit the model, or the state was used up.
+            LossError: the loss is not one floating number.
+            KnownValueError: the model cannot be compiled as one program.
+        """
+        if self._compiled_step is None:
+            out = None if self._placement is None else (self.shardings(state), None)
+            stepped = in_auto_mode(self._stepped, batch=2, state=0)
+            self._compiled_step = jax.jit(stepped, donate_argnums=0, out_shardings=out)
+        with compat.enable_x64():
+            arrays = self._batch(batch)
+            try:
+                return in_turn(self._compiled_step, state, self._frozen, arrays)
+            except (RuntimeError, ValueError):
+                arguments.check_not_used_up(state)
+                raise
+
+    def evaluate(self, state: State, batch: Mapping[str, Any]) -> Metrics:
+        """The metrics of a batch in inference form: running statistics, nothing dropped. Compiled, like ``step``."""
+        with compat.enable_x64():
+            return in_turn(self._compiled_evaluate, state, self._frozen, self._batch(batch))
+
+    def params(self, state: State) -> dict[str, jax.Array]:
+        """What the state has of ``Model.params``, in the file's element types: for ``onnx2jax.save(params=...)``."""
+        with compat.enable_x64():
+            return {n: jnp.array(v, self._dtypes[n]) for n, v in (state.params | state.stats).items()}
+
+    def to_model(self, state: State) -> Model:
+        """The model with the state's parameters: to call, to transform, to save."""
+        params = {n: np.asarray(v) for n, v in self.params(state).items()}
+        constants = [n for n in params if n not in self._model.params]
+        if constants:
+            raise InputNameError(
+                f"{constants[:5]} are constants of the whole model, because shapes depend on what is computed from "
+                "them. Save, and convert the file: onnx2jax.save(model, path, params=tuned.params(state))"
+            )
+        return self._model.with_params(params)
+
+    def fit(
+        self,
+        batches: Iterable[Mapping[str, Any]],
+        state: State | None = None,
+        *,
+        progress: bool | None = None,
+        total: int | None = None,
+    ) -> Iterator[Progress]:
+        """A step for each batch, each yielded: leave the loop when it is good enough.
+
+        Args:
+            batches: the batches, each as ``step`` takes it.
+            state: where to begin; ``init()`` when left out.
+            progress: a bar with the metrics, by rich; None draws it where rich and a terminal are at hand.
+            total: how many batches there are, for the bar; ``len(batches)`` where that can be had.
+
+        Yields:
+            ``(state, metrics)`` after each step. Python runs ahead of the computation; looking at metrics waits.
+
+        >>> import numpy as np, onnx2jax, optax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> tuned = onnx2jax.finetune(model, lambda logits, batch: (logits**2).mean(), optax.sgd(0.1))
+        >>> batches = [{"image": np.ones((4, 1, 8, 8), np.float32)}] * 100
+        >>> for state, metrics in tuned.fit(batches):
+        ...     if metrics["loss"] < 1:
+        ...         break
+        """
+        state = self.init() if state is None else state
+        known = len(batches) if isinstance(batches, Sized) else None
+        with bar(progress, known if total is None else total) as show:
+            for batch in batches:
+                state, metrics = self.step(state, batch)
+                show(metrics)
+                yield Progress(state, metrics)
+
+    def shardings(self, state: State) -> State | None:
+        """Where the leaves of a state lie on the mesh: an optimizer's moments where their parameters do."""
+        if self._placement is None:
+            return None
+        whole = NamedSharding(self._placement.mesh, PartitionSpec())
+
+        def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+            names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey) and k.key in self._initial]
+            alike = names and jnp.shape(leaf) == jnp.shape(self._initial[names[-1]])
+            return self._shardings[names[-1]] if alike else whole
+
+        return jax.tree_util.tree_map_with_path(of, state)
+
+    def _placed(self, name: str, value: Any) -> Any:
+        return jax.device_put(value, self._shardings.get(name))
+
+    def _batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        arrays = checked_batch(self._model, batch)
+        return arrays if self._placement is None else self._placement.put_batch(arrays)
+
+    def _stepped(self, state: State, frozen: dict[str, Any], batch: dict[str, Any]) -> tuple[State, Metrics]:
+        """What jit compiles for ``step``."""
+        self.compilations += 1
+        key = jax.random.fold_in(state.key, state.step)
+
+        def total(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
+            return self._total(self._form.training, params, stats, frozen, batch, key)
+
+        gradient = jax.value_and_grad(total, has_aux=True)
+        if self._accumulate == 1:
+            (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
+        else:
+            loss, metrics, stats, grads = self._accumulated(gradient, state, batch, key)
+        updates, opt_state = self._optimizer.update(
+            grads,
+            state.opt_state,
+            state.params,
+            value=loss,
+            grad=grads,
+            value_fn=lambda params: total(params, state.stats, batch, key)[0],
+        )
+        # The state keeps its types, so that the step is compiled once and its memory is used again.
+        opt_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), opt_state, state.opt_state)
+        new = State(self._optax.apply_updates(state.params, updates), stats, opt_state, state.step + 1, state.key)
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
+        return new, {"loss": loss, "grad_norm": norm, **metrics}
+
+    def _accumulated(self, gradient: Any, state: State, batch: dict[str, Any], key: Any) -> tuple[Any, ...]:
+        """Loss, metrics, new statistics and gradients: means over micro-batches, one after the other."""
+        count = self._accumulate
+        shared = {n: v for n, v in batch.items() if v.ndim == 0}
+        extents = {n: v.shape[0] for n, v in batch.items() if v.ndim}
+        if len(set(extents.values())) > 1 or any(extent % count for extent in extents.values()):
+            raise InputShapeError(f"accumulate={count} does not divide the first axes of the batch evenly: {extents}")
+        parts = {n: batch[n].reshape(count, extent // count, *batch[n].shape[1:]) for n, extent in extents.items()}
+
+        def one(carry: Any, turn: Any) -> Any:
+            stats, sums = carry
+            part, i = turn
+            (loss, (metrics, stats)), grads = gradient(state.params, stats, part | shared, jax.random.fold_in(key, i))
+            return (stats, jax.tree.map(jnp.add, sums, grads)), (loss, metrics)
+
+        zeros = jax.tree.map(jnp.zeros_like, state.params)
+        (stats, sums), (losses, metrics) = jax.lax.scan(one, (state.stats, zeros), (parts, jnp.arange(count)))
+        means = jax.tree.map(lambda v: v.mean(0), metrics)
+        return losses.mean(), means, stats, jax.tree.map(lambda g: g / count, sums)
+
+    def _evaluated(self, state: State, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
+        """What jit compiles for ``evaluate``."""
+        self.compilations += 1
+        loss, (metrics, _) = self._total(self._form.plain, state.params, state.stats, frozen, batch, state.key)
+        return {"loss": loss, **metrics}
+
+    def _total(
+        self,
+        graph: Graph,
+        params: dict[str, Any],
+        stats: dict[str, Any],
+        frozen: dict[str, Any],
+        batch: dict[str, Any],
+        key: Any,
+    ) -> tuple[Any, tuple[Metrics, dict[str, Any]]]:
+        """The loss of a batch; its metrics and the new statistics."""
+        model = self._model
+        names = {v.name for v in model.inputs} | model.optional.keys()
+        feeds = {n: v for n, v in batch.items() if n in names}
+        values = arguments.bind(model.inputs, model.optional, (), feeds) | model.static
+        own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
+        context = Context(frozen | self._known | own, key, max_trips=model.settings.max_trips, place=self._place)
+        try:
+            with np.errstate(all="ignore"):
+                results = evaluate(graph, values, context)
+        except KnownValueError as e:
+            raise _staged(e) from e
+        count = len(self._form.plain.outputs)
+        new = dict(zip(self._form.statistics, results[count:], strict=False)) or stats
+        new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
+        loss, metrics = checked_loss(self._loss(packed(self._fields, results[:count]), batch))
+        return loss, (metrics, new)
+
+
+def _staged(error: KnownValueError) -> KnownValueError:
+    what, node = str(error).split(chr(10))[0], error.node
+    return KnownValueError(
+        f"{what}\nA step of training is one program, so the model cannot run in stages here. Pin the input that the "
+        "value comes from: convert(..., static={'input name': value}); bound what the node finds: convert(..., "
+        f"max_size={{{getattr(node, 'name', 'node')!r}: n}}); or leave out what the loss does not need: "
+        "finetune(..., outputs=['output name'])",
+        error.values,
+        node,
+    )
+
+
+def _kept_in(dtype: np.dtype) -> Any:
+    """Steps are too small for 16 bits: such parameters are kept in float32."""
+    return jnp.float32 if dtype.itemsize < 4 else dtype
+
+
+def _optax() -> Any:
+    try:
+        import optax
+    except ImportError as e:
+        raise ImportError("finetune needs optax: pip install 'onnx2jax[train]'", name="optax") from e
+    return optax

@@ -1,0 +1,102 @@
+"""What ``finetune`` is given, checked: which parameters, batches, the results of a loss."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import InputNameError, InputTypeError, LossError, TrainingFormError
+from ..ir.graph import Graph
+from ..model.model import Model
+from .form import statistics_of
+
+Metrics = dict[str, jax.Array]
+
+
+def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[str, ...]:
+    """The names of the parameters to train, in the model's order.
+
+    Raises:
+        InputNameError: a pattern that matches nothing.
+        InputTypeError: a parameter that is no floating one.
+        TrainingFormError: there are none.
+    """
+    statistics = statistics_of(graph)
+    floating = [n for n, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating) and v.dtype.itemsize > 1]
+    usual = [n for n in floating if n not in statistics and np.ndim(params[n])]
+    if trainable is None:
+        names = set(usual)
+    elif callable(trainable):
+        names = {n for n in usual if trainable(n, params[n])}
+    else:
+        names = set()
+        for pattern in [trainable] if isinstance(trainable, str) else trainable:
+            found = {pattern} if pattern in floating else {n for n in usual if fnmatchcase(n, pattern)}
+            names |= found or _nothing(params, pattern)
+    if not names:
+        kinds = sorted({str(v.dtype) for v in params.values()})
+        raise TrainingFormError(
+            f"nothing to train: of the model's {len(params)} parameters ({', '.join(kinds) or 'none'}) "
+            f"{len(usual)} are floating weights, of which trainable={trainable!r} chooses none"
+        )
+    return tuple(n for n in params if n in names)
+
+
+def _nothing(params: Mapping[str, Any], pattern: str) -> set[str]:
+    other = [n for n in params if n == pattern or fnmatchcase(n, pattern)]
+    if other:
+        raise InputTypeError(
+            f"trainable has {pattern!r}, which are no floating weights: "
+            f"{', '.join(f'{n} ({params[n].dtype}{list(params[n].shape)})' for n in other[:3])}. Quantised "
+            "ones cannot be trained; a running statistic or a scalar of rank 0 has to be named in full"
+        )
+    near = difflib.get_close_matches(pattern, params, 3, 0.3) or list(params)[:5]
+    raise InputNameError(f"trainable has {pattern!r}, which no parameter matches; near it are {near}")
+
+
+def checked_batch(model: Model, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch as arrays by name, with an entry for each of the model's inputs.
+
+    Raises:
+        InputNameError: an input is missing.
+        InputTypeError: the batch is no dict, or holds what JAX cannot compute with.
+    """
+    if not isinstance(batch, Mapping):
+        raise InputTypeError(f"a batch is a dict of arrays by name, not {type(batch).__name__}")
+    missing = [v.name for v in model.inputs if v.name not in batch]
+    if missing:
+        raise InputNameError(
+            f"the batch has no entry {', '.join(map(repr, missing))}; it has {list(batch)}, and the model's inputs "
+            f"are ({', '.join(map(str, model.inputs))})"
+        )
+    arrays = {n: v if isinstance(v, jax.Array | np.ndarray) else np.asarray(v) for n, v in batch.items()}
+    for name, value in arrays.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind in "OUS":
+            raise InputTypeError(f"entry {name!r} of the batch holds {value.dtype}, but JAX computes with numbers")
+    return arrays
+
+
+def checked_loss(result: Any) -> tuple[Any, Metrics]:
+    """The loss and the metrics of what a user's function returned.
+
+    Raises:
+        LossError: they are not one floating number and a dict.
+    """
+    value, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+    value = jnp.asarray(value)
+    if value.shape:
+        raise LossError(f"the loss has shape {list(value.shape)}; it is one number: loss.mean()")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise LossError(f"the loss is {value.dtype}, which has no gradient; it is a floating number")
+    if not isinstance(metrics, Mapping) or metrics.keys() & {"loss", "grad_norm"}:
+        raise LossError(
+            f"the loss returns {metrics!r:.60} beside its value; that is a dict of metrics, in which 'loss' and "
+            "'grad_norm' are taken"
+        )
+    return value, {n: jnp.asarray(v) for n, v in metrics.items()}

@@ -1,0 +1,344 @@
+"""Graphs in training form: the same nodes with other bindings, for fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import InputNameError, InputTypeError, TrainingFormError
+from ..ir.graph import Function, Graph, Node
+from ..ops.arrays import is_known
+from ..ops.registry import Operator, resolve
+from ..proto.types import ValueInfo
+
+PRIVATE: Final = "onnx2jax.finetune"
+PRODUCTS: Final = {
+    "": {"Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"},
+    "com.microsoft": {
+        *("Attention", "FusedConv", "FusedGemm", "FusedMatMul", "GemmFastGelu", "GroupQueryAttention"),
+        *("MultiHeadAttention", "NhwcConv", "NhwcFusedConv", "TransposeMatMul"),
+    },
+}
+"""Operators that compute_dtype applies to: sums of products, which accelerators have units for."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A graph as it is evaluated and as it is trained; the latter's last outputs are new running statistics."""
+
+    plain: Graph
+    training: Graph
+    statistics: tuple[str, ...]
+    """The parameters that these statistics are."""
+
+
+def training_form(
+    graph: Graph,
+    *,
+    batchnorm: str,
+    dropout: bool | float,
+    compute_dtype: Any,
+    checkpoint: Sequence[str],
+    outputs: Sequence[str] | None,
+) -> Form:
+    """A graph rewritten as ``finetune`` was told."""
+    plain = graph if outputs is None else only(graph, outputs)
+    training, statistics = plain, tuple[str, ...]()
+    if batchnorm == "train":
+        training, statistics = with_batch_statistics(training)
+    elif batchnorm != "frozen":
+        raise TrainingFormError(f"batchnorm is {batchnorm!r}; it is 'frozen' or 'train'")
+    if dropout is not False:
+        if dropout is not True and not 0 <= dropout < 1:
+            raise TrainingFormError(f"dropout is {dropout}; it is True, False, or a rate: 0 <= rate < 1")
+        training = with_dropout(training, None if dropout is True else dropout)
+    if compute_dtype is not None:
+        dtype = _compute_dtype(compute_dtype)
+        plain, training = with_products_in(plain, dtype), with_products_in(training, dtype)
+    return Form(plain, with_checkpoints(training, checkpoint), statistics)
+
+
+def checkpointed(*, body: Any) -> Any:
+    """The outputs of a graph whose inner values are computed again in the backward pass."""
+    known: list[Any] = []
+
+    def run() -> list[Any]:
+        results = body()
+        known[:] = [r if is_known(r) else None for r in results]
+        return [None if is_known(r) else r for r in results]
+
+    results = jax.checkpoint(run)()
+    return tuple(k if r is None else r for r, k in zip(results, known, strict=True))
+
+
+CHECKPOINT: Final = Operator(PRIVATE, "Checkpoint", 1, checkpointed, attributes=frozenset({"body"}))
+
+
+def with_checkpoints(graph: Graph, patterns: Sequence[str]) -> Graph:
+    """The graph with the nodes of each pattern, and what lies between them, under one ``jax.checkpoint``."""
+    for pattern in patterns:
+        found = [i for i, n in enumerate(graph.nodes) if fnmatchcase(n.name, pattern)]
+        if not found:
+            names = [n.name for n in graph.nodes]
+            raise InputNameError(f"checkpoint has {pattern!r}, which no node's name matches; there are {names[:8]}")
+        graph = _under_checkpoint(graph, set(found), f"checkpoint {pattern}")
+    return graph
+
+
+def _under_checkpoint(graph: Graph, chosen: set[int], name: str) -> Graph:
+    nodes = graph.nodes
+    after, before = _reached(nodes, chosen), _reaching(nodes, chosen)
+    inside = chosen | (after & before)
+    block = tuple(nodes[i] for i in sorted(inside))
+    wanted = {v for i, n in enumerate(nodes) if i not in inside for v in n.reads} | {v.name for v in graph.outputs}
+    outputs = tuple(v for n in block for v in n.outputs if v and v in wanted)
+    body = Graph(name, "", (), tuple(map(ValueInfo, outputs)), {}, block)
+    node = Node(name, "Checkpoint", PRIVATE, 1, (), outputs, {"body": body}, CHECKPOINT)
+    first = (n for i, n in enumerate(nodes) if i not in inside and i not in after)
+    last = (n for i, n in enumerate(nodes) if i not in inside and i in after)
+    return replace(graph, nodes=(*first, node, *last))
+
+
+def _reached(nodes: Sequence[Node], chosen: set[int]) -> set[int]:
+    """Positions of nodes that read, at whatever distance, what the chosen ones compute."""
+    names: set[str] = set()
+    reached = set()
+    for i, node in enumerate(nodes):
+        if names.intersection(node.reads):
+            reached.add(i)
+        if i in chosen or i in reached:
+            names.update(filter(None, node.outputs))
+    return reached
+
+
+def _reaching(nodes: Sequence[Node], chosen: set[int]) -> set[int]:
+    """Positions of nodes from which, at whatever distance, the chosen ones compute."""
+    names: set[str] = set()
+    reaching = set()
+    for i in reversed(range(len(nodes))):
+        if names.intersection(nodes[i].outputs):
+            reaching.add(i)
+        if i in chosen or i in reaching:
+            names.update(nodes[i].reads)
+    return reaching
+
+
+def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) -> Graph:
+    """The graph with every node changed, those of graphs and functions inside nodes included.
+
+    ``change`` may put constants of the graph around the node into the dict it is given.
+    """
+    functions: dict[Function, Function] = {}
+
+    def inside(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(inside, value))
+        return visit(value) if isinstance(value, Graph) else value
+
+    def target(value: Operator | Function | None) -> Operator | Function | None:
+        if not isinstance(value, Function):
+            return value
+        if value not in functions:
+            functions[value] = replace(value, body=visit(value.body))
+        return functions[value]
+
+    def visit(graph: Graph) -> Graph:
+        constants: dict[str, np.ndarray] = {}
+        nodes = []
+        for node in graph.nodes:
+            if node.bodies:
+                attributes = {k: inside(v) for k, v in node.attributes.items()}
+                node = replace(node, attributes=attributes, target=target(node.target))
+            nodes.append(change(node, constants))
+        return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **constants})
+
+    return visit(graph)
+
+
+def with_dropout(graph: Graph, rate: float | None) -> Graph:
+    """The graph with its Dropout nodes dropping, by the key of the call; ``rate`` replaces the nodes' ratios.
+
+    Raises:
+        TrainingFormError: there is no Dropout node.
+    """
+    count = 0
+
+    def change(node: Node, constants: dict[str, np.ndarray]) -> Node:
+        nonlocal count
+        if (node.domain, node.op_type) != ("", "Dropout"):
+            return node
+        count += 1
+        attributes = {k: v for k, v in node.attributes.items() if k not in ("seed", "is_test")}
+        if node.opset < 10 or (node.opset < 12 and len(node.outputs) < 2):
+            # Opsets 7 to 11 describe inference alone; the operator of opset 1 has both forms.
+            attributes |= {} if rate is None else {"ratio": rate}
+            return replace(node, attributes=attributes, target=resolve("", "Dropout", 1))
+        ratio, on = f"{node.name}/ratio", f"{node.name}/training_mode"
+        given = node.inputs[1] if len(node.inputs) > 1 else ""
+        said = rate if rate is not None else attributes.get("ratio")
+        if said is not None:
+            constants[ratio], given = np.array(said, np.float32), ratio
+        constants[on] = np.array(True)
+        inputs = (node.inputs[0], given, on)
+        return replace(node, inputs=inputs, attributes={}, target=resolve("", "Dropout", 12))
+
+    changed = mapped(graph, change)
+    if not count:
+        raise TrainingFormError(
+            "the model has no Dropout node: exporters remove them from models in inference mode, and what was removed "
+            "cannot be restored. Leave dropout out; or export the model in training mode and convert that"
+        )
+    return changed
+
+
+def statistics_of(graph: Graph) -> set[str]:
+    """Parameters (by Graph.key) that are running means or variances: they are no weights."""
+    keys: set[str] = set()
+
+    def visit(graph: Graph) -> set[str]:
+        names: set[str] = set()
+        for node in reversed(graph.nodes):
+            if _is_normalization(node):
+                names.update(node.inputs[3:5])
+            if (node.domain, node.op_type) == ("", "Identity") and node.outputs[0] in names:
+                names.add(node.inputs[0])
+            for inner in node.graphs:
+                names.update(visit(inner) & inner.captures)
+            if isinstance(node.target, Function):
+                formals = visit(node.target.body)
+                pairs = zip(node.inputs, node.target.body.inputs, strict=False)
+                names.update(name for name, formal in pairs if formal.name in formals)
+        keys.update(graph.key(name) for name in names if name in graph.initializers)
+        return names
+
+    visit(graph)
+    return keys
+
+
+def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with every BatchNormalization using its batch, and new running statistics as outputs.
+
+    Returns:
+        The graph, whose last outputs they are, and the names of the parameters that they are.
+
+    Raises:
+        TrainingFormError: there is none, or one whose statistics could not be kept.
+    """
+    for inner in graph.walk():
+        for node in inner.nodes:
+            if inner is not graph and _is_normalization(node):
+                raise TrainingFormError(
+                    f"{node} is inside {inner.name!r} (a branch, loop or function), from where its running statistics "
+                    "cannot come out; leave batchnorm='frozen'"
+                )
+    now: dict[str, str] = {}  # running statistic -> the value that holds it after the nodes so far
+    nodes = []
+    for node in graph.nodes:
+        if not _is_normalization(node):
+            nodes.append(node)
+            continue
+        sources = [_source(graph, name) for name in node.inputs[3:5]]
+        for name in sources:
+            if name not in graph.initializers:
+                raise TrainingFormError(
+                    f"{node}: its running statistics {list(node.inputs[3:5])} are computed by the model, so there is "
+                    "no parameter to keep them in; leave batchnorm='frozen'"
+                )
+        # One who comes second to the same statistics goes on from the first.
+        inputs = (*node.inputs[:3], *(now.get(name, name) for name in sources))
+        if any(node.outputs[1:]):
+            raise TrainingFormError(f"{node} is in training form already (outputs {list(node.outputs)})")
+        fresh = tuple(f"{node.name}/{name}" for name in ("running_mean", "running_var"))
+        now.update(zip(sources, fresh, strict=True))
+        nodes.append(_in_training_form(node, inputs, fresh))
+    if not now:
+        raise TrainingFormError(
+            "the model has no BatchNormalization node: exporters fold them into convolutions, and what was folded "
+            "cannot be restored. Leave batchnorm='frozen'"
+        )
+    outputs = graph.outputs + tuple(ValueInfo(name) for name in now.values())
+    return replace(graph, nodes=tuple(nodes), outputs=outputs), tuple(map(graph.key, now))
+
+
+def _in_training_form(node: Node, inputs: tuple[str, ...], fresh: tuple[str, ...]) -> Node:
+    attributes: Mapping[str, Any] = {k: v for k, v in node.attributes.items() if k != "is_test"}
+    if node.opset >= 14:
+        outputs, attributes = (node.outputs[0], *fresh), {**attributes, "training_mode": 1}
+    else:  # the number of outputs tells training from inference
+        outputs = (node.outputs[0], *fresh, *(f"{node.name}/saved_{name}" for name in ("mean", "var")))
+    return replace(node, inputs=inputs, outputs=outputs, attributes=attributes)
+
+
+def _is_normalization(node: Node) -> bool:
+    return (node.domain, node.op_type) == ("", "BatchNormalization")
+
+
+def _source(graph: Graph, name: str) -> str:
+    """The value behind Identity nodes, with which exporters share a tensor."""
+    producers = {v: n for n in graph.nodes if (n.domain, n.op_type) == ("", "Identity") for v in n.outputs}
+    while name in producers:
+        name = producers[name].inputs[0]
+    return name
+
+
+def with_products_in(graph: Graph, dtype: Any) -> Graph:
+    """The graph with its products (see PRODUCTS) of float32 computed in a narrower type; all else stays as it is."""
+
+    def change(node: Node, _: dict[str, np.ndarray]) -> Node:
+        operator = node.target
+        if not isinstance(operator, Operator) or node.op_type not in PRODUCTS.get(node.domain, ()):
+            return node
+        return replace(node, target=replace(operator, function=_narrowed(operator, dtype)))
+
+    return mapped(graph, change)
+
+
+def _narrowed(operator: Operator, dtype: Any) -> Callable[..., Any]:
+    wide, limit = np.dtype(np.float32), jnp.finfo(dtype)
+    function = operator.function
+    assert function is not None
+
+    def narrow(value: Any) -> Any:
+        if getattr(value, "dtype", None) != wide:
+            return value
+        # Masks hold the most negative float32, which would round to -inf and then give NaN.
+        return jnp.clip(value, float(limit.min), float(limit.max)).astype(dtype)
+
+    def call(*values: Any, **named: Any) -> Any:
+        if not any(getattr(v, "dtype", None) == wide for v in values) or is_known(values):
+            return function(*values, **named)
+        results = function(*map(narrow, values), **named)
+        widen = lambda r: r.astype(wide) if getattr(r, "dtype", None) == dtype else r  # noqa: E731
+        return jax.tree.map(widen, results)
+
+    return call
+
+
+def only(graph: Graph, outputs: Sequence[str]) -> Graph:
+    """The graph with some of its outputs, and the nodes that these need."""
+    declared = {v.name: v for v in graph.outputs}
+    unknown = sorted(set(outputs) - set(declared))
+    if unknown:
+        raise InputNameError(f"outputs has {unknown}; the model's outputs are {list(declared)}")
+    wanted = set(outputs)
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(node.reads)
+            nodes.append(node)
+    return replace(graph, nodes=tuple(reversed(nodes)), outputs=tuple(declared[name] for name in outputs))
+
+
+def _compute_dtype(dtype: Any) -> Any:
+    if (found := jnp.dtype(dtype)) != jnp.bfloat16:
+        raise InputTypeError(
+            f"compute_dtype is {found}; it is bfloat16. float16 would need its loss scaled, because small gradients "
+            "vanish in it"
+        )
+    return found

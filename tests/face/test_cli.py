@@ -1,0 +1,207 @@
+"""The commands ``run`` and ``inspect``: what they print, save, refuse, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnx2jax import cli, demo_model
+from onnx2jax.data import demo_samples
+
+MODEL = str(demo_model())
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run the command line in this process: exit status, standard output, standard error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = cli.main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def saved(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], domain: str = "") -> Path:
+    """A model file made of the given nodes, opset 22 (and version 1 of ``domain``)."""
+    opsets = [helper.make_opsetid("", 22)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+def tensor(name: str, shape: list[Any] | None, code: int = TensorProto.FLOAT) -> Any:
+    return helper.make_tensor_value_info(name, code, shape)
+
+
+def test_run_on_a_file_saves_what_onnxruntime_gives(command: Command, tmp_path: Path) -> None:
+    box = demo_samples()
+    np.save(tmp_path / "in.npy", box["images"])
+    status, out, err = command(
+        "run", MODEL, "--input", f"image={tmp_path / 'in.npy'}", "--output-dir", tmp_path / "new" / "results"
+    )
+    assert (status, err) == (0, "")
+    assert "float32[16, 1, 8, 8]" in out
+    assert "float32[16, 10]" in out
+    np.testing.assert_allclose(np.load(tmp_path / "new" / "results" / "logits.npy"), box["logits"], atol=1e-4)
+
+
+def test_run_reads_and_writes_npz(command: Command, tmp_path: Path) -> None:
+    box = demo_samples()
+    np.savez(tmp_path / "in.npz", image=box["images"][:3])
+    status, _, _ = command("run", MODEL, "--input", tmp_path / "in.npz", "--output-file", tmp_path / "out.npz")
+    assert status == 0
+    with np.load(tmp_path / "out.npz") as out:
+        np.testing.assert_allclose(out["logits"], box["logits"][:3], atol=1e-4)
+
+
+def test_random_is_seeded_and_free_dimensions_are_given_by_name(command: Command) -> None:
+    first, again, other = (command("run", MODEL, "--random", "--dim", "batch=3", "--seed", s)[1] for s in (1, 1, 2))
+    assert "float32[3, 10]" in first
+    assert first == again != other
+    assert "float32[1, 10]" in command("run", MODEL, "--random")[1]
+
+
+@pytest.mark.parametrize("name", ["a/b:0", "file"])
+def test_any_output_name_can_be_saved(command: Command, tmp_path: Path, name: str) -> None:
+    node = helper.make_node("Identity", ["x"], [name])
+    model = saved(tmp_path / "m.onnx", [node], [tensor("x", [2])], [tensor(name, [2])])
+    status, _, _ = command(
+        "run", model, "--random", "--output-dir", tmp_path / "d", "--output-file", tmp_path / "o.npz"
+    )
+    assert status == 0
+    (file,) = (tmp_path / "d").iterdir()
+    with np.load(tmp_path / "o.npz") as archive:
+        np.testing.assert_array_equal(archive[name], np.load(file))
+
+
+@pytest.mark.parametrize(
+    ("code", "array"),
+    [
+        (TensorProto.BFLOAT16, np.array([1.5, -2], ml_dtypes.bfloat16)),
+        (TensorProto.STRING, np.array(["one", "två"])),
+        (TensorProto.INT64, np.array([2**62 + 1, -1])),
+    ],
+)
+def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, code: int, array: np.ndarray) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    model = saved(tmp_path / "m.onnx", [node], [tensor("x", [2], code)], [tensor("y", [2], code)])
+    np.save(tmp_path / "x.npy", array)
+    status, _, err = command("run", model, "--input", f"x={tmp_path / 'x.npy'}", "--output-dir", tmp_path)
+    assert (status, err) == (0, "")
+    assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "x.npy").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["run", "absent.onnx"], 1, "absent.onnx"),
+        (["run", MODEL], 2, "input image: float32[batch, 1, 8, 8] is not given: --input image=FILE.npy, or --random"),
+        (["run", MODEL, "--input", "image"], 2, "expected NAME=VALUE"),
+        (["run", MODEL, "--input", "picture={npy}"], 2, "no input 'picture'; it has 'image'"),
+        (["run", MODEL, "--input", "image={text}"], 2, "no .npy or .npz file"),
+        (["run", MODEL, "--input", "image={npy}"], 1, "has rank 4, not 2"),
+        (["run", MODEL, "--random", "--dim", "width=8"], 1, "'width'"),
+        (["run", MODEL, "--random", "--dim", "batch=many"], 2, "'many' is not a whole number"),
+        (["inspect", "{text}"], 1, "not an ONNX model"),
+    ],
+)
+def test_errors_are_one_clean_message(
+    command: Command, tmp_path: Path, arguments: list[str], status: int, text: str
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
+    (tmp_path / "x.txt").write_text("{}")
+    files = {"npy": tmp_path / "x.npy", "text": tmp_path / "x.txt"}
+    got, out, err = command(*(a.format(**files) for a in arguments))
+    assert got == status
+    assert out == ""
+    assert err.startswith("error: ")
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_an_input_without_a_shape_cannot_be_random(command: Command, tmp_path: Path) -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    model = saved(tmp_path / "m.onnx", [node], [tensor("x", None)], [tensor("y", None)])
+    status, _, err = command("run", model, "--random")
+    assert status == 2
+    assert "--input x=FILE.npy" in err
+
+
+def test_inspect_says_what_the_file_holds(command: Command) -> None:
+    status, out, err = command("inspect", MODEL)
+    assert (status, err) == (0, "")
+    for text in ("ai.onnx 22", "float32[batch, 1, 8, 8]", "float32[batch, 10]", "fc.weight", "BatchNormalization"):
+        assert text in out
+    assert "none missing" in out
+    assert "the 12 largest" in out
+    assert "bn1.bias" not in out
+    assert "bn1.bias" in command("inspect", MODEL, "--all")[1]
+
+
+def test_inspect_as_json(command: Command) -> None:
+    facts = json.loads(command("inspect", MODEL, "--json")[1])
+    assert facts["opsets"] == {"ai.onnx": 22}
+    assert facts["inputs"] == [{"name": "image", "type": "float32[batch, 1, 8, 8]", "shape": ["batch", 1, 8, 8]}]
+    stored = {t.name: 4 * int(np.prod(t.dims)) for t in onnx.load(MODEL).graph.initializer}
+    assert {p["name"]: p["bytes"] for p in facts["parameters"]} == stored
+    assert {o["name"]: o["count"] for o in facts["operators"]} == {
+        "BatchNormalization": 3,
+        "Conv": 3,
+        "Flatten": 1,
+        "Gemm": 1,
+        "MaxPool": 1,
+        "Relu": 3,
+    }
+
+
+def test_inspect_names_what_is_missing_and_run_refuses(command: Command, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Frobnicate", ["x"], ["a"], name="first", domain="com.example"),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Frobnicate", ["b"], ["y"], name="second", domain="com.example"),
+    ]
+    model = saved(tmp_path / "m.onnx", nodes, [tensor("x", [2])], [tensor("y", [2])], "com.example")
+    status, out, _ = command("inspect", model)
+    assert status == 3
+    assert "1 missing" in out
+    (row,) = (line.split() for line in out.splitlines() if "Frobnicate" in line)
+    assert row == ["com.example", "Frobnicate", "1", "2", "missing"]
+
+    status, _, err = command("run", model, "--random")
+    assert status == 1
+    for text in ("Frobnicate", "com.example", "'first'", "'second'"):
+        assert text in err
+
+
+def test_a_table_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert "┃" in command("inspect", MODEL)[1]
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_a_terminal_without_rich(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    status, out, _ = command("inspect", MODEL)
+    assert status == 0
+    assert "┃" not in out
+    assert "BatchNormalization" in out
+
+
+def test_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "onnx2jax", "inspect", MODEL, "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["ir_version"] == 10

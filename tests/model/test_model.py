@@ -1,0 +1,549 @@
+"""The public object: calls, parameters, dtypes, shapes, transformations."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax.errors import (
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    KnownValueError,
+    OperatorError,
+    RandomKeyError,
+)
+from tests.support.models import mlp, mlp_reference, model, one_node, value
+
+X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+
+def two_outputs() -> onnx.ModelProto:
+    nodes = [helper.make_node("Neg", ["a"], ["out:0"]), helper.make_node("Add", ["a", "b"], ["total"])]
+    ends = [value("a", np.float32, ["n"]), value("b", np.float32, ["n"])]
+    return model(nodes, ends, [value("out:0", np.float32, ["n"]), value("total", np.float32, ["n"])])
+
+
+# ------------------------------------------------------------------------------------------------ calls
+
+
+def test_positional_named_and_run_agree() -> None:
+    m = onnx2jax.convert(mlp())
+    expected = mlp_reference(m.params, X)
+    np.testing.assert_allclose(m(X), expected, rtol=1e-5)
+    np.testing.assert_array_equal(m(x=X), m(X))
+    (ran,) = m.run(None, {"x": X})
+    assert isinstance(ran, np.ndarray)
+    np.testing.assert_array_equal(ran, m(X))
+
+
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"b1": np.zeros(8)}, r"params\['b1'\]: float32\[8\] is given as float64\[8\].*astype\('float32'\)"),
+        ({"b1": jnp.zeros(8, jnp.bfloat16)}, "is given as bfloat16"),
+        ({"b1": "weights"}, "cannot be made from str"),
+        ([1], "params is a dict of arrays by name, as model.params is, not list"),
+    ],
+    ids=str,
+)
+def test_parameters_of_other_types_are_refused(params: Any, match: str) -> None:
+    m = onnx2jax.convert(mlp())
+    for call in (lambda: m.apply(params, X), lambda: m.with_params(params)(X)):
+        with pytest.raises(InputTypeError, match=match):
+            call()
+    with pytest.raises(InputTypeError, match=match):
+        m.params = params
+        m(X)
+
+
+def test_a_name_put_into_params_is_no_parameter_for_that() -> None:
+    m = onnx2jax.convert(mlp())
+    m.params["b3"] = np.zeros(2, np.float32)
+    for call in (lambda: m(X), lambda: m.apply({}, X), lambda: m.apply({"b3": m.params["b3"]}, X)):
+        with pytest.raises(InputNameError, match=r"\['b3'\], which are no parameters"):
+            call()
+
+
+def test_tensors_of_other_libraries_are_arrays() -> None:
+    class Tensor:
+        """As PyTorch's: no NumPy array, but it makes one."""
+
+        def __init__(self, array: np.ndarray) -> None:
+            self.array, self.dtype = array, f"torch.{array.dtype}"
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.array(self.array, dtype, copy=copy)
+
+    m = onnx2jax.convert(mlp())
+    np.testing.assert_array_equal(m(Tensor(X)), m(X))
+    with pytest.raises(InputTypeError, match="is given as float64"):
+        m(Tensor(X.astype(np.float64)))
+
+
+def test_several_outputs_are_a_named_tuple_in_graph_order() -> None:
+    m = onnx2jax.convert(two_outputs())
+    result = m(np.float32([1, 2]), b=np.float32([3, 4]))
+    np.testing.assert_array_equal(result[0], [-1, -2])
+    np.testing.assert_array_equal(result.total, [4, 6])
+    np.testing.assert_array_equal(result.out_0, [-1, -2])  # not an identifier: cleaned
+
+
+def test_outputs_of_names_that_tuples_have_too() -> None:
+    nodes = [helper.make_node("Abs", ["x"], ["count"]), helper.make_node("Neg", ["x"], ["index"])]
+    outputs = [value(n, np.float32, ["n"]) for n in ("count", "index")]
+    result = onnx2jax.convert(model(nodes, [value("x", np.float32, ["n"])], outputs))(np.float32([1]))
+    assert (result.count, result.index) == (1, -1)
+    with pytest.raises(AttributeError, match="cannot be set: count"):
+        result.count = 0
+    assert result._asdict() == {"count": 1, "index": -1}
+    assert str(jax.tree_util.tree_flatten_with_path(result)[0][0][0][0]) == ".count"
+
+
+def test_outputs_are_pickled_copied_and_exported() -> None:
+    m = onnx2jax.convert(two_outputs())
+    feeds = np.float32([1, 2]), np.float32([3, 4])
+    result = m(*feeds)
+    exported = jax.export.export(jax.jit(lambda a, b: m.apply({}, a, b)))(*feeds).serialize()
+    others = pickle.loads(pickle.dumps(result)), copy.deepcopy(result), jax.export.deserialize(exported).call(*feeds)
+    for other in (*others, jax.tree.map(lambda x: x, result)):
+        assert jax.tree.structure(other) == jax.tree.structure(result)
+        np.testing.assert_array_equal(other.total, result.total)
+    assert jax.tree.structure(onnx2jax.convert(two_outputs())(*feeds)) == jax.tree.structure(result)
+
+
+def test_run_selects_and_orders_outputs() -> None:
+    m = onnx2jax.convert(two_outputs())
+    feeds = {"a": np.float32([1]), "b": np.float32([2])}
+    total, negative = m.run(["total", "out:0"], feeds)
+    assert (total, negative) == (3, -1)
+    with pytest.raises(InputNameError, match="no output 'nope'"):
+        m.run(["nope"], feeds)
+
+
+def test_what_a_model_tells_about_itself() -> None:
+    proto = mlp()
+    proto.producer_name = "tests"
+    helper.set_model_props(proto, {"author": "me"})
+    m = onnx2jax.convert(proto)
+    assert [v.name for v in m.inputs] == ["x"]
+    assert m.inputs[0].type.dtype == np.float32  # type: ignore[union-attr]
+    assert m.inputs[0].type.shape == ("batch", 4)  # type: ignore[union-attr]
+    assert str(m.outputs[0]) == "y: float32[batch, 2]"
+    assert m.opsets == {"": 21}
+    assert m.metadata["author"] == "me" and m.metadata["producer_name"] == "tests"
+    assert list(m.params) == ["w1", "b1", "w2", "b2"]
+
+
+def test_numbers_and_lists_take_the_declared_type() -> None:
+    m = onnx2jax.convert(one_node("Abs", {"x": (np.int64, ["n"])}))
+    assert m([-1, 2]).dtype == jnp.int64
+    with pytest.raises(InputTypeError, match="cannot be made from list"):
+        m([1.5, 2])
+
+
+@pytest.mark.parametrize(("dtype", "number"), [(np.int32, 2**31), (np.uint8, -1), (np.int64, 2**63), (bool, 2)])
+def test_numbers_that_the_declared_type_cannot_hold_are_refused(dtype: Any, number: int) -> None:
+    m = onnx2jax.convert(one_node("Identity", {"x": (dtype, ["n"])}))
+    with pytest.raises(InputTypeError, match="cannot be made from list"):
+        m([number])
+
+
+def test_python_numbers_have_no_precision_of_their_own() -> None:
+    m = onnx2jax.convert(one_node("Abs", {"x": (np.float32, [])}))
+    with jax.enable_x64(True):
+        assert jax.jit(jax.grad(m))(-2.0) == -1
+
+
+# ------------------------------------------------------------------------------------------ parameters
+
+
+def test_a_replaced_parameter_changes_the_next_call() -> None:
+    m = onnx2jax.convert(mlp())
+    before = m(X)
+    m.params["b2"] = np.asarray(m.params["b2"]) + 1
+    np.testing.assert_allclose(m(X), before + 1, rtol=1e-5)
+
+
+def test_a_replaced_scalar_parameter_changes_the_next_call() -> None:
+    node = helper.make_node("Mul", ["x", "scale"], ["y"])
+    m = onnx2jax.convert(
+        model([node], [value("x", np.float32, [2])], [value("y", np.float32, [2])], {"scale": np.float32(2)})
+    )
+    x = np.float32([1, 2])
+    np.testing.assert_array_equal(m(x), [2, 4])
+    m.params["scale"] = np.float32(3)
+    np.testing.assert_array_equal(m(x), [3, 6])
+
+
+def test_a_first_use_inside_a_jit_leaves_nothing_of_it_behind() -> None:
+    fresh = onnx2jax.convert(mlp())
+    np.testing.assert_allclose(jax.jit(lambda x: fresh.apply({}, x))(X), fresh(X), rtol=1e-5, atol=1e-6)
+
+
+def test_with_params_is_another_model_that_compiles_nothing_anew() -> None:
+    first = onnx2jax.convert(mlp())
+    y = np.asarray(first(X))
+    second = first.with_params({"b2": first.params["b2"] + 1})
+    np.testing.assert_allclose(second(X), y + 1, rtol=1e-5)
+    np.testing.assert_array_equal(first(X), y)
+    assert second.compilations == 1
+    with pytest.raises(InputNameError, match="w9"):
+        first.with_params({"w9": np.zeros(2)})
+
+
+def test_apply_takes_some_of_the_parameters() -> None:
+    m = onnx2jax.convert(mlp())
+    np.testing.assert_allclose(m.apply({"b2": np.zeros(2, np.float32)}, X), m(X) - m.params["b2"], rtol=1e-4, atol=1e-6)
+    with pytest.raises(InputNameError, match="params has"):
+        m.apply({"w9": np.zeros(2)}, X)
+
+
+def test_large_tensors_of_constant_nodes_are_parameters_and_scalars_are_not() -> None:
+    weight = helper.make_tensor("w", onnx.TensorProto.FLOAT, [2], [1, 2])
+    half = helper.make_tensor("h", onnx.TensorProto.FLOAT, [], [0.5])
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=weight),
+        helper.make_node("Constant", [], ["h"], value=half),
+        helper.make_node("Mul", ["x", "w"], ["p"]),
+        helper.make_node("Mul", ["p", "h"], ["y"]),
+    ]
+    m = onnx2jax.convert(model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])]))
+    assert list(m.params) == ["w"]
+    np.testing.assert_array_equal(m(np.float32([2, 2])), [1, 2])
+
+
+def test_weights_that_decide_shapes_are_constants() -> None:
+    scales = np.float32([1, 1, 2, 2])
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")
+    ends = [value("x", np.float32, [1, 1, 2, 2])], [value("y", np.float32, [1, 1, 4, 4])]
+    m = onnx2jax.convert(model([node], *ends, {"scales": scales}))
+    assert m.params == {} and m(np.ones((1, 1, 2, 2), np.float32)).shape == (1, 1, 4, 4)
+
+
+def test_weights_of_subgraphs_are_parameters() -> None:
+    def branch(name: str, number: float) -> onnx.GraphProto:
+        w = onnx.numpy_helper.from_array(np.float32([number, number]), "w")  # the same name in both branches
+        node = helper.make_node("Mul", ["x", "w"], [name])
+        return helper.make_graph([node], name, [], [value(name, np.float32, [2])], [w])
+
+    node = helper.make_node("If", ["c"], ["y"], name="if", then_branch=branch("t", 2), else_branch=branch("e", 3))
+    m = onnx2jax.convert(
+        model([node], [value("c", bool, []), value("x", np.float32, [2])], [value("y", np.float32, [2])])
+    )
+    assert sorted(m.params) == ["if.else_branch/w", "if.then_branch/w"]
+    x = np.float32([1, 1])
+    np.testing.assert_array_equal(m(np.bool_(True), x), [2, 2])
+    np.testing.assert_array_equal(m(np.bool_(False), x), [3, 3])
+    gradient = jax.grad(lambda p: m.apply(p, jnp.bool_(True), x).sum())(m.params)
+    np.testing.assert_array_equal(gradient["if.then_branch/w"], [1, 1])
+
+
+def test_overridable_initializer_is_an_optional_input_and_a_parameter() -> None:
+    node = helper.make_node("Add", ["x", "b"], ["y"])
+    ends = [value("x", np.float32, [2]), value("b", np.float32, [2])], [value("y", np.float32, [2])]
+    m = onnx2jax.convert(model([node], *ends, {"b": np.float32([1, 2])}))
+    x = np.zeros(2, np.float32)
+    assert [v.name for v in m.inputs] == ["x"] and list(m.optional) == ["b"]
+    np.testing.assert_array_equal(m(x), [1, 2])
+    np.testing.assert_array_equal(m(x, b=np.float32([5, 5])), [5, 5])
+    np.testing.assert_array_equal(m(x), [1, 2])
+
+
+def test_below_ir_4_weights_among_the_inputs_are_constants() -> None:
+    node = helper.make_node("Add", ["x", "b"], ["y"])
+    ends = [value("x", np.float32, [2]), value("b", np.float32, [2])], [value("y", np.float32, [2])]
+    m = onnx2jax.convert(model([node], *ends, {"b": np.float32([1, 2])}, ir_version=3, opset=7))
+    assert list(m.params) == ["b"] and not m.optional
+    with pytest.raises(InputNameError, match="no input 'b'"):
+        m(np.zeros(2, np.float32), b=np.zeros(2, np.float32))
+
+
+# --------------------------------------------------------------------------------- transformations, modes
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_transformations_of_apply(x64: bool) -> None:
+    m = onnx2jax.convert(mlp())
+    with jax.enable_x64(x64):
+        expected = mlp_reference(m.params, X)
+        np.testing.assert_allclose(jax.jit(m.apply)(m.params, X), expected, rtol=1e-5)
+        np.testing.assert_allclose(jax.vmap(lambda x: m.apply(m.params, x[None])[0])(X), expected, rtol=1e-5, atol=1e-6)
+        ours = jax.grad(lambda p, x: (m.apply(p, x) ** 2).sum())(m.params, X)
+        theirs = jax.grad(lambda p, x: (mlp_reference(p, x) ** 2).sum())(m.params, X)
+        for name in m.params:
+            assert ours[name].dtype == np.float32
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+        assert "dot_general" in str(jax.make_jaxpr(m.apply)(m.params, X))
+        jax.jit(m.apply).lower(m.params, X).compile()
+
+
+def test_a_call_inside_a_transformation() -> None:
+    m = onnx2jax.convert(mlp())
+    gradient = jax.grad(lambda x: m(x).sum())(X)
+    theirs = jax.grad(lambda x: mlp_reference(m.params, x).sum())(X)
+    np.testing.assert_allclose(gradient, theirs, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_64_bit_results_are_exact_in_a_32_bit_process() -> None:
+    big = np.array([2**53 + 1, -(2**62) - 1], np.int64)
+    m = onnx2jax.convert(one_node("Neg", {"x": (np.int64, ["n"])}))
+    assert m(big).dtype == np.int64
+    np.testing.assert_array_equal(m(big), -big)
+    d = onnx2jax.convert(one_node("Sqrt", {"x": (np.float64, ["n"])}))
+    x = np.array([2.0, 3.0])
+    assert d(x).dtype == np.float64
+    np.testing.assert_allclose(d(x), np.sqrt(x), rtol=1e-15)
+    assert jnp.zeros(1).dtype == np.float32
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_64_bit_inside_a_32_bit_jit() -> None:
+    nodes = [helper.make_node("Cast", ["x"], ["i"], to=7), helper.make_node("Mul", ["i", "k"], ["y"])]
+    ends = [value("x", np.float32, ["n"])], [value("y", np.int64, ["n"])]
+    m = onnx2jax.convert(model(nodes, *ends, {"k": np.array(2**40 + 1)}))
+    result = jax.jit(lambda x: m.apply(m.params, x))(np.float32([3]))
+    assert int(result[0]) == 3 * (2**40 + 1)
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_32_bit_arrays_of_a_32_bit_process_are_widened() -> None:
+    m = onnx2jax.convert(one_node("Neg", {"x": (np.int64, ["n"])}))
+    np.testing.assert_array_equal(jax.jit(lambda x: m.apply({}, x))(jnp.arange(3)), [0, -1, -2])
+
+
+def test_symbolic_export() -> None:
+    m = onnx2jax.convert(mlp())
+    (batch,) = jax.export.symbolic_shape("batch")
+    spec = jax.ShapeDtypeStruct((batch, 4), np.float32)
+    params = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in m.params.items()}
+    exported = jax.export.export(jax.jit(m.apply))(params, spec)
+    for n in (1, 5):
+        x = np.ones((n, 4), np.float32)
+        np.testing.assert_allclose(exported.call(m.params, x), mlp_reference(m.params, x), rtol=1e-5)
+
+
+def test_symbolic_shape_arithmetic_exports() -> None:
+    """Shape -> Gather -> Mul -> Concat -> Reshape with a symbolic batch and sequence."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["b"], axis=0),
+        helper.make_node("Gather", ["s", "one"], ["t"], axis=0),
+        helper.make_node("Mul", ["b", "t"], ["n"]),
+        helper.make_node("Concat", ["n", "minus"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    constants = {"zero": np.array([0]), "one": np.array([1]), "minus": np.array([-1])}
+    m = onnx2jax.convert(
+        model(nodes, [value("x", np.float32, ["b", "t", 6])], [value("y", np.float32, None)], constants)
+    )
+    b, t = jax.export.symbolic_shape("b, t")
+    exported = jax.export.export(jax.jit(lambda x: m.apply({}, x)))(jax.ShapeDtypeStruct((b, t, 6), np.float32))
+    assert exported.call(np.zeros((2, 3, 6), np.float32)).shape == (6, 6)
+
+
+def test_names_of_nodes_are_scopes_of_the_program() -> None:
+    m = onnx2jax.convert(mlp())
+    text = jax.jit(m.apply).lower(m.params, X).as_text(debug_info=True)
+    assert "hidden" in text and "head" in text
+
+
+def test_two_threads() -> None:
+    m = onnx2jax.convert(mlp())
+    expected = mlp_reference(m.params, X)
+    results: list[Any] = [None] * 8
+
+    def work(i: int) -> None:
+        results[i] = m(X)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(results))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------- values known and traced
+
+
+def reshape_by_input() -> onnx.ModelProto:
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="to")
+    return model(
+        [node], [value("x", np.float32, ["n"]), value("shape", np.int64, ["r"])], [value("y", np.float32, None)]
+    )
+
+
+def test_shapes_among_the_inputs_are_taken_by_value() -> None:
+    m = onnx2jax.convert(reshape_by_input())
+    x = np.arange(6, dtype=np.float32)
+    assert m(x, np.array([2, 3])).shape == (2, 3)
+    assert m(x, np.array([3, -1])).shape == (3, 2)
+    assert m.jitted
+
+
+def test_a_traced_shape_is_an_error_that_names_node_value_and_cure() -> None:
+    m = onnx2jax.convert(reshape_by_input())
+    with pytest.raises(KnownValueError, match=r"(?s)node 'to' \(Reshape, opset 21\).*'shape'.*static="):
+        jax.jit(m.apply)({}, jnp.zeros(6, jnp.float32), jnp.array([2, 3]))
+    pinned = onnx2jax.convert(reshape_by_input(), static={"shape": [2, 3]})
+    assert [v.name for v in pinned.inputs] == ["x"]
+    assert jax.jit(pinned.apply)({}, jnp.zeros(6, jnp.float32)).shape == (2, 3)
+
+
+def test_a_numpy_shape_inside_a_jit_is_known() -> None:
+    m = onnx2jax.convert(reshape_by_input())
+    assert jax.jit(lambda x: m.apply({}, x, np.array([2, 3])))(jnp.zeros(6, jnp.float32)).shape == (2, 3)
+
+
+def test_data_dependent_shapes_run_on_the_host() -> None:
+    m = onnx2jax.convert(one_node("NonZero", {"x": (np.float32, ["n", "k"])}))
+    x = np.float32([[0, 1] * 20, [2, 0] * 20])
+    np.testing.assert_array_equal(m(x), np.stack(np.nonzero(x)))
+    assert not m.jitted
+
+
+def test_dim_overrides_fix_dimensions() -> None:
+    m = onnx2jax.convert(mlp(), dim_overrides={"batch": 3})
+    assert m.inputs[0].type.shape == (3, 4)  # type: ignore[union-attr]
+    with pytest.raises(InputShapeError, match="extent 3 on axis 0"):
+        m(X[:2])
+    with pytest.raises(InputNameError, match=r"dimension variables are \['batch'\]"):
+        onnx2jax.convert(mlp(), dim_overrides={"seq": 3})
+
+
+@pytest.mark.parametrize(
+    "rng", [7, np.int64(7), jax.random.PRNGKey(7), np.uint32([0, 7])], ids=["int", "int64", "raw", "data"]
+)
+def test_seeds_and_key_data_are_keys(rng: Any) -> None:
+    m = onnx2jax.convert(one_node("RandomNormalLike", {"x": (np.float32, ["n"])}))
+    expected = m(X[0], rng=jax.random.key(7))
+    np.testing.assert_array_equal(m(X[0], rng=rng), expected)
+    np.testing.assert_array_equal(jax.jit(m.apply)({}, X[0], rng=rng), expected)
+
+
+@pytest.mark.parametrize(
+    ("rng", "match"),
+    [
+        ("a", "rng is 'a', not a random key"),
+        (1.5, "not a random key"),
+        (jax.random.split(jax.random.key(0)), r"jax\.vmap"),
+    ],
+    ids=["text", "float", "several"],
+)
+def test_what_is_no_key(rng: Any, match: str) -> None:
+    m = onnx2jax.convert(one_node("RandomNormalLike", {"x": (np.float32, ["n"])}))
+    for call in (lambda: m(X[0], rng=rng), lambda: m.apply({}, X[0], rng=rng)):
+        with pytest.raises(InputTypeError, match=match):
+            call()
+
+
+def test_random_numbers_need_a_key_in_apply_only() -> None:
+    node = helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise")
+    m = onnx2jax.convert(model([node], [value("x", np.float32, [64])], [value("y", np.float32, [64])]))
+    x = np.zeros(64, np.float32)
+    with pytest.raises(RandomKeyError, match=r"'noise'.*rng=jax\.random\.key"):
+        m.apply({}, x)
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(m.apply({}, x, rng=key), m(x, rng=key))
+    assert not np.array_equal(m(x), m(x))
+
+
+# -------------------------------------------------------------------------------------------- bad calls
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "error", "message"),
+    [
+        ((X, X), {}, InputNameError, "2 positional arguments"),
+        ((), {}, InputNameError, "input 'x' not given"),
+        ((X,), {"x": X}, InputNameError, "by position and by name"),
+        ((), {"z": X}, InputNameError, "no input 'z'"),
+        ((X.astype(np.float64),), {}, InputTypeError, r"x: float32\[batch, 4\].*float64.*astype\('float32'\)"),
+        ((X.astype(np.float16),), {}, InputTypeError, "nothing is cast silently"),
+        ((X[0],), {}, InputShapeError, "rank 2, not 1"),
+        ((X[:, :3],), {}, InputShapeError, "extent 4 on axis 1, but 3"),
+        ((None,), {}, InputTypeError, "not None"),
+    ],
+)
+def test_a_call_that_does_not_fit(args: Any, named: Any, error: type[Exception], message: str) -> None:
+    m = onnx2jax.convert(mlp())
+    with pytest.raises(error, match=message):
+        m(*args, **named)
+
+
+def test_conflicting_dimension_variables() -> None:
+    m = onnx2jax.convert(two_outputs())
+    with pytest.raises(InputShapeError, match="'n' is 2 in input 'a' but 1 in input 'b'"):
+        m(np.float32([1, 2]), np.float32([1]))
+
+
+def test_zero_size_batch() -> None:
+    assert onnx2jax.convert(mlp())(np.zeros((0, 4), np.float32)).shape == (0, 2)
+
+
+def test_convert_reads_a_path(tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "mlp.onnx")
+    assert onnx2jax.convert(tmp_path / "mlp.onnx")(X).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("node", "operands"),
+    [
+        ("Tile", [np.float32([1, 2]), np.int64([-1])]),
+        ("ConstantOfShape", [np.int64([-1])]),
+        ("Expand", [np.float32([1]), np.int64([-1])]),
+        ("OneHot", [np.int64([1]), np.int64(-3), np.float32([0, 1])]),
+        ("HannWindow", [np.int64(-3)]),
+        ("Resize", [np.float32([1, 2]), np.float32([]), np.float32([-1])]),
+        ("Resize", [np.float32([1, 2]), np.float32([]), np.float32([0])]),
+        ("Resize", [np.float32([1, 2]), np.float32([]), np.float32([]), np.int64([-1])]),
+    ],
+)
+@pytest.mark.parametrize("known", [False, True])
+def test_negative_extents_are_refused(node: str, operands: list[Any], known: bool) -> None:
+    names = [f"x{i}" for i in range(len(operands))]
+    inputs = [value(n, v.dtype, v.shape) for n, v in zip(names, operands, strict=True)]
+    constants = dict(zip(names, operands, strict=True)) if known else {}
+    proto = model(
+        [helper.make_node(node, names, ["y"])], [] if known else inputs, [value("y", np.float32, None)], constants
+    )
+    with pytest.raises(OperatorError, match=node):
+        onnx2jax.convert(proto)(*([] if known else operands))
+
+
+def test_statistics_that_are_not_one_for_each_channel_are_refused() -> None:
+    names = ["scale", "bias", "mean", "var"]
+    constants = {n: np.ones(4, np.float32) for n in names}
+    node = helper.make_node("BatchNormalization", ["x", *names], ["y"])
+    m = onnx2jax.convert(model([node], [value("x", np.float32, None)], [value("y", np.float32, None)], constants))
+    with pytest.raises(OperatorError, match="each of 1 channels"):
+        m(np.ones((2, 1, 3), np.float32))
+
+
+def test_feeds_and_extents_that_cannot_be() -> None:
+    m = onnx2jax.convert(mlp())
+    with pytest.raises(InputTypeError, match="a dict of arrays by name"):
+        m.run(None, None)  # type: ignore[arg-type]
+    with pytest.raises(InputShapeError, match=r"batch.*-1"):
+        onnx2jax.convert(mlp(), dim_overrides={"batch": -1})
+
+
+@pytest.mark.parametrize("shape", [[-1, 2], [2, -1]])
+def test_random_arrays_of_negative_extents_are_refused(shape: list[int]) -> None:
+    proto = model([helper.make_node("RandomNormal", [], ["y"], shape=shape)], [], [value("y", np.float32, None)])
+    with pytest.raises(OperatorError, match=r"shape \("):
+        onnx2jax.convert(proto)()

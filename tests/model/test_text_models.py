@@ -1,0 +1,124 @@
+"""Texts in, a heavy network, texts out: the network is compiled once a shape, and the strings stay beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import onnx2jax
+from tests.support.models import model, value
+
+RNG = np.random.default_rng(0)
+WORDS = ["", "the", "cat", "dog", "sat", "ran", "far", "mat"]
+LABELS = ["bad", "good", "unknown"]
+ML, MICROSOFT = "ai.onnx.ml", "com.microsoft"
+node = helper.make_node
+
+
+def text(name: str, shape: list[Any]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.STRING, shape)
+
+
+def weights(*shape: int) -> np.ndarray:
+    return (RNG.normal(size=shape) / shape[0] ** 0.5).astype(np.float32)
+
+
+def network(features: str, width: int) -> tuple[list[onnx.NodeProto], dict[str, np.ndarray]]:
+    """features -> two products -> probabilities and the label's text."""
+    nodes = [
+        node("MatMul", [features, "w1"], ["a"]),
+        node("Relu", ["a"], ["r"]),
+        node("MatMul", ["r", "w2"], ["scores"]),
+        node("Softmax", ["scores"], ["probabilities"]),
+        node("ArgMax", ["scores"], ["best"], axis=-1, keepdims=0),
+        node(
+            *("LabelEncoder", ["best"], ["label"]),
+            domain=ML,
+            keys_int64s=[0, 1],
+            values_strings=LABELS[:2],
+            default_string=LABELS[2],
+        ),
+    ]
+    return nodes, {"w1": weights(width, 32), "w2": weights(32, 3)}
+
+
+def bag_of_words() -> onnx.ModelProto:
+    """text [n] -> lower case -> tokens -> counts of words and pairs -> the network."""
+    nodes, constants = network("counts", 6)
+    before = [
+        node("StringNormalizer", ["text"], ["lower"], case_change_action="LOWER", locale="C"),
+        node(
+            *("Tokenizer", ["lower"], ["tokens"]),
+            domain=MICROSOFT,
+            mark=0,
+            mincharnum=1,
+            pad_value="#",
+            separators=[" "],
+        ),
+        node(
+            *("TfIdfVectorizer", ["tokens"], ["counts"]),
+            mode="TF",
+            min_gram_length=1,
+            max_gram_length=2,
+            max_skip_count=0,
+            ngram_counts=[0, 4],
+            ngram_indexes=list(range(6)),
+            pool_strings=["the", "cat", "dog", "sat", "the", "cat", "cat", "sat"],
+        ),
+    ]
+    outputs = [text("label", ["n"]), value("probabilities", np.float32, ["n", 3])]
+    return model([*before, *nodes], [text("text", ["n"])], outputs, constants, opsets={ML: 3, MICROSOFT: 1})
+
+
+def embedded() -> onnx.ModelProto:
+    """text [n] -> words -> numbers -> embedding -> attention of all words to all -> the network."""
+    nodes, constants = network("mean", 16)
+    constants |= {"table": weights(len(WORDS), 16), "q": weights(16, 16), "one": np.array([1])}
+    before = [
+        node("StringSplit", ["text"], ["words", "lengths"]),
+        node(
+            *("LabelEncoder", ["words"], ["ids"]),
+            domain=ML,
+            keys_strings=WORDS,
+            values_int64s=list(range(len(WORDS))),
+            default_int64=0,
+        ),
+        node("Gather", ["table", "ids"], ["e"]),
+        node("MatMul", ["e", "q"], ["queries"]),
+        node("Transpose", ["e"], ["keys"], perm=[0, 2, 1]),
+        node("MatMul", ["queries", "keys"], ["pairs"]),
+        node("Softmax", ["pairs"], ["weights"]),
+        node("MatMul", ["weights", "e"], ["mixed"]),
+        node("ReduceMean", ["mixed", "one"], ["mean"], keepdims=0),
+    ]
+    outputs = [text("label", ["n"]), value("probabilities", np.float32, ["n", 3]), value("lengths", np.int64, ["n"])]
+    return model([*before, *nodes], [text("text", ["n"])], outputs, constants, opsets={ML: 4})
+
+
+def sentences(n: int, length: int) -> np.ndarray:
+    """As many sentences, each of as many words, of which some are unknown."""
+    return np.array([" ".join(RNG.choice([*WORDS[1:], "Zebra"], length)) for _ in range(n)], object)
+
+
+@pytest.mark.parametrize("build", [bag_of_words, embedded])
+def test_the_network_is_compiled_once_a_shape(build: Any) -> None:
+    proto = build()
+    m = onnx2jax.convert(proto)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    for _ in range(3):
+        for n, length in ((1, 4), (3, 4), (2, 6)):
+            batch = sentences(n, length)
+            ours, theirs = m.run(None, {"text": batch}), session.run(None, {"text": batch})
+            assert ours[0].tolist() == theirs[0].tolist()
+            np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-6)
+            for a, b in zip(ours[2:], theirs[2:], strict=True):
+                np.testing.assert_array_equal(a, b)
+    assert [row[0] for row in m._program.rows()] == ["host", "jit", "host"]
+    assert m.compilations == 3
+    (compiled,) = [row for row in m._program.rows() if row[0] == "jit"]
+    assert "MatMul" in compiled[1] and "Softmax" in compiled[1]

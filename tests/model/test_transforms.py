@@ -1,0 +1,256 @@
+"""grad, vmap, jit and make_jaxpr of apply, on a convolutional, a recurrent and a transformer network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import optax
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax import compat
+from tests.support.helpers import mesh
+from tests.support.models import model, value
+
+Network = tuple[onnx.ModelProto, np.ndarray]
+
+
+def weights(dtype: Any, **shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: (0.4 * rng.normal(size=shape)).astype(dtype) for name, shape in shapes.items()}
+
+
+def network(nodes: list[Any], dtype: Any, shape: tuple[int, ...], constants: dict[str, np.ndarray]) -> Network:
+    x = np.random.default_rng(1).normal(size=shape).astype(dtype)
+    proto = model(nodes, [value("x", dtype, ["batch", *shape[1:]])], [value("y", dtype, None)], constants)
+    return proto, x
+
+
+def convolutional(dtype: Any) -> Network:
+    """Convolutions of every lowering (3x3, depthwise, 1x1, grouped), batch normalisation, pooling, a dense head."""
+    constants = weights(
+        dtype, w1=(4, 3, 3, 3), w2=(4, 1, 3, 3), w3=(8, 4, 1, 1), w4=(8, 4, 3, 3), scale=(4,), bias=(4,), head=(8, 5)
+    )
+    constants |= {"mean": np.zeros(4, dtype), "var": np.ones(4, dtype)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("BatchNormalization", ["c1", "scale", "bias", "mean", "var"], ["n1"]),
+        helper.make_node("Softplus", ["n1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], pads=[1, 1, 1, 1], group=4),
+        helper.make_node("Conv", ["c2", "w3"], ["c3"]),
+        helper.make_node("Conv", ["c3", "w4"], ["c4"], group=2),
+        helper.make_node("Tanh", ["c4"], ["t"]),
+        helper.make_node("AveragePool", ["t"], ["p"], kernel_shape=[2, 2]),
+        helper.make_node("GlobalAveragePool", ["p"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Gemm", ["f", "head"], ["y"]),
+    ]
+    return network(nodes, dtype, (2, 3, 9, 9), constants)
+
+
+def recurrent(dtype: Any) -> Network:
+    """A bidirectional LSTM into a GRU into an RNN, sequence first."""
+    constants = weights(
+        dtype, w=(2, 16, 3), r=(2, 16, 4), b=(2, 32), gw=(1, 12, 8), gr=(1, 12, 4), rw=(1, 4, 4), rr=(1, 4, 4)
+    )
+    constants["merged"] = np.array([0, 0, -1])
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+        helper.make_node("LSTM", ["t", "w", "r", "b"], ["l"], hidden_size=4, direction="bidirectional"),
+        helper.make_node("Transpose", ["l"], ["lt"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["lt", "merged"], ["lm"]),
+        helper.make_node("GRU", ["lm", "gw", "gr"], ["g"], hidden_size=4, linear_before_reset=1),
+        helper.make_node("Squeeze", ["g", "one"], ["gs"]),
+        helper.make_node("RNN", ["gs", "rw", "rr"], ["", "y"], hidden_size=4),
+    ]
+    constants["one"] = np.array([1])
+    return network(nodes, dtype, (2, 5, 3), constants)
+
+
+def transformer(dtype: Any) -> Network:
+    """One block as exporters write it: shapes computed, heads split by Reshape and Transpose, Gelu by Erf."""
+    constants = weights(dtype, qkv=(8, 24), out=(8, 8), up=(8, 16), down=(16, 8), g=(8,), b=(8,))
+    constants |= {
+        "heads": np.array([0, 0, 3, 2, 4]),
+        "merge": np.array([0, 0, 8]),
+        "last": np.array(-1),
+        "zero": np.array([0]),
+        "half": np.array(0.5, dtype),
+        "root2": np.array(2**0.5, dtype),
+        "onef": np.array(1, dtype),
+        "scale": np.array(0.5, dtype),
+    }
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "g", "b"], ["n"]),
+        helper.make_node("MatMul", ["n", "qkv"], ["p"]),
+        helper.make_node("Reshape", ["p", "heads"], ["h"]),
+        helper.make_node("Transpose", ["h"], ["ht"], perm=[2, 0, 3, 1, 4]),
+        helper.make_node("Split", ["ht"], ["q3", "k3", "v3"], num_outputs=3),
+        *(helper.make_node("Squeeze", [f"{n}3", "zero"], [n]) for n in "qkv"),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "kt"], ["s"]),
+        helper.make_node("Mul", ["s", "scale"], ["ss"]),
+        helper.make_node("Softmax", ["ss"], ["a"]),
+        helper.make_node("MatMul", ["a", "v"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["ot"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["ot", "merge"], ["om"]),
+        helper.make_node("MatMul", ["om", "out"], ["oo"]),
+        helper.make_node("Add", ["x", "oo"], ["r"]),
+        helper.make_node("MatMul", ["r", "up"], ["u"]),
+        helper.make_node("Div", ["u", "root2"], ["u2"]),
+        helper.make_node("Erf", ["u2"], ["e"]),
+        helper.make_node("Add", ["e", "onef"], ["e1"]),
+        helper.make_node("Mul", ["u", "e1"], ["ue"]),
+        helper.make_node("Mul", ["ue", "half"], ["gelu"]),
+        helper.make_node("MatMul", ["gelu", "down"], ["d"]),
+        helper.make_node("Add", ["r", "d"], ["y"]),
+    ]
+    return network(nodes, dtype, (2, 4, 8), constants)
+
+
+NETWORKS: dict[str, Callable[[Any], Network]] = {
+    "convolutional": convolutional,
+    "recurrent": recurrent,
+    "transformer": transformer,
+}
+
+
+@pytest.fixture(params=NETWORKS)
+def make(request: pytest.FixtureRequest) -> Callable[[Any], Network]:
+    return NETWORKS[request.param]
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["caller 32-bit", "caller 64-bit"])
+def test_gradients_are_those_of_finite_differences(make: Callable[[Any], Network], x64: bool) -> None:
+    """Along a random direction over all parameters; the differences are taken in float64."""
+    proto, x = make(np.float64)
+    exact = onnx2jax.convert(proto)
+    rng = np.random.default_rng(2)
+    direction = {k: rng.normal(size=v.shape) for k, v in exact.params.items()}
+    base = dict(exact.params)
+
+    def loss_at(t: float) -> float:
+        exact.params = {k: v + t * direction[k] for k, v in base.items()}
+        (y,) = exact.run(None, {"x": x})
+        return float((y**2).sum())
+
+    step = 1e-5
+    expected = (loss_at(step) - loss_at(-step)) / (2 * step)
+    dtype = np.float64 if x64 else np.float32
+    m = onnx2jax.convert(make(dtype)[0])
+    with jax.enable_x64(x64):
+        gradients = jax.grad(lambda p: (m.apply(p, x.astype(dtype)) ** 2).sum())(m.params)
+        slope = sum(float((np.asarray(gradients[k], np.float64) * direction[k]).sum()) for k in base)
+    np.testing.assert_allclose(slope, expected, rtol=1e-5 if x64 else 1e-3)
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["caller 32-bit", "caller 64-bit"])
+def test_jit_vmap_and_jaxpr(make: Callable[[Any], Network], x64: bool) -> None:
+    proto, x = make(np.float32)
+    m = onnx2jax.convert(proto)
+    expected = m(x)
+    with jax.enable_x64(x64):
+        compiled = jax.jit(m.apply)(m.params, x)
+        assert compiled.dtype == np.float32
+        np.testing.assert_allclose(compiled, expected, rtol=1e-5, atol=1e-6)
+        # A batch of batches of one; the recurrent network's output has the batch on another axis.
+        mapped = jax.vmap(lambda row: m.apply(m.params, row[None]))(x)
+        separate = np.stack([m(row[None]) for row in x])
+        np.testing.assert_allclose(mapped, separate, rtol=1e-4, atol=1e-5)
+        jaxpr = jax.make_jaxpr(m.apply)(m.params, x)
+        assert "dot_general" in str(jaxpr)
+        assert [a.dtype for a in jaxpr.out_avals] == [np.float32]
+        gradient = jax.jit(jax.grad(lambda p: m.apply(p, x).sum()))(m.params)
+        assert all(gradient[k].dtype == v.dtype and np.isfinite(gradient[k]).all() for k, v in m.params.items())
+        (batched,) = jax.vmap(jax.grad(lambda row: m.apply(m.params, row[None]).sum()))(x)[None]
+        assert batched.shape == x.shape
+
+
+def test_the_reference_is_onnxruntime(make: Callable[[Any], Network]) -> None:
+    import onnxruntime
+
+    proto, x = make(np.float32)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (theirs,) = session.run(None, {"x": x})
+    (ours,) = onnx2jax.convert(proto).run(None, {"x": x})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op_type", ["ArgMax", "CumSum", "TopK", "NonZero", "Multinomial", "MaxPool"])
+def test_operators_of_64_bit_results_lower_in_a_32_bit_jit(op_type: str) -> None:
+    """JAX lowers some primitives in the mode of the caller, long after our scope has ended."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 6)).astype(np.float32)
+    extra: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    constants: dict[str, np.ndarray] = {}
+    names, outputs = ["x"], ["y"]
+    if op_type == "CumSum":
+        names, constants = ["i", "axis"], {"axis": np.array(2), "i": np.arange(12).reshape(1, 2, 6)}
+    if op_type == "TopK":
+        names, outputs, constants = ["x", "k"], ["", "y"], {"k": np.array([3])}
+    if op_type == "MaxPool":
+        outputs, attributes = ["", "y"], {"kernel_shape": [2]}
+    if op_type == "Multinomial":
+        x, attributes, extra = x[0], {"sample_size": 4, "dtype": 7}, {"rng": jax.random.key(0)}
+    node = helper.make_node(op_type, names, outputs, name="it", **attributes)
+    proto = model([node], [value("x", np.float32, list(x.shape))], [value("y", np.int64, None)], constants)
+    options = {"max_size": {"it": 12}} if op_type == "NonZero" else {}
+    m = onnx2jax.convert(proto, **options)  # type: ignore[arg-type]
+    compiled = jax.jit(lambda x: m.apply({}, x, **extra))(x)
+    for ours, expected in zip(jax.tree.leaves(compiled), jax.tree.leaves(m(x, **extra)), strict=True):
+        assert ours.dtype == np.int64
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_tangents_that_are_python_numbers() -> None:
+    square = model(
+        [helper.make_node("Mul", ["x", "x"], ["y"])], [value("x", np.float32, [])], [value("y", np.float32, [])]
+    )
+    slope = jax.jvp(lambda x: onnx2jax.convert(square).apply({}, x), (3.0,), (1.0,))[1]
+    assert slope == 6 and slope.dtype == np.float32
+
+
+# ---------------------------------------------------------------------------------------------- used first inside
+
+
+def transformed(how: str, f: Any, x: Any) -> Any:
+    match how:
+        case "jit":
+            return jax.jit(f)(x)
+        case "vmap":
+            return jax.vmap(lambda row: f(row[None])[0])(x)
+        case "scan":
+            return jax.lax.scan(lambda carry, row: (carry, f(row[None])[0]), 0, x)[1]
+        case "checkpoint":
+            return jax.checkpoint(f)(x)
+        case "eval_shape":
+            return jax.eval_shape(f, x)
+        case "shard_map":
+            spec = jax.sharding.PartitionSpec("data")
+            return jax.shard_map(f, mesh=compat.auto(mesh(data=4)), in_specs=spec, out_specs=spec)(x)
+        case _:
+            return jax.jvp(f, (x,), (x,))[0]
+
+
+@pytest.mark.parametrize("how", ["jit", "vmap", "scan", "checkpoint", "eval_shape", "shard_map", "jvp"])
+def test_what_is_used_first_inside_a_transformation_keeps_nothing_of_it(how: str) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    kept: list[Any] = []
+
+    def inside(x: Any) -> Any:
+        m = onnx2jax.convert(onnx2jax.demo_model())
+        t = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
+        kept[:] = m, t, onnx2jax.finetune(m, lambda logits, _: (logits**2).mean(), optax.sgd(1e-3))
+        return m(x.reshape(-1, 1, 8, 8)) + t.infer(image=x)
+
+    assert transformed(how, inside, x).shape == (4, 10)
+    m, t, tuned = kept
+    images = x.reshape(-1, 1, 8, 8)
+    np.testing.assert_allclose(m(images) + t.infer(image=x), inside(x), rtol=1e-4, atol=1e-4)
+    state, metrics = tuned.step(tuned.init(), {"image": images})
+    assert np.isfinite(metrics["loss"]) and state.step == 1

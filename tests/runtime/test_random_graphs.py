@@ -1,0 +1,91 @@
+"""The property of stages: however a graph is cut, its results are the reference's, call after call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+import onnx2jax
+from onnx2jax.ops import iteration
+from onnx2jax.runtime import program
+from tests.support import graphs
+
+onnxruntime.set_default_logger_severity(4)
+Feeds = dict[str, np.ndarray]
+Drawn = tuple[onnx.ModelProto, bool]
+
+
+def _runtime(proto: onnx.ModelProto, feeds: list[Feeds]) -> list[list[Any]]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [session.run(None, f) for f in feeds]
+
+
+def expected(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds]) -> list[list[Any]]:
+    """By the reference evaluator; by onnxruntime what is ``beyond`` that one."""
+    if not beyond:
+        evaluator = ReferenceEvaluator(proto)
+        return [evaluator.run(None, f) for f in feeds]
+    return _runtime(proto, feeds)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    if isinstance(theirs, list):
+        assert isinstance(ours, list) and len(ours) == len(theirs)
+        for a, b in zip(ours, theirs, strict=True):
+            assert_same(a, b)
+        return
+    theirs = np.asarray(theirs)
+    assert ours.shape == theirs.shape
+    if theirs.dtype.kind in "OU":
+        assert ours.tolist() == theirs.tolist()
+        return
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def check(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds], eager: bool) -> None:
+    """``eager`` compiles loops on the host from their second trip on, and makes two trips at a time."""
+    try:
+        wanted = expected(proto, beyond, feeds)
+    except Exception as error:
+        hypothesis.note(f"no oracle: {error}")
+        hypothesis.assume(False)
+    model = onnx2jax.convert(proto)
+    with pytest.MonkeyPatch.context() as patch:
+        if eager:
+            patch.setattr(program, "PATIENCE", 1)
+            patch.setattr(iteration, "MOST_ROWS", 2)
+        for f, results in zip(feeds, wanted, strict=True):
+            for ours, theirs in zip(model.run(None, f), results, strict=True):
+                assert_same(ours, theirs)
+
+
+_OPTIONS: dict[str, Any] = {
+    "derandomize": True,
+    "database": None,
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+}
+
+
+@settings(max_examples=40, phases=[Phase.generate], **_OPTIONS)  # the long profile makes failures small
+@given(drawn=graphs.models(), feeds=st.lists(graphs.feeds(), min_size=2, max_size=3), eager=st.booleans())
+def test_staged_results_are_the_reference_s(drawn: Drawn, feeds: list[Feeds], eager: bool) -> None:
+    check(*drawn, feeds, eager)
+
+
+@pytest.mark.long
+@settings(max_examples=3000, **_OPTIONS)
+@given(drawn=graphs.models(), feeds=st.lists(graphs.feeds(), min_size=2, max_size=3), eager=st.booleans())
+def test_staged_results_of_many_graphs(drawn: Drawn, feeds: list[Feeds], eager: bool) -> None:
+    check(*drawn, feeds, eager)

@@ -1,0 +1,1 @@
+"""What several test files share: small models, random graphs and operands, oracles."""

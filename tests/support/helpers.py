@@ -1,0 +1,61 @@
+"""What tests share: one operator run as a one-node graph, meshes over the eight virtual devices of conftest.py."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from onnx2jax import compat
+from onnx2jax.ir import binding
+from onnx2jax.ir.graph import Graph, Node
+from onnx2jax.proto.names import normal_domain
+from onnx2jax.proto.types import ValueInfo
+from onnx2jax.runtime.evaluate import Context, evaluate
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository."""
+
+
+def run_op(
+    name: str,
+    *inputs: Any,
+    opset: int | None = None,
+    domain: str = "",
+    n_outputs: int = 1,
+    rng: Any = None,
+    jit: bool = False,
+    **attributes: Any,
+) -> Any:
+    """The outputs of one operator: NumPy inputs take the branch for known values, JAX arrays the other.
+
+    ``jit=True`` passes all inputs traced. None is an absent input. One output comes bare, several as a tuple.
+    """
+    domain = normal_domain(domain)
+    opset = opset or binding.NEWEST.get(domain, 1)
+    names = tuple("" if x is None else f"in{i}" for i, x in enumerate(inputs))
+    outputs = tuple(f"out{i}" for i in range(n_outputs))
+    node = Node(name, name, domain, opset, names, outputs, attributes, None)
+    operator = binding.find(node)
+    assert operator is not None, f"nothing serves {domain}.{name} at opset {opset}"
+    binding.check(node, operator)
+    node = Node(name, name, domain, opset, names, outputs, binding.land(operator, attributes), operator)
+    graph = Graph("", "", tuple(ValueInfo(n) for n in names if n), tuple(map(ValueInfo, outputs)), {}, (node,))
+
+    def call(values: dict[str, Any]) -> tuple[Any, ...]:
+        with np.errstate(all="ignore"):
+            return evaluate(graph, values, Context({}, rng))
+
+    values = {n: x for n, x in zip(names, inputs, strict=True) if n}
+    with compat.enable_x64():
+        results = jax.jit(call)(values) if jit else call(values)
+    return results[0] if n_outputs == 1 else results
+
+
+def mesh(**axes: int) -> jax.sharding.Mesh:
+    """A mesh over the first virtual devices: ``mesh(data=8)``, ``mesh(data=4, model=2)``."""
+    devices = jax.devices("cpu")[: math.prod(axes.values())]
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices)

@@ -1,0 +1,1 @@
+"""Tables from which tests are made: operators by opset, operands, element types, exceptions with their reasons."""

@@ -1,0 +1,63 @@
+"""Write onnx2jax/checker/types.txt: which types each version of each operator takes and gives, from ONNX's schemas.
+
+python -m tests.conformance.type_table
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from onnx import defs
+
+from onnx2jax.proto.names import normal_domain
+
+FILE: Final = Path(__file__).resolve().parents[2] / "onnx2jax" / "checker" / "types.txt"
+HEAD: Final = """\
+# Written by `python -m tests.conformance.type_table` from the schemas of ONNX; a test keeps it current.
+# Sets of types, by number; a tensor is called by its element type.
+"""
+OPERATORS: Final = """\
+# Operators with the version that begins a signature: the types of their inputs -> outputs; what each variable may be.
+# `?` may be left out, `*` any number of one type, `&` any number of any types; without a signature: withdrawn.
+"""
+
+
+def short(kind: str) -> str:
+    """``tensor(float)`` as ``float``; the others keep their form, without blanks."""
+    while "tensor(" in kind:
+        head, _, rest = kind.partition("tensor(")
+        inner, _, tail = rest.partition(")")
+        kind = head + inner + tail
+    return kind.replace(" ", "")
+
+
+def formal(parameter: defs.OpSchema.FormalParameter) -> str:
+    options = defs.OpSchema.FormalParameterOption
+    mark = {options.Single: "", options.Optional: "?", options.Variadic: "*" if parameter.is_homogeneous else "&"}
+    return short(parameter.type_str) + mark[parameter.option]
+
+
+def text() -> str:
+    """The text of the file."""
+    sets: dict[tuple[str, ...], int] = {}
+    rows = []
+    for schema in defs.get_all_schemas_with_history():
+        title = ".".join(filter(None, (normal_domain(schema.domain), schema.name)))
+        row = f"{title} {schema.since_version}"
+        if not schema.deprecated:
+            variables = []
+            for c in schema.type_constraints:
+                allowed = tuple(sorted(map(short, c.allowed_type_strs)))
+                variables.append(f"{c.type_param_str}={sets.setdefault(allowed, len(sets))}")
+            ends = [" ".join(map(formal, parameters)) for parameters in (schema.inputs, schema.outputs)]
+            row += f": {ends[0]} -> {ends[1]}; {' '.join(variables)}"
+        rows.append((title, schema.since_version, row))
+    lines = [f"{i} {' '.join(allowed)}" for allowed, i in sets.items()]
+    return (
+        HEAD + "\n".join(lines) + "\n" + OPERATORS + "\n".join(" ".join(row.split()) for *_, row in sorted(rows)) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")

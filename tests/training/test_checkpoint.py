@@ -1,0 +1,389 @@
+"""Checkpoints: every bit back, in either format, or words that say what does not fit; nothing half written."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import onnx2jax
+from onnx2jax.errors import CheckpointError
+from tests.support import resumption
+from tests.support.helpers import ROOT, mesh
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    params: dict[str, Any]
+    own: tuple[dict[str, Any], ...]
+    key: Any
+
+
+def in_a_file(folder: Path, state: Any, like: Any, position: Any = None) -> tuple[Any, Any]:
+    path = onnx2jax.save_checkpoint(folder / "s.safetensors", state, position=position)
+    return onnx2jax.load_checkpoint(path, like)
+
+
+def in_a_folder(folder: Path, state: Any, like: Any, position: Any = None) -> tuple[Any, Any]:
+    with onnx2jax.Checkpoints(folder / "series") as checkpoints:
+        newest = (checkpoints.steps or [0])[-1]
+        checkpoints.save(newest + 1, state, position=position)
+        return checkpoints.load(like)
+
+
+Format = Callable[..., tuple[Any, Any]]
+either_format = pytest.mark.parametrize("through", [in_a_file, in_a_folder])
+
+
+def bits(leaf: Any) -> tuple[Any, ...]:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return (str(jax.random.key_impl(leaf)), leaf.shape, np.asarray(jax.random.key_data(leaf)).tobytes())
+    return (leaf.dtype, leaf.shape, np.asarray(leaf).tobytes())
+
+
+def assert_same(state: Any, other: Any) -> None:
+    assert jax.tree.structure(state) == jax.tree.structure(other)
+    assert [bits(x) for x in jax.tree.leaves(state)] == [bits(x) for x in jax.tree.leaves(other)]
+
+
+TYPES = [
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "bfloat16", "complex64", "complex128"),
+    *(
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "int4",
+        "uint4",
+        "int2",
+        "float4_e2m1fn",
+    ),
+]
+
+
+@either_format
+def test_every_bit_of_every_type_comes_back(through: Format, tmp_path: Path) -> None:
+    default = jnp.zeros(1).dtype
+    with jax.enable_x64(True):
+        arrays = {t: jnp.asarray(np.array([[1, 1, 0], [1, 0, 1]]).astype(t)) for t in TYPES}
+        scalars = {t: jnp.asarray(np.array(1).astype(t)) for t in TYPES}
+        exact = {"f": jnp.float64(1 / 3), "i": jnp.int64(2**53 + 1), "nan": jnp.float32("nan"), "zero": -jnp.zeros(2)}
+    state = {"arrays": arrays, "scalars": scalars, "exact": exact, "empty": jnp.zeros((0, 3))}
+    again, position = through(tmp_path, state, state)
+    assert_same(state, again)
+    assert position is None
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(again))
+    assert jnp.zeros(1).dtype == default  # the process is as it was
+
+
+@either_format
+def test_states_of_every_kind(through: Format, tmp_path: Path) -> None:
+    params = {"/enc/layer.0/W:0": jnp.ones((3, 2)), "..": jnp.zeros(()), "": jnp.ones(2), 'ü "<>?*|\\': jnp.ones(1)}
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3), optax.ema(0.9))
+    keys = {impl: jax.random.split(jax.random.key(3, impl=impl), 4) for impl in ("threefry2x32", "rbg", "unsafe_rbg")}
+    state = State(params, (keys, {}, {"T": jnp.int32(4)}), (jax.random.key(1), optimizer.init(params)))
+    like = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x * 0, state)
+    assert_same(state, through(tmp_path, state, like)[0])
+    assert_same(state, through(tmp_path, state, jax.eval_shape(lambda: state))[0])
+
+
+@either_format
+def test_arrays_of_numpy_stay_numpy_and_are_copied(through: Format, tmp_path: Path) -> None:
+    w = np.arange(6.0).reshape(2, 3)
+    state = {"w": w, "t": w.T, "x": jnp.ones(2), "scalar": np.float16(3)}
+    again, _ = through(tmp_path, state, state)
+    assert_same(state, again)
+    assert isinstance(again["w"], np.ndarray) and isinstance(again["x"], jax.Array)
+    with onnx2jax.Checkpoints(tmp_path / "later") as checkpoints:
+        checkpoints.save(1, state)
+        w[:] = -1
+        assert checkpoints.load(state)[0]["w"].min() == 0
+
+
+@either_format
+@pytest.mark.parametrize("position", [{"epoch": 2, "batches": [1, 2.5, "x", None, True]}, 7, "text", [], 2**70])
+def test_the_position_is_part_of_it(through: Format, position: Any, tmp_path: Path) -> None:
+    assert through(tmp_path, {"x": jnp.ones(1)}, {"x": jnp.ones(1)}, position)[1] == position
+
+
+@either_format
+@pytest.mark.parametrize("position", [(1, 2), {1: 2}, np.arange(3), {1, 2}, object()])
+def test_positions_that_json_would_change(through: Format, position: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="JSON"):
+        through(tmp_path, {"x": jnp.ones(1)}, {"x": jnp.ones(1)}, position)
+
+
+@either_format
+@pytest.mark.parametrize("leaf", [1.5, "text", np.array(["text"], object), object()])
+def test_leaves_that_are_no_arrays(through: Format, leaf: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'params/w' of the state is no array"):
+        through(tmp_path, {"params": {"w": leaf}}, {})
+
+
+def test_two_leaves_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="two leaves of the state are named 'a/b'"):
+        onnx2jax.save_checkpoint(tmp_path / "s", {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}})
+
+
+@either_format
+def test_what_does_not_fit_is_named_all_at_once(through: Format, tmp_path: Path) -> None:
+    ones = partial(jnp.ones, dtype=jnp.float32)
+    state = {"w": ones((3, 2)), "old": ones(1), "t": ones(2), "k": jax.random.key(0), "same": ones(1)}
+    like = {
+        **{"w": ones((2, 3)), "new": ones(4), "t": jnp.ones(2, jnp.bfloat16)},
+        **{"k": jax.random.key(0, impl="rbg"), "same": ones(1)},
+    }
+    with pytest.raises(CheckpointError) as caught:
+        through(tmp_path, state, like)
+    assert sorted(str(caught.value).splitlines()[1:]) == [
+        "  k: key<fry>[] saved, key<rbg>[] wanted",
+        "  new: nothing saved, float32[4] wanted",
+        "  old: float32[1] saved, nothing wanted",
+        "  t: float32[2] saved, bfloat16[2] wanted",
+        "  w: float32[3, 2] saved, float32[2, 3] wanted",
+    ]
+    many = {f"w{i}": jnp.ones(1) for i in range(30)}
+    with pytest.raises(CheckpointError, match="and 20 more"):
+        through(tmp_path, many, {})
+
+
+@either_format
+def test_states_without_leaves(through: Format, tmp_path: Path) -> None:
+    for state in ({}, (), {"x": jnp.zeros((0,))}):
+        assert_same(state, through(tmp_path, state, state)[0])
+
+
+@either_format
+def test_a_sharded_state_comes_back_sharded(through: Format, tmp_path: Path) -> None:
+    devices = mesh(data=4, model=2)
+    with jax.enable_x64(True):
+        whole = {
+            "w": jnp.arange(32.0, dtype=jnp.float64).reshape(8, 4) / 3,
+            "b": jnp.arange(4.0),
+            "n": jnp.int64(2**40),
+        }
+    whole["keys"] = jax.random.split(jax.random.key(5), 8)
+    specs = {"w": P("data", "model"), "b": P("model"), "n": P(), "keys": P("data")}
+    spread = {n: jax.device_put(v, NamedSharding(devices, specs[n])) for n, v in whole.items()}
+    others = {n: NamedSharding(mesh(x=2), P("x") if n in "wb" else P()) for n in whole}
+    for state, like in ((whole, spread), (spread, whole), (spread, spread)):
+        again, _ = through(tmp_path, state, like)
+        assert_same(whole, again)
+        assert all(again[n].sharding == like[n].sharding for n in again)
+        assert all(again[n].committed == like[n].committed for n in again)
+    like = {n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=others[n]) for n, v in whole.items()}
+    again, _ = through(tmp_path, spread, like)
+    assert_same(whole, again)
+    assert all(v.sharding.is_equivalent_to(others[n], v.ndim) for n, v in again.items())
+
+
+@either_format
+def test_a_loaded_state_compiles_nothing_anew_and_like_may_be_donated(through: Format, tmp_path: Path) -> None:
+    step = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
+    first = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}
+    state = step(first)
+    assert first["w"].is_deleted()
+    again, _ = through(tmp_path, state, first)
+    compiled = step._cache_size()
+    assert_same(step(again), step(state))
+    assert step._cache_size() == compiled
+
+
+def test_steps_of_a_series(tmp_path: Path) -> None:
+    with onnx2jax.Checkpoints(tmp_path / "run", keep=2) as checkpoints:
+        assert checkpoints.steps == []
+        with pytest.raises(FileNotFoundError, match=r"the steps there are \[\]"):
+            checkpoints.load({})
+        for step in (1, 5, 9):
+            checkpoints.save(step, {"w": jnp.full(2, step, jnp.int32)}, position=step * 10)
+        assert checkpoints.steps == [5, 9]
+        assert checkpoints.load({"w": jnp.zeros(2, jnp.int32)}, step=5)[1] == 50
+        with pytest.raises(FileNotFoundError, match="no checkpoint 1 in"):
+            checkpoints.load({}, step=1)
+        with pytest.raises(ValueError, match="step 9 is not above 9, the newest"):
+            checkpoints.save(9, {})
+    with onnx2jax.Checkpoints(tmp_path / "run", keep=None) as checkpoints:
+        for step in (10, 11, 12):
+            checkpoints.save(step, {"w": jnp.zeros(1)})
+        assert checkpoints.steps == [5, 9, 10, 11, 12]
+
+
+def test_what_is_saved_in_the_background_is_what_was_given(tmp_path: Path) -> None:
+    step = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
+    state = step({"w": jnp.zeros((1000, 1000)), "n": jnp.zeros(())})
+    with onnx2jax.Checkpoints(tmp_path, keep=None) as checkpoints:
+        for i in range(1, 6):
+            checkpoints.save(i, state)
+            for _ in range(3):
+                state = step(state)
+        for i in range(1, 6):
+            again, _ = checkpoints.load(state, step=i)
+            assert {float(v) for x in again.values() for v in (x.min(), x.max())} == {3.0 * i - 2}
+
+
+def test_inside_a_running_event_loop_as_in_a_notebook(tmp_path: Path) -> None:
+    with jax.enable_x64(True):
+        state = {"n": jnp.int64(2**40 + 1)}
+
+    async def cell() -> Any:
+        return in_a_folder(tmp_path, state, state)[0]
+
+    assert_same(state, asyncio.run(cell()))
+
+
+def test_other_tools_read_the_file(tmp_path: Path) -> None:
+    state = {"params": {"fc.weight": jnp.ones((2, 3), jnp.bfloat16)}, "key": jax.random.key(1)}
+    path = onnx2jax.save_checkpoint(tmp_path / "s.safetensors", state)
+    arrays = safetensors.numpy.load_file(path)
+    assert arrays["params/fc.weight"].dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(arrays["key"], jax.random.key_data(state["key"]))
+
+
+# ------------------------------------------------------------------------------------------------- damaged, half done
+
+
+def test_every_truncation_of_a_file_is_noticed(tmp_path: Path) -> None:
+    state = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}
+    data = onnx2jax.save_checkpoint(tmp_path / "whole", state).read_bytes()
+    path = tmp_path / "cut"
+    for size in range(0, len(data), 7):
+        path.write_bytes(data[:size])
+        with pytest.raises(CheckpointError, match="damaged, or no safetensors file"):
+            onnx2jax.load_checkpoint(path, state)
+    path.write_bytes(data + b"more")
+    with pytest.raises(CheckpointError, match="damaged"):
+        onnx2jax.load_checkpoint(path, state)
+
+
+def test_files_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    safetensors.numpy.save_file({"w": np.ones(2, np.float32)}, path)
+    with pytest.raises(CheckpointError, match="not written by save_checkpoint"):
+        onnx2jax.load_checkpoint(path, {"w": jnp.ones(2)})
+    about = {"entries": {"w": "float32[2]"}, "keys": {}, "position": None}
+    safetensors.numpy.save_file({"w": np.ones((1, 2), np.float32)}, path, {"onnx2jax": json.dumps(about)})
+    with pytest.raises(CheckpointError, match=r"says that w is float32\[2\], but it is float32\[1, 2\]"):
+        onnx2jax.load_checkpoint(path, {"w": jnp.ones(2, jnp.float32)})
+    with pytest.raises(FileNotFoundError):
+        onnx2jax.load_checkpoint(tmp_path / "none", {})
+    with pytest.raises(IsADirectoryError, match=r"Checkpoints\(folder\)"):
+        onnx2jax.load_checkpoint(tmp_path, {})
+
+
+def test_every_file_of_a_series_matters(tmp_path: Path) -> None:
+    state = {"w": jnp.arange(1000.0)}  # one array: when one of several fails, orbax's loop closes under the others
+    with onnx2jax.Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        noticed = []
+        for file in sorted(p for p in (tmp_path / "1").rglob("*") if p.is_file() and p.stat().st_size):
+            data = file.read_bytes()
+            file.write_bytes(data[: len(data) // 2])
+            try:
+                assert_same(state, checkpoints.load(state)[0])
+            except CheckpointError as error:
+                assert "cannot be read" in str(error)
+                noticed.append(file.parent.name)
+            file.write_bytes(data)
+        assert "d" in noticed or "ocdbt.process_0" in noticed
+        assert_same(state, checkpoints.load(state)[0])
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = onnx2jax.save_checkpoint(tmp_path / "s", {"w": jnp.ones(2)}, position=1)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    for module, name in ((safetensors.numpy, "save_file"), (os, "replace")):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(module, name, full)
+            onnx2jax.save_checkpoint(path, {"w": jnp.zeros(2)}, position=2)
+        assert list(tmp_path.iterdir()) == [path]
+        assert onnx2jax.load_checkpoint(path, {"w": jnp.zeros(2)})[1] == 1
+
+
+def test_a_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
+    script = f"""
+import os, jax.numpy as jnp, onnx2jax
+checkpoints = onnx2jax.Checkpoints({str(tmp_path)!r})
+checkpoints.save(1, {{"w": jnp.zeros(3_000_000)}}, position=1)
+checkpoints.wait()
+checkpoints.save(2, {{"w": jnp.ones(3_000_000)}}, position=2)
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+    state = {"w": jnp.full(3_000_000, 2.0)}
+    with onnx2jax.Checkpoints(tmp_path) as checkpoints:
+        again, position = checkpoints.load(state)
+        assert again["w"].min() == again["w"].max() == position - 1
+        if position == 1:
+            checkpoints.save(2, state, position=2)
+        checkpoints.save(3, state, position=3)
+        assert checkpoints.load(state)[1] == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- extras
+
+
+def test_the_extras_are_asked_for_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys, onnx2jax; print(sorted({'orbax', 'safetensors', 'optax', 'flatbuffers'} & {*sys.modules}))"
+    result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    loaded_by_jax = subprocess.run(
+        [sys.executable, "-c", script.replace(", onnx2jax", ", jax, jax.numpy, jax.export")],
+        **{"check": True, "capture_output": True, "text": True},
+    )
+    assert result.stdout == loaded_by_jax.stdout
+    for name in ("safetensors", "safetensors.numpy", "orbax.checkpoint"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for use in (
+        lambda: onnx2jax.save_checkpoint(tmp_path / "s", {}),
+        lambda: onnx2jax.load_checkpoint(tmp_path / "s", {}),
+        lambda: onnx2jax.Checkpoints(tmp_path),
+    ):
+        with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[checkpoint\]'"):
+            use()
+
+
+# --------------------------------------------------------------------------------------------------------- resumption
+
+
+def test_a_training_taken_up_in_another_process_ends_at_the_same_bits(tmp_path: Path) -> None:
+    ends = {}
+    for name, make in resumption.TRAININGS.items():
+        training, folder = make(), tmp_path / name
+        beginning = training.init()
+        state, position = resumption.run(training, training.init(), {"epoch": 0, "batch": 0}, resumption.STOP)
+        assert position == {"epoch": 1, "batch": 14}
+        with onnx2jax.Checkpoints(folder / "series") as checkpoints:
+            checkpoints.save(resumption.STOP, state, position=position)
+            onnx2jax.save_checkpoint(folder / "file", state, position=position)
+            ends[name] = resumption.run(training, state, position, resumption.END - resumption.STOP)
+        both = zip(jax.tree.leaves(ends[name][0]), jax.tree.leaves(beginning), strict=True)
+        assert all(bits(x) != bits(y) for x, y in both if x.ndim)
+    subprocess.run([sys.executable, "-W", "error", "-m", "tests.support.resumption", tmp_path], check=True, cwd=ROOT)
+    for name, (state, position) in ends.items():
+        for form in ("file", "series"):
+            again, where = onnx2jax.load_checkpoint(tmp_path / name / f"end of {form}", state)
+            assert where == position
+            assert_same(state, again)

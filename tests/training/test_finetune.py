@@ -1,0 +1,426 @@
+"""Fine-tuning: what moves and what does not, batches and precision, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import onnxruntime
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from onnx import helper
+from sklearn.datasets import load_digits
+
+import onnx2jax
+from onnx2jax.errors import (
+    InputError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    KnownValueError,
+    LossError,
+    ShardingError,
+    TrainingFormError,
+)
+from tests.support.helpers import mesh
+from tests.support.models import mlp, mlp_reference, model, value
+
+RNG = np.random.default_rng(0)
+BATCH = {"x": RNG.normal(size=(8, 4)).astype(np.float32), "label": np.arange(8) % 2}
+
+
+def cross_entropy(logits: Any, batch: dict[str, Any]) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+def with_accuracy(logits: Any, batch: dict[str, Any]) -> Any:
+    return cross_entropy(logits, batch), {"accuracy": (logits.argmax(-1) == batch["label"]).mean()}
+
+
+def tuning(loss: Any = cross_entropy, optimizer: Any = None, proto: Any = None, **options: Any) -> Any:
+    return onnx2jax.finetune(onnx2jax.convert(proto or mlp()), loss, optimizer or optax.sgd(0.1), **options)
+
+
+def after(tuned: Any, steps: int = 1, batch: Any = BATCH, key: Any = 0) -> Any:
+    state = tuned.init(key)
+    for _ in range(steps):
+        state, _ = tuned.step(state, batch)
+    return state
+
+
+def equal(a: Any, b: Any) -> bool:
+    return bool(jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b)))
+
+
+def close(a: Any, b: Any, **tolerance: float) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), dict(a), dict(b))
+
+
+def test_steps_are_those_of_hand_written_jax() -> None:
+    tuned = tuning(with_accuracy, optax.adamw(1e-2))
+    state = after(tuned, 5)
+    params = {n: jnp.array(v) for n, v in onnx2jax.convert(mlp()).params.items()}
+    optimizer = optax.adamw(1e-2)
+    opt_state = optimizer.init(params)
+    for _ in range(5):
+        grads = jax.grad(lambda p: cross_entropy(mlp_reference(p, BATCH["x"]), BATCH))(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        params = optax.apply_updates(params, updates)
+    close(state.params, params, rtol=1e-5, atol=1e-6)
+
+
+def test_metrics_are_those_before_the_step_and_evaluate_gives_them_without_one() -> None:
+    tuned = tuning(with_accuracy)
+    state = tuned.init()
+    before = tuned.evaluate(state, BATCH)
+    state, metrics = tuned.step(state, BATCH)
+    assert set(before) == {"loss", "accuracy"} and set(metrics) == {"loss", "accuracy", "grad_norm"}
+    for name, found in before.items():
+        np.testing.assert_allclose(found, metrics[name], rtol=1e-6)
+    assert tuned.evaluate(state, BATCH)["loss"] < before["loss"]
+    assert state.step == 1
+
+
+@pytest.mark.parametrize(
+    ("trainable", "moving"),
+    [
+        (None, {"w1", "b1", "w2", "b2"}),
+        ("w*", {"w1", "w2"}),
+        (["b1", "?2"], {"b1", "w2", "b2"}),
+        (lambda _, array: array.ndim == 1, {"b1", "b2"}),
+    ],
+)
+def test_only_what_is_trainable_moves(trainable: Any, moving: set[str]) -> None:
+    tuned = tuning(trainable=trainable)
+    assert set(tuned.trainable) == moving
+    before = onnx2jax.convert(mlp()).params
+    now = tuned.to_model(after(tuned, 2)).params
+    assert {n for n in before if not np.array_equal(before[n], now[n])} == moving
+
+
+def test_the_model_stays_as_it_is() -> None:
+    source = onnx2jax.convert(mlp())
+    params, y = {n: v.copy() for n, v in source.params.items()}, np.asarray(source(BATCH["x"]))
+    tuned = onnx2jax.finetune(source, cross_entropy, optax.sgd(1.0))
+    new = tuned.to_model(after(tuned))
+    assert not np.allclose(new(BATCH["x"]), y)
+    np.testing.assert_array_equal(source(BATCH["x"]), y)
+    assert all(np.array_equal(source.params[n], v) for n, v in params.items())
+
+
+def test_a_step_is_compiled_once_for_each_shape_and_none_after_resuming() -> None:
+    tuned = tuning(with_accuracy, optax.adam(1e-2))
+    state = after(tuned, 3)
+    assert tuned.compilations == 1
+    tuned.evaluate(state, BATCH)
+    assert tuned.compilations == 2
+    state, _ = tuned.step(state, {n: v[:4] for n, v in BATCH.items()})
+    tuned.step(state, BATCH)
+    assert tuned.compilations == 3
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.contrib.reduce_on_plateau(patience=1),
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1),
+        optax.MultiSteps(optax.adam(0.1), 2),
+        optax.lbfgs(),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.ema(0.9), optax.sgd(optax.cosine_decay_schedule(0.1, 9))),
+    ],
+    ids=["plateau", "injected", "multi", "lbfgs", "chain"],
+)
+def test_optimizers_whose_states_are_not_only_float32_compile_once(optimizer: Any) -> None:
+    if isinstance(optimizer, optax.MultiSteps):
+        optimizer = optimizer.gradient_transformation()
+    tuned = tuning(optimizer=optimizer)
+    after(tuned, 3)
+    assert tuned.compilations == 1
+
+
+def test_the_state_is_donated_and_can_be_kept_and_resumed() -> None:
+    tuned = tuning(optimizer=optax.adam(1e-2))
+    first = tuned.init()
+    state, _ = tuned.step(first, BATCH)
+    assert first.params["w1"].is_deleted()
+    with pytest.raises(InputError, match="used up by an earlier step"):
+        tuned.step(first, BATCH)
+    leaves, structure = jax.tree.flatten(state)
+    kept = [np.asarray(leaf) if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf for leaf in leaves]
+    kept[-1] = jax.random.wrap_key_data(np.asarray(jax.random.key_data(kept[-1])))
+    straight, _ = tuned.step(state, BATCH)
+    resumed, _ = tuned.step(jax.tree.unflatten(structure, kept), BATCH)
+    close(straight.params, resumed.params, rtol=0)
+    assert resumed.step == 2
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_labels_keep_64_bits_in_32_bit_mode() -> None:
+    seen = []
+
+    def loss(logits: Any, batch: dict[str, Any]) -> Any:
+        seen.append(batch["label"].dtype)
+        return (logits.sum() * (batch["label"][0] - 2**40)).astype(np.float32)
+
+    tuned = tuning(loss)
+    state, metrics = tuned.step(tuned.init(), BATCH | {"label": np.array([2**40 + 3])})
+    total = mlp_reference(onnx2jax.convert(mlp()).params, BATCH["x"]).sum()
+    assert seen[0] == np.int64
+    np.testing.assert_allclose(metrics["loss"], 3 * total, rtol=1e-5)
+    assert state.params["w1"].dtype == np.float32 and jnp.zeros(1).dtype == np.float32
+
+
+def test_a_float64_model_is_trained_in_float64() -> None:
+    weights = {"w": RNG.normal(size=(4, 2))}
+    ends = [value("x", np.float64, ["n", 4])], [value("y", np.float64, ["n", 2])]
+    proto = model([helper.make_node("MatMul", ["x", "w"], ["y"])], *ends, weights)
+    x = RNG.normal(size=(3, 4))
+    tuned = tuning(lambda y, _: (y**2).sum(), optax.sgd(0.5), proto)
+    state = after(tuned, 1, {"x": x})
+    assert state.params["w"].dtype == np.float64
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(np.asarray(state.params["w"]), weights["w"] - x.T @ (x @ weights["w"]), rtol=1e-13)
+
+
+def test_float16_parameters_are_kept_wide_and_saved_narrow() -> None:
+    weights = {"w": np.ones((4, 2), np.float16)}
+    ends = [value("x", np.float16, ["n", 4])], [value("y", np.float16, ["n", 2])]
+    proto = model([helper.make_node("MatMul", ["x", "w"], ["y"])], *ends, weights)
+    tuned = tuning(lambda y, _: y.astype(np.float32).sum(), optax.sgd(1e-5), proto)
+    state = after(tuned, 100, {"x": np.ones((1, 4), np.float16)})
+    assert state.params["w"].dtype == np.float32
+    np.testing.assert_allclose(state.params["w"], 0.999, rtol=1e-5)  # steps that float16 would round away
+    assert tuned.params(state)["w"].dtype == np.float16
+    assert tuned.to_model(state).params["w"][0, 0] == np.float16(0.999)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_micro_batches_add_up_to_the_batch(count: int) -> None:
+    whole, parts = tuning(with_accuracy), tuning(with_accuracy, accumulate=count)
+    a, with_whole = whole.step(whole.init(), BATCH)
+    b, with_parts = parts.step(parts.init(), BATCH)
+    close(a.params, b.params, rtol=1e-5, atol=1e-6)
+    close(with_whole, with_parts, rtol=1e-5)
+
+
+def test_bfloat16_products_keep_float32_parameters() -> None:
+    tuned = tuning(compute_dtype="bfloat16")
+    state, metrics = tuned.step(tuned.init(), BATCH)
+    _, exact = (plain := tuning()).step(plain.init(), BATCH)
+    assert {v.dtype for v in state.params.values()} == {np.dtype(np.float32)}
+    assert metrics["loss"].dtype == np.float32
+    assert 0 < abs(metrics["loss"] - exact["loss"]) < 0.02
+    text = str(jax.make_jaxpr(tuned._stepped)(state, tuned._frozen, BATCH))
+    assert "dot_general" in text and "bf16[8,4]" in text
+
+
+def test_bfloat16_leaves_masks_finite() -> None:
+    mask = np.full((4, 4), np.finfo(np.float32).min, np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "mask"], ["y"])]
+    ends = [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 4])]
+    tuned = tuning(lambda y, _: (y * 1e-38).sum(), proto=model(nodes, *ends, {"mask": mask}), compute_dtype="bfloat16")
+    _, metrics = tuned.step(tuned.init(), {"x": np.eye(4, dtype=np.float32)})
+    assert np.isfinite(metrics["loss"])
+
+
+def test_checkpoints_change_no_number_and_are_in_the_program() -> None:
+    plain, saving = tuning(optimizer=optax.adam(0.1)), tuning(optimizer=optax.adam(0.1), checkpoint=["hidden", "[ah]*"])
+    close(after(plain, 3).params, after(saving, 3).params, rtol=1e-6, atol=1e-7)
+    state = saving.init()
+    assert str(jax.make_jaxpr(saving._stepped)(state, saving._frozen, BATCH)).count("remat") > 0
+    assert "remat" not in str(jax.make_jaxpr(plain._stepped)(state, plain._frozen, BATCH))
+    assert plain.compilations == saving.compilations
+
+
+def test_a_checkpoint_takes_in_what_lies_between_its_nodes() -> None:
+    tuned = tuning(checkpoint="h*")  # "hidden" and "head"; "act" is between
+    (block,) = (n for n in tuned._form.training.nodes if n.op_type == "Checkpoint")
+    assert [n.name for n in block.graphs[0].nodes] == ["hidden", "act", "head"]
+    close(after(tuned).params, after(tuning()).params, rtol=1e-6)
+
+
+def test_a_mesh_changes_no_number_and_each_array_lies_as_told() -> None:
+    rules = {"w1": P(None, "model"), "b*": P()}
+    options = {"optimizer": optax.adam(0.1), "loss": with_accuracy}
+    tuned = tuning(**options, mesh=mesh(data=4, model=2), shardings=rules)
+    state = after(tuned, 3)
+    close(state.params, after(tuning(**options), 3).params, rtol=1e-5, atol=1e-6)
+    moments = state.opt_state[0]
+    for values in (state.params, moments.mu, moments.nu):
+        assert {n: v.sharding.spec for n, v in values.items() if any(v.sharding.spec)} == {"w1": P(None, "model")}
+        assert values["w1"].addressable_shards[0].data.shape == (4, 4)
+    assert len(state.step.sharding.device_set) == 8
+    assert tuned.compilations == 1
+    tuned.evaluate(state, BATCH)
+    with pytest.raises(ShardingError, match="axis 0 of 6"):
+        tuned.step(state, {n: v[:6] for n, v in BATCH.items()})
+    with pytest.raises(ShardingError, match="matches none"):
+        tuning(mesh=mesh(data=2), shardings={"v*": P()})
+
+
+def test_fit_yields_each_step_and_is_left_at_will() -> None:
+    tuned = tuning(with_accuracy)
+    losses = [float(metrics["loss"]) for _, metrics in tuned.fit([BATCH] * 5)]
+    assert len(losses) == 5 and losses == sorted(losses, reverse=True)
+    for state, metrics in tuned.fit(BATCH for _ in range(1000)):  # noqa: B007
+        if metrics["loss"] < losses[2]:
+            break
+    assert state.step == 4
+    assert tuned.evaluate(state, BATCH)["loss"] < losses[3] + 1e-6
+
+
+def test_the_bar_shows_steps_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned = tuning()
+    list(tuned.fit([BATCH] * 3, progress=True))
+    shown = capsys.readouterr().err
+    assert "step 3/3" in shown and "loss" in shown and "grad_norm" in shown
+    list(tuned.fit([BATCH]))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_a_bar_without_rich_says_what_to_install() -> None:
+    tuned = tuning()
+    assert len(list(tuned.fit([BATCH]))) == 1
+    with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[train\]'"):
+        next(tuned.fit([BATCH], progress=True))
+
+
+def test_without_optax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optax", None)
+    with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[train\]'"):
+        onnx2jax.finetune(onnx2jax.convert(mlp()), cross_entropy, None)
+
+
+def test_importing_the_package_imports_neither_optax_nor_rich() -> None:
+    script = "import onnx2jax, sys; assert not {'optax', 'rich'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_only_named_outputs_are_computed_when_asked() -> None:
+    proto = mlp()
+    proto.graph.node.append(helper.make_node("NonZero", ["r"], ["where"], name="find"))
+    proto.graph.output.append(value("where", np.int64, None))
+    with pytest.raises(KnownValueError, match=r"(?s)'find'.*outputs=\['output name'\]"):
+        after(tuning(lambda outputs, batch: cross_entropy(outputs.y, batch), proto=proto))
+    close(after(tuning(proto=proto, outputs=["y"])).params, after(tuning()).params, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"trainable": "w3"}, InputNameError, "'w3', which no parameter matches; near it are ['w2', 'w1']"),
+        ({"trainable": lambda *_: False}, TrainingFormError, "nothing to train"),
+        ({"checkpoint": "layer.*"}, InputNameError, "'layer.*', which no node's name matches"),
+        ({"outputs": ["z"]}, InputNameError, "the model's outputs are ['y']"),
+        ({"optimizer": 0.1}, InputTypeError, "not an optax optimizer"),
+        ({"batchnorm": "train"}, TrainingFormError, "no BatchNormalization node: exporters fold them"),
+        ({"batchnorm": "off"}, TrainingFormError, "'frozen' or 'train'"),
+        ({"dropout": True}, TrainingFormError, "no Dropout node: exporters remove them"),
+        ({"accumulate": 0}, InputShapeError, "1 or more"),
+        ({"compute_dtype": "float16"}, InputTypeError, "bfloat16"),
+        ({"shardings": {"w*": P()}}, ShardingError, "mesh="),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(options: Any, error: Any, said: str) -> None:
+    with pytest.raises(error) as raised:
+        tuning(**options)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch", "options", "error", "said"),
+    [
+        (lambda y, _: y.sum(-1), {}, {}, LossError, "the loss has shape [8]; it is one number: loss.mean()"),
+        (lambda y, _: (y > 0).sum(), {}, {}, LossError, "the loss is int64"),
+        (lambda y, _: (y.sum(), [1]), {}, {}, LossError, "a dict of metrics"),
+        (lambda y, _: (y.sum(), {"loss": 1}), {}, {}, LossError, "'loss' and 'grad_norm' are taken"),
+        (cross_entropy, None, {}, InputTypeError, "a dict of arrays by name, not NoneType"),
+        (cross_entropy, {"x": None}, {}, InputNameError, "no entry 'x'; it has ['label']"),
+        (cross_entropy, {"x": np.zeros((8, 4))}, {}, InputTypeError, "float64"),
+        (cross_entropy, {"x": np.zeros((8, 5), np.float32)}, {}, InputShapeError, "extent 4 on axis 1, but 5"),
+        (cross_entropy, {"label": np.array(["a"] * 8)}, {}, InputTypeError, "'label' of the batch holds <U1"),
+        (cross_entropy, {}, {"accumulate": 3}, InputShapeError, "accumulate=3 does not divide"),
+        (cross_entropy, {"label": np.zeros(4, int)}, {"accumulate": 2}, InputShapeError, "{'label': 4, 'x': 8}"),
+    ],
+)
+def test_what_a_step_refuses(loss: Any, batch: Any, options: Any, error: Any, said: str) -> None:
+    tuned = tuning(loss, **options)
+    given = None if batch is None else {n: v for n, v in (BATCH | batch).items() if v is not None}
+    with pytest.raises(error) as raised:
+        tuned.step(tuned.init(), given)
+    assert said in str(raised.value)
+
+
+def quantised() -> onnx.ModelProto:
+    """Weights of int8, a scale and an exponent as scalars, one floating weight, shared by two nodes."""
+    rng = np.random.default_rng(1)
+    constants = {
+        "q": rng.integers(-99, 99, (4, 40)).astype(np.int8),
+        "scale": np.float32(0.01),
+        "two": np.float32(2),
+        "w": rng.normal(size=(40, 40)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["d"]),
+        helper.make_node("MatMul", ["x", "d"], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["m"]),
+        helper.make_node("Pow", ["m", "two"], ["p"]),
+        helper.make_node("MatMul", ["p", "w"], ["y"]),
+    ]
+    return model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 40])], constants)
+
+
+def test_quantised_weights_and_scalars_are_not_trained_unless_a_scalar_is_named() -> None:
+    assert tuning(proto=quantised()).trainable == ("w",)
+    assert tuning(proto=quantised(), trainable=["*"]).trainable == ("w",)
+    assert set(tuning(proto=quantised(), trainable=["scale", "w"]).trainable) == {"scale", "w"}
+    with pytest.raises(InputTypeError, match=r"q \(int8\[4, 40\]\). Quantised ones cannot be trained"):
+        tuning(proto=quantised(), trainable="q")
+    with pytest.raises(InputTypeError, match="named in full"):
+        tuning(proto=quantised(), trainable="scal?")
+
+
+def test_a_shared_weight_has_the_gradient_of_all_its_uses() -> None:
+    tuned = tuning(lambda y, _: y.mean(), optax.sgd(1.0), quantised())
+    start = tuned.init().params["w"]
+    state = after(tuned, 1, {"x": BATCH["x"]})
+    h = BATCH["x"] @ (onnx2jax.convert(quantised()).params["q"] * np.float32(0.01))
+    gradient = jax.grad(lambda w: ((h @ w) ** 2 @ w).mean())(start)
+    np.testing.assert_allclose(state.params["w"], start - gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_floating_weights_has_nothing_to_train() -> None:
+    proto = model([helper.make_node("Neg", ["x"], ["y"])], [value("x", np.float32, [1])], [value("y", np.float32, [1])])
+    with pytest.raises(TrainingFormError, match="nothing to train"):
+        tuning(proto=proto)
+
+
+def test_the_digits_model_learns_a_new_task_and_onnxruntime_agrees(tmp_path: Any) -> None:
+    """Digits turned upside down, of which the model knows few; saved, and run elsewhere."""
+    images, labels = load_digits(return_X_y=True)
+    images = np.ascontiguousarray(images.reshape(-1, 1, 8, 8)[:, :, ::-1, ::-1] / 16, np.float32)
+    train, test = slice(0, 1536), slice(1536, None)
+    source = onnx2jax.convert(onnx2jax.demo_model())
+
+    def loss(logits: Any, batch: dict[str, Any]) -> Any:
+        entropy = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+        return entropy, {"accuracy": (logits.argmax(-1) == batch["label"]).mean()}
+
+    tuned = onnx2jax.finetune(source, loss, optax.adam(3e-3))
+    held_out = {"image": images[test], "label": labels[test]}
+    before = tuned.evaluate(tuned.init(), held_out)["accuracy"]
+    order = np.random.default_rng(0).permuted(np.tile(np.arange(1536), (6, 1)), axis=1).reshape(-1, 64)
+    batches = ({"image": images[train][i], "label": labels[train][i]} for i in order)
+    *_, (state, _) = tuned.fit(batches)
+    accuracy = float(tuned.evaluate(state, held_out)["accuracy"])
+    assert before < 0.5 < 0.85 < accuracy
+    path = onnx2jax.save(source, tmp_path / "turned.onnx", params=tuned.params(state))
+    (logits,) = onnxruntime.InferenceSession(path).run(None, {"image": images[test]})
+    assert (logits.argmax(-1) == labels[test]).mean() == pytest.approx(accuracy, abs=1e-6)
