@@ -20,6 +20,7 @@ from onnx2jax.ir.importer import build
 from onnx2jax.proto.external import ExternalFiles
 from onnx2jax.proto.messages import ModelProto
 from onnx2jax.runtime.evaluate import Context, evaluate
+from onnx2jax.runtime.values import to_host
 from tests.support.cases import rule
 from tests.support.official import assert_same, cases
 from tests.tables.opsets import NEWEST, Row, rows
@@ -87,7 +88,7 @@ def evaluated(proto: onnx.ModelProto, case: Row) -> list[Any]:
     graph: Graph = imported.graph
     values = dict(zip((v.name for v in graph.inputs), (x for x in case.inputs if x is not None), strict=True))
     with compat.enable_x64(), np.errstate(all="ignore"):
-        return [values.to_host(r) for r in evaluate(graph, values, Context({}, jax.random.key(0)))]
+        return [to_host(r) for r in evaluate(graph, values, Context({}, jax.random.key(0)))]
 
 
 RANDOM = {"Bernoulli"}

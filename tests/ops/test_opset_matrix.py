@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from onnx2jax import compat
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import Operator
-from onnx2jax.runtime import values
+from onnx2jax.runtime.values import to_host
 from tests.support.helpers import run_op
 from tests.support.official import assert_same
 from tests.tables.opsets import UNCOVERED, Row, rows
@@ -38,7 +38,7 @@ def test_both_branches_agree_with_onnxruntime(case: Row, monkeypatch: pytest.Mon
             branches["traced"] = traced[operator]
         for branch, results in branches.items():
             try:
-                assert_same([values.to_host(r) for r in results], expected, case.tolerance, case.tolerance)
+                assert_same([to_host(r) for r in results], expected, case.tolerance, case.tolerance)
             except AssertionError as e:
                 e.add_note(f"opset {opset}, {branch} values, {case}")
                 raise
