@@ -73,13 +73,13 @@ class OperatorError(OnnxError, ValueError):
 class KnownValueError(OnnxError, TypeError):
     """A value that must be known before compiling is traced.
 
+    Operators raise it with a message alone, and the evaluator says where. Known values would cure it: a Loop around
+    unrolls, a program may run the node on the host.
+
     Attributes:
         values: names of the graph's values that it may be.
         node: the node that needs it.
-        needs_known: True; how operators that can wait (Loop) tell this error from others.
     """
-
-    needs_known = True
 
     def __init__(self, message: str, values: tuple[str, ...] = (), node: Any = None) -> None:
         super().__init__(message)
@@ -108,9 +108,3 @@ class LossError(OnnxError, TypeError):
 
 class TrainingFormError(OnnxError, ValueError):
     """A model cannot be trained in the way asked for: nothing to train, or no training form of its nodes."""
-
-
-class NeedsKnown(ValueError):
-    """What known values would cure: an enclosing Loop unrolls, a planner may run the node on the host."""
-
-    needs_known = True

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import NeedsKnown
+from ..errors import KnownValueError
 
 
 def is_known(value: Any) -> bool:
@@ -72,7 +72,7 @@ def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
 
 
 def needs_known(value, why):
-    """The value as NumPy; raises NeedsKnown while it is traced, saying why that is not enough."""
+    """The value as NumPy; raises KnownValueError while it is traced, saying why that is not enough."""
     if is_traced(value):
-        raise NeedsKnown(f"{why}: the value must be known before compiling; run the model outside jax.jit")
+        raise KnownValueError(f"{why}: the value must be known before compiling; run the model outside jax.jit")
     return np.asarray(value)

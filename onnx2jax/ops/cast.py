@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from ml_dtypes import finfo, float8_e8m0fnu
 
-from ..errors import NeedsKnown
+from ..errors import KnownValueError
 from ..proto.dtypes import ELEMENT_TYPES, to_dtype
 from .arrays import is_known, is_string, needs_known, xp
 from .registry import Shaped, op
@@ -28,7 +28,7 @@ def traced(value, dtype=np.int64):
     if value.dtype != object:
         return value
     if is_string(value):
-        raise NeedsKnown("strings, which JAX does not have, meet a traced value")
+        raise KnownValueError("strings, which JAX does not have, meet a traced value")
     return jnp.stack([jnp.asarray(d, dtype) for d in value.flat]).reshape(value.shape)
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ..errors import NeedsKnown
+from ..errors import KnownValueError
 from .arrays import axis_of, is_traced, shape_vector, xp
 from .iteration import CURE, described, equal, is_text, iterate, results, strong, truth
 from .registry import op
@@ -78,12 +78,12 @@ def if_(cond, *, then_branch, else_branch):
         def run():
             try:
                 values = seen[name] = results(branch())
+            except KnownValueError:
+                raise
             except Exception as error:
-                if getattr(error, "needs_known", False):
-                    raise
                 # A branch not taken may not fit the shapes at hand: a sampling rate, a mode, chosen by an input.
                 reason = str(error).partition("\n")[0]
-                raise NeedsKnown(f"{name} cannot run ({reason}) and the condition is traced") from error
+                raise KnownValueError(f"{name} cannot run ({reason}) and the condition is traced") from error
             if len(seen) == 2:
                 _same_types(**seen)
             return [None if is_text(v) else jax.tree.map(strong, v) for v in values]
@@ -99,7 +99,7 @@ def if_(cond, *, then_branch, else_branch):
 def _same_types(then_branch, else_branch):
     for k, (a, b) in enumerate(zip_longest(then_branch, else_branch)):
         if described(a) != described(b) or (is_text(a) and not equal(a, b)):
-            raise NeedsKnown(
+            raise KnownValueError(
                 f"output {k} of the branches differs (then: {described(a)}, else: {described(b)}) and the condition is "
                 f"traced, so one compiled program cannot return both; make it a known value: {CURE}"
             )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import NeedsKnown
+from ..errors import KnownValueError
 from .arrays import dims, is_known, is_traced, xp
 
 CURE = "declare the model inputs it is computed from static, or call the model outside jax.jit"
@@ -90,7 +90,7 @@ def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=No
     """
     if is_traced(trips, go):
         if most is not None:
-            raise NeedsKnown("the number of trips is traced, so max_trips can only be kept on the host")
+            raise KnownValueError("the number of trips is traced, so max_trips can only be kept on the host")
         return _while_without_outs(step, state, declared, trips, go, end)
     trips = trips if trips is None else dims(trips)[0]
     if most is not None and (trips is None or (isinstance(trips, int) and trips > most)):
@@ -110,8 +110,8 @@ def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=No
             return _while_without_outs(step, state, declared, trips, go, end)
     except _NotCarried:
         pass
-    except Exception as error:
-        if not getattr(error, "needs_known", False) or not known:
+    except KnownValueError:
+        if not known:
             raise
     if not known:
         raise ValueError(f"a loop of a symbolic number of trips ({trips}) must keep its condition and its types")
@@ -140,7 +140,7 @@ def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahe
             return None
         i += 1
         if is_traced(keep):
-            raise NeedsKnown(
+            raise KnownValueError(
                 f"after {i} trips the condition to go on is a traced value, and the loop has scan outputs or a state "
                 f"that changes its type: the shapes of its results depend on data; {CURE}"
             )
@@ -233,7 +233,7 @@ def _scan(step, state, fixed, trips, xs):
 
 def _while_without_outs(step, state, declared, trips, go, end):
     if declared:
-        raise NeedsKnown(
+        raise KnownValueError(
             f"the number of trips is decided by traced values (the trip count or the condition) and the loop has "
             f"{len(declared)} scan output(s), whose length would depend on data; {CURE}"
         )
@@ -279,4 +279,4 @@ def while_(step, state, size, trips, go, first=0):
     try:
         return _with_constants(state, run)
     except _NotCarried as why:
-        raise NeedsKnown(f"{why}, while the number of trips is decided by traced values; to unroll it, {CURE}") from why
+        raise KnownValueError(f"{why}, while traced values decide the number of trips; to unroll it, {CURE}") from why

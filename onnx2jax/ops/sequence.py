@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import NeedsKnown
+from ..errors import KnownValueError
 from ..proto.dtypes import ELEMENT_TYPES
 from .arrays import axis_of, dims, is_traced, xp
 from .iteration import CURE
@@ -47,7 +47,7 @@ def sequence_at(input_sequence, position):
         return input_sequence[_position(np.asarray(position), None, -n, n - 1)]
     shapes = {(v.shape, v.dtype) for v in input_sequence}
     if len(shapes) != 1 or np.dtype(object) in {d for _, d in shapes}:
-        raise NeedsKnown(
+        raise KnownValueError(
             f"the position is traced and the {n} elements do not share one numeric type "
             f"(shapes {[v.shape for v in input_sequence]}); make the position a known value: {CURE}"
         )

@@ -155,6 +155,9 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
             values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
             results = node.target.function(*values, **(_fixtures(node, node.target, scope, context) | attributes))
         except OnnxError as e:
+            if isinstance(e, KnownValueError) and e.node is None:  # the operator's own
+                cure = f"; or {_bound(node)}" if _can_be_padded(node) else ""
+                raise KnownValueError(f"{node}: {e}{cure}", tuple(filter(None, node.inputs)), node) from e
             if isinstance(node.target, Function) or node.graphs or node.differentiates:
                 e.add_note(f"inside {node}")
                 if node.differentiates and context.on_host is not None:
@@ -168,9 +171,6 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
         except NotImplementedError as e:
             raise UnsupportedError(f"{node}: {e}\n{_operands(node, values)}") from e
         except Exception as e:
-            if getattr(e, "needs_known", False):
-                cure = f"; or {_bound(node)}" if _can_be_padded(node) else ""
-                raise KnownValueError(f"{node}: {e}{cure}", tuple(filter(None, node.inputs)), node) from e
             if any(map(is_string, values)) and not is_known(values):
                 raise _needs_known(node, "an operand beside strings", node.inputs) from e
             raise OperatorError(f"{node}: {e}\n{_operands(node, values)}") from e

@@ -219,13 +219,9 @@ def test_loop_constant_state_stays_known():
     assert jax.jit(f)(f32(1, 2)).tolist() == [4, 5]
 
 
-class Unknown(TypeError):
-    needs_known = True
-
-
 def need(value):
     if isinstance(value, jax.core.Tracer):
-        raise Unknown
+        raise KnownValueError("a number is traced")
     return int(value)
 
 
