@@ -1,23 +1,29 @@
-"""What every family needs: which array namespace, which dimensions, which axes."""
+"""What every family needs: the array namespace, half precision, which dimensions, which axes."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
 
+HALF: Final = frozenset({np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
+_KNOWN: Final = (np.ndarray, np.generic, int, float, str, type(None), dict, type, np.dtype)
+
 
 def is_known(value: Any) -> bool:
-    """True for a value in NumPy's hands (or absent, or a list of such), false for JAX's."""
+    """True for a value in NumPy's hands (or absent, a type, or a list of such), false for JAX's."""
     if isinstance(value, list | tuple):
-        return all(is_known(v) for v in value)
-    return value is None or isinstance(value, np.ndarray | np.generic | int | float | bool | str | dict)
+        return all(map(is_known, value))
+    return isinstance(value, _KNOWN)
 
 
 def is_traced(*values: Any) -> bool:
@@ -25,9 +31,56 @@ def is_traced(*values: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
-def xp(*values: Any) -> ModuleType:
-    """The namespace to compute in: numpy when every value is known, otherwise jax.numpy."""
-    return np if is_known(values) else jnp
+class _Namespace:
+    """What numpy and jax.numpy share: computed by numpy where every operand is known, otherwise by jax.numpy.
+
+    >>> xp.where(np.array([True, False]), np.float32(1), 0)
+    array([1., 0.], dtype=float32)
+    """
+
+    def __init__(self, known: ModuleType, traced: ModuleType) -> None:
+        self._known, self._traced = known, traced
+
+    def __call__(self, *operands: Any) -> ModuleType:
+        """The namespace itself that these operands need."""
+        return self._known if is_known(operands) else self._traced
+
+    def __getattr__(self, name: str) -> Any:
+        known, traced = getattr(self._known, name), getattr(self._traced, name)
+
+        def function(*operands: Any, **options: Any) -> Any:
+            return (known if is_known((*operands, *options.values())) else traced)(*operands, **options)
+
+        found = _Namespace(known, traced) if isinstance(known, ModuleType) else function
+        setattr(self, name, found)
+        return found
+
+
+xp: Final = _Namespace(np, jnp)
+
+
+def accumulator(dtype: Any) -> np.dtype:
+    """The type in which values of this type are summed: float32 for half precision."""
+    return np.dtype(np.float32 if dtype in HALF else dtype)
+
+
+def wide(value: Any) -> Any:
+    """A half-precision array in float32; any other value as it is."""
+    return value.astype(np.float32) if getattr(value, "dtype", None) in HALF else value
+
+
+def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with half precision computed in float32, and its results rounded once, at the end."""
+
+    @functools.wraps(function)
+    def widened(*inputs: Any, **attributes: Any) -> Any:
+        half = next((v.dtype for v in inputs if getattr(v, "dtype", None) in HALF), None)
+        if half is None:
+            return function(*inputs, **attributes)
+        results = function(*map(wide, inputs), **attributes)
+        return jax.tree.map(lambda r: r.astype(half) if r.dtype in (np.float32, np.float64) else r, results)
+
+    return widened
 
 
 def dims(vector: Any) -> tuple[Any, ...]:

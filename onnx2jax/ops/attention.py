@@ -12,8 +12,7 @@ from jax import lax
 
 from ..proto.dtypes import to_dtype
 from .activation import softmax
-from .arrays import xp
-from .linalg import accumulator
+from .arrays import accumulator, xp
 from .registry import op
 
 Precision = Literal[None, 1, 10, 11, 16]  # FLOAT, FLOAT16, DOUBLE, BFLOAT16

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import dims
-from .linalg import accumulator
+from .arrays import accumulator, dims
 from .registry import Static, op, taking
 from .vision import sample_linear
 

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax import lax
 
-from .arrays import xp
+from .arrays import accumulator, is_known, wide, xp
 from .registry import op
-
-HALF = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
-
-
-def accumulator(dtype):
-    """The type in which products of this type are summed: float32 for the half-precision types."""
-    return np.dtype(np.float32) if dtype in HALF else np.dtype(dtype)
-
-
-def wide(x):
-    """A half-precision array in float32; any other as it is."""
-    return x.astype(np.float32) if x is not None and x.dtype in HALF else x
 
 
 def product(a, b, dtype):
     """numpy.matmul with sums (and the result) of the given type."""
-    if xp(a, b) is np:
+    if is_known((a, b)):
         return np.matmul(a.astype(dtype), b.astype(dtype))
     a, b = jnp.asarray(a), jnp.asarray(b)
     if a.ndim and b.ndim in (1, 2):  # the common layer: one contraction, no broadcast of the weights

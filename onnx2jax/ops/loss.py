@@ -7,8 +7,7 @@ from typing import Literal
 import numpy as np
 
 from .activation import log_softmax
-from .arrays import xp
-from .linalg import wide
+from .arrays import wide, xp
 from .registry import op
 
 Reduction = Literal["none", "sum", "mean"]

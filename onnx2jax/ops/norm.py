@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import axes_of, axis_of, xp
-from .linalg import accumulator, wide
+from .arrays import accumulator, axes_of, axis_of, wide, xp
 from .registry import Static, op, withdrawn
 
 

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, dims, is_known
+from .arrays import accumulator, argmax, dims, is_known, wide
 from .cast import is_float
 from .conv import MAX_TAPS, WINDOW, Window, count_blocks, taps, window_of
-from .linalg import accumulator, wide
 from .norm import root
 from .registry import Static, op, taking
 

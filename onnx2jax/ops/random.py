@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..proto.dtypes import to_dtype
-from .arrays import argmax
-from .linalg import accumulator, wide
+from .arrays import accumulator, argmax, wide
 from .registry import Shaped, op
 
 

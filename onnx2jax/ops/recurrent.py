@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .linalg import accumulator, wide
+from .arrays import accumulator, wide
 from .registry import op, taking
 
 UNROLL = 8

@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, axes_of, axis_of, is_known, xp
+from .arrays import accumulator, argmax, axes_of, axis_of, is_known, xp
 from .cast import is_float
 from .indexing import gather_elements
-from .linalg import accumulator
 from .norm import root
 from .registry import Static, op
 from .shape import padded, reshaped

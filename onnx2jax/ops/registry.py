@@ -10,6 +10,7 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from ..proto.names import normal_domain
+from .arrays import in_float32
 
 Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
@@ -64,7 +65,10 @@ class Operator:
 _OPERATORS: dict[tuple[str, str], list[Operator]] = {}
 
 
-def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, replace: bool = False) -> Callable[[F], F]:
+def op(
+    name: str, *, domain: str = "", since: int = 1, heavy: bool = False, half: Literal["itself", "float32"] = "itself",
+    replace: bool = False,
+) -> Callable[[F], F]:  # fmt: skip
     """Register a function as the meaning of an ONNX operator.
 
     Positional parameters are the operator's inputs in order (``=None`` when optional, ``*xs`` when
@@ -78,6 +82,8 @@ def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, repl
         since: the first version of the operator set in which the operator means this.
         heavy: the work is worth compiling for its own sake; what is not runs on NumPy where a model's shapes depend
             on data.
+        half: what float16 and bfloat16 are computed in; from float32 results are rounded once, at the end. Operators
+            that call the function get it as it is written.
         replace: allow a second registration of the same (domain, name, since).
 
     Raises:
@@ -89,7 +95,8 @@ def op(name: str, *, domain: str = "", since: int = 1, heavy: bool = False, repl
     """
 
     def register(function: F) -> F:
-        _add(_describe(normal_domain(domain), name, since, function, heavy), replace)
+        served = in_float32(function) if half == "float32" else function
+        _add(_describe(normal_domain(domain), name, since, served, heavy), replace)
         return function
 
     return register

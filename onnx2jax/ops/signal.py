@@ -6,8 +6,7 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import axis_of, xp
-from .linalg import wide
+from .arrays import axis_of, wide, xp
 from .registry import Static, op
 
 

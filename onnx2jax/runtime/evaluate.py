@@ -146,7 +146,7 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     if context.place is not None:
         values = context.place(node, node.inputs, values)
     attributes = {name: _closed(value, scope, context) for name, value in _actual(node, context)}
-    with jax.named_scope(node.name):
+    with jax.named_scope(node.name), np.errstate(all="ignore"):
         try:
             if isinstance(node.target, Function):
                 return _call(node.target, values, attributes, _inside(context, node))

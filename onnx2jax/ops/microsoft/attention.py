@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..arrays import dims
+from ..arrays import accumulator, dims, wide
 from ..attention import attend, heads_of, merged, rotary_embedding, window
-from ..linalg import accumulator, product, wide
+from ..linalg import product
 from ..norm import standardize
 from ..quant import integer_product, row
 from ..registry import Static, op, taking

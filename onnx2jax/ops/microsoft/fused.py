@@ -10,10 +10,10 @@ import numpy as np
 from jax import lax
 
 from ..activation import gelu, swish
-from ..arrays import axis_of, xp
+from ..arrays import accumulator, axis_of, wide, xp
 from ..conv import WINDOW, conv_op
 from ..indexing import gather_nd, trilu
-from ..linalg import accumulator, gemm_wide, product, times, wide
+from ..linalg import gemm_wide, product, times
 from ..norm import root, standardize
 from ..pool import max_pool
 from ..recurrent import BY_NAME

@@ -11,10 +11,9 @@ import numpy as np
 from jax import lax
 
 from ..activation import leaky_relu, sigmoid
-from ..arrays import axis_of, xp
+from ..arrays import accumulator, axis_of, xp
 from ..conv import WINDOW
 from ..elementwise import where
-from ..linalg import accumulator
 from ..pool import POOL, average_pool, global_average_pool
 from ..quant import (
     dequantize_linear,
