@@ -41,9 +41,9 @@ def not_text(model: Any) -> bytes | None:
     while pending:
         for field, value in pending.pop().ListFields():
             if field.type == field.TYPE_STRING:
-                texts = (value,) if isinstance(value, str | bytes) else value
-                if broken := [text for text in texts if isinstance(text, bytes)]:
-                    return broken[0]
+                texts = (value,) if isinstance(value, str | bytes) else tuple(value)
+                if bytes in map(type, texts):
+                    return next(text for text in texts if isinstance(text, bytes))
             elif field.type == field.TYPE_MESSAGE:
                 pending.extend((value,) if hasattr(value, "ListFields") else value)
     return None
@@ -51,7 +51,7 @@ def not_text(model: Any) -> bytes | None:
 
 def check_metadata(message: Any, path: str, note: Note) -> None:
     """The metadata_props of any message."""
-    for key in _twice(entry.key for entry in message.metadata_props):
+    for key in _twice(entry.key for entry in message.metadata_props) if message.metadata_props else ():
         note("ME-02", "error", path, f"metadata key {key!r} is there twice")
 
 

@@ -71,7 +71,8 @@ class _Checker:
     def node(self, place: Place, i: int, opsets: Mapping[str, int], env: Env) -> Sequence[Type]:
         """The types of a node's outputs, as far as they follow."""
         node = place.graph.node[i]
-        domain, types = normal_domain(node.domain), [env.get(name) for name in node.input]
+        known = {name: env.get(name) for name in set(node.input)}
+        domain, types = normal_domain(node.domain), [known[name] for name in node.input]
         key = (domain, node.op_type, node.overload)
         opset = opsets.get(domain, 0)
         inner = [self.graph(p, opsets, env.new_child(), _supplied(node, types)) for p in place.inside(i)]
@@ -81,32 +82,32 @@ class _Checker:
         found = signature(title, opset)
         if found is None:
             return ()
-        path = place.node(i)
         bound: dict[str, tuple[str, str]] = {}
         for position, (name, kind) in enumerate(zip(node.input, types, strict=True)):
             wanted = formal(found.inputs, position)
-            if kind is None or wanted is None:
+            if wanted is None:
+                break  # more inputs than the operator takes: the importer's to refuse
+            if kind is None:
                 continue
             variable = wanted.rstrip("&")
             if kind not in found.allowed.get(variable, (variable,)):
                 of = "one of " + ", ".join(sorted(found.allowed[variable])) if variable in found.allowed else variable
                 text = f"input {name!r} is {kind}, but {node.op_type} of opset {opset} takes {of}"
-                self.note("ND-09", "error", path, text)
+                self.note("ND-09", "error", place.node(i), text)
             elif not wanted.endswith("&") and variable in found.allowed:
                 first, other = bound.setdefault(variable, (kind, name))
                 if first != kind:
                     text = f"input {name!r} is {kind} and {other!r} is {first}, but {node.op_type} takes one type"
-                    self.note("ND-09", "error", path, text)
+                    self.note("ND-09", "error", place.node(i), text)
         given = max((n for n, name in enumerate(node.output, 1) if name), default=0)
         if given and formal(found.outputs, given - 1) is None:
             text = f"{node.op_type} gives {len(found.outputs)} outputs, not {given}"
-            self.note("ND-08", "error", path, text)
+            self.note("ND-08", "error", place.node(i), text)
         if not domain and node.op_type == "If":
             for name, kinds in zip(node.output, zip(*inner, strict=False), strict=False):
                 if None not in kinds and len(set(kinds)) > 1:
-                    self.note(
-                        "SC-12", "error", path, f"its branches return {' and '.join(map(str, kinds))} for {name!r}"
-                    )
+                    text = f"its branches return {' and '.join(map(str, kinds))} for {name!r}"
+                    self.note("SC-12", "error", place.node(i), text)
         if not domain and node.op_type in _RESULTS:
             return _RESULTS[node.op_type](types, inner, len(node.output))
         said = _attribute_type(node)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
+from inspect import Parameter, signature
 from typing import Any, Final
 
 import numpy as np
@@ -66,41 +66,39 @@ def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
 
 def check(node: Node, operator: Operator) -> None:
     """Raise ModelError when a node's operands or attributes do not fit the operator's signature."""
-    takes = f"{node.op_type} takes inputs ({', '.join(_inputs(operator))})"
     if operator.variadic is None and len(node.inputs) > len(operator.inputs):
-        raise ModelError(f"{node} has {len(node.inputs)} inputs; {takes} (rule ND-08)")
+        raise ModelError(f"{node} has {len(node.inputs)} inputs; {_takes(operator)} (rule ND-08)")
     if "" in node.inputs[len(operator.inputs) :]:
-        raise ModelError(f"{node} has an empty name in its list {operator.variadic!r}; {takes} (rule ND-06)")
+        raise ModelError(f"{node} has an empty name in its list {operator.variadic!r}; {_takes(operator)} (rule ND-06)")
     if operator.variadic and not operator.inputs and not node.inputs:
-        raise ModelError(f"{node} has no inputs; {takes}, at least one (rule ND-05)")
+        raise ModelError(f"{node} has no inputs; {_takes(operator)}, at least one (rule ND-05)")
     # An attribute may carry a fixture's name and then comes instead of it (QLinearSoftmax has an `opset`).
-    known = operator.attributes | set(operator.inputs) | operator.fixtures
-    unknown = sorted(set(node.attributes) - known)
-    if unknown:
+    known = operator.attributes, operator.inputs, operator.fixtures
+    if unknown := sorted(name for name in node.attributes if not any(name in names for names in known)):
         raise ModelError(
             f"{node} has attributes {unknown}; at opset {node.opset} {node.op_type} has "
             f"{sorted(operator.attributes) or 'none'} (rule ND-10)"
         )
-    given = {p for p, name in zip(operator.inputs, node.inputs, strict=False) if name} | set(node.attributes)
+    fed = {p for p, name in zip(operator.inputs, node.inputs, strict=False) if name}
     for name in required(operator):
-        if name not in given:
+        if name not in fed and name not in node.attributes:
             kind, rule = ("attribute", "ND-10") if name in operator.attributes else ("input", "ND-03")
             has = f"attributes {sorted(operator.attributes)}"
-            raise ModelError(f"{node} lacks {kind} {name!r}; {takes} and {has} (rule {rule})")
-    twice = {p for p, name in zip(operator.inputs, node.inputs, strict=False) if name} & set(node.attributes)
-    if twice:
+            raise ModelError(f"{node} lacks {kind} {name!r}; {_takes(operator)} and {has} (rule {rule})")
+    if twice := fed & node.attributes.keys():
         raise ModelError(f"{node} gives {sorted(twice)} both as input and as attribute (rule ND-10)")
 
 
-def required(operator: Operator) -> list[str]:
+def required(operator: Operator) -> tuple[str, ...]:
     """Inputs and attributes without a default."""
-    return [name for name in _without_default(operator.function) if name not in operator.fixtures]
+    return _required(operator.function, operator.fixtures)
 
 
 @cache
-def _without_default(function: Any) -> tuple[str, ...]:
-    parameters = inspect.signature(function).parameters.values()
-    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+def _required(function: Any, fixtures: frozenset[str]) -> tuple[str, ...]:
+    lists = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    found = (p.name for p in signature(function).parameters.values() if p.default is p.empty and p.kind not in lists)
+    return tuple(name for name in found if name not in fixtures)
 
 
 def land(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,8 +116,9 @@ def _array(value: Any) -> Any:
             return value
 
 
-def _inputs(operator: Operator) -> list[str]:
-    return [*operator.inputs, *([f"*{operator.variadic}"] if operator.variadic else [])]
+def _takes(operator: Operator) -> str:
+    inputs = (*operator.inputs, f"*{operator.variadic}") if operator.variadic else operator.inputs
+    return f"{operator.name} takes inputs ({', '.join(inputs)})"
 
 
 def missing_error(missing: Iterable[Missing]) -> UnsupportedOperatorError:

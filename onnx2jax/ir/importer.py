@@ -204,7 +204,7 @@ class Importer:
     def _ordered(self, where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ...]:
         if self.strict:
             with self.guard(where):
-                rules.in_order(where, nodes, set(defined), strict=True)
+                return rules.in_order(where, nodes, defined, strict=True)
         order = tuple(nodes)
         with self.guard(where):
             order = rules.in_order(where, nodes, defined)
@@ -218,7 +218,8 @@ class Importer:
         constants: dict[str, np.ndarray] = {}
         for message, name in zip(messages, node_names(messages), strict=True):
             here = f"{where}, node {name!r:.80}"
-            rules.check_text(here, message.op_type, message.domain, name, *message.input, *message.output)
+            inputs, outputs = tuple(message.input), tuple(message.output)
+            rules.check_text(here, message.op_type, message.domain, name, *inputs, *outputs)
             given: dict[str, Any] = {}
             for a in message.attribute:
                 if a.name in LEGACY_HINTS:
@@ -230,13 +231,13 @@ class Importer:
                     given[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
             domain = normal_domain(message.domain)
             tensor = given.get("value") if (domain, message.op_type) == ("", "Constant") else None
-            if isinstance(tensor, np.ndarray) and len(given) == len(message.output) == 1 and not message.input:
+            if isinstance(tensor, np.ndarray) and len(given) == len(outputs) == 1 and not inputs:
                 with self.guard(here):
-                    if message.output[0] in constants:
-                        raise ModelError(f"{where}: {message.output[0]!r} is defined more than once (rule GR-02)")
-                constants[message.output[0]] = tensor
+                    if outputs[0] in constants:
+                        raise ModelError(f"{where}: {outputs[0]!r} is defined more than once (rule GR-02)")
+                constants[outputs[0]] = tensor
                 continue
-            inputs, outputs = _trimmed(message.input), _trimmed(message.output)
+            inputs, outputs = _trimmed(inputs), _trimmed(outputs)
             opset = opsets.get(domain, 0)
             node = Node(name, message.op_type, domain, opset, inputs, outputs, given, None, metadata=entries(message))
             if message.device_configurations:
@@ -375,9 +376,9 @@ class Importer:
         return attributes.value(a, kind, where, self.files, graph)
 
 
-def _trimmed(names: Iterable[str]) -> tuple[str, ...]:
+def _trimmed(names: tuple[str, ...]) -> tuple[str, ...]:
     """Trailing empty names say the same as no names (rule ND-02)."""
-    result = list(names)
-    while result and not result[-1]:
-        result.pop()
-    return tuple(result)
+    end = len(names)
+    while end and not names[end - 1]:
+        end -= 1
+    return names[:end]

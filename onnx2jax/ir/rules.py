@@ -35,9 +35,9 @@ def quoted(names: Iterable[str], limit: int = 10) -> str:
 
 def check_text(where: str, *names: Any) -> None:
     """Names are UTF-8; what is not arrives from protobuf as bytes."""
-    for name in names:
-        if not isinstance(name, str):
-            raise ModelError(f"{where}: {name[:40]!r} is no UTF-8 text (rule GR-23)")
+    if bytes in map(type, names):
+        broken = next(name for name in names if isinstance(name, bytes))
+        raise ModelError(f"{where}: {broken[:40]!r} is no UTF-8 text (rule GR-23)")
 
 
 def check_call(node: Node, function: Function, message: Any) -> None:

@@ -139,8 +139,10 @@ def withdrawn(name: str, *, domain: str = "", since: int, instead: str) -> None:
 
 def resolve(domain: str, name: str, opset: int) -> Operator | None:
     """The newest registration whose ``since`` is not above ``opset``, or None."""
-    versions = _OPERATORS.get((normal_domain(domain), name), [])
-    return max((v for v in versions if v.since <= opset), key=lambda v: v.since, default=None)
+    for operator in _OPERATORS.get((normal_domain(domain), name), ()):  # the newest first
+        if operator.since <= opset:
+            return operator
+    return None
 
 
 def supported() -> dict[str, dict[str, tuple[int, ...]]]:
@@ -163,7 +165,7 @@ def _add(operator: Operator, replace: bool) -> None:
             f"{operator.domain or 'ai.onnx'}.{operator.name} since opset {operator.since} is registered "
             f"already; to override it: op({operator.name!r}, since={operator.since}, replace=True)"
         )
-    versions[:] = [v for v in versions if v not in same] + [operator]
+    versions[:] = sorted([v for v in versions if v not in same] + [operator], key=lambda v: -v.since)
 
 
 def _describe(domain: str, name: str, since: int, function: Callable[..., Any], heavy: bool) -> Operator:

@@ -51,19 +51,20 @@ def placement(
     Raises:
         ShardingError: the arguments contradict one another or the model.
     """
+    if configuration is not None and (mesh is not None or rules is not None):
+        raise ShardingError(
+            "mesh= and shardings= are rules of your own, device_configuration= takes those of the file: give one"
+        )
+    if configuration is None and devices is not None:
+        raise ShardingError("devices= maps the labels of a device_configuration=, which is not given")
+    if mesh is None and rules is not None:
+        raise ShardingError("shardings= needs the mesh that its specs name: mesh=jax.make_mesh((8,), ('data',))")
+    if configuration is None and mesh is None:
+        return None
     graphs, weights = training or ((imported.graph,), analysis.parameters(imported.graph))
     if configuration is not None:
-        if mesh is not None or rules is not None:
-            raise ShardingError(
-                "mesh= and shardings= are rules of your own, device_configuration= takes those of the file: give one"
-            )
         return _configured(imported, configuration, devices, graphs, weights)
-    if devices is not None:
-        raise ShardingError("devices= maps the labels of a device_configuration=, which is not given")
-    if mesh is None:
-        if rules is not None:
-            raise ShardingError("shardings= needs the mesh that its specs name: mesh=jax.make_mesh((8,), ('data',))")
-        return None
+    assert mesh is not None
     inputs = () if training else [v.name for v in imported.graph.inputs]
     return by_rules(weights, inputs, mesh, rules or {})
 

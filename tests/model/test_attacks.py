@@ -1,4 +1,4 @@
-"""Files made to hurt: each is answered within 2 seconds and 500 MB, and nothing outside its folder is read."""
+"""Files made to hurt: each is answered with little work and 500 MB, and nothing outside its folder is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from onnx import SparseTensorProto, TensorProto, helper
 
 from tests.support.cases import MAIN, RELU, parse
 
-SECONDS, MEGABYTES = 2.0, 500
+SECONDS, MEGABYTES = 15, 500
+"""Processor time, which other programs on the machine do not lengthen: twenty times what the costliest attack takes."""
 L = '\n<domain: "l", opset_import: ["" : 21, "l" : 1]> '
 CALL = MAIN + " { y = l.f (x) }"
 MANY = 10_000
