@@ -17,7 +17,8 @@ from .runtime.compiled import RecompilationWarning
 from .sharding.rules import ShardingWarning
 from .training.artifacts import Artifacts, load_artifacts
 from .training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
-from .training.finetune import FineTuning, finetune
+from .training.finetune import FineTuning, FineTuningState, finetune
+from .training.state import TrainingState
 from .training.training_model import TrainingModel
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Checkpoints",
     "DeclarationWarning",
     "FineTuning",
+    "FineTuningState",
     "Model",
     "RecompilationWarning",
     "Report",
@@ -32,6 +34,7 @@ __all__ = [
     "ShardingWarning",
     "Static",
     "TrainingModel",
+    "TrainingState",
     "check",
     "convert",
     "demo_model",

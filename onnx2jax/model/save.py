@@ -89,7 +89,10 @@ def save(
             raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
         values |= model.changed() if state is None else model.changed(state)
     elif state is not None:
-        raise TypeError("a state is written into a TrainingModel; a file alone does not say what it is a state of")
+        raise TypeError(
+            "a state is written into a TrainingModel; a file alone does not say what it is a state of. finetune's: "
+            "save(tuned.to_model(state), path)"
+        )
     else:
         opened = Opened(*read_model(model))
     _assign(opened, values | dict(params or {}))

@@ -31,7 +31,7 @@ Trainable = str | Iterable[str] | Callable[[str, Any], bool] | None
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class State:
+class FineTuningState:
     """Everything that a step changes: a pytree of arrays, to be kept and restored as a whole.
 
     Attributes:
@@ -52,7 +52,7 @@ class State:
 class Progress(NamedTuple):
     """What ``fit`` yields after a step. The next step takes the state's memory: keep the last one only."""
 
-    state: State
+    state: FineTuningState
     metrics: Metrics
 
 
@@ -66,7 +66,7 @@ def finetune(
     dropout: bool | float = False,
     accumulate: int = 1,
     compute_dtype: Any = None,
-    checkpoint: str | Sequence[str] = (),
+    remat: str | Sequence[str] = (),
     outputs: Sequence[str] | None = None,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | None = None,
@@ -91,8 +91,8 @@ def finetune(
             metrics are their means: the same as those of the whole batch, for a loss that is a mean over it.
         compute_dtype: "bfloat16" computes products, convolutions and recurrences of float32 in it. Parameters,
             optimizer, sums, normalisations and loss stay in float32.
-        checkpoint: patterns of node names. The nodes of each pattern, with what lies between them, keep no values
-            for the backward pass but compute them again (``jax.checkpoint``): less memory, more time.
+        remat: patterns of node names. The nodes of each pattern, with what lies between them, keep no values
+            for the backward pass but compute them again (``jax.remat``): less memory, more time.
         outputs: the outputs that the loss needs, when the model has others that cannot be compiled.
         mesh: devices over which batches are divided, along its first axis, and parameters as ``shardings`` says; those
             of the model when left out.
@@ -120,7 +120,7 @@ def finetune(
         batchnorm=batchnorm,
         dropout=dropout,
         compute_dtype=compute_dtype,
-        checkpoint=(checkpoint,) if isinstance(checkpoint, str) else checkpoint,
+        remat=(remat,) if isinstance(remat, str) else remat,
         outputs=outputs,
     )
     return FineTuning(model, form, loss, optimizer, trainable, accumulate, mesh, shardings or {})
@@ -173,11 +173,11 @@ class FineTuning:
         self._compiled_step: Any = None
         self._compiled_evaluate = jax.jit(in_auto_mode(self._evaluated, batch=2))
 
-    def init(self, key: Any = 0) -> State:
+    def init(self, rng: Any = 0) -> FineTuningState:
         """The state before the first step, with copies of the model's parameters.
 
         Args:
-            key: a seed or a ``jax.random.key``, for dropout and other draws.
+            rng: a seed or a ``jax.random.key``, for dropout and other draws.
         """
         with compat.enable_x64():
             values = {n: self._placed(n, jnp.array(v, _kept_in(self._dtypes[n]))) for n, v in self._initial.items()}
@@ -186,11 +186,11 @@ class FineTuning:
             opt_state = jax.tree.map(
                 lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), self._optimizer.init(params)
             )
-            key = jax.random.key(key) if isinstance(key, int | np.integer) else jax.random.fold_in(key, 0)
-            state = State(params, stats, opt_state, jnp.zeros((), jnp.int32), key)
+            key = jnp.copy(arguments.as_key(rng))  # a step takes the memory of the state
+            state = FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key)
             return state if self._placement is None else jax.device_put(state, self.shardings(state))
 
-    def step(self, state: State, batch: Mapping[str, Any]) -> tuple[State, Metrics]:
+    def step(self, state: FineTuningState, batch: Mapping[str, Any]) -> tuple[FineTuningState, Metrics]:
         """One step of the optimizer. Compiled once for each shape of batch; the state given is used up (donated).
 
         Args:
@@ -217,17 +217,17 @@ class FineTuning:
                 arguments.check_not_used_up(state)
                 raise
 
-    def evaluate(self, state: State, batch: Mapping[str, Any]) -> Metrics:
+    def evaluate(self, state: FineTuningState, batch: Mapping[str, Any]) -> Metrics:
         """The metrics of a batch in inference form: running statistics, nothing dropped. Compiled, like ``step``."""
         with compat.enable_x64():
             return in_turn(self._compiled_evaluate, state, self._frozen, self._batch(batch))
 
-    def params(self, state: State) -> dict[str, jax.Array]:
+    def params(self, state: FineTuningState) -> dict[str, jax.Array]:
         """What the state has of ``Model.params``, in the file's element types: for ``onnx2jax.save(params=...)``."""
         with compat.enable_x64():
             return {n: jnp.array(v, self._dtypes[n]) for n, v in (state.params | state.stats).items()}
 
-    def to_model(self, state: State) -> Model:
+    def to_model(self, state: FineTuningState) -> Model:
         """The model with the state's parameters: to call, to transform, to save."""
         params = {n: np.asarray(v) for n, v in self.params(state).items()}
         constants = [n for n in params if n not in self._model.params]
@@ -241,7 +241,7 @@ class FineTuning:
     def fit(
         self,
         batches: Iterable[Mapping[str, Any]],
-        state: State | None = None,
+        state: FineTuningState | None = None,
         *,
         progress: bool | None = None,
         total: int | None = None,
@@ -273,7 +273,7 @@ class FineTuning:
                 show(metrics)
                 yield Progress(state, metrics)
 
-    def shardings(self, state: State) -> State | None:
+    def shardings(self, state: FineTuningState) -> FineTuningState | None:
         """Where the leaves of a state lie on the mesh: an optimizer's moments where their parameters do."""
         if self._placement is None:
             return None
@@ -293,7 +293,9 @@ class FineTuning:
         arrays = checked_batch(self._model, batch)
         return arrays if self._placement is None else self._placement.put_batch(arrays)
 
-    def _stepped(self, state: State, frozen: dict[str, Any], batch: dict[str, Any]) -> tuple[State, Metrics]:
+    def _stepped(
+        self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]
+    ) -> tuple[FineTuningState, Metrics]:
         """What jit compiles for ``step``."""
         self.compilations += 1
         key = jax.random.fold_in(state.key, state.step)
@@ -316,11 +318,13 @@ class FineTuning:
         )
         # The state keeps its types, so that the step is compiled once and its memory is used again.
         opt_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), opt_state, state.opt_state)
-        new = State(self._optax.apply_updates(state.params, updates), stats, opt_state, state.step + 1, state.key)
+        new = FineTuningState(
+            self._optax.apply_updates(state.params, updates), stats, opt_state, state.step + 1, state.key
+        )
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
         return new, {"loss": loss, "grad_norm": norm, **metrics}
 
-    def _accumulated(self, gradient: Any, state: State, batch: dict[str, Any], key: Any) -> tuple[Any, ...]:
+    def _accumulated(self, gradient: Any, state: FineTuningState, batch: dict[str, Any], key: Any) -> tuple[Any, ...]:
         """Loss, metrics, new statistics and gradients: means over micro-batches, one after the other."""
         count = self._accumulate
         shared = {n: v for n, v in batch.items() if v.ndim == 0}
@@ -340,7 +344,7 @@ class FineTuning:
         means = jax.tree.map(lambda v: v.mean(0), metrics)
         return losses.mean(), means, stats, jax.tree.map(lambda g: g / count, sums)
 
-    def _evaluated(self, state: State, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
+    def _evaluated(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
         """What jit compiles for ``evaluate``."""
         self.compilations += 1
         loss, (metrics, _) = self._total(self._form.plain, state.params, state.stats, frozen, batch, state.key)

@@ -44,7 +44,7 @@ def training_form(
     batchnorm: str,
     dropout: bool | float,
     compute_dtype: Any,
-    checkpoint: Sequence[str],
+    remat: Sequence[str],
     outputs: Sequence[str] | None,
 ) -> Form:
     """A graph rewritten as ``finetune`` was told."""
@@ -61,10 +61,10 @@ def training_form(
     if compute_dtype is not None:
         dtype = _compute_dtype(compute_dtype)
         plain, training = with_products_in(plain, dtype), with_products_in(training, dtype)
-    return Form(plain, with_checkpoints(training, checkpoint), statistics)
+    return Form(plain, with_remat(training, remat), statistics)
 
 
-def checkpointed(*, body: Any) -> Any:
+def rematerialized(*, body: Any) -> Any:
     """The outputs of a graph whose inner values are computed again in the backward pass."""
     known: list[Any] = []
 
@@ -73,25 +73,25 @@ def checkpointed(*, body: Any) -> Any:
         known[:] = [r if is_known(r) else None for r in results]
         return [None if is_known(r) else r for r in results]
 
-    results = jax.checkpoint(run)()
+    results = jax.remat(run)()
     return tuple(k if r is None else r for r, k in zip(results, known, strict=True))
 
 
-CHECKPOINT: Final = Operator(PRIVATE, "Checkpoint", 1, checkpointed, attributes=frozenset({"body"}))
+REMAT: Final = Operator(PRIVATE, "Remat", 1, rematerialized, attributes=frozenset({"body"}))
 
 
-def with_checkpoints(graph: Graph, patterns: Sequence[str]) -> Graph:
-    """The graph with the nodes of each pattern, and what lies between them, under one ``jax.checkpoint``."""
+def with_remat(graph: Graph, patterns: Sequence[str]) -> Graph:
+    """The graph with the nodes of each pattern, and what lies between them, under one ``jax.remat``."""
     for pattern in patterns:
         found = [i for i, n in enumerate(graph.nodes) if fnmatchcase(n.name, pattern)]
         if not found:
             names = [n.name for n in graph.nodes]
-            raise InputNameError(f"checkpoint has {pattern!r}, which no node's name matches; there are {names[:8]}")
-        graph = _under_checkpoint(graph, set(found), f"checkpoint {pattern}")
+            raise InputNameError(f"remat has {pattern!r}, which no node's name matches; there are {names[:8]}")
+        graph = _under_remat(graph, set(found), f"remat {pattern}")
     return graph
 
 
-def _under_checkpoint(graph: Graph, chosen: set[int], name: str) -> Graph:
+def _under_remat(graph: Graph, chosen: set[int], name: str) -> Graph:
     nodes = graph.nodes
     after, before = _reached(nodes, chosen), _reaching(nodes, chosen)
     inside = chosen | (after & before)
@@ -99,7 +99,7 @@ def _under_checkpoint(graph: Graph, chosen: set[int], name: str) -> Graph:
     wanted = {v for i, n in enumerate(nodes) if i not in inside for v in n.reads} | {v.name for v in graph.outputs}
     outputs = tuple(v for n in block for v in n.outputs if v and v in wanted)
     body = Graph(name, "", (), tuple(map(ValueInfo, outputs)), {}, block)
-    node = Node(name, "Checkpoint", PRIVATE, 1, (), outputs, {"body": body}, CHECKPOINT)
+    node = Node(name, "Remat", PRIVATE, 1, (), outputs, {"body": body}, REMAT)
     first = (n for i, n in enumerate(nodes) if i not in inside and i not in after)
     last = (n for i, n in enumerate(nodes) if i not in inside and i in after)
     return replace(graph, nodes=(*first, node, *last))

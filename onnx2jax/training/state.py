@@ -17,7 +17,7 @@ from ..runtime.values import widened
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """What training changes: a pytree of arrays.
 
     Attributes:
@@ -32,8 +32,8 @@ class State:
 
 
 def assigned(
-    state: State, index: int, info: TrainingInfo, binding: Mapping[str, str], results: Mapping[str, Any]
-) -> State:
+    state: TrainingState, index: int, info: TrainingInfo, binding: Mapping[str, str], results: Mapping[str, Any]
+) -> TrainingState:
     """The state after the assignments of a binding, all at once."""
     variables, own = dict(state.variables), dict(state.own[index])
     for name, output in binding.items():

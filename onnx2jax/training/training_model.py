@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import compat
-from ..errors import InputError, InputNameError, InputShapeError, InputTypeError, KnownValueError, UnsupportedError
+from ..errors import InputError, InputNameError, InputTypeError, KnownValueError, UnsupportedError
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..model import arguments
@@ -29,9 +29,7 @@ from ..runtime.values import to_device
 from ..sharding.configurations import placement
 from ..sharding.rules import Placement
 from .file import open_training
-from .state import State, all_widened, assigned
-
-_KEY = "training_info/key"
+from .state import TrainingState, all_widened, assigned
 
 
 class TrainingModel:
@@ -150,22 +148,22 @@ class TrainingModel:
         self.state = self.init()
         self._structure: Any = jax.tree.structure(self.state)
 
-    def init(self) -> State:
+    def init(self) -> TrainingState:
         """The state that the file holds (rule TR-03)."""
         with compat.enable_x64():
-            state = State(
+            state = TrainingState(
                 {n: jnp.array(v) for n, v in self._stored.items()},
                 tuple({n: jnp.array(v) for n, v in own.items()} for own in self._own_stored),
                 jax.random.wrap_key_data(jnp.array(self._key), impl=self._impl),
             )
             return self._placed(state)
 
-    def initialize(self, state: State | None = None, /, key: Any = None) -> State | None:
+    def initialize(self, state: TrainingState | None = None, /, rng: Any = None) -> TrainingState | None:
         """Start anew: stored values, then every initialization graph in the order of the list (rule TR-04).
 
         Args:
             state: a state, of which only the key is used; ``self.state`` when left out, which is then replaced.
-            key: random key or seed; the state's when left out.
+            rng: random key or seed; the state's key when left out.
 
         Returns:
             The new state; None when ``state`` is left out.
@@ -174,19 +172,19 @@ class TrainingModel:
             ModelError: a value does not fit its variable (rule TR-25).
         """
         if state is None:
-            self.state = self._initialized(self.state.key if key is None else self._drawn(key))
+            self.state = self._initialized(self.state.key if rng is None else self._drawn(rng))
             return None
-        return self._initialized(state.key if key is None else self._drawn(key))
+        return self._initialized(state.key if rng is None else self._drawn(rng))
 
     def step(
-        self, state: State, batch: Mapping[str, Any], key: Any = None, algorithm: int | str | None = None
-    ) -> tuple[State, dict[str, Any]]:
+        self, state: TrainingState, batch: Mapping[str, Any], rng: Any = None, algorithm: int | str | None = None
+    ) -> tuple[TrainingState, dict[str, Any]]:
         """One step: run an algorithm, then assign all its updates at once (rule TR-20).
 
         Args:
             state: the state; its memory is reused (``donate``).
             batch: arrays by name of input.
-            key: random key of this step; drawn from the state's when left out.
+            rng: random key or seed of this step; drawn from the state's when left out.
             algorithm: its index, or its name. When left out, a whole iteration: all of them in order, each on what the
                 one before left (rule TR-22).
 
@@ -202,7 +200,7 @@ class TrainingModel:
         self._check(state)
         with compat.enable_x64():
             batches = self._bound(chosen, batch)
-            key = None if key is None else self._drawn(key)
+            key = None if rng is None else self._drawn(rng)
             args = (chosen, self._within(state), batches, key, [self._parts[i].frozen for i in chosen])
             if chosen not in self._staged:
                 try:
@@ -219,7 +217,9 @@ class TrainingModel:
                 new, outputs = self._placed(new), {n: to_device(v) for n, v in outputs.items()}
             return (new if self._draws else replace(new, key=state.key)), outputs
 
-    def infer(self, state: State | None = None, inputs: Mapping[str, Any] | None = None, /, **named: Any) -> Any:
+    def infer(
+        self, state: TrainingState | None = None, inputs: Mapping[str, Any] | None = None, /, **named: Any
+    ) -> Any:
         """The main graph's outputs with the variables of a state (rule TR-24).
 
         Args:
@@ -253,14 +253,14 @@ class TrainingModel:
         self.state, outputs = self.step(self.state, {**(batch or {}), **named}, None, algorithm)
         return outputs
 
-    def to_model(self, state: State | None = None) -> Model:
+    def to_model(self, state: TrainingState | None = None) -> Model:
         """The main graph as a Model with the variables of a state, ``self.state`` when left out."""
         variables = (self.state if state is None else state).variables
         values, graph = {n: np.asarray(v) for n, v in variables.items()}, self._imported.graph
         graph = replace(graph, initializers={**graph.initializers, **values})
         return Model(replace(self._imported, graph=graph), self._settings, origin=self.origin, changes=values)
 
-    def changed(self, state: State | None = None) -> dict[str, jax.Array]:
+    def changed(self, state: TrainingState | None = None) -> dict[str, jax.Array]:
         """The variables of a state (``self.state`` when left out) by the names under which ``save`` writes them: those
         of the main graph under their own, those of an algorithm as ``training_info[0].algorithm/T``."""
         state = self.state if state is None else state
@@ -269,36 +269,6 @@ class TrainingModel:
         for info, own in zip(self._infos, state.own, strict=True):
             named |= {info.key(n): v for n, v in own.items()}
         return named
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """The current state as NumPy arrays: variables by the names of ``changed``, and the data of the random key as
-        ``training_info/key``."""
-        key = np.array(jax.random.key_data(self.state.key))
-        return {n: np.array(v) for n, v in self.changed().items()} | {_KEY: key}
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned.
-
-        Raises:
-            InputNameError, InputTypeError, InputShapeError: an entry is missing, unknown or of another kind.
-        """
-        wanted = self.state_dict()
-        if wanted.keys() != values.keys():
-            lacking, unknown = sorted(wanted.keys() - values.keys()), sorted(values.keys() - wanted.keys())
-            raise InputNameError(f"the values lack {lacking} and have {unknown}, which the state does not know")
-        for name, want in wanted.items():
-            have = values[name]
-            if have.dtype != want.dtype:
-                raise InputTypeError(f"state entry {name!r} is {have.dtype}, not {want.dtype}")
-            if have.shape != want.shape:
-                raise InputShapeError(f"state entry {name!r} has shape {list(have.shape)}, not {list(want.shape)}")
-        with compat.enable_x64():
-            own = tuple(
-                {n: jnp.array(values[info.key(n)]) for n in stored}
-                for info, stored in zip(self._infos, self._own_stored, strict=True)
-            )
-            key = jax.random.wrap_key_data(jnp.array(values[_KEY]), impl=self._impl)
-            self.state = self._placed(State({n: jnp.array(values[n]) for n in self._stored}, own, key))
 
     def _chosen(self, algorithm: int | str | None) -> tuple[int, ...]:
         """Indices of the algorithms to run."""
@@ -330,7 +300,7 @@ class TrainingModel:
         ]
         return bound if self._placement is None else list(map(self._placement.put_batch, bound))
 
-    def _spread(self, arrays: Mapping[str, Any]) -> State | None:
+    def _spread(self, arrays: Mapping[str, Any]) -> TrainingState | None:
         """The sharding of each leaf of the state."""
         placed = self._placement
         if placed is None:
@@ -342,29 +312,29 @@ class TrainingModel:
             meant = {n: v for n, v in values.items() if placed.rules is not None or arrays[n] is v}
             return dict.fromkeys(values, everywhere) | placed.spread(meant)
 
-        return State(lie(self._stored), tuple(map(lie, self._own_stored)), everywhere)
+        return TrainingState(lie(self._stored), tuple(map(lie, self._own_stored)), everywhere)
 
-    def _drawn(self, key: Any) -> Any:
+    def _drawn(self, rng: Any) -> Any:
         """A random key or seed of the caller's, as a key where the state lies."""
-        key = arguments.as_key(key)
+        key = arguments.as_key(rng)
         return key if self._placement is None else self._placement.put_whole(key)
 
-    def _within(self, state: State) -> State:
+    def _within(self, state: TrainingState) -> TrainingState:
         """What a compiled step takes of a state. A key that nothing draws from would cost each call some 10 us."""
         return state if self._draws else replace(state, key=None)
 
-    def _placed(self, state: State) -> State:
+    def _placed(self, state: TrainingState) -> TrainingState:
         if self._shardings is None:
             return state
         return jax.device_put(state, self._shardings if state.key is not None else self._within(self._shardings))
 
-    def _check(self, state: State) -> None:
+    def _check(self, state: TrainingState) -> None:
         if not self._structure == jax.tree.structure(state):
             raise InputError(
                 f"the state is {jax.tree.structure(state)}, not {self._structure}; model.init() makes one that fits"
             )
 
-    def _initialized(self, key: Any) -> State:
+    def _initialized(self, key: Any) -> TrainingState:
         # Arrays with a placement are in Auto mode, also where ``jax.set_mesh`` says otherwise.
         with compat.enable_x64(), compat.in_auto_axes(compat.context_mesh()) if self._placement else nullcontext():
             key, draw = jax.random.split(key)
@@ -379,11 +349,11 @@ class TrainingModel:
     def _stepped(
         self,
         chosen: tuple[int, ...],
-        state: State,
+        state: TrainingState,
         batches: list[dict[str, Any]],
         key: Any,
         frozen: list[dict[str, Any]],
-    ) -> tuple[State, dict[str, Any]]:
+    ) -> tuple[TrainingState, dict[str, Any]]:
         """What is compiled: the algorithms one after another."""
         outputs: dict[str, Any] = {}
         if key is None and self._draws:

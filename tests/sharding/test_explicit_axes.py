@@ -76,11 +76,11 @@ def test_a_mesh_of_the_models_inside_set_mesh() -> None:
     m = onnx2jax.convert(onnx2jax.demo_model(), mesh=DATA)
     alone = onnx2jax.convert(onnx2jax.demo_model())(IMAGES)
     trainer = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
-    trainer.initialize(key=0)
+    trainer.initialize(rng=0)
     with jax.set_mesh(DATA):
         np.testing.assert_allclose(m(IMAGES), alone, rtol=1e-4, atol=1e-4)
         spread = onnx2jax.TrainingModel(onnx2jax.demo_training_model(), mesh=DATA)
-        spread.initialize(key=0)
+        spread.initialize(rng=0)
         inside = [float(spread.train_step(BATCH)["loss"]) for _ in range(3)]
     np.testing.assert_allclose(inside, [float(trainer.train_step(BATCH)["loss"]) for _ in range(3)], rtol=1e-5)
 

@@ -230,7 +230,7 @@ def test_bfloat16_leaves_masks_finite() -> None:
 
 
 def test_checkpoints_change_no_number_and_are_in_the_program() -> None:
-    plain, saving = tuning(optimizer=optax.adam(0.1)), tuning(optimizer=optax.adam(0.1), checkpoint=["hidden", "[ah]*"])
+    plain, saving = tuning(optimizer=optax.adam(0.1)), tuning(optimizer=optax.adam(0.1), remat=["hidden", "[ah]*"])
     close(after(plain, 3).params, after(saving, 3).params, rtol=1e-6, atol=1e-7)
     state = saving.init()
     assert str(jax.make_jaxpr(saving._stepped)(state, saving._frozen, BATCH)).count("remat") > 0
@@ -239,8 +239,8 @@ def test_checkpoints_change_no_number_and_are_in_the_program() -> None:
 
 
 def test_a_checkpoint_takes_in_what_lies_between_its_nodes() -> None:
-    tuned = tuning(checkpoint="h*")  # "hidden" and "head"; "act" is between
-    (block,) = (n for n in tuned._form.training.nodes if n.op_type == "Checkpoint")
+    tuned = tuning(remat="h*")  # "hidden" and "head"; "act" is between
+    (block,) = (n for n in tuned._form.training.nodes if n.op_type == "Remat")
     assert [n.name for n in block.graphs[0].nodes] == ["hidden", "act", "head"]
     close(after(tuned).params, after(tuning()).params, rtol=1e-6)
 
@@ -317,7 +317,7 @@ def test_only_named_outputs_are_computed_when_asked() -> None:
     [
         ({"trainable": "w3"}, InputNameError, "'w3', which no parameter matches; near it are ['w2', 'w1']"),
         ({"trainable": lambda *_: False}, TrainingFormError, "nothing to train"),
-        ({"checkpoint": "layer.*"}, InputNameError, "'layer.*', which no node's name matches"),
+        ({"remat": "layer.*"}, InputNameError, "'layer.*', which no node's name matches"),
         ({"outputs": ["z"]}, InputNameError, "the model's outputs are ['y']"),
         ({"optimizer": 0.1}, InputTypeError, "not an optax optimizer"),
         ({"batchnorm": "train"}, TrainingFormError, "no BatchNormalization node: exporters fold them"),

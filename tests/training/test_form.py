@@ -1,4 +1,4 @@
-"""BatchNormalization and Dropout of inference models in training form; checkpoints in graphs that are no chains."""
+"""BatchNormalization and Dropout of inference models in training form; remat= in graphs that are no chains."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_rate_out_of_range_is_refused() -> None:
         stepped(dropping(13), ONES, dropout=1.0)
 
 
-def test_dropout_is_reproduced_by_the_key_and_differs_from_step_to_step() -> None:
+def test_dropout_is_reproduced_by_key_or_seed_and_differs_from_step_to_step() -> None:
     tuned = onnx2jax.finetune(onnx2jax.convert(dropping(13)), squares, optax.sgd(0.0), dropout=True)
 
     def masks(key: Any) -> list[np.ndarray]:
@@ -228,6 +228,7 @@ def test_dropout_is_reproduced_by_the_key_and_differs_from_step_to_step() -> Non
     key = jax.random.key(5)
     a, b, c = masks(5), masks(key), masks(6)
     np.testing.assert_array_equal(masks(5), a)
+    np.testing.assert_array_equal(b, a)
     assert not key.is_deleted()
     assert not np.array_equal(a[0], a[1]) and not np.array_equal(a[0], c[0]) and not np.array_equal(b[0], b[1])
 
@@ -236,7 +237,7 @@ def test_micro_batches_and_checkpoints_drop_by_keys_too() -> None:
     _, _, metrics = stepped(dropping(13), ONES, dropout=True, accumulate=2)
     np.testing.assert_allclose(np.unique(metrics["y"]), [0, 2 / 3, 4 / 3], rtol=1e-6)  # a mean of two masks
     _, _, plain = stepped(dropping(13), ONES, dropout=True)
-    _, _, saving = stepped(dropping(13), ONES, dropout=True, checkpoint="*")
+    _, _, saving = stepped(dropping(13), ONES, dropout=True, remat="*")
     np.testing.assert_array_equal(plain["y"], saving["y"])
 
 
@@ -256,7 +257,7 @@ def residual() -> onnx.ModelProto:
 
 def test_a_checkpoint_keeps_shapes_known_and_the_order_right() -> None:
     proto, batch = residual(), {"x": RNG.normal(size=(3, 4)).astype(np.float32)}
-    tuned, a, _ = stepped(proto, batch, checkpoint="block/*")
+    tuned, a, _ = stepped(proto, batch, remat="block/*")
     _, b, _ = stepped(proto, batch)
     np.testing.assert_allclose(a.params["w"], b.params["w"], rtol=1e-6)
     text = str(jax.make_jaxpr(tuned._stepped)(a, tuned._frozen, batch))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +14,15 @@ import pytest
 
 import onnx2jax
 from onnx2jax import TrainingModel
-from onnx2jax.errors import InputError, InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError
+from onnx2jax.errors import (
+    CheckpointError,
+    InputError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    ModelError,
+    UnsupportedError,
+)
 from tests.support.training import LINEAR, SGD, START, UPDATES, info, linear, parse, training
 
 rule = pytest.mark.rule
@@ -89,7 +99,7 @@ def test_initialize_is_a_full_reset() -> None:
     for _ in range(5):
         trainer.train_step(BATCH)
     assert int(trainer.state.own[0]["t"]) == 5
-    trainer.initialize(key=7)
+    trainer.initialize(rng=7)
     np.testing.assert_array_equal(trainer.state.variables["w"], fresh["w"])
     assert float(trainer.state.variables["b"][0]) == 0.25, "without initialization: the value in the file"
     assert int(trainer.state.own[0]["t"]) == 0
@@ -411,7 +421,7 @@ def test_each_step_draws_anew() -> None:
     masks = [np.asarray(o["y"]) != 0 for o in (first, other)]
     assert not np.array_equal(*masks)
     np.testing.assert_array_equal(trainer.step(state, ones)[1]["y"], first["y"])
-    again = [np.asarray(trainer.step(s, ones, key=9)[1]["y"]) != 0 for s in (state, second, third)]
+    again = [np.asarray(trainer.step(s, ones, rng=9)[1]["y"]) != 0 for s in (state, second, third)]
     np.testing.assert_array_equal(again[0], again[1])
     np.testing.assert_array_equal(again[1], again[2])
 
@@ -441,24 +451,30 @@ def test_batches_that_do_not_fit(batch: Any, error: type[Exception], complaint: 
         trainer.step(trainer.state, batch)
 
 
-def test_a_state_dict_comes_back() -> None:
+def test_a_checkpoint_of_the_state_comes_back(tmp_path: Path) -> None:
     trainer, other = TrainingModel(linear(), rng=1), TrainingModel(linear(), rng=2)
     trainer.initialize()
     trainer.train_step(BATCH)
-    saved = trainer.state_dict()
-    assert saved.keys() == {"w", "b", "training_info[0].algorithm/t", "training_info/key"}
-    other.load_state_dict(saved)
+    assert trainer.changed().keys() == {"w", "b", "training_info[0].algorithm/t"}
+    path = onnx2jax.save_checkpoint(tmp_path / "s", trainer.state)
+    other.state, _ = onnx2jax.load_checkpoint(path, other.state)
     for model in (trainer, other):
         model.train_step(BATCH)
-    for name, value in trainer.state_dict().items():
-        np.testing.assert_array_equal(other.state_dict()[name], value)
+    assert other.state.key == trainer.state.key
+    for name, value in trainer.changed().items():
+        np.testing.assert_array_equal(other.changed()[name], value)
+    state, (own,) = trainer.state, trainer.state.own
     for entries, complaint in (
-        ({"w": saved["w"]}, r"lack \['b'"),
-        ({**saved, "w": saved["w"][:1]}, r"'w' has shape \[1, 1\], not \[2, 1\]"),
-        ({**saved, "b": saved["b"].astype(np.float64)}, "'b' is float64, not float32"),
+        ({"w": state.variables["w"]}, r"variables/b: nothing saved"),
+        (
+            {**state.variables, "w": state.variables["w"][:1]},
+            r"variables/w: float32\[1, 1\] saved, float32\[2, 1\] wanted",
+        ),
+        ({**state.variables, "b": own["t"]}, r"variables/b: int64\[\] saved, float32\[1\] wanted"),
     ):
-        with pytest.raises(onnx2jax.errors.InputError, match=complaint):
-            other.load_state_dict(entries)
+        onnx2jax.save_checkpoint(path, replace(state, variables=entries))
+        with pytest.raises(CheckpointError, match=complaint):
+            onnx2jax.load_checkpoint(path, other.state)
 
 
 def test_only_the_outputs_wanted() -> None:
