@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
+from ..ops.registry import resolve
 from ..proto.devices import Sharding, problems, read_node, shard_of
 from .report import Note
 
 Shape = tuple[int | str | None, ...]
-
-_BROADCAST = """
-Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Mul
-Or PRelu Pow Sub Sum Where Xor
-"""
-BROADCAST: Final = frozenset(_BROADCAST.split())
-"""Operators whose inputs must lie together (rule DV-16)."""
 
 
 def check_devices(
@@ -41,7 +35,8 @@ def check_devices(
                 note(rule, "error", where, text)
             if not wrong and tensor in shapes and _fits(sharding, shapes[tensor], where, note):
                 sound[tensor] = sharding
-        if node.op_type in BROADCAST and not node.domain:
+        operator = resolve(node.domain, node.op_type)
+        if operator is not None and operator.broadcasts:
             inputs = [sound[n] for n in dict.fromkeys(node.input) if n in sound]
             for pair in pairwise(inputs):
                 _together(*pair, shapes, path, note)

@@ -44,7 +44,7 @@ def relu(X):
     return np.maximum(X, X.dtype.type(0)) if is_known(X) else jax.nn.relu(X)
 
 
-@op("PRelu", since=7)
+@op("PRelu", since=7, broadcasts=True)
 @in_float32
 def p_relu(X, slope):
     shape = lax.broadcast_shapes(X.shape, slope.shape)

@@ -38,7 +38,7 @@ IRREVERSIBLE = (
 )
 
 
-@op("Loop")
+@op("Loop", unsharded=True)
 def loop(M=None, cond=None, *v_initial, body, max_trips, compiled, forward_only):
     """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
 
@@ -67,7 +67,7 @@ def loop(M=None, cond=None, *v_initial, body, max_trips, compiled, forward_only)
     return (*state[len(state) - n :], *outs)
 
 
-@op("If")
+@op("If", unsharded=True)
 def if_(cond, *, then_branch, else_branch):
     """If: a known condition takes one branch, a traced one becomes `lax.cond`."""
     if not is_traced(cond := truth(cond)):
@@ -134,7 +134,7 @@ def _over(body, n, state, xs, directions, *, first=0, length=None):
     return iterate(step, state, body.outputs[n:], trips=shape_vector((extents[0],)), xs=xs)
 
 
-@op("Scan", since=9)
+@op("Scan", since=9, unsharded=True)
 def scan(
     *initial_state_and_scan_inputs, body, num_scan_inputs, scan_input_axes=None, scan_input_directions=None,
     scan_output_axes=None, scan_output_directions=None,
@@ -170,7 +170,7 @@ def scan_batches(sequence_lens=None, *initial_state_and_scan_inputs, body, num_s
     return tuple(xp(*column).stack(column) for column in zip(*rows, strict=True))
 
 
-@op("SequenceMap", since=17)
+@op("SequenceMap", since=17, unsharded=True)
 def sequence_map(input_sequence, *additional_inputs, body):
     """SequenceMap: the body on each element; sequences among the other inputs go along, tensors are shared."""
     inputs = (input_sequence, *additional_inputs)

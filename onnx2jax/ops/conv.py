@@ -186,14 +186,14 @@ def _add_bias(y, bias):
     return y if bias is None else lax.add(y, lax.broadcast_in_dim(jnp.asarray(bias), y.shape, (1,)))
 
 
-@op("Conv", heavy=True)
+@op("Conv", product=True, unsharded=True)
 @taking(**WINDOW)
 def conv_op(X, W, B=None, *, group=1, **attributes):
     window = window_of(X.shape[2:], W.shape[2:], **attributes)
     return _add_bias(conv(jnp.asarray(X), jnp.asarray(W), window, group), B)
 
 
-@op("ConvTranspose", heavy=True)
+@op("ConvTranspose", product=True, unsharded=True)
 @taking(**WINDOW)
 def conv_transpose(X, W, B=None, *, auto_pad, group=1, output_padding=None, output_shape=None, **attributes):
     extents, rank, same = X.shape[2:], X.ndim - 2, auto_pad in ("SAME_UPPER", "SAME_LOWER")
@@ -247,7 +247,7 @@ def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, p
     return fold(jnp.asarray(input).reshape(input.shape[0], -1, *block, *blocks), image, window)
 
 
-@op("DeformConv", since=19, heavy=True)
+@op("DeformConv", since=19, heavy=True, unsharded=True)
 @taking(**{name: None for name in WINDOW if name != "auto_pad"})
 def deform_conv(X, W, offset, B=None, mask=None, *, group=1, offset_group=1, **attributes):
     """Every tap reads the input where its offset points; what it read is weighted as in a convolution."""

@@ -51,10 +51,10 @@ def two_columns(numpy_function, jax_function):
     return function
 
 
-def binary(name, numpy_function, jax_function, *, inputs=("A", "B"), since=7):
+def binary(name, numpy_function, jax_function, *, inputs=("A", "B"), since=7, **traits):
     """Register an operator with NumPy's broadcasting, and its form before opset 7, which aligned B by ``axis``."""
     modern = two_columns(numpy_function, jax_function)
-    op(name, since=since)(taking(*inputs)(modern))
+    op(name, since=since, broadcasts=True, **traits)(taking(*inputs)(modern))
     if since == 7:
         op(name)(with_limited_broadcast(modern, *inputs))
     return modern
@@ -163,7 +163,7 @@ divide = binary("Div", _quotient, lax.div)
 remainder = two_columns(_remainder, lax.rem)
 
 
-@op("Mod", since=10)
+@op("Mod", since=10, broadcasts=True)
 def mod(A, B, *, fmod=0):
     """fmod=1 rounds the quotient towards zero, fmod=0 down (then the result has the sign of B)."""
     if object in (A.dtype, B.dtype) or fmod:
@@ -174,7 +174,7 @@ def mod(A, B, *, fmod=0):
     return m.where(result == 0, m.copysign(result, B), result) if is_float(A.dtype) else result
 
 
-@op("Pow", since=7)
+@op("Pow", since=7, broadcasts=True)
 def pow(X, Y):
     """The result has the type of X, whatever the type of Y."""
     if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1 and Y.dtype != object:
@@ -243,12 +243,12 @@ def _variadic(function):
     return fold
 
 
-total = op("Sum")(_variadic(two_columns(np.add, lax.add)))
-op("Max")(_variadic(two_columns(_maximum, lax.max)))
-op("Min")(_variadic(two_columns(_minimum, lax.min)))
+total = op("Sum", broadcasts=True)(_variadic(two_columns(np.add, lax.add)))
+op("Max", broadcasts=True)(_variadic(two_columns(_maximum, lax.max)))
+op("Min", broadcasts=True)(_variadic(two_columns(_minimum, lax.min)))
 
 
-@op("Mean")
+@op("Mean", broadcasts=True)
 def mean(*data_0):
     """The mean of several tensors, element by element."""
     return total(*data_0) / data_0[0].dtype.type(len(data_0))
@@ -380,12 +380,12 @@ def _shift_right(x, y):
 _SHIFTS = {"LEFT": two_columns(np.left_shift, lax.shift_left), "RIGHT": two_columns(np.right_shift, _shift_right)}
 
 
-@op("BitShift", since=11)
+@op("BitShift", since=11, broadcasts=True)
 def bit_shift(X, Y, *, direction: Literal["LEFT", "RIGHT"]):
     return _SHIFTS[direction](X, Y)
 
 
-@op("Where", since=9)
+@op("Where", since=9, broadcasts=True)
 def where(condition, X, Y):
     if is_string(X):
         condition = needs_known(condition, "X and Y are strings")

@@ -20,7 +20,7 @@ def product(a, b, dtype):
     return jnp.matmul(a, b, preferred_element_type=dtype)
 
 
-@op("MatMul", heavy=True)
+@op("MatMul", product=True)
 def matmul(A, B):
     """The product of two (stacks of) matrices, as numpy.matmul defines it."""
     return product(A, B, accumulator(A.dtype)).astype(A.dtype)
@@ -47,13 +47,13 @@ def gemm_wide(A, B, C, alpha, beta, transA, transB):
     return y + c if y.dtype == c.dtype else y.astype(np.float64) + c.astype(np.float64)
 
 
-@op("Gemm", since=7, heavy=True)
+@op("Gemm", since=7, product=True)
 def gemm(A, B, C=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
     """``alpha * A @ B + beta * C``, each matrix transposed on request, C broadcast to the product."""
     return gemm_wide(A, B, C, alpha, beta, transA, transB).astype(A.dtype)
 
 
-@op("Gemm", heavy=True)
+@op("Gemm")
 def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     shape = (A.shape[1 if transA else 0], B.shape[0 if transB else 1])
     if not broadcast and C.shape != shape:
@@ -61,7 +61,7 @@ def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
-@op("Einsum", since=12, heavy=True)
+@op("Einsum", since=12, product=True)
 def einsum(*Inputs, equation):
     """Einstein's summation convention; without ``->`` the indices that appear once are kept, sorted."""
     equation = equation.replace(" ", "")

@@ -81,7 +81,7 @@ def batch_normalization(
     return y[:3] if training_mode else y
 
 
-@op("InstanceNormalization")
+@op("InstanceNormalization", unsharded=True)
 def instance_normalization(input, scale, B, *, epsilon=1e-5):
     y, _, _ = standardize(wide(input), tuple(range(2, input.ndim)), epsilon)
     return (y * _per_channel(wide(scale), input) + _per_channel(wide(B), input)).astype(input.dtype)
@@ -96,7 +96,7 @@ def _stash(x, stash_type):
     return wide(x.astype(to_dtype(stash_type)))
 
 
-@op("LayerNormalization", since=17)
+@op("LayerNormalization", since=17, unsharded=True)
 def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1):
     """The statistics are taken in ``stash_type``; scale and bias apply in the dtype of X."""
     normalized, mean, inverse = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon)
@@ -140,7 +140,7 @@ def root(x, p=2):
     return np_.where(positive, np_.sqrt(safe) if p == 2 else safe ** (1 / p), x.dtype.type(0))
 
 
-@op("LpNormalization")
+@op("LpNormalization", unsharded=True)
 def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
     """x / ||x||, and zero where the norm is zero."""
     x, axis = wide(input), axis_of(axis, input.ndim)

@@ -84,7 +84,7 @@ def _counts(extents, window, given, include_pad):
     return result
 
 
-@op("AveragePool", heavy=True)
+@op("AveragePool", heavy=True, unsharded=True)
 @taking(**POOL, ceil_mode=0, dilations=None)
 def average_pool(X, *, count_include_pad=0, **attributes):
     window, given = _pool_window(X, **attributes)
@@ -99,20 +99,20 @@ def _norm(X, p, total):
     return root(total(x * x if p == 2 else x**p), p).astype(X.dtype)
 
 
-@op("LpPool", since=2, heavy=True)
+@op("LpPool", since=2, heavy=True, unsharded=True)
 @taking(**POOL, ceil_mode=0, dilations=None)
 def lp_pool(X, *, p=2, **attributes):
     window, _ = _pool_window(X, **attributes)
     return _norm(X, p, lambda x: _pool(jnp.asarray(x), 0, lax.add, window))
 
 
-@op("LpPool", heavy=True)
+@op("LpPool")
 @taking(**POOL | {"kernel_shape": None, "p": 2.0})
 def lp_pool_1(X, **attributes):
     return lp_pool(X, **attributes)
 
 
-@op("MaxPool", heavy=True)
+@op("MaxPool", heavy=True, unsharded=True)
 @taking(**POOL, ceil_mode=0, dilations=None)
 def max_pool(X, *, storage_order=0, n_outputs=1, **attributes):
     (window, _), x = _pool_window(X, **attributes), jnp.asarray(X)
@@ -147,7 +147,7 @@ def _over_image(x):
     return tuple(range(2, x.ndim))
 
 
-@op("GlobalAveragePool")
+@op("GlobalAveragePool", unsharded=True)
 def global_average_pool(X):
     """The sum as a product, which XLA computes once. A plain sum it may fuse into several readers, each with roundings
     of its own, and a Softmax behind it then subtracts a maximum that is none (NaN at activations of 1e10)."""
@@ -159,12 +159,12 @@ def global_average_pool(X):
     return lax.expand_dims(mean, axes).astype(X.dtype)
 
 
-@op("GlobalMaxPool")
+@op("GlobalMaxPool", unsharded=True)
 def global_max_pool(X):
     return X.max(axis=_over_image(X), keepdims=True)
 
 
-@op("GlobalLpPool", since=2)
+@op("GlobalLpPool", since=2, unsharded=True)
 def global_lp_pool(X, *, p=2):
     return _norm(X, p, lambda x: x.sum(axis=_over_image(x), keepdims=True))
 

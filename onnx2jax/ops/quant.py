@@ -200,7 +200,7 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
     return total
 
 
-@op("ConvInteger", since=10, heavy=True)
+@op("ConvInteger", since=10, heavy=True, unsharded=True)
 @taking(**WINDOW)
 def conv_integer(x, w, x_zero_point=None, w_zero_point=None, *, group=1, **attributes):
     """The convolution of two 8-bit tensors less their zero points, in int32."""

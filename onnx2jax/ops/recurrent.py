@@ -174,14 +174,14 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     return y, [recur_by(R[d].T) for d in range(directions)], apart
 
 
-@op("RNN", since=7, heavy=True)
+@op("RNN", since=7, product=True, unsharded=True)
 @taking(**LAYER | {"activations": ("Tanh", "Tanh")})
 def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
     """A simple recurrent layer."""
     return layer(rnn_cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
 
 
-@op("GRU", since=7, heavy=True)
+@op("GRU", since=7, product=True, unsharded=True)
 @taking(**LAYER)
 def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
     """A layer of gated recurrent units."""
@@ -195,7 +195,7 @@ def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, i
     return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)
 
 
-@op("LSTM", since=7, heavy=True)
+@op("LSTM", since=7, product=True, unsharded=True)
 @taking(**LAYER, input_forget=0)
 def lstm(X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, **attributes):
     """A layer of long short-term memory."""
@@ -215,4 +215,4 @@ def with_output_sequence(function):
 
 
 for _name, _function in (("RNN", rnn), ("GRU", gru), ("LSTM", lstm)):
-    op(_name, heavy=True)(with_output_sequence(_function))
+    op(_name)(with_output_sequence(_function))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar, Unpack
 
 from ..proto.names import normal_domain
 from .arrays import in_float32
@@ -30,9 +32,28 @@ LEGACY_HINTS: Final = frozenset({"consumed_inputs"})
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class Traits(TypedDict, total=False):
+    """What is true of an operator in all its versions: said at one registration, it holds for the others too.
+
+    Attributes:
+        heavy: worth compiling for its own sake: a convolution, a recurrence, a forest. What is not runs on NumPy where
+            a model's shapes depend on data.
+        product: a sum of products, which accelerators have units for: heavy, and what ``compute_dtype`` applies to.
+        broadcasts: its inputs broadcast against each other, so their shards must lie together (rule DV-16).
+        unsharded: ONNX gives its shardings no meaning (rule DV-18).
+        limits: what it does not do, or decides where ONNX leaves it open; for docs/operators.md.
+    """
+
+    heavy: bool
+    product: bool
+    broadcasts: bool
+    unsharded: bool
+    limits: str
+
+
 @dataclass(frozen=True)
 class Operator:
-    """A function that serves an operator from opset ``since`` on, and what its signature declares."""
+    """A function that serves an operator from opset ``since`` on, what its signature declares, and its Traits."""
 
     domain: str
     name: str
@@ -46,10 +67,13 @@ class Operator:
     fixtures: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """The values that an attribute annotated with ``Literal`` may take."""
-    heavy: bool = False
-    """Worth compiling for its own sake: a product, a convolution, a recurrence, a forest."""
     instead: str = ""
     """What replaces the operator, when it is withdrawn from this opset on (then no function)."""
+    heavy: bool = False
+    product: bool = False
+    broadcasts: bool = False
+    unsharded: bool = False
+    limits: str = ""
 
     def parameter(self, position: int) -> str | None:
         """The name of the parameter that takes the input at ``position``."""
@@ -66,8 +90,8 @@ _OPERATORS: dict[tuple[str, str], list[Operator]] = {}
 
 
 def op(
-    name: str, *, domain: str = "", since: int = 1, heavy: bool = False, half: Literal["itself", "float32"] = "itself",
-    replace: bool = False,
+    name: str, *, domain: str = "", since: int = 1, half: Literal["itself", "float32"] = "itself",
+    replace: bool = False, **traits: Unpack[Traits],
 ) -> Callable[[F], F]:  # fmt: skip
     """Register a function as the meaning of an ONNX operator.
 
@@ -80,14 +104,14 @@ def op(
         name: the operator's ``op_type``.
         domain: its domain; empty is ai.onnx.
         since: the first version of the operator set in which the operator means this.
-        heavy: the work is worth compiling for its own sake; what is not runs on NumPy where a model's shapes depend
-            on data.
         half: what float16 and bfloat16 are computed in; from float32 results are rounded once, at the end. Operators
             that call the function get it as it is written.
         replace: allow a second registration of the same (domain, name, since).
+        **traits: ``heavy=True``, ``limits="..."``: what is true of the operator in all its versions; see Traits.
 
     Raises:
         ValueError: the same (domain, name, since) is registered already.
+        TypeError: there is no such trait.
 
     >>> @op("Twice", domain="com.example")
     ... def twice(x, *, times=2):
@@ -96,8 +120,11 @@ def op(
 
     def register(function: F) -> F:
         served = in_float32(function) if half == "float32" else function
-        _add(_describe(normal_domain(domain), name, since, served, heavy), replace)
+        _add(_describe(normal_domain(domain), name, since, served), replace, traits)
         return function
+
+    if unknown := traits.keys() - Traits.__annotations__.keys():
+        raise TypeError(f"op() has no trait {sorted(unknown)}; there are {list(Traits.__annotations__)}")
 
     return register
 
@@ -134,11 +161,11 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
 
 def withdrawn(name: str, *, domain: str = "", since: int, instead: str) -> None:
     """Declare that from opset ``since`` on the operator is deprecated, and what to use instead."""
-    _add(Operator(normal_domain(domain), name, since, None, instead=instead), replace=False)
+    _add(Operator(normal_domain(domain), name, since, None, instead=instead), False, {})
 
 
-def resolve(domain: str, name: str, opset: int) -> Operator | None:
-    """The newest registration whose ``since`` is not above ``opset``, or None."""
+def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None:
+    """The newest registration whose ``since`` is not above ``opset`` (without one: the newest of all), or None."""
     for operator in _OPERATORS.get((normal_domain(domain), name), ()):  # the newest first
         if operator.since <= opset:
             return operator
@@ -157,18 +184,22 @@ def supported() -> dict[str, dict[str, tuple[int, ...]]]:
     return table
 
 
-def _add(operator: Operator, replace: bool) -> None:
-    versions = _OPERATORS.setdefault((operator.domain, operator.name), [])
+def _add(operator: Operator, replace: bool, traits: Traits) -> None:
+    key = operator.domain, operator.name
+    versions = _OPERATORS.get(key, [])
     same = [v for v in versions if v.since == operator.since]
     if same and not replace:
         raise ValueError(
             f"{operator.domain or 'ai.onnx'}.{operator.name} since opset {operator.since} is registered "
             f"already; to override it: op({operator.name!r}, since={operator.since}, replace=True)"
         )
-    versions[:] = sorted([v for v in versions if v not in same] + [operator], key=lambda v: -v.since)
+    known = {trait: getattr(v, trait) for v in versions for trait in Traits.__annotations__}  # the same in all
+    known |= {"heavy": True} | traits if traits.get("product") else traits
+    versions = sorted([v for v in versions if v not in same] + [operator], key=lambda v: -v.since)
+    _OPERATORS[key] = [dataclasses.replace(v, **known) for v in versions]
 
 
-def _describe(domain: str, name: str, since: int, function: Callable[..., Any], heavy: bool) -> Operator:
+def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) -> Operator:
     hints = typing.get_type_hints(function, include_extras=True)
     names: dict[Any, list[str]] = {}
     for p in signature(function).parameters.values():
@@ -190,5 +221,4 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any], 
         shaped=marked("shaped"),
         fixtures=keywords & FIXTURES,
         choices={k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
-        heavy=heavy,
     )

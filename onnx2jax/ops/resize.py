@@ -150,14 +150,14 @@ def resize(
     return xp(y).where(beyond, np.array(extrapolation_value).astype(dtype), y) if beyond.any() else y
 
 
-@op("Resize", since=10, heavy=True)
+@op("Resize", since=10)
 @op("Upsample", since=7, heavy=True)
 def resize_10(X, scales: Static, *, mode: Literal["nearest", "linear"] = "nearest"):
     how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "before opset 11"}
     return resize(X, None, scales, mode=mode, **how)
 
 
-@op("Upsample", heavy=True)
+@op("Upsample")
 def upsample_1(X, *, height_scale, mode: Literal["nearest", "bilinear"] = "nearest", width_scale):
     kernel: Any = mode.removeprefix("bi")
     return resize_10(X, np.array([1, 1, height_scale, width_scale], F32), mode=kernel)

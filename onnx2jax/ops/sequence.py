@@ -12,7 +12,7 @@ from .iteration import CURE
 from .registry import Shaped, Static, op
 
 
-@op("SequenceEmpty", since=11)
+@op("SequenceEmpty", since=11, unsharded=True)
 def sequence_empty(*, dtype=None):
     """SequenceEmpty: a list knows no element type; the attribute only has to name one."""
     if dtype is not None and dtype not in ELEMENT_TYPES:
@@ -20,14 +20,14 @@ def sequence_empty(*, dtype=None):
     return []
 
 
-@op("SequenceConstruct", since=11)
+@op("SequenceConstruct", since=11, unsharded=True)
 def sequence_construct(*inputs):
     if len({v.dtype for v in inputs}) > 1:
         raise ValueError(f"the tensors of a sequence must have one element type (got {[str(v.dtype) for v in inputs]})")
     return list(inputs)
 
 
-@op("SequenceLength", since=11)
+@op("SequenceLength", since=11, unsharded=True)
 def sequence_length(input_sequence: Shaped):
     return np.array(len(input_sequence), np.int64)
 
@@ -39,7 +39,7 @@ def _position(position, default, low, high):
     return position
 
 
-@op("SequenceAt", since=11)
+@op("SequenceAt", since=11, unsharded=True)
 def sequence_at(input_sequence, position):
     """SequenceAt: a traced position works while all elements have one shape; outside the sequence it yields NaN."""
     n = len(input_sequence)
@@ -54,7 +54,7 @@ def sequence_at(input_sequence, position):
     return jnp.take(jnp.stack(input_sequence), position.reshape(()), axis=0, mode="fill")
 
 
-@op("SequenceInsert", since=11)
+@op("SequenceInsert", since=11, unsharded=True)
 def sequence_insert(input_sequence, tensor, position: Static = None):
     if input_sequence and input_sequence[0].dtype != tensor.dtype:
         raise ValueError(f"a sequence of {input_sequence[0].dtype} cannot take a tensor of {tensor.dtype}")
@@ -63,7 +63,7 @@ def sequence_insert(input_sequence, tensor, position: Static = None):
     return [*input_sequence[:at], tensor, *input_sequence[at:]]
 
 
-@op("SequenceErase", since=11)
+@op("SequenceErase", since=11, unsharded=True)
 def sequence_erase(input_sequence, position: Static = None):
     n = len(input_sequence)
     if not n:
@@ -72,7 +72,7 @@ def sequence_erase(input_sequence, position: Static = None):
     return [*input_sequence[:at], *input_sequence[at + 1 :]]
 
 
-@op("ConcatFromSequence", since=11)
+@op("ConcatFromSequence", since=11, unsharded=True)
 def concat_from_sequence(input_sequence, *, axis, new_axis=0):
     if not input_sequence:
         raise ValueError("an empty sequence cannot be concatenated: its result has no shape")
@@ -80,7 +80,7 @@ def concat_from_sequence(input_sequence, *, axis, new_axis=0):
     return (np_.stack if new_axis else np_.concatenate)(input_sequence, axis=axis)
 
 
-@op("SplitToSequence", since=11)
+@op("SplitToSequence", since=11, unsharded=True)
 def split_to_sequence(input, split: Static = None, *, axis=0, keepdims=1):
     """SplitToSequence: a scalar is the length of every piece but the last, a vector the lengths, nothing is 1."""
     axis = axis_of(axis, input.ndim)
@@ -97,19 +97,19 @@ def split_to_sequence(input, split: Static = None, *, axis=0, keepdims=1):
     return [p.squeeze(axis) for p in pieces] if split is None and not keepdims else pieces
 
 
-@op("Optional", since=15)
+@op("Optional", since=15, unsharded=True)
 def optional(input=None, *, type=None):
     if input is None and type is None:
         raise ValueError("an empty Optional needs the attribute 'type'")
     return input
 
 
-@op("OptionalHasElement", since=15)
+@op("OptionalHasElement", since=15, unsharded=True)
 def optional_has_element(input: Shaped = None):
     return np.array(input is not None)
 
 
-@op("OptionalGetElement", since=15)
+@op("OptionalGetElement", since=15, unsharded=True)
 def optional_get_element(input):
     if input is None:
         raise ValueError("the optional is empty; ask OptionalHasElement before taking its element")

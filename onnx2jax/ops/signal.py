@@ -41,7 +41,7 @@ def _count(value):
     return count
 
 
-@op("DFT", since=20, heavy=True)
+@op("DFT", since=20, heavy=True, unsharded=True)
 def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
     """The discrete Fourier transform along one axis."""
     axis = axis_of(-2 if axis is None else _scalar(axis), input.ndim)
@@ -57,13 +57,13 @@ def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, one
     return _parts((fft.rfft if onesided else whole)(signal, length, axis), input.dtype)
 
 
-@op("DFT", since=17, heavy=True)
+@op("DFT", since=17)
 def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
     """DFT while its axis was an attribute: the first one after the batch by default."""
     return dft(input, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
-@op("STFT", since=17, heavy=True)
+@op("STFT", since=17, heavy=True, unsharded=True)
 def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
     """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
     if signal.ndim != 3:
@@ -102,7 +102,7 @@ for _name, _coefficients in {
     op(_name, since=17)(_cosine_window(*_coefficients))
 
 
-@op("MelWeightMatrix", since=17)
+@op("MelWeightMatrix", since=17, unsharded=True)
 def mel_weight_matrix(
     num_mel_bins: Static, dft_length: Static, sample_rate, lower_edge_hertz, upper_edge_hertz, *, output_datatype=1
 ):

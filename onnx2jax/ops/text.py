@@ -94,7 +94,7 @@ def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokene
 # ---------------------------------------------------------------------------------------------- n-grams
 
 
-@op("TfIdfVectorizer", since=9)
+@op("TfIdfVectorizer", since=9, unsharded=True)
 def tf_idf_vectorizer(
     X, *, max_gram_length, max_skip_count, min_gram_length, mode: Literal["TF", "IDF", "TFIDF"], ngram_counts,
     ngram_indexes, pool_int64s=None, pool_strings=None, weights=None,

@@ -96,7 +96,7 @@ def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mo
     return sample(X.astype(wide), [taps(n, grid[..., -1 - k]) for k, n in enumerate(extents)]).astype(X.dtype)
 
 
-@op("GridSample", since=16, heavy=True)
+@op("GridSample", since=16)
 def grid_sample_16(X, grid, *, align_corners=0, mode: Kernel16 = "bilinear", padding_mode: Padding = "zeros"):
     kernel: Any = mode.removeprefix("bi")
     return grid_sample(X, grid, align_corners=align_corners, mode=kernel, padding_mode=padding_mode)
@@ -177,14 +177,14 @@ def roi_align(
     return lax.map(region, (corners, sizes, counts, jnp.asarray(batch_indices)), batch_size=16).astype(X.dtype)
 
 
-@op("RoiAlign", since=10, heavy=True)
+@op("RoiAlign", since=10)
 @taking(output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0)
 def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg", **attributes):
     how: dict[str, Any] = {"coordinate_transformation_mode": "output_half_pixel", "mode": mode}
     return roi_align(X, rois, batch_indices, **how, **attributes)
 
 
-@op("MaxRoiPool", heavy=True)
+@op("MaxRoiPool", heavy=True, unsharded=True)
 def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     """The maximum of every bin of a region rounded to whole cells; an empty bin gives zero."""
     X = jnp.asarray(X)

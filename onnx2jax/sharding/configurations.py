@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,18 +19,10 @@ from ..errors import ShardingError
 from ..ir import analysis
 from ..ir.graph import Graph, Imported, Node
 from ..ops.arrays import is_traced
+from ..ops.registry import Operator
 from ..proto.devices import Configuration, NodeDevices, Sharding, problems
 from .mesh import best
 from .rules import Placement, Rules, ShardingWarning, by_rules, entries, fitting
-
-_EXCLUDED = """
-If Loop Scan SequenceMap SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength
-SplitToSequence ConcatFromSequence Optional OptionalGetElement OptionalHasElement GRU LSTM RNN DFT STFT MelWeightMatrix
-TfIdfVectorizer AveragePool GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool MaxPool MaxRoiPool Conv ConvInteger
-ConvTranspose DeformConv InstanceNormalization LpNormalization LayerNormalization
-"""
-EXCLUDED: Final = frozenset(_EXCLUDED.split())
-"""Operators for which ONNX gives shardings no meaning (rule DV-18)."""
 
 Axes = tuple[tuple[str, ...], ...]
 """For each split of a sharding the axes of the mesh that make it, outermost first."""
@@ -189,7 +181,7 @@ def _devices(configuration: Configuration, table: Any) -> list[jax.Device]:
 
 
 def _is_excluded(node: Node) -> bool:
-    return not node.domain and node.op_type in EXCLUDED
+    return isinstance(node.target, Operator) and node.target.unsharded
 
 
 def _annotated(graphs: Iterable[Graph]) -> Iterator[tuple[Node, dict[str, str]]]:

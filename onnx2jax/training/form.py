@@ -18,14 +18,6 @@ from ..ops.registry import Operator, resolve
 from ..proto.types import ValueInfo
 
 PRIVATE: Final = "onnx2jax.finetune"
-PRODUCTS: Final = {
-    "": {"Attention", "Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN"},
-    "com.microsoft": {
-        *("Attention", "FusedConv", "FusedGemm", "FusedMatMul", "GemmFastGelu", "GroupQueryAttention"),
-        *("MultiHeadAttention", "NhwcConv", "NhwcFusedConv", "TransposeMatMul"),
-    },
-}
-"""Operators that compute_dtype applies to: sums of products, which accelerators have units for."""
 
 
 @dataclass(frozen=True)
@@ -288,11 +280,11 @@ def _source(graph: Graph, name: str) -> str:
 
 
 def with_products_in(graph: Graph, dtype: Any) -> Graph:
-    """The graph with its products (see PRODUCTS) of float32 computed in a narrower type; all else stays as it is."""
+    """The graph with its products of float32 computed in a narrower type; all else stays as it is."""
 
     def change(node: Node, _: dict[str, np.ndarray]) -> Node:
         operator = node.target
-        if not isinstance(operator, Operator) or node.op_type not in PRODUCTS.get(node.domain, ()):
+        if not isinstance(operator, Operator) or not operator.product:
             return node
         return replace(node, target=replace(operator, function=_narrowed(operator, dtype)))
 

@@ -68,7 +68,7 @@ def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
     return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
 
 
-@op("Attention", domain=MICROSOFT, heavy=True)
+@op("Attention", domain=MICROSOFT, product=True)
 @taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
@@ -100,7 +100,7 @@ def qattention(
     return self_attention(y, sizes, past_present_share_buffer, do_rotary, **mine, **options)
 
 
-@op("MultiHeadAttention", domain=MICROSOFT, heavy=True)
+@op("MultiHeadAttention", domain=MICROSOFT, product=True)
 @taking(**OPTIONS)
 def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
@@ -164,7 +164,7 @@ def appended(past, new, starts, length):
     )
 
 
-@op("GroupQueryAttention", domain=MICROSOFT, heavy=True)
+@op("GroupQueryAttention", domain=MICROSOFT, product=True)
 def group_query_attention(
     query, key=None, value=None, past_key=None, past_value=None, seqlens_k=None, total_sequence_length: Static = None,
     cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None, v_scale=None,

@@ -50,12 +50,12 @@ for _name, _function in BRIEF.items():
     op(_name, domain=MICROSOFT)(_function)
 
 
-@op("GemmFastGelu", domain=MICROSOFT, heavy=True)
+@op("GemmFastGelu", domain=MICROSOFT, product=True)
 def gemm_fast_gelu(X, W, bias=None):
     return _fast_gelu(product(X, W, accumulator(X.dtype)), bias).astype(X.dtype)
 
 
-@op("FusedMatMul", domain=MICROSOFT, heavy=True)
+@op("FusedMatMul", domain=MICROSOFT, product=True)
 def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
     """``alpha * A @ B``; transBatch brings the first dimension behind the batch, trans swaps the last two."""
 
@@ -67,7 +67,7 @@ def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBat
     return times(y, alpha).astype(A.dtype)
 
 
-@op("TransposeMatMul", domain=MICROSOFT, heavy=True)
+@op("TransposeMatMul", domain=MICROSOFT, product=True)
 def transpose_matmul(A, B, *, alpha=1.0, transA=0, transB=0):
     return fused_matmul(A, B, alpha=alpha, transA=transA, transB=transB)
 
@@ -85,7 +85,7 @@ def activate(x, name, *parameters):
     return function(x, *given, *defaults[len(given) :])
 
 
-@op("FusedGemm", domain=MICROSOFT, heavy=True)
+@op("FusedGemm", domain=MICROSOFT, product=True)
 def fused_gemm(
     A, B, C=None, *, activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
     alpha=1.0, beta=1.0, transA=0, transB=0,
@@ -97,7 +97,7 @@ def fused_gemm(
     return activate(jnp.asarray(y), activation, activation_alpha, activation_beta).astype(A.dtype)
 
 
-@op("FusedConv", domain=MICROSOFT, heavy=True)
+@op("FusedConv", domain=MICROSOFT, product=True)
 @taking(**WINDOW)
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
     """Conv, a residual Z added, an activation."""
@@ -112,14 +112,14 @@ def nhwc(function, x, *inputs, channels_last=1, **attributes):
     return jnp.moveaxis(function(jnp.moveaxis(jnp.asarray(x), -1, 1), *inputs, **attributes), 1, -1)
 
 
-@op("NhwcFusedConv", domain=MICROSOFT, heavy=True)
+@op("NhwcFusedConv", domain=MICROSOFT, product=True)
 @taking(**WINDOW, group=1, activation="", activation_params=())
 def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
     Z = None if Z is None else jnp.moveaxis(jnp.asarray(Z), -1, 1)
     return nhwc(fused_conv, X, W, B, Z, **attributes)
 
 
-@op("NhwcConv", domain=MICROSOFT, heavy=True)
+@op("NhwcConv", domain=MICROSOFT, product=True)
 @taking(**WINDOW, group=1)
 def nhwc_conv(X, W, B=None, **attributes):
     return nhwc(conv_op, X, W, B, **attributes)
