@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from ..arrays import argmax, is_string, needs_known, xp
-from ..registry import Static, op
+from ..registry import Static, op, taking
 from ..text import find
 from .scores import DOMAIN, Transform, batch, labels_of, only, transform, two_scores
 
@@ -34,7 +34,7 @@ def array_feature_extractor(X, Y):
         Y = needs_known(Y, "the data are strings")
     if isinstance(Y, np.ndarray) and ((Y < 0) | (X.shape[-1] <= Y)).any():
         raise ValueError(f"indices {Y.ravel().tolist()} leave the {X.shape[-1]} features")
-    return xp(X, Y).take(X[None] if X.ndim == 1 else X, Y.reshape(-1), axis=-1)
+    return xp.take(X[None] if X.ndim == 1 else X, Y.reshape(-1), axis=-1)
 
 
 @op("Binarizer", domain=DOMAIN)
@@ -51,9 +51,9 @@ def feature_vectorizer(*X, inputdimensions=None):
 
     def fit(x, size):
         x = (x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], -1)).astype(np.float32)
-        return x if size is None else xp(x).pad(x[:, :size], ((0, 0), (0, max(0, size - x.shape[1]))))
+        return x if size is None else xp.pad(x[:, :size], ((0, 0), (0, max(0, size - x.shape[1]))))
 
-    return xp(*X).concatenate([fit(x, size) for x, size in zip(X, sizes, strict=True)], axis=1)
+    return xp.concatenate([fit(x, size) for x, size in zip(X, sizes, strict=True)], axis=1)
 
 
 @op("Imputer", domain=DOMAIN)
@@ -62,7 +62,7 @@ def imputer(X, *, imputed_value_floats=(), imputed_value_int64s=(), replaced_val
     what, values = f"imputed_value_{'floats' if floating else 'int64s'}", (imputed_value_int64s, imputed_value_floats)
     new = _per_feature(values[floating], X, what).astype(X.dtype)
     old = X.dtype.type(replaced_value_float if floating else replaced_value_int64)
-    return xp(X).where((X != X) if old != old else (old == X), new, X)
+    return xp.where((X != X) if old != old else (old == X), new, X)
 
 
 @op("Scaler", domain=DOMAIN)
@@ -76,10 +76,10 @@ def scaler(X, *, offset=(0.0,), scale=(1.0,)):
 @op("Normalizer", domain=DOMAIN)
 def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX"):
     """Normalizer: rows divided by their norm, unless that is zero."""
-    X, np_, shape = batch(X).astype(np.float32), xp(X), X.shape
-    total = X.max(-1) if norm == "MAX" else (np_.abs(X) if norm == "L1" else X * X).sum(-1)
-    total = np_.where(total == 0, np.float32(1), total)[:, None]
-    return (X / (np_.sqrt(total) if norm == "L2" else total)).reshape(shape)
+    X, shape = batch(X).astype(np.float32), X.shape
+    total = X.max(-1) if norm == "MAX" else (abs(X) if norm == "L1" else X * X).sum(-1)
+    total = xp.where(total == 0, np.float32(1), total)[:, None]
+    return (X / (xp.sqrt(total) if norm == "L2" else total)).reshape(shape)
 
 
 # ------------------------------------------------------------------------------------------------ encoding
@@ -102,17 +102,21 @@ def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
 
 def _lookup(X, keys, values, default):
     """Every element's value in a table; the last of equal keys counts, and NaN equals NaN."""
+    if keys.shape != values.shape or keys.dtype != X.dtype:
+        raise ValueError(
+            f"keys and values must be as many, and keys of the input's type (keys {keys.dtype}{keys.shape}, values "
+            f"{values.dtype}{values.shape}, input {X.dtype})"
+        )
     if object in (X.dtype, values.dtype):
         X = needs_known(X, "a label encoder with strings")
-    np_, nan = xp(X), keys != keys
-    if nan.any():
-        default = np_.where(X != X, values[nan][-1], default)
+    if (nan := keys != keys).any():
+        default = xp.where(X != X, values[nan][-1], default)
     # Reversed, so that np.unique keeps the last of equal keys.
     table, at = np.unique(keys[~nan][::-1], return_index=True)
     if not len(table):
-        return np_.broadcast_to(np_.asarray(default, values.dtype), X.shape)
+        return xp(X).broadcast_to(xp(X).asarray(default, values.dtype), X.shape)
     place = find(table, X, "compare_all" if len(table) <= 16 else "scan_unrolled")
-    return np_.where(place < 0, default, np_.asarray(values[~nan][::-1][at])[place])
+    return xp.where(place < 0, default, xp(X).asarray(values[~nan][::-1][at])[place])
 
 
 @op("LabelEncoder", domain=DOMAIN)
@@ -122,36 +126,28 @@ def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_strin
     return _lookup(X, strings, places, default_int64) if is_string(X) else _lookup(X, places, strings, default_string)
 
 
+_KINDS = ("floats", "int64s", "strings", "tensor")
+
+
 @op("LabelEncoder", domain=DOMAIN, since=2)
-def label_encoder(
-    X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, keys_floats=None,
-    keys_int64s=None, keys_strings=None, keys_tensor=None, values_floats=None, values_int64s=None, values_strings=None,
-    values_tensor=None,
-):  # fmt: skip
+@taking(**{f"{side}_{kind}": None for side in ("keys", "values") for kind in _KINDS})
+def label_encoder(X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, **given):
     """LabelEncoder: a table look-up with parallel lists of keys and values."""
 
-    def given(floats, int64s, strings, tensor):
-        kind, values = only(floats=floats, int64s=int64s, strings=strings, tensor=tensor)
-        return np.asarray(values, {"floats": np.float32, "int64s": np.int64, "strings": object}.get(kind))
+    def column(side):
+        name, values = only(**{f"{side}_{kind}": given[f"{side}_{kind}"] for kind in _KINDS})
+        dtypes = {f"{side}_floats": np.float32, f"{side}_int64s": np.int64, f"{side}_strings": object}
+        return np.asarray(values, dtypes.get(name))
 
-    keys = given(keys_floats, keys_int64s, keys_strings, keys_tensor)
-    values = given(values_floats, values_int64s, values_strings, values_tensor)
-    if keys.shape != values.shape or keys.dtype != X.dtype:
-        raise ValueError(
-            f"keys and values must be as many, and keys of the input's type (keys {keys.dtype}{keys.shape}, values "
-            f"{values.dtype}{values.shape}, input {X.dtype})"
-        )
-    if default_tensor is not None:
-        return _lookup(X, keys, values, default_tensor.reshape(()).astype(values.dtype)[()])
-    default = {"O": default_string, "i": default_int64, "f": default_float}[values.dtype.kind]
+    keys, values = column("keys"), column("values")
+    defaults = {"O": default_string, "i": default_int64, "f": default_float}
+    default = defaults[values.dtype.kind] if default_tensor is None else default_tensor.item()
     return _lookup(X, keys, values, default if values.dtype == object else values.dtype.type(default))
 
 
 @op("CategoryMapper", domain=DOMAIN)
 def category_mapper(X: Static, *, cats_int64s, cats_strings, default_int64=-1, default_string="_Unused"):
     ints, strings = np.array(cats_int64s, np.int64), np.array(cats_strings, object)
-    if ints.shape != strings.shape:
-        raise ValueError(f"cats_int64s and cats_strings must be as many ({len(ints)} and {len(strings)})")
     return _lookup(X, strings, ints, default_int64) if is_string(X) else _lookup(X, ints, strings, default_string)
 
 

@@ -46,37 +46,36 @@ def repeat(n, step, state):
 def _softmax_zero(x):
     """Softmax of the scores that are not zero."""
     peak = x.max(-1, keepdims=True)
-    zero = xp(x).abs(x) <= 1e-7
-    e = xp(x).exp(x - peak)
-    return xp(x).where(zero, x * xp(x).exp(-peak), e) / xp(x).where(zero, 0, e).sum(-1, keepdims=True)
+    zero, e = abs(x) <= 1e-7, xp.exp(x - peak)
+    return xp.where(zero, x * xp.exp(-peak), e) / xp.where(zero, 0, e).sum(-1, keepdims=True)
 
 
 def _probit(x):
     """The normal quantile, by the closed approximation that ONNX's reference and onnxruntime share."""
     y = 2 * x - 1
-    log = xp(x).log((1 - y) * (1 + y))
+    log = xp.log((1 - y) * (1 + y))
     v = 2 / (3.14159 * 0.147) + 0.5 * log
-    return math.sqrt(2) * xp(x).sign(y) * xp(x).sqrt(xp(x).sqrt(v * v - log / 0.147) - v)
+    return math.sqrt(2) * xp.sign(y) * xp.sqrt(xp.sqrt(v * v - log / 0.147) - v)
 
 
-_softmax = partial(softmax, axes=(1,))
-_TRANSFORM = {"SOFTMAX": _softmax, "LOGISTIC": sigmoid, "SOFTMAX_ZERO": _softmax_zero, "PROBIT": _probit}
+_TRANSFORM = {
+    "NONE": lambda x: x, "SOFTMAX": partial(softmax, axes=(1,)), "LOGISTIC": sigmoid, "SOFTMAX_ZERO": _softmax_zero,
+    "PROBIT": _probit,
+}  # fmt: skip
 
 
 def transform(scores, post_transform):
     """The scores of all classes or targets, transformed row by row."""
-    return scores if post_transform == "NONE" else _TRANSFORM[post_transform](scores)
+    return _TRANSFORM[post_transform](scores)
 
 
 def two_scores(score, post_transform, mixed):
     """The scores of both classes from the single score of the second; `mixed`: it is a margin, no probability."""
     if post_transform == "PROBIT":
         raise NotImplementedError("PROBIT of a single score is undefined for a classifier of two classes")
-    if post_transform == "LOGISTIC":
-        pair = sigmoid(-score), sigmoid(score)
-    else:
-        pair = (-score if mixed else 1 - score), score
-    return xp(score).concatenate(pair, axis=-1)
+    logistic = post_transform == "LOGISTIC"
+    pair = (sigmoid(-score), sigmoid(score)) if logistic else (-score if mixed else 1 - score, score)
+    return xp.concatenate(pair, axis=-1)
 
 
 def labels_of(labels, index):

@@ -18,12 +18,12 @@ def _kernel(X, vectors, kernel_type, kernel_params):
     """The kernel of every row with every support vector: [N, S]."""
     gamma, coef0, degree = (float(p) for p in (kernel_params or (0.0, 0.0, 0.0)))
     if kernel_type == "RBF":
-        return xp(X).exp(-gamma * ((X[:, None] - vectors) ** 2).sum(-1))
+        return xp.exp(-gamma * ((X[:, None] - vectors) ** 2).sum(-1))
     dot = X @ vectors.T
     if kernel_type == "LINEAR":
         return dot
     dot = gamma * dot + coef0
-    return xp(X).tanh(dot) if kernel_type == "SIGMOID" else dot ** (int(degree) if degree == int(degree) else degree)
+    return xp.tanh(dot) if kernel_type == "SIGMOID" else dot ** (int(degree) if degree == int(degree) else degree)
 
 
 @op("SVMRegressor", domain=DOMAIN, heavy=True)
@@ -39,29 +39,29 @@ def svm_regressor(
         score = score @ np.array(coefficients, np.float32)[:, None]
     score = score + np.float32(rho[0])
     if one_class:
-        score = xp(X).where(score > 0, 1, -1).astype(np.float32)
+        score = xp.where(score > 0, 1, -1).astype(np.float32)
     return transform(score, post_transform)
 
 
 def _coupled(pairwise, n):
     """Class probabilities from pairwise ones [N, n, n], by the iteration of Wu, Lin and Weng (second method)."""
-    np_, r = xp(pairwise), pairwise
-    q = np_.where(np.eye(n, dtype=bool), (r * r).sum(1)[:, None, :], -r * np_.swapaxes(r, 1, 2))
+    r, eye = pairwise, np.eye(n, dtype=np.float32)
+    q = xp.where(eye == 1, (r * r).sum(1)[:, None, :], -r * xp.swapaxes(r, 1, 2))
 
     def sweep(_, state):
         p, done = state
         qp = (q * p[:, None, :]).sum(-1)
         pqp = (p * qp).sum(-1)
-        done = done | (np_.abs(qp - pqp[:, None]).max(-1) < 0.005 / n)
+        done = done | (abs(qp - pqp[:, None]).max(-1) < 0.005 / n)
         new = p
         for t in range(n):
             step = (pqp - qp[:, t]) / q[:, t, t]
             pqp = (pqp + step * (step * q[:, t, t] + 2 * qp[:, t])) / (1 + step) ** 2
             qp = (qp + step[:, None] * q[:, t]) / (1 + step[:, None])
-            new = (new + step[:, None] * np.eye(n, dtype=np.float32)[t]) / (1 + step[:, None])
-        return np_.where(done[:, None], p, new), done
+            new = (new + step[:, None] * eye[t]) / (1 + step[:, None])
+        return xp.where(done[:, None], p, new), done
 
-    return repeat(100, sweep, (np_.full(r.shape[:2], 1 / n, np.float32), np_.zeros(r.shape[0], bool)))[0]
+    return repeat(100, sweep, (xp(r).full(r.shape[:2], 1 / n, np.float32), xp(r).zeros(r.shape[0], bool)))[0]
 
 
 @op("SVMClassifier", domain=DOMAIN, heavy=True)
@@ -79,24 +79,22 @@ def svm_classifier(
         index = argmax(scores, 1)
         if n == 2 and not prob_a:
             best = scores.max(1)
-            index = xp(X).where(best >= 0.5 if (coefficients >= 0).all() else best > 0, 1, index)
+            index = xp.where(best >= 0.5 if (coefficients >= 0).all() else best > 0, 1, index)
         return labels_of(labels, index), transform(scores, post_transform)
     kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
     i, j = np.triu_indices(n, 1)  # every pair of classes; a vector has a coefficient for each class but its own
     own, others = np.repeat(np.arange(n), vectors_per_class)[:, None], coefficients.reshape(n - 1, total).T
     weights = np.where(own == i, others[:, j - 1], np.where(own == j, others[:, i], np.float32(0)))
     scores = kernel @ weights + np.array(rho, np.float32)
-    index = argmax(xp(X).where(scores[..., None] > 0, np.eye(n)[i], np.eye(n)[j]).sum(1), 1)
+    index = argmax(xp.where(scores[..., None] > 0, np.eye(n)[i], np.eye(n)[j]).sum(1), 1)
     if prob_a:
         p = sigmoid(-(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32)))
-        p = xp(X).clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
+        p = xp.clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
         # entry [a, b] of the matrix is the probability of class a when it is a or b
         above, at = np.triu(np.ones((n, n), np.float32), 1), np.zeros((n, n), int)
         at[i, j] = at[j, i] = np.arange(len(i))
         pairwise = p[:, at] * above + (1 - p[:, at]) * above.T
-        scores = transform(_coupled(pairwise, n), post_transform)
-    elif n > 2:
-        scores = transform(scores, post_transform)
-    else:
-        scores = two_scores(scores, post_transform, mixed=post_transform == "NONE")
-    return labels_of(labels, index), scores
+        scores = _coupled(pairwise, n)
+    elif n == 2:
+        return labels_of(labels, index), two_scores(scores, post_transform, mixed=post_transform == "NONE")
+    return labels_of(labels, index), transform(scores, post_transform)

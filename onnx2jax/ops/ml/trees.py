@@ -52,13 +52,12 @@ def _get(table, at):
 
 def _leaves(forest, X):
     """The node where each row ends in each tree: [N, trees]."""
-    np_ = xp(X)
     if int(forest.features.max(initial=0)) >= X.shape[1]:
         raise ValueError(f"the trees ask for feature {forest.features.max()}, the input has {X.shape[1]}")
     # One gather for all that is integer, since each costs alike.
     links = np.stack([forest.features, forest.true, forest.false, forest.missing, forest.modes], -1).astype(np.int32)
     used = [m for m in np.unique(forest.modes).tolist() if m != LEAF]
-    rows = np_.arange(X.shape[0])[:, None]
+    rows = xp(X).arange(X.shape[0])[:, None]
 
     def test(mode, x, at):
         if mode == MEMBER:
@@ -66,61 +65,69 @@ def _leaves(forest, X):
         return _COMPARE[mode](x, _get(forest.splits, at))
 
     def down(_, at):
-        feature, true, false, missing, modes = np_.moveaxis(_get(links, at), -1, 0)
-        x = _get(X, (rows, feature))
-        go = np_.zeros(at.shape, bool)
+        feature, true, false, missing, modes = xp.moveaxis(_get(links, at), -1, 0)
+        x, go = _get(X, (rows, feature)), False
         for mode in used:
-            go = test(mode, x, at) if len(used) == 1 else np_.where(modes == mode, test(mode, x, at), go)
-        return np_.where(np_.where(x != x, missing == 1, go), true, false)
+            go = test(mode, x, at) if len(used) == 1 else xp.where(modes == mode, test(mode, x, at), go)
+        return xp.where(xp.where(x != x, missing == 1, go), true, false)
 
-    roots = np_.asarray(forest.roots, np.int32)
-    return repeat(_depth(forest), down, np_.broadcast_to(roots, (X.shape[0], len(roots))))
+    start = xp(X).zeros((X.shape[0], 1), np.int32) + forest.roots.astype(np.int32)
+    return repeat(_depth(forest), down, start)
 
 
-def _scores(X, forest, votes, n_targets, aggregate):
+_AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.maximum, -np.inf, xp.max)}
+
+
+def _scores(X, n_targets, aggregate, forest, nodes, targets, weights):
     """The aggregated weights [N, targets], and where any leaf had something to say.
 
-    The votes are arrays: the node, the target and the weight of each. All is compared and summed in doubles where the
-    input, the splits or the weights are doubles.
+    A vote is a node, a target and a weight. All is compared and summed in doubles where the input, the splits or the
+    weights are doubles.
     """
-    nodes, targets, weights = votes
     if len(targets) and not 0 <= targets.min() <= targets.max() < n_targets:
         raise ValueError(f"the target ids {sorted(set(targets.tolist()))} leave the {n_targets} targets or classes")
     width = np.float64 if np.float64 in (X.dtype, forest.splits.dtype, weights.dtype) else np.float32
-    merge, neutral = {"MIN": (np.minimum, np.inf), "MAX": (np.maximum, -np.inf)}.get(aggregate, (np.add, 0))
+    merge, neutral, total = _AGGREGATE.get(aggregate, (np.add, 0, xp.sum))
     table = np.full((len(forest.modes), n_targets), neutral, width)
     merge.at(table, (nodes, targets), weights.astype(width))
     voted = np.zeros(table.shape, bool)
     voted[nodes, targets] = True
     splits, members = forest.splits.astype(width), forest.members.astype(width)
     leaves = _leaves(forest._replace(splits=splits, members=members), X.astype(width))
-    scores, has = _get(table, leaves), _get(voted, leaves).any(1)
-    scores = scores.min(1) if aggregate == "MIN" else scores.max(1) if aggregate == "MAX" else scores.sum(1)
+    scores, has = total(_get(table, leaves), axis=1), _get(voted, leaves).any(1)
     scores = scores / len(forest.roots) if aggregate == "AVERAGE" else scores
-    return xp(X).where(has, scores, width(0)), has
+    return xp.where(has, scores, width(0)), has
 
 
 # ------------------------------------------------------------------------ TreeEnsemble{Regressor,Classifier}
 
+_NODES = ("falsenodeids", "featureids", "modes", "nodeids", "treeids", "truenodeids")
 
-def _pick(name, tensor, floats):
+
+def _schema(voting):
+    """The attributes of regressors and classifiers; the names of what says how leaves vote begin with ``voting``."""
+    required = [f"nodes_{k}" for k in _NODES] + [f"{voting}_{k}" for k in ("ids", "nodeids", "treeids")]
+    reals = ["base_values", "nodes_hitrates", "nodes_values", f"{voting}_weights"]
+    optional = [*reals, *(f"{k}_as_tensor" for k in reals), "nodes_missing_value_tracks_true"]
+    return dict.fromkeys(required, Parameter.empty) | dict.fromkeys(optional)
+
+
+def _reals(name, given):
     """An attribute that may come as a tensor of doubles instead."""
+    floats, tensor = given[name], given[f"{name}_as_tensor"]
     if tensor is not None and floats:
         raise ValueError(f"{name} and {name}_as_tensor must not both be given")
     return np.array(floats or (), np.float32) if tensor is None else tensor.reshape(-1)
 
 
-_REQUIRED = ("falsenodeids", "featureids", "modes", "nodeids", "treeids", "truenodeids")
-_OPTIONAL = ("hitrates", "hitrates_as_tensor", "missing_value_tracks_true", "values", "values_as_tensor")
-NODES = {f"nodes_{k}": Parameter.empty for k in _REQUIRED} | {f"nodes_{k}": None for k in _OPTIONAL}
+def _linked(voting, given):
+    """The forest and its votes of versions 1 to 4, whose nodes are named by a tree id and a node id.
 
-
-def _linked(votes, given):
-    """The forest, and its votes, of versions 1 to 4, whose nodes are named by a tree id and a node id."""
-    _pick("nodes_hitrates", given["nodes_hitrates_as_tensor"], given["nodes_hitrates"])  # only help to lay out memory
-    splits = _pick("nodes_values", given["nodes_values_as_tensor"], given["nodes_values"])
+    The hit rates, which only help to lay out memory, are not looked at.
+    """
+    splits = _reals("nodes_values", given)
     missing = given["nodes_missing_value_tracks_true"] or (0,) * len(splits)
-    false, features, modes, nodes, trees, true = (given[f"nodes_{k}"] for k in _REQUIRED)
+    false, features, modes, nodes, trees, true = (given[f"nodes_{k}"] for k in _NODES)
     if unknown := set(modes) - {*MODES} | {MODES[MEMBER]}.intersection(modes):
         raise ValueError(f"nodes_modes holds {sorted(unknown)}; there are {MODES}, the members in TreeEnsemble only")
     if len({len(v) for v in (trees, nodes, true, false, modes, missing, features, splits)}) != 1:
@@ -143,49 +150,43 @@ def _linked(votes, given):
     if len(roots) != len(np.unique(trees)):
         raise ValueError(f"{len(np.unique(trees))} trees have {len(roots)} roots")
     forest = Forest(modes, np.where(inner, features, 0), splits, true, false, np.array(missing, bool), roots)
-    voters, ids, targets = (np.array(v, np.int64) for v in votes[:3])
-    return forest, (find(voters, ids), targets, votes[3])
+    voters, ids, targets = (np.array(given[f"{voting}_{k}"], np.int64) for k in ("treeids", "nodeids", "ids"))
+    return forest, find(voters, ids), targets, _reals(f"{voting}_weights", given)
+
+
+def _based(scores, has, base):
+    """The scores plus the base values, which every row has."""
+    if len(base) not in (0, scores.shape[1]):
+        raise ValueError(f"base_values must be none or one for each of {scores.shape[1]} scores (got {len(base)})")
+    return (scores + base.astype(scores.dtype), True) if len(base) else (scores, has)
 
 
 @op("TreeEnsembleRegressor", domain=DOMAIN, heavy=True)
-@taking(**NODES)
+@taking(**_schema("target"))
 def tree_ensemble_regressor(
-    X, *, aggregate_function: Aggregate = "SUM", base_values=None, base_values_as_tensor=None, n_targets,
-    post_transform: Transform = "NONE", target_ids, target_nodeids, target_treeids, target_weights=None,
-    target_weights_as_tensor=None, **nodes,
-):  # fmt: skip
+    X, *, aggregate_function: Aggregate = "SUM", n_targets, post_transform: Transform = "NONE", **given
+):
     """TreeEnsembleRegressor: the aggregated leaves, plus the base values."""
-    X, base = batch(X), _pick("base_values", base_values_as_tensor, base_values)
-    if len(base) not in (0, n_targets):
-        raise ValueError(f"base_values must be none or one for each of {n_targets} targets (got {len(base)})")
-    weights = _pick("target_weights", target_weights_as_tensor, target_weights)
-    forest, votes = _linked((target_treeids, target_nodeids, target_ids, weights), nodes)
-    scores, _ = _scores(X, forest, votes, n_targets, aggregate_function)
-    scores = scores + base.astype(scores.dtype) if len(base) else scores
+    scores, has = _scores(batch(X), n_targets, aggregate_function, *_linked("target", given))
+    scores, _ = _based(scores, has, _reals("base_values", given))
     return transform(scores, post_transform).astype(np.float32)
 
 
 @op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True)
-@taking(**NODES)
+@taking(**_schema("class"))
 def tree_ensemble_classifier(
-    X, *, base_values=None, base_values_as_tensor=None, class_ids, class_nodeids, class_treeids, class_weights=None,
-    class_weights_as_tensor=None, classlabels_int64s=None, classlabels_strings=None,
-    post_transform: Transform = "NONE", **nodes,
-):  # fmt: skip
+    X, *, classlabels_int64s=None, classlabels_strings=None, post_transform: Transform = "NONE", **given
+):
     """TreeEnsembleClassifier: the best class and the scores."""
-    X, base = batch(X), _pick("base_values", base_values_as_tensor, base_values)
     _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
-    weights = _pick("class_weights", class_weights_as_tensor, class_weights)
-    forest, votes = _linked((class_treeids, class_nodeids, class_ids, weights), nodes)
-    scores, has = _scores(X, forest, votes, len(labels), "SUM")
-    base = base.astype(scores.dtype)
-    if len(labels) == 2 and len(set(class_ids)) == 1:
-        index, scores = _binary(scores, base, class_ids[0], post_transform, mixed=bool((weights < 0).any()))
-    elif len(base) in (0, len(labels)):
-        scores, has = (scores + base, True) if len(base) else (scores, has)
-        index, scores = argmax(xp(X).where(has, scores, -np.inf), 1), transform(scores, post_transform)
+    forest, nodes, targets, weights = _linked("class", given)
+    scores, has = _scores(batch(X), len(labels), "SUM", forest, nodes, targets, weights)
+    base = _reals("base_values", given)
+    if len(labels) == 2 and len(set(targets)) == 1:
+        index, scores = _binary(scores, base, targets[0], post_transform, mixed=bool((weights < 0).any()))
     else:
-        raise ValueError(f"base_values must be none or one for each of {len(labels)} classes (got {len(base)})")
+        scores, has = _based(scores, has, base)
+        index, scores = argmax(xp.where(has, scores, -np.inf), 1), transform(scores, post_transform)
     return labels_of(labels, index), scores.astype(np.float32)
 
 
@@ -196,7 +197,7 @@ def _binary(scores, base, voted, post_transform, *, mixed):
     """
     if len(base) > 1 - voted:
         raise ValueError(f"{len(base)} base_values are ambiguous when all votes are for class {voted} of two")
-    score = scores[:, voted : voted + 1] + (base if len(base) else 0)
+    score = scores[:, voted : voted + 1] + (base.astype(scores.dtype) if len(base) else 0)
     index = (score[:, 0] > (0 if mixed else 0.5)).astype(np.int64)
     return index, transform(scores, post_transform) if voted else two_scores(score, post_transform, mixed=mixed)
 
@@ -223,14 +224,12 @@ def _member_sets(values, modes):
 @op("TreeEnsemble", domain=DOMAIN, since=5, heavy=True)
 def tree_ensemble(
     X, *, aggregate_function: Literal[0, 1, 2, 3] = 1, leaf_targetids, leaf_weights, membership_values=None, n_targets,
-    nodes_falseleafs, nodes_falsenodeids, nodes_featureids, nodes_hitrates=None, nodes_missing_value_tracks_true=None,
-    nodes_modes, nodes_splits, nodes_trueleafs, nodes_truenodeids, post_transform: Literal[0, 1, 2, 3, 4] = 0,
-    tree_roots,
+    nodes_falseleafs, nodes_falsenodeids, nodes_featureids, nodes_missing_value_tracks_true=None, nodes_modes,
+    nodes_hitrates=None,  # noqa: ARG001 - only helps to lay out memory
+    nodes_splits, nodes_trueleafs, nodes_truenodeids, post_transform: Literal[0, 1, 2, 3, 4] = 0, tree_roots,
 ):  # fmt: skip
     """TreeEnsemble: branches and leaves in separate arrays; here the leaves follow the branches."""
-    if nodes_hitrates is not None and len(nodes_hitrates) != len(nodes_splits):
-        raise ValueError("nodes_hitrates must have one entry for each node")
-    X, inner, n_leaves = batch(X), len(nodes_splits), len(leaf_weights)
+    inner, n_leaves = len(nodes_splits), len(leaf_weights)
     leaves = np.arange(inner, inner + n_leaves)
 
     def extended(values, leaf=0):
@@ -244,6 +243,6 @@ def tree_ensemble(
     members = _member_sets(np.zeros(0) if membership_values is None else membership_values, modes)
     features, splits, roots = extended(nodes_featureids), extended(nodes_splits), np.array(tree_roots)
     forest = Forest(modes, features, splits, true, false, missing, roots, members)
-    votes = leaves, np.array(leaf_targetids), leaf_weights
-    scores, _ = _scores(X, forest, votes, n_targets, get_args(Aggregate)[aggregate_function])
+    votes, aggregate = (leaves, np.array(leaf_targetids), leaf_weights), get_args(Aggregate)[aggregate_function]
+    scores, _ = _scores(batch(X), n_targets, aggregate, forest, *votes)
     return transform(scores, get_args(Transform)[post_transform]).astype(X.dtype)
