@@ -6,14 +6,15 @@ call has to supply by value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 
 from ..errors import UnsupportedError
 from ..ops.registry import Operator
-from .graph import Function, Graph, Node
+from .graph import Function, Graph, Node, ancestors
 
 SMALL: Final = 32
 """Inputs up to this many elements and rank 1 (shapes, axes, counts, scales) can be part of the compile key."""
@@ -25,7 +26,7 @@ def needed(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
     ``outputs`` are values of the graph that must be known for a reason outside it.
     """
     names = set(outputs)
-    for node in reversed(graph.nodes):
+    for node in graph.nodes:
         operator = node.target
         if isinstance(operator, Operator):
             names.update(n for i, n in enumerate(node.inputs) if n and operator.parameter(i) in operator.static)
@@ -35,9 +36,7 @@ def needed(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
                 # Which operand feeds which formal only the operator knows, except for functions.
                 names.update(_operands(node, inside, formals))
             names.update(inside & inner.captures)
-        if names.intersection(node.outputs):
-            names.update(_values_read(node))
-    return names
+    return names.union(chain.from_iterable(map(_values_read, ancestors(graph.nodes, names, reads=_values_read))))
 
 
 def _inner_graphs(node: Node) -> Iterator[tuple[Graph, bool]]:
@@ -64,17 +63,11 @@ def _values_read(node: Node) -> Iterator[str]:
         yield from inner.captures
 
 
-def sources(nodes: Iterable[Node], values: Iterable[str]) -> set[str]:
+def sources(nodes: Sequence[Node], values: Collection[str]) -> set[str]:
     """The names that the given nodes do not define and from which the given values are computed."""
-    producers = {name: node for node in nodes for name in node.outputs if name}
-    pending, seen = list(values), set()
-    while pending:
-        name = pending.pop()
-        if name not in seen:
-            seen.add(name)
-            if name in producers:
-                pending.extend(_values_read(producers[name]))
-    return {name for name in seen if name not in producers}
+    above = ancestors(nodes, values, reads=_values_read)
+    made = {name for node in above for name in node.outputs}
+    return {*values, *chain.from_iterable(map(_values_read, above))} - made
 
 
 def parameters(graph: Graph) -> dict[str, np.ndarray]:

@@ -12,23 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ModelError
-from .graph import Graph, Node, Reference
+from .graph import Graph, Node, Reference, ancestors, descendants
 from .rules import quoted
 
 
 def between(starts: Collection[str], target: str, nodes: Sequence[Node]) -> list[Node]:
     """The nodes through which ``target`` depends on ``starts``, in order; every path ends at a start (rule TR-31)."""
-    wanted, above = {target} - set(starts), []
-    for node in reversed(nodes):
-        if wanted.intersection(node.outputs):
-            above.append(node)
-            wanted.update(name for name in node.reads if name not in starts)
-    reached, found = set(starts), []
-    for node in reversed(above):
-        if reached.intersection(node.reads):
-            found.append(node)
-            reached.update(node.outputs)
-    return found
+    return descendants(ancestors(nodes, {target}, given=starts), starts)
 
 
 def prepared(graph: Graph, before: tuple[Node, ...] = (), visible: Iterable[str] = ()) -> Graph:

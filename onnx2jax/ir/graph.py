@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -125,6 +126,40 @@ class Graph:
                     yield from visit(inner)
 
         yield from visit(self)
+
+
+def ancestors(
+    nodes: Sequence[Node],
+    values: Iterable[str],
+    *,
+    given: Container[str] = (),
+    reads: Callable[[Node], Iterable[str]] = attrgetter("reads"),
+) -> list[Node]:
+    """The nodes from which values are computed, in their order.
+
+    Args:
+        nodes: in an order in which each comes after those it reads.
+        values: names; those that no node defines have no ancestors.
+        given: names that are taken as they are, so that the nodes behind them do not count.
+        reads: the names that count among those that a node reads.
+    """
+    wanted = {name for name in values if name not in given}
+    found = []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.outputs):
+            found.append(node)
+            wanted.update(name for name in reads(node) if name not in given)
+    return found[::-1]
+
+
+def descendants(nodes: Iterable[Node], values: Iterable[str]) -> list[Node]:
+    """The nodes that are computed, directly or through others, from values, in their order."""
+    moved, found = set(values), []
+    for node in nodes:
+        if not moved.isdisjoint(node.reads):
+            found.append(node)
+            moved.update(node.outputs)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputNameError, InputTypeError, TrainingFormError
-from ..ir.graph import Function, Graph, Node
+from ..ir.graph import Function, Graph, Node, ancestors, descendants
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
 from ..proto.types import ValueInfo
@@ -75,50 +75,26 @@ REMAT: Final = Operator(PRIVATE, "Remat", 1, rematerialized, attributes=frozense
 def with_remat(graph: Graph, patterns: Sequence[str]) -> Graph:
     """The graph with the nodes of each pattern, and what lies between them, under one ``jax.remat``."""
     for pattern in patterns:
-        found = [i for i, n in enumerate(graph.nodes) if fnmatchcase(n.name, pattern)]
+        found = [n for n in graph.nodes if fnmatchcase(n.name, pattern)]
         if not found:
             names = [n.name for n in graph.nodes]
             raise InputNameError(f"remat has {pattern!r}, which no node's name matches; there are {names[:8]}")
-        graph = _under_remat(graph, set(found), f"remat {pattern}")
+        graph = _under_remat(graph, found, f"remat {pattern}")
     return graph
 
 
-def _under_remat(graph: Graph, chosen: set[int], name: str) -> Graph:
-    nodes = graph.nodes
-    after, before = _reached(nodes, chosen), _reaching(nodes, chosen)
-    inside = chosen | (after & before)
-    block = tuple(nodes[i] for i in sorted(inside))
-    wanted = {v for i, n in enumerate(nodes) if i not in inside for v in n.reads} | {v.name for v in graph.outputs}
+def _under_remat(graph: Graph, chosen: Collection[Node], name: str) -> Graph:
+    after = set(descendants(graph.nodes, (v for n in chosen for v in n.outputs)))
+    before = ancestors(graph.nodes, (v for n in chosen for v in n.reads))
+    inside = after.intersection(before).union(chosen)
+    block = tuple(n for n in graph.nodes if n in inside)
+    outside = [n for n in graph.nodes if n not in inside]
+    wanted = {v for n in outside for v in n.reads} | {v.name for v in graph.outputs}
     outputs = tuple(v for n in block for v in n.outputs if v and v in wanted)
     body = Graph(name, "", (), tuple(map(ValueInfo, outputs)), {}, block)
     node = Node(name, "Remat", PRIVATE, 1, (), outputs, {"body": body}, REMAT)
-    first = (n for i, n in enumerate(nodes) if i not in inside and i not in after)
-    last = (n for i, n in enumerate(nodes) if i not in inside and i in after)
+    first, last = [n for n in outside if n not in after], [n for n in outside if n in after]
     return replace(graph, nodes=(*first, node, *last))
-
-
-def _reached(nodes: Sequence[Node], chosen: set[int]) -> set[int]:
-    """Positions of nodes that read, at whatever distance, what the chosen ones compute."""
-    names: set[str] = set()
-    reached = set()
-    for i, node in enumerate(nodes):
-        if names.intersection(node.reads):
-            reached.add(i)
-        if i in chosen or i in reached:
-            names.update(filter(None, node.outputs))
-    return reached
-
-
-def _reaching(nodes: Sequence[Node], chosen: set[int]) -> set[int]:
-    """Positions of nodes from which, at whatever distance, the chosen ones compute."""
-    names: set[str] = set()
-    reaching = set()
-    for i in reversed(range(len(nodes))):
-        if names.intersection(nodes[i].outputs):
-            reaching.add(i)
-        if i in chosen or i in reaching:
-            names.update(nodes[i].reads)
-    return reaching
 
 
 def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) -> Graph:
@@ -318,13 +294,8 @@ def only(graph: Graph, outputs: Sequence[str]) -> Graph:
     unknown = sorted(set(outputs) - set(declared))
     if unknown:
         raise InputNameError(f"outputs has {unknown}; the model's outputs are {list(declared)}")
-    wanted = set(outputs)
-    nodes: list[Node] = []
-    for node in reversed(graph.nodes):
-        if wanted.intersection(node.outputs):
-            wanted.update(node.reads)
-            nodes.append(node)
-    return replace(graph, nodes=tuple(reversed(nodes)), outputs=tuple(declared[name] for name in outputs))
+    nodes = tuple(ancestors(graph.nodes, outputs))
+    return replace(graph, nodes=nodes, outputs=tuple(declared[name] for name in outputs))
 
 
 def _compute_dtype(dtype: Any) -> Any:
