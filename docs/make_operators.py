@@ -13,12 +13,12 @@ from pathlib import Path
 import onnx
 
 import onnx2jax
-from docs.operator_limits import HOST_ONLY, LIMITS, TYPES_LEFT_OUT
 from onnx2jax.ir import binding
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import PADDED, Operator
 from tests.ops.test_gradients import TABLE
 from tests.tables.folding import CASES
+from tests.tables.opsets import HOST_ONLY, TYPES_LEFT_OUT
 
 PAGE = Path(__file__).with_name("operators.md")
 Schema = onnx.defs.OpSchema
@@ -157,7 +157,7 @@ def _cells(domain: str, name: str, since: tuple[int, ...], schemas: list[Schema]
         yield _types(living[-1]) if living else "float"
     yield _runs(newest, (domain, name) in folding())
     yield _gradient(newest, living[-1] if living else None)
-    yield LIMITS.get((domain, name), "")
+    yield newest.limits
 
 
 def folding() -> frozenset[tuple[str, str]]:
@@ -165,7 +165,7 @@ def folding() -> frozenset[tuple[str, str]]:
     return frozenset(CASES)
 
 
-def _own() -> dict[str, dict[str, tuple[int, ...]]]:
+def own() -> dict[str, dict[str, tuple[int, ...]]]:
     """What the package itself serves; a user of the same process may have added domains."""
     domains = (*binding.NEWEST, "com.microsoft", PADDED)
     return {domain: onnx2jax.supported()[domain] for domain in domains}
@@ -176,7 +176,7 @@ def page() -> str:
     schemas = history()
     host_only = "; ".join(f"{name} ({why})" for name, why in HOST_ONLY.items())
     parts = [INTRODUCTION.format(onnx=f"onnx {onnx.__version__}", host_only=host_only)]
-    for domain, operators in _own().items():
+    for domain, operators in own().items():
         head = ["Operator", "Since", "Versions", "Types", "Runs", "Gradient", "Limits"]
         parts.append(f"\n## {domain or 'ai.onnx'}\n\n{len(operators)} operators.\n")
         if domain == "com.microsoft":
@@ -185,9 +185,6 @@ def page() -> str:
         rows = [list(_cells(domain, name, since, schemas.get((domain, name), []))) for name, since in operators.items()]
         lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
         parts.append("\n" + "\n".join(lines) + "\n")
-    missing = [key for key in LIMITS if key[1] not in _own().get(key[0], {})]
-    parts.append("\n## Not served\n\n")
-    parts += [f"- `{domain or 'ai.onnx'}.{name}`: {LIMITS[domain, name]}\n" for domain, name in missing]
     return "".join(parts)
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from .arrays import argmax, axis_of, is_known, xp
 from .cast import cast_to, is_float
-from .elementwise import clip, erf, limited_broadcast
+from .elementwise import WITHDRAWN, clip, erf, limited_broadcast
 from .registry import op, taking
 
 
@@ -103,12 +103,13 @@ ACTIVATIONS = {  # (name, since): function
     ("Softsign", 1): lambda input: input / (1 + abs(input)),
     ("Mish", 18): lambda X: X * xp(X).tanh(softplus(X)),
     ("Swish", 24): swish,
-    # experimental until ONNX 1.4
-    ("ScaledTanh", 1): lambda input, *, alpha, beta: alpha * xp(input).tanh(beta * input),
-    ("ParametricSoftplus", 1): lambda X, *, alpha, beta: alpha * softplus(beta * X),
 }
 for (_name, _since), _function in ACTIVATIONS.items():
     op(_name, since=_since)(in_float32(_function))
+
+
+op("ScaledTanh", half="float32", limits=WITHDRAWN)(lambda input, *, alpha, beta: alpha * xp.tanh(beta * input))
+op("ParametricSoftplus", half="float32", limits=WITHDRAWN)(lambda X, *, alpha, beta: alpha * softplus(beta * X))
 
 
 @op("Gelu", since=20)

@@ -100,7 +100,7 @@ def window(queries, keys, offset, left, right):
     return ([distance <= left] if left >= 0 else []) + ([distance >= -right] if right >= 0 else [])
 
 
-@op("Attention", since=23, product=True)
+@op("Attention", since=23, product=True, limits="always compiled; a query that may attend to nothing gives zeros")
 def attention(
     Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None,
     left_window_size=-1, q_num_heads=None, qk_matmul_output_mode: Literal[0, 1, 2, 3] = 0, right_window_size=-1,

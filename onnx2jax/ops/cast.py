@@ -12,6 +12,8 @@ from ..proto.dtypes import ELEMENT_TYPES, to_dtype
 from .arrays import is_known, is_string, needs_known, xp
 from .registry import Shaped, op
 
+_OPEN = "float: NaN and what leaves the range are undefined in ONNX, here as on x86 and in onnxruntime"
+
 
 def is_integer(dtype):
     """True for ONNX's integers, the 2- and 4-bit ones included, and for vectors of symbolic dimensions."""
@@ -140,7 +142,7 @@ def _text(value):
     return np.format_float_positional(value, trim="-")
 
 
-@op("Cast")
+@op("Cast", limits=f"{_OPEN}; strings and float6 on the host; complex numbers are not cast")
 def cast(input, *, to, saturate=1, round_mode="up"):
     """Opset 1 to 5 name the type ("FLOAT"), later ones give its code."""
     if isinstance(to, str):
@@ -151,13 +153,13 @@ def cast(input, *, to, saturate=1, round_mode="up"):
     return cast_to(input, to_dtype(to), saturate=saturate, round_mode=round_mode)
 
 
-@op("CastLike", since=15)
+@op("CastLike", since=15, limits=f"{_OPEN}; strings and float6 on the host")
 def cast_like(input, target_type: Shaped, *, saturate=1, round_mode="up"):
     symbolic = target_type.dtype == object and not is_string(target_type)
     return cast_to(input, np.int64 if symbolic else target_type.dtype, saturate=saturate, round_mode=round_mode)
 
 
-@op("BitCast", since=26)
+@op("BitCast", since=26, limits="no strings; types of unlike width are refused")
 def bit_cast(input, *, to):
     dtype = to_dtype(to)
     if "O" in (input.dtype.kind, dtype.kind):

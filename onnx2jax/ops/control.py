@@ -14,6 +14,8 @@ from .arrays import axis_of, is_traced, shape_vector, xp
 from .iteration import CURE, described, equal, is_text, iterate, results, strong, truth
 from .registry import op
 
+_NO_BOX = "a loop whose number of trips is traced has neither scan outputs nor states that change type under jit"
+
 
 def steps_of(body, n, *, ruled):
     """A Loop's body with n states as `iterate` wants it, and the condition that its first trip sees.
@@ -38,7 +40,7 @@ IRREVERSIBLE = (
 )
 
 
-@op("Loop", unsharded=True)
+@op("Loop", unsharded=True, limits=f"{_NO_BOX}; strings in its states on the host")
 def loop(M=None, cond=None, *v_initial, body, max_trips, compiled, forward_only):
     """Loop: `lax.scan` where the number of trips is known, `lax.while_loop` where it is not.
 
@@ -67,7 +69,7 @@ def loop(M=None, cond=None, *v_initial, body, max_trips, compiled, forward_only)
     return (*state[len(state) - n :], *outs)
 
 
-@op("If", unsharded=True)
+@op("If", unsharded=True, limits="a traced condition needs branches of equal types and shapes; strings on the host")
 def if_(cond, *, then_branch, else_branch):
     """If: a known condition takes one branch, a traced one becomes `lax.cond`."""
     if not is_traced(cond := truth(cond)):
@@ -134,7 +136,7 @@ def _over(body, n, state, xs, directions, *, first=0, length=None):
     return iterate(step, state, body.outputs[n:], trips=shape_vector((extents[0],)), xs=xs)
 
 
-@op("Scan", since=9, unsharded=True)
+@op("Scan", since=9, unsharded=True, limits="Scan-8 over an empty batch raises")
 def scan(
     *initial_state_and_scan_inputs, body, num_scan_inputs, scan_input_axes=None, scan_input_directions=None,
     scan_output_axes=None, scan_output_directions=None,
@@ -170,7 +172,7 @@ def scan_batches(sequence_lens=None, *initial_state_and_scan_inputs, body, num_s
     return tuple(xp(*column).stack(column) for column in zip(*rows, strict=True))
 
 
-@op("SequenceMap", since=17, unsharded=True)
+@op("SequenceMap", since=17, unsharded=True, limits="unrolled: one copy of the body for each element")
 def sequence_map(input_sequence, *additional_inputs, body):
     """SequenceMap: the body on each element; sequences among the other inputs go along, tensors are shared."""
     inputs = (input_sequence, *additional_inputs)

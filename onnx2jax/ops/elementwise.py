@@ -19,6 +19,9 @@ from .arrays import axis_of, dims, is_known, is_string, needs_known, xp
 from .cast import cast_to, is_float, is_integer, settled, traced
 from .registry import Static, op, taking
 
+WITHDRAWN = "experimental, withdrawn by ONNX 1.5"
+_DIVISOR = "symbolic dimensions are divided by positive numbers only"
+
 
 def aligned(*values):
     """Values broadcast against each other the NumPy way, as lax functions want them."""
@@ -159,11 +162,11 @@ def _remainder(a, b):
 binary("Add", np.add, lax.add)
 binary("Sub", np.subtract, lax.sub)
 binary("Mul", np.multiply, lax.mul)
-divide = binary("Div", _quotient, lax.div)
+divide = binary("Div", _quotient, lax.div, limits=f"integers by zero give -1 (all bits set), as XLA has it; {_DIVISOR}")
 remainder = two_columns(_remainder, lax.rem)
 
 
-@op("Mod", since=10, broadcasts=True)
+@op("Mod", since=10, broadcasts=True, limits=f"integers by zero give the dividend, as XLA has it; {_DIVISOR}")
 def mod(A, B, *, fmod=0):
     """fmod=1 rounds the quotient towards zero, fmod=0 down (then the result has the sign of B)."""
     if object in (A.dtype, B.dtype) or fmod:
@@ -174,7 +177,10 @@ def mod(A, B, *, fmod=0):
     return m.where(result == 0, m.copysign(result, B), result) if is_float(A.dtype) else result
 
 
-@op("Pow", since=7, broadcasts=True)
+_POWERS = "integers to a negative power truncate; the derivative by Y is 0 where X < 0"
+
+
+@op("Pow", since=7, broadcasts=True, limits=_POWERS)
 def pow(X, Y):
     """The result has the type of X, whatever the type of Y."""
     if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1 and Y.dtype != object:
@@ -254,7 +260,7 @@ def mean(*data_0):
     return total(*data_0) / data_0[0].dtype.type(len(data_0))
 
 
-@op("Clip")
+@op("Clip", limits="an absent bound is the type's own extreme: infinity becomes finite there")
 def clip(input, min=None, max=None):
     """min(max, max(input, min)); a bound that is absent is the type's own, so that infinity becomes finite."""
     info = jnp.finfo(input.dtype) if is_float(input.dtype) else jnp.iinfo(input.dtype)
@@ -291,11 +297,11 @@ def is_inf(X, *, detect_negative=1, detect_positive=1):
 # Experimental operators of ONNX 1.0 to 1.4, which old converters (CoreML's above all) left in files.
 
 
-op("Affine")(lambda X, *, alpha=1.0, beta=0.0: X * X.dtype.type(alpha) + X.dtype.type(beta))
-op("Scale")(lambda input, *, scale=1.0: input * input.dtype.type(scale))
+op("Affine", limits=WITHDRAWN)(lambda X, *, alpha=1.0, beta=0.0: X * X.dtype.type(alpha) + X.dtype.type(beta))
+op("Scale", limits=WITHDRAWN)(lambda input, *, scale=1.0: input * input.dtype.type(scale))
 
 
-@op("ImageScaler")
+@op("ImageScaler", limits=WITHDRAWN)
 def image_scaler(input, *, bias=(), scale=1.0):
     """Images [N, C, H, W] times ``scale`` plus one ``bias`` a channel."""
     if bias and len(bias) != input.shape[1]:
@@ -304,7 +310,7 @@ def image_scaler(input, *, bias=(), scale=1.0):
     return scaled + np.asarray(bias, input.dtype).reshape(-1, 1, 1) if bias else scaled
 
 
-@op("Crop")
+@op("Crop", limits=WITHDRAWN)
 def crop(input, *, border=(0, 0, 0, 0), scale=None):
     """Cuts (left, top, right, bottom) off images [N, C, H, W]; with ``scale``, a (height, width) from the left top."""
     left, top, right, bottom = border
@@ -314,7 +320,7 @@ def crop(input, *, border=(0, 0, 0, 0), scale=None):
     return input[:, :, top : top + height, left : left + width]
 
 
-@op("GivenTensorFill")
+@op("GivenTensorFill", limits=WITHDRAWN)
 def given_tensor_fill(shape: Static = None, *, values, input_as_shape=0, extra_shape=()):
     """``values`` in a shape: the attribute's, the input's own, or (input_as_shape) the one that the input lists."""
     extents = dims(shape) if input_as_shape or shape.dtype.kind == "i" else shape.shape
@@ -380,12 +386,12 @@ def _shift_right(x, y):
 _SHIFTS = {"LEFT": two_columns(np.left_shift, lax.shift_left), "RIGHT": two_columns(np.right_shift, _shift_right)}
 
 
-@op("BitShift", since=11, broadcasts=True)
+@op("BitShift", since=11, broadcasts=True, limits="by the width or more: 0")
 def bit_shift(X, Y, *, direction: Literal["LEFT", "RIGHT"]):
     return _SHIFTS[direction](X, Y)
 
 
-@op("Where", since=9, broadcasts=True)
+@op("Where", since=9, broadcasts=True, limits="strings on the host")
 def where(condition, X, Y):
     if is_string(X):
         condition = needs_known(condition, "X and Y are strings")

@@ -16,6 +16,10 @@ from jax import lax
 from .arrays import axes_of, axis_of, dims, is_known, is_string, xp
 from .registry import Static, op, withdrawn
 
+_BOUNDS = "known indices out of range raise; traced ones read NaN (integers: the extreme of their type)"
+_WRITES = "known indices out of range raise; traced ones write nothing"
+_PRODUCT = f"{_WRITES}; reduction mul has a gradient only where the indices are known and distinct"
+
 INT32_MAX = 2**31 - 1
 
 
@@ -74,7 +78,7 @@ def _lax_slice(data, bounds):
     return lax.rev(result, reverse) if reverse else result
 
 
-@op("Gather")
+@op("Gather", limits=_BOUNDS)
 def gather(data, indices, *, axis=0):
     axis = axis_of(axis, data.ndim)
     extent = data.shape[axis]
@@ -105,7 +109,7 @@ def _positions(data, indices, axis):
     return mesh
 
 
-@op("GatherElements")
+@op("GatherElements", limits=_BOUNDS)
 def gather_elements(data, indices, *, axis=0):
     return _take(data, _positions(data, indices, axis))
 
@@ -122,7 +126,7 @@ def _tuples(data, indices, batch_dims=0):
     return [*batch, *(indices[..., i] for i in range(depth))]
 
 
-@op("GatherND")
+@op("GatherND", limits=_BOUNDS)
 def gather_nd(data, indices, *, batch_dims=0):
     return _take(data, _tuples(data, indices, batch_dims))
 
@@ -156,14 +160,14 @@ def _distinct(index, shape):
     return np.unique(places).size == places.size
 
 
-@op("ScatterElements", since=11)
+@op("ScatterElements", since=11, limits=_PRODUCT)
 def scatter_elements(data, indices, updates, *, axis=0, reduction: Reduction = "none"):
     if indices.shape != updates.shape:
         raise ValueError(f"updates of shape {updates.shape} must have the shape {indices.shape} of the indices")
     return _put(data, _positions(data, indices, axis), updates, reduction)
 
 
-@op("Scatter", since=9)
+@op("Scatter", since=9, limits=_WRITES)
 def scatter(data, indices, updates, *, axis=0):
     return scatter_elements(data, indices, updates, axis=axis)
 
@@ -171,7 +175,7 @@ def scatter(data, indices, updates, *, axis=0):
 withdrawn("Scatter", since=11, instead="ScatterElements")
 
 
-@op("ScatterND", since=11)
+@op("ScatterND", since=11, limits=_PRODUCT)
 def scatter_nd(data, indices, updates, *, reduction: Reduction = "none"):
     expected = (*indices.shape[:-1], *data.shape[indices.shape[-1] :])
     if updates.shape != expected:
@@ -195,7 +199,7 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
     return xp(result).moveaxis(result, 1, axis)
 
 
-@op("Compress", since=9)
+@op("Compress", since=9, limits="its output's shape depends on data: `condition` must be known")
 def compress(input, condition: Static, *, axis=None):
     """Only the condition must be known: it alone sets the extent."""
     if axis is None:

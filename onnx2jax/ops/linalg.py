@@ -61,7 +61,7 @@ def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
-@op("Einsum", since=12, product=True)
+@op("Einsum", since=12, product=True, limits="the result may not drop the dimensions of an ellipsis")
 def einsum(*Inputs, equation):
     """Einstein's summation convention; without ``->`` the indices that appear once are kept, sorted."""
     equation = equation.replace(" ", "")

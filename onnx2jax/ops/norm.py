@@ -57,7 +57,7 @@ def _batch_normalization(X, scale, B, mean, var, epsilon, momentum, training, sp
     return y, *(v.astype(dtype) for v, dtype in zip((*running, now, spread), dtypes * 2, strict=True))
 
 
-@op("BatchNormalization", since=7)
+@op("BatchNormalization", since=7, limits="below opset 14 the number of outputs says whether it trains")
 def batch_normalization_7(X, scale, B, mean, var, *, epsilon=1e-5, momentum=0.9, spatial=1, n_outputs=1):
     """The number of outputs tells training from inference."""
     return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
@@ -166,7 +166,7 @@ def _dropout(data, ratio, key, mask_dtype=np.bool_):
     return jnp.where(keep, scaled, 0).astype(data.dtype), keep.astype(mask_dtype)
 
 
-@op("Dropout", since=1)
+@op("Dropout", since=1, limits="training draws from the caller's key, or from the stream of `seed`")
 def dropout_1(data, *, is_test=0, ratio=0.5, rng):
     return _dropout(data, ratio, None if is_test else rng, data.dtype)
 

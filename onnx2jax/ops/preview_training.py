@@ -20,7 +20,10 @@ def _each(step, inputs, kinds):
     return tuple(value for kind in zip(*results, strict=True) for value in kind)
 
 
-@op("Gradient", domain=_DOMAIN, heavy=True)
+_SUM = "the elements of y count as their sum; values it does not name are constants"
+
+
+@op("Gradient", domain=_DOMAIN, heavy=True, limits=_SUM)
 def gradient(*inputs, xs, y, zs=(), derivatives):
     """dy/dx for each x of xs, where xs and zs are the independent values; a y of many elements counts as their sum."""
     return derivatives(y, xs, dict(zip((*xs, *zs), inputs, strict=True)))

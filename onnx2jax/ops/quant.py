@@ -14,6 +14,8 @@ from .conv import WINDOW, conv, window_of
 from .linalg import product
 from .registry import op, taking
 
+_FLOAT6 = "float6 on the host only: XLA has none"
+
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
 FLOAT6 = ("float6_e2m3fn", "float6_e3m2fn")
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
@@ -62,7 +64,7 @@ def saturate_to(x, zero_point, dtype, saturate=1):
     return x.astype(np.int32).astype(dtype)
 
 
-@op("QuantizeLinear", since=10)
+@op("QuantizeLinear", since=10, limits=_FLOAT6)
 def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1):
     """``saturate(round(x / y_scale) + y_zero_point)``, per tensor, axis or block."""
     dtype = to_dtype(output_dtype) if output_dtype else None
@@ -78,7 +80,7 @@ def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, outp
     return saturate_to(ratio, zero_point, dtype or np.dtype(np.uint8), saturate)
 
 
-@op("DequantizeLinear", since=10)
+@op("DequantizeLinear", since=10, limits=f"{_FLOAT6}; a float8e8m0 scale needs output_dtype")
 def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, output_dtype=0):
     """``(x - x_zero_point) * x_scale``, per tensor, axis or block."""
     dtype = to_dtype(output_dtype) if output_dtype else np.dtype(x_scale.dtype)

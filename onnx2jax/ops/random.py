@@ -12,6 +12,8 @@ from ..proto.dtypes import to_dtype
 from .arrays import accumulator, argmax, wide
 from .registry import Shaped, op
 
+GENERATOR = "the stream is JAX's: ONNX fixes no generator, not even for a given seed"
+
 
 def _key(seed, rng):
     """The key of a float seed is its bits, so distinct seeds give distinct streams."""
@@ -29,21 +31,21 @@ def _floating(dtype, like):
     return dtype
 
 
-@op("RandomNormalLike")
+@op("RandomNormalLike", limits=GENERATOR)
 def random_normal_like(input: Shaped, *, dtype=None, mean=0.0, scale=1.0, seed=None, rng):
     """Draws from a normal distribution, in the shape of `input`."""
     dtype = _floating(dtype, input)
     return (jax.random.normal(_key(seed, rng), input.shape, accumulator(dtype)) * scale + mean).astype(dtype)
 
 
-@op("RandomNormal")
+@op("RandomNormal", limits=GENERATOR)
 def random_normal(*, shape, dtype=1, mean=0.0, scale=1.0, seed=None, rng):
     """Draws from a normal distribution."""
     like = jax.ShapeDtypeStruct(shape, np.float32)
     return random_normal_like(like, dtype=dtype, mean=mean, scale=scale, seed=seed, rng=rng)
 
 
-@op("RandomUniformLike")
+@op("RandomUniformLike", limits=GENERATOR)
 def random_uniform_like(input: Shaped, *, dtype=None, high=1.0, low=0.0, seed=None, rng):
     """Draws evenly from [low, high), in the shape of `input`."""
     dtype = _floating(dtype, input)
@@ -51,14 +53,14 @@ def random_uniform_like(input: Shaped, *, dtype=None, high=1.0, low=0.0, seed=No
     return jnp.minimum(drawn, np.nextafter(dtype.type(high), dtype.type(low)))  # rounding may have reached high
 
 
-@op("RandomUniform")
+@op("RandomUniform", limits=GENERATOR)
 def random_uniform(*, shape, dtype=1, high=1.0, low=0.0, seed=None, rng):
     """Draws evenly from [low, high)."""
     like = jax.ShapeDtypeStruct(shape, np.float32)
     return random_uniform_like(like, dtype=dtype, high=high, low=low, seed=seed, rng=rng)
 
 
-@op("Bernoulli", since=15)
+@op("Bernoulli", since=15, limits=GENERATOR)
 def bernoulli(input, *, dtype=None, seed=None, rng):
     """1 with the probability that `input` gives, else 0."""
     p = wide(input)
@@ -66,7 +68,7 @@ def bernoulli(input, *, dtype=None, seed=None, rng):
     return drawn.astype(input.dtype if dtype is None else to_dtype(dtype))
 
 
-@op("Multinomial", since=7)
+@op("Multinomial", since=7, limits=GENERATOR)
 def multinomial(input, *, dtype: Literal[6, 7] = 6, sample_size=1, seed=None, rng):
     """Classes drawn by their unnormalised log-probabilities [batch, classes] -> [batch, samples]."""
     if input.ndim != 2:

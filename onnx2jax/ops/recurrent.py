@@ -13,6 +13,8 @@ from jax import lax
 from .arrays import accumulator, wide
 from .registry import op, taking
 
+CLIP = "clip bounds what enters each activation, in LSTM the cell state before h too, as the specification says"
+
 UNROLL = 8
 """Up to so many steps the loop is written out."""
 
@@ -174,14 +176,14 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     return y, [recur_by(R[d].T) for d in range(directions)], apart
 
 
-@op("RNN", since=7, product=True, unsharded=True)
+@op("RNN", since=7, product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER | {"activations": ("Tanh", "Tanh")})
 def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
     """A simple recurrent layer."""
     return layer(rnn_cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
 
 
-@op("GRU", since=7, product=True, unsharded=True)
+@op("GRU", since=7, product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER)
 def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
     """A layer of gated recurrent units."""
@@ -195,7 +197,7 @@ def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, i
     return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)
 
 
-@op("LSTM", since=7, product=True, unsharded=True)
+@op("LSTM", since=7, product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER, input_forget=0)
 def lstm(X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, **attributes):
     """A layer of long short-term memory."""

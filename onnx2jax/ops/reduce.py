@@ -78,17 +78,17 @@ def _log_sum_exp(x, axes):
     return _log(_sum(space.exp(x - top), axes)) + top
 
 
-REDUCTIONS = {  # name: (function of data and axes, whether integers are reduced in float64)
-    "ReduceSum": (_sum, False),
-    "ReduceProd": (_prod, False),
-    "ReduceMax": (_max, False),
-    "ReduceMin": (_min, False),
-    "ReduceMean": (_mean, False),
-    "ReduceL1": (lambda x, axes: _sum(abs(x), axes), False),
-    "ReduceSumSquare": (lambda x, axes: _sum(x * x, axes), False),
-    "ReduceL2": (lambda x, axes: root(_sum(x * x, axes)), True),
-    "ReduceLogSum": (lambda x, axes: _log(_sum(x, axes)), True),
-    "ReduceLogSumExp": (_log_sum_exp, True),
+REDUCTIONS = {  # name: (function of data and axes, whether integers are reduced in float64, limits)
+    "ReduceSum": (_sum, False, ""),
+    "ReduceProd": (_prod, False, ""),
+    "ReduceMax": (_max, False, "of nothing: the least of the type, -inf for floats"),
+    "ReduceMin": (_min, False, "of nothing: the greatest of the type, inf for floats"),
+    "ReduceMean": (_mean, False, "of nothing: NaN; of no integers it raises"),
+    "ReduceL1": (lambda x, axes: _sum(abs(x), axes), False, ""),
+    "ReduceSumSquare": (lambda x, axes: _sum(x * x, axes), False, ""),
+    "ReduceL2": (lambda x, axes: root(_sum(x * x, axes)), True, ""),
+    "ReduceLogSum": (lambda x, axes: _log(_sum(x, axes)), True, ""),
+    "ReduceLogSumExp": (_log_sum_exp, True, ""),
 }
 
 
@@ -105,8 +105,8 @@ def _reduction(body, in_float):
     return reduction
 
 
-for _name, _row in REDUCTIONS.items():
-    op(_name)(_reduction(*_row))
+for _name, (_body, _in_float, _limits) in REDUCTIONS.items():
+    op(_name, limits=_limits)(_reduction(_body, _in_float))
 
 
 def _arg_extremum(*, least):
@@ -158,7 +158,7 @@ def _rank_key(x, largest):
     return space.where(x != x, x.dtype.type(np.nan if largest else -np.inf), x)
 
 
-@op("TopK", since=10)
+@op("TopK", since=10, limits="sorted=0 sorts as well; NaN counts as greatest")
 def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     """Of equal elements the one with the lower index comes first."""
     del sorted  # 0 leaves the order open, so the sorted one serves
@@ -181,14 +181,14 @@ def top_k_1(X, *, k, axis=-1):
     return top_k(X, np.asarray(k), axis=axis)
 
 
-@op("NonZero", since=9)
+@op("NonZero", since=9, limits="its output's shape depends on data")
 def non_zero(X: Static):
     if X.ndim == 0:  # no axes, so no coordinates: shape (0, N)
         return np.zeros((0, int(bool(X))), np.int64)
     return np.array(np.nonzero(X), np.int64)
 
 
-@op("Unique", since=11)
+@op("Unique", since=11, limits="its output's shape depends on data; NaN are equal to each other")
 def unique(X: Static, *, axis=None, sorted=1):
     """Unique elements or, along an axis, subtensors; with where they first are, where each went, and how many."""
     if axis is None:

@@ -98,7 +98,7 @@ def _extents(inputs, scales, sizes, policy, crop):
     return [int(np.floor(ratio * n + 0.5)) for n in inputs], [F32(ratio)] * len(inputs)
 
 
-@op("Resize", since=11, heavy=True)
+@op("Resize", since=11, heavy=True, limits="linear and cubic interpolate numbers only; strings on the host in nearest")
 def resize(
     X, roi: Static = None, scales: Static = None, sizes: Static = None, *, antialias=0, axes=None,
     coordinate_transformation_mode: Coordinates = "half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,

@@ -39,7 +39,7 @@ def _position(position, default, low, high):
     return position
 
 
-@op("SequenceAt", since=11, unsharded=True)
+@op("SequenceAt", since=11, unsharded=True, limits="a traced position needs elements of one shape")
 def sequence_at(input_sequence, position):
     """SequenceAt: a traced position works while all elements have one shape; outside the sequence it yields NaN."""
     n = len(input_sequence)

@@ -197,7 +197,7 @@ def padded(data, low, high, value=None):
     return lax.pad(data, value, [(a, b, 0) for _, a, b in rows])
 
 
-@op("Pad", since=11)
+@op("Pad", since=11, limits="without a value float8e8m0, which has no 0, is padded with 2^-127")
 def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode: Mode = "constant"):
     pads = dims(pads)
     axes = tuple(range(data.ndim)) if axes is None else axes_of(axes, data.ndim)

@@ -102,7 +102,10 @@ for _name, _coefficients in {
     op(_name, since=17)(_cosine_window(*_coefficients))
 
 
-@op("MelWeightMatrix", since=17, unsharded=True)
+_EDGES = "the edges are spaced as the runtimes space them: ONNX leaves it open"
+
+
+@op("MelWeightMatrix", since=17, unsharded=True, limits=_EDGES)
 def mel_weight_matrix(
     num_mel_bins: Static, dft_length: Static, sample_rate, lower_edge_hertz, upper_edge_hertz, *, output_datatype=1
 ):

@@ -33,7 +33,7 @@ def _padded(rows, shape, filler):
     return np.array(flat, object).reshape(*shape, width)
 
 
-@op("RegexFullMatch", since=20)
+@op("RegexFullMatch", since=20, limits="needs the extra `re2` (google-re2)")
 def regex_full_match(X: Static, *, pattern):
     expression = _regex(pattern)
     return np.array([expression.fullmatch(x) is not None for x in X.flat], bool).reshape(X.shape)
@@ -57,7 +57,10 @@ _OWN_CASES = ("tr", "az", "lt")
 Case = Literal["NONE", "LOWER", "UPPER"]
 
 
-@op("StringNormalizer", since=10)
+_LOCALES = "Unicode's default case mapping: locales tr, az, lt are refused where case changes"
+
+
+@op("StringNormalizer", since=10, limits=_LOCALES)
 def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_sensitive=0, locale=None, stopwords=()):
     """StringNormalizer: drop the stop words, then change the case. Nothing left becomes one empty string."""
     if locale is not None and locale[:2].lower() in _OWN_CASES and case_change_action != "NONE":
@@ -71,7 +74,7 @@ def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_s
     return np.array(kept, object).reshape(*X.shape[:-1], len(kept))
 
 
-@op("Tokenizer", domain="com.microsoft")
+@op("Tokenizer", domain="com.microsoft", limits="needs the extra `re2` (google-re2)")
 def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokenexp=None):
     """com.microsoft Tokenizer: by characters (separators is [""]), by separators, or by the shape of a token."""
     only(separators=separators, tokenexp=tokenexp)
@@ -94,7 +97,7 @@ def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokene
 # ---------------------------------------------------------------------------------------------- n-grams
 
 
-@op("TfIdfVectorizer", since=9, unsharded=True)
+@op("TfIdfVectorizer", since=9, unsharded=True, limits="strings on the host; an n-gram listed twice raises")
 def tf_idf_vectorizer(
     X, *, max_gram_length, max_skip_count, min_gram_length, mode: Literal["TF", "IDF", "TFIDF"], ngram_counts,
     ngram_indexes, pool_int64s=None, pool_strings=None, weights=None,

@@ -76,7 +76,7 @@ def _pad_coordinate(coordinate, n, padding_mode, align_corners):
     return jnp.clip(coordinate, 0, n - 1)
 
 
-@op("GridSample", since=20, heavy=True)
+@op("GridSample", since=20, heavy=True, limits="no strings, although the schema lists them")
 def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mode: Padding = "zeros"):
     """GridSample: the image read at normalised positions, innermost axis first."""
     X, grid = jnp.asarray(X), jnp.asarray(grid)
@@ -218,7 +218,7 @@ def corners(boxes, center_point_box):
     return xp(boxes).minimum(first, second), xp(boxes).maximum(first, second)
 
 
-@op("NonMaxSuppression", since=10)
+@op("NonMaxSuppression", since=10, limits="its output's shape depends on data; not differentiable")
 def non_max_suppression(
     boxes: Static, scores: Static, max_output_boxes_per_class: Static = None, iou_threshold: Static = None,
     score_threshold: Static = None, *, center_point_box=0,
@@ -245,7 +245,7 @@ def non_max_suppression(
     return np.array(chosen, np.int64).reshape(-1, 3)
 
 
-@op("ImageDecoder", since=20)
+@op("ImageDecoder", since=20, limits="needs the extra `image` (pillow), and decodes what pillow does")
 def image_decoder(encoded_stream: Static, *, pixel_format: Literal["RGB", "BGR", "Grayscale"] = "RGB"):
     """Decode an image file to (height, width, channels); what cannot be decoded becomes an empty tensor."""
     try:

@@ -14,13 +14,12 @@ import numpy as np
 import onnx
 import pytest
 
-from docs.operator_limits import HOST_ONLY, TYPES_LEFT_OUT
 from onnx2jax import compat
 from onnx2jax.ops import registry
 from onnx2jax.ops.cast import cast_to
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
 from tests.support.helpers import run_op
-from tests.tables.opsets import Row, rows
+from tests.tables.opsets import HOST_ONLY, TYPES_LEFT_OUT, Row, rows
 
 NEWEST = 28
 _DTYPES = {row.name.lower(): row.dtype for row in ELEMENT_TYPES.values()}

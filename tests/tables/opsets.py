@@ -608,3 +608,12 @@ UNCOVERED = {
     "an initializer in another spelling": ("Constant",),
 }
 """Operators of ONNX's default domain without a row, by reason; the official cases cover them."""
+
+HOST_ONLY = {
+    "string": "no JAX array holds text",
+    "float6": "XLA compiles nothing with them",
+}
+"""Element types that no compiled function takes."""
+
+TYPES_LEFT_OUT = {("", "Col2Im"): ("string",), ("", "GridSample"): ("string",)}
+"""(domain, operator) -> element types of the schema that it does not take, as its limits say."""

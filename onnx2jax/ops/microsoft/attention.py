@@ -17,6 +17,9 @@ from ..quant import integer_product, row
 from ..registry import Static, op, taking
 from .fused import MICROSOFT
 
+_MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
+_SHARED = "do_rotary, rotary_embedding_dim and a shared cache buffer are refused: use GroupQueryAttention"
+
 OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None, "unidirectional": 0}
 
 
@@ -68,7 +71,7 @@ def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
     return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
 
 
-@op("Attention", domain=MICROSOFT, product=True)
+@op("Attention", domain=MICROSOFT, product=True, limits=f"{_SHARED}; {_MASKS}")
 @taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
@@ -87,7 +90,7 @@ def attention(
     return y
 
 
-@op("QAttention", domain=MICROSOFT, heavy=True)
+@op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_SHARED}; {_MASKS}")
 @taking(**OPTIONS)
 def qattention(
     input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
@@ -100,7 +103,10 @@ def qattention(
     return self_attention(y, sizes, past_present_share_buffer, do_rotary, **mine, **options)
 
 
-@op("MultiHeadAttention", domain=MICROSOFT, product=True)
+_CACHES = f"past_sequence_length and cache_indirection are refused; {_MASKS}"
+
+
+@op("MultiHeadAttention", domain=MICROSOFT, product=True, limits=_CACHES)
 @taking(**OPTIONS)
 def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
@@ -132,7 +138,7 @@ def turned(x, positions, cos_cache, sin_cache, interleaved):
     )
 
 
-@op("RotaryEmbedding", domain=MICROSOFT)
+@op("RotaryEmbedding", domain=MICROSOFT, limits="is_packed_batching and a scale other than 1 are refused")
 def ms_rotary_embedding(
     input, position_ids, cos_cache, sin_cache,
     *, interleaved=0, is_packed_batching=0, num_heads=0, rotary_embedding_dim=0, scale=1.0,
@@ -164,7 +170,7 @@ def appended(past, new, starts, length):
     )
 
 
-@op("GroupQueryAttention", domain=MICROSOFT, product=True)
+@op("GroupQueryAttention", domain=MICROSOFT, product=True, limits="a quantized cache and a sliding one are refused")
 def group_query_attention(
     query, key=None, value=None, past_key=None, past_value=None, seqlens_k=None, total_sequence_length: Static = None,
     cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None, v_scale=None,

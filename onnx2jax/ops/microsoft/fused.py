@@ -21,6 +21,8 @@ from ..reduce import unique
 from ..registry import Static, op, taking
 from ..shape import pad, range_, unsqueeze
 
+_ACTIVATIONS = "activations: Clip and those of the recurrent operators"
+
 MICROSOFT = "com.microsoft"
 
 
@@ -85,7 +87,7 @@ def activate(x, name, *parameters):
     return function(x, *given, *defaults[len(given) :])
 
 
-@op("FusedGemm", domain=MICROSOFT, product=True)
+@op("FusedGemm", domain=MICROSOFT, product=True, limits=f"{_ACTIVATIONS}; activation_gamma is refused")
 def fused_gemm(
     A, B, C=None, *, activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
     alpha=1.0, beta=1.0, transA=0, transB=0,
@@ -97,7 +99,7 @@ def fused_gemm(
     return activate(jnp.asarray(y), activation, activation_alpha, activation_beta).astype(A.dtype)
 
 
-@op("FusedConv", domain=MICROSOFT, product=True)
+@op("FusedConv", domain=MICROSOFT, product=True, limits=_ACTIVATIONS)
 @taking(**WINDOW)
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
     """Conv, a residual Z added, an activation."""
@@ -112,7 +114,7 @@ def nhwc(function, x, *inputs, channels_last=1, **attributes):
     return jnp.moveaxis(function(jnp.moveaxis(jnp.asarray(x), -1, 1), *inputs, **attributes), 1, -1)
 
 
-@op("NhwcFusedConv", domain=MICROSOFT, product=True)
+@op("NhwcFusedConv", domain=MICROSOFT, product=True, limits=_ACTIVATIONS)
 @taking(**WINDOW, group=1, activation="", activation_params=())
 def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
     Z = None if Z is None else jnp.moveaxis(jnp.asarray(Z), -1, 1)
@@ -145,7 +147,7 @@ def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilo
     return y.astype(input.dtype), mean, inverse, total.astype(input.dtype)
 
 
-@op("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+@op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, limits="the second output (mean) is never given")
 def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilon=1e-12, n_outputs=1):
     """RMSNormalization of ``input + skip + bias``, and that sum; there is no mean."""
     total = skip_sum(input, skip, bias)
@@ -153,8 +155,8 @@ def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilo
     return ((y * wide(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype))[:n_outputs]
 
 
-@op("SimplifiedLayerNormalization", domain=MICROSOFT)
-@op("SimplifiedLayerNormalization")
+@op("SimplifiedLayerNormalization", domain=MICROSOFT, limits="stash_type float32 or float64")
+@op("SimplifiedLayerNormalization", limits="onnxruntime's; stash_type float32 or float64")
 def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     """RMSNormalization under onnxruntime's older name, with the inverse deviation as second output."""
     if stash_type not in (1, 11):
@@ -207,7 +209,7 @@ def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_las
     return y.astype(X.dtype), total.astype(X.dtype)
 
 
-@op("CDist", domain=MICROSOFT, heavy=True)
+@op("CDist", domain=MICROSOFT, heavy=True, limits="metrics: sqeuclidean and euclidean")
 def cdist(A, B, *, metric="sqeuclidean"):
     """The distance of each row of A from each row of B."""
     if metric not in ("sqeuclidean", "euclidean"):
@@ -216,7 +218,7 @@ def cdist(A, B, *, metric="sqeuclidean"):
     return square if metric == "sqeuclidean" else root(square)
 
 
-@op("Unique", domain=MICROSOFT)
+@op("Unique", domain=MICROSOFT, limits="its output's shape depends on data")
 def ms_unique(x: Static):
     """The distinct elements in order of appearance, the place of each element among them, their counts."""
     y, _, inverse, counts = unique(x, sorted=0)

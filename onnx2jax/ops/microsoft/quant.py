@@ -145,7 +145,10 @@ def unpack(x, bits):
     return ((x[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*x.shape[:-1], -1)
 
 
-@op("MatMulNBits", domain=MICROSOFT, heavy=True)
+_LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is never needed"
+
+
+@op("MatMulNBits", domain=MICROSOFT, heavy=True, limits=_LAYOUTS)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
     *, K, N, accuracy_level=0, bits=4, block_size, weight_prepacked=0,
@@ -171,7 +174,7 @@ def matmul_nbits(
     return (y if bias is None else y + bias.astype(work)).astype(A.dtype)
 
 
-@op("GatherBlockQuantized", domain=MICROSOFT)
+@op("GatherBlockQuantized", domain=MICROSOFT, limits="bits: 2, 4 and 8; an index out of range gives zeros")
 def gather_block_quantized(
     data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
 ):

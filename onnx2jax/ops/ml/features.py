@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays import argmax, is_string, needs_known, xp
 from ..registry import Static, op, taking
 from ..text import find
-from .scores import DOMAIN, Transform, batch, labels_of, only, transform, two_scores
+from .scores import DOMAIN, LABELS, Transform, batch, labels_of, only, transform, two_scores
 
 
 def _per_feature(values, X, what):
@@ -27,7 +27,7 @@ def _per_feature(values, X, what):
 # ------------------------------------------------------------------------------------ features and scaling
 
 
-@op("ArrayFeatureExtractor", domain=DOMAIN)
+@op("ArrayFeatureExtractor", domain=DOMAIN, limits="strings on the host")
 def array_feature_extractor(X, Y):
     """ArrayFeatureExtractor: columns of the last axis; of a vector they come as one row."""
     if is_string(X):
@@ -85,7 +85,10 @@ def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX"):
 # ------------------------------------------------------------------------------------------------ encoding
 
 
-@op("OneHotEncoder", domain=DOMAIN)
+_CATEGORIES = "strings on the host; with zeros=0 the input must be known, since an unknown category raises"
+
+
+@op("OneHotEncoder", domain=DOMAIN, limits=_CATEGORIES)
 def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
     """OneHotEncoder: an axis more, one entry for each category."""
     name, cats = only(cats_int64s=cats_int64s, cats_strings=cats_strings)
@@ -119,7 +122,7 @@ def _lookup(X, keys, values, default):
     return xp.where(place < 0, default, xp(X).asarray(values[~nan][::-1][at])[place])
 
 
-@op("LabelEncoder", domain=DOMAIN)
+@op("LabelEncoder", domain=DOMAIN, limits="strings on the host")
 def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_string="_Unused"):
     """LabelEncoder-1: strings become their position in the list, integers the string at that position."""
     strings, places = np.array(classes_strings, object)[::-1], np.arange(len(classes_strings))[::-1]
@@ -210,7 +213,7 @@ def _linear(X, n, coefficients, intercepts):
     return scores if not intercepts else scores + np.array(intercepts, np.float32)
 
 
-@op("LinearClassifier", domain=DOMAIN)
+@op("LinearClassifier", domain=DOMAIN, limits=LABELS)
 def linear_classifier(
     X, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None,
     multi_class: Literal[0, 1] = 0, post_transform: Transform = "NONE",  # noqa: ARG001

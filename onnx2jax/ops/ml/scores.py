@@ -15,6 +15,9 @@ from jax import lax
 from ..activation import sigmoid, softmax
 from ..arrays import is_known, needs_known, xp
 
+_PROBIT = "PROBIT of a single score for two classes is refused: undefined"
+LABELS = f"class labels that are strings are looked up on the host; {_PROBIT}"
+
 DOMAIN = "ai.onnx.ml"
 Transform = Literal["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import argmax, is_known, xp
 from ..registry import op, taking, withdrawn
-from .scores import DOMAIN, Transform, batch, labels_of, only, repeat, transform, two_scores
+from .scores import DOMAIN, LABELS, Transform, batch, labels_of, only, repeat, transform, two_scores
 
 Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
@@ -172,7 +172,10 @@ def tree_ensemble_regressor(
     return transform(scores, post_transform).astype(np.float32)
 
 
-@op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True)
+_BASES = f"{LABELS}; one score a row against several base_values is refused"
+
+
+@op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True, limits=_BASES)
 @taking(**_schema("class"))
 def tree_ensemble_classifier(
     X, *, classlabels_int64s=None, classlabels_strings=None, post_transform: Transform = "NONE", **given
