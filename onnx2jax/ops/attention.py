@@ -12,7 +12,7 @@ from jax import lax
 
 from ..proto.dtypes import to_dtype
 from .activation import softmax
-from .arrays import accumulator, xp
+from .arrays import accumulator, is_known, xp
 from .registry import op
 
 Precision = Literal[None, 1, 10, 11, 16]  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
@@ -100,6 +100,15 @@ def window(queries, keys, offset, left, right):
     return ([distance <= left] if left >= 0 else []) + ([distance >= -right] if right >= 0 else [])
 
 
+def _bias_and_mask(mask, keys, may_end_early):
+    """What an attn_mask adds to the scores, and which keys it lets count: none behind its end."""
+    boolean = mask.dtype == bool
+    if may_end_early and mask.shape[-1] != keys:  # else an extent of 1 broadcasts
+        behind = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
+        mask = jnp.pad(mask, behind, constant_values=False if boolean else -np.inf)
+    return (None, mask) if boolean else (mask, mask != -np.inf)
+
+
 @op("Attention", since=23, product=True, limits="always compiled; a query that may attend to nothing gives zeros")
 def attention(
     Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None,
@@ -115,7 +124,7 @@ def attention(
         raise ValueError(f"window sizes ({left_window_size}, {right_window_size}) must be -1 or more")
     q = heads_of(Q, q_num_heads, "Q")
     k, v = heads_of(K, kv_num_heads, "K"), heads_of(V, kv_num_heads, "V")
-    offset, masks = 0, []
+    offset, masks, bias = 0, [], None
     if past_key is not None:
         k, v, offset = jnp.concatenate([past_key, k], 2), jnp.concatenate([past_value, v], 2), past_key.shape[2]
     queries, keys = q.shape[2], k.shape[2]
@@ -124,14 +133,10 @@ def attention(
         masks, offset = [lax.iota(np.int32, keys) < lengths], lengths - queries
     masks += window(queries, keys, offset, left_window_size, 0 if is_causal else right_window_size)
     if attn_mask is not None:
-        # Since opset 24 a mask may end early; before, an extent of 1 broadcasts.
-        if opset >= 24 and attn_mask.shape[-1] != keys:
-            padding = [(0, 0)] * (attn_mask.ndim - 1) + [(0, keys - attn_mask.shape[-1])]
-            attn_mask = jnp.pad(attn_mask, padding, constant_values=False if attn_mask.dtype == bool else -np.inf)
-        masks.append(attn_mask if attn_mask.dtype == bool else attn_mask != -np.inf)
-        attn_mask = None if attn_mask.dtype == bool else attn_mask
+        bias, mask = _bias_and_mask(attn_mask, keys, may_end_early=opset >= 24)
+        masks.append(mask)
     y, (raw, capped, _, scores, weights) = attend(
-        q, k, v, scale=scale, softcap=softcap, biases=[attn_mask], masks=masks, dtype=Q.dtype,
+        q, k, v, scale=scale, softcap=softcap, biases=[bias], masks=masks, dtype=Q.dtype,
         precision=softmax_precision and to_dtype(softmax_precision),
     )  # fmt: skip
     return y if Q.ndim == 4 else merged(y), k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
@@ -148,12 +153,17 @@ def _modified(body, x, name):
 @op("FlexAttention", domain="ai.onnx.preview", heavy=True)
 def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softmax_precision: Precision = None):
     """Attention whose scores and probabilities pass through the node's own subgraphs."""
-    if not Q.ndim == K.ndim == V.ndim == 4:
-        raise ValueError(f"Q, K and V must have rank 4 (ranks {Q.ndim}, {K.ndim}, {V.ndim})")
     precision = to_dtype(softmax_precision) if softmax_precision else accumulator(Q.dtype)
     scores = _modified(score_mod, _scores(Q, K, V, scale, precision), "score_mod")
     weights = jax.nn.softmax(jnp.asarray(scores, accumulator(precision)), axis=-1).astype(precision)
     return _weigh(_modified(prob_mod, weights, "prob_mod"), V).astype(V.dtype)
+
+
+def _state(past, shape, like):
+    """The state to go on from: zeros of the type of ``like``, unless there is a past."""
+    if past is not None and past.shape != shape:
+        raise ValueError(f"past_state must have shape {shape} ({past.shape})")
+    return xp(like).zeros(shape, like.dtype) if past is None else past
 
 
 @op("LinearAttention", since=27, heavy=True)
@@ -165,8 +175,6 @@ def linear_attention(
     for name, given, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
         if (given is not None) != wanted:
             raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
     if not query.ndim == key.ndim == value.ndim == 3:
         raise ValueError(f"query, key and value must have rank 3 ({query.ndim}, {key.ndim}, {value.ndim})")
     group, wide = _group(q_num_heads, kv_num_heads), accumulator(query.dtype)
@@ -191,10 +199,7 @@ def linear_attention(
         q = q.reshape(batch, kv_num_heads, group, d_k)
         return state, jnp.einsum("bhgk,bhkv->bhgv", q, state)
 
-    start = (batch, kv_num_heads, d_k, v.shape[3])
-    past_state = jnp.zeros(start, query.dtype) if past_state is None else past_state
-    if past_state.shape != start:
-        raise ValueError(f"past_state must have shape {start} ({past_state.shape})")
+    past_state = _state(past_state, (batch, kv_num_heads, d_k, v.shape[3]), query)
     # Tokens are taken one by one; a few of a chunk share a trip of the loop, unless their number is symbolic.
     unroll = min(chunk_size, 4) if isinstance(q.shape[0], int) else 1
     state, read = lax.scan(step, past_state.astype(wide), (q, k, v, g, b), unroll=unroll)
@@ -207,28 +212,30 @@ def rotary_embedding(
     X, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=None, rotary_embedding_dim=0
 ):
     """Each pair of a head's features turns by an angle of its position."""
-    ns = xp(X, cos_cache, sin_cache, position_ids)
     if X.ndim == 3 and not num_heads:
         raise ValueError("a rank-3 X needs the attribute num_heads")
-    # heads in the last but one place: [batch, sequence, heads, size]
-    x = ns.swapaxes(X, 1, 2) if X.ndim == 4 else X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads)
+    x = X if X.ndim == 4 else X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads)
     if position_ids is not None:
-        cos_cache, sin_cache = (_rows(ns, cache, position_ids) for cache in (cos_cache, sin_cache))
+        cos_cache, sin_cache = (_rows(cache, position_ids) for cache in (cos_cache, sin_cache))
     width = rotary_embedding_dim or x.shape[3]
     if width % 2 or not 2 * cos_cache.shape[-1] == 2 * sin_cache.shape[-1] == width:
         angles = f"{cos_cache.shape[-1]} and {sin_cache.shape[-1]}"
         raise ValueError(f"caches of {angles} angles cannot turn {width} features: each must hold half as many")
-    cos, sin = cos_cache[:, :, None], sin_cache[:, :, None]
-    turned, rest = x[..., :width], x[..., width:]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else ns.split(turned, 2, axis=-1)
-    turned = ns.stack([cos * a - sin * b, sin * a + cos * b], axis=-1 if interleaved else -2).reshape(turned.shape)
-    y = ns.concatenate([turned, rest], axis=-1)
-    return ns.swapaxes(y, 1, 2) if X.ndim == 4 else y.reshape(X.shape)
+    heads = 1 if X.ndim == 4 else 2
+    return _rotated(x, *(xp.expand_dims(c, heads) for c in (cos_cache, sin_cache)), interleaved).reshape(X.shape)
 
 
-def _rows(ns, cache, ids):
+def _rotated(x, cos, sin, interleaved):
+    """The first features, two for each angle, turned in pairs; the rest as they are."""
+    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else xp.split(turned, 2, axis=-1)
+    turned = xp.stack([cos * a - sin * b, sin * a + cos * b], axis=-1 if interleaved else -2).reshape(turned.shape)
+    return xp.concatenate([turned, rest], axis=-1)
+
+
+def _rows(cache, ids):
     """cache[ids]; a position outside the cache is an error when known and NaN when traced."""
-    return cache[ids] if ns is np else jnp.asarray(cache).at[ids].get(mode="fill", fill_value=np.nan)
+    return cache[ids] if is_known((cache, ids)) else jnp.asarray(cache).at[ids].get(mode="fill", fill_value=np.nan)
 
 
 @op("CausalConvWithState", since=27, heavy=True)
@@ -238,17 +245,12 @@ def causal_conv_with_state(
     """A depthwise convolution over the past only, as shifted multiply-adds; the state is the last k - 1 inputs."""
     if input.ndim != 3 or weight.ndim != 3 or weight.shape[:2] != (input.shape[1], 1):
         raise ValueError(f"input [batch, channels, length] {input.shape} needs weight [channels, 1, k] {weight.shape}")
-    ns, wide = xp(input, weight, bias, past_state), accumulator(input.dtype)
-    (batch, channels, length), taps = input.shape, weight.shape[2]
-    start = (batch, channels, taps - 1)
-    past_state = ns.zeros(start, input.dtype) if past_state is None else past_state
-    if past_state.shape != start:
-        raise ValueError(f"past_state must have shape {start} ({past_state.shape})")
-    line = ns.concatenate([past_state, input], axis=2)
-    y = ns.zeros((), wide) if bias is None else bias[:, None].astype(wide)
+    (batch, channels, length), taps, wide = input.shape, weight.shape[2], accumulator(input.dtype)
+    line = xp.concatenate([_state(past_state, (batch, channels, taps - 1), input), input], axis=2)
+    y = np.zeros((), wide) if bias is None else bias[:, None].astype(wide)
     for i in range(taps):
         y = y + line[:, :, i : i + length].astype(wide) * weight[:, :, i].astype(wide)
     if activation != "none":
         y = y.astype(input.dtype).astype(wide)
-        y = y / (1 + ns.exp(-y))
+        y = y / (1 + xp.exp(-y))
     return y.astype(input.dtype), line[:, :, length:]

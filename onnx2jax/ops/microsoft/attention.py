@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from inspect import Parameter
 
 import jax
@@ -12,10 +13,9 @@ from jax import lax
 from ..arrays import accumulator, dims, wide
 from ..attention import attend, heads_of, merged, rotary_embedding, window
 from ..linalg import product
-from ..norm import standardize
 from ..quant import integer_product, row
 from ..registry import Static, op, taking
-from .fused import MICROSOFT
+from .fused import MICROSOFT, simplified_layer_normalization
 
 _MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
 _SHARED = "do_rotary, rotary_embedding_dim and a shared cache buffer are refused: use GroupQueryAttention"
@@ -47,15 +47,13 @@ def padding_bias(mask, batch, queries, keys, filler):
 def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, scale, mask_filter_value):
     """What the operators below do behind their projections: the result, keys and values with the past's, the scores."""
     q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
-    before = 0 if past is None else past[0].shape[2]
+    if unidirectional and k.shape[2] != q.shape[2]:
+        raise ValueError(f"unidirectional=1 needs a key for each query: {q.shape[2]} queries, {k.shape[2]} new keys")
     if past is not None:
-        k, v = jnp.concatenate([past[0], k], axis=2), jnp.concatenate([past[1], v], axis=2)
-    batch, _, queries, _ = q.shape
-    keys = k.shape[2]
-    if unidirectional and keys != queries + before:
-        raise ValueError(f"unidirectional=1 needs a key for each query: {queries} queries, {keys} keys in all")
+        k, v = (jnp.concatenate([old, new], axis=2) for old, new in zip(past, (k, v), strict=True))
+    (batch, _, queries, _), keys = q.shape, k.shape[2]
     biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
-    masks = window(queries, keys, before, -1, 0) if unidirectional else ()
+    masks = window(queries, keys, keys - queries, -1, 0) if unidirectional else ()
     y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
     return merged(y), k, v, scores.astype(q.dtype)
 
@@ -75,19 +73,16 @@ def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
 @taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
-    *, do_rotary=0, past_present_share_buffer=0, qkv_hidden_sizes=None, rotary_embedding_dim=0, n_outputs=1, **options,
+    *, do_rotary=0, past_present_share_buffer=0, qkv_hidden_sizes=None, rotary_embedding_dim=0, **options,
 ):  # fmt: skip
     """Self-attention with its input projection; masked keys are lowered by mask_filter_value."""
     sizes = qkv_hidden_sizes or (weights.shape[1] // 3,) * 3
     y = product(input, weights, accumulator(input.dtype))
-    y = self_attention(
+    return self_attention(
         jnp.asarray(y if bias is None else y + wide(bias), input.dtype), sizes,
         past_present_share_buffer or past_sequence_length is not None, do_rotary or rotary_embedding_dim, past=past,
         mask=mask_index, bias=attention_bias, **options,
     )  # fmt: skip
-    if n_outputs > len(y):
-        raise ValueError(f"qkv_hidden_sizes {tuple(sizes)}: the output present takes keys and values of one size")
-    return y
 
 
 @op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_SHARED}; {_MASKS}")
@@ -122,20 +117,11 @@ def multi_head_attention(
         key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
     if bias is not None:
         widths = [query.shape[-1], key.shape[-1] if key.ndim == 3 else query.shape[-1]]
-        if bias.shape[0] <= sum(widths):
-            raise ValueError(f"bias has {bias.shape[0]} elements; query, key and value need more than {sum(widths)}")
         q_bias, k_bias, v_bias = jnp.split(jnp.asarray(bias), np.cumsum(widths).tolist())
         query = query + q_bias
         key, value = (key + k_bias, value + v_bias) if key.ndim == 3 else (key, value)
     past = None if past_key is None else (past_key, past_value)
     return split_attention(query, key, value, mask=key_padding_mask, past=past, bias=attention_bias, **options)
-
-
-def turned(x, positions, cos_cache, sin_cache, interleaved):
-    """Rotary embedding of [batch, heads, sequence, size] at [batch, sequence] positions."""
-    return rotary_embedding(
-        x, cos_cache, sin_cache, positions, interleaved=interleaved, rotary_embedding_dim=2 * cos_cache.shape[-1]
-    )
 
 
 @op("RotaryEmbedding", domain=MICROSOFT, limits="is_packed_batching and a scale other than 1 are refused")
@@ -149,9 +135,7 @@ def ms_rotary_embedding(
     if rotary_embedding_dim and not num_heads and input.ndim == 3:
         raise ValueError(f"rotary_embedding_dim ({rotary_embedding_dim}) needs the attribute num_heads")
     if position_ids.size == 1 and position_ids.ndim == 1:
-        sequence = input.shape[-2]
-        position_ids = position_ids.reshape(1, 1) + np.arange(sequence, dtype=np.int64)
-        position_ids = jnp.broadcast_to(position_ids, (input.shape[0], sequence))
+        position_ids = position_ids + jnp.zeros((input.shape[0], 1), np.int64) + np.arange(input.shape[-2])
     heads = num_heads or (None if input.ndim == 4 else input.shape[2] // (2 * cos_cache.shape[-1]))
     return rotary_embedding(
         input, cos_cache, sin_cache, position_ids, interleaved=interleaved, num_heads=heads,
@@ -161,13 +145,10 @@ def ms_rotary_embedding(
 
 def appended(past, new, starts, length):
     """The cache [batch, heads, length, size] with each sequence's new entries written at its own start."""
-    shape = (*new.shape[:2], length, new.shape[3])
-    cache = jnp.zeros(shape, new.dtype)
+    cache = jnp.zeros((*new.shape[:2], length, new.shape[3]), new.dtype)
     if past is not None:
         cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
-    return jax.vmap(lambda c, n, s: lax.dynamic_update_slice(c, n, (jnp.zeros_like(s), s, jnp.zeros_like(s))))(
-        cache, new, starts
-    )
+    return jax.vmap(functools.partial(lax.dynamic_update_slice_in_dim, axis=1))(cache, new, starts)
 
 
 @op("GroupQueryAttention", domain=MICROSOFT, product=True, limits="a quantized cache and a sliding one are refused")
@@ -196,10 +177,8 @@ def group_query_attention(
         query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
     q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
     if q_norm_weight is not None:
-        q, k = (
-            (standardize(wide(x), -1, qk_norm_epsilon, center=False)[0] * wide(w)).astype(x.dtype)
-            for x, w in ((q, q_norm_weight), (k, k_norm_weight))
-        )
+        norm = functools.partial(simplified_layer_normalization, epsilon=qk_norm_epsilon)
+        (q, *_), (k, *_) = norm(q, q_norm_weight), norm(k, k_norm_weight)
     (total,) = dims(total_sequence_length)
     length, new = total if past_key is None else max(total, past_key.shape[2]), q.shape[2]
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
@@ -208,7 +187,7 @@ def group_query_attention(
         at = starts[:, None] + jnp.arange(new, dtype=np.int32)
         if position_ids is not None:  # a first prompt takes its first position only
             at = position_ids.reshape(-1)[0].astype(np.int32) + at if new == total else position_ids
-        q, k = (turned(x, at, cos_cache, sin_cache, rotary_interleaved) for x in (q, k))
+        q, k = (ms_rotary_embedding(x, at, cos_cache, sin_cache, interleaved=rotary_interleaved) for x in (q, k))
     present_key, present_value = (appended(p, x, starts, length) for p, x in ((past_key, k), (past_value, v)))
     starts, ends = starts.reshape(-1, 1, 1, 1), ends.reshape(-1, 1, 1, 1)
     masks = window(new, total, starts, max(local_window_size - 1, -1), 0 if causal else -1)
