@@ -62,10 +62,11 @@ def convert(
             adds an output ``name/count``, how many entries are real; a plain call raises when they are more than
             the size, in a jit of your own compare them yourself.
         max_trips: trips after which a Loop is an error; without it an endless loop runs for ever.
-        rebatch: repair the constants into which an exporter wrote its batch size, so that any other will do. True: the
-            batch is the first axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``, inputs left
-            out being the same for all samples. ``Model.explain`` lists the nodes changed. Compiles the model twice, to
-            show that several batches at once give what each gives alone.
+        rebatch: take any multiple of the batch size that the model is made for (1 where its inputs leave it free), and
+            give what each such group of samples gives alone: one program, by ``jax.vmap``. True: the batch is the first
+            axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``, inputs left out being the same
+            for all samples. Outputs have it where their declaration alone has it, and else, with True, on the first
+            axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         external_data_dir: where the weights lie, when not beside the model.
         follow_links: accept weights that symbolic links place outside that folder.
@@ -92,7 +93,7 @@ def convert(
         ModelError: the file is no ONNX model or breaks a rule of the format.
         UnsupportedOperatorError: nothing serves some of its operators; the message lists all of them.
         ShardingError: a rule does not fit an array or the mesh, or there is no such device configuration.
-        RebatchError: ``rebatch`` cannot be done, or not be shown to be right.
+        RebatchError: ``rebatch`` leaves open where the batch is. What shows while compiling, the first call raises.
         FileNotFoundError: no such file.
 
     >>> import onnx2jax
@@ -111,9 +112,8 @@ def convert(
     if imported.missing:
         raise binding.missing_error(imported.missing)
     imported = with_max_size(imported, max_size or {})
-    changes: tuple[str, ...] = ()
     if rebatch:
-        imported, changes = rebatched(imported, rebatch, dim_overrides or {}, static or {})
+        imported = rebatched(imported, rebatch, static or {})
     origin = Origin(message, files)
     placed = placement(imported, device_configuration, devices, mesh, shardings)
     settings = Settings(max_trips=max_trips, warn_after=warn_after, place=placed.constrain if placed else None)
@@ -126,5 +126,4 @@ def convert(
         max_size=max_size or {},
         origin=origin,
         placement=placed,
-        rebatched=changes,
     )

@@ -43,7 +43,6 @@ class Model:
         origin: what the file said, for ``onnx2jax.save``.
         placement: where weights and inputs lie when there is a mesh: ``mesh``, a sharding for each of ``params``, and
             ``notes`` on what of a device configuration could not be followed. None on one device.
-        rebatched: what ``convert(rebatch=...)`` changed, node by node.
     """
 
     def __init__(
@@ -57,12 +56,10 @@ class Model:
         max_size: Mapping[str, int] | None = None,
         origin: Origin | None = None,
         placement: Placement | None = None,
-        rebatched: tuple[str, ...] = (),
         changes: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.origin, self._changes = origin, dict(changes or {})
         self.placement = placement
-        self.rebatched = rebatched
         self.graph = imported.graph
         self.opsets = dict(imported.opsets)
         self.metadata = dict(imported.metadata)
@@ -198,14 +195,10 @@ class Model:
         return new
 
     def explain(self) -> str:
-        """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far.
-
-        Below it, the nodes that ``convert(rebatch=...)`` changed.
-        """
+        """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far."""
         rows = [("stage", "nodes", "why here", "compiled", "seconds"), *self._program.rows()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"for any batch size, {change}" for change in self.rebatched)])
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
         if rng is not None:

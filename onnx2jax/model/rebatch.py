@@ -1,399 +1,181 @@
-"""Batch sizes that an exporter wrote into constants: found, explained and repaired, ``convert(..., rebatch=True)``.
+"""A model for other batch sizes than the one it is made for: ``convert(..., rebatch=True)``.
 
-The graph is evaluated abstractly at two batch sizes side by side. Where the batch should pass and does not, a constant
-holds its size: that node is repaired, or the model refused. Afterwards the repaired model is run on three batches at
-once and compared with the original on each of them.
+The graph becomes one node, which runs it for each group of as many samples as it is made for, by ``jax.vmap``. What an
+exporter wrote into its constants stays as it is.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
-from .. import compat
-from ..errors import KnownValueError, OperatorError, RebatchError
+from ..errors import InputShapeError, KnownValueError, OperatorError, RebatchError
 from ..ir import analysis
 from ..ir.graph import Graph, Imported, Node
-from ..ops.arrays import dims, is_known, shape_vector, xp
-from ..ops.registry import Operator, Shaped, Static
+from ..ops.arrays import axis_of
+from ..ops.registry import Operator
 from ..proto.types import Dim, TensorType, ValueInfo
-from ..runtime.evaluate import Context, evaluate, run_nodes
-from .rebatch_check import TIMES, Place, compare, drawn, part
 
-TRIALS: Final = (64, 32, 16, 128, 224, 7)
-"""Extents tried for dimensions that are free and not overridden."""
 PRIVATE: Final = "onnx2jax.rebatch"
 
 
-def patched(shape: Static, like: Shaped, *, place: int, axis: int, per: int) -> Any:
-    """A known shape, one extent multiplied by how many batches of ``per`` are in ``like``."""
-    extents = list(dims(shape))
-    extents[place] *= like.shape[axis] // per
-    return shape_vector(tuple(extents))
+def in_groups(
+    *inputs: Any, body: Any, size: int, axes: tuple[int, ...], out_axes: tuple[int, ...], named: frozenset[str]
+) -> tuple[Any, ...]:
+    """The outputs of a graph for each group of ``size`` samples, joined along ``out_axes``.
+
+    Outputs that are not named by the user must have the samples of a group there.
+    """
+    extent = inputs[0].shape[axes[0]]  # and that of the others: they are declared with one variable
+    if size > 1 and extent % size:
+        raise InputShapeError(
+            f"a batch of {extent} is no multiple of {size}, the batch size that the model is made for"
+        )
+    groups = extent // size
+
+    def one(group: Any, *parts: Any) -> list[Any]:
+        results = body(*parts, step=group)
+        for value, result, axis in zip(body.outputs, results, out_axes, strict=True):
+            _check_output(value, result, axis, None if value.name in named else size)
+        return [jnp.asarray(r) for r in results]
+
+    parts = [x.reshape(*x.shape[:a], groups, size, *x.shape[a + 1 :]) for x, a in zip(inputs, axes, strict=True)]
+    try:
+        results = jax.vmap(one, (0, *axes))(jnp.arange(groups), *parts)
+    except OperatorError as e:
+        raise RebatchError(f"the model does not run at batch size {size}, as its inputs say: {e}") from e
+    except KnownValueError as e:
+        if analysis.sources(body.graph.nodes, e.values).isdisjoint(v.name for v in body.inputs):
+            raise  # A value that is the same for all samples: the call can give it.
+        raise RebatchError(
+            f"the samples of a batch cannot be compiled as one program: {str(e).splitlines()[0]} Run them one by one; "
+            "or leave an input that is the same for all of them out: convert(..., rebatch={'input name': axis})"
+        ) from e
+    return tuple(map(_joined, results, out_axes))
 
 
-def repeated(value: Any, like: Shaped, *, axis: int, like_axis: int, per: int) -> Any:
-    """A value for a batch of ``per`` as often as the batch of ``like`` holds such."""
-    counts = [1] * value.ndim
-    counts[axis] = like.shape[like_axis] // per
-    return xp(value).tile(value, counts)
+def _joined(parts: Any, axis: int) -> Any:
+    """Arrays that are stacked along the first axis joined along one of their own."""
+    shape = jnp.moveaxis(parts, 0, axis).shape
+    return jnp.moveaxis(parts, 0, axis).reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
 
-PATCHED: Final = Operator(
-    *(PRIVATE, "Patched", 1, patched, ("shape", "like"), None, frozenset({"place", "axis", "per"})),
-    static=frozenset({"shape"}),
-    shaped=frozenset({"like"}),
+def _check_output(value: ValueInfo, result: Any, axis: int, size: int | None) -> None:
+    if not hasattr(result, "shape") or result.dtype == object:
+        raise RebatchError(f"output {value} is no tensor of numbers, so it cannot be joined along a batch")
+    if axis >= result.ndim or size not in (None, result.shape[axis]):
+        raise RebatchError(
+            f"output {value} is computed as {list(result.shape)}: its axis {axis} is not the batch. Name the axis "
+            f"along which to join what the samples give: convert(..., rebatch={{'input': axis, {value.name!r}: axis}})"
+        )
+
+
+IN_GROUPS: Final = Operator(
+    *(PRIVATE, "InGroups", 1, in_groups, (), "inputs", frozenset({"body", "size", "axes", "out_axes", "named"}))
 )
-REPEATED: Final = Operator(
-    *(PRIVATE, "Repeated", 1, repeated, ("value", "like"), None, frozenset({"axis", "like_axis", "per"})),
-    shaped=frozenset({"like"}),
-)
 
 
-def rebatched(
-    imported: Imported,
-    rebatch: bool | Mapping[str, int],
-    dim_overrides: Mapping[str, int],
-    static: Mapping[str, Any],
-) -> tuple[Imported, tuple[str, ...]]:
-    """The model for any batch size, and what was changed for it; the arguments are those of ``convert``.
+def rebatched(imported: Imported, rebatch: bool | Mapping[str, int], static: Mapping[str, Any]) -> Imported:
+    """The model for any batch size; the arguments are those of ``convert``.
 
     Raises:
-        RebatchError: it cannot be done, or not be shown to be right.
+        RebatchError: it is not clear where the batch is.
     """
     graph = imported.graph
-    inputs = [v for v in graph.inputs if v.name not in graph.initializers and v.name not in static]
-    axes = _axes(inputs, rebatch)
-    declared = {v.name: v for v in inputs}
-    fixed = [d for n, axis in axes.items() if isinstance(d := _shape(declared[n])[axis], int)]
-    if len(set(fixed)) > 1:
-        raise RebatchError(f"the batch has different extents in the inputs: {', '.join(map(str, inputs))}")
-    search = _started(graph, inputs, axes, tuple(fixed[:1]) or (2, 1), dim_overrides, static)
-    repaired = search.repaired()
-    places = {n: Place(axis) for n, axis in axes.items()}
-    values = drawn(search.inputs_of(TIMES))
-    with compat.enable_x64():
-        run = functools.partial(jax.jit(search.run, static_argnums=0), params=search.params)
-        together = run(repaired, values)
-        apart = [run(graph, {n: part(v, places.get(n), i) for n, v in values.items()}) for i in range(TIMES)]
-    compare(together, apart, [search.places.get(v.name) for v in graph.outputs], search.changes)
-    variables = [d for v in inputs for d in _shape(v) if isinstance(d, str)]
-    first = next((d for n, axis in axes.items() if isinstance(d := _shape(declared[n])[axis], str)), None)
-    name = first or next(n for n in ("batch", *(f"batch_{i}" for i in range(len(variables)))) if n not in variables)
-    repaired = replace(
-        repaired,
-        inputs=tuple(_free(v, axes.get(v.name), name) for v in repaired.inputs),
-        outputs=tuple(_free(v, *search.axis_of(v.name, name)) for v in repaired.outputs),
+    inputs = {v.name: v for v in graph.inputs if v.name not in graph.initializers and v.name not in static}
+    axes = _input_axes(inputs, {v.name for v in graph.outputs}, rebatch)
+    declared = [_shape(inputs[name])[axis] for name, axis in axes.items()]
+    sizes = {d for d in declared if isinstance(d, int)} or {1}
+    variables = [d for d in declared if isinstance(d, str)] or ["batch"]
+    if len(sizes) > 1:
+        raise RebatchError(f"the batch has different extents in the inputs: {_listed(inputs.values())}")
+    (size,) = sizes
+    out_axes = tuple(_output_axis(v, rebatch, variables, size) for v in graph.outputs)
+    body = replace(graph, inputs=tuple(inputs[n] for n in axes), initializers={}, lifted=frozenset())
+    named = frozenset(rebatch if isinstance(rebatch, Mapping) else ())
+    attributes = {"body": body, "size": size, "axes": tuple(axes.values()), "out_axes": out_axes, "named": named}
+    outputs = tuple(v.name for v in graph.outputs)
+    node = Node("rebatch", "InGroups", PRIVATE, 1, tuple(axes), outputs, attributes, IN_GROUPS)
+    known: set[Dim] = {size, *variables}
+    freed = replace(
+        graph,
+        nodes=(node,),
+        inputs=tuple(
+            _freed(v, axes[v.name], known | {None}, variables[0]) if v.name in axes else v for v in graph.inputs
+        ),
+        outputs=tuple(_freed(v, axis, known, variables[0]) for v, axis in zip(graph.outputs, out_axes, strict=True)),
     )
-    return replace(imported, graph=repaired), tuple(search.changes)
+    return replace(imported, graph=freed)
 
 
-def _axes(inputs: list[ValueInfo], rebatch: bool | Mapping[str, int]) -> dict[str, int]:
+def within_groups(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """The graph changed; where its samples run in groups, what runs for each."""
+    if [n.target for n in graph.nodes] != [IN_GROUPS]:
+        return change(graph)
+    (node,) = graph.nodes
+    inside = replace(node, attributes={**node.attributes, "body": change(node.attributes["body"])})
+    return replace(graph, nodes=(inside,))
+
+
+def _input_axes(
+    inputs: Mapping[str, ValueInfo], outputs: Iterable[str], rebatch: bool | Mapping[str, int]
+) -> dict[str, int]:
     """The axis of the batch in each input that has it."""
-    shapes = {v.name: _shape(v) for v in inputs}
     if isinstance(rebatch, Mapping):
-        for name, axis in rebatch.items():
-            if not -len(shapes.get(name, ())) <= axis < len(shapes.get(name, ())):
-                raise RebatchError(f"rebatch has {name!r}: {axis}; the inputs are {', '.join(map(str, inputs))}")
-        return {n: axis % len(shapes[n]) for n, axis in rebatch.items()}
-    ranked = {n: s for n, s in shapes.items() if s}
+        if unknown := rebatch.keys() - inputs.keys() - set(outputs):
+            raise RebatchError(f"rebatch has {sorted(unknown)}; the inputs are {_listed(inputs.values())}")
+        if inputs.keys().isdisjoint(rebatch):
+            raise RebatchError(f"rebatch names no input; they are {_listed(inputs.values())}")
+        return {n: _axis(v, rebatch[n]) for n, v in inputs.items() if n in rebatch}
+    ranked = {n: s for n, v in inputs.items() if (s := _shape(v))}
     if len({s[0] if isinstance(s[0], int) else None for s in ranked.values()}) != 1:
         raise RebatchError(
-            f"which axes are the batch? The first axes of the inputs differ: {', '.join(map(str, inputs))}. Name them: "
+            f"which axes are the batch? The first axes of the inputs differ: {_listed(inputs.values())}. Name them: "
             "convert(..., rebatch={'input name': axis}); inputs left out are the same for the whole batch"
         )
     return dict.fromkeys(ranked, 0)
 
 
+def _output_axis(value: ValueInfo, rebatch: bool | Mapping[str, int], variables: list[str], size: int) -> int:
+    """The axis of the batch in an output: the one named, or where alone its declaration has the batch, or the first."""
+    if isinstance(rebatch, Mapping) and value.name in rebatch:
+        return _axis(value, rebatch[value.name])
+    shape = (value.type.shape if isinstance(value.type, TensorType) else None) or ()
+    found = [i for i, d in enumerate(shape) if d in variables] or [i for i, d in enumerate(shape) if d == size]
+    if len(found) == 1:
+        return found[0]
+    if isinstance(rebatch, Mapping):
+        raise RebatchError(
+            f"which axis of output {value} is the batch? Name it as well: convert(..., rebatch={{{value.name!r}: axis, "
+            "...})"
+        )
+    return 0
+
+
+def _axis(value: ValueInfo, axis: int) -> int:
+    try:
+        return axis_of(axis, len(_shape(value)))
+    except ValueError as e:
+        raise RebatchError(f"rebatch has {value.name!r}: {axis}, but that is {value}") from e
+
+
 def _shape(value: ValueInfo) -> tuple[Dim, ...]:
-    if not isinstance(value.type, TensorType) or value.type.shape is None:
-        raise RebatchError(f"input {value} has no declared rank, so its batch axis is unknown")
+    if not isinstance(value.type, TensorType) or value.type.shape is None or value.type.dtype == object:
+        raise RebatchError(f"{value} is no tensor of numbers with a declared rank, so nothing tells its batch axis")
     return value.type.shape
 
 
-def _free(value: ValueInfo, axis: int | None, name: str | None) -> ValueInfo:
-    """The declaration with a variable, or nothing known, where the batch is."""
-    if axis is None or not isinstance(value.type, TensorType) or value.type.shape is None:
+def _freed(value: ValueInfo, axis: int, batch: set[Dim], variable: str) -> ValueInfo:
+    """The declaration with a variable where the batch is, or nothing known where it is but a part."""
+    if not isinstance(value.type, TensorType) or value.type.shape is None:
         return value
-    kept = (str,) if name else ()  # variables that the model has already
-    shape = tuple(name if i == axis and not isinstance(d, kept) else d for i, d in enumerate(value.type.shape))
+    shape = tuple((variable if d in batch else None) if i == axis else d for i, d in enumerate(value.type.shape))
     return replace(value, type=replace(value.type, shape=shape))
 
 
-def _started(
-    graph: Graph,
-    inputs: list[ValueInfo],
-    axes: dict[str, int],
-    sizes: tuple[int, ...],
-    dim_overrides: Mapping[str, int],
-    static: Mapping[str, Any],
-) -> _Search:
-    """A search at the first batch size at which the model runs. 1 comes last: it is what other axes have too."""
-    for size in sizes:
-        for trial in TRIALS:
-            search = _Search(graph, inputs, axes, size, trial, dim_overrides, static)
-            try:
-                jax.eval_shape(functools.partial(search.run, graph), search.inputs_of(1), search.params)
-                return search
-            except OperatorError as e:
-                error = e
-            except KnownValueError as e:
-                raise RebatchError(f"the model cannot be compiled as one program: {e}") from e
-            if not search.open:
-                break
-    raise RebatchError(
-        f"the model does not run at batch size {sizes[-1]} with {list(TRIALS)} for its free dimensions; give extents "
-        "that it takes: convert(..., dim_overrides={'name': n}, rebatch=True)"
-    ) from error
-
-
-class _Search:
-    """One graph at two batch sizes, node by node."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        inputs: list[ValueInfo],
-        axes: dict[str, int],
-        size: int,
-        trial: int,
-        dim_overrides: Mapping[str, int],
-        static: Mapping[str, Any],
-    ) -> None:
-        self.graph, self.inputs, self.axes, self.size = graph, inputs, axes, size
-        self.static = {n: np.asarray(v) for n, v in static.items()}
-        self.params = analysis.parameters(graph)
-        self.changes: list[str] = []
-        self.places: dict[str, Place] = {}
-        self.nodes: list[Node] = []
-        self.constants: dict[str, np.ndarray] = {}
-        free = {d for v in inputs for i, d in enumerate(_shape(v)) if i != axes.get(v.name) and not isinstance(d, int)}
-        self.open = bool(free - dim_overrides.keys())
-        """Whether extents besides the batch may vary."""
-        self.trial, self.overrides = trial, dim_overrides
-
-    def inputs_of(self, times: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shapes = {}
-        for value in self.inputs:
-            assert isinstance(value.type, TensorType)
-            extents = [
-                self.size * times
-                if i == self.axes.get(value.name)
-                else (d if isinstance(d, int) else self.overrides.get(d or "", self.trial))
-                for i, d in enumerate(_shape(value))
-            ]
-            shapes[value.name] = jax.ShapeDtypeStruct(extents, value.type.dtype)
-        return shapes
-
-    def run(self, graph: Graph, values: Mapping[str, Any], params: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The outputs of a graph."""
-        with compat.enable_x64(), np.errstate(all="ignore"):
-            return evaluate(graph, {**values, **self.static}, Context(params, jax.random.key(0)))
-
-    def repaired(self) -> Graph:
-        """The graph with its repairs."""
-        with compat.enable_x64(), np.errstate(all="ignore"):
-            jax.eval_shape(self._walk, self.inputs_of(1), self.inputs_of(TIMES), self.params)
-        return replace(self.graph, nodes=tuple(self.nodes), initializers={**self.graph.initializers, **self.constants})
-
-    def _walk(self, one: dict[str, Any], many: dict[str, Any], params: dict[str, Any]) -> tuple[()]:
-        self.context = Context(params, jax.random.key(0))
-        constants = {n: params.get(self.graph.key(n), v) for n, v in self.graph.initializers.items()}
-        self.one, self.many = ({**constants, **values, **self.static} for values in (one, many))
-        self.places.update((n, Place(axis)) for n, axis in self.axes.items())
-        for node in self.graph.nodes:
-            run_nodes((node,), self.one, self.context)
-            for attempt in (self._as_it_is, self._reshaped, self._expanded, self._sliced, self._with_repeated):
-                self.note = ""
-                found = attempt(node)
-                if found and self._follows(node, found):
-                    self.nodes += found
-                    self.changes += [self.note] if self.note else []
-                    break
-            else:
-                raise RebatchError(self._refusal(node))
-        return ()
-
-    def _follows(self, node: Node, nodes: list[Node]) -> bool:
-        """Whether nodes in the place of one pass the batch on; if so, their values are kept."""
-        scope = dict(self.many)
-        try:
-            run_nodes(nodes, scope, self.context)
-        except OperatorError:
-            return False
-        batched = any(n in self.places for n in node.reads)
-        found: dict[str, Place] = {}
-        for name in filter(None, node.outputs):
-            before, after = self.one[name], scope[name]
-            if not (hasattr(before, "shape") and hasattr(after, "shape")) or before.ndim != after.ndim:
-                return False
-            differing = [i for i, (a, b) in enumerate(zip(before.shape, after.shape, strict=True)) if a != b]
-            if not differing:
-                if batched and not is_known(before) and not self._shape_only(node):
-                    return False
-                continue
-            (axis,) = differing if len(differing) == 1 else (-1,)
-            if axis < 0 or before.shape[axis] * TIMES != after.shape[axis]:
-                return False
-            found[name] = self._placed(node, before.shape, axis)
-        self.many = scope
-        self.places.update(found)
-        return True
-
-    def _shape_only(self, node: Node) -> bool:
-        """Whether a node reads nothing of the batch but its shape."""
-        target = node.target
-        return isinstance(target, Operator) and all(
-            name not in self.places or target.parameter(i) in target.shaped for i, name in enumerate(node.inputs)
-        )
-
-    def _placed(self, node: Node, shape: tuple[int, ...], axis: int) -> Place:
-        if shape[axis] == self.size:
-            return Place(axis)
-        known = [self.places[n] for n in node.inputs if n in self.places]
-        if node.op_type in ("Reshape", "Flatten") and not node.domain and known:
-            outer = self._outer(node.inputs[0])
-            return Place(axis, max(1, outer // math.prod(shape[:axis])))
-        return Place(axis, known[0].blocks if known else 1)
-
-    def _outer(self, name: str) -> int:
-        """How many values lie outside the batch in the order of memory."""
-        place = self.places[name]
-        return math.prod(self.one[name].shape[: place.axis]) * place.blocks
-
-    def _as_it_is(self, node: Node) -> list[Node]:
-        """The node, unless it is a Reshape whose constant has the size of the batch at its place."""
-        return [] if self._baked(node) is not None else [node]
-
-    def _baked(self, node: Node) -> tuple[int, np.ndarray] | None:
-        """The place of the batch in the constant of a Reshape that does not follow it, and the constant."""
-        if (node.domain, node.op_type) != ("", "Reshape") or node.inputs[0] not in self.places:
-            return None
-        target = self._vector(node, 1, "shape")
-        if target is None or (len(node.inputs) > 1 and not np.array_equal(target, self.many[node.inputs[1]])):
-            return None
-        place, outer = self.places[node.inputs[0]], self._outer(node.inputs[0])
-        source, shape = self.one[node.inputs[0]].shape, self.one[node.outputs[0]].shape
-        before = [(math.prod(shape[:i]), d) for i, d in enumerate(shape)]
-        found = [i for i, (n, d) in enumerate(before) if d == self.size and n == outer]
-        if place.axis in found:
-            found = [place.axis]
-        if not found:
-            fits = (d % self.size == 0 and outer % n == 0 and d >= outer // n * self.size for n, d in before)
-            found = [i for i, ok in enumerate(fits) if ok]
-            # Merged with the axis behind it (heads of attention), or, where axes become fewer, with that before it.
-            behind = [i for i in found if before[i][0] == outer and len(shape) >= len(source)]
-            found = behind or found
-        if not found or target[found[0]] == -1 or (target[found[0]] == 0 and not node.attributes.get("allowzero")):
-            return None
-        return found[0], target
-
-    def _vector(self, node: Node, position: int, attribute: str) -> np.ndarray | None:
-        """A vector of a node that is known, from an input or, in old opsets, an attribute."""
-        if len(node.inputs) > position and node.inputs[position]:
-            value = self.one[node.inputs[position]]
-            return value if isinstance(value, np.ndarray) else None
-        value = node.attributes.get(attribute)
-        return None if value is None else np.asarray(value, np.int64)
-
-    def _with_vector(self, node: Node, position: int, attribute: str, place: int, new: int) -> list[Node]:
-        """The node with another number in its vector, which becomes a constant of the graph."""
-        before = self._vector(node, position, attribute)
-        assert before is not None
-        after = before.copy()
-        after[place] = new
-        self.note = f"{node}: {attribute} {before.tolist()} becomes {after.tolist()}"
-        if len(node.inputs) <= position:
-            return [replace(node, attributes={**node.attributes, attribute: tuple(after.tolist())})]
-        name = self._constant(node, attribute, after)
-        return [replace(node, inputs=(*node.inputs[:position], name, *node.inputs[position + 1 :]))]
-
-    def _constant(self, node: Node, attribute: str, value: np.ndarray) -> str:
-        name = f"{node.name}/{attribute}"
-        self.constants[name] = self.one[name] = self.many[name] = value
-        return name
-
-    def _reshaped(self, node: Node) -> list[Node]:
-        """A Reshape whose constant has the size of the batch, with the size of this call in its place."""
-        baked = self._baked(node)
-        if baked is None:
-            return []
-        place, target = baked
-        like, axis = next(iter(self.axes.items()))
-        shape = node.inputs[1] if len(node.inputs) > 1 else self._constant(node, "constant", target)
-        name, extent = f"{node.name}/shape", self.one[node.outputs[0]].shape[place]
-        self.note = f"{node}: shape {target.tolist()}, where {extent} at {place} becomes " + (
-            "the batch size" if extent == self.size else f"{extent // self.size} times the batch size"
-        )
-        attributes = {"place": place, "axis": axis, "per": self.size}
-        patch = Node(name, "Patched", PRIVATE, 1, (shape, like), (name,), attributes, PATCHED)
-        rest = {k: v for k, v in node.attributes.items() if k != "shape"}
-        return [patch, replace(node, inputs=(node.inputs[0], name), attributes=rest)]
-
-    def _expanded(self, node: Node) -> list[Node]:
-        if (node.domain, node.op_type) != ("", "Expand") or node.inputs[0] not in self.places:
-            return []
-        target, value = self._vector(node, 1, "shape"), self.one[node.inputs[0]]
-        if target is None:
-            return []
-        place = self.places[node.inputs[0]].axis + len(target) - value.ndim
-        return self._with_vector(node, 1, "shape", place, 1) if place >= 0 else []
-
-    def _sliced(self, node: Node) -> list[Node]:
-        """A Slice that takes the whole batch by its number."""
-        if (node.domain, node.op_type) != ("", "Slice") or node.inputs[0] not in self.places:
-            return []
-        place, value = self.places[node.inputs[0]], self.one[node.inputs[0]]
-        starts, ends, axes = (self._vector(node, i, n) for i, n in enumerate(("starts", "ends", "axes"), 1))
-        if starts is None or ends is None or self._vector(node, 4, "steps") is not None:
-            return []
-        every = list(range(len(starts))) if axes is None else [a % value.ndim for a in axes.tolist()]
-        if place.axis not in every:
-            return []
-        i = every.index(place.axis)
-        if starts[i] != 0 or ends[i] != value.shape[place.axis]:
-            return []
-        return self._with_vector(node, 2, "ends", i, np.iinfo(ends.dtype).max)
-
-    def _with_repeated(self, node: Node) -> list[Node]:
-        """The node with operands for one batch (constants, initial states) repeated for as many as there are."""
-        like = next((n for n in node.inputs if n in self.places), None)
-        if like is None or self.one[like].shape[self.places[like].axis] != self.size:
-            return []
-        axis = self.places[like].axis
-        new, inputs = [], list(node.inputs)
-        for i, name in enumerate(node.inputs):
-            value = self.one[name] if name and name not in self.places else None
-            if value is None or not hasattr(value, "shape") or value.ndim != self.one[like].ndim:
-                continue
-            if value.shape[axis] == self.size:
-                inputs[i] = f"{node.name}/{name}/repeated"
-                attributes = {"axis": axis, "like_axis": axis, "per": self.size}
-                new.append(Node(inputs[i], "Repeated", PRIVATE, 1, (name, like), (inputs[i],), attributes, REPEATED))
-        if not new:
-            return []
-        self.note = f"{node}: {', '.join(repr(n.inputs[0]) for n in new)} repeated along axis {axis} for each batch"
-        return [*new, replace(node, inputs=tuple(inputs))]
-
-    def _refusal(self, node: Node) -> str:
-        def shapes(scope: Mapping[str, Any]) -> str:
-            return ", ".join(f"{n} {list(scope[n].shape)}" for n in node.inputs if hasattr(scope.get(n), "shape"))
-
-        return (
-            f"{node} ties the batch size to {self.size} in a way that cannot be repaired with certainty: its operands "
-            f"are {shapes(self.one)} at {self.size} and {shapes(self.many)} at {self.size * TIMES}. Export the model "
-            "with a dynamic batch axis, or run it sample by sample: jax.vmap over model.apply"
-        )
-
-    def axis_of(self, name: str, variable: str) -> tuple[int | None, str | None]:
-        """The axis with the batch in a value, and the variable if nothing else is on that axis."""
-        if name not in self.places:
-            return None, None
-        axis = self.places[name].axis
-        return axis, variable if self.one[name].shape[axis] == self.size else None
+def _listed(values: Iterable[ValueInfo]) -> str:
+    return ", ".join(map(str, values))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import InputNameError, InputTypeError, TrainingFormError
 from ..ir.graph import Function, Graph, Node, ancestors, descendants
+from ..model.rebatch import within_groups
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
 from ..proto.types import ValueInfo
@@ -53,7 +54,7 @@ def training_form(
     if compute_dtype is not None:
         dtype = _compute_dtype(compute_dtype)
         plain, training = with_products_in(plain, dtype), with_products_in(training, dtype)
-    return Form(plain, with_remat(training, remat), statistics)
+    return Form(plain, within_groups(training, lambda graph: with_remat(graph, remat)), statistics)
 
 
 def rematerialized(*, body: Any) -> Any:
@@ -202,8 +203,8 @@ def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
         for node in inner.nodes:
             if inner is not graph and _is_normalization(node):
                 raise TrainingFormError(
-                    f"{node} is inside {inner.name!r} (a branch, loop or function), from where its running statistics "
-                    "cannot come out; leave batchnorm='frozen'"
+                    f"{node} is inside {inner.name!r} (a branch, loop or function; with rebatch, a group of samples), "
+                    "from where its running statistics cannot come out; leave batchnorm='frozen'"
                 )
     now: dict[str, str] = {}  # running statistic -> the value that holds it after the nodes so far
     nodes = []
