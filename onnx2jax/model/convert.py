@@ -66,7 +66,8 @@ def convert(
             give what each such group of samples gives alone: one program, by ``jax.vmap``. True: the batch is the first
             axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``, inputs left out being the same
             for all samples. Outputs have it where their declaration alone has it, and else, with True, on the first
-            axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``.
+            axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
+            number for each sample becomes a vector.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         external_data_dir: where the weights lie, when not beside the model.
         follow_links: accept weights that symbolic links place outside that folder.

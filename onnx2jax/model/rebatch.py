@@ -59,7 +59,9 @@ def in_groups(
 
 
 def _joined(parts: Any, axis: int) -> Any:
-    """Arrays that are stacked along the first axis joined along one of their own."""
+    """Arrays that are stacked along the first axis joined along one of their own; numbers as a vector."""
+    if parts.ndim == 1:
+        return parts
     shape = jnp.moveaxis(parts, 0, axis).shape
     return jnp.moveaxis(parts, 0, axis).reshape(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :])
 
@@ -67,7 +69,8 @@ def _joined(parts: Any, axis: int) -> Any:
 def _check_output(value: ValueInfo, result: Any, axis: int, size: int | None) -> None:
     if not hasattr(result, "shape") or result.dtype == object:
         raise RebatchError(f"output {value} is no tensor of numbers, so it cannot be joined along a batch")
-    if axis >= result.ndim or size not in (None, result.shape[axis]):
+    is_number = size == 1 and not result.ndim
+    if not is_number and (axis >= result.ndim or size not in (None, result.shape[axis])):
         raise RebatchError(
             f"output {value} is computed as {list(result.shape)}: its axis {axis} is not the batch. Name the axis "
             f"along which to join what the samples give: convert(..., rebatch={{'input': axis, {value.name!r}: axis}})"
@@ -144,11 +147,12 @@ def _output_axis(value: ValueInfo, rebatch: bool | Mapping[str, int], variables:
     """The axis of the batch in an output: the one named, or where alone its declaration has the batch, or the first."""
     if isinstance(rebatch, Mapping) and value.name in rebatch:
         return _axis(value, rebatch[value.name])
-    shape = (value.type.shape if isinstance(value.type, TensorType) else None) or ()
-    found = [i for i, d in enumerate(shape) if d in variables] or [i for i, d in enumerate(shape) if d == size]
+    shape = value.type.shape if isinstance(value.type, TensorType) else None
+    dims = list(enumerate(shape or ()))
+    found = [i for i, d in dims if d in variables] or [i for i, d in dims if d == size]
     if len(found) == 1:
         return found[0]
-    if isinstance(rebatch, Mapping):
+    if isinstance(rebatch, Mapping) and shape != ():
         raise RebatchError(
             f"which axis of output {value} is the batch? Name it as well: convert(..., rebatch={{{value.name!r}: axis, "
             "...})"
@@ -174,6 +178,7 @@ def _freed(value: ValueInfo, axis: int, batch: set[Dim], variable: str) -> Value
     if not isinstance(value.type, TensorType) or value.type.shape is None:
         return value
     shape = tuple((variable if d in batch else None) if i == axis else d for i, d in enumerate(value.type.shape))
+    shape = shape or (variable,)
     return replace(value, type=replace(value.type, shape=shape))
 
 

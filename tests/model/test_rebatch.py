@@ -249,6 +249,16 @@ def test_a_batch_is_made_of_whole_groups_of_one_extent() -> None:
         free(np.zeros((2, 3), np.float32), np.zeros((3, 3), np.float32))
 
 
+def test_a_number_for_each_sample_becomes_a_vector() -> None:
+    total = helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)
+    ends = [value("x", np.float32, [1, 3])], [value("y", np.float32, [])]
+    x = RNG.normal(size=(4, 3)).astype(np.float32)
+    for rebatch in (True, {"x": 0}):
+        free = onnx2jax.convert(model([total], *ends, {}, 17), rebatch=rebatch)
+        np.testing.assert_allclose(free(x), x.sum(1), rtol=1e-5)
+        assert free.outputs[0].type.shape == ("batch",)
+
+
 def test_each_group_draws_its_own_random_numbers() -> None:
     free = onnx2jax.convert(made([helper.make_node("RandomNormalLike", ["x"], ["y"])], [1, 3], {}), rebatch=True)
     x = np.zeros((4, 3), np.float32)
@@ -274,15 +284,15 @@ def test_the_batch_may_be_symbolic_in_an_export() -> None:
         np.testing.assert_allclose(exported.call(free.params, value), free(value), rtol=1e-6)
 
 
-def test_nodes_of_a_group_are_checkpointed_but_keep_no_batch_statistics() -> None:
+def test_nodes_of_a_group_are_computed_again_but_keep_no_batch_statistics() -> None:
     free = onnx2jax.convert(flattened(), rebatch=True)
     loss = lambda y, _: (y**2).mean()  # noqa: E731
     x = {"x": RNG.normal(size=(8, 3, 2, 2)).astype(np.float32)}
-    plain, again = (onnx2jax.finetune(free, loss, optax.sgd(1.0), checkpoint=names) for names in ((), "flat"))
+    plain, again = (onnx2jax.finetune(free, loss, optax.sgd(1.0), remat=names) for names in ((), "flat"))
     states = [tuned.step(tuned.init(), x)[0] for tuned in (plain, again)]
     np.testing.assert_allclose(states[0].params["w"], states[1].params["w"], rtol=1e-6)
     with pytest.raises(InputNameError, match=r"'missing', which no node's name matches; there are .*'flat'"):
-        onnx2jax.finetune(free, loss, optax.sgd(1.0), checkpoint="missing")
+        onnx2jax.finetune(free, loss, optax.sgd(1.0), remat="missing")
     constants = {n: weight(3) for n in ("scale", "bias", "mean")} | {"var": np.ones(3, np.float32)}
     norm = helper.make_node("BatchNormalization", ["x", *constants], ["y"])
     free = onnx2jax.convert(made([norm], [1, 3, 2, 2], constants), rebatch=True)
