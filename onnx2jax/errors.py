@@ -26,8 +26,30 @@ __all__ = [
 ]
 
 
+def with_rules(text: str, *rules: str) -> str:
+    """A message that ends with the rules of the format it is about.
+
+    >>> with_rules("the graph has no name", "MV-04")
+    'the graph has no name (rule MV-04)'
+    """
+    return f"{text} (rule{'s' * (len(rules) > 1)} {', '.join(rules)})" if rules else text
+
+
 class OnnxError(Exception):
-    """Base of every error that onnx2jax raises on purpose."""
+    """Base of every error that onnx2jax raises on purpose.
+
+    Attributes:
+        message: what is wrong, where, and how to mend it.
+        rules: the rules of the format that are broken, as in docs/conformance.md; the text ends with them.
+    """
+
+    def __init__(self, message: str = "", *, rule: str | tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rules = (rule,) if isinstance(rule, str) else rule
+
+    def __str__(self) -> str:
+        return with_rules(self.message, *self.rules)
 
 
 class ModelError(OnnxError, ValueError):
@@ -81,7 +103,7 @@ class KnownValueError(OnnxError, TypeError):
         node: the node that needs it.
     """
 
-    def __init__(self, message: str, values: tuple[str, ...] = (), node: Any = None) -> None:
+    def __init__(self, message: str = "", values: tuple[str, ...] = (), node: Any = None) -> None:
         super().__init__(message)
         self.values, self.node = values, node
 

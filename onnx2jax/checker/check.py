@@ -91,7 +91,7 @@ def check_document(document: Any, what: str, files: ExternalFiles, collector: Co
         collector.note("GR-23", "error", what, f"{broken[:40]!r} is no UTF-8 text, so nothing else was checked")
         return collector.report()
     for problem in problems(document, what):
-        collector.error(ModelError(problem), what)
+        collector.error(problem, what)
     # A model that has the functions and nothing else; bodies need no more of it than its IR version.
     model = ModelProto(ir_version=min(max(document.ir_version, 1), NEWEST_IR), functions=document.functions)
     model.opset_import.add(domain=document.domain, version=max(document.opset_version, 1))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from ..errors import ModelError
+from ..errors import ModelError, OnnxError
 from .mends import MENDS
 
 Severity = Literal["error", "warning"]
@@ -78,11 +77,9 @@ class Collector:
                 (rule, path, message), Finding(rule, severity, path, message, MENDS.get(rule, MENDS[""]))
             )
 
-    def error(self, error: Exception, path: str) -> None:
-        """An exception of the importer, whose text names its rule."""
-        text = str(error)
-        rule = re.search(r"\brules? ([A-Z]{2}-\d{2})", text)
-        self.note(rule[1] if rule else "MV-12", "error", path, re.sub(r",? ?\(?\brules? [A-Z0-9, -]*\d\)", "", text))
+    def error(self, error: OnnxError, path: str) -> None:
+        """An exception of the importer, filed under the first of its rules."""
+        self.note(next(iter(error.rules), "MV-12"), "error", path, error.message)
 
     def report(self) -> Report:
         order = {"error": 0, "warning": 1}

@@ -18,7 +18,8 @@ def kind_of(a: Any, where: str, ir_version: int, strict: bool) -> int:
     if used := [n for n in rules.used_fields(a) if n != rules.VALUE_FIELDS.get(kind)]:
         raise ModelError(
             f"{where}: attribute {a.name!r} of type {kind} has a value in {used[0]!r}; "
-            f"its type asks for {rules.VALUE_FIELDS.get(kind, 'no known field')!r} (rules AT-01, AT-02)"
+            f"its type asks for {rules.VALUE_FIELDS.get(kind, 'no known field')!r}",
+            rule=("AT-01", "AT-02"),
         )
     return kind
 
@@ -28,9 +29,9 @@ def _untyped(a: Any, where: str, ir_version: int, strict: bool) -> int:
     kinds = {field: kind for kind, field in rules.VALUE_FIELDS.items()}
     used = [kinds[n] for n in rules.used_fields(a)]
     if ir_version >= 2 and strict:
-        raise ModelError(f"{where}: attribute {a.name!r} has no type (rule AT-02)")
+        raise ModelError(f"{where}: attribute {a.name!r} has no type", rule="AT-02")
     if len(used) != 1:
-        raise ModelError(f"{where}: attribute {a.name!r} has no type and {len(used)} values (rules AT-01, AT-03)")
+        raise ModelError(f"{where}: attribute {a.name!r} has no type and {len(used)} values", rule=("AT-01", "AT-03"))
     return used[0]
 
 
@@ -66,7 +67,7 @@ def value(a: Any, kind: int, where: str, files: ExternalFiles, graph: Callable[.
         case 14:
             return tuple(map(to_type, a.type_protos))
         case _:
-            raise ModelError(f"{where}: attribute {a.name!r} has type {a.type}, which is not defined (rule AT-02)")
+            raise ModelError(f"{where}: attribute {a.name!r} has type {a.type}, which is not defined", rule="AT-02")
 
 
 def _text(value: bytes) -> str:

@@ -26,7 +26,7 @@ def opsets(entries: Iterable[Any]) -> dict[str, int]:
     for entry in entries:
         domain = normal_domain(entry.domain)
         if not 0 < entry.version < 2**31:
-            raise ModelError(f"the version of operator set {domain or 'ai.onnx'!r} is {entry.version} (rule OR-11)")
+            raise ModelError(f"the version of operator set {domain or 'ai.onnx'!r} is {entry.version}", rule="OR-11")
         result[domain] = max(entry.version, result.get(domain, 0))
     return result
 
@@ -37,7 +37,7 @@ def opsets_of(model: Any) -> dict[str, int]:
     if model.ir_version < 3 and not found:
         return {"": 1}  # rule MV-03: versions were not yet written down
     if not found:
-        raise ModelError("the model imports no operator set (opset_import is empty, rule MV-03)")
+        raise ModelError("the model imports no operator set (opset_import is empty)", rule="MV-03")
     return found
 
 
@@ -51,15 +51,17 @@ def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
     newest = NEWEST.get(node.domain)
     if newest is not None and node.opset > newest and not allow_newer_opset:
         raise UnsupportedError(
-            f"the model imports opset {node.opset} of {node.domain or 'ai.onnx'}, the newest known here is {newest} "
-            "(rule OR-12); operators may mean something else there. "
-            "To run it as the newest known: convert(..., allow_newer_opset=True)"
+            f"the model imports opset {node.opset} of {node.domain or 'ai.onnx'}, the newest known here is {newest}; "
+            "operators may mean something else there. "
+            "To run it as the newest known: convert(..., allow_newer_opset=True)",
+            rule="OR-12",
         )
     operator = registry.resolve(node.domain, node.op_type, node.opset)
     if operator is not None and operator.function is None:
         raise ModelError(
-            f"{node}: {node.op_type} is deprecated since opset {operator.since} (rule OR-10); "
-            f"use {operator.instead}, or import an opset below {operator.since}"
+            f"{node}: {node.op_type} is deprecated since opset {operator.since}; "
+            f"use {operator.instead}, or import an opset below {operator.since}",
+            rule="OR-10",
         )
     return operator
 
@@ -67,26 +69,29 @@ def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
 def check(node: Node, operator: Operator) -> None:
     """Raise ModelError when a node's operands or attributes do not fit the operator's signature."""
     if operator.variadic is None and len(node.inputs) > len(operator.inputs):
-        raise ModelError(f"{node} has {len(node.inputs)} inputs; {_takes(operator)} (rule ND-08)")
+        raise ModelError(f"{node} has {len(node.inputs)} inputs; {_takes(operator)}", rule="ND-08")
     if "" in node.inputs[len(operator.inputs) :]:
-        raise ModelError(f"{node} has an empty name in its list {operator.variadic!r}; {_takes(operator)} (rule ND-06)")
+        raise ModelError(
+            f"{node} has an empty name in its list {operator.variadic!r}; {_takes(operator)}", rule="ND-06"
+        )
     if operator.variadic and not operator.inputs and not node.inputs:
-        raise ModelError(f"{node} has no inputs; {_takes(operator)}, at least one (rule ND-05)")
+        raise ModelError(f"{node} has no inputs; {_takes(operator)}, at least one", rule="ND-05")
     # An attribute may carry a fixture's name and then comes instead of it (QLinearSoftmax has an `opset`).
     known = operator.attributes, operator.inputs, operator.fixtures
     if unknown := sorted(name for name in node.attributes if not any(name in names for names in known)):
         raise ModelError(
             f"{node} has attributes {unknown}; at opset {node.opset} {node.op_type} has "
-            f"{sorted(operator.attributes) or 'none'} (rule ND-10)"
+            f"{sorted(operator.attributes) or 'none'}",
+            rule="ND-10",
         )
     fed = {p for p, name in zip(operator.inputs, node.inputs, strict=False) if name}
     for name in required(operator):
         if name not in fed and name not in node.attributes:
             kind, rule = ("attribute", "ND-10") if name in operator.attributes else ("input", "ND-03")
             has = f"attributes {sorted(operator.attributes)}"
-            raise ModelError(f"{node} lacks {kind} {name!r}; {_takes(operator)} and {has} (rule {rule})")
+            raise ModelError(f"{node} lacks {kind} {name!r}; {_takes(operator)} and {has}", rule=rule)
     if twice := fed & node.attributes.keys():
-        raise ModelError(f"{node} gives {sorted(twice)} both as input and as attribute (rule ND-10)")
+        raise ModelError(f"{node} gives {sorted(twice)} both as input and as attribute", rule="ND-10")
 
 
 def required(operator: Operator) -> tuple[str, ...]:

@@ -66,15 +66,16 @@ def named(node: Node) -> tuple[tuple[str, ...], str]:
 def _hidden(node: Node, before: Sequence[Node], visible: Collection[str]) -> tuple[str, ...]:
     names, target = named(node)
     if unknown := {*names, target}.difference(visible):
-        raise ModelError(f"{quoted(unknown)} named by {node} but not defined before it (rule TR-30)")
+        raise ModelError(f"{quoted(unknown)} named by {node} but not defined before it", rule="TR-30")
     if len(node.inputs) != len(names) or not all(node.inputs):
-        raise ModelError(f"{node} has inputs {list(node.inputs)} for the values {list(names)} (rule TR-30)")
+        raise ModelError(f"{node} has inputs {list(node.inputs)} for the values {list(names)}", rule="TR-30")
     for name in names:
         others = set(names) - {name}
         if names.count(name) > 1 or between(others, name, before):
             raise ModelError(
                 f"{node}: {name!r} of xs and zs ({list(names)}) depends on another of them, so they are no independent "
-                f"variables of {target!r}: leave it out, or name only values that do not follow from it (rule TR-31)"
+                f"variables of {target!r}: leave it out, or name only values that do not follow from it",
+                rule="TR-31",
             )
     through = between(names, target, before)
     made = {*names, *(name for step in through for name in step.outputs)}

@@ -92,7 +92,7 @@ class Importer:
             key = (normal_domain(f.domain), f.name, f.overload)
             with self.guard(f"function {'.'.join(filter(None, key))!r}"):
                 if self._messages.setdefault(key, f) is not f:
-                    raise ModelError(f"function {'.'.join(filter(None, key))!r} is defined twice (rule FN-01)")
+                    raise ModelError(f"function {'.'.join(filter(None, key))!r} is defined twice", rule="FN-01")
         self._functions: dict[tuple[str, str, str], Function | None] = {}
 
     def model(self) -> Imported:
@@ -100,17 +100,18 @@ class Importer:
         model = self._model
         with self.guard("model"):
             if model.ir_version < 1:
-                raise ModelError(f"ir_version is {model.ir_version}; it starts at 1 (rule MV-01)")
+                raise ModelError(f"ir_version is {model.ir_version}; it starts at 1", rule="MV-01")
             if model.ir_version > NEWEST_IR:
                 raise UnsupportedError(
-                    f"ir_version is {model.ir_version}, the newest known here is {NEWEST_IR} (rule MV-02)"
+                    f"ir_version is {model.ir_version}, the newest known here is {NEWEST_IR}", rule="MV-02"
                 )
         graph = self.graph(model.graph, "", self.opsets, {})
         with self.guard(f"graph {graph.name!r}"):
             if graph.captures:
                 raise ModelError(
                     f"{rules.quoted(graph.captures)} read or returned by graph {graph.name!r} but defined nowhere "
-                    "(no input, initializer or earlier node has the name; rules GR-01, GR-14)"
+                    "(no input, initializer or earlier node has the name)",
+                    rule=("GR-01", "GR-14"),
                 )
             self.check_size(graph)
             graph = prepared(graph)
@@ -136,7 +137,7 @@ class Importer:
     @contextmanager
     def _deeper(self) -> Iterator[None]:
         if self._depth > DEPTH_LIMIT:
-            raise ModelError(f"functions and graphs lie over {DEPTH_LIMIT} deep in one another (rule FN-20)")
+            raise ModelError(f"functions and graphs lie over {DEPTH_LIMIT} deep in one another", rule="FN-20")
         self._depth += 1
         try:
             yield
@@ -160,13 +161,13 @@ class Importer:
             with self.guard(f"{where}, initializer {name!r}"):
                 if not name or name in initializers:
                     problem = "defined twice" if name else "unnamed"
-                    raise ModelError(f"{where}: initializer {name!r} is {problem} (rule GR-09)")
+                    raise ModelError(f"{where}: initializer {name!r} is {problem}", rule="GR-09")
                 initializers[name] = np.empty(0)
                 initializers[name] = convert(tensor, self.files)
         inputs, outputs = self._declared(message.input, where), self._declared(message.output, where)
         with self.guard(where):
             if not all(v.name for v in inputs):
-                raise ModelError(f"{where} has an input without a name (rule GR-24)")
+                raise ModelError(f"{where} has an input without a name", rule="GR-24")
         for v in inputs:
             with self.guard(f"{where}, initializer {v.name!r}"):
                 rules.check_default(where, v, initializers.get(v.name))
@@ -227,14 +228,14 @@ class Importer:
                 rules.check_text(here, a.name, a.ref_attr_name)
                 with self.guard(f"{here}, attribute {a.name!r}"):
                     if a.name in given:
-                        raise ModelError(f"{here} has an attribute twice: {a.name!r} (rule ND-10)")
+                        raise ModelError(f"{here} has an attribute twice: {a.name!r}", rule="ND-10")
                     given[a.name] = self._attribute(a, here, inside(path, name), opsets, parameters)
             domain = normal_domain(message.domain)
             tensor = given.get("value") if (domain, message.op_type) == ("", "Constant") else None
             if isinstance(tensor, np.ndarray) and len(given) == len(outputs) == 1 and not inputs:
                 with self.guard(here):
                     if outputs[0] in constants:
-                        raise ModelError(f"{where}: {outputs[0]!r} is defined more than once (rule GR-02)")
+                        raise ModelError(f"{where}: {outputs[0]!r} is defined more than once", rule="GR-02")
                 constants[outputs[0]] = tensor
                 continue
             inputs, outputs = _trimmed(inputs), _trimmed(outputs)
@@ -250,13 +251,14 @@ class Importer:
     def _bound(self, node: Node, message: Any, where: str, opsets: Mapping[str, int]) -> Node:
         """The node with what serves it; it fits."""
         if not node.op_type:
-            raise ModelError(f"{where}, node {node.name!r} has no op_type (rule OR-08)")
+            raise ModelError(f"{where}, node {node.name!r} has no op_type", rule="OR-08")
         if node.domain not in opsets:
             imported = ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in opsets.items())
             rule = "FN-04" if any(key[0] == node.domain for key in self._messages) else "OR-06"
             raise ModelError(
                 f"{where}, node {node.name!r} uses {node.op_type} of domain {node.domain or 'ai.onnx'!r}, "
-                f"which opset_import does not name (it has {imported}; rule {rule if node.domain else 'OR-04'})"
+                f"which opset_import does not name (it has {imported})",
+                rule=rule if node.domain else "OR-04",
             )
         target: Any = None
         if not binding.built_in_wins(node):
@@ -284,7 +286,7 @@ class Importer:
             return None
         document, message = found
         if document.ir_version > NEWEST_IR:
-            raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR} (rule MV-02)")
+            raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR}", rule="MV-02")
         # The version keeps what two documents of one domain say apart, in names of weights too.
         key = (f"{node.domain}:{document.version}", node.op_type, overload)
         title = ".".join(filter(None, key))
@@ -305,7 +307,7 @@ class Importer:
         if function is None:
             begun = [k for k, f in self._functions.items() if f is None]
             between = ", ".join(repr(".".join(filter(None, k))) for k in begun[begun.index(key) + 1 :])
-            raise ModelError(f"{where} calls itself{' through ' * bool(between)}{between} (rule FN-19)")
+            raise ModelError(f"{where} calls itself{' through ' * bool(between)}{between}", rule="FN-19")
         return function
 
     def _build_function(
@@ -322,7 +324,7 @@ class Importer:
             with self.guard(where):
                 if len(set(given)) < len(given):
                     rule = "FN-11" if what == "output" else "FN-12"
-                    raise ModelError(f"{where} has an {what} twice in {list(given)} (rule {rule})")
+                    raise ModelError(f"{where} has an {what} twice in {list(given)}", rule=rule)
         opsets = fallback
         with self.guard(where):
             opsets = binding.opsets(message.opset_import) or fallback
@@ -335,7 +337,7 @@ class Importer:
         body = Graph(title, title, inputs, outputs, constants, order, frozenset(constants))
         with self.guard(where):
             if body.captures:
-                raise ModelError(f"{rules.quoted(body.captures)} read by {where} but not defined in it (rule FN-07)")
+                raise ModelError(f"{rules.quoted(body.captures)} read by {where} but not defined in it", rule="FN-07")
             body = prepared(body)
         size = 0
         with self.guard(where):
@@ -350,7 +352,7 @@ class Importer:
             size += node.target.size if isinstance(node.target, Function) else 1
             size += sum(map(self.check_size, node.graphs))
         if size > EXPANSION_LIMIT:
-            raise ModelError(f"graph {graph.name!r} expands to over {EXPANSION_LIMIT} nodes (rule FN-20)")
+            raise ModelError(f"graph {graph.name!r} expands to over {EXPANSION_LIMIT} nodes", rule="FN-20")
         return size
 
     def _attribute(self, a: Any, where: str, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Any:
@@ -358,12 +360,14 @@ class Importer:
             if a.ref_attr_name not in parameters:
                 raise ModelError(
                     f"{where}: attribute {a.name!r} refers to {a.ref_attr_name!r}, "
-                    "which is no attribute of an enclosing function (rule FN-16)"
+                    "which is no attribute of an enclosing function",
+                    rule="FN-16",
                 )
             if parameters[a.ref_attr_name] and a.type and parameters[a.ref_attr_name] != a.type:
                 raise ModelError(
                     f"{where}: attribute {a.name!r} uses {a.ref_attr_name!r} as type {a.type}, which is of type "
-                    f"{parameters[a.ref_attr_name]} elsewhere (rule FN-15)"
+                    f"{parameters[a.ref_attr_name]} elsewhere",
+                    rule="FN-15",
                 )
             parameters[a.ref_attr_name] = a.type or parameters[a.ref_attr_name]
             return Reference(a.ref_attr_name)

@@ -37,7 +37,7 @@ def check_text(where: str, *names: Any) -> None:
     """Names are UTF-8; what is not arrives from protobuf as bytes."""
     if bytes in map(type, names):
         broken = next(name for name in names if isinstance(name, bytes))
-        raise ModelError(f"{where}: {broken[:40]!r} is no UTF-8 text (rule GR-23)")
+        raise ModelError(f"{where}: {broken[:40]!r} is no UTF-8 text", rule="GR-23")
 
 
 def check_call(node: Node, function: Function, message: Any) -> None:
@@ -46,20 +46,20 @@ def check_call(node: Node, function: Function, message: Any) -> None:
         ("outputs", node.outputs, function.body.outputs),
     ):
         if len(given) > len(formal):
-            raise ModelError(f"{node} gives {len(given)} {what}, the function has {len(formal)} (rule FN-09)")
+            raise ModelError(f"{node} gives {len(given)} {what}, the function has {len(formal)}", rule="FN-09")
     unknown = set(node.attributes) - set(function.attributes)
     if unknown:
         known = list(function.attributes)
-        raise ModelError(f"{node} has attributes {sorted(unknown)}; the function has {known} (rule FN-12)")
+        raise ModelError(f"{node} has attributes {sorted(unknown)}; the function has {known}", rule="FN-12")
     for a in message.attribute:
         wanted = function.parameters.get(a.name)
         if wanted and a.type and a.type != wanted:
             raise ModelError(
-                f"{node} gives attribute {a.name!r} as type {a.type}, the function uses it as {wanted} (rule FN-15)"
+                f"{node} gives attribute {a.name!r} as type {a.type}, the function uses it as {wanted}", rule="FN-15"
             )
     lacking = sorted(function.required - set(node.attributes))
     if lacking:
-        raise ModelError(f"{node} does not give {lacking}, which have no default and are needed inside (rule FN-14)")
+        raise ModelError(f"{node} does not give {lacking}, which have no default and are needed inside", rule="FN-14")
 
 
 def required(body: Graph) -> frozenset[str]:
@@ -88,7 +88,7 @@ def check_default(where: str, declared: ValueInfo, value: np.ndarray | None) -> 
     )
     if kind.dtype != value.dtype or not fits:
         have = TensorType(value.dtype, value.shape)
-        raise ModelError(f"{where}: input {declared} has an initializer of type {have} (rule GR-19)")
+        raise ModelError(f"{where}: input {declared} has an initializer of type {have}", rule="GR-19")
 
 
 def single_definitions(
@@ -102,7 +102,7 @@ def single_definitions(
     names += set(initializers) - {v.name for v in inputs}  # an initializer may be an input's default (rule GR-04)
     twice = [n for n, times in Counter(names).items() if times > 1]
     if twice:
-        raise ModelError(f"{where}: {quoted(twice)} defined more than once (rule GR-02)")
+        raise ModelError(f"{where}: {quoted(twice)} defined more than once", rule="GR-02")
 
 
 def in_order(where: str, nodes: list[Node], defined: set[str], strict: bool = False) -> tuple[Node, ...]:
@@ -120,7 +120,7 @@ def in_order(where: str, nodes: list[Node], defined: set[str], strict: bool = Fa
     while ready:
         i = heapq.heappop(ready)
         if strict and i != len(result):
-            raise ModelError(f"{where}: {nodes[len(result)]} reads a value that a later node defines (rule GR-01)")
+            raise ModelError(f"{where}: {nodes[len(result)]} reads a value that a later node defines", rule="GR-01")
         result.append(i)
         for name in nodes[i].outputs:
             for reader in readers.pop(name, ()):
@@ -129,5 +129,5 @@ def in_order(where: str, nodes: list[Node], defined: set[str], strict: bool = Fa
                     heapq.heappush(ready, reader)
     if len(result) < len(nodes):
         blocked = [node.name for node, n in zip(nodes, waiting_for, strict=True) if n]
-        raise ModelError(f"{where} has a cycle through {quoted(blocked)} waiting (rule GR-01)")
+        raise ModelError(f"{where} has a cycle through {quoted(blocked)} waiting", rule="GR-01")
     return tuple(nodes[i] for i in result)

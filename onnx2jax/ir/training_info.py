@@ -59,12 +59,12 @@ def read_training(model: Any, main: Graph, importer: Importer) -> tuple[Training
     """
     with importer.guard("graph"):
         if calls := [n for n in main.nodes if (n.domain, n.op_type) == GRAPH_CALL]:
-            raise ModelError(f"{calls[0]} stands in the main graph; only algorithms call it (rule TR-18)")
+            raise ModelError(f"{calls[0]} stands in the main graph; only algorithms call it", rule="TR-18")
     infos = tuple(_read(i, info, model, main, importer) for i, info in enumerate(model.training_info))
     times = Counter(name for info in infos for name in info.update_binding if name in main.initializers)
     with importer.guard("training_info"):
         if importer.strict and (twice := [name for name, n in times.items() if n > 1]):
-            raise ModelError(f"{quoted(twice)} assigned by several update bindings (rule TR-09)")
+            raise ModelError(f"{quoted(twice)} assigned by several update bindings", rule="TR-09")
     return infos
 
 
@@ -81,8 +81,7 @@ def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) ->
         _check_calls(own, main, calls)
         importer.missing = [m for m in importer.missing if (m.domain, m.op_type) != GRAPH_CALL]
         algorithm = prepared(_calling(main, own) if calls else _combined(main, own))
-        if unknown := algorithm.captures:
-            raise ModelError(f"{quoted(unknown)} read or returned by {where} but defined nowhere (rules GR-01, GR-14)")
+        _check_defined(algorithm.captures, where)
     sparse = {s.values.name for s in (*model.graph.sparse_initializer, *info.algorithm.sparse_initializer)}
     bindings = [
         _binding(entries, f"{path}, {what}", variables, sparse, graph.outputs, importer)
@@ -97,14 +96,19 @@ def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) ->
 def _check_initialization(info: Any, graph: Graph, variables: Collection[str], where: str, importer: Importer) -> None:
     with importer.guard(where):
         if info.initialization_binding and not info.HasField("initialization"):
-            raise ModelError(f"{where}: there is an initialization_binding, but no such graph (rule TR-07)")
+            raise ModelError(f"{where}: there is an initialization_binding, but no such graph", rule="TR-07")
         if info.initialization.input:
             raise ModelError(
-                f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it starts from nothing (rule TR-05)"
+                f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it starts from nothing", rule="TR-05"
             )
     with importer.guard(where):
-        if unknown := graph.captures.difference(variables):
-            raise ModelError(f"{quoted(unknown)} read or returned by {where} but defined nowhere (rules GR-01, GR-14)")
+        _check_defined(graph.captures.difference(variables), where)
+
+
+def _check_defined(unknown: Collection[str], where: str) -> None:
+    if unknown:
+        text = f"{quoted(unknown)} read or returned by {where} but defined nowhere"
+        raise ModelError(text, rule=("GR-01", "GR-14"))
 
 
 def _binding(
@@ -121,22 +125,23 @@ def _binding(
     for entry in entries:
         with importer.guard(path):
             if entry.key in binding:
-                raise ModelError(f"{path}: {entry.key!r} is assigned twice (rule TR-09)")
+                raise ModelError(f"{path}: {entry.key!r} is assigned twice", rule="TR-09")
             if entry.key in names and entry.value in variables:
                 raise ModelError(
-                    f"{path}: {entry.key!r} and {entry.value!r} are the wrong way round; the key is the variable "
-                    "(rule TR-08)"
+                    f"{path}: {entry.key!r} and {entry.value!r} are the wrong way round; the key is the variable",
+                    rule="TR-08",
                 )
             if entry.key in sparse:
-                raise ModelError(f"{path}: {entry.key!r} is a sparse initializer; variables are dense (rule TR-29)")
+                raise ModelError(f"{path}: {entry.key!r} is a sparse initializer; variables are dense", rule="TR-29")
             if entry.key not in variables:
                 raise ModelError(
                     f"{path}: {entry.key!r} is no initializer of the main graph or of this algorithm, which have "
-                    f"{sorted(variables)[:10]} (rule TR-10)"
+                    f"{sorted(variables)[:10]}",
+                    rule="TR-10",
                 )
             if entry.value not in names:
                 raise ModelError(
-                    f"{path}: {entry.value!r} is no output of the graph, which has {sorted(names)[:10]} (rule TR-11)"
+                    f"{path}: {entry.value!r} is no output of the graph, which has {sorted(names)[:10]}", rule="TR-11"
                 )
             binding[entry.key] = entry.value
     return binding
@@ -144,9 +149,7 @@ def _binding(
 
 def _combined(main: Graph, own: Graph) -> Graph:
     """The main graph followed by the algorithm's (rule TR-16)."""
-    clash = _defined(main) & _defined(own)
-    if clash:
-        raise ModelError(f"{quoted(clash)} defined by the main graph and by algorithm {own.name!r} (rule TR-17)")
+    _check_apart(_defined(main), own)
     return replace(
         main,
         name=own.name or main.name,
@@ -157,6 +160,11 @@ def _combined(main: Graph, own: Graph) -> Graph:
         lifted=main.lifted | own.lifted,
         value_info={**main.value_info, **own.value_info},
     )
+
+
+def _check_apart(names: Iterable[str], own: Graph) -> None:
+    if clash := _defined(own).intersection(names):
+        raise ModelError(f"{quoted(clash)} defined by the main graph and by algorithm {own.name!r}", rule="TR-17")
 
 
 def _defined(graph: Graph) -> set[str]:
@@ -170,15 +178,16 @@ def _defined(graph: Graph) -> set[str]:
 def _check_calls(own: Graph, main: Graph, calls: list[Node]) -> None:
     everywhere = [n for graph in own.walk() for n in graph.nodes if (n.domain, n.op_type) == GRAPH_CALL]
     if inner := [n for n in everywhere if n not in calls]:
-        raise ModelError(f"{inner[0]} stands inside another node; it belongs among the algorithm's own (rule TR-18)")
+        raise ModelError(f"{inner[0]} stands inside another node; it belongs among the algorithm's own", rule="TR-18")
     for call in calls:
         name = call.attributes.get("graph_name")
         if name != main.name:
-            raise ModelError(f"{call} has graph_name ({name!r}); the main graph is {main.name!r} (rule TR-18)")
+            raise ModelError(f"{call} has graph_name ({name!r}); the main graph is {main.name!r}", rule="TR-18")
         if len(call.inputs) > len(main.inputs) or len(call.outputs) > len(main.outputs):
             raise ModelError(
                 f"{call} has {len(call.inputs)} inputs and {len(call.outputs)} outputs, the main graph "
-                f"{len(main.inputs)} and {len(main.outputs)} (rule TR-18)"
+                f"{len(main.inputs)} and {len(main.outputs)}",
+                rule="TR-18",
             )
 
 
@@ -188,9 +197,7 @@ def _calling(main: Graph, own: Graph) -> Graph:
     The function's formal inputs are the main graph's and all its initializers: thus a call's dependence on each
     variable is in sight, of Gradient too (rule TR-19).
     """
-    clash = main.initializers.keys() & _defined(own)
-    if clash:
-        raise ModelError(f"{quoted(clash)} defined by the main graph and by algorithm {own.name!r} (rule TR-17)")
+    _check_apart(main.initializers, own)
     formals = [v.name for v in main.inputs]
     rest = tuple(n for n in main.initializers if n not in formals)
     values = tuple(_declared(n, main.initializers[n]) for n in rest)
@@ -204,7 +211,7 @@ def _calling(main: Graph, own: Graph) -> Graph:
         operands = tuple(given.get(n) or (n if n in main.initializers else "") for n in formals)
         if not all(operands):
             lacking = [n for n, operand in zip(formals, operands, strict=True) if not operand]
-            raise ModelError(f"{node} leaves out inputs {lacking}, which have no initializer (rule TR-18)")
+            raise ModelError(f"{node} leaves out inputs {lacking}, which have no initializer", rule="TR-18")
         return replace(node, inputs=operands + rest, attributes={}, target=function)
 
     return replace(

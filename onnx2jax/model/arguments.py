@@ -115,8 +115,9 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
         return np.asarray(value).astype(object)
     if value.dtype != kind.dtype:
         raise InputTypeError(
-            f"input {declared} is given as {value.dtype}{list(value.shape)}; nothing is cast silently (rule GR-17). "
-            f"Convert it: {declared.name}.astype({str(kind.dtype)!r})"
+            f"input {declared} is given as {value.dtype}{list(value.shape)}; nothing is cast silently. "
+            f"Convert it: {declared.name}.astype({str(kind.dtype)!r})",
+            rule="GR-17",
         )
     return np.asarray(value) if isinstance(value, np.generic) else value
 
@@ -188,7 +189,8 @@ def _check_shape(
             if bound != have:
                 raise InputShapeError(
                     f"dimension {want!r} is {bound} in input {first!r} but {have} in input {declared.name!r} "
-                    f"(axis {axis} of shape {list(shape)}): one name is one extent (rule SH-03)"
+                    f"(axis {axis} of shape {list(shape)}): one name is one extent",
+                    rule="SH-03",
                 )
         elif isinstance(want, int) and isinstance(have, int) and want != have:
             raise InputShapeError(

@@ -13,6 +13,7 @@ import jax
 from jax import export
 from jax.tree_util import GetAttrKey
 
+from ..errors import with_rules
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.values import to_device
 
@@ -113,15 +114,15 @@ class Declarations:
                 continue
             is_computed = f"output {declared} is computed as {TensorType(value.dtype, shape)}"
             if value.dtype != kind.dtype or (kind.shape is not None and len(kind.shape) != len(shape)):
-                yield declared.name, f"{is_computed} (rule GR-18)"
+                yield declared.name, with_rules(is_computed, "GR-18")
                 continue
             for want, have in zip(kind.shape or (), shape, strict=False):
                 if isinstance(want, int) and isinstance(have, int) and want != have:
-                    yield declared.name, f"{is_computed} (rule GR-18)"
+                    yield declared.name, with_rules(is_computed, "GR-18")
             for name, have in _named(declared, value):
                 bound, first = extents.setdefault(name, (have, declared.name))
                 if bound != have:
-                    yield declared.name, f"{is_computed}, and {name!r} is {bound} in {first!r} (rule SH-10)"
+                    yield declared.name, with_rules(f"{is_computed}, and {name!r} is {bound} in {first!r}", "SH-10")
 
 
 def _named(declared: ValueInfo, value: Any) -> Iterator[tuple[str, int]]:

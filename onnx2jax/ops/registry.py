@@ -75,6 +75,11 @@ class Operator:
     unsharded: bool = False
     limits: str = ""
 
+    def __reduce__(self) -> Any:
+        # By name, as its function may be of a table's making.
+        registered = resolve(self.domain, self.name, self.since) is self
+        return (resolve, (self.domain, self.name, self.since)) if registered else super().__reduce__()
+
     def parameter(self, position: int) -> str | None:
         """The name of the parameter that takes the input at ``position``."""
         return self.inputs[position] if position < len(self.inputs) else self.variadic

@@ -84,13 +84,14 @@ class ExternalFiles:
         source = self._buffer(tensor, location, what) if location in self.buffers else self._open(location, what)
         if length is not None and length != nbytes:
             raise ExternalDataError(
-                f"{what}: length is {length} bytes, but its dims and element type need {nbytes} (rule EX-11)"
+                f"{what}: length is {length} bytes, but its dims and element type need {nbytes}", rule="EX-11"
             )
         start = offset or 0
         if start + nbytes > source.size:
             raise ExternalDataError(
-                f"{what}: bytes {start} to {start + nbytes} lie outside {location!r:.80} of {source.size} bytes "
-                "(rule EX-10); the file is truncated or belongs to another model"
+                f"{what}: bytes {start} to {start + nbytes} lie outside {location!r:.80} of {source.size} bytes; "
+                "the file is truncated or belongs to another model",
+                rule="EX-10",
             )
         return source, start
 
@@ -102,8 +103,9 @@ class ExternalFiles:
         array = np.asarray(buffer)
         if array.dtype != np.uint8 and (row is None or array.dtype != row.dtype or row.bits < 8):
             raise ExternalDataError(
-                f"{what}: buffer {location!r} is of type {array.dtype}, the tensor of {row.dtype if row else 'none'} "
-                "(rule EX-20); pass an array of that type, or bytes in the layout of raw_data"
+                f"{what}: buffer {location!r} is of type {array.dtype}, the tensor of {row.dtype if row else 'none'}; "
+                "pass an array of that type, or bytes in the layout of raw_data",
+                rule="EX-20",
             )
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -134,8 +136,9 @@ class ExternalFiles:
                 self._sums[location] = self._open(location, what).sha1()
             if self._sums[location] != wanted.lower():
                 raise ExternalDataError(
-                    f"{what}: the checksum of {location!r} is {self._sums[location]}, not {wanted} (rule EX-12); "
-                    "the file is damaged or belongs to another model"
+                    f"{what}: the checksum of {location!r} is {self._sums[location]}, not {wanted}; "
+                    "the file is damaged or belongs to another model",
+                    rule="EX-12",
                 )
 
     def hand_out(self, tensor: Any, data: bytes) -> None:
@@ -150,9 +153,9 @@ class ExternalFiles:
 
     def _path(self, location: str, what: str) -> Path:
         if not location:
-            raise ExternalDataError(f"{what} has no location (rule EX-02)")
+            raise ExternalDataError(f"{what} has no location", rule="EX-02")
         if self.folder is None and location.startswith("#"):
-            raise ExternalDataNotFoundError(_no_buffer(what, location))
+            raise _no_buffer(what, location)
         if self.folder is None:
             raise ExternalDataError(
                 f"{what} is in file {location!r}, but the model did not come from a file; "
@@ -161,15 +164,16 @@ class ExternalFiles:
         inside = Path(os.path.normpath(location))
         if inside.is_absolute() or ".." in inside.parts or "\\" in location or "\0" in location:
             raise ExternalDataError(
-                f"{what}: location {location!r} leads out of the model's folder (rules EX-03, EX-04)"
+                f"{what}: location {location!r} leads out of the model's folder", rule=("EX-03", "EX-04")
             )
         path = self.folder / inside
         if not _exists(path):
             if location.startswith("#"):
-                raise ExternalDataNotFoundError(_no_buffer(what, location))
+                raise _no_buffer(what, location)
             raise ExternalDataNotFoundError(
-                f"{what}: no file {location!r} in {str(self.folder)!r} (rule EX-19); "
-                "copy it beside the model or pass convert(..., external_data_dir='folder')"
+                f"{what}: no file {location!r} in {str(self.folder)!r}; "
+                "copy it beside the model or pass convert(..., external_data_dir='folder')",
+                rule="EX-19",
             )
         self._check_inside(path, what)
         return path
@@ -180,8 +184,9 @@ class ExternalFiles:
         real = path.resolve()
         if not self.follow_links and not real.is_relative_to(self.folder.resolve()):
             raise ExternalDataError(
-                f"{what}: {path.name!r} is a link out of the model's folder (rule EX-05); "
-                "if you trust it: convert(..., follow_links=True)"
+                f"{what}: {path.name!r} is a link out of the model's folder; "
+                "if you trust it: convert(..., follow_links=True)",
+                rule="EX-05",
             )
         return real
 
@@ -192,19 +197,20 @@ class ExternalFiles:
             try:
                 descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
             except OSError as e:
-                raise ExternalDataError(f"{what}: {path.name!r} cannot be opened: {e.strerror} (rule EX-07)") from None
+                raise ExternalDataError(f"{what}: {path.name!r} cannot be opened: {e.strerror}", rule="EX-07") from None
             file = File(descriptor, path.name)
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise ExternalDataError(f"{what}: {path.name!r} is not a regular file (rule EX-07)")
+                raise ExternalDataError(f"{what}: {path.name!r} is not a regular file", rule="EX-07")
             if status.st_nlink > 1 and not self.follow_links:
                 raise ExternalDataError(
-                    f"{what}: {path.name!r} is a hard link, so the file may belong elsewhere (rule EX-06); "
-                    "if you trust it: convert(..., follow_links=True)"
+                    f"{what}: {path.name!r} is a hard link, so the file may belong elsewhere; "
+                    "if you trust it: convert(..., follow_links=True)",
+                    rule="EX-06",
                 )
             # The path is checked again now that the file is open: it may have become a link meanwhile.
             if not os.path.samestat(status, os.stat(self._check_inside(path, what))):
-                raise ExternalDataError(f"{what}: {path.name!r} changed while it was opened (rule EX-08)")
+                raise ExternalDataError(f"{what}: {path.name!r} changed while it was opened", rule="EX-08")
             self._files[path] = file
         return self._files[path]
 
@@ -258,7 +264,8 @@ class File:
         if (status.st_size, status.st_mtime_ns) != (self.size, self._written) or not complete:
             raise ExternalDataError(
                 f"{self._name!r} was changed after the model was converted: it has {status.st_size} bytes and had "
-                f"{self.size} (rule EX-10); convert the model again, and do not change its files meanwhile"
+                f"{self.size}; convert the model again, and do not change its files meanwhile",
+                rule="EX-10",
             )
 
 
@@ -281,8 +288,9 @@ def load(array: np.ndarray) -> np.ndarray:
     return base.file.read(start, array.nbytes).view(array.dtype).reshape(array.shape)
 
 
-def _no_buffer(what: str, location: str) -> str:
-    return f"{what} is in memory, as {location!r} (rule EX-20); pass convert(..., buffers={{{location!r}: array}})"
+def _no_buffer(what: str, location: str) -> ExternalDataNotFoundError:
+    text = f"{what} is in memory, as {location!r}; pass convert(..., buffers={{{location!r}: array}})"
+    return ExternalDataNotFoundError(text, rule="EX-20")
 
 
 def _exists(path: Path) -> bool:
@@ -296,7 +304,7 @@ def _entries(tensor: Any, what: str) -> dict[str, str]:
     entries: dict[str, str] = {}
     for entry in tensor.external_data:
         if entry.key in entries:
-            raise ExternalDataError(f"{what} has {entry.key!r} twice (rule EX-15)")
+            raise ExternalDataError(f"{what} has {entry.key!r} twice", rule="EX-15")
         entries[entry.key] = entry.value
     return entries
 
@@ -306,5 +314,5 @@ def _number(entries: dict[str, str], key: str, what: str) -> int | None:
     if text is None or text == "":
         return None
     if not (text.isascii() and text.isdigit()):
-        raise ExternalDataError(f"{what}: {key} is {text!r}, not a decimal number of bytes (rule EX-09)")
+        raise ExternalDataError(f"{what}: {key} is {text!r}, not a decimal number of bytes", rule="EX-09")
     return int(text)

@@ -76,8 +76,8 @@ def _parse(data: bytes, what: str) -> Any:
         raise ModelError(f"{what} is not an ONNX model: {_guess(data) or f'protobuf cannot parse it ({e})'}") from None
     if not model.HasField("graph") or not model.HasField("ir_version"):
         missing, rule = ("graph", "MV-04") if model.HasField("ir_version") else ("ir_version", "MV-01")
-        guess = _guess(data) or f"it has no {missing} (rule {rule})"
-        raise ModelError(f"{what} is not an ONNX model: {guess}")
+        guess = _guess(data)
+        raise ModelError(f"{what} is not an ONNX model: {guess or f'it has no {missing}'}", rule=() if guess else rule)
     return model
 
 

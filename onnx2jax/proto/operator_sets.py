@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from ..errors import ModelError
+from ..errors import ModelError, with_rules
 from .external import ExternalFiles
 from .files import read_bytes
 from .messages import OperatorSetProto
@@ -57,7 +57,7 @@ def read_operator_sets(sources: Iterable[Any]) -> list[OperatorSet]:
         other = found.setdefault((new.domain, new.version), new)
         if other is not new:
             title = f"{new.domain or 'ai.onnx'} {new.version}"
-            raise ModelError(f"{other.name} and {new.name} are both operator set {title} (rule OD-02)")
+            raise ModelError(f"{other.name} and {new.name} are both operator set {title}", rule="OD-02")
     return list(found.values())
 
 
@@ -73,7 +73,7 @@ def read_operator_set(source: Any, *, follow_links: bool = False) -> OperatorSet
     """
     document, what, files = parse(source, follow_links=follow_links)
     for problem in problems(document, what):
-        raise ModelError(problem)
+        raise problem
     return OperatorSet(
         what,
         document.ir_version,
@@ -91,42 +91,40 @@ def parse(source: Any, *, follow_links: bool = False) -> tuple[Any, str, Externa
     try:
         document = OperatorSetProto.FromString(data)
     except DecodeError as e:
-        raise ModelError(f"{what} is no operator set document: protobuf cannot parse it ({e}; rule OD-01)") from None
+        raise ModelError(f"{what} is no operator set document: protobuf cannot parse it ({e})", rule="OD-01") from None
     return document, what, ExternalFiles(folder, follow_links=follow_links)
 
 
-def problems(document: Any, what: str) -> Iterator[str]:
+def problems(document: Any, what: str) -> Iterator[ModelError]:
     """Everything that is wrong with a document but for the bodies of its functions."""
     fields = {"magic": "OD-01", "ir_version": "OD-01", "domain": "OD-03", "opset_version": "OD-02"}
     present = {field: document.HasField(field) for field in fields}
     for field, rule in fields.items():
         if not present[field]:
-            yield f"{what} is no operator set document: it has no {field} (rule {rule})"
+            yield ModelError(f"{what} is no operator set document: it has no {field}", rule=rule)
     if present["magic"] and document.magic != MAGIC:
-        yield f"{what} is no operator set document: its magic is {document.magic!r} (rule OD-01)"
+        yield ModelError(f"{what} is no operator set document: its magic is {document.magic!r}", rule="OD-01")
     if present["ir_version"] and document.ir_version < 1:
-        yield f"{what} has ir_version {document.ir_version}; it starts at 1 (rule OD-01)"
+        yield ModelError(f"{what} has ir_version {document.ir_version}; it starts at 1", rule="OD-01")
     if present["opset_version"] and not 0 < document.opset_version < 2**31:
-        yield f"{what} has opset_version {document.opset_version} (rule OD-02)"
+        yield ModelError(f"{what} has opset_version {document.opset_version}", rule="OD-02")
     for operator in document.operator:
         if not operator.op_type or not 0 < operator.since_version <= document.opset_version:
-            yield (
-                f"{what}: operator {operator.op_type!r} has since_version {operator.since_version}, "
-                f"the set is version {document.opset_version} (rule OD-02)"
-            )
+            versions = f"since_version {operator.since_version}, the set is version {document.opset_version}"
+            yield ModelError(f"{what}: operator {operator.op_type!r} has {versions}", rule="OD-02")
     for function in document.functions:
         if not function.name or normal_domain(function.domain or document.domain) != normal_domain(document.domain):
-            yield (
-                f"{what}: function {function.name!r} is of domain {function.domain!r}, "
-                f"the set of {document.domain!r} (rule OD-03)"
+            text = (
+                f"{what}: function {function.name!r} is of domain {function.domain!r}, the set of {document.domain!r}"
             )
+            yield ModelError(text, rule="OD-03")
     for ids in (
         [(o.op_type, f"since {o.since_version}") for o in document.operator],
         [(f.name, f"overload {f.overload!r}") for f in document.functions],
     ):
         for (name, version), times in Counter(ids).items():
             if times > 1:
-                yield f"{what} declares operator {name!r} ({version}) {times} times (rule OD-02)"
+                yield ModelError(f"{what} declares operator {name!r} ({version}) {times} times", rule="OD-02")
 
 
 def find(
@@ -140,13 +138,13 @@ def find(
     own = sorted((s for s in sets if s.domain == domain), key=lambda s: s.version, reverse=True)
     usable = [s for s in own if s.version <= version]
     if not usable:
-        return f"{own[-1].name} begins at version {own[-1].version} (rule OR-01)" if own else ""
+        return with_rules(f"{own[-1].name} begins at version {own[-1].version}", "OR-01") if own else ""
     home = usable[0]
     since = home.since(op_type)
     if since is None:
-        return f"{home.name}, which is version {home.version}, does not declare it (rule OR-08)"
+        return with_rules(f"{home.name}, which is version {home.version}, does not declare it", "OR-08")
     for document in usable if home.stable.get((op_type, since)) else [home]:
         if document.since(op_type) == since and (op_type, overload) in document.functions:
             return document, document.functions[op_type, overload]
     with_overload = f" for overload {overload!r}" if overload else ""
-    return f"{home.name} declares it without a body{with_overload} (rule OD-05)"
+    return with_rules(f"{home.name} declares it without a body{with_overload}", "OD-05")

@@ -106,6 +106,7 @@ def nbytes(tensor: Any) -> int:
     if row is None or any(d < 0 for d in tensor.dims):
         raise ModelError(
             f"tensor {tensor.name!r} has element type {tensor.data_type} and dims {list(tensor.dims)}, which are not "
-            "both legal (rules TY-01, TY-24)"
+            "both legal",
+            rule=("TY-01", "TY-24"),
         )
     return -(-math.prod(tensor.dims) * row.bits // 8)

@@ -31,23 +31,25 @@ def to_array(tensor: Any, files: ExternalFiles | None = None, *, later: bool = F
     row = ELEMENT_TYPES.get(tensor.data_type)
     if row is None:
         raise ModelError(
-            f"tensor {tensor.name!r} has element type {tensor.data_type}, which is not defined (rule TY-01)"
+            f"tensor {tensor.name!r} has element type {tensor.data_type}, which is not defined", rule="TY-01"
         )
     shape = tuple(tensor.dims)
     if any(d < 0 for d in shape):
-        raise ModelError(f"tensor {tensor.name!r} has a negative extent in {list(shape)} (rule TY-24)")
+        raise ModelError(f"tensor {tensor.name!r} has a negative extent in {list(shape)}", rule="TY-24")
     _check_rank(tensor.name, shape)
     if tensor.HasField("segment"):
-        raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting (rule TD-14)")
+        raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting", rule="TD-14")
     count = math.prod(shape)
     external = tensor.data_location == EXTERNAL
     used = [field for field in DATA_FIELDS if len(getattr(tensor, field))]
     if len(used) > (not external):
         given = used if len(used) > 1 else [*used, "an external file"]
-        raise ModelError(f"tensor {tensor.name!r} has its data twice: in {' and in '.join(given)} (rules TD-01, EX-13)")
+        raise ModelError(
+            f"tensor {tensor.name!r} has its data twice: in {' and in '.join(given)}", rule=("TD-01", "EX-13")
+        )
     if row.dtype == object:
         if external or tensor.HasField("raw_data"):
-            raise ModelError(f"tensor {tensor.name!r}: strings belong in string_data (rule TD-12)")
+            raise ModelError(f"tensor {tensor.name!r}: strings belong in string_data", rule="TD-12")
         _expect(tensor, "string_data", len(tensor.string_data), count)
         return _strings(tensor.string_data).reshape(shape)
     nbytes = -(-count * row.bits // 8)
@@ -67,7 +69,7 @@ def to_array(tensor: Any, files: ExternalFiles | None = None, *, later: bool = F
 
 def _check_rank(name: str, shape: tuple[int, ...]) -> None:
     if len(shape) > MAX_RANK:
-        raise ModelError(f"tensor {name!r} has rank {len(shape)}, NumPy's limit is {MAX_RANK} (rule TY-24)")
+        raise ModelError(f"tensor {name!r} has rank {len(shape)}, NumPy's limit is {MAX_RANK}", rule="TY-24")
 
 
 def _from_bytes(raw: np.ndarray, row: ElementType, count: int) -> np.ndarray:
@@ -118,8 +120,8 @@ def _strings(entries: Any) -> np.ndarray:
 def _expect(tensor: Any, field: str, found: int, wanted: int, unit: str = "entries") -> None:
     if found != wanted:
         raise ModelError(
-            f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {wanted} {unit} of {field}, "
-            f"but has {found} (rule TD-13)"
+            f"tensor {tensor.name!r} with dims {list(tensor.dims)} needs {wanted} {unit} of {field}, but has {found}",
+            rule="TD-13",
         )
 
 
@@ -129,12 +131,13 @@ def to_dense(sparse: Any, files: ExternalFiles | None = None) -> np.ndarray:
     shape = tuple(sparse.dims)
     name = sparse.values.name
     if any(d <= 0 for d in shape) or not shape:
-        raise ModelError(f"sparse tensor {name!r} needs positive extents, not {list(shape)} (rule GR-11)")
+        raise ModelError(f"sparse tensor {name!r} needs positive extents, not {list(shape)}", rule="GR-11")
     _check_rank(name, shape)
     if not (files or ExternalFiles(None)).claim(math.prod(shape), values.size):
         raise ModelError(
-            f"sparse tensor {name!r} of {values.size} values would have {math.prod(shape)} elements when made dense "
-            "(rule GR-11); too many to make on the word of its header"
+            f"sparse tensor {name!r} of {values.size} values would have {math.prod(shape)} elements when made dense; "
+            "too many to make on the word of its header",
+            rule="GR-11",
         )
     # Zeros cost no memory until somebody writes to them; empty strings do.
     dense = np.full(shape, "", object) if values.dtype == object else np.zeros(shape, values.dtype)
@@ -142,20 +145,20 @@ def to_dense(sparse: Any, files: ExternalFiles | None = None) -> np.ndarray:
         return dense
     indices = to_array(sparse.indices, files)
     if indices.dtype != np.int64:
-        raise ModelError(f"sparse tensor {name!r} has indices of type {indices.dtype}, not int64 (rule GR-11)")
+        raise ModelError(f"sparse tensor {name!r} has indices of type {indices.dtype}, not int64", rule="GR-11")
     if indices.ndim == 2 and indices.shape[1] == len(shape):
         extents, where = np.array(shape), indices
     elif indices.ndim == 1:
         extents, where = np.array([dense.size]), indices[:, None]
     else:
-        raise ModelError(f"sparse tensor {name!r} has indices of shape {list(indices.shape)} (rule GR-11)")
+        raise ModelError(f"sparse tensor {name!r} has indices of shape {list(indices.shape)}", rule="GR-11")
     if len(where) != values.size or values.ndim != 1:
-        raise ModelError(f"sparse tensor {name!r} has {values.size} values but {len(where)} indices (rule GR-11)")
+        raise ModelError(f"sparse tensor {name!r} has {values.size} values but {len(where)} indices", rule="GR-11")
     if (where < 0).any() or (where >= extents).any():
-        raise ModelError(f"sparse tensor {name!r} has an index outside its dims {list(shape)} (rule GR-11)")
+        raise ModelError(f"sparse tensor {name!r} has an index outside its dims {list(shape)}", rule="GR-11")
     linear = where[:, 0] if len(extents) == 1 else np.ravel_multi_index(tuple(where.T), shape)
     if (np.diff(linear) <= 0).any():
-        raise ModelError(f"sparse tensor {name!r} has indices that are not ascending and unique (rule GR-11)")
+        raise ModelError(f"sparse tensor {name!r} has indices that are not ascending and unique", rule="GR-11")
     dense.reshape(-1)[linear] = values
     return dense
 

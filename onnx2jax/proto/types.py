@@ -97,8 +97,10 @@ def to_value_info(message: Any) -> ValueInfo:
     """A ValueInfoProto as a ValueInfo."""
     try:
         kind = to_type(message.type)
+    except ModelError as e:
+        raise ModelError(f"value {message.name!r} has an invalid type: {e.message}", rule=e.rules) from None
     except ValueError as e:
-        raise ModelError(f"value {message.name!r} has an invalid type: {e} (rule TY-01)") from None
+        raise ModelError(f"value {message.name!r} has an invalid type: {e}", rule="TY-01") from None
     shape = getattr(message.type, message.type.WhichOneof("value") or "tensor_type", None)
     marks = tuple(d.denotation for d in shape.shape.dim) if isinstance(kind, TensorType) and shape is not None else ()
     return ValueInfo(message.name, kind, marks if any(marks) else (), message.type.denotation)
@@ -118,7 +120,7 @@ def to_type(message: Any) -> ValueType | None:
         case "map_type":
             key = to_dtype(message.map_type.key_type)
             if key.kind not in "iuO":
-                raise ValueError(f"a map's keys are integers or strings, not {key} (rule TY-16)")
+                raise ModelError(f"a map's keys are integers or strings, not {key}", rule="TY-16")
             return MapType(key, to_type(message.map_type.value_type))
         case "opaque_type":
             return OpaqueType(message.opaque_type.domain, message.opaque_type.name)

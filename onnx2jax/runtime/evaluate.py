@@ -182,7 +182,9 @@ def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
         if any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
             raise OperatorError(f"{node} would make an array of shape {result.shape}\n{_operands(node, values)}")
     if len(node.outputs) > len(results):
-        raise OperatorError(f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)} (rule ND-08)")
+        raise OperatorError(
+            f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}", rule="ND-08"
+        )
     if context.on_host is not None:
         # A Gradient on the host traces.
         return [jax.tree.map(np.asarray, r) if _is_jax(r) and not is_traced(r) else r for r in results]

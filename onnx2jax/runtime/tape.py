@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..errors import with_rules
 from ..ir.derivatives import between, named, referring
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_known
@@ -123,4 +124,4 @@ def _is_floating(value: Any) -> bool:
 def _check_floating(name: str, value: Any) -> None:
     if isinstance(value, list) or not _is_floating(value):
         kind = getattr(value, "dtype", type(value).__name__)
-        raise ValueError(f"{name!r} is {kind}; only tensors of floating type have derivatives (rule TR-35)")
+        raise ValueError(with_rules(f"{name!r} is {kind}; only tensors of floating type have derivatives", "TR-35"))

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import compat
-from ..errors import ShardingError
+from ..errors import ShardingError, with_rules
 from ..ir import analysis
 from ..ir.graph import Graph, Imported, Node
 from ..ops.arrays import is_traced
@@ -67,15 +67,13 @@ def _configured(
     configuration = next((c for c in imported.configurations if c.name == name), None)
     if configuration is None:
         known = [c.name for c in imported.configurations]
-        raise ShardingError(f"device_configuration {name!r} is none of the model's, which are {known} (rule DV-03)")
+        raise ShardingError(f"device_configuration {name!r} is none of the model's, which are {known}", rule="DV-03")
     if configuration.devices < 1:
-        raise ShardingError(f"configuration {name!r} has {configuration.devices} devices (rule DV-02)")
+        raise ShardingError(f"configuration {name!r} has {configuration.devices} devices", rule="DV-02")
     devices = _devices(configuration, table)
     if len(devices) < configuration.devices:
-        _warn(
-            f"configuration {name!r} is ignored: it wants {configuration.devices} devices, there are {len(devices)} "
-            "(rule DV-22)"
-        )
+        wants = f"it wants {configuration.devices} devices, there are {len(devices)}"
+        _warn(with_rules(f"configuration {name!r} is ignored: {wants}", "DV-22"))
         return None
     said = _Said(imported, configuration, graphs)
     layout = best([s.pattern for _, s, _ in said.kept], configuration.devices)
@@ -87,12 +85,12 @@ def _configured(
         where = f"{node}, sharding of {s.tensor!r}"
         if s not in axes:
             held = [list(group) if len(group) > 1 else group[0] for group in s.holders]
-            said.misses.append(
-                f"{where}: shards on devices {held} cannot be said by the mesh of the others, "
-                f"{dict(mesh.shape)} over devices {list(layout.order)} (rule DV-23)"
-            )
+            others = f"{dict(mesh.shape)} over devices {list(layout.order)}"
+            text = f"{where}: shards on devices {held} cannot be said by the mesh of the others, {others}"
+            said.misses.append(with_rules(text, "DV-23"))
         elif members and len(members) < configuration.devices:
-            said.misses.append(f"{where}: it is for devices {members}; the others hold copies (rule DV-23)")
+            text = f"{where}: it is for devices {members}; the others hold copies"
+            said.misses.append(with_rules(text, "DV-23"))
     if said.misses:
         more = f"\nand {len(said.misses) - 5} more: model.placement.notes" if len(said.misses) > 5 else ""
         _warn(
@@ -119,13 +117,13 @@ class _Said:
         self.misses: list[str] = []
         self.notes: list[str] = []
         if imported.ir_version < 11:
-            self.misses.append(
-                f"configurations exist since IR 11, the model is of IR {imported.ir_version} (rule DV-27)"
-            )
+            text = f"configurations exist since IR 11, the model is of IR {imported.ir_version}"
+            self.misses.append(with_rules(text, "DV-27"))
         listed = {c.name for c in imported.configurations}
         for node, keys in _annotated(graphs):
             for other in sorted(node.devices.keys() - listed):
-                self.misses.append(f"{node}: configuration {other!r} is none of {sorted(listed)} (rule DV-04)")
+                text = f"{node}: configuration {other!r} is none of {sorted(listed)}"
+                self.misses.append(with_rules(text, "DV-04"))
             hints = node.devices.get(configuration.name, NodeDevices())
             if hints.stage is not None:
                 self.stages[node.name] = hints.stage
@@ -135,11 +133,11 @@ class _Said:
     def _sharding(self, node: Node, sharding: Sharding, devices: int, keys: Mapping[str, str]) -> None:
         where = f"{node}, sharding of {sharding.tensor!r}"
         if not sharding.tensor or sharding.tensor not in {*node.inputs, *node.outputs}:
-            self.misses.append(f"{where}: it is no input or output of the node (rule DV-05)")
+            self.misses.append(with_rules(f"{where}: it is no input or output of the node", "DV-05"))
         elif wrong := list(problems(sharding, devices)):
-            self.misses.extend(f"{where}: {text} (rule {rule})" for rule, text in wrong)
+            self.misses.extend(with_rules(f"{where}: {text}", rule) for rule, text in wrong)
         elif _is_excluded(node):
-            self.notes.append(f"{where}: ONNX gives it no meaning for {node.op_type} (rule DV-18)")
+            self.notes.append(with_rules(f"{where}: ONNX gives it no meaning for {node.op_type}", "DV-18"))
         else:
             self.kept.append((node, sharding, keys.get(sharding.tensor) if sharding.tensor in node.inputs else None))
 
@@ -224,9 +222,9 @@ def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
     """The positions of the splits of each axis, axes counted from the front (rule DV-09)."""
     axes = [a + rank if a < 0 else a for a in sharding.axes]
     if not all(0 <= a < rank for a in axes):
-        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank} (rule DV-09)")
+        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank}", rule="DV-09")
     if len(set(axes)) < len(axes):
-        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank} name one twice (rule DV-09)")
+        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank} name one twice", rule="DV-09")
     result: dict[int, list[int]] = {}
     for i, split in enumerate(sharding.splits):
         result.setdefault(split.axis + rank if split.axis < 0 else split.axis, []).append(i)
@@ -287,7 +285,7 @@ class Constraints:
             free = [f for f in factors if not isinstance(f, int)]
             known = math.prod(f for f in factors if isinstance(f, int))
             if len(free) > 1 or known < 1 or extent % known or (not free and known != extent):
-                raise ShardingError(f"axis {axis} of {extent} is no product of {factors} (rule DV-10)")
+                raise ShardingError(f"axis {axis} of {extent} is no product of {factors}", rule="DV-10")
             view += [f if isinstance(f, int) else extent // known for f in factors]
         return tuple(view), places
 

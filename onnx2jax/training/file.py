@@ -46,8 +46,9 @@ def open_training(
         check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
     if not message.training_info:
         raise UnsupportedError(
-            "the model has no training_info, so it does not say how to train it (rule TR-27). With a loss and an "
-            "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)"
+            "the model has no training_info, so it does not say how to train it. With a loss and an "
+            "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)",
+            rule="TR-27",
         )
     importer = Importer(message, files, strict, allow_newer_opset, None, documents)
     imported = importer.model()

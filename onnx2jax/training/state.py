@@ -43,7 +43,8 @@ def assigned(
             kind = f"{new.dtype}{list(new.shape)}" if hasattr(new, "dtype") else type(new).__name__
             raise ModelError(
                 f"{info.path}: output {output!r} ({kind}) is assigned to variable {name!r}, which is "
-                f"{old.dtype}{list(old.shape)}: a variable keeps its type and shape (rule TR-25)"
+                f"{old.dtype}{list(old.shape)}: a variable keeps its type and shape",
+                rule="TR-25",
             )
         place[name] = jnp.asarray(new)
     return replace(state, variables=variables, own=(*state.own[:index], own, *state.own[index + 1 :]))

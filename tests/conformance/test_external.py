@@ -271,7 +271,7 @@ def test_a_missing_file_is_named_with_tensor_and_folder(folder: Path) -> None:
 def test_tensors_in_memory_are_given_by_their_locations(folder: Path) -> None:
     path = stored(folder, tensor(location="#w"))
     for source in (path, path.read_bytes()):
-        with pytest.raises(ExternalDataNotFoundError, match=r"EX-20.*buffers=\{'#w': array\}"):
+        with pytest.raises(ExternalDataNotFoundError, match=r"buffers=\{'#w': array\}.*EX-20"):
             onnx2jax.convert(source)
         assert rules_of(source) == {"EX-20"}
         for buffer in (W, W.tobytes(), bytearray(W.tobytes()), np.frombuffer(W.tobytes(), np.uint8)):

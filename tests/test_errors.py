@@ -1,0 +1,77 @@
+"""Errors: rules are a field of them, and copies lose nothing."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import onnx2jax
+from benchmarks.house import modules
+from onnx2jax import errors
+from onnx2jax.errors import ExternalDataNotFoundError, KnownValueError, ModelError, OnnxError
+from tests.support.cases import parse
+from tests.support.helpers import ROOT
+
+RULES = {line[:5] for line in (ROOT / "tests/tables/rules.txt").read_text(encoding="utf-8").splitlines()}
+
+
+@pytest.mark.parametrize(
+    "rule, rules, text",
+    [
+        ((), (), "what"),
+        ("GR-02", ("GR-02",), "what (rule GR-02)"),
+        (("GR-01", "GR-14"), ("GR-01", "GR-14"), "what (rules GR-01, GR-14)"),
+    ],
+)
+def test_the_text_ends_with_the_rules(rule: Any, rules: tuple[str, ...], text: str) -> None:
+    for error in (ModelError("what", rule=rule), ExternalDataNotFoundError("what", rule=rule)):
+        assert (error.message, error.rules, str(error)) == ("what", rules, text)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_a_copy_is_the_same(name: str, copied: Callable[[OnnxError], OnnxError]) -> None:
+    error = getattr(errors, name)("what is wrong")
+    error.rules = ("GR-02",)
+    error.add_note("inside a node")
+    again = copied(error)
+    assert (type(again), str(again), vars(again)) == (type(error), "what is wrong (rule GR-02)", vars(error))
+
+
+def test_an_error_of_a_node_is_pickled_with_it() -> None:
+    """Its operator is one of a table, whose function has no name of its own."""
+    model = onnx2jax.convert(parse("g (float[4] x, int64[1] s) => (float[n] y) { t = Abs(s) y = Reshape(x, t) }"))
+    with pytest.raises(KnownValueError) as caught:
+        jax.jit(model.apply)(model.params, np.ones(4, np.float32), np.array([4]))
+    inner = model.graph.nodes[0]
+    error = KnownValueError("what is wrong", caught.value.values, inner)
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.values, str(again.node), again.node.target) == (("t",), str(inner), inner.target)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def _texts(tree: ast.AST) -> set[str]:
+    """The strings of a module but for those that stand alone, as docstrings do."""
+    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    constants = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone]
+    return {n.value for n in constants if isinstance(n.value, str)}
+
+
+@pytest.mark.parametrize("module", sorted(modules().keys() - {"errors"}))
+def test_no_text_spells_a_rule(module: str) -> None:
+    """They are given as rule=, or to with_rules."""
+    texts = _texts(ast.parse(modules()[module].read_text(encoding="utf-8")))
+    assert [t for t in texts if re.search(r"\brules? [A-Z]{2}-\d|\(rules? $", t)] == []
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_every_rule_named_is_one_of_the_format(module: str) -> None:
+    assert set(re.findall(r"\b[A-Z]{2}-\d{2}\b", modules()[module].read_text(encoding="utf-8"))) <= RULES
