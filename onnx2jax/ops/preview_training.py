@@ -45,9 +45,8 @@ def adagrad(R, T, *inputs, decay_factor=0.0, epsilon=1e-6, norm_coefficient=0.0)
 @op("Adam", domain=_DOMAIN)
 def adam(R, T, *inputs, alpha=0.9, beta=0.999, epsilon=1e-6, norm_coefficient=0.0, norm_coefficient_post=0.0):
     """X, G, V, H -> X, V, H: averaged gradients over the root of averaged squares."""
-    ns = xp(R, T)
-    count = ns.maximum(T, 1).astype(R.dtype)  # before the first update the rate stays as it is
-    rate = ns.where(T > 0, R * ns.sqrt(1 - beta**count) / (1 - alpha**count), R).reshape(())
+    count = xp.maximum(T, 1).astype(R.dtype)  # before the first update the rate stays as it is
+    rate = xp.where(T > 0, R * xp.sqrt(1 - beta**count) / (1 - alpha**count), R).reshape(())
 
     def step(x, g, v, h):
         g = norm_coefficient * x + g
@@ -63,7 +62,7 @@ def adam(R, T, *inputs, alpha=0.9, beta=0.999, epsilon=1e-6, norm_coefficient=0.
 def momentum(R, T, *inputs, alpha, beta, mode: Literal["standard", "nesterov"], norm_coefficient):
     """X, G, V -> X, V: gradient descent with standard or Nesterov's momentum."""
     rate = R.reshape(())
-    scale = xp(T).where(T > 0, beta, 1.0).reshape(())
+    scale = xp.where(T > 0, beta, 1.0).reshape(())
 
     def step(x, g, v):
         g = norm_coefficient * x + g

@@ -24,43 +24,38 @@ E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 def quotient(x, y):
     """``x / y``, correctly rounded: XLA turns division by a broadcast value into a product with its
     reciprocal, which moves ties; it leaves a divisor alone that depends on x."""
-    return x / y if xp(x, y) is np else x / jnp.where(x != x, x, y)
+    return x / y if is_known((x, y)) else x / jnp.where(x != x, x, y)
 
 
 def spread(parameter, shape, axis, block_size=0):
     """A scale or zero point laid out against a tensor: one for all, one a slice of the axis, or one a block."""
-    n = xp(parameter)
-    if block_size and parameter.ndim == len(shape):
-        axis = axis_of(axis, len(shape))
-        covered = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape))
-        if block_size < 0 or parameter.shape != covered:
-            raise ValueError(
-                f"blocks of {block_size} on axis {axis} of {shape} take a scale {covered}, not {parameter.shape}"
-            )
-        return n.repeat(parameter, block_size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
-    if parameter.ndim <= 1 and parameter.size == 1:
+    blocks = block_size and parameter.ndim == len(shape)
+    if not blocks and parameter.ndim <= 1 and parameter.size == 1:
         return parameter.reshape(())
-    if parameter.ndim != 1 or parameter.shape[0] != shape[axis_of(axis, len(shape))]:
+    axis = axis_of(axis, len(shape))
+    fitting = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape)) if blocks else (shape[axis],)
+    if block_size < 0 or parameter.shape != fitting:
         raise ValueError(
-            f"a scale or zero point of shape {parameter.shape} fits neither a whole tensor of shape {shape}, "
-            f"nor its axis {axis}, nor blocks of it (block_size={block_size})"
+            f"a scale or zero point for axis {axis} of {shape}, block_size={block_size}, must be one number or have "
+            f"the shape {fitting}, not {parameter.shape}"
         )
-    return parameter.reshape([-1 if i == axis_of(axis, len(shape)) else 1 for i in range(len(shape))])
+    if blocks:
+        return xp.repeat(parameter, block_size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
+    return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 
 def saturate_to(x, zero_point, dtype, saturate=1):
     """Round to even, add the zero point, and clip to the range of dtype (a float type rounds by itself)."""
     if dtype.name in FLOAT6:
         x, zero_point = (None if v is None else needs_known(v, f"XLA has no {dtype}") for v in (x, zero_point))
-    n = xp(x, zero_point)
     if not is_integer(dtype):
         x = x if zero_point is None else x + zero_point.astype(x.dtype)
         limit = float(ml_dtypes.finfo(dtype).max)
-        return (n.clip(x, -limit, limit) if saturate and dtype.name in FLOAT8 else x).astype(dtype)
-    x = n.rint(x).astype(np.float64 if x.dtype == np.float64 else np.float32)
+        return (xp.clip(x, -limit, limit) if saturate and dtype.name in FLOAT8 else x).astype(dtype)
+    x = xp.rint(x).astype(np.float64 if x.dtype == np.float64 else np.float32)
     x = x if zero_point is None else x + zero_point.astype(x.dtype)
     low, high = int(ml_dtypes.iinfo(dtype).min), int(ml_dtypes.iinfo(dtype).max)
-    x = n.where(x >= low, n.minimum(x, n.asarray(high, x.dtype)), n.asarray(low, x.dtype))  # NaN becomes low
+    x = xp.where(x >= low, xp.minimum(x, x.dtype.type(high)), x.dtype.type(low))  # NaN becomes low
     return x.astype(np.int32).astype(dtype)
 
 
@@ -98,10 +93,9 @@ def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, ou
 @op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(x):
     """Quantize to uint8 over the range of the values and zero; an all-zero tensor has scale 1."""
-    n = xp(x)
-    low, high = n.min(x, initial=0.0), n.max(x, initial=0.0)
-    scale = n.where(low == high, n.ones_like(low), quotient(high - low, n.asarray(255, x.dtype)))
-    zero_point = n.rint(n.clip(-quotient(low, scale), 0, 255)).astype(np.uint8)
+    low, high = xp.min(x, initial=0.0), xp.max(x, initial=0.0)
+    scale = xp.where(low == high, x.dtype.type(1), quotient(high - low, xp(x).asarray(255, x.dtype)))
+    zero_point = xp.rint(xp.clip(-quotient(low, scale), 0, 255)).astype(np.uint8)
     return saturate_to(quotient(x, scale), zero_point, np.dtype(np.uint8)), scale, zero_point
 
 
@@ -194,12 +188,12 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
     if w_zero_point is not None:
         w = w - w_zero_point.reshape((-1,) + (1,) * (w.ndim - 1)).astype(dtype)
     grouped = x.reshape(x.shape[0], group, -1, *x.shape[2:])
-    total = None
-    for start in range(0, w.shape[1], step):
-        part = grouped[:, :, start : start + step].reshape(x.shape[0], -1, *x.shape[2:]) if step < w.shape[1] else x
-        y = conv(part, w[:, start : start + step], window, group).astype(np.int32)
-        total = y if total is None else total + y
-    return total
+
+    def part(start):
+        some = grouped[:, :, start : start + step].reshape(x.shape[0], -1, *x.shape[2:]) if step < w.shape[1] else x
+        return conv(some, w[:, start : start + step], window, group).astype(np.int32)
+
+    return sum(map(part, range(0, w.shape[1], step)))
 
 
 @op("ConvInteger", since=10, heavy=True, unsharded=True)

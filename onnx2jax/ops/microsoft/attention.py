@@ -13,9 +13,9 @@ from jax import lax
 from ..arrays import accumulator, dims, wide
 from ..attention import attend, heads_of, merged, rotary_embedding, window
 from ..linalg import product
-from ..quant import integer_product, row
 from ..registry import Static, op, taking
 from .fused import MICROSOFT, simplified_layer_normalization
+from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
 _SHARED = "do_rotary, rotary_embedding_dim and a shared cache buffer are refused: use GroupQueryAttention"
@@ -92,8 +92,7 @@ def qattention(
     past=None, *, do_rotary=0, past_present_share_buffer=0, **options,
 ):  # fmt: skip
     """Attention whose input projection multiplies quantized tensors."""
-    y = integer_product(input, weight, input_zero_point, weight_zero_point).astype(np.float32)
-    y = (y * wide(input_scale.reshape(()) * row(weight_scale)) + wide(bias)).astype(bias.dtype)
+    y = matmul_integer_to_float(input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
     sizes, mine = (y.shape[-1] // 3,) * 3, {"past": past, "mask": mask_index, "bias": None}
     return self_attention(y, sizes, past_present_share_buffer, do_rotary, **mine, **options)
 

@@ -28,33 +28,33 @@ MICROSOFT = "com.microsoft"
 
 def _fast_gelu(X, bias=None):
     """Gelu through tanh, of ``X + bias``."""
-    return gelu(wide(X) if bias is None else wide(X) + wide(bias), approximate="tanh").astype(X.dtype)
+    return gelu(X if bias is None else X + bias, approximate="tanh")
 
 
 def _bias_split_gelu(X, bias):
-    left, right = jnp.split(wide(X) + wide(bias), 2, axis=-1)
-    return (left * gelu(right)).astype(X.dtype)
+    left, right = jnp.split(X + bias, 2, axis=-1)
+    return left * gelu(right)
 
 
 BRIEF = {  # what an expression says
     "Gelu": gelu,
     "FastGelu": _fast_gelu,
-    "BiasGelu": lambda A, B: gelu(wide(A) + wide(B)).astype(A.dtype),
+    "BiasGelu": lambda A, B: gelu(A + B),
     "QuickGelu": taking(alpha=1.702)(swish),
     "BiasSplitGelu": _bias_split_gelu,
     "BiasAdd": lambda X, bias, skip: X + bias + skip,
-    "Inverse": lambda X: jnp.linalg.inv(wide(jnp.asarray(X))).astype(X.dtype),
-    "Trilu": trilu,
-    "GatherND": gather_nd,
-    "ExpandDims": unsqueeze,
+    "Inverse": lambda X: jnp.linalg.inv(jnp.asarray(X)),
 }
 for _name, _function in BRIEF.items():
-    op(_name, domain=MICROSOFT)(_function)
+    op(_name, domain=MICROSOFT, half="float32")(_function)
+op("Trilu", domain=MICROSOFT)(trilu)
+op("GatherND", domain=MICROSOFT)(gather_nd)
+op("ExpandDims", domain=MICROSOFT)(unsqueeze)
 
 
 @op("GemmFastGelu", domain=MICROSOFT, product=True)
 def gemm_fast_gelu(X, W, bias=None):
-    return _fast_gelu(product(X, W, accumulator(X.dtype)), bias).astype(X.dtype)
+    return _fast_gelu(product(X, W, accumulator(X.dtype)), wide(bias)).astype(X.dtype)
 
 
 @op("FusedMatMul", domain=MICROSOFT, product=True)
@@ -62,8 +62,8 @@ def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBat
     """``alpha * A @ B``; transBatch brings the first dimension behind the batch, trans swaps the last two."""
 
     def turned(x, batch, last):
-        x = xp(x).moveaxis(x, 0, -2) if batch and x.ndim > 2 else x
-        return xp(x).swapaxes(x, -1, -2) if last and x.ndim > 1 else x
+        x = xp.moveaxis(x, 0, -2) if batch and x.ndim > 2 else x
+        return xp.swapaxes(x, -1, -2) if last and x.ndim > 1 else x
 
     y = product(turned(A, transBatchA, transA), turned(B, transBatchB, transB), accumulator(A.dtype))
     return times(y, alpha).astype(A.dtype)

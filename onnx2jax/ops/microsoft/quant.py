@@ -10,27 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import quant
 from ..activation import leaky_relu, sigmoid
 from ..arrays import accumulator, axis_of, xp
 from ..conv import WINDOW
 from ..elementwise import where
 from ..pool import POOL, average_pool, global_average_pool
-from ..quant import (
-    dequantize_linear,
-    dynamic_quantize_linear,
-    integer_product,
-    qlinear_conv,
-    quantize_linear,
-    quotient,
-    requantize,
-    row,
-)
 from ..recurrent import LAYER, lstm_layer, reversals
 from ..registry import op, resolve, taking
 from .fused import MICROSOFT, nhwc
 
-op("QuantizeLinear", domain=MICROSOFT)(quantize_linear)
-op("DequantizeLinear", domain=MICROSOFT)(dequantize_linear)
+op("QuantizeLinear", domain=MICROSOFT)(quant.quantize_linear)
+op("DequantizeLinear", domain=MICROSOFT)(quant.dequantize_linear)
 
 
 def qlinear(name, inputs, heavy=False, **attributes):
@@ -48,9 +39,9 @@ def qlinear(name, inputs, heavy=False, **attributes):
         def between(*inputs, **attributes):
             inputs = (*inputs, None)[: len(names)]
             triples, (scale, zero_point) = inputs[first:-2], inputs[-2:]
-            real = [dequantize_linear(*triples[i : i + 3]) for i in range(0, len(triples), 3)]
+            real = [quant.dequantize_linear(*triples[i : i + 3]) for i in range(0, len(triples), 3)]
             zero_point = np.zeros((), triples[0].dtype) if zero_point is None else zero_point
-            return quantize_linear(function(*inputs[:first], *real, **attributes), scale, zero_point)
+            return quant.quantize_linear(function(*inputs[:first], *real, **attributes), scale, zero_point)
 
         return function
 
@@ -87,8 +78,8 @@ def mean(x, *, axes, keepdims):
 def qlinear_concat(Y_scale, Y_zero_point, *inputs, axis):
     """Concatenate (tensor, scale, zero point) triples, all brought to one quantization."""
     parts = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
-    parts = [quantize_linear(dequantize_linear(*part), Y_scale, Y_zero_point) for part in parts]
-    return xp(*parts).concatenate(parts, axis=axis)
+    parts = [quant.quantize_linear(quant.dequantize_linear(*part), Y_scale, Y_zero_point) for part in parts]
+    return xp.concatenate(parts, axis=axis)
 
 
 @op("MulInteger", domain=MICROSOFT)
@@ -105,7 +96,7 @@ def mul_integer(A, A_zero_point, B, B_zero_point=None):
 )  # fmt: skip
 def ms_qlinear_conv(*inputs, **attributes):
     """QLinearConv, the channels last on request."""
-    return nhwc(qlinear_conv, *inputs, **attributes)
+    return nhwc(quant.qlinear_conv, *inputs, **attributes)
 
 
 @op("QGemm", domain=MICROSOFT, heavy=True)
@@ -114,26 +105,26 @@ def qgemm(
     *, alpha=1.0, transA=0, transB=0,
 ):  # fmt: skip
     """Gemm of quantized matrices with an int32 C; real numbers unless an output scale is given."""
-    y = integer_product(A.T if transA else A, B.T if transB else B, a_zero_point, b_zero_point)
+    y = quant.integer_product(A.T if transA else A, B.T if transB else B, a_zero_point, b_zero_point)
     y = y if C is None else y + jnp.broadcast_to(C, y.shape)
-    scale = alpha * a_scale.reshape(()) * row(b_scale)
+    scale = alpha * a_scale.reshape(()) * quant.row(b_scale)
     if y_scale is None:
         return y.astype(np.float32) * scale
-    return requantize(y, quotient(scale, y_scale.reshape(())), y_zero_point.reshape(()))
+    return quant.requantize(y, quant.quotient(scale, y_scale.reshape(())), y_zero_point.reshape(()))
 
 
 @op("MatMulIntegerToFloat", domain=MICROSOFT, heavy=True)
 def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_point=None, bias=None):
     """The product of quantized matrices as real numbers, plus a bias."""
-    y = integer_product(A, B, a_zero_point, b_zero_point).astype(np.float32)
-    y = y * (row(a_scale) * row(b_scale)).astype(np.float32)
+    y = quant.integer_product(A, B, a_zero_point, b_zero_point).astype(np.float32)
+    y = y * (quant.row(a_scale) * quant.row(b_scale)).astype(np.float32)
     return (y if bias is None else y + bias.astype(np.float32)).astype(a_scale.dtype)
 
 
 @op("DynamicQuantizeMatMul", domain=MICROSOFT, heavy=True)
 def dynamic_quantize_matmul(A, B, b_scale, b_zero_point=None, bias=None):
     """A quantized on the spot, times a quantized B."""
-    a, a_scale, a_zero_point = dynamic_quantize_linear(jnp.asarray(A))
+    a, a_scale, a_zero_point = quant.dynamic_quantize_linear(jnp.asarray(A))
     return matmul_integer_to_float(a, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)
 
 
@@ -143,6 +134,15 @@ def unpack(x, bits):
         raise NotImplementedError(f"bits is {bits}; it must be 2, 4 or 8")
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return ((x[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*x.shape[:-1], -1)
+
+
+def unpacked(zero_points, shape, bits):
+    """Zero points as numbers of this shape: packed or not; without any, the middle of the range."""
+    if zero_points is None:
+        return np.full(shape, 2 ** (bits - 1), np.uint8)
+    if zero_points.dtype != np.uint8:
+        return zero_points.reshape(shape)
+    return unpack(zero_points.reshape(*shape[:-1], -1), bits)[..., : shape[-1]]
 
 
 _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is never needed"
@@ -159,11 +159,7 @@ def matmul_nbits(
         raise NotImplementedError(f"weight_prepacked is {weight_prepacked}: B must be in ONNX's layout (0)")
     blocks, work = -(-K // block_size), accumulator(A.dtype)
     weight = unpack(B.reshape(N, blocks, -1), bits).astype(work)
-    if zero_points is None:
-        zero_points = np.full((N, blocks), 2 ** (bits - 1))
-    elif zero_points.dtype == np.uint8:
-        zero_points = unpack(zero_points.reshape(N, -1), bits)[:, :blocks]
-    zero_points, scales = (p.reshape(N, blocks).astype(work) for p in (zero_points, scales))
+    zero_points, scales = unpacked(zero_points, (N, blocks), bits).astype(work), scales.reshape(N, blocks).astype(work)
     if g_idx is None:
         weight = ((weight - zero_points[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
     else:
@@ -183,10 +179,8 @@ def gather_block_quantized(
     gather_axis, quantize_axis = axis_of(gather_axis, data.ndim), axis_of(quantize_axis, data.ndim)
     if gather_axis == quantize_axis:
         raise ValueError(f"gather_axis and quantize_axis are both {gather_axis}; they must differ")
-    if zero_points is None and packed:
-        zero_points = np.full(scales.shape, 2 ** (bits - 1), np.uint8)
-    elif zero_points is not None and packed:
-        zero_points = unpack(zero_points, bits)[..., : scales.shape[-1]]
+    if packed:
+        zero_points = unpacked(zero_points, scales.shape, bits)
     extent, indices = data.shape[gather_axis], jnp.asarray(indices)
     live = (indices >= -extent) & (indices < extent)
 
@@ -197,7 +191,7 @@ def gather_block_quantized(
     x, scale, zero = (None if v is None else taken(v) for v in (data, scales, zero_points))
     x = unpack(x, bits) if packed else x
     axis = quantize_axis + (indices.ndim - 1 if gather_axis < quantize_axis else 0)
-    y = dequantize_linear(x, scale, zero, axis=axis, block_size=block_size or x.shape[axis])
+    y = quant.dequantize_linear(x, scale, zero, axis=axis, block_size=block_size or x.shape[axis])
     return jnp.where(jnp.expand_dims(live, (*range(gather_axis), *range(gather_axis - data.ndim + 1, 0))), y, 0)
 
 
