@@ -17,7 +17,7 @@ from ..ops.registry import Operator
 from .graph import Function, Graph, Node, ancestors
 
 SMALL: Final = 32
-"""Inputs up to this many elements and rank 1 (shapes, axes, counts, scales) can be part of the compile key."""
+"""Tensors of 8 bits up to this many elements are shapes, axes, tables; larger ones are quantised weights."""
 
 
 def needed(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
@@ -100,8 +100,3 @@ def _is_weight(value: np.ndarray) -> bool:
         return False
     quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > SMALL
     return bool(np.issubdtype(value.dtype, np.inexact)) or value.dtype.kind == "V" or quantised
-
-
-def by_value(value: Any) -> bool:
-    """Whether an input is small enough to be part of the compile key: a shape, axes, a count, scales."""
-    return getattr(value, "ndim", 2) <= 1 and value.size <= SMALL and value.dtype != object

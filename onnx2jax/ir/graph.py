@@ -86,6 +86,15 @@ class Graph:
     metadata: Mapping[str, str] = field(default_factory=dict)
     quantization: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For a tensor the names of those with its parameters, by SCALE_TENSOR, ZERO_POINT_TENSOR and others."""
+    whole: Graph | None = None
+    """The graph of which it is a part."""
+
+    def part(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
+        """Some of the nodes as a graph, which captures what they read of the others."""
+        reads = {*outputs, *(name for node in nodes for name in node.reads)}
+        initializers = {n: v for n, v in self.initializers.items() if n in reads}
+        declared = tuple(map(ValueInfo, outputs))
+        return Graph(self.name, self.path, (), declared, initializers, tuple(nodes), whole=self.whole or self)
 
     @cached_property
     def captures(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ from ..proto.files import read_model
 from ..proto.operator_sets import read_operator_sets
 from ..proto.origin import Origin
 from ..proto.walk import tensors
-from ..runtime.compiled import Settings
+from ..runtime.evaluate import Settings
 from ..sharding.configurations import placement
 from .max_size import with_max_size
 from .model import Model

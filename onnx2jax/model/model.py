@@ -18,7 +18,8 @@ from ..ir.graph import Imported, read_constants
 from ..proto.external import load
 from ..proto.origin import Origin
 from ..proto.types import ValueInfo
-from ..runtime.compiled import Known, Settings
+from ..runtime.compiled import Known
+from ..runtime.evaluate import Settings
 from ..runtime.program import Program
 from ..runtime.values import to_host
 from ..sharding.rules import Placement
@@ -111,7 +112,7 @@ class Model:
     @property
     def jitted(self) -> bool:
         """Whether calls run as one ``jax.jit``. False once something in the model needed the host."""
-        return len(self._program.stages) <= 1 and not any(stage.host for stage in self._program.stages)
+        return self._program.is_one
 
     @property
     def compilations(self) -> int:
@@ -183,7 +184,7 @@ class Model:
             placed = values
             if self.placement is not None:
                 placed, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
-            results = self._program.run(placed, own | given, Known({}, self.static), rng, given)
+            results = self._program.outputs(placed, own | given, Known({}, self.static), rng, given)
             self._declared.compare(values | self.static, results)
             return self._packed(results)
 
@@ -210,7 +211,7 @@ class Model:
             self._place_params()
             if self.placement is not None:
                 padded, rng = self.placement.put_inputs(padded), self.placement.put_whole(rng)
-            results = self._program.run(padded, self._placed, self._known, rng)
+            results = self._program.outputs(padded, self._placed, self._known, rng)
             check_counts(results, self._max_size)
             results = buckets.cut(self.outputs, results, extents)
         compilations = self._program.compilations

@@ -1,13 +1,12 @@
-"""A part of a graph as one compiled function, and what it learns about its inputs."""
+"""A graph as one compiled function, and what it learns about its inputs."""
 
 from __future__ import annotations
 
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,58 +17,54 @@ from ..ir import analysis
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Operator
-from .evaluate import Beside, Context, run_nodes
+from .evaluate import Beside, Context, Settings, evaluate, unpacked
 from .jit import in_auto_mode, in_turn
-from .partition import Stage
+from .thresholds import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .values import is_jax, to_device
-
-MOST_VALUES: Final = 8
-"""A Loop or If decided by an input that comes in more values than this runs on the host, where they cost nothing."""
-
-_LARGE: Final = 4096
-"""Known arrays with more elements than this are passed as arguments rather than by value."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a user may set about running."""
-
-    max_trips: int | None = None
-    """Trips after which a Loop is an error; None lets a loop run for ever."""
-    warn_after: int = 16
-    """Compilations of one stage after which a RecompilationWarning names the input and the cure."""
-    place: Callable[..., list[Any]] | None = None
-    """Says on which devices the values at a node lie."""
 
 
 class RecompilationWarning(UserWarning):
-    """A stage is compiled again and again, because its inputs come in ever new shapes or values."""
+    """A program is compiled again and again, because its inputs come in ever new shapes or values."""
 
 
-class Unit:
-    """A stage as a compiled function, and what it has learnt about its inputs."""
+class Compiled:
+    """A graph as a compiled function.
 
-    def __init__(self, graph: Graph, stage: Stage, settings: Settings, *, by_choice: bool) -> None:
-        self.graph, self.stage, self.settings = graph, stage, settings
+    Attributes:
+        graph: a whole graph, or a part of one that captures what the others compute.
+        by_value: what it captures that has to be known: it is part of the compile key.
+        compiles, seconds: how often it was compiled, and how long that took.
+    """
+
+    def __init__(self, graph: Graph, settings: Settings, *, chosen: Collection[str] = ()) -> None:
+        """``chosen`` are inputs whose values a caller chooses, unlike a loop's counter."""
+        self.graph, self.settings = graph, settings
         self.by_value: set[str] = set()
         self.compiles, self.seconds = 0, 0.0
-        # A caller chooses shapes and counts among the inputs; a loop's counter is no choice.
-        self._chosen = frozenset(v.name for v in graph.inputs) if by_choice else frozenset()
+        self._chosen = frozenset(chosen)
         self._seen: dict[str, set[str]] = {}
         self._decide: dict[Node, set[str]] = {}
         """Inputs taken by value because a node with graphs inside depends on them."""
-        self._producers = {name: node for node in stage.nodes for name in node.outputs if name}
-        self._compiled = _named_jit(in_auto_mode(self._trace, batch=2), graph.name)
-        keys = [g.key(n) for g in _graphs(stage) for n in g.initializers]
-        self._keys = dict.fromkeys([*keys, *(graph.key(n) for n in stage.reads if n in graph.initializers)])
+        self._jitted = _named_jit(in_auto_mode(self._trace, batch=2), graph.name)
+        self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
+        inputs = {v.name for v in (graph.whole or graph).inputs}
+        self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
 
-    def run(
-        self, scope: dict[str, Any], fixed: set[str], params: Mapping[str, Any], known: Known, rng: Any
-    ) -> set[str]:
-        """Put the stage's results into the scope; return the names of those that follow from shapes alone."""
+    def __call__(
+        self, scope: Mapping[str, Any], fixed: Collection[str], params: Mapping[str, Any], known: Known, rng: Any
+    ) -> tuple[tuple[Any, ...], set[str]]:
+        """The graph's outputs, and the names of those that follow from shapes alone.
+
+        Args:
+            scope: values by name, of which it takes those that it reads; tracers when the caller transforms the model.
+            fixed: the names of those that are known at compile time.
+            params: parameters by Graph.key.
+            known: parameters whose values are part of the compiled program.
+            rng: random key or None.
+        """
         given = {k: params[k] for k in self._keys if k in params}
+        reads = {n: scope[n] for n in self._reads if n in scope}
         while True:
-            reads = {n: scope[n] for n in self.stage.reads if n in scope}
             pinned = {
                 n: np.asarray(v) for n, v in reads.items() if n in fixed or (n in self.by_value and not is_traced(v))
             }
@@ -77,38 +72,30 @@ class Unit:
             self._refuse_host_types(rest)
             if self._decide and not is_traced(rest, given, rng):
                 self._refuse_many_values(pinned)
-            key = known.with_inputs(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
-                results = in_turn(self._compiled, key, given, rest, rng)
+                results = in_turn(self._jitted, known.with_inputs(pinned), given, rest, rng)
             except KnownValueError as e:
                 self._learn(e, rest)
                 continue
             if self.compiles > before:
                 self.seconds += time.perf_counter() - start
                 self._count(rest, pinned)
-            kept = {n for n, v in results.items() if isinstance(v, Beside)}
-            scope.update((n, v.value if n in kept else v) for n, v in results.items())
-            return kept
+            names = (v.name for v in self.graph.outputs)
+            kept = {n for n, r in zip(names, results, strict=True) if isinstance(r, Beside)}
+            return unpacked(results), kept
 
-    def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> dict[str, Any]:
-        """What jit compiles: the stage's results; those that later stages can know at compile time pass beside it."""
-        every = {**params, **key.scalars}
-        local: dict[str, Any] = {n: every.get(self.graph.key(n), v) for n, v in self.graph.initializers.items()}
-        local.update(values)
-        local.update(key.inputs)
-        with compat.enable_x64(), np.errstate(all="ignore"):
-            context = Context(every, rng, max_trips=self.settings.max_trips, place=self.settings.place)
-            run_nodes(self.stage.nodes, local, context.within(self.graph, self.stage.nodes))
-            results: dict[str, Any] = {}
-            for name in self.stage.writes:
-                value = local[name]
-                if name in self.stage.passes and _is_constant(value):
-                    results[name] = Beside(value)
-                    continue
-                results[name] = to_device(value)
-                if not is_jax(results[name]):
-                    raise Cut([self._producers[name]], f"{name!r} holds strings or maps")
+    def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
+        """What jit compiles: the graph's outputs; those that are known pass beside it."""
+        with compat.enable_x64():
+            context = Context({**params, **key.scalars}, rng, self.settings)
+            results = []
+            for declared, value in zip(
+                self.graph.outputs, evaluate(self.graph, {**values, **key.inputs}, context), strict=True
+            ):
+                results.append(Beside(value) if _is_constant(value) else to_device(value))
+                if not is_jax(value):
+                    raise Cut(_producers(self.graph, declared.name), f"{declared.name!r} holds strings or maps")
         self.compiles += 1
         return results
 
@@ -133,7 +120,7 @@ class Unit:
         """Nodes that read strings or maps run on the host."""
         foreign = {n for n, v in values.items() if not is_jax(v)}
         if foreign:
-            readers = [node for node in self.stage.nodes if foreign.intersection(node.reads)]
+            readers = [node for node in self.graph.nodes if foreign.intersection(node.reads)]
             raise Cut(readers, f"{', '.join(map(repr, sorted(foreign)))} hold strings or maps")
 
     def _refuse_many_values(self, pinned: Mapping[str, np.ndarray]) -> None:
@@ -144,11 +131,11 @@ class Unit:
                     raise Cut([node], f"{name!r}, which decides {node.op_type} {node.name!r}, comes in many values")
 
     def _learn(self, error: KnownValueError, values: Mapping[str, Any]) -> None:
-        """After a value turned out to be needed: take small inputs by value, or cut the stage at the node."""
+        """After a value turned out to be needed: take small inputs by value, or cut the graph at the node."""
         node = error.node
         assert node is not None
-        found = analysis.sources(self.stage.nodes, error.values) & values.keys()
-        small = {n for n in found if not is_traced(values[n]) and analysis.by_value(values[n])}
+        found = analysis.sources(self.graph.nodes, error.values) & values.keys()
+        small = {n for n in found if not is_traced(values[n]) and is_small(values[n])}
         # By value costs a compilation a value. It pays for what a caller chooses, and before heavy work.
         chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self._chosen
         if chosen and (node.graphs or chosen == found):
@@ -188,13 +175,17 @@ class Known:
         return isinstance(other, Known) and self._key == other._key
 
 
-def _graphs(stage: Stage) -> list[Graph]:
-    """The graphs and function bodies inside a stage's nodes."""
-    return [g for node in stage.nodes for body in node.bodies for g in body.walk()]
+def is_small(value: Any) -> bool:
+    """Whether a value is small enough to be part of the compile key: a shape, axes, a count, scales."""
+    return getattr(value, "ndim", 2) <= 1 and value.size <= BY_VALUE and value.dtype != object
 
 
 def _is_constant(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.size <= _LARGE and not value.dtype.hasobject
+    return isinstance(value, np.ndarray) and value.size <= LARGEST_CONSTANT and not value.dtype.hasobject
+
+
+def _producers(graph: Graph, name: str) -> list[Node]:
+    return [node for node in graph.nodes if name in node.outputs]
 
 
 def _named_jit(function: Callable[..., Any], name: str) -> Any:

@@ -1,7 +1,8 @@
 """The evaluation loop: a graph's nodes in order, over NumPy values that are known and JAX values that are traced.
 
 It knows no operator by name. What an operator needs (known values, random keys, the number of outputs) it says in its
-signature, which ops.registry has read.
+signature, which ops.registry has read. The same loop runs on the host, outside any program: there a node's operands are
+NumPy arrays, and a node may be a whole part of the graph, compiled (see runtime/partition.py).
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
@@ -24,13 +26,48 @@ from ..ir.graph import Function, Graph, Node, Reference
 from ..ops.arrays import is_known, is_string, is_traced
 from ..ops.registry import PADDED, Operator, resolve
 from ..proto.types import ValueInfo
-from .tape import Derivatives, Frame, Tape
+from .tape import Derivation, Derivatives, Frame, Tape
+from .thresholds import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, NESTED_JITS
+from .values import to_host
 
 Scope = MutableMapping[str, Any]
-LARGEST: Final = 2**43
-"""Bytes of an array that no machine has; beyond, the model is at fault, and the node can be named."""
-NESTED_JITS: Final = 16
-"""Functions deeper than this are traced in place: a nested jit takes a dozen frames of Python's stack."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may set about running."""
+
+    max_trips: int | None = None
+    """Trips after which a Loop is an error; None lets a loop run for ever."""
+    warn_after: int = 16
+    """Compilations of one program after which a RecompilationWarning names the input and the cure."""
+    place: Callable[[Node, Sequence[str], Sequence[Any]], list[Any]] | None = None
+    """Says on which devices the values at a node lie."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The function of the model that is being evaluated."""
+
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Its actual attributes."""
+    depth: int = 0
+    """Functions around it."""
+    traced: dict[Any, Any] = field(default_factory=dict)
+    """Functions traced so far in this evaluation, by signature."""
+
+
+class Host(Protocol):
+    """Who runs nodes by NumPy, outside any program."""
+
+    def inner(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
+        """The outputs of a graph inside a node, given its inputs and the scope around."""
+
+    def compiled(self, part: Closure) -> tuple[Any, ...]:
+        """The outputs of a part of the graph, run as one program."""
+
+    def trips(self, node: Node, around: Mapping[str, Any], rng: Any, trip: int, *what: Any, **attributes: Any) -> Any:
+        """Many trips of a loop at a time, compiled; None where that fails."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +78,24 @@ class Context:
     """Values of initializers by Graph.key; the others are constants."""
     rng: Any = None
     """Random key, or None when none was given."""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    """Actual attributes of the function being evaluated."""
-    max_trips: int | None = None
-    """Trips after which a loop is taken to be endless."""
-    calls: dict[Any, Any] = field(default_factory=dict)
-    """Functions traced already, by signature."""
-    depth: int = 0
-    """Functions around the one being evaluated."""
-    place: Callable[[Node, Sequence[str], Sequence[Any]], list[Any]] | None = None
-    """Says on which devices the values at a node lie."""
-    on_host: Callable[[Graph, Mapping[str, Any], Mapping[str, Any], Any], tuple[Any, ...]] | None = None
-    """Set while nodes run by NumPy, outside any program: runs the graphs inside them, given inputs, scope and key."""
-    compiled: Callable[..., tuple[Any, ...] | None] | None = None
-    """Set with `on_host`: runs an operator of the padded domain in a node's place, compiled."""
-    frames: tuple[Frame, ...] = ()
-    """The graphs around a node, outermost first, where a node names values to be differentiated."""
-    tape: Tape | None = None
-    """Records the nodes that will be differentiated."""
+    settings: Settings = Settings()
+    call: Call = field(default_factory=Call)
+    host: Host | None = None
+    """Set while nodes run by NumPy."""
+    derivation: Derivation = field(default_factory=Derivation)
 
-    def within(self, graph: Graph, nodes: Collection[Node]) -> Context:
-        """The context for running ``nodes`` of a graph."""
-        if not graph.differentiates:
+    def within(self, graph: Graph) -> Context:
+        """The context for running the nodes of a graph."""
+        whole = graph.whole or graph
+        if not whole.differentiates:
             return self
-        again = replace(self, tape=None)
 
         def run(node: Node, scope: Scope) -> Sequence[Any]:
-            return _run(node, scope, replace(again, frames=frames))
+            return run_node(node, scope, replace(self, derivation=Derivation(frames)))
 
-        frames = (*self.frames, Frame(graph.nodes, run))
-        return replace(again, frames=frames, tape=None if self.on_host else Tape(graph, nodes))
+        frames = (*self.derivation.frames, Frame(whole.nodes, run))
+        tape = Tape(whole, graph.nodes) if self.host is None else None
+        return replace(self, derivation=Derivation(frames, tape))
 
 
 @dataclass(frozen=True)
@@ -97,11 +122,16 @@ class Closure:
         named = dict(zip((v.name for v in self.graph.inputs), args, strict=False))
         if len(named) < len(args):
             raise ValueError(f"graph {self.graph.name!r} takes {len(self.graph.inputs)} inputs, not {len(args)}")
-        if context.on_host is not None:
-            if not context.attributes and not is_traced(*args):
-                return context.on_host(self.graph, named, self.scope, context.rng)
-            context = replace(context, on_host=None, compiled=None)
+        if context.host is not None:
+            if not context.call.attributes and not is_traced(*args):
+                return context.host.inner(self.graph, named, self.scope, context.rng)
+            context = replace(context, host=None)
         return evaluate(self.graph, named, context, self.scope)
+
+    def compiled(self) -> tuple[Any, ...]:
+        """The graph's outputs, from one compiled program: only on the host."""
+        assert self.context.host is not None
+        return self.context.host.compiled(self)
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: Scope | None = None) -> tuple[Any, ...]:
@@ -120,18 +150,104 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     own = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
     own.update(inputs)
     scope: Scope = own if outer is None else ChainMap(own, outer)
-    run_nodes(graph.nodes, scope, context.within(graph, graph.nodes))
+    run_nodes(graph.nodes, scope, context.within(graph))
     return tuple(scope[v.name] for v in graph.outputs)
 
 
-def run_nodes(nodes: Iterable[Node], scope: Scope, context: Context) -> None:
+def run_nodes(nodes: Sequence[Node], scope: Scope, context: Context) -> None:
     """Evaluate nodes in order, reading and writing the scope."""
+    frames, tape = context.derivation.frames, context.derivation.tape
     for node in nodes:
-        if context.tape is not None and node in context.tape.recorded:
-            results = context.tape.record(node, scope, context.frames[-1].run)
+        if tape is not None and node in tape.recorded:
+            results = tape.record(node, scope, frames[-1].run)
         else:
-            results = _run(node, scope, context)
+            results = run_node(node, scope, context)
         scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+
+
+def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
+    """The outputs of a node."""
+    values = [scope[name] if name else None for name in node.inputs]
+    place = context.settings.place
+    if context.host is not None:
+        values = list(map(to_host, values))
+    if place is not None:
+        values = place(node, node.inputs, values)
+    with jax.named_scope(node.name), np.errstate(all="ignore"):
+        try:
+            results = _call(node, values, scope, context)
+        except Exception as e:
+            if (error := _explained(e, node, values, context)) is e:
+                raise
+            raise error from e
+    results = results if isinstance(results, tuple) else (results,)
+    results = _checked(node, values, [np.asarray(r) if isinstance(r, np.generic) else r for r in results])
+    return results if place is None else place(node, node.outputs, results)
+
+
+def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
+    attributes = {name: _closed(value, scope, context) for name, value in _actual(node, context)}
+    if isinstance(node.target, Function):
+        return _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
+    assert node.target is not None and node.target.function is not None
+    node.target.check_choices(attributes)
+    values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
+    return node.target.function(*values, **(_fixtures(node, node.target, scope, context) | attributes))
+
+
+def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]:
+    """The results of a node, which are as many as it names, and arrays that can be."""
+    for result in results:
+        if (size := _bytes(result)) > LARGEST_ARRAY:
+            raise OperatorError(f"{node} would make an array of {size:.2g} bytes\n{_operands(node, values)}")
+        if any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
+            raise OperatorError(f"{node} would make an array of shape {result.shape}\n{_operands(node, values)}")
+    if len(node.outputs) > len(results):
+        raise OperatorError(
+            f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}", rule="ND-08"
+        )
+    return results
+
+
+ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
+"""What operators raise to refuse what they are given, and what JAX and NumPy raise for them."""
+OURS: Final = str(Path(__file__).parents[1])
+
+
+def _explained(e: Exception, node: Node, values: Sequence[Any], context: Context) -> Exception:
+    """The error of a node in a user's words; one that is a fault of this library, or of a user's operator, as it is."""
+    if isinstance(e, KnownValueError) and e.node is None:  # the operator's own
+        cure = f"; or {_bound(node)}" if _can_be_padded(node) else ""
+        return KnownValueError(f"{node}: {e}{cure}", tuple(filter(None, node.inputs)), node)
+    if isinstance(e, OnnxError):
+        if isinstance(node.target, Function) or node.graphs or node.differentiates:
+            e.add_note(f"inside {node}")
+            if node.differentiates and context.host is not None:
+                return OperatorError(f"{node} meets a node on its way that has no derivative\n{e}")
+            if isinstance(e, KnownValueError):
+                e.values, e.node = node.reads, node  # in terms of the graph outside
+        return e
+    if isinstance(e, jax.errors.JAXTypeError):
+        # The body looked at a traced value: conversion to int, bool or NumPy.
+        return _needs_known(node, "an operand", node.inputs)
+    if isinstance(e, NotImplementedError):
+        return UnsupportedError(f"{node}: {e}\n{_operands(node, values)}")
+    if isinstance(e, ON_PURPOSE) or (isinstance(e, TypeError | IndexError) and _raised_by_a_library(e)):
+        if any(map(is_string, values)) and not is_known(values):
+            return _needs_known(node, "an operand beside strings", node.inputs)
+        return OperatorError(f"{node}: {e}\n{_operands(node, values)}")
+    e.add_note(f"inside {node}\n{_operands(node, values)}")
+    return e
+
+
+def _raised_by_a_library(e: Exception) -> bool:
+    """Whether an error comes from JAX or NumPy, which refuse types and indices so; otherwise the fault is in here."""
+    if type(e).__module__.startswith("numpy"):
+        return True
+    traceback = e.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and not traceback.tb_frame.f_code.co_filename.startswith(OURS)
 
 
 def _closed(value: Any, scope: Scope, context: Context) -> Any:
@@ -141,70 +257,10 @@ def _closed(value: Any, scope: Scope, context: Context) -> Any:
     return Closure(value, scope, context) if isinstance(value, Graph) else value
 
 
-def _run(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
-    values = [scope[name] if name else None for name in node.inputs]
-    if context.place is not None:
-        values = context.place(node, node.inputs, values)
-    attributes = {name: _closed(value, scope, context) for name, value in _actual(node, context)}
-    with jax.named_scope(node.name), np.errstate(all="ignore"):
-        try:
-            if isinstance(node.target, Function):
-                return _call(node.target, values, attributes, _inside(context, node))
-            assert node.target is not None and node.target.function is not None
-            node.target.check_choices(attributes)
-            values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
-            results = node.target.function(*values, **(_fixtures(node, node.target, scope, context) | attributes))
-        except OnnxError as e:
-            if isinstance(e, KnownValueError) and e.node is None:  # the operator's own
-                cure = f"; or {_bound(node)}" if _can_be_padded(node) else ""
-                raise KnownValueError(f"{node}: {e}{cure}", tuple(filter(None, node.inputs)), node) from e
-            if isinstance(node.target, Function) or node.graphs or node.differentiates:
-                e.add_note(f"inside {node}")
-                if node.differentiates and context.on_host is not None:
-                    raise OperatorError(f"{node} meets a node on its way that has no derivative\n{e}") from e
-                if isinstance(e, KnownValueError):
-                    e.values, e.node = node.reads, node  # in terms of the graph outside
-            raise
-        except jax.errors.JAXTypeError as e:
-            # The body looked at a traced value: conversion to int, bool or NumPy.
-            raise _needs_known(node, "an operand", node.inputs) from e
-        except NotImplementedError as e:
-            raise UnsupportedError(f"{node}: {e}\n{_operands(node, values)}") from e
-        except Exception as e:
-            if any(map(is_string, values)) and not is_known(values):
-                raise _needs_known(node, "an operand beside strings", node.inputs) from e
-            raise OperatorError(f"{node}: {e}\n{_operands(node, values)}") from e
-    if not isinstance(results, tuple):
-        results = (results,)
-    for result in results:
-        if (size := _bytes(result)) > LARGEST:
-            raise OperatorError(f"{node} would make an array of {size:.2g} bytes\n{_operands(node, values)}")
-        if any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
-            raise OperatorError(f"{node} would make an array of shape {result.shape}\n{_operands(node, values)}")
-    if len(node.outputs) > len(results):
-        raise OperatorError(
-            f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}", rule="ND-08"
-        )
-    if context.on_host is not None:
-        # A Gradient on the host traces.
-        return [jax.tree.map(np.asarray, r) if _is_jax(r) and not is_traced(r) else r for r in results]
-    results = [np.asarray(r) if isinstance(r, np.generic) else r for r in results]
-    return results if context.place is None else context.place(node, node.outputs, results)
-
-
-def _is_jax(value: Any) -> bool:
-    return any(isinstance(leaf, jax.Array | np.generic) for leaf in jax.tree.leaves(value))
-
-
 def _bytes(value: Any) -> int:
     """What an array takes in memory; 0 for other values and for symbolic extents."""
     shape = getattr(value, "shape", ())
     return math.prod(shape) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
-
-
-def _inside(context: Context, node: Node) -> Context:
-    """The context inside a call: two calls of one function draw different numbers."""
-    return context if context.rng is None else replace(context, rng=_fold(context.rng, node))
 
 
 def _operands(node: Node, values: Sequence[Any]) -> str:
@@ -226,9 +282,9 @@ def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
     items = []
     for name, value in node.attributes.items():
         if isinstance(value, Reference):
-            if value.name not in context.attributes:
+            if value.name not in context.call.attributes:
                 continue
-            value = context.attributes[value.name]
+            value = context.call.attributes[value.name]
             if isinstance(node.target, Operator):
                 value = binding.land(node.target, {name: value})[name]
         items.append((name, value))
@@ -273,12 +329,12 @@ def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) ->
     if "n_outputs" in operator.fixtures:
         fixtures["n_outputs"] = len(node.outputs)
     if "max_trips" in operator.fixtures:
-        fixtures["max_trips"] = context.max_trips
+        fixtures["max_trips"] = context.settings.max_trips
     if "derivatives" in operator.fixtures:
-        fixtures["derivatives"] = Derivatives(node, scope, context.frames, context.tape)
+        fixtures["derivatives"] = Derivatives(node, scope, context.derivation)
     if "compiled" in operator.fixtures:
-        run = None if context.attributes else context.compiled
-        fixtures["compiled"] = run and partial(run, node, scope, context.rng)
+        host = None if context.call.attributes else context.host
+        fixtures["compiled"] = host and partial(host.trips, node, scope, context.rng)
     if "forward_only" in operator.fixtures:
         fixtures["forward_only"] = partial(_forward_only, node)
     if "rng" in operator.fixtures:
@@ -293,8 +349,9 @@ def _forward_only(node: Node, values: Any, why: str) -> Any:
 
 
 def _fold(rng: Any, node: Node) -> Any:
+    """The node's own key: two calls of one function draw different numbers."""
     # By name rather than by position, so that removing another node leaves this stream alone (rule GR-25).
-    return jax.random.fold_in(rng, zlib.crc32(node.name.encode()))
+    return None if rng is None else jax.random.fold_in(rng, zlib.crc32(node.name.encode()))
 
 
 class _NoKey:
@@ -307,22 +364,23 @@ class _NoKey:
         raise RandomKeyError(f"{self._node} draws random numbers: pass a key, model.apply(..., rng=jax.random.key(0))")
 
 
-def _call(function: Function, values: list[Any], attributes: dict[str, Any], context: Context) -> tuple[Any, ...]:
+def _call_function(
+    function: Function, values: list[Any], attributes: dict[str, Any], context: Context
+) -> tuple[Any, ...]:
     """The outputs of a model's own function; traced once per signature, as a nested jit."""
     names = [v.name for v in function.body.inputs]
     named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
-    attributes = {**function.defaults, **attributes}
-    context = replace(context, attributes=attributes, depth=context.depth + 1, frames=(), tape=None)
+    call = Call({**function.defaults, **attributes}, context.call.depth + 1, context.call.traced)
+    context = replace(context, call=call, derivation=Derivation())
     traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
     known = {name: value for name, value in named.items() if name not in traced}
-    key = _signature((known, context.attributes))
-    if not traced or key is None or context.depth > NESTED_JITS:
+    signature = _signature((known, call.attributes))
+    if not traced or signature is None or call.depth > NESTED_JITS:
         return evaluate(function.body, named, context)
-    full_key = (function, key, tuple(traced), context.rng is None)
-    if full_key not in context.calls:
-        context.calls[full_key] = _traced_function(function, known, context)
-    results = context.calls[full_key](traced, context.rng)
-    return tuple(r.value if isinstance(r, Beside) else r for r in results)
+    key = (function, signature, tuple(traced), context.rng is None)
+    if key not in call.traced:
+        call.traced[key] = _traced_function(function, known, context)
+    return unpacked(call.traced[key](traced, context.rng))
 
 
 def _traced_function(function: Function, known: Mapping[str, Any], context: Context) -> Any:
@@ -344,11 +402,16 @@ class Beside:
     value: Any
 
 
+def unpacked(results: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a jit with those that passed beside it."""
+    return tuple(r.value if isinstance(r, Beside) else r for r in results)
+
+
 def _signature(value: Any) -> Any:
     """Known values as something hashable; None when they are large or hold graphs."""
     match value:
         case np.ndarray():
-            if value.nbytes > 4096 or value.dtype.hasobject:
+            if value.nbytes > LARGEST_IN_SIGNATURE or value.dtype.hasobject:
                 return None
             return value.dtype, value.shape, value.tobytes()
         case list() | tuple() | dict():

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection
+from typing import Any, Final
 
 from ..ir.graph import Graph, Node
 from ..ops.registry import Operator
 
-
-@dataclass(frozen=True)
-class Stage:
-    """Nodes that run together, in order."""
-
-    nodes: tuple[Node, ...]
-    host: bool
-    """Whether they run by NumPy, one after the other, rather than compiled as one program."""
-    reads: tuple[str, ...]
-    """Names from outside: inputs, initializers, results of earlier stages, captured names."""
-    writes: tuple[str, ...]
-    """Results that later stages or the graph's outputs need."""
-    passes: frozenset[str]
-    """Those of ``writes`` that later stages read."""
+_DOMAIN: Final = "onnx2jax.runtime"
+COMPILED: Final = Operator(*(_DOMAIN, "Compiled", 1, lambda *, body: body.compiled()), attributes=frozenset({"body"}))
+"""What serves a node that stands for a part of the graph: its graph as one program."""
 
 
 def is_heavy(node: Node) -> bool:
@@ -31,16 +20,39 @@ def is_heavy(node: Node) -> bool:
     return any(is_heavy(n) for graph in node.bodies for n in graph.nodes)
 
 
-def arrange(graph: Graph, host: Collection[Node], *, light_on_host: bool = False) -> tuple[Stage, ...]:
-    """The stages of a graph.
+def folded(graph: Graph, host: Collection[Node], *, light_on_host: bool = False) -> Graph:
+    """The graph to be evaluated on the host, in which nodes that are compiled together are one.
 
     Args:
         graph: what to cut.
         host: the nodes that must run on the host.
         light_on_host: keep a graph without heavy nodes on the host altogether. Also done when something must.
     """
+    groups = _groups(graph, host, light_on_host)
+    outputs = [v.name for v in graph.outputs]
+    later = set(outputs)
+    nodes: list[Node] = []
+    for on_host, group in reversed(groups):
+        if not on_host:
+            names = {name for node in group for name in node.outputs}
+            made = tuple(dict.fromkeys(n for n in (*outputs, *sorted(later)) if n in names))
+            body = {"body": graph.part(group, made)}
+            group = [Node(graph.name or "graph", "Compiled", _DOMAIN, 1, (), made, body, COMPILED)]
+        later.update(name for node in group for name in node.reads)
+        nodes.extend(reversed(group))
+    return graph.part(nodes[::-1], outputs)
+
+
+def body_of(node: Node) -> Graph | None:
+    """The part of the graph for which a node stands; None for a node that runs on the host."""
+    body: Any = node.attributes["body"] if node.target is COMPILED else None
+    return body
+
+
+def _groups(graph: Graph, host: Collection[Node], light_on_host: bool) -> list[tuple[bool, list[Node]]]:
+    """Nodes that run together, in order: on the host, or as one program."""
     if (host or light_on_host) and not any(map(is_heavy, graph.nodes)):
-        return _finished(graph, [(True, list(graph.nodes))])
+        return [(True, list(graph.nodes))]
     levels: dict[str, int] = {}
     groups: dict[int, list[Node]] = {}
     for node in graph.nodes:
@@ -57,27 +69,4 @@ def arrange(graph: Graph, host: Collection[Node], *, light_on_host: bool = False
             merged[-1][1].extend(nodes)
         else:
             merged.append((on_host, nodes))
-    return _finished(graph, merged)
-
-
-def whole(graph: Graph) -> Stage:
-    """The graph as one compiled stage."""
-    (stage,) = _finished(graph, [(False, list(graph.nodes))])
-    return stage
-
-
-def _finished(graph: Graph, groups: list[tuple[bool, list[Node]]]) -> tuple[Stage, ...]:
-    outputs = [v.name for v in graph.outputs]
-    stages: list[Stage] = []
-    later: set[str] = set()
-    for host, nodes in reversed(groups):
-        made = {name for node in nodes for name in node.outputs if name}
-        reads = _unique(name for node in nodes for name in node.reads if name not in made)
-        writes = _unique(name for node in nodes for name in node.outputs if name in later or name in outputs)
-        stages.append(Stage(tuple(nodes), host, reads, writes, frozenset(later.intersection(writes))))
-        later.update(reads)
-    return tuple(reversed(stages))
-
-
-def _unique(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+    return merged

@@ -29,13 +29,22 @@ class Frame:
 
 
 @dataclass(frozen=True)
+class Derivation:
+    """What is kept of an evaluation for nodes in it that ask for derivatives."""
+
+    frames: tuple[Frame, ...] = ()
+    """The graphs around a node, outermost first; none where no node asks."""
+    tape: Tape | None = None
+    """Records the nodes that will be differentiated."""
+
+
+@dataclass(frozen=True)
 class Derivatives:
     """What a node that names values asks of the evaluator: the derivatives of one of them, at given points."""
 
     node: Node
     scope: MutableMapping[str, Any]
-    frames: tuple[Frame, ...]
-    tape: Tape | None
+    derivation: Derivation
 
     def __call__(self, target: str, sought: Sequence[str], points: Mapping[str, Any]) -> tuple[Any, ...]:
         """d target / d x at ``points`` for each x of ``sought``; the elements of a target count as their sum.
@@ -45,15 +54,16 @@ class Derivatives:
         """
         for name in sought:
             _check_floating(name, points[name])
-        if self.tape is not None and self.node in self.tape.segments:
+        tape = self.derivation.tape
+        if tape is not None and self.node in tape.segments:
             _check_floating(target, self.scope[target])
-            gradients = self.tape.pull(self.node, target, self.scope[target])
+            gradients = tape.pull(self.node, target, self.scope[target])
         else:
             gradients = self._again(target, sought, points)
         return tuple(gradients[x] if x in gradients else jnp.zeros_like(points[x]) for x in sought)
 
     def _again(self, target: str, sought: Sequence[str], points: Mapping[str, Any]) -> Mapping[str, Any]:
-        owners = {node: frame for frame in self.frames for node in frame.nodes}
+        owners = {node: frame for frame in self.derivation.frames for node in frame.nodes}
         through = between(points, target, tuple(owners))
 
         def forward(moving: Mapping[str, Any]) -> Any:

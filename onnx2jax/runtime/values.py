@@ -26,10 +26,10 @@ def is_jax(value: Any) -> bool:
 
 
 def to_host(value: Any) -> Any:
-    """Outputs for people and other runtimes: arrays as NumPy, lists and dicts as they are."""
+    """Values for people and other runtimes: arrays as NumPy; dicts, and what is only traced, as they are."""
     if isinstance(value, list | tuple):
         return [to_host(v) for v in value]
-    return np.asarray(value) if isinstance(value, jax.Array) else value
+    return np.asarray(value) if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) else value
 
 
 def to_device(value: Any) -> Any:

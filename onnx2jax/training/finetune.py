@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -365,7 +365,8 @@ class FineTuning:
         feeds = {n: v for n, v in batch.items() if n in names}
         values = arguments.bind(model.inputs, model.optional, (), feeds) | model.static
         own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
-        context = Context(frozen | self._known | own, key, max_trips=model.settings.max_trips, place=self._place)
+        settings = replace(model.settings, place=self._place)
+        context = Context(frozen | self._known | own, key, settings)
         try:
             with np.errstate(all="ignore"):
                 results = evaluate(graph, values, context)

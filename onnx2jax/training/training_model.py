@@ -22,7 +22,8 @@ from ..model.model import Model
 from ..model.outputs import field_names, packed
 from ..ops.arrays import is_traced
 from ..proto.external import load
-from ..runtime.compiled import Known, Settings
+from ..runtime.compiled import Known
+from ..runtime.evaluate import Settings
 from ..runtime.jit import in_auto_mode, in_turn
 from ..runtime.program import Program
 from ..runtime.values import to_device
@@ -386,7 +387,7 @@ class _Part:
 
     def run(self, values: Mapping[str, Any], frozen: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
         """The graph's outputs, given inputs, variables and captured values by name."""
-        return self.program.run(values, frozen, Known({}), rng if self.graph.draws else None, frozen)
+        return self.program.outputs(values, frozen, Known({}), rng if self.graph.draws else None, frozen)
 
     def named(self, results: tuple[Any, ...]) -> dict[str, Any]:
         return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
