@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .checker.check import Report, check
 from .data import demo_model, demo_training_model
+from .ir.file import OnnxFile, read
 from .model.convert import convert
 from .model.model import Model
 from .model.outputs import DeclarationWarning
@@ -28,6 +29,7 @@ __all__ = [
     "FineTuning",
     "FineTuningState",
     "Model",
+    "OnnxFile",
     "RecompilationWarning",
     "Report",
     "Shaped",
@@ -44,6 +46,7 @@ __all__ = [
     "load_artifacts",
     "load_checkpoint",
     "op",
+    "read",
     "save",
     "save_checkpoint",
     "supported",

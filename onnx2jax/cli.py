@@ -18,10 +18,8 @@ from .checker.check import check
 from .errors import OnnxError
 from .ir import analysis
 from .ir.graph import Function, Imported
-from .ir.importer import build
-from .model.convert import convert
+from .model.convert import convert, open_model
 from .model.model import Model
-from .proto.files import read_model
 from .proto.types import TensorType, ValueInfo
 
 SHOWN = 12
@@ -221,7 +219,7 @@ def _storable(array: np.ndarray) -> np.ndarray:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    imported = build(*read_model(arguments.model))
+    imported = open_model(arguments.model, {}).importer.model()
     facts = describe(imported)
     if arguments.json:
         print(json.dumps(facts, indent=2))

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ..errors import ModelError, OnnxError
 from ..ir.binding import NEWEST
+from ..ir.file import Reading, opened
 from ..ir.graph import Missing
 from ..ir.importer import NEWEST_IR, Importer
 from ..ir.training_info import read_training
 from ..ops.registry import supported
 from ..proto.external import ExternalFiles
-from ..proto.files import read_model
 from ..proto.messages import ModelProto
 from ..proto.names import normal_domain
-from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems, read_operator_sets
+from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems
 from ..proto.walk import tensors
 from .graphs import check_graphs
 from .model import check_header, not_text
@@ -27,23 +27,13 @@ from .types import check_types
 __all__ = ["Finding", "Report", "check"]
 
 
-def check(
-    source: Any,
-    *,
-    external_data_dir: str | os.PathLike[str] | None = None,
-    follow_links: bool = False,
-    allow_newer_opset: bool = False,
-    verify_checksums: bool = False,
-    buffers: Mapping[str, Any] | None = None,
-    operator_sets: Iterable[Any] = (),
-) -> Report:
+def check(source: Any, **reading: Unpack[Reading]) -> Report:
     """Find everything in a file that breaks the ONNX specification.
 
     Args:
-        source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``; an operator set
-            document too.
-        external_data_dir, follow_links, allow_newer_opset, verify_checksums, buffers, operator_sets: as for
-            ``convert``.
+        source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or what ``read`` returned; an
+            operator set document too.
+        **reading: how to read the file: the keywords of ``read``.
 
     Returns:
         A Report. ``report.ok`` says whether there is no error, ``print(report)`` what was found.
@@ -58,21 +48,19 @@ def check(
     collector = Collector()
     try:
         if _is_operator_set(source):
-            return check_document(*parse(source, follow_links=follow_links), collector)
-        documents = read_operator_sets(operator_sets)
-        model, files = read_model(
-            source, external_data_dir=external_data_dir, follow_links=follow_links, buffers=buffers
-        )
+            return check_document(*parse(source, follow_links=reading.get("follow_links", False)), collector)
+        file, model, files = opened(source, reading)
     except ModelError as e:
         collector.error(e, "file")
         return collector.report()
-    if verify_checksums:
+    if file.verify_checksums:
         for tensor, _ in tensors(model):
             try:
                 files.verify(tensor)
             except ModelError as e:
                 collector.error(e, f"tensor {tensor.name!r}")
-    return check_message(model, files, allow_newer_opset=allow_newer_opset, documents=documents, collector=collector)
+    newer = file.allow_newer_opset
+    return check_message(model, files, allow_newer_opset=newer, documents=file.documents, collector=collector)
 
 
 def _is_operator_set(source: Any) -> bool:

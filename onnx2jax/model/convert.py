@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
 from ..ir import binding
-from ..ir.importer import build
-from ..proto.files import read_model
-from ..proto.operator_sets import read_operator_sets
+from ..ir.file import Reading, opened
+from ..ir.importer import Importer
+from ..proto.external import ExternalFiles
 from ..proto.origin import Origin
 from ..proto.walk import tensors
 from ..runtime.evaluate import Settings
@@ -26,7 +25,6 @@ from .rebatch import rebatched
 def convert(
     source: Any,
     *,
-    strict: bool = False,
     static: Mapping[str, Any] | None = None,
     dim_overrides: Mapping[str, int] | None = None,
     bucket: Mapping[str, Sequence[int]] | None = None,
@@ -34,22 +32,16 @@ def convert(
     max_trips: int | None = None,
     rebatch: bool | Mapping[str, int] = False,
     warn_after: int = 16,
-    external_data_dir: str | os.PathLike[str] | None = None,
-    follow_links: bool = False,
-    allow_newer_opset: bool = False,
-    buffers: Mapping[str, Any] | None = None,
-    operator_sets: Iterable[Any] = (),
-    verify_checksums: bool = False,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | None = None,
     device_configuration: str | None = None,
     devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
+    **reading: Unpack[Reading],
 ) -> Model:
     """Turn an ONNX model into a JAX function.
 
     Args:
-        source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``.
-        strict: refuse whatever breaks a rule of the format (see ``check``), also where common runtimes accept it.
+        source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or what ``read`` returned.
         static: values for inputs, fixed now. Needed only for a jit of your own around a model whose shapes
             depend on the values of inputs; a plain call finds them by itself.
         dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``.
@@ -69,16 +61,6 @@ def convert(
             axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
             number for each sample becomes a vector.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
-        external_data_dir: where the weights lie, when not beside the model.
-        follow_links: accept weights that symbolic links place outside that folder.
-        allow_newer_opset: run operator sets newer than those known here as the newest known.
-        buffers: bytes or arrays for weights that are in memory: those whose ``location`` begins with ``#``
-            (``{"#w": array}``), and any other that you would rather give than have read.
-        operator_sets: operator set documents (paths, bytes, binary files): an operator that one of them declares
-            with a body runs without Python. Of several versions of one domain the newest not above the imported one
-            counts. An operator is served by the first of: ONNX's own here, a function in the model, a function
-            registered with ``onnx2jax.op``, a document.
-        verify_checksums: compare external data with the checksums that the file gives; reads all of it.
         mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
             first where that divides it; weights are on every device, unless ``shardings`` says otherwise.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
@@ -86,6 +68,7 @@ def convert(
         device_configuration: the name of one of the file's own device configurations, to be followed. Without it
             they are ignored; results are the same.
         devices: the devices of that configuration, by label or number or in order; those of JAX when left out.
+        **reading: how to read the file: ``strict``, ``external_data_dir`` and the other keywords of ``read``.
 
     Returns:
         A Model.
@@ -102,29 +85,45 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
-    message, files = read_model(source, external_data_dir=external_data_dir, follow_links=follow_links, buffers=buffers)
-    documents = read_operator_sets(operator_sets)
-    if strict:
-        check_message(message, files, allow_newer_opset=allow_newer_opset, documents=documents).raise_errors()
-    if verify_checksums:
-        for tensor, _ in tensors(message):
-            files.verify(tensor)
-    imported = build(message, files, strict=strict, allow_newer_opset=allow_newer_opset, documents=documents)
+    file = open_model(source, reading)
+    imported = file.importer.model()
     if imported.missing:
         raise binding.missing_error(imported.missing)
     imported = with_max_size(imported, max_size or {})
     if rebatch:
         imported = rebatched(imported, rebatch, static or {})
-    origin = Origin(message, files)
     placed = placement(imported, device_configuration, devices, mesh, shardings)
-    settings = Settings(max_trips=max_trips, warn_after=warn_after, place=placed.constrain if placed else None)
     return Model(
         imported,
-        settings,
+        Settings(max_trips=max_trips, warn_after=warn_after, place=placed.constrain if placed else None),
         static=static or {},
         dim_overrides=dim_overrides or {},
         bucket=bucket or {},
         max_size=max_size or {},
-        origin=origin,
+        origin=Origin(file.message, file.files),
         placement=placed,
     )
+
+
+class Opened(NamedTuple):
+    """A model's file, to be imported."""
+
+    message: Any
+    files: ExternalFiles
+    importer: Importer
+
+
+def open_model(source: Any, reading: Reading) -> Opened:
+    """A source as its message and what imports it, checked as ``read`` was told.
+
+    Raises:
+        ModelError: the file is no ONNX model, or breaks a rule of the format.
+    """
+    file, message, files = opened(source, reading)
+    newer, documents = file.allow_newer_opset, file.documents
+    if file.strict:
+        check_message(message, files, allow_newer_opset=newer, documents=documents).raise_errors()
+    if file.verify_checksums:
+        for tensor, _ in tensors(message):
+            files.verify(tensor)
+    return Opened(message, files, Importer(message, files, file.strict, newer, None, documents))

@@ -94,7 +94,7 @@ def save(
             "save(tuned.to_model(state), path)"
         )
     else:
-        opened = Opened(*read_model(model))
+        opened = Opened(*files.opened(model, {})[1:])
     _assign(opened, values | dict(params or {}))
     every = list(tensors(opened.message))
     outside = _outside(opened, every, external_data, size_threshold)

@@ -49,7 +49,7 @@ class ExternalFiles:
     ) -> None:
         self.folder = folder
         self.follow_links = follow_links
-        self.buffers = dict(buffers or {})
+        self.buffers = {location: _own(buffer) for location, buffer in (buffers or {}).items()}
         self._files: dict[Path, File] = {}
         self._maps: dict[File, np.ndarray] = {}
         self._handed_out: list[tuple[Any, bytes]] = []
@@ -96,11 +96,8 @@ class ExternalFiles:
         return source, start
 
     def _buffer(self, tensor: Any, location: str, what: str) -> np.ndarray:
-        buffer = self.buffers[location]
-        if not hasattr(buffer, "dtype"):
-            return np.frombuffer(buffer, np.uint8)
+        array = self.buffers[location]
         row = ELEMENT_TYPES.get(tensor.data_type)
-        array = np.asarray(buffer)
         if array.dtype != np.uint8 and (row is None or array.dtype != row.dtype or row.bits < 8):
             raise ExternalDataError(
                 f"{what}: buffer {location!r} is of type {array.dtype}, the tensor of {row.dtype if row else 'none'}; "
@@ -286,6 +283,12 @@ def load(array: np.ndarray) -> np.ndarray:
         return array
     start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
     return base.file.read(start, array.nbytes).view(array.dtype).reshape(array.shape)
+
+
+def _own(buffer: Any) -> Any:
+    """Bytes or an array as they are now: a model does not follow what its owner writes into them later."""
+    memory = np.asarray(buffer) if hasattr(buffer, "dtype") else np.frombuffer(buffer, np.uint8)
+    return memory.copy() if memory.flags.writeable else memory
 
 
 def _no_buffer(what: str, location: str) -> ExternalDataNotFoundError:

@@ -39,7 +39,7 @@ def read_model(
     data, what, folder = read_bytes(source)
     if external_data_dir is not None:
         folder = Path(external_data_dir)
-    return _parse(data, what), ExternalFiles(folder, follow_links=follow_links, buffers=buffers)
+    return parse(data, what), ExternalFiles(folder, follow_links=follow_links, buffers=buffers)
 
 
 def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
@@ -67,7 +67,12 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
     return data, what, folder
 
 
-def _parse(data: bytes, what: str) -> Any:
+def parse(data: bytes, what: str) -> Any:
+    """The ModelProto in the bytes of a file.
+
+    Raises:
+        ModelError: there is none.
+    """
     if len(data) > _LIMIT:
         raise ModelError(f"{what} has {len(data)} bytes, protobuf's limit is 2 GiB; save it with external data")
     try:

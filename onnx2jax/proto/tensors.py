@@ -21,13 +21,19 @@ def to_array(tensor: Any, files: ExternalFiles | None = None, *, later: bool = F
     """A TensorProto as a NumPy array, sharing memory with the message's bytes where it can.
 
     Strings come as an object array of str, types below 8 bits one element a byte (ml_dtypes). The result is
-    read-only when it shares memory. With ``later``, what may be a weight and lies in a file is read by
+    read-only. With ``later``, what may be a weight and lies in a file is read by
     ``external.load``.
 
     Raises:
         ModelError: an unknown element type, negative extents, or more or less data than the extents need.
         ExternalDataError: see ExternalFiles.
     """
+    array = _decoded(tensor, files, later)
+    array.flags.writeable = False
+    return array
+
+
+def _decoded(tensor: Any, files: ExternalFiles | None, later: bool) -> np.ndarray:
     row = ELEMENT_TYPES.get(tensor.data_type)
     if row is None:
         raise ModelError(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .. import compat
 from ..errors import InputError, InputNameError, InputTypeError, KnownValueError, UnsupportedError
 from ..ir import analysis
+from ..ir.file import Reading
 from ..ir.graph import Graph
 from ..model import arguments
 from ..model.model import Model
@@ -43,7 +43,7 @@ class TrainingModel:
     file (TR-03). All other initializers are constants.
 
     Args:
-        source: a path, the bytes of a file, an open binary file, or an ``onnx.ModelProto``.
+        source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or what ``read`` returned.
         mesh: devices over which state and batches are spread. The first axis of each batch entry goes over the mesh's
             first axis.
         shardings: how variables are spread over ``mesh``: a PartitionSpec for each name pattern (fnmatch). What no
@@ -53,7 +53,8 @@ class TrainingModel:
         outputs: the names that a step returns; all when left out. New values of variables are among these, so naming
             the few that are wanted saves a copy of every variable.
         donate: let ``step`` reuse the memory of the state it is given, which is gone afterwards.
-        strict, max_trips, external_data_dir, follow_links, allow_newer_opset, operator_sets: as for ``convert``.
+        max_trips: as for ``convert``.
+        **reading: how to read the file: the keywords of ``read``.
 
     Attributes:
         state: the current state.
@@ -85,21 +86,10 @@ class TrainingModel:
         rng: Any = None,
         outputs: Iterable[str] | None = None,
         donate: bool = True,
-        strict: bool = False,
         max_trips: int | None = None,
-        external_data_dir: str | os.PathLike[str] | None = None,
-        follow_links: bool = False,
-        allow_newer_opset: bool = False,
-        operator_sets: Iterable[Any] = (),
+        **reading: Unpack[Reading],
     ) -> None:
-        self._imported, self._infos, self.origin = imported, infos, _ = open_training(
-            source,
-            strict=strict,
-            external_data_dir=external_data_dir,
-            follow_links=follow_links,
-            allow_newer_opset=allow_newer_opset,
-            operator_sets=operator_sets,
-        )
+        self._imported, self._infos, self.origin = imported, infos, _ = open_training(source, reading)
         self._settings = Settings(max_trips=max_trips)
         self.algorithms = tuple(info.name for info in infos)
 
