@@ -106,7 +106,7 @@ def _check(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     dims = {name: _count(name, value) for name, value in _pairs("--dim", arguments.dim)}
     model = convert(arguments.model, dim_overrides=dims)
-    feeds = _files(arguments.input, {v.name: v for v in model.inputs} | model.optional)
+    feeds = _files(arguments.input, {v.name: v for v in model.inputs} | dict(model.optional))
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is not given: --input {absent[0].name}=FILE.npy, or --random")

@@ -214,12 +214,18 @@ class Imported:
     configurations: tuple[Configuration, ...] = ()
 
 
-def read_constants(graph: Graph, params: Collection[str] = ()) -> None:
+def read_constants(graph: Graph, params: Collection[str] = ()) -> dict[str, np.ndarray]:
     """Read the initializers that lie in files beside the model, in all its graphs, but those with a key in ``params``.
+
+    Returns:
+        What was read, and what was in memory already, by Graph.key.
 
     Raises:
         ExternalDataError: such a file has become shorter since the model was imported.
     """
+    every: dict[str, np.ndarray] = {}
     for inner in graph.walk():
         constants = {n: load(v) for n, v in inner.initializers.items() if inner.key(n) not in params}
         cast(dict[str, np.ndarray], inner.initializers).update(constants)
+        every |= {inner.key(n): v for n, v in constants.items()}
+    return every

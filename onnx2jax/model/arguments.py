@@ -134,13 +134,12 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
 
 
-def as_param(name: str, value: Any, own: Any) -> Any:
-    """A new value for a parameter, of whatever shape.
+def as_param(name: str, value: Any, kind: TensorType) -> Any:
+    """A new value for a parameter of a type, of whatever shape.
 
     Raises:
         InputTypeError: it has another element type than the model's own.
     """
-    kind = TensorType(own.dtype, own.shape)
     return _as_array(ValueInfo(f"params[{name!r}]", kind), kind, value)
 
 

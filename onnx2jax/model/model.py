@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import copy
-import operator
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..errors import InputNameError
+from ..errors import InputNameError, RandomKeyError
 from ..ir import analysis
-from ..ir.graph import Imported, read_constants
-from ..proto.external import load
+from ..ir.graph import Graph, Imported, read_constants
+from ..ops.arrays import is_traced
 from ..proto.origin import Origin
-from ..proto.types import ValueInfo
+from ..proto.types import TensorType, ValueInfo
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings
 from ..runtime.program import Program
@@ -26,13 +27,13 @@ from ..sharding.rules import Placement
 from . import arguments, buckets
 from .max_size import check_counts
 from .outputs import Declarations, field_names, packed
+from .params import Params, kept
 
 
 class Model:
-    """An ONNX model as a JAX function. Made by ``convert``.
+    """An ONNX model as a JAX function. Made by ``convert``; it never changes: ``with_params`` makes another.
 
     Attributes:
-        params: the weights by ONNX name, NumPy arrays. Replace any of them to change what ``model(x)`` computes.
         inputs: the required inputs, in order; each has ``name`` and ``type`` (``dtype``, ``shape``).
         optional: inputs that have a default, by name; pass them by name to override it.
         outputs: the outputs, in order.
@@ -45,6 +46,27 @@ class Model:
         placement: where weights and inputs lie when there is a mesh: ``mesh``, a sharding for each of ``params``, and
             ``notes`` on what of a device configuration could not be followed. None on one device.
     """
+
+    graph: Graph
+    inputs: tuple[ValueInfo, ...]
+    optional: Mapping[str, ValueInfo]
+    outputs: tuple[ValueInfo, ...]
+    opsets: Mapping[str, int]
+    metadata: Mapping[str, str]
+    static: Mapping[str, np.ndarray]
+    settings: Settings
+    origin: Origin | None
+    placement: Placement | None
+    _types: dict[str, TensorType]
+    _changes: dict[str, Any]
+    _params: Params | None
+    _max_size: dict[str, int]
+    _bucket: dict[str, list[int]]
+    _program: Program
+    _declared: Declarations
+    _compared: int
+    _fields: tuple[str, ...]
+    _placed: tuple[dict[str, Any], Known] | None
 
     def __init__(
         self,
@@ -59,55 +81,69 @@ class Model:
         placement: Placement | None = None,
         changes: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.origin, self._changes = origin, dict(changes or {})
-        self.placement = placement
-        self.graph = imported.graph
-        self.opsets = dict(imported.opsets)
-        self.metadata = dict(imported.metadata)
-        self._stored = analysis.parameters(self.graph)
-        self._read: dict[str, Any] | None = None
-        self._params: dict[str, Any] = {}
-        read_constants(self.graph, self._stored)
-        declared = arguments.override_dims(self.graph.inputs, dim_overrides or {})
-        self.static = _pinned(declared, static or {})
-        defaults = self.graph.initializers
-        self.inputs = tuple(v for v in declared if v.name not in defaults and v.name not in self.static)
+        graph = imported.graph
+        stored = analysis.parameters(graph)
+        read_constants(graph, stored)
+        declared = arguments.override_dims(graph.inputs, dim_overrides or {})
+        pinned = _pinned(declared, static or {})
+        free = [v for v in declared if v.name not in pinned]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
         own = imported.ir_version >= 4
-        self.optional = {v.name: v for v in declared if own and v.name in defaults and v.name not in self.static}
-        self.outputs = self.graph.outputs
-        self._fields = field_names(v.name for v in self.outputs)
-        self._max_size = dict(max_size or {})
-        self._bucket = buckets.checked_buckets(declared, bucket or {})
-        self.settings = settings or Settings()
-        self._program = Program(self.graph, self.settings)
-        self._held: tuple[Any, ...] = ()
-        self._placed: dict[str, jax.Array] = {}
-        self._known = Known({}, self.static)
-        self._declared = Declarations(self.graph.inputs, self.outputs)
-        self._compared = 0
+        self._set(
+            graph=graph,
+            inputs=tuple(v for v in free if v.name not in graph.initializers),
+            optional=MappingProxyType({v.name: v for v in free if own and v.name in graph.initializers}),
+            outputs=graph.outputs,
+            opsets=MappingProxyType(dict(imported.opsets)),
+            metadata=MappingProxyType(dict(imported.metadata)),
+            static=MappingProxyType(pinned),
+            settings=settings or Settings(),
+            origin=origin,
+            placement=placement,
+            _types={n: TensorType(v.dtype, v.shape) for n, v in stored.items()},
+            _max_size=dict(max_size or {}),
+            _bucket=buckets.checked_buckets(declared, bucket or {}),
+            _changes={n: kept(v) for n, v in (changes or {}).items()},
+            _params=None,
+        )
+        self._begin()
+
+    def _set(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def _begin(self) -> None:
+        """What is not part of the model: programs, arrays on devices, warnings given."""
+        self._set(
+            _program=Program(self.graph, self.settings),
+            _declared=Declarations(self.graph.inputs, self.outputs),
+            _fields=field_names(v.name for v in self.outputs),
+            _placed=None,
+            _compared=0,
+        )
+
+    def __setattr__(self, name: str, _: Any) -> None:
+        raise AttributeError(
+            f"a Model does not change, so {name} cannot be set; one with other weights: model.with_params({{name: w}})"
+        )
 
     @property
-    def params(self) -> dict[str, Any]:
-        """The weights by ONNX name. Those in files beside the model are read when this is first asked for.
+    def params(self) -> Params:
+        """The weights by ONNX name: a read-only mapping of read-only arrays, and a pytree for JAX's transformations.
+
+        Those in files beside the model are read when this is first asked for.
 
         Raises:
             ExternalDataError: such a file was changed after the model was converted.
         """
-        if self._read is None:
-            self._params = {n: load(v) for n, v in self._stored.items()}
-            self._read = dict(self._params)
-        return self._params
-
-    @params.setter
-    def params(self, params: dict[str, Any]) -> None:
-        arguments.check_names(params, self._stored)
-        self._read, self._params = self._read or {}, params
+        if (params := self._params) is None:
+            values = read_constants(self.graph)
+            params = Params({n: self._changes.get(n, values[n]) for n in self._types})
+            self._set(_params=params)
+        return params
 
     def changed(self) -> dict[str, Any]:
-        """Weights that are no longer what the file says."""
-        read = self._read or {}
-        return self._changes | {n: v for n, v in self._params.items() if v is not read.get(n)}
+        """Weights that are not what the file says."""
+        return dict(self._changes)
 
     @property
     def jitted(self) -> bool:
@@ -119,12 +155,13 @@ class Model:
         """Programs compiled so far: one for each stage and each set of shapes it met."""
         return self._program.compilations
 
-    def __call__(self, *args: Any, rng: Any = None, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, rng: Any = None, **named: Any) -> Any:
         """Run the model, compiled for the shapes of this call.
 
         Args:
             *args: required inputs in order.
-            rng: random key for models that draw random numbers; a fresh one when left out.
+            rng: random key, or a seed for one, for models that draw random numbers; a fresh one when left out. Of a
+                model with an input of this name, whatever is no typed key (``jax.random.key``) is that input.
             **named: inputs by name.
 
         Returns:
@@ -133,8 +170,10 @@ class Model:
 
         Raises:
             InputError: the arguments do not fit ``model.inputs``.
+            RandomKeyError: the model draws random numbers inside a transformation of yours, and ``rng`` is left out.
         """
-        return self._packed(self._call(arguments.bind(self.inputs, self.optional, args, named), rng))
+        with compat.enable_x64():
+            return packed(self._fields, self._call(*self._bound(args, named, rng)))
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
@@ -149,11 +188,13 @@ class Model:
         unknown = [n for n in wanted if n not in names]
         if unknown:
             raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")
-        results = self._call(arguments.bind(self.inputs, self.optional, (), feeds), rng)
+        with compat.enable_x64():
+            values = arguments.bind(self.inputs, self.optional, (), feeds)
+            results = self._call(values, None if rng is None else arguments.as_key(rng))
         by_name = dict(zip(names, results, strict=True))
         return [to_host(by_name[n]) for n in wanted]
 
-    def apply(self, params: Mapping[str, Any], *args: Any, rng: Any = None, **named: Any) -> Any:
+    def apply(self, params: Mapping[str, Any], /, *args: Any, rng: Any = None, **named: Any) -> Any:
         """The model as a pure function, for jit, grad, vmap, sharding and export of your own.
 
         Args:
@@ -173,26 +214,32 @@ class Model:
         >>> loss = lambda params, x: model.apply(params, x).sum()
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
-        arguments.check_names(params, self._stored)
+        arguments.check_names(params, self._types)
         with compat.enable_x64():
-            rng = None if rng is None else arguments.as_key(rng)
-            params = {n: arguments.as_param(n, v, self._stored[n]) for n, v in params.items()}
-            values = arguments.bind(self.inputs, self.optional, args, named)
-            self._place_params()
-            own = self._placed | self._put(self._known.scalars)
-            given = self._put(params)
-            placed = values
+            values, rng = self._bound(args, named, rng)
+            given = self._put({n: arguments.as_param(n, v, self._types[n]) for n, v in params.items()})
+            own: dict[str, Any] = {}
+            if len(given) < len(self._types):
+                placed, known = self._on_devices()
+                own = placed | self._put(known.scalars)
+            feeds = values
             if self.placement is not None:
-                placed, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
-            results = self._program.outputs(placed, own | given, Known({}, self.static), rng, given)
-            self._declared.compare(values | self.static, results)
-            return self._packed(results)
+                feeds, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
+            results = self._program.outputs(feeds, own | given, Known({}, self.static), rng, given)
+            self._declared.compare(values | dict(self.static), results)
+            return packed(self._fields, results)
 
     def with_params(self, params: Mapping[str, Any]) -> Model:
-        """The model with new values for some of its parameters; what is compiled is shared with this one."""
-        arguments.check_names(params, self._stored)
+        """The model with new values for some of its parameters; what is compiled is shared with this one.
+
+        Raises:
+            InputNameError, InputTypeError: a name that is none of ``params``, or another element type.
+        """
+        arguments.check_names(params, self._types)
+        with compat.enable_x64():
+            changes = {n: kept(arguments.as_param(n, v, self._types[n])) for n, v in params.items()}
         new = copy.copy(self)
-        new.params = self.params | dict(params)
+        new._set(_params=Params(self.params | changes), _changes=self._changes | changes, _placed=None)
         return new
 
     def explain(self) -> str:
@@ -201,49 +248,86 @@ class Model:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, values)) for values in (self.inputs, self.outputs))
+        size = sum(v.nbytes for v in analysis.parameters(self.graph).values())
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
+        devices = f"; over {self.placement.mesh.size} devices" if self.placement is not None else ""
+        return (
+            f"Model {self.graph.name!r}: ({inputs}) -> ({outputs})\n"
+            f"  {len(self._types)} parameters, {size:,} bytes; {len(self.graph.nodes)} nodes; {opsets}{devices}"
+        )
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self  # nothing in it changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: all but what is compiled, and what lies on devices."""
+        kept = {**vars(self), "_params": self.params}
+        for name in ("_program", "_declared", "_compared", "_fields", "_placed"):
+            del kept[name]
+        return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        views = ("optional", "opsets", "metadata", "static")
+        self._set(**{n: MappingProxyType(v) if n in views else v for n, v in state.items()})
+        self._begin()
+
+    def __copy__(self) -> Self:
+        new = object.__new__(type(self))
+        vars(new).update(vars(self))
+        return new
+
+    def _bound(self, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> tuple[dict[str, Any], Any]:
+        """A call's arguments by input name, and its random key."""
+        names = {v.name for v in self.inputs} | self.optional.keys()
+        if rng is not None and "rng" in names and not _is_key(rng):
+            named, rng = {**named, "rng": rng}, None
+        values = arguments.bind(self.inputs, self.optional, args, named)
+        return values, None if rng is None else arguments.as_key(rng)
+
     def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
-        if rng is not None:
-            rng = arguments.as_key(rng)
-        elif self.graph.draws:
+        if rng is None and self.graph.draws:
             rng = jax.random.key(secrets.randbits(32))
+            if is_traced(values, rng):
+                raise RandomKeyError(
+                    f"model {self.graph.name!r} draws random numbers, and inside jit, grad or vmap they would be drawn "
+                    "once and stay as they are: pass a key, model(..., rng=jax.random.key(0))"
+                )
         padded, extents = buckets.pad(self.inputs, values, self._bucket)
-        with compat.enable_x64():
-            self._place_params()
-            if self.placement is not None:
-                padded, rng = self.placement.put_inputs(padded), self.placement.put_whole(rng)
-            results = self._program.outputs(padded, self._placed, self._known, rng)
-            check_counts(results, self._max_size)
-            results = buckets.cut(self.outputs, results, extents)
+        params, known = self._on_devices()
+        if self.placement is not None:
+            padded, rng = self.placement.put_inputs(padded), self.placement.put_whole(rng)
+        results = self._program.outputs(padded, params, known, rng)
+        check_counts(results, self._max_size)
+        results = buckets.cut(self.outputs, results, extents)
         compilations = self._program.compilations
         if compilations != self._compared and not self._max_size:  # else every shape has been met before
-            self._compared = compilations
-            self._declared.compare(values | self.static, results)
+            self._set(_compared=compilations)
+            self._declared.compare(values | dict(self.static), results)
         return results
 
-    def _place_params(self) -> None:
-        """Parameters on the device, once for each change; scalars apart, to be baked in: an argument costs more.
+    def _on_devices(self) -> tuple[dict[str, Any], Known]:
+        """Parameters on the device; scalars apart, to be baked in: an argument costs more.
 
         device_put, unlike jnp.asarray, shares the memory of a NumPy array on the CPU.
         """
-        current = tuple(self.params.values())
-        if len(current) == len(self._held) and all(map(operator.is_, current, self._held)):
-            return
-        arguments.check_names(self.params, self._stored)
-        params = {n: arguments.as_param(n, v, self._stored[n]) for n, v in self.params.items()}
-        scalars = {n: np.asarray(v) for n, v in params.items() if np.size(v) == 1}
-        self._known = Known(scalars, self.static)
-        with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
-            self._placed = self._put({n: v for n, v in params.items() if n not in scalars})
-        self._held = current
+        if (found := self._placed) is None:
+            scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
+            with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
+                placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
+            found = placed, Known(scalars, self.static)
+            self._set(_placed=found)
+        return found
 
     def _put(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self.placement is not None:
             return self.placement.put_params(params)
         return {n: jax.device_put(v) for n, v in params.items()}
 
-    def _packed(self, results: tuple[Any, ...]) -> Any:
-        with compat.enable_x64():
-            return packed(self._fields, results)
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _pinned(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:

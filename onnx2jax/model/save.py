@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from ..errors import ExternalDataError, InputNameError, InputShapeError, InputTypeError, ModelError
+from ..ir.file import opened as opened_file
 from ..proto import atomic
 from ..proto.dtypes import ELEMENT_TYPES, STRING
 from ..proto.files import read_model
@@ -94,7 +95,8 @@ def save(
             "save(tuned.to_model(state), path)"
         )
     else:
-        opened = Opened(*files.opened(model, {})[1:])
+        _, message, files = opened_file(model, {})
+        opened = Opened(message, files)
     _assign(opened, values | dict(params or {}))
     every = list(tensors(opened.message))
     outside = _outside(opened, every, external_data, size_threshold)

@@ -7,7 +7,7 @@ import functools
 import sys
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar, Unpack
 
@@ -76,9 +76,10 @@ class Operator:
     limits: str = ""
 
     def __reduce__(self) -> Any:
-        # By name, as its function may be of a table's making.
-        registered = resolve(self.domain, self.name, self.since) is self
-        return (resolve, (self.domain, self.name, self.since)) if registered else super().__reduce__()
+        """Pickled by name: who reads it has to have registered the same."""
+        if any(v is self for v in _OPERATORS.get((self.domain, self.name), ())):
+            return _registered, (self.domain, self.name, self.since)
+        return Operator, tuple(getattr(self, f.name) for f in fields(self))
 
     def parameter(self, position: int) -> str | None:
         """The name of the parameter that takes the input at ``position``."""
@@ -187,6 +188,16 @@ def supported() -> dict[str, dict[str, tuple[int, ...]]]:
     for (domain, name), versions in sorted(_OPERATORS.items()):
         table.setdefault(domain, {})[name] = tuple(sorted(v.since for v in versions))
     return table
+
+
+def _registered(domain: str, name: str, since: int) -> Operator:
+    for operator in _OPERATORS.get((domain, name), ()):
+        if operator.since == since:
+            return operator
+    raise ValueError(
+        f"the pickled model uses {domain or 'ai.onnx'}.{name} since opset {since}, which is not registered here: "
+        "register it with onnx2jax.op before loading the model"
+    )
 
 
 def _add(operator: Operator, replace: bool, traits: Traits) -> None:

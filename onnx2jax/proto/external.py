@@ -51,10 +51,18 @@ class ExternalFiles:
         self.follow_links = follow_links
         self.buffers = {location: _own(buffer) for location, buffer in (buffers or {}).items()}
         self._files: dict[Path, File] = {}
+        self._seen: dict[Path, tuple[int, int]] = {}
+        """Size and time of files that were opened in the process from which this came."""
         self._maps: dict[File, np.ndarray] = {}
         self._handed_out: list[tuple[Any, bytes]] = []
         self._sums: dict[str, str] = {}
         self._dense = self._stored = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What pickle keeps: where the files are, and how they were when they were opened."""
+        seen = {**self._seen, **{path: (file.size, file.written) for path, file in self._files.items()}}
+        fresh = ExternalFiles(self.folder, follow_links=self.follow_links)
+        return vars(fresh) | {"buffers": self.buffers, "_seen": seen}
 
     def read(self, tensor: Any, nbytes: int) -> np.ndarray:
         """The ``nbytes`` bytes of an external TensorProto.
@@ -208,6 +216,9 @@ class ExternalFiles:
             # The path is checked again now that the file is open: it may have become a link meanwhile.
             if not os.path.samestat(status, os.stat(self._check_inside(path, what))):
                 raise ExternalDataError(f"{what}: {path.name!r} changed while it was opened", rule="EX-08")
+            if self._seen.get(path, (file.size, file.written)) != (file.size, file.written):
+                text = f"{what}: {path.name!r} was changed after the model was pickled"
+                raise ExternalDataError(text, rule="EX-10")
             self._files[path] = file
         return self._files[path]
 
@@ -219,10 +230,10 @@ class File:
         self._descriptor, self._name = descriptor, name
         self._lock = threading.Lock()
         status = os.fstat(descriptor)
-        self.size, self._written = status.st_size, status.st_mtime_ns
+        self.size, self.written = status.st_size, status.st_mtime_ns
 
-    def __del__(self) -> None:
-        os.close(self._descriptor)
+    def __del__(self, close: Any = os.close) -> None:  # while Python ends, os may be gone
+        close(self._descriptor)
 
     def mapped(self) -> np.ndarray:
         """The bytes of the file, not to be touched but by ``load``."""
@@ -258,7 +269,7 @@ class File:
     def _check(self, complete: bool = True) -> None:
         """Refuse a file that is no longer what was opened, by size and time (whose clock ticks in milliseconds)."""
         status = os.fstat(self._descriptor)
-        if (status.st_size, status.st_mtime_ns) != (self.size, self._written) or not complete:
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.written) or not complete:
             raise ExternalDataError(
                 f"{self._name!r} was changed after the model was converted: it has {status.st_size} bytes and had "
                 f"{self.size}; convert the model again, and do not change its files meanwhile",

@@ -363,7 +363,7 @@ class FineTuning:
         model = self._model
         names = {v.name for v in model.inputs} | model.optional.keys()
         feeds = {n: v for n, v in batch.items() if n in names}
-        values = arguments.bind(model.inputs, model.optional, (), feeds) | model.static
+        values = arguments.bind(model.inputs, model.optional, (), feeds) | dict(model.static)
         own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
         settings = replace(model.settings, place=self._place)
         context = Context(frozen | self._known | own, key, settings)

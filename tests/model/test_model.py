@@ -63,15 +63,12 @@ def test_parameters_of_other_types_are_refused(params: Any, match: str) -> None:
     for call in (lambda: m.apply(params, X), lambda: m.with_params(params)(X)):
         with pytest.raises(InputTypeError, match=match):
             call()
-    with pytest.raises(InputTypeError, match=match):
-        m.params = params
-        m(X)
 
 
-def test_a_name_put_into_params_is_no_parameter_for_that() -> None:
+def test_names_that_are_no_parameters_are_refused() -> None:
     m = onnx2jax.convert(mlp())
-    m.params["b3"] = np.zeros(2, np.float32)
-    for call in (lambda: m(X), lambda: m.apply({}, X), lambda: m.apply({"b3": m.params["b3"]}, X)):
+    params = {"b3": np.zeros(2, np.float32)}
+    for call in (lambda: m.with_params(params), lambda: m.apply(params, X)):
         with pytest.raises(InputNameError, match=r"\['b3'\], which are no parameters"):
             call()
 
@@ -169,22 +166,22 @@ def test_python_numbers_have_no_precision_of_their_own() -> None:
 # ------------------------------------------------------------------------------------------ parameters
 
 
-def test_a_replaced_parameter_changes_the_next_call() -> None:
+def test_another_parameter_makes_another_model() -> None:
     m = onnx2jax.convert(mlp())
     before = m(X)
-    m.params["b2"] = np.asarray(m.params["b2"]) + 1
-    np.testing.assert_allclose(m(X), before + 1, rtol=1e-5)
+    np.testing.assert_allclose(m.with_params({"b2": m.params["b2"] + 1})(X), before + 1, rtol=1e-5)
+    np.testing.assert_array_equal(m(X), before)
 
 
-def test_a_replaced_scalar_parameter_changes_the_next_call() -> None:
+def test_another_scalar_parameter_makes_another_model() -> None:
     node = helper.make_node("Mul", ["x", "scale"], ["y"])
     m = onnx2jax.convert(
         model([node], [value("x", np.float32, [2])], [value("y", np.float32, [2])], {"scale": np.float32(2)})
     )
     x = np.float32([1, 2])
     np.testing.assert_array_equal(m(x), [2, 4])
-    m.params["scale"] = np.float32(3)
-    np.testing.assert_array_equal(m(x), [3, 6])
+    np.testing.assert_array_equal(m.with_params({"scale": np.float32(3)})(x), [3, 6])
+    np.testing.assert_array_equal(m(x), [2, 4])
 
 
 def test_a_first_use_inside_a_jit_leaves_nothing_of_it_behind() -> None:
@@ -332,7 +329,7 @@ def test_symbolic_export() -> None:
     exported = jax.export.export(jax.jit(m.apply))(params, spec)
     for n in (1, 5):
         x = np.ones((n, 4), np.float32)
-        np.testing.assert_allclose(exported.call(m.params, x), mlp_reference(m.params, x), rtol=1e-5)
+        np.testing.assert_allclose(exported.call(dict(m.params), x), mlp_reference(m.params, x), rtol=1e-5)
 
 
 def test_symbolic_shape_arithmetic_exports() -> None:

@@ -159,7 +159,7 @@ def test_new_weights_run_in_onnxruntime(tmp_path: Path) -> None:
 
 def test_weights_replaced_in_the_model_are_written(tmp_path: Path) -> None:
     ours = onnx2jax.convert(mlp())
-    ours.params["w1"] = jnp.asarray(ours.params["w1"] * 2)
+    ours = ours.with_params({"w1": jnp.asarray(ours.params["w1"] * 2)})
     path = onnx2jax.save(ours, tmp_path / "m.onnx", params={"b2": np.float32([5, 6])})
     again = onnx2jax.convert(path).params
     np.testing.assert_array_equal(again["w1"], ours.params["w1"])

@@ -1,0 +1,82 @@
+"""The weights of a model: a mapping that does not change, and a pytree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax import export
+from jax.tree_util import DictKey
+
+
+class Params(Mapping[str, Any]):
+    """Weights by ONNX name: a read-only mapping, and a pytree whose leaves may be transformed like any others.
+
+    ``params | {"w": array}`` and ``dict(params)`` are plain dicts, which ``Model.apply`` takes as well.
+
+    >>> import jax, onnx2jax
+    >>> params = onnx2jax.convert(onnx2jax.demo_model()).params
+    >>> halved = jax.tree.map(lambda w: w / 2, params)
+    >>> halved.keys() == params.keys()
+    True
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._values, **other}
+
+    def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
+        return {**other, **self._values}
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        raise TypeError(
+            f"a model's parameters do not change; a model with another: model.with_params({{{name!r}: array}})"
+        )
+
+    def __repr__(self) -> str:
+        rows = [f"  {n}: {v.dtype}{list(v.shape)}" if hasattr(v, "dtype") else f"  {n}: {v!r}" for n, v in self.items()]
+        return "\n".join([f"Params of {len(rows)} arrays", *rows[:20], *(["  ..."] if len(rows) > 20 else [])])
+
+
+def kept(value: Any) -> Any:
+    """An array that nobody writes into: NumPy's are copied unless they are read-only."""
+    if isinstance(value, jax.Array):
+        return value
+    array = np.asarray(value)
+    if array.flags.writeable:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def _with_keys(params: Params) -> tuple[list[tuple[DictKey, Any]], tuple[str, ...]]:
+    return [(DictKey(n), v) for n, v in params.items()], tuple(params)
+
+
+def _made(names: Iterable[str], values: Iterable[Any]) -> Params:
+    return Params(dict(zip(names, values, strict=True)))
+
+
+jax.tree_util.register_pytree_with_keys(
+    Params, _with_keys, _made, lambda params: (tuple(params.values()), tuple(params))
+)
+export.register_pytree_node_serialization(
+    Params,
+    serialized_name="onnx2jax.Params",
+    serialize_auxdata=lambda names: json.dumps(names).encode(),
+    deserialize_auxdata=lambda data: tuple(json.loads(data)),
+)

@@ -1,0 +1,202 @@
+"""A Model never changes: what it computes, what it shows and what it saves are the same, always."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax.errors import ExternalDataError, RandomKeyError
+from tests.support.models import mlp, model, value
+
+X = np.ones((2, 4), np.float32)
+
+
+def product() -> onnx.ModelProto:
+    """x @ w, of a weight so large that it is only read when it is needed."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    inputs, outputs = [value("x", np.float32, ["n", 256])], [value("y", np.float32, None)]
+    return model([node], inputs, outputs, {"w": np.ones((256, 256), np.float32)})
+
+
+def scaled(*, raw: bool) -> onnx.ModelProto:
+    """x * w + c, with w a weight and c a constant, in raw_data or in the typed fields."""
+    nodes = [helper.make_node("Mul", ["x", "w"], ["xw"]), helper.make_node("Add", ["xw", "c"], ["y"])]
+    proto = model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])], {})
+    for name, numbers in (("w", [2.0, 3.0]), ("c", [10.0, 20.0])):
+        made = helper.make_tensor(name, onnx.TensorProto.FLOAT, [2], numbers)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(numbers), name) if raw else made)
+    return proto
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["raw_data", "float_data"])
+def test_arrays_that_a_model_shows_are_read_only(raw: bool) -> None:
+    m = onnx2jax.convert(scaled(raw=raw))
+    for array in (m.params["w"], m.graph.initializers["w"], m.graph.initializers["c"]):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 7
+    np.testing.assert_array_equal(m(np.ones(2, np.float32)), [12, 23])
+
+
+def test_params_and_attributes_cannot_be_assigned() -> None:
+    m = onnx2jax.convert(mlp())
+    with pytest.raises(TypeError, match=r"model\.with_params\({'w1': array}\)"):
+        m.params["w1"] = np.zeros((4, 8), np.float32)
+    for name in ("params", "graph", "inputs", "settings"):
+        with pytest.raises(AttributeError, match=r"a Model does not change.*with_params"):
+            setattr(m, name, None)
+    for mapping in (m.opsets, m.metadata, m.static, m.optional):
+        with pytest.raises(TypeError, match="item assignment"):
+            mapping["x"] = 1  # type: ignore[index]
+
+
+def test_edits_of_an_array_that_was_given_do_not_reach_the_model(tmp_path: Path) -> None:
+    m = onnx2jax.convert(scaled(raw=True))
+    mine = np.float32([5, 6])
+    new = m.with_params({"w": mine})
+    mine[:] = 0
+    np.testing.assert_array_equal(new(np.ones(2, np.float32)), [15, 26])
+    np.testing.assert_array_equal(new.params["w"], [5, 6])
+    assert new.changed().keys() == {"w"} and not m.changed()
+    saved = onnx2jax.convert(onnx2jax.save(new, tmp_path / "m.onnx"))
+    np.testing.assert_array_equal(saved.params["w"], [5, 6])
+
+
+@pytest.mark.parametrize("kind", [np.array, bytearray])
+def test_edits_of_a_buffer_that_was_given_do_not_reach_the_model(kind: Any) -> None:
+    proto = scaled(raw=True)
+    weight = proto.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="#w")
+    array = np.float32([5, 6])
+    mine = array.copy() if kind is np.array else bytearray(array.tobytes())
+    m = onnx2jax.convert(proto, buffers={"#w": mine})
+    mine[:] = np.zeros(2, np.float32) if kind is np.array else bytes(8)
+    np.testing.assert_array_equal(m(np.ones(2, np.float32)), [15, 26])
+
+
+def test_params_are_a_pytree_of_their_own_kind() -> None:
+    m = onnx2jax.convert(mlp())
+    gradients = jax.jit(jax.grad(lambda p: m.apply(p, X).sum()))(m.params)
+    new = jax.tree.map(lambda p, g: p - g, m.params, gradients)
+    assert type(new) is type(m.params) and list(new) == list(m.params)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(m.params)]
+    assert paths == [f"['{name}']" for name in m.params]
+    both = m.params | {"b1": np.ones(8, np.float32)}
+    assert type(both) is dict and type({} | m.params) is dict
+    np.testing.assert_allclose(m.apply(both, X), m.with_params({"b1": both["b1"]})(X), rtol=1e-6)
+
+
+def test_apply_with_all_weights_touches_none_of_the_models_own(tmp_path: Path) -> None:
+    m = onnx2jax.convert(onnx2jax.save(product(), tmp_path / "m.onnx", external_data=True))
+    (tmp_path / "m.onnx.data").write_bytes(b"")
+    x = np.ones((1, 256), np.float32)
+    np.testing.assert_array_equal(m.apply({"w": np.ones((256, 256), np.float32)}, x), np.full((1, 256), 256))
+    with pytest.raises(ExternalDataError, match="was changed after"):
+        m.apply({}, x)
+
+
+# -------------------------------------------------------------------------------------------- random numbers
+
+
+def noise() -> onnx.ModelProto:
+    nodes = [helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise")]
+    return model(nodes, [value("x", np.float32, [3])], [value("y", np.float32, [3])], {})
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.jacfwd], ids=lambda t: t.__name__)
+def test_draws_inside_a_transformation_need_a_key(transform: Any) -> None:
+    m = onnx2jax.convert(noise())
+    x = np.zeros((3, 3) if transform is jax.vmap else 3, np.float32)
+    with pytest.raises(RandomKeyError, match=r"pass a key, model\(\.\.\., rng=jax\.random\.key\(0\)\)"):
+        transform(lambda x: m(x))(x)
+    with pytest.raises(RandomKeyError):
+        jax.jit(lambda: m(np.zeros(3, np.float32)))()
+    drawn = jax.jit(lambda x, key: m(x, rng=key))
+    a, b = (drawn(x[..., :3].reshape(-1)[:3], jax.random.key(seed)) for seed in (0, 1))
+    assert (np.asarray(a) != np.asarray(b)).all()
+
+
+# ------------------------------------------------------------------------------------------ names of inputs
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_integers_of_32_bit_mode_are_taken_by_a_call_as_by_apply() -> None:
+    node = helper.make_node("Identity", ["x"], ["y"])
+    m = onnx2jax.convert(model([node], [value("x", np.int64, [3])], [value("y", np.int64, [3])], {}))
+    for y in (m(jnp.arange(3)), m.apply({}, jnp.arange(3))):
+        assert y.dtype == np.int64
+    (y,) = m.run(None, {"x": jnp.arange(3)})
+    np.testing.assert_array_equal(y, [0, 1, 2])
+
+
+NAMES = ["self", "params", "rng", "args", "named", "feeds", "output_names"]
+
+
+def test_inputs_may_have_any_name() -> None:
+    node = helper.make_node("Sum", NAMES, ["y"])
+    m = onnx2jax.convert(model([node], [value(n, np.float32, [2]) for n in NAMES], [value("y", np.float32, [2])], {}))
+    feeds = {n: np.full(2, 10.0**i, np.float32) for i, n in enumerate(NAMES)}
+    for y in (m(**feeds), m.apply({}, **feeds), m.run(None, feeds)[0], jax.jit(lambda f: m.apply({}, **f))(feeds)):
+        np.testing.assert_array_equal(y, [1111111, 1111111])
+
+
+def test_an_input_named_rng_leaves_room_for_a_key() -> None:
+    nodes = [helper.make_node("RandomNormalLike", ["rng"], ["n"]), helper.make_node("Add", ["rng", "n"], ["y"])]
+    m = onnx2jax.convert(model(nodes, [value("rng", np.float32, [2])], [value("y", np.float32, [2])], {}))
+    x, key = np.float32([100, 200]), jax.random.key(3)
+    np.testing.assert_array_equal(m(x, rng=key), m.apply({}, x, rng=key))
+    assert (np.abs(np.asarray(m(rng=x)) - x) < 50).all()
+
+
+# ----------------------------------------------------------------------------------------- copies and pickles
+
+
+def test_a_model_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    path = onnx2jax.save(mlp(), tmp_path / "m.onnx", external_data=True, size_threshold=0)
+    m = onnx2jax.convert(path, dim_overrides={"batch": 2}).with_params({"b2": np.float32([5, 6])})
+    assert copy.deepcopy(m) is m
+    again = pickle.loads(pickle.dumps(m))
+    for other in (copy.copy(m), again):
+        np.testing.assert_array_equal(other(X), m(X))
+        assert repr(other) == repr(m) and other.changed().keys() == {"b2"}
+    with pytest.raises(ValueError, match="read-only"):
+        again.params["w1"][0] = 0
+    saved = onnx2jax.convert(onnx2jax.save(again, tmp_path / "again.onnx"))
+    np.testing.assert_array_equal(saved(X), m(X))
+
+
+def test_a_pickled_model_holds_its_weights_once() -> None:
+    m = onnx2jax.convert(product())
+    size = m.params["w"].nbytes
+    assert size < len(pickle.dumps(m)) < 2.2 * size  # once as an array, once in the file it came from
+
+
+def test_files_that_changed_since_the_model_was_pickled_are_refused(tmp_path: Path) -> None:
+    path = onnx2jax.save(mlp(), tmp_path / "m.onnx", external_data=True, size_threshold=0)
+    again = pickle.loads(pickle.dumps(onnx2jax.convert(path)))
+    data = tmp_path / "m.onnx.data"
+    data.write_bytes(bytes(data.stat().st_size + 1))
+    np.testing.assert_array_equal(again(X), onnx2jax.convert(mlp())(X))
+    with pytest.raises(ExternalDataError, match="was changed after the model was pickled"):
+        onnx2jax.save(again, tmp_path / "again.onnx")
+
+
+def test_a_model_shows_what_it_takes_and_gives() -> None:
+    lines = repr(onnx2jax.convert(onnx2jax.demo_model())).splitlines()
+    assert lines == [
+        "Model 'digits': (image: float32[batch, 1, 8, 8]) -> (logits: float32[batch, 10])",
+        "  17 parameters, 135,528 bytes; 12 nodes; ai.onnx 22",
+    ]
+    shown = repr(onnx2jax.convert(mlp()).params).splitlines()
+    assert shown[:2] == ["Params of 4 arrays", "  w1: float32[4, 8]"]
