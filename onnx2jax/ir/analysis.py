@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 

@@ -271,6 +271,9 @@ class Model:
     def __setstate__(self, state: dict[str, Any]) -> None:
         views = ("optional", "opsets", "metadata", "static")
         self._set(**{n: MappingProxyType(v) if n in views else v for n, v in state.items()})
+        for array in (*read_constants(self.graph).values(), *self._changes.values()):
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False  # pickle forgets
         self._begin()
 
     def __copy__(self) -> Self:
