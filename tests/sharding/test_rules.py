@@ -196,7 +196,7 @@ OVERLAPPING = """
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
 from concurrent.futures import ThreadPoolExecutor
-from tests import resumption
+from tests.support import resumption
 
 def many_steps(name):
     training = resumption.TRAININGS[name]()
