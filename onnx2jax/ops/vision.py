@@ -102,18 +102,16 @@ def grid_sample_16(X, grid, *, align_corners=0, mode: Kernel16 = "bilinear", pad
     return grid_sample(X, grid, align_corners=align_corners, mode=kernel, padding_mode=padding_mode)
 
 
-@op("AffineGrid", since=20)
+@op("AffineGrid", since=20, half="float32")
 def affine_grid(theta, size: Static, *, align_corners=0):
     """Positions of an even grid over [-1, 1], innermost axis first, moved by each affine matrix."""
     _, _, *extents = dims(size)
     ticks = [np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in extents]
     position = np.stack([*np.meshgrid(*ticks, indexing="ij")[::-1], np.ones(extents)], axis=-1)
-    factors = jnp.asarray(position, wide_dtype(theta)), jnp.asarray(theta, wide_dtype(theta))
-    grid = jnp.einsum("...k,nrk->n...r", *factors, precision=lax.Precision.HIGHEST)
-    return grid.astype(theta.dtype)
+    return jnp.einsum("...k,nrk->n...r", position.astype(theta.dtype), theta, precision=lax.Precision.HIGHEST)
 
 
-@op("RoiAlign", since=16, heavy=True)
+@op("RoiAlign", since=16, half="float32", heavy=True)
 def roi_align(
     X, rois, batch_indices, *, coordinate_transformation_mode: RoiCoordinates = "half_pixel",
     mode: Literal["avg", "max"] = "avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0,
@@ -124,34 +122,34 @@ def roi_align(
     """
     half_pixel = coordinate_transformation_mode == "half_pixel"
     X, bins, extents = jnp.asarray(X), (output_height, output_width), X.shape[2:]
-    wide = wide_dtype(X)
-    rois = lax.stop_gradient(jnp.asarray(rois).astype(wide)) * spatial_scale - (0.5 if half_pixel else 0.0)
+    rois = lax.stop_gradient(jnp.asarray(rois)) * spatial_scale - (0.5 if half_pixel else 0.0)
     corners, sizes = rois[:, 1::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
     sizes = sizes if half_pixel else jnp.maximum(sizes, 1)
     if sampling_ratio > 0:
         counts, most = jnp.full(sizes.shape, sampling_ratio), sampling_ratio
     else:
-        counts = jnp.ceil(sizes / jnp.asarray(bins, wide)).astype(jnp.int64)
+        counts = jnp.ceil(sizes / np.array(bins, X.dtype)).astype(jnp.int64)
         most = jnp.max(counts, initial=0)
 
     def region(arguments):
         corner, size, count, image = arguments
-        image = jnp.take(X, image, axis=0).astype(wide)
+        image = jnp.take(X, image, axis=0)
 
         def samples(k, i):
             """Sample i of each bin along axis k: where it is, and whether on the map; off it, it reads zero."""
             step = size[k] / bins[k]
-            at = corner[k] + step * (jnp.arange(bins[k]).astype(wide) + (i + 0.5).astype(wide) / count[k].astype(wide))
+            shift = (i + 0.5).astype(X.dtype) / count[k].astype(X.dtype)
+            at = corner[k] + step * (np.arange(bins[k], dtype=X.dtype) + shift)
             return jnp.clip(at, 0, extents[k] - 1), (at >= -1) & (at <= extents[k])
 
         def mean_weights(k):
             def add(i, total):
                 at, inside = samples(k, i)
-                weights = hat(at[:, None] - jnp.arange(extents[k]).astype(wide))
+                weights = hat(at[:, None] - jnp.arange(extents[k]).astype(X.dtype))
                 return total + jnp.where(((i < count[k]) & inside)[:, None], weights, 0)
 
-            total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), wide))
-            return total / jnp.maximum(count[k], 1).astype(wide)
+            total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), X.dtype))
+            return total / jnp.maximum(count[k], 1).astype(X.dtype)
 
         if mode == "avg":
             part = jnp.einsum("chw,qw->chq", image, mean_weights(1), precision=lax.Precision.HIGHEST)
@@ -170,26 +168,24 @@ def roi_align(
                 best = [jnp.where(better, new, old) for new, old in zip((value, weight, cell), best, strict=True)]
             return best
 
-        zeros = jnp.zeros((len(image), *bins), wide)
+        zeros = jnp.zeros((len(image), *bins), X.dtype)
         best = lax.fori_loop(0, most * most, choose, [zeros - jnp.inf, zeros, zeros.astype(jnp.int32)])
         return jnp.take_along_axis(flat, best[2].reshape(len(image), -1), axis=1).reshape(zeros.shape) * best[1]
 
-    return lax.map(region, (corners, sizes, counts, jnp.asarray(batch_indices)), batch_size=16).astype(X.dtype)
+    return lax.map(region, (corners, sizes, counts, jnp.asarray(batch_indices)), batch_size=16)
 
 
-@op("RoiAlign", since=10)
+@op("RoiAlign", since=10, half="float32")
 @taking(output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0)
 def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg", **attributes):
     how: dict[str, Any] = {"coordinate_transformation_mode": "output_half_pixel", "mode": mode}
     return roi_align(X, rois, batch_indices, **how, **attributes)
 
 
-@op("MaxRoiPool", heavy=True, unsharded=True)
+@op("MaxRoiPool", half="float32", heavy=True, unsharded=True)
 def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     """The maximum of every bin of a region rounded to whole cells; an empty bin gives zero."""
-    X = jnp.asarray(X)
-    wide = wide_dtype(X)
-    rois = lax.stop_gradient(jnp.asarray(rois).astype(wide))
+    X, rois = jnp.asarray(X), lax.stop_gradient(jnp.asarray(rois))
     edges = lax.round(rois[:, 1:] * spatial_scale, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int64)
 
     def inside(start, end, bins, extent):
@@ -215,7 +211,7 @@ def corners(boxes, center_point_box):
     first, second = boxes[..., :2], boxes[..., 2:]
     if center_point_box:
         return first - second / 2, first + second / 2
-    return xp(boxes).minimum(first, second), xp(boxes).maximum(first, second)
+    return xp.minimum(first, second), xp.maximum(first, second)
 
 
 @op("NonMaxSuppression", since=10, limits="its output's shape depends on data; not differentiable")
