@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# What Python compiles lies there too, so that a run leaves nothing in the working tree.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
 .PHONY: help demo test test-long lint docs notebooks clean
 
@@ -17,7 +19,8 @@ demo: $(VENV)/.demo
 	$(BIN)/python -m onnx2jax.demo
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --timeout 600 --timeout-method thread
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal --durations 20 \
+		--timeout 600 --timeout-method thread
 
 test-long: $(VENV)/.test
 	$(BIN)/python -m pytest -m long

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import pytest
+
+from tests.support.helpers import ROOT
 
 # Eight virtual devices of the CPU, for tests of sharding (``helpers.mesh``). What says nothing about devices runs on
 # the first of them as it would on the only one. Here, because it has to be set before JAX first runs anything.
 if jax.config.jax_num_cpu_devices != 8:
     jax.config.update("jax_num_cpu_devices", 8)
+
+# In the environment like the other caches, not in the working tree.
+os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".venv" / ".hypothesis"))
+
+PROGRAMS = 200
+"""Compiled programs that a process keeps at most: each takes a megabyte or more."""
+_compiled = 0
+
+
+def _count(event: str, _seconds: float, **_: Any) -> None:
+    global _compiled
+    _compiled += event.endswith("backend_compile_duration")
+
+
+jax.monitoring.register_event_duration_secs_listener(_count)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish() -> None:
+    """Between two tests, drop what JAX has compiled."""
+    global _compiled
+    if _compiled > PROGRAMS:
+        jax.clear_caches()
+        gc.collect()
+        _compiled = 0
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -33,7 +33,8 @@ def execute(path: Path) -> Any:
         spec = {"argv": command, "display_name": "this", "language": "python", "env": {"PYTHONPATH": str(ROOT)}}
         (kernel / "kernel.json").write_text(json.dumps(spec))
         specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
-        manager = AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs, transport="ipc")
+        sockets = str(kernel / "ipc")  # where else they would lie in the working tree
+        manager = AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs, transport="ipc", ip=sockets)
         client = NotebookClient(notebook, km=manager, timeout=300, record_timing=False, coalesce_streams=True)
         client.owns_km = True  # so that it ends the kernel and closes its sockets
         client.execute()
