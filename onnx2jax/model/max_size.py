@@ -39,10 +39,10 @@ def check_counts(results: Sequence[Any], sizes: Mapping[str, int]) -> None:
     if is_traced(results):
         return
     for (name, size), count in zip(sizes.items(), results[len(results) - len(sizes) :], strict=True):
-        if int(count) > size:
+        if (most := int(np.max(count, initial=0))) > size:  # one for each sample where the model is rebatched
             raise InputShapeError(
-                f"node {name!r} has {int(count)} results, more than its max_size ({size}): "
-                f"convert(..., max_size={{{name!r}: {int(count)}}})"
+                f"node {name!r} has {most} results, more than its max_size ({size}): "
+                f"convert(..., max_size={{{name!r}: {most}}})"
             )
 
 
