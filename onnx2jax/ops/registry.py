@@ -77,7 +77,8 @@ class Operator:
 
     def __reduce__(self) -> Any:
         """Pickled by name: who reads it has to have registered the same."""
-        if any(v is self for v in _OPERATORS.get((self.domain, self.name), ())):
+        same = resolve(self.domain, self.name, self.since)
+        if same is not None and (same.since, same.function) == (self.since, self.function):
             return _registered, (self.domain, self.name, self.since)
         return Operator, tuple(getattr(self, f.name) for f in fields(self))
 
@@ -191,13 +192,13 @@ def supported() -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _registered(domain: str, name: str, since: int) -> Operator:
-    for operator in _OPERATORS.get((domain, name), ()):
-        if operator.since == since:
-            return operator
-    raise ValueError(
-        f"the pickled model uses {domain or 'ai.onnx'}.{name} since opset {since}, which is not registered here: "
-        "register it with onnx2jax.op before loading the model"
-    )
+    operator = resolve(domain, name, since)
+    if operator is None or operator.since != since:
+        raise ValueError(
+            f"the pickled model uses {domain or 'ai.onnx'}.{name} since opset {since}, which is not registered here: "
+            "register it with onnx2jax.op before loading the model"
+        )
+    return operator
 
 
 def _add(operator: Operator, replace: bool, traits: Traits) -> None:

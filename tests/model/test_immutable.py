@@ -16,6 +16,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import ExternalDataError, RandomKeyError
+from onnx2jax.ops import registry
 from tests.support.models import mlp, model, value
 
 X = np.ones((2, 4), np.float32)
@@ -200,3 +201,16 @@ def test_a_model_shows_what_it_takes_and_gives() -> None:
     ]
     shown = repr(onnx2jax.convert(mlp()).params).splitlines()
     assert shown[:2] == ["Params of 4 arrays", "  w1: float32[4, 8]"]
+
+
+def test_a_pickled_operator_of_a_user_is_looked_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_OPERATORS", {**registry._OPERATORS})
+    onnx2jax.op("Twice", domain="com.example")(lambda x: x * 2)
+    nodes = [helper.make_node("Twice", ["x"], ["y"], domain="com.example")]
+    proto = model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])], {})
+    proto.opset_import.add(domain="com.example", version=1)
+    data = pickle.dumps(onnx2jax.convert(proto))
+    np.testing.assert_array_equal(pickle.loads(data)(np.ones(2, np.float32)), [2, 2])
+    del registry._OPERATORS["com.example", "Twice"]
+    with pytest.raises(ValueError, match=r"com\.example\.Twice since opset 1.*register it with onnx2jax\.op"):
+        pickle.loads(data)
