@@ -99,8 +99,12 @@ def opened(source: Any, reading: Reading) -> tuple[OnnxFile, Any, ExternalFiles]
     """A source as a file, its message, and the files beside it.
 
     Raises:
-        TypeError: keywords of ``read`` beside what was read already.
+        TypeError: unknown keywords, or keywords of ``read`` beside what was read already.
     """
+    if unknown := sorted(reading.keys() - Reading.__annotations__.keys()):
+        raise TypeError(
+            f"there is no keyword {', '.join(unknown)}; a file is read with {list(Reading.__annotations__)}"
+        )
     if not isinstance(source, OnnxFile):
         file = OnnxFile(source, **reading)
         return file, *file.open(last=True)
