@@ -5,6 +5,7 @@ python -m docs.make_operators
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ import onnx2jax
 from onnx2jax.ir import binding
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import PADDED, Operator
-from tests.ops.test_gradients import TABLE
+from tests.ops.test_branches import folds, without_a_case
+from tests.ops.test_gradients import TABLE, WITHOUT, gradient_rows
 from tests.tables.folding import CASES
-from tests.tables.opsets import HOST_ONLY, TYPES_LEFT_OUT
+from tests.tables.operators import HOST_ONLY, TYPES_LEFT_OUT
 
 PAGE = Path(__file__).with_name("operators.md")
 Schema = onnx.defs.OpSchema
@@ -45,11 +47,13 @@ ALSO_CHECKED = {
 """Operators outside the table of tests/ops/test_gradients.py whose gradient another file tests."""
 
 _FLAT = frozenset(
-    (
-        *("Ceil", "Floor", "Round", "Sign", "BitCast", "EyeLike", "Bernoulli", "RandomNormalLike", "RandomUniformLike"),
-        *("QuantizeLinear", "DynamicQuantizeLinear", "MulInteger", "Binarizer", "LabelEncoder", "OneHotEncoder"),
-        *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
-    )
+    {
+        *(("", n) for n in ("Ceil", "Floor", "Round", "Sign", "BitCast", "EyeLike")),
+        *(("", n) for n in ("Bernoulli", "RandomNormalLike", "RandomUniformLike")),
+        *((d, n) for d in ("", "com.microsoft") for n in ("QuantizeLinear", "DynamicQuantizeLinear", "MulInteger")),
+        *(("ai.onnx.ml", n) for n in ("Binarizer", "LabelEncoder", "OneHotEncoder", "TreeEnsemble")),
+        *(("ai.onnx.ml", n) for n in ("TreeEnsembleClassifier", "TreeEnsembleRegressor")),
+    }
 )
 """Operators whose floating results do not move with their inputs."""
 
@@ -76,8 +80,8 @@ What `onnx2jax` serves, from the registrations themselves, ONNX's schemas ({onnx
 
 _MICROSOFT_TYPES = """\
 
-ONNX defines no schema for this domain. The tests run float32, int8 and uint8; 16-bit floats are computed in float32 and
-rounded at the end, as in the other domains, but no test compares them one by one.
+ONNX defines no schema for this domain. `tests/ops/test_microsoft_types.py` runs the operators in each type that
+onnxruntime's allow.
 """
 
 
@@ -135,9 +139,9 @@ def _runs(operator: Operator, folds: bool) -> str:
 
 def _gradient(operator: Operator, schema: Schema | None) -> str:
     key = operator.domain, operator.name
-    if (not operator.domain and operator.name in {name for name, *_ in TABLE}) or key in ALSO_CHECKED:
+    if key in checked():
         return "checked"
-    if _runs(operator, folds=False) == "host" or operator.name in _FLAT or operator.name.startswith("QLinear"):
+    if _runs(operator, folds=False) == "host" or key in _FLAT or operator.name.startswith("QLinear"):
         return "none"
     if schema is not None:
         used = [list(f.items()) for f in (allowed(schema, list(s)) for s in (schema.inputs, schema.outputs))]
@@ -160,9 +164,17 @@ def _cells(domain: str, name: str, since: tuple[int, ...], schemas: list[Schema]
     yield newest.limits
 
 
+@functools.cache
+def checked() -> frozenset[tuple[str, str]]:
+    """The operators whose gradient a test compares with differences."""
+    from_rows = {row.key for row in gradient_rows()} - WITHOUT.keys() - _FLAT
+    return frozenset({*ALSO_CHECKED, *(("", name) for name, *_ in TABLE), *from_rows})
+
+
+@functools.cache
 def folding() -> frozenset[tuple[str, str]]:
     """The operators that give NumPy for NumPy, which tests/ops/test_branches.py tries one by one."""
-    return frozenset(CASES)
+    return frozenset(CASES) | {row.key for row in without_a_case() if folds(row)}
 
 
 def own() -> dict[str, dict[str, tuple[int, ...]]]:

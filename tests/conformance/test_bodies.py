@@ -23,7 +23,7 @@ from onnx2jax.runtime.evaluate import Context, evaluate
 from onnx2jax.runtime.values import to_host
 from tests.support.cases import rule
 from tests.support.official import assert_same, cases
-from tests.tables.opsets import NEWEST, Row, rows
+from tests.tables.operators import NEWEST, Row, rows
 
 
 def bodies() -> list[tuple[defs.OpSchema, int]]:

@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.data import demo_samples
+from onnx2jax.ops import registry
+from tests.ops import test_branches, test_gradients, test_opset_matrix
 from tests.support.helpers import ROOT
 
 
@@ -22,6 +26,11 @@ def run_examples(name: str) -> dict[str, Any]:
     for block in blocks:
         exec(compile(block, name, "exec"), names)
     return names
+
+
+def run_contributing() -> dict[str, Any]:
+    registry._OPERATORS.pop(("com.example", "SoftClip"), None)
+    return run_examples("CONTRIBUTING.md")
 
 
 def test_readme(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +65,20 @@ def test_errors_of_the_readme() -> None:
     assert f"\n{refused.value}\n" in page
 
 
+@settings(max_examples=1, database=None, deadline=None, phases=[Phase.generate])
+@given(data=st.data())
+def test_the_row_of_contributing(data: st.DataObject) -> None:
+    """What CONTRIBUTING promises of one row: the operator of the page goes through the tests that rows are for."""
+    row = run_contributing()["soft_clip_row"]
+    with pytest.MonkeyPatch.context() as patch:
+        test_opset_matrix.test_both_branches_agree_with_onnxruntime(row, patch)
+    assert test_branches.folds(row)
+    test_branches.check_row(row, data.draw)
+    assert test_gradients.check_row(row)
+
+
 def test_the_operator_of_contributing() -> None:
-    run_examples("CONTRIBUTING.md")
+    run_contributing()
     inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in ("x", "limit")]
     node = helper.make_node("SoftClip", ["x", "limit"], ["y"], domain="com.example", alpha=0.5)
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])])

@@ -17,7 +17,7 @@ from onnx2jax.ops.registry import Operator
 from onnx2jax.runtime.values import to_host
 from tests.support.helpers import run_op
 from tests.support.official import assert_same
-from tests.tables.opsets import UNCOVERED, Row, rows
+from tests.tables.operators import UNCOVERED, Row, rows
 
 IR_VERSION = 10
 

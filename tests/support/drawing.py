@@ -136,6 +136,17 @@ def dtype_of(draw: Draw, types: list[np.dtype]) -> np.dtype:
     return draw(st.sampled_from([d for d in types if is_float(d) == draw.floats] or types))
 
 
+def like(inputs: Sequence[Any], free: Sequence[bool]) -> Case:
+    """Other numbers in the place of the floating ones that are free, all of one type; the others stay as they are."""
+
+    def case(draw: Draw, types: list[np.dtype]) -> Any:
+        dtype = dtype_of(draw, [d for d in types if is_float(d)] or FLOATS)
+        chosen = [f and x is not None and x.dtype.kind == "f" for f, x in zip(free, inputs, strict=True)]
+        return [values(draw, dtype, x.shape) if c else x for c, x in zip(chosen, inputs, strict=True)], {}
+
+    return case
+
+
 @functools.cache
 def types_of(domain: str, name: str) -> list[np.dtype]:
     """What the newest schema allows for the first input, less what no compiled function takes; floats without one."""
@@ -149,4 +160,4 @@ def types_of(domain: str, name: str) -> list[np.dtype]:
     names = {"float": "FLOAT", "double": "DOUBLE"}
     rows = {row.name: row.dtype for row in ELEMENT_TYPES.values()}
     found = [rows[names.get(a, a.upper())] for a in sorted(allowed) if names.get(a, a.upper()) in rows]
-    return [d for d in found if d != object and not d.name.startswith("float6")]
+    return [d for d in found if d != object and not d.name.startswith("float6_")]

@@ -1,4 +1,10 @@
-"""Small inputs for the operator x opset matrix."""
+"""The table of operators: small inputs for each, from which its tests are made.
+
+One row runs at every opset that changes the schema, known and traced, against onnxruntime (test_opset_matrix.py), in
+every element type (test_element_types.py), in both branches on operands drawn like the row's (test_branches.py), and
+its gradient against differences (test_gradients.py); docs/operators.md reads it. What needs operands of another kind
+there has an entry of its own in folding.py, or in the TABLE of test_gradients.py, which then counts instead.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import onnx
+
+import onnx2jax
 
 NEWEST = 27
 """The newest opset that onnxruntime knows."""
@@ -30,11 +38,16 @@ class Row:
     """What the specification says, where onnxruntime computes something else or nothing."""
 
     def opsets(self) -> list[int]:
-        """Each opset that changes the schema in that range, the first and the last."""
+        """Each opset that changes the schema in that range, the first and the last; without a schema, the meaning."""
         versions = {s.since_version for s in onnx.defs.get_all_schemas_with_history() if self._is(s)}
+        versions = versions or set(onnx2jax.supported()[self.domain][self.name])
         first = max(self.since, min(versions))
         ends = {first} if self.domain else {first, self.until}
         return sorted({v for v in versions if first <= v <= self.until} | ends)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.domain, self.name
 
     def _is(self, schema: onnx.defs.OpSchema) -> bool:
         return (schema.domain, schema.name) == (self.domain, self.name)
@@ -498,6 +511,8 @@ def others() -> Iterator[Row]:
     yield row("LayerNormalization", x, f(4, 5), axis=-2, epsilon=0.1)
     yield row("GroupNormalization", f(2, 4, 3), f(4), f(4, seed=1), num_groups=2, since=21)
     yield row("RMSNormalization", x, f(5))
+    yield row("SimplifiedLayerNormalization", x, f(5), epsilon=0.1)
+    yield row("SimplifiedLayerNormalization", x, f(5), outputs=2)
     scale, zero = scalar(0.1), scalar(3, np.uint8)
     yield row("QuantizeLinear", f(3, 4) * 20, scale, zero)
     yield row("QuantizeLinear", np.array([0.05, 0.15, 0.25, -0.05], np.float32), scale, scalar(0, np.int8))
