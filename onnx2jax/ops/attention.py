@@ -175,6 +175,8 @@ def linear_attention(
     for name, given, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
         if (given is not None) != wanted:
             raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
     if not query.ndim == key.ndim == value.ndim == 3:
         raise ValueError(f"query, key and value must have rank 3 ({query.ndim}, {key.ndim}, {value.ndim})")
     group, wide = _group(q_num_heads, kv_num_heads), accumulator(query.dtype)
