@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import math
-from functools import wraps
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, axis_of, is_known, xp
+from .arrays import argmax, axis_of, is_known, wide, xp
 from .cast import cast_to, is_float
 from .elementwise import WITHDRAWN, clip, erf, limited_broadcast
 from .registry import op, taking
 
 
-def in_float32(function):
-    """Compute on float16 and bfloat16 in float32 and round once, at the end; let NumPy be silent about infinities."""
-
-    @wraps(function)
-    def widened(X, *inputs, **attributes):
-        with np.errstate(all="ignore"):
-            if not is_float(X.dtype) or X.dtype.itemsize >= 4:
-                result = function(X, *inputs, **attributes)
-                if result.dtype != X.dtype:
-                    raise TypeError(f"the input ({X.dtype}) must have a floating type; Cast it first")
-                return result
-            wide = (v.astype(np.float32) for v in (X, *inputs))
-            return function(*wide, **attributes).astype(X.dtype)
-
-    return widened
-
-
 def _below(x):
     """min(x, 0): the argument of an exp that overflows in the other branch would poison gradients."""
-    return xp(x).minimum(x, 0)
+    return xp.minimum(x, 0)
 
 
 @op("Relu")
@@ -44,84 +26,75 @@ def relu(X):
     return np.maximum(X, X.dtype.type(0)) if is_known(X) else jax.nn.relu(X)
 
 
-@op("PRelu", since=7, broadcasts=True)
-@in_float32
+@op("PRelu", since=7, broadcasts=True, half="float32")
 def p_relu(X, slope):
     shape = lax.broadcast_shapes(X.shape, slope.shape)
     if shape != X.shape:
         raise ValueError(f"slope of shape {slope.shape} does not broadcast to X of shape {X.shape}")
-    return xp(X, slope).where(X < 0, slope * X, X)
+    return xp.where(X < 0, slope * X, X)
 
 
-@op("PRelu")
+@op("PRelu", half="float32")
 def p_relu_1(X, slope):
     """Until opset 6 a slope is one number, or one number a channel (axis 1)."""
     return p_relu(X, limited_broadcast(X, slope, 1 if slope.ndim == 1 else None, broadcast=1))
 
 
-@in_float32
 def sigmoid(X):
     return 1 / (1 + np.exp(-X)) if is_known(X) else lax.logistic(X)
 
 
-@in_float32
 def leaky_relu(X, *, alpha=0.009999999776482582):
-    return xp(X).where(X < 0, alpha * X, X)
+    return xp.where(X < 0, alpha * X, X)
 
 
-@in_float32
 def hard_sigmoid(X, *, alpha=0.20000000298023224, beta=0.5):
     return clip(alpha * X + beta, *np.array([0, 1], X.dtype))
 
 
-@in_float32
 def softplus(X):
-    return xp(X).logaddexp(X, 0)
+    return xp.logaddexp(X, 0)
 
 
-@in_float32
 def swish(X, *, alpha=1.0):
     return X * sigmoid(alpha * X)
 
 
-@in_float32
 def selu(X, *, alpha=1.6732631921768188, gamma=1.0507010221481323):
-    return gamma * xp(X).where(X <= 0, alpha * xp(X).expm1(_below(X)), X)
+    return gamma * xp.where(X <= 0, alpha * xp.expm1(_below(X)), X)
 
 
-ACTIVATIONS = {  # (name, since): function
+ACTIVATIONS: dict[tuple[str, int], Any] = {  # (name, since): function
     ("Sigmoid", 1): sigmoid,
     ("LeakyRelu", 1): leaky_relu,
-    ("ThresholdedRelu", 1): lambda X, *, alpha=1.0: xp(X).where(alpha < X, X, 0),
-    ("Elu", 1): lambda X, *, alpha=1.0: xp(X).where(X < 0, alpha * xp(X).expm1(_below(X)), X),
-    ("Celu", 12): lambda X, *, alpha=1.0: xp(X).where(X < 0, alpha * xp(X).expm1(_below(X) / alpha), X),
+    ("ThresholdedRelu", 1): lambda X, *, alpha=1.0: xp.where(alpha < X, X, 0),
+    ("Elu", 1): lambda X, *, alpha=1.0: xp.where(X < 0, alpha * xp.expm1(_below(X)), X),
+    ("Celu", 12): lambda X, *, alpha=1.0: xp.where(X < 0, alpha * xp.expm1(_below(X) / alpha), X),
     ("Selu", 1): taking(alpha=1.673200011253357, gamma=1.0506999492645264)(selu),
     ("Selu", 6): selu,
     ("HardSigmoid", 1): hard_sigmoid,
     ("HardSwish", 14): lambda X: X * hard_sigmoid(X, alpha=1 / 6),
     ("Softplus", 1): softplus,
     ("Softsign", 1): lambda input: input / (1 + abs(input)),
-    ("Mish", 18): lambda X: X * xp(X).tanh(softplus(X)),
+    ("Mish", 18): lambda X: X * xp.tanh(softplus(X)),
     ("Swish", 24): swish,
 }
 for (_name, _since), _function in ACTIVATIONS.items():
-    op(_name, since=_since)(in_float32(_function))
+    op(_name, since=_since, half="float32")(_function)
 
 
 op("ScaledTanh", half="float32", limits=WITHDRAWN)(lambda input, *, alpha, beta: alpha * xp.tanh(beta * input))
 op("ParametricSoftplus", half="float32", limits=WITHDRAWN)(lambda X, *, alpha, beta: alpha * softplus(beta * X))
 
 
-@op("Gelu", since=20)
-@in_float32
+@op("Gelu", since=20, half="float32")
 def gelu(X, *, approximate: Literal["none", "tanh"] = "none"):
     if approximate == "none":
         return 0.5 * X * (1 + erf(X * math.sqrt(0.5)))
-    return 0.5 * X * (1 + xp(X).tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)))
+    return 0.5 * X * (1 + xp.tanh(math.sqrt(2 / math.pi) * (X + 0.044715 * X * X * X)))
 
 
-@op("SwiGLU", since=28)
-@in_float32
+@op("SwiGLU", since=28, half="float32")
 def swi_glu(A, B, *, alpha=1.0):
     if A.shape != B.shape:
         raise ValueError(f"the gate has shape {A.shape}, the value {B.shape}; SwiGLU does not broadcast")
@@ -132,21 +105,20 @@ def swi_glu(A, B, *, alpha=1.0):
 def shrink(input, *, bias=0.0, lambd=0.5):
     """Integers are shrunk as real numbers and truncated."""
     x = input.astype(np.promote_types(input.dtype, np.float32) if is_float(input.dtype) else np.float64)
-    return cast_to(xp(x).where(x < -lambd, x + bias, xp(x).where(x > lambd, x - bias, 0)), input.dtype)
+    return cast_to(xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, 0)), input.dtype)
 
 
 def softmax(x, *, axes, empty=False):
     """A float16 softmax has float16's precision in each step, as in ONNX's function and in Attention (where
     softmax_precision asks for more); but float32's range, which long rows need. bfloat16 would lose too much.
     Where rows may be ``empty``, those of nothing but -inf become zeros and not NaN."""
-    dtype, m = x.dtype, xp(x)
+    dtype = x.dtype
     step = _to_11_bits if dtype == np.float16 else lambda v: v
-    x = x.astype(np.float32) if dtype.itemsize < 4 else x
-    with np.errstate(all="ignore"):
-        peak = _peak(x, axes)
-        exponent = step(m.exp(step(x - (m.where(peak == -np.inf, 0, peak) if empty else peak))))
-        total = step(m.sum(exponent, axis=axes, keepdims=True))
-        return (exponent / (m.where(total == 0, 1, total) if empty else total)).astype(dtype)
+    x = wide(x)
+    peak = _peak(x, axes)
+    exponent = step(xp.exp(step(x - (xp.where(peak == -np.inf, 0, peak) if empty else peak))))
+    total = step(xp.sum(exponent, axis=axes, keepdims=True))
+    return (exponent / (xp.where(total == 0, 1, total) if empty else total)).astype(dtype)
 
 
 def _to_11_bits(x):
@@ -157,16 +129,14 @@ def _to_11_bits(x):
     return np.ldexp(np.rint(significand * np.float32(2**11)), exponent - 11)
 
 
-@in_float32
 def log_softmax(x, *, axes):
-    m = xp(x)
     shifted = x - _peak(x, axes)
-    return shifted - m.log(m.sum(m.exp(shifted), axis=axes, keepdims=True))
+    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axes, keepdims=True))
 
 
 def _peak(x, axes):
     """The maximum to subtract; it cancels out, so no gradient flows through it."""
-    peak = xp(x).max(x, axis=axes, keepdims=True, initial=-np.inf)
+    peak = xp.max(x, axis=axes, keepdims=True, initial=-np.inf)
     return peak if is_known(x) else lax.stop_gradient(peak)
 
 
@@ -175,7 +145,7 @@ def _hardmax(x, *, axes):
     if math.prod(x.shape[a] for a in axes) == 0:
         return x
     flat = x.reshape(*x.shape[: axes[0]], -1, *x.shape[axes[-1] + 1 :])
-    index = xp(x).expand_dims(argmax(flat, axes[0]), axes[0])
+    index = xp.expand_dims(argmax(flat, axes[0]), axes[0])
     count = np.arange(flat.shape[axes[0]]).reshape(-1, *(1,) * (flat.ndim - axes[0] - 1))
     return (index == count).astype(x.dtype).reshape(x.shape)
 
@@ -196,6 +166,9 @@ def _flattening(body):
     return along_rows
 
 
-for _name, _body in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}.items():
-    op(_name)(_flattening(_body))
-    op(_name, since=13)(_modern(_body))
+ALONG_AXES: dict[str, tuple[Any, Any]] = {  # softmax knows half precision by itself
+    "Softmax": (softmax, "itself"), "LogSoftmax": (log_softmax, "float32"), "Hardmax": (_hardmax, "itself"),
+}  # fmt: skip
+for _name, (_body, _half) in ALONG_AXES.items():
+    op(_name, half=_half)(_flattening(_body))
+    op(_name, since=13, half=_half)(_modern(_body))

@@ -75,10 +75,15 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def widened(*inputs: Any, **attributes: Any) -> Any:
         half = next((v.dtype for v in inputs if getattr(v, "dtype", None) in HALF), None)
-        if half is None:
-            return function(*inputs, **attributes)
-        results = function(*map(wide, inputs), **attributes)
-        return jax.tree.map(lambda r: r.astype(half) if r.dtype in (np.float32, np.float64) else r, results)
+
+        def fitting(result: Any) -> Any:
+            if result.dtype.kind != "f":
+                return result
+            if inputs[0].dtype.kind in "biu":  # NumPy would choose a type by itself
+                raise TypeError(f"the input ({inputs[0].dtype}) must have a floating type; Cast it first")
+            return result if half is None else result.astype(half)
+
+        return jax.tree.map(fitting, function(*map(wide, inputs), **attributes))
 
     return widened
 

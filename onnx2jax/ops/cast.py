@@ -38,9 +38,8 @@ def settled(value):
     """A host result as an array; a vector of dimensions that are plain integers again becomes int64."""
     if not isinstance(value, np.ndarray | np.generic):  # NumPy unwraps objects of rank 0
         value = np.array(value, object)
-    if value.dtype == object and value.size and all(isinstance(v, int) for v in value.flat):
-        return value.astype(np.int64)
-    return value
+    plain = value.dtype == object and value.size and all(isinstance(v, int) for v in value.flat)
+    return value.astype(np.int64) if plain else value
 
 
 def cast_to(x, dtype, *, saturate=1, round_mode="up"):
@@ -64,7 +63,7 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
         if dtype == float8_e8m0fnu:
             return _to_e8m0(x, saturate, round_mode)
         if saturate and dtype.name.startswith("float8_"):
-            x = xp(x).clip(x, float(finfo(dtype).min), float(finfo(dtype).max))
+            x = xp.clip(x, float(finfo(dtype).min), float(finfo(dtype).max))
         if is_integer(dtype) and is_float(x.dtype):
             return _truncated(x, dtype)
         return x.astype(dtype)
@@ -79,9 +78,9 @@ def _truncated(x, dtype):
     bound = 2.0 ** (np.iinfo(wide).bits - 1)
     if dtype == np.uint64:
         upper = x >= bound
-        low = _truncated(xp(x).where(upper, x - bound, x), np.dtype(np.int64)).astype(dtype)
+        low = _truncated(xp.where(upper, x - bound, x), np.dtype(np.int64)).astype(dtype)
         return low + upper.astype(dtype) * dtype.type(2**63)
-    return xp(x).where(abs(x) < bound, x, -bound).astype(wide).astype(dtype)
+    return xp.where(abs(x) < bound, x, -bound).astype(wide).astype(dtype)
 
 
 def _to_e8m0(x, saturate, round_mode):
@@ -89,14 +88,14 @@ def _to_e8m0(x, saturate, round_mode):
     if round_mode not in ("up", "down", "nearest"):
         raise ValueError(f"round_mode ({round_mode!r}) is 'up', 'down' or 'nearest'")
     x = x.astype(np.float32)
-    m, bits = xp(x), _bits(x, np.dtype(np.uint32))
+    bits = _bits(x, np.dtype(np.uint32))
     exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
     tiny = (exponent == 0) & (fraction < 0x400000)  # below 2^-127; the rest of the denormals have exponent 2^-127
-    fraction = m.where(exponent == 0, fraction << 1 & 0x7FFFFF, fraction)
+    fraction = xp.where(exponent == 0, fraction << 1 & 0x7FFFFF, fraction)
     exponent = exponent + (fraction >= {"up": 1, "nearest": 0x400000, "down": 0x800000}[round_mode]).astype(np.uint32)
-    exponent = m.minimum(exponent, np.uint32(0xFE if saturate else 0xFF))
-    exponent = m.where(tiny, np.uint32(0 if saturate else 0xFF), exponent)
-    exponent = m.where((x != x) | (x < 0), np.uint32(0xFF), exponent)
+    exponent = xp.minimum(exponent, np.uint32(0xFE if saturate else 0xFF))
+    exponent = xp.where(tiny, np.uint32(0 if saturate else 0xFF), exponent)
+    exponent = xp.where((x != x) | (x < 0), np.uint32(0xFF), exponent)
     return _bits(exponent.astype(np.uint8), np.dtype(float8_e8m0fnu))
 
 
@@ -162,8 +161,6 @@ def cast_like(input, target_type: Shaped, *, saturate=1, round_mode="up"):
 @op("BitCast", since=26, limits="no strings; types of unlike width are refused")
 def bit_cast(input, *, to):
     dtype = to_dtype(to)
-    if "O" in (input.dtype.kind, dtype.kind):
-        raise TypeError("BitCast takes and gives numbers; strings have no fixed width")
     widths = [next(row.bits for row in ELEMENT_TYPES.values() if row.dtype == d) for d in (input.dtype, dtype)]
     if widths[0] != widths[1]:
         raise ValueError(f"BitCast from {input.dtype} ({widths[0]} bits) to {dtype} ({widths[1]} bits): widths differ")

@@ -129,10 +129,10 @@ def _over(body, n, state, xs, directions, *, first=0, length=None):
         if length is not None:
             alive = i < length
             before = [*state, *(np.zeros((), v.dtype) for v in values[n:])]
-            values = [xp(alive, a, b).where(alive, a, b) for a, b in zip(values, before, strict=True)]
+            values = [xp.where(alive, a, b) for a, b in zip(values, before, strict=True)]
         return np.True_, values[:n], values[n:]
 
-    xs = tuple(xp(x).flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True))
+    xs = tuple(xp.flip(x, 0) if d else x for x, d in zip(xs, directions, strict=True))
     return iterate(step, state, body.outputs[n:], trips=shape_vector((extents[0],)), xs=xs)
 
 
@@ -146,12 +146,12 @@ def scan(
     state, xs = list(initial_state_and_scan_inputs[:n]), initial_state_and_scan_inputs[n:]
     axes = _flags(scan_input_axes, m, "scan_input_axes")
     directions = _flags(scan_input_directions, m, "scan_input_directions")
-    scanned = [xp(x).moveaxis(x, axis_of(a, x.ndim), 0) for x, a in zip(xs, axes, strict=True)]
+    scanned = [xp.moveaxis(x, axis_of(a, x.ndim), 0) for x, a in zip(xs, axes, strict=True)]
     state, outs = _over(body, n, state, scanned, directions)
     axes = _flags(scan_output_axes, len(outs), "scan_output_axes")
     directions = _flags(scan_output_directions, len(outs), "scan_output_directions")
-    outs = [xp(o).flip(o, 0) if d else o for o, d in zip(outs, directions, strict=True)]
-    outs = [xp(o).moveaxis(o, 0, axis_of(a, o.ndim)) for o, a in zip(outs, axes, strict=True)]
+    outs = [xp.flip(o, 0) if d else o for o, d in zip(outs, directions, strict=True)]
+    outs = [xp.moveaxis(o, 0, axis_of(a, o.ndim)) for o, a in zip(outs, axes, strict=True)]
     return (*state, *outs)
 
 
@@ -169,7 +169,7 @@ def scan_batches(sequence_lens=None, *initial_state_and_scan_inputs, body, num_s
         rows.append((*state, *outs))
     if not rows:
         raise ValueError("Scan-8 over an empty batch has no result to take shapes from")
-    return tuple(xp(*column).stack(column) for column in zip(*rows, strict=True))
+    return tuple(xp.stack(column) for column in zip(*rows, strict=True))
 
 
 @op("SequenceMap", since=17, unsharded=True, limits="unrolled: one copy of the body for each element")

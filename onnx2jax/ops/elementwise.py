@@ -34,8 +34,9 @@ def aligned(*values):
     ]
 
 
-def two_columns(numpy_function, jax_function):
-    """One meaning: computed by the first while all values are known, by the second otherwise."""
+def two_columns(numpy_function, jax_function, object_function=None):
+    """One meaning: computed by the first while all values are known, by the second otherwise; by the third where
+    there are objects, symbolic dimensions or text, to be treated by themselves."""
 
     def function(*values):
         types = {v.dtype for v in values if v.dtype != object}
@@ -43,23 +44,20 @@ def two_columns(numpy_function, jax_function):
             raise TypeError(f"the inputs have different element types ({', '.join(map(str, types))}); Cast them first")
         if not is_known(values):
             return jax_function(*aligned(*values))
-        with np.errstate(all="ignore"):
-            result = settled(numpy_function(*values))
-        if (
-            is_float(result.dtype) and not is_float(values[0].dtype) and values[0].dtype.kind != "c"
-        ):  # NumPy would choose a type by itself
-            raise TypeError(f"the input ({values[0].dtype}) must have a floating type; Cast it first")
+        objects = object_function is not None and any(v.dtype == object for v in values)
+        result = settled((object_function if objects else numpy_function)(*values))
+        if is_float(result.dtype) and not is_float(values[0].dtype) and values[0].dtype.kind != "c":
+            raise TypeError(f"the input ({values[0].dtype}) must have a floating type; Cast it first")  # as JAX demands
         return result
 
     return function
 
 
-def binary(name, numpy_function, jax_function, *, inputs=("A", "B"), since=7, **traits):
+def binary(name, *columns, since=7, **traits):
     """Register an operator with NumPy's broadcasting, and its form before opset 7, which aligned B by ``axis``."""
-    modern = two_columns(numpy_function, jax_function)
-    op(name, since=since, broadcasts=True, **traits)(taking(*inputs)(modern))
+    modern = op(name, since=since, broadcasts=True, **traits)(taking("A", "B")(two_columns(*columns)))
     if since == 7:
-        op(name)(with_limited_broadcast(modern, *inputs))
+        op(name)(with_limited_broadcast(modern, "A", "B"))
     return modern
 
 
@@ -139,12 +137,7 @@ def _on_dims(function):
     return np.frompyfunc(checked, 2, 1)
 
 
-_dims_quotient, _dims_remainder = _on_dims(operator.floordiv), _on_dims(operator.mod)
-
-
 def _quotient(a, b):
-    if object in (a.dtype, b.dtype):
-        return _dims_quotient(a, b)
     if not is_integer(a.dtype):
         return np.divide(a, b)
     floor = a // b
@@ -154,27 +147,25 @@ def _quotient(a, b):
 
 def _remainder(a, b):
     """The sign is the dividend's. By zero, integers give the dividend, as XLA does."""
-    if object in (a.dtype, b.dtype):
-        return _dims_remainder(a, b)
     return np.where(b == 0, a, np.fmod(a, b)) if is_integer(a.dtype) else np.fmod(a, b)
 
 
 binary("Add", np.add, lax.add)
 binary("Sub", np.subtract, lax.sub)
 binary("Mul", np.multiply, lax.mul)
-divide = binary("Div", _quotient, lax.div, limits=f"integers by zero give -1 (all bits set), as XLA has it; {_DIVISOR}")
-remainder = two_columns(_remainder, lax.rem)
+_DIVIDE_LIMITS = f"integers by zero give -1 (all bits set), as XLA has it; {_DIVISOR}"
+divide = binary("Div", _quotient, lax.div, _on_dims(operator.floordiv), limits=_DIVIDE_LIMITS)
+remainder = two_columns(_remainder, lax.rem, _on_dims(operator.mod))
 
 
 @op("Mod", since=10, broadcasts=True, limits=f"integers by zero give the dividend, as XLA has it; {_DIVISOR}")
 def mod(A, B, *, fmod=0):
     """fmod=1 rounds the quotient towards zero, fmod=0 down (then the result has the sign of B)."""
-    if object in (A.dtype, B.dtype) or fmod:
-        return remainder(A, B)
-    result, m = remainder(A, B), xp(A, B)
-    with np.errstate(all="ignore"):
-        result = m.where((result != 0) & ((result < 0) != (B < 0)), result + B, result)
-    return m.where(result == 0, m.copysign(result, B), result) if is_float(A.dtype) else result
+    result = remainder(A, B)
+    if fmod or object in (A.dtype, B.dtype):
+        return result
+    result = xp.where((result != 0) & ((result < 0) != (B < 0)), result + B, result)
+    return xp.where(result == 0, xp.copysign(result, B), result) if is_float(A.dtype) else result
 
 
 _POWERS = "integers to a negative power truncate; the derivative by Y is 0 where X < 0"
@@ -216,42 +207,27 @@ def _squarings(x, y):
     return lax.fori_loop(0, 63, step, (lax.full_like(x, 1), x))[0]
 
 
+_whole_pow = two_columns(np.power, _squarings)
+
+
 def _integer_pow(X, Y):
     """Exact, modulo the width; a negative exponent truncates 1 / x**-y."""
     if object in (X.dtype, Y.dtype):
         return settled(np.power(X, Y))
-    y, m = Y.astype(np.int64), xp(X, Y)
-    if is_known((X, Y)):
-        result = np.power(X, np.maximum(y, 0)).astype(X.dtype)
-    else:
-        x, y = aligned(X.astype(np.int64), y)
-        result = _squarings(x, lax.max(y, lax.full_like(y, 0))).astype(X.dtype)
-    odd = m.where(y & 1 == 1, X, X * X)
-    return m.where(y >= 0, result, m.where(abs(X) == 1, odd, m.zeros_like(X)))
+    y = Y.astype(np.int64)
+    result = _whole_pow(X.astype(np.int64), xp.maximum(y, 0)).astype(X.dtype)
+    odd = xp.where(y & 1 == 1, X, X * X)
+    return xp.where(y >= 0, result, xp.where(abs(X) == 1, odd, xp.zeros_like(X)))
 
 
-_largest_dims = np.frompyfunc(jax.core.max_dim, 2, 1)
-_smallest_dims = np.frompyfunc(jax.core.min_dim, 2, 1)
+def _variadic(*columns):
+    function = two_columns(*columns)
+    return lambda *data_0: reduce(function, data_0)
 
 
-def _maximum(a, b):
-    return _largest_dims(a, b) if object in (a.dtype, b.dtype) else np.maximum(a, b)
-
-
-def _minimum(a, b):
-    return _smallest_dims(a, b) if object in (a.dtype, b.dtype) else np.minimum(a, b)
-
-
-def _variadic(function):
-    def fold(*data_0):
-        return reduce(function, data_0)
-
-    return fold
-
-
-total = op("Sum", broadcasts=True)(_variadic(two_columns(np.add, lax.add)))
-op("Max", broadcasts=True)(_variadic(two_columns(_maximum, lax.max)))
-op("Min", broadcasts=True)(_variadic(two_columns(_minimum, lax.min)))
+total = op("Sum", broadcasts=True)(_variadic(np.add, lax.add))
+op("Max", broadcasts=True)(_variadic(np.maximum, lax.max, np.frompyfunc(jax.core.max_dim, 2, 1)))
+op("Min", broadcasts=True)(_variadic(np.minimum, lax.min, np.frompyfunc(jax.core.min_dim, 2, 1)))
 
 
 @op("Mean", broadcasts=True)
@@ -263,19 +239,10 @@ def mean(*data_0):
 @op("Clip", limits="an absent bound is the type's own extreme: infinity becomes finite there")
 def clip(input, min=None, max=None):
     """min(max, max(input, min)); a bound that is absent is the type's own, so that infinity becomes finite."""
-    info = jnp.finfo(input.dtype) if is_float(input.dtype) else jnp.iinfo(input.dtype)
-    low, high = (_bound(b, d, input.dtype) for b, d in ((min, info.min), (max, info.max)))
-    if is_known((input, low, high)):
-        return np.minimum(np.maximum(input, low), high)
-    return lax.clamp(low, input, high)
-
-
-def _bound(bound, default, dtype):
-    if bound is None:
-        return np.asarray(default, dtype)
-    if math.prod(bound.shape) != 1:
-        raise ValueError(f"the bounds of Clip are scalars (got shape {bound.shape}); use Min and Max for tensors")
-    return bound.reshape(()).astype(dtype)
+    dtype, info = input.dtype, (jnp.finfo if is_float(input.dtype) else jnp.iinfo)(input.dtype)
+    bounds = (min, info.min), (max, info.max)
+    low, high = (np.asarray(d, dtype) if b is None else b.reshape(()).astype(dtype) for b, d in bounds)
+    return np.minimum(np.maximum(input, low), high) if is_known((input, low, high)) else lax.clamp(low, input, high)
 
 
 _gauss = two_columns(_erf, lax.erf)
@@ -290,8 +257,7 @@ def erf(input):
 @op("IsInf", since=10)
 def is_inf(X, *, detect_negative=1, detect_positive=1):
     x = X.astype(np.float32) if X.dtype.itemsize == 1 else X
-    no = xp(x).zeros_like(x, bool)
-    return (x == np.inf if detect_positive else no) | (x == -np.inf if detect_negative else no)
+    return (x == np.inf) & bool(detect_positive) | (x == -np.inf) & bool(detect_negative)
 
 
 # Experimental operators of ONNX 1.0 to 1.4, which old converters (CoreML's above all) left in files.
@@ -304,10 +270,8 @@ op("Scale", limits=WITHDRAWN)(lambda input, *, scale=1.0: input * input.dtype.ty
 @op("ImageScaler", limits=WITHDRAWN)
 def image_scaler(input, *, bias=(), scale=1.0):
     """Images [N, C, H, W] times ``scale`` plus one ``bias`` a channel."""
-    if bias and len(bias) != input.shape[1]:
-        raise ValueError(f"bias has {len(bias)} values for {input.shape[1]} channels (shape {input.shape})")
     scaled = input * input.dtype.type(scale)
-    return scaled + np.asarray(bias, input.dtype).reshape(-1, 1, 1) if bias else scaled
+    return scaled + np.asarray(bias, input.dtype).reshape(input.shape[1], 1, 1) if bias else scaled
 
 
 @op("Crop", limits=WITHDRAWN)
@@ -332,49 +296,18 @@ def _same(a, b):
     return a == b or not (isinstance(a, str) or a < b or a > b)
 
 
-_same_objects = np.frompyfunc(_same, 2, 1)
-
-
-def _equal(a, b):
-    return np.asarray(_same_objects(a, b), bool) if object in (a.dtype, b.dtype) else np.equal(a, b)
-
-
 binary("And", np.logical_and, lax.bitwise_and)
-
-
 binary("Or", np.logical_or, lax.bitwise_or)
-
-
 binary("Xor", np.logical_xor, lax.bitwise_xor)
-
-
-binary("Equal", _equal, lax.eq)
-
-
+binary("Equal", np.equal, lax.eq, np.vectorize(_same, otypes=[bool]))
 binary("Greater", np.greater, lax.gt)
-
-
 binary("Less", np.less, lax.lt)
-
-
 binary("GreaterOrEqual", np.greater_equal, lax.ge, since=12)
-
-
 binary("LessOrEqual", np.less_equal, lax.le, since=12)
-
-
 binary("BitwiseAnd", np.bitwise_and, lax.bitwise_and, since=18)
-
-
 binary("BitwiseOr", np.bitwise_or, lax.bitwise_or, since=18)
-
-
 binary("BitwiseXor", np.bitwise_xor, lax.bitwise_xor, since=18)
-
-
 op("Not")(taking("X")(two_columns(np.logical_not, lax.bitwise_not)))
-
-
 op("BitwiseNot", since=18)(taking("X")(two_columns(np.invert, lax.bitwise_not)))
 
 
@@ -397,5 +330,4 @@ def where(condition, X, Y):
         condition = needs_known(condition, "X and Y are strings")
     if is_known((condition, X, Y)):
         return settled(np.where(condition, X, Y))
-    X, Y = aligned(X, Y)
-    return lax.select(*aligned(condition, X, Y))
+    return lax.select(*aligned(condition, *aligned(X, Y)))

@@ -23,12 +23,12 @@ _PRODUCT = f"{_WRITES}; reduction mul has a gradient only where the indices are 
 INT32_MAX = 2**31 - 1
 
 
-def _check(indices, extent, axis):
-    """Raise for known indices outside [-extent, extent)."""
+def _check(indices, extent, axis, least=None):
+    """Raise for known indices outside [-extent, extent), or [least, extent)."""
     if isinstance(extent, int) and isinstance(indices, np.ndarray) and indices.dtype != object and indices.size:
-        low, high = int(indices.min()), int(indices.max())
-        if low < -extent or high >= extent:
-            raise ValueError(f"indices ({low} to {high}) leave the range [{-extent}, {extent - 1}] of axis {axis}")
+        low, high, least = int(indices.min()), int(indices.max()), -extent if least is None else least
+        if low < least or high >= extent:
+            raise ValueError(f"indices ({low} to {high}) leave the range [{least}, {extent - 1}] of axis {axis}")
 
 
 def _mesh(shape):
@@ -44,8 +44,6 @@ def slice_(data, starts: Static, ends: Static, axes: Static = None, steps: Stati
     steps = (1,) * len(starts) if steps is None else dims(steps)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ValueError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} must have one length")
-    if 0 in steps:
-        raise ValueError(f"steps {steps} must not be 0")
     bounds = {a: _bounds(data.shape[a], *b) for a, *b in zip(axes, starts, ends, steps, strict=True)}
     plain = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
     if plain and not is_known(data):
@@ -194,9 +192,9 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
     places = start[:, None] + _mesh((update.shape[axis],))[0]
     places = places % extent if mode == "circular" else places
     _check(places, extent, axis)
-    cache, update = (xp(t).moveaxis(t, axis, 1) for t in (past_cache, update))
+    cache, update = (xp.moveaxis(t, axis, 1) for t in (past_cache, update))
     result = _put(cache, (_mesh((batch, 1))[0], places), update, "none")
-    return xp(result).moveaxis(result, 1, axis)
+    return xp.moveaxis(result, 1, axis)
 
 
 @op("Compress", since=9, limits="its output's shape depends on data: `condition` must be known")
@@ -215,31 +213,26 @@ def one_hot(indices, depth: Static, values, *, axis=-1, opset):
         raise ValueError(f"depth ({depth}) must not be negative")
     axis, indices = axis_of(axis, indices.ndim + 1), indices.astype(np.int64)
     if opset >= 11:
-        indices = xp(indices, depth).where(indices < 0, indices + depth, indices)
-    space = xp(indices, values, depth)
-    hit = space.expand_dims(indices, axis) == _mesh((depth, *[1] * (indices.ndim - axis)))[0]
-    return space.where(hit, values[1, ...], values[0, ...])  # `...` keeps a string in its array
+        indices = xp.where(indices < 0, indices + depth, indices)
+    hit = xp.expand_dims(indices, axis) == _mesh((depth, *[1] * (indices.ndim - axis)))[0]
+    return xp.where(hit, values[1, ...], values[0, ...])  # `...` keeps a string in its array
 
 
 @op("ReverseSequence", since=10)
 def reverse_sequence(input, sequence_lens, *, batch_axis=1, time_axis=0):
     if {batch_axis, time_axis} != {0, 1}:
         raise ValueError(f"batch_axis ({batch_axis}) and time_axis ({time_axis}) must be 0 and 1, or 1 and 0")
-    if isinstance(sequence_lens, np.ndarray) and sequence_lens.size and sequence_lens.min() < 0:
-        raise ValueError(f"sequence_lens {sequence_lens.tolist()} must not be negative")
-    _check(sequence_lens, input.shape[time_axis] + 1, time_axis)
+    _check(sequence_lens, input.shape[time_axis] + 1, time_axis, least=0)
     batch, time = _mesh((input.shape[batch_axis], input.shape[time_axis]))
     lens = sequence_lens[:, None]
-    time = xp(lens, time).where(time < lens, lens - 1 - time, time)
+    time = xp.where(time < lens, lens - 1 - time, time)
     return _take(input, (batch, time) if batch_axis == 0 else (time.T, batch.T))
 
 
 @op("Trilu", since=14)
 def trilu(input, k=None, *, upper=1):
-    if input.ndim < 2:
-        raise ValueError(f"input of shape {input.shape} must have at least two axes")
     rows, columns = _mesh(input.shape[-2:])
     k = 0 if k is None else k.reshape(())
     mask = columns - rows >= k if upper else columns - rows <= k
     zero = "" if is_string(input) else np.zeros((), input.dtype)
-    return xp(input, mask).where(mask, input, zero)
+    return xp.where(mask, input, zero)

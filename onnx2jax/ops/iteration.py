@@ -155,7 +155,7 @@ def _join(k, blocks):
     shapes = {v.shape[1:] for v in blocks}
     if len(shapes) > 1:
         raise ValueError(f"scan output {k} changes its shape from trip to trip ({sorted(shapes, key=str)})")
-    return xp(*blocks).concatenate(blocks)
+    return xp.concatenate(blocks)
 
 
 def _no_trips(step, state, declared, xs):

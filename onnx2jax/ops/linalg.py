@@ -42,8 +42,7 @@ def gemm_wide(A, B, C, alpha, beta, transA, transB):
     y = times(product(A.T if transA else A, B.T if transB else B, accumulator(A.dtype)), alpha)
     if C is None or beta == 0:
         return y
-    n = xp(y, C)
-    c = times(n.broadcast_to(wide(C), y.shape), beta)
+    c = times(xp.broadcast_to(wide(C), y.shape), beta)
     return y + c if y.dtype == c.dtype else y.astype(np.float64) + c.astype(np.float64)
 
 
@@ -61,19 +60,17 @@ def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
-@op("Einsum", since=12, product=True, limits="the result may not drop the dimensions of an ellipsis")
+@op("Einsum", since=12, product=True, half="float32", limits="the result may not drop the dimensions of an ellipsis")
 def einsum(*Inputs, equation):
     """Einstein's summation convention; without ``->`` the indices that appear once are kept, sorted."""
     equation = equation.replace(" ", "")
     terms, arrow, output = equation.partition("->")
     if arrow and "..." in terms and "..." not in output:
         raise ValueError(f"the equation {equation!r} drops the dimensions of its ellipsis; write '->...{output}'")
-    dtype = Inputs[0].dtype
-    n = xp(*Inputs)
-    return n.asarray(n.einsum(equation, *map(wide, Inputs))).astype(dtype)
+    return xp.einsum(equation, *Inputs)
 
 
-@op("Det", since=11)
+@op("Det", since=11, half="float32")
 def det(X):
     """The determinant of each matrix in a stack."""
-    return xp(X).asarray(xp(X).linalg.det(wide(X))).astype(X.dtype)
+    return xp.linalg.det(X)

@@ -25,17 +25,15 @@ def wide_dtype(*values):
 def _per_channel(vector, x):
     if x.ndim < 2:
         return vector
-    channels = x.shape[1]
-    if isinstance(channels, int) and vector.size != channels:
-        raise ValueError(f"one number is needed for each of {channels} channels, not {vector.shape}")
-    return vector.reshape(1, -1, *(1,) * (x.ndim - 2))
+    channels = x.shape[1] if isinstance(x.shape[1], int) else -1
+    return vector.reshape(1, channels, *(1,) * (x.ndim - 2))
 
 
 def standardize(x, axes, epsilon, center=True):
     """(normalized, mean, 1 / standard deviation), with the reduced axes kept; the mean stays if not centred."""
     mean = x.mean(axis=axes, keepdims=True) if center else None
     x = x - mean if center else x
-    inverse = 1 / xp(x).sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
+    inverse = 1 / xp.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
     return x * inverse, mean, inverse
 
 
@@ -49,7 +47,7 @@ def _batch_normalization(X, scale, B, mean, var, epsilon, momentum, training, sp
         axes = tuple(i for i in range(X.ndim) if i != 1 or X.ndim == 1) if spatial else (0,)
         now = x.mean(axis=axes, keepdims=True)
         spread = ((x - now) ** 2).mean(axis=axes, keepdims=True)
-    y = ((x - now) * (shape(scale) / xp(spread).sqrt(spread + epsilon)) + shape(B)).astype(X.dtype)
+    y = ((x - now) * (shape(scale) / xp.sqrt(spread + epsilon)) + shape(B)).astype(X.dtype)
     if not training:
         return y
     now, spread = now.reshape(mean.shape), spread.reshape(var.shape)
@@ -81,10 +79,10 @@ def batch_normalization(
     return y[:3] if training_mode else y
 
 
-@op("InstanceNormalization", unsharded=True)
+@op("InstanceNormalization", unsharded=True, half="float32")
 def instance_normalization(input, scale, B, *, epsilon=1e-5):
-    y, _, _ = standardize(wide(input), tuple(range(2, input.ndim)), epsilon)
-    return (y * _per_channel(wide(scale), input) + _per_channel(wide(B), input)).astype(input.dtype)
+    y, _, _ = standardize(input, tuple(range(2, input.ndim)), epsilon)
+    return y * _per_channel(scale, input) + _per_channel(B, input)
 
 
 def _from_axis(x, axis):
@@ -124,42 +122,39 @@ def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=
     return y * _per_channel(scale, X) + _per_channel(bias, X)
 
 
-@op("MeanVarianceNormalization", since=9)
+@op("MeanVarianceNormalization", since=9, half="float32")
 def mean_variance_normalization(X, *, axes=(0, 2, 3)):
     """(X - mean) / (standard deviation + 1e-9), the small number being that of ONNX's function body."""
-    axes, x = axes_of(axes, X.ndim), wide(X)
-    centred = x - x.mean(axis=axes, keepdims=True)
-    deviation = root((centred * centred).mean(axis=axes, keepdims=True))
-    return (centred / (deviation + 1e-9)).astype(X.dtype)
+    axes = axes_of(axes, X.ndim)
+    centred = X - X.mean(axis=axes, keepdims=True)
+    return centred / (root((centred * centred).mean(axis=axes, keepdims=True)) + 1e-9)
 
 
 def root(x, p=2):
     """The p-th root, whose gradient at zero is zero."""
-    np_, positive = xp(x), x != 0  # NaN stays NaN
-    safe = np_.where(positive, x, x.dtype.type(1))
-    return np_.where(positive, np_.sqrt(safe) if p == 2 else safe ** (1 / p), x.dtype.type(0))
+    safe = xp.where(x != 0, x, 1)  # NaN stays NaN
+    return xp.where(x != 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p), 0)
 
 
-@op("LpNormalization", unsharded=True)
+@op("LpNormalization", unsharded=True, half="float32")
 def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
     """x / ||x||, and zero where the norm is zero."""
-    x, axis = wide(input), axis_of(axis, input.ndim)
-    norm = abs(x).sum(axis, keepdims=True) if p == 1 else root((x * x).sum(axis, keepdims=True))
-    return (x / xp(x).where(norm == 0, x.dtype.type(1), norm)).astype(input.dtype)
+    norm = abs(input).sum(axis, keepdims=True) if p == 1 else root((input * input).sum(axis, keepdims=True))
+    return input / xp.where(norm == 0, 1, norm)
 
 
-@op("LRN")
+@op("LRN", half="float32")
 def lrn(X, *, alpha=1e-4, beta=0.75, bias=1.0, size):
-    x, rest = jnp.asarray(wide(X)), X.ndim - 2
+    x, rest = jnp.asarray(X), X.ndim - 2
     around, extent = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * rest], [1, size, *[1] * rest]
     squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, extent, [1] * x.ndim, around)
-    return (x / (bias + alpha / size * squares) ** beta).astype(X.dtype)
+    return x / (bias + alpha / size * squares) ** beta
 
 
 def _dropout(data, ratio, key, mask_dtype=np.bool_):
     """(output, mask): what is kept is scaled by 1 / (1 - ratio); without a key everything is kept."""
     if key is None:
-        return data, xp(data).ones(data.shape, mask_dtype)
+        return data, xp.ones_like(data, mask_dtype)
     keep = jax.random.uniform(key, data.shape, jnp.float32) >= jnp.asarray(ratio, jnp.float32)
     work = accumulator(data.dtype)
     scaled = jnp.asarray(data, work) / (1 - jnp.asarray(ratio).astype(work))
@@ -174,8 +169,6 @@ def dropout_1(data, *, is_test=0, ratio=0.5, rng):
 @op("Dropout", since=7)
 def dropout_7(data, *, ratio=0.5, opset):
     """Opsets 7 to 11 describe inference: nothing is dropped. The mask is boolean since 10."""
-    if not 0 <= ratio < 1:
-        raise ValueError(f"ratio ({ratio}) is outside [0, 1)")
     return _dropout(data, ratio, None, np.bool_ if opset >= 10 else data.dtype)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, argmax, dims, is_known, wide
+from .arrays import argmax, dims, is_known
 from .cast import is_float
 from .conv import MAX_TAPS, WINDOW, Window, count_blocks, taps, window_of
 from .norm import root
@@ -84,29 +84,28 @@ def _counts(extents, window, given, include_pad):
     return result
 
 
-@op("AveragePool", heavy=True, unsharded=True)
+@op("AveragePool", heavy=True, unsharded=True, half="float32")
 @taking(**POOL, ceil_mode=0, dilations=None)
 def average_pool(X, *, count_include_pad=0, **attributes):
     window, given = _pool_window(X, **attributes)
-    total = _pool(jnp.asarray(X, accumulator(X.dtype)), 0, lax.add, window)
+    total = _pool(jnp.asarray(X), 0, lax.add, window)
     counts = _counts(X.shape[2:], window, given, count_include_pad)
-    return (total / jnp.asarray(np.maximum(counts, 1), total.dtype)).astype(X.dtype)
+    return total / jnp.asarray(np.maximum(counts, 1), total.dtype)
 
 
 def _norm(X, p, total):
     """The p-norm by a function that sums: of a window, or of the whole image."""
-    x = abs(wide(X))
-    return root(total(x * x if p == 2 else x**p), p).astype(X.dtype)
+    return root(total(X * X if p == 2 else abs(X) ** p), p)
 
 
-@op("LpPool", since=2, heavy=True, unsharded=True)
+@op("LpPool", since=2, heavy=True, unsharded=True, half="float32")
 @taking(**POOL, ceil_mode=0, dilations=None)
 def lp_pool(X, *, p=2, **attributes):
     window, _ = _pool_window(X, **attributes)
     return _norm(X, p, lambda x: _pool(jnp.asarray(x), 0, lax.add, window))
 
 
-@op("LpPool")
+@op("LpPool", half="float32")
 @taking(**POOL | {"kernel_shape": None, "p": 2.0})
 def lp_pool_1(X, **attributes):
     return lp_pool(X, **attributes)
@@ -147,16 +146,15 @@ def _over_image(x):
     return tuple(range(2, x.ndim))
 
 
-@op("GlobalAveragePool", unsharded=True)
+@op("GlobalAveragePool", unsharded=True, half="float32")
 def global_average_pool(X):
     """The sum as a product, which XLA computes once. A plain sum it may fuse into several readers, each with roundings
     of its own, and a Softmax behind it then subtracts a maximum that is none (NaN at activations of 1e10)."""
-    x, axes = wide(X), _over_image(X)
-    if is_known(x):
-        return x.mean(axis=axes, keepdims=True).astype(X.dtype)
-    ones = jnp.ones(X.shape[2:], x.dtype)
-    mean = lax.dot_general(x, ones, ((axes, range(len(axes))), ((), ()))) / ones.sum()
-    return lax.expand_dims(mean, axes).astype(X.dtype)
+    axes = _over_image(X)
+    if is_known(X):
+        return X.mean(axis=axes, keepdims=True)
+    ones = jnp.ones(X.shape[2:], X.dtype)
+    return lax.expand_dims(lax.dot_general(X, ones, ((axes, range(len(axes))), ((), ()))) / ones.sum(), axes)
 
 
 @op("GlobalMaxPool", unsharded=True)
@@ -164,9 +162,9 @@ def global_max_pool(X):
     return X.max(axis=_over_image(X), keepdims=True)
 
 
-@op("GlobalLpPool", since=2, unsharded=True)
+@op("GlobalLpPool", since=2, unsharded=True, half="float32")
 def global_lp_pool(X, *, p=2):
     return _norm(X, p, lambda x: x.sum(axis=_over_image(x), keepdims=True))
 
 
-op("GlobalLpPool")(taking(p=2.0)(global_lp_pool))
+op("GlobalLpPool", half="float32")(taking(p=2.0)(global_lp_pool))

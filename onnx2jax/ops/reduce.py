@@ -62,20 +62,18 @@ def _mean(x, axes):
     if count == 0:
         raise ValueError(f"the mean of no elements is undefined for integers (axes {axes} of shape {x.shape})")
     count = total.dtype.type(count)
-    return (total - xp(total).fmod(total, count)) // count  # integers divide towards zero
+    return (total - xp.fmod(total, count)) // count  # integers divide towards zero
 
 
 def _log(x):
     """The slope at 0, which is not finite, is taken as 0, instead of one that ends in NaN."""
-    space = xp(x)
-    return space.where(x == 0, x.dtype.type(-np.inf), space.log(space.where(x == 0, x.dtype.type(1), x)))
+    return xp.where(x == 0, -np.inf, xp.log(xp.where(x == 0, 1, x)))
 
 
 def _log_sum_exp(x, axes):
     top = _max(x if is_known(x) else lax.stop_gradient(x), axes)
-    space = xp(top)
-    top = space.where(space.isfinite(top), top, x.dtype.type(0))
-    return _log(_sum(space.exp(x - top), axes)) + top
+    top = xp.where(xp.isfinite(top), top, 0)
+    return _log(_sum(xp.exp(x - top), axes)) + top
 
 
 REDUCTIONS = {  # name: (function of data and axes, whether integers are reduced in float64, limits)
@@ -97,65 +95,59 @@ def _reduction(body, in_float):
         given = axes is not None and np.size(axes)
         everything = () if noop_with_empty_axes else tuple(range(data.ndim))
         axes = tuple(sorted(axes_of(axes, data.ndim))) if given else everything
-        dtype = data.dtype
-        work = np.dtype(np.float64) if in_float and not is_float(dtype) else accumulator(dtype)
-        result = body(data.astype(work), axes).astype(dtype)
+        work = data.astype(np.float64) if in_float and not is_float(data.dtype) else data
+        result = body(work, axes).astype(data.dtype)
         return result if keepdims else reshaped(result, [n for i, n in enumerate(data.shape) if i not in axes])
 
     return reduction
 
 
 for _name, (_body, _in_float, _limits) in REDUCTIONS.items():
-    op(_name, limits=_limits)(_reduction(_body, _in_float))
+    op(_name, half="float32", limits=_limits)(_reduction(_body, _in_float))
 
 
 def _arg_extremum(*, least):
     def arg_extremum(data, *, axis=0, keepdims=1, select_last_index=0):
         axis = axis_of(axis, data.ndim)
-        if data.shape[axis] == 0:
-            raise ValueError(f"axis {axis} of shape {data.shape} is empty: it has no extreme element")
-        data = xp(data).flip(data, axis) if select_last_index else data
-        data = data.astype(accumulator(data.dtype)) if is_known(data) else data
-        index = xp(data).expand_dims(argmax(data, axis, least=least), axis)
+        data = xp.flip(data, axis) if select_last_index else data
+        index = xp.expand_dims(argmax(data, axis, least=least), axis)
         index = data.shape[axis] - 1 - index if select_last_index else index
         return index if keepdims else reshaped(index, data.shape[:axis] + data.shape[axis + 1 :])
 
     return arg_extremum
 
 
-op("ArgMax")(_arg_extremum(least=False))
-op("ArgMin")(_arg_extremum(least=True))
+op("ArgMax", half="float32")(_arg_extremum(least=False))
+op("ArgMin", half="float32")(_arg_extremum(least=True))
 
 
 def _cumulative(name, start):
     def cumulative(x, axis: Static, *, exclusive=0, reverse=0):
         axis = axis_of(np.ravel(axis)[0], x.ndim)
-        y = x.astype(accumulator(x.dtype))
-        if is_known(y):
-            y = np.flip(y, axis) if reverse else y
-            y = getattr(np, name)(y, axis, dtype=y.dtype)
+        if is_known(x):
+            y = getattr(np, name)(np.flip(x, axis) if reverse else x, axis, dtype=x.dtype)
             y = np.flip(y, axis) if reverse else y
         else:
-            y = getattr(lax, name)(y, axis, reverse=bool(reverse))
+            y = getattr(lax, name)(x, axis, reverse=bool(reverse))
         if exclusive and y.shape[axis]:  # one step later, beginning with the neutral element
             shift = np.eye(y.ndim, dtype=int)[axis]
             y = padded(y, *((-shift, shift) if reverse else (shift, -shift)), value=np.asarray(start, y.dtype))
-        return y.astype(x.dtype)
+        return y
 
     return cumulative
 
 
-op("CumSum", since=11)(_cumulative("cumsum", 0))
-op("CumProd", since=26)(_cumulative("cumprod", 1))
+op("CumSum", since=11, half="float32")(_cumulative("cumsum", 0))
+op("CumProd", since=26, half="float32")(_cumulative("cumprod", 1))
 
 
 def _rank_key(x, largest):
     """What orders elements with the first ones greatest: -0 equals 0, and NaN is above infinity."""
     if not is_float(x.dtype):
         return x if largest else ~x
-    space, x = xp(x), x if largest else -x
-    x = space.where(x == 0, x.dtype.type(0), x)
-    return space.where(x != x, x.dtype.type(np.nan if largest else -np.inf), x)
+    x = x if largest else -x
+    x = xp.where(x == 0, x.dtype.type(0), x)
+    return xp.where(x != x, x.dtype.type(np.nan if largest else -np.inf), x)
 
 
 @op("TopK", since=10, limits="sorted=0 sorts as well; NaN counts as greatest")
@@ -165,13 +157,13 @@ def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     axis, k = axis_of(axis, X.ndim), int(np.ravel(K)[0])
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
-    key = xp(X).moveaxis(_rank_key(X, largest), axis, -1)
+    key = xp.moveaxis(_rank_key(X, largest), axis, -1)
     if is_known(X):
         key = np.flip(key.astype(accumulator(X.dtype)), -1)  # a stable ascending sort, read from its end
         indices = (X.shape[axis] - 1 - np.flip(np.argsort(key, -1, kind="stable"), -1))[..., :k]
     else:
         indices = lax.top_k(lax.stop_gradient(key), k)[1].astype(np.int64)
-    indices = xp(indices).moveaxis(indices, -1, axis)
+    indices = xp.moveaxis(indices, -1, axis)
     return gather_elements(X, indices, axis=axis), indices
 
 

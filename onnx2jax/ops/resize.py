@@ -48,14 +48,14 @@ _NEAREST = {
 
 def hat(distance):
     """The weight of a neighbour in linear interpolation."""
-    return xp(distance).maximum(1 - abs(distance), 0)
+    return xp.maximum(1 - abs(distance), 0)
 
 
 def cubic(distance, a=-0.75):
     """The weight of a neighbour in cubic interpolation."""
     d = abs(distance)
     near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return xp(d).where(d <= 1, near, xp(d).where(d < 2, far, 0))
+    return xp.where(d <= 1, near, xp.where(d < 2, far, 0))
 
 
 def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
@@ -140,14 +140,14 @@ def resize(
             beyond = beyond | ((at < 0) | (at > n - 1)).reshape(-1, *(1,) * (X.ndim - 1 - axis))
         if mode == "nearest":
             chosen = np.clip(_NEAREST[nearest_mode](at, scale), 0, n - 1)
-            y = xp(y).take(y, chosen.astype(np.int64), axis=axis)
+            y = xp.take(y, chosen.astype(np.int64), axis=axis)
         else:
             at = np.clip(at, 0, n - 1) if mode == "linear" and not antialias else at
             y = _interpolate(y, axis, *_neighbours(mode, at, n, scale, cubic_coeff_a, exclude_outside, antialias))
     if y.dtype != dtype and dtype.kind in "iu":
         y = jnp.clip(jnp.round(y) if antialias else jnp.trunc(y), np.iinfo(dtype).min, np.iinfo(dtype).max)
     y = y.astype(dtype)
-    return xp(y).where(beyond, np.array(extrapolation_value).astype(dtype), y) if beyond.any() else y
+    return xp.where(beyond, np.array(extrapolation_value).astype(dtype), y) if beyond.any() else y
 
 
 @op("Resize", since=10)

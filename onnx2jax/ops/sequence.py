@@ -66,18 +66,13 @@ def sequence_insert(input_sequence, tensor, position: Static = None):
 @op("SequenceErase", since=11, unsharded=True)
 def sequence_erase(input_sequence, position: Static = None):
     n = len(input_sequence)
-    if not n:
-        raise ValueError("there is nothing to erase in an empty sequence")
     at = _position(position, n - 1, -n, n - 1) % n
     return [*input_sequence[:at], *input_sequence[at + 1 :]]
 
 
 @op("ConcatFromSequence", since=11, unsharded=True)
 def concat_from_sequence(input_sequence, *, axis, new_axis=0):
-    if not input_sequence:
-        raise ValueError("an empty sequence cannot be concatenated: its result has no shape")
-    np_ = xp(*input_sequence)
-    return (np_.stack if new_axis else np_.concatenate)(input_sequence, axis=axis)
+    return (xp.stack if new_axis else xp.concatenate)(input_sequence, axis=axis)
 
 
 @op("SplitToSequence", since=11, unsharded=True)
@@ -93,7 +88,7 @@ def split_to_sequence(input, split: Static = None, *, axis=0, keepdims=1):
         if min(sizes, default=0) < 0 or sum(sizes) != extent:
             raise ValueError(f"split {sizes} does not add up to the extent {extent} of axis {axis}")
         ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    *pieces, _ = xp(input).split(input, ends, axis)  # nothing lies behind the last end
+    *pieces, _ = xp.split(input, ends, axis)  # nothing lies behind the last end
     return [p.squeeze(axis) for p in pieces] if split is None and not keepdims else pieces
 
 

@@ -14,11 +14,6 @@ from .arrays import axes_of, axis_of, dims, is_known, is_string, shape_vector, x
 from .registry import Shaped, Static, op, taking
 
 
-def _space(data, shape=()):
-    """NumPy when the data are known and the extents are plain; symbolic extents need JAX."""
-    return np if is_known(data) and all(isinstance(d, int) for d in shape) else jnp
-
-
 def reshaped(data, shape):
     """The data in another shape, every extent given."""
     return np.reshape(data, shape) if is_known(data) else lax.reshape(data, shape)
@@ -65,18 +60,14 @@ def reshape(data, shape: Static, *, allowzero=0):
 
 @op("Flatten")
 def flatten(input, *, axis=1):
-    if not -input.ndim <= axis <= input.ndim:
-        raise ValueError(f"axis {axis} is outside [-{input.ndim}, {input.ndim}] for a tensor of rank {input.ndim}")
-    axis = axis + input.ndim if axis < 0 else axis
+    axis = axis if axis == input.ndim else axis_of(axis, input.ndim)
     return reshaped(input, (math.prod(input.shape[:axis]), math.prod(input.shape[axis:])))
 
 
 @op("Squeeze")
 def squeeze(data, axes: Static = None):
     drop = [i for i, d in enumerate(data.shape) if d == 1] if axes is None else axes_of(axes, data.ndim)
-    if any(data.shape[i] != 1 for i in drop):
-        raise ValueError(f"axes {tuple(drop)} of shape {data.shape} cannot be squeezed: every one must have extent 1")
-    return reshaped(data, tuple(d for i, d in enumerate(data.shape) if i not in drop))
+    return np.squeeze(data, tuple(drop)) if is_known(data) else lax.squeeze(data, drop)
 
 
 @op("Unsqueeze")
@@ -95,7 +86,7 @@ def transpose(data, *, perm=None):
 @op("Expand")
 def expand(input, shape: Static):
     target = lax.broadcast_shapes(input.shape, dims(shape))  # both ways: a 1 in `shape` keeps the input's extent
-    return _space(input, target).broadcast_to(input, target)
+    return xp.broadcast_to(input, target)
 
 
 @op("Tile", since=6)
@@ -103,7 +94,7 @@ def tile(input, repeats: Static):
     repeats = dims(repeats)
     if len(repeats) != input.ndim:
         raise ValueError(f"repeats {repeats} must have one entry for each of the input's {input.ndim} axes")
-    return _space(input, repeats).tile(input, repeats)
+    return xp.tile(input, repeats)
 
 
 @op("Tile")
@@ -149,22 +140,10 @@ def _blocks(input, mode, shapes, perms, output):
     return reshaped(transpose(reshaped(input, shapes[mode]), perm=perms[mode]), output)
 
 
-def _nchw(input):
-    if input.ndim != 4:
-        raise ValueError(f"input of shape {input.shape} must have the four axes [N, C, H, W]")
-    return input.shape
-
-
-def _divided(extent, by, what):
-    if extent % by:
-        raise ValueError(f"the {what} ({extent}) must be a multiple of {by}")
-    return extent // by
-
-
 @op("DepthToSpace")
 def depth_to_space(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
-    n, c, h, w = _nchw(input)
-    b, depth = blocksize, _divided(c, blocksize**2, "depth")
+    n, c, h, w = input.shape
+    b, depth = blocksize, c // blocksize**2
     shapes = {"DCR": (n, b, b, depth, h, w), "CRD": (n, depth, b, b, h, w)}
     perms = {"DCR": (0, 3, 4, 1, 5, 2), "CRD": (0, 1, 4, 2, 5, 3)}
     return _blocks(input, mode, shapes, perms, (n, depth, h * b, w * b))
@@ -172,8 +151,8 @@ def depth_to_space(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
 
 @op("SpaceToDepth")
 def space_to_depth(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
-    n, c, h, w = _nchw(input)
-    b, h, w = blocksize, _divided(h, blocksize, "height"), _divided(w, blocksize, "width")
+    n, c, h, w = input.shape
+    b, h, w = blocksize, h // blocksize, w // blocksize
     shape = (n, c, h, b, w, b)
     perms = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
     return _blocks(input, mode, dict.fromkeys(perms, shape), perms, (n, c * b * b, h, w))
@@ -212,7 +191,7 @@ def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode: M
     data = padded(data, [min(d, 0) for d in low], [min(d, 0) for d in high])
     widths = [(max(a, 0), max(b, 0)) for a, b in zip(low, high, strict=True)]
     if is_known(data) or ELEMENT_TYPES[to_code(data.dtype)].bits >= 8:
-        return xp(data).pad(data, widths, mode=mode)
+        return xp.pad(data, widths, mode=mode)
     # XLA on CPU cannot concatenate elements of two bits.
     return jnp.pad(data.astype(np.float32), widths, mode=mode).astype(data.dtype)
 
@@ -259,15 +238,13 @@ def constant(**values):
 def constant_of_shape(input: Static, *, value=None):
     value = np.zeros((), np.float32) if value is None else np.reshape(value, ())
     target = dims(input)
-    return _space(value, target).broadcast_to(value, target)
+    return xp.broadcast_to(value, target)
 
 
 @op("EyeLike")
 def eye_like(input: Shaped, *, dtype=None, k=0):
-    if len(input.shape) != 2:
-        raise ValueError(f"input of shape {input.shape} must have two axes")
     rows, columns = input.shape
-    return _space(None, input.shape).eye(rows, columns, k, input.dtype if dtype is None else to_dtype(dtype))
+    return xp.eye(rows, columns, k, input.dtype if dtype is None else to_dtype(dtype))
 
 
 @op("Range")

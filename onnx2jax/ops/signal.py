@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import axis_of, wide, xp
+from .arrays import axis_of, is_known, wide, xp
 from .registry import Static, op
 
 
@@ -21,14 +21,14 @@ def _complex(x):
 
 
 def _parts(z, dtype):
-    return xp(z).stack([z.real, z.imag], axis=-1).astype(dtype)
+    return xp.stack([z.real, z.imag], axis=-1).astype(dtype)
 
 
 def _mirrored(signal, length, axis):
     """The transform of a real signal: one half computed, the other its mirror image, exactly."""
-    ns, n = xp(signal), signal.shape[axis] if length is None else length
-    half = ns.fft.rfft(signal, n, axis)
-    return ns.concatenate([half, ns.take(half, np.arange((n + 1) // 2 - 1, 0, -1), axis).conj()], axis)
+    n = signal.shape[axis] if length is None else length
+    half = xp.fft.rfft(signal, n, axis)
+    return xp.concatenate([half, xp.take(half, np.arange((n + 1) // 2 - 1, 0, -1), axis).conj()], axis)
 
 
 def _scalar(value):
@@ -47,14 +47,14 @@ def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, one
     axis = axis_of(-2 if axis is None else _scalar(axis), input.ndim)
     if axis == input.ndim - 1:
         raise ValueError(f"axis {axis} holds the real and imaginary parts; choose a signal axis")
-    fft, signal, length, real = xp(input).fft, _complex(input), _count(dft_length), input.shape[-1] == 1
+    signal, length, real = _complex(input), _count(dft_length), input.shape[-1] == 1
     if onesided and real == bool(inverse):
         need = "a complex input, last dimension 2" if inverse else "a real input, last dimension 1"
         raise ValueError(f"onesided=1 with inverse={inverse} needs {need} ({input.shape[-1]}); or set onesided=0")
     if onesided and inverse:
-        return fft.irfft(signal, length, axis)[..., None].astype(input.dtype)
-    whole = fft.ifft if inverse else _mirrored if real else fft.fft
-    return _parts((fft.rfft if onesided else whole)(signal, length, axis), input.dtype)
+        return xp.fft.irfft(signal, length, axis)[..., None].astype(input.dtype)
+    whole = xp.fft.ifft if inverse else _mirrored if real else xp.fft.fft
+    return _parts((xp.fft.rfft if onesided else whole)(signal, length, axis), input.dtype)
 
 
 @op("DFT", since=17)
@@ -110,18 +110,17 @@ def mel_weight_matrix(
     num_mel_bins: Static, dft_length: Static, sample_rate, lower_edge_hertz, upper_edge_hertz, *, output_datatype=1
 ):
     """Triangles evenly spaced on the mel scale, over the bins of a one-sided spectrum: [bins, mels]."""
-    ns = xp(sample_rate, lower_edge_hertz, upper_edge_hertz)
     mels, length = _count(num_mel_bins), _count(dft_length)
     scalars = sample_rate, lower_edge_hertz, upper_edge_hertz
-    rate, low, high = (ns.asarray(x).reshape(()).astype(np.float64) for x in scalars)
-    low, high = (2595 * ns.log10(1 + hertz / 700) for hertz in (low, high))
+    rate, low, high = (x.reshape(()).astype(np.float64) for x in scalars)
+    low, high = (2595 * xp.log10(1 + hertz / 700) for hertz in (low, high))
     # The specification leaves the spacing open; the runtimes divide the range by the number of edges.
-    mel = low + ns.arange(mels + 2) * ((high - low) / (mels + 2))
+    mel = low + np.arange(mels + 2) * ((high - low) / (mels + 2))
     edges = (length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate
-    if ns is np and edges[-1] > length // 2 + 1:
+    if is_known(edges) and edges[-1] > length // 2 + 1:
         raise ValueError(f"upper_edge_hertz ({upper_edge_hertz}) lies beyond the spectrum of rate {sample_rate}")
     left, centre, right = edges[:-2], edges[1:-1], edges[2:]
     bins = np.arange(length // 2 + 1.0)[:, None]
-    rising = (bins - left) / ns.where(centre > left, centre - left, 1)
-    falling = (right - bins) / ns.where(right > centre, right - centre, 1)
-    return ns.where(bins == centre, 1, ns.maximum(ns.minimum(rising, falling), 0)).astype(to_dtype(output_datatype))
+    rising = (bins - left) / xp.where(centre > left, centre - left, 1)
+    falling = (right - bins) / xp.where(right > centre, right - centre, 1)
+    return xp.where(bins == centre, 1, xp.maximum(xp.minimum(rising, falling), 0)).astype(to_dtype(output_datatype))

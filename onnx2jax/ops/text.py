@@ -107,19 +107,19 @@ def tf_idf_vectorizer(
     dtype = object if name == "pool_strings" else np.int64
     if (dtype is object) != (X.dtype == object):
         raise ValueError(f"the attribute {name} does not fit an input of {X.dtype}")
-    np_, n_grams = xp(X), len(ngram_indexes)
+    n_grams = len(ngram_indexes)
     words, pool = np.unique(np.array(pool, dtype), return_inverse=True)
     tokens = find(words, batch(X).astype(dtype))
     # An extra last column collects what is not in the pool.
-    counts = np_.zeros((tokens.shape[0], n_grams + 1), np.float32)
+    counts = xp(X).zeros((tokens.shape[0], n_grams + 1), np.float32)
     first = 0
     for n, (start, stop) in enumerate(zip(ngram_counts, (*ngram_counts[1:], len(pool)), strict=True), 1):
         grams = pool[start:stop].reshape(-1, n)
         if min_gram_length <= n <= max_gram_length and len(grams):
             for skip in range(max_skip_count + 1 if n > 1 else 1):
-                counts = _count(np_, counts, tokens, grams, first, skip + 1, len(words))
+                counts = _count(counts, tokens, grams, first, skip + 1, len(words))
         first += len(grams)
-    counts = np_.minimum(counts[:, :-1], np.float32(1)) if mode == "IDF" else counts[:, :-1]
+    counts = xp.minimum(counts[:, :-1], np.float32(1)) if mode == "IDF" else counts[:, :-1]
     counts = counts if mode == "TF" or weights is None else counts * np.array(weights, np.float32)
     columns = np.zeros((tokens.shape[0], max(ngram_indexes) + 1), np.float32)
     return _add(columns, (slice(None), np.array(ngram_indexes)), counts).reshape(*X.shape[:-1], -1)
@@ -127,10 +127,10 @@ def tf_idf_vectorizer(
 
 def find(table, values, method="scan"):
     """The places of values in a sorted table, -1 for those that are not there."""
-    np_ = xp(values)
-    how = {} if np_ is np else {"method": method}  # a scan is a loop, which XLA does not fuse into each of its readers
-    at = np_.minimum(np_.searchsorted(table, values, **how), len(table) - 1)
-    return np_.where(np_.asarray(table)[at] == values, at, -1)
+    # A scan is a loop, which XLA does not fuse into each of its readers.
+    how = {} if is_known(values) else {"method": method}
+    at = xp.minimum(xp.searchsorted(table, values, **how), len(table) - 1)
+    return xp.where(xp(at).asarray(table)[at] == values, at, -1)
 
 
 def _add(array, at, values):
@@ -141,22 +141,22 @@ def _add(array, at, values):
     return jnp.asarray(array).at[at].add(values)
 
 
-def _count(np_, counts, tokens, grams, first, stride, n_words):
+def _count(counts, tokens, grams, first, stride, n_words):
     """Count the n-grams of each row, their members `stride` tokens apart, in the columns from `first` on."""
     n, rows = grams.shape[1], np.arange(tokens.shape[0])[:, None]
     windows = tokens.shape[1] - (n - 1) * stride
     if windows <= 0:
         return counts
-    state, prefix = np_.zeros((len(rows), windows), np.int64), np.zeros(len(grams), np.int64)
+    state, prefix = np.zeros((len(rows), windows), np.int64), np.zeros(len(grams), np.int64)
     for k in range(n):
         token = tokens[:, k * stride : k * stride + windows]
         table, prefix = np.unique(prefix * n_words + grams[:, k], return_inverse=True)
         missing = (state < 0) | (token < 0)
-        state = find(table, np_.where(missing, -1, state * n_words + token))
+        state = find(table, xp.where(missing, -1, state * n_words + token))
     if len(table) < len(grams):
         raise ValueError(f"the pool holds {len(grams) - len(table)} of its {n}-grams twice")
     column = np.empty(len(table), np.int64)
     column[prefix] = first + np.arange(len(grams))
     # State -1, not in the pool, reads the last entry.
-    hits = np_.asarray(np.append(column, counts.shape[1] - 1))[state]
-    return _add(counts, (rows, hits), np_.ones(hits.shape, np.float32))
+    hits = xp(state).asarray(np.append(column, counts.shape[1] - 1))[state]
+    return _add(counts, (rows, hits), xp.ones_like(hits, np.float32))

@@ -141,7 +141,7 @@ def test_clip_at_every_opset() -> None:
     np.testing.assert_array_equal(
         gradient("Clip", f32([-1, 0, 1, 6, 7]), np.float32(0), np.float32(6)), [0, 0, 1, 0, 0]
     )
-    with pytest.raises(ValueError, match="scalars"):
+    with pytest.raises(ValueError, match=r"(?s)'Clip' \(Clip.*reshape.*float32\[6\], in1: float32\[6\]"):
         run_op("Clip", x, x)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import Parameter
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +36,7 @@ def _bias_split_gelu(X, bias):
     return left * gelu(right)
 
 
-BRIEF = {  # what an expression says
+BRIEF: dict[str, Any] = {  # what an expression says
     "Gelu": gelu,
     "FastGelu": _fast_gelu,
     "BiasGelu": lambda A, B: gelu(A + B),
