@@ -52,10 +52,7 @@ def window_of(extents, kernel, strides=None, pads=None, dilations=None, auto_pad
     strides, dilations = (tuple(map(int, v)) if v is not None and len(v) else (1,) * rank for v in (strides, dilations))
     pads = tuple(map(int, pads)) if pads is not None and len(pads) else (0,) * (2 * rank)
     if not len(strides) == len(dilations) == len(pads) // 2 == len(extents) == rank:
-        raise ValueError(
-            f"{len(extents)} spatial axes need as many entries of kernel_shape ({rank}), strides {strides} "
-            f"and dilations {dilations}, and twice as many pads {pads}"
-        )
+        raise ValueError(f"{kernel=}, {strides=}, {dilations=} and the pairs of {pads=} are not {len(extents)} each")
     if auto_pad not in ("NOTSET", "VALID", "", "SAME_UPPER", "SAME_LOWER"):
         raise ValueError(f"auto_pad ({auto_pad!r}) is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
     around = tuple(zip(pads[:rank], pads[rank:], strict=True)) if auto_pad != "VALID" else ((0, 0),) * rank
@@ -76,10 +73,7 @@ def count_blocks(extents, window):
     """How often a window fits along each axis."""
     rooms = [n + sum(p) - span for n, p, span in zip(extents, window.pads, window.spans, strict=True)]
     if any(isinstance(room, int) and room < 0 for room in rooms):
-        raise ValueError(
-            f"a window of {window.kernel} elements, {window.dilations} apart, does not fit into an input of "
-            f"{tuple(extents)} with pads {window.pads}"
-        )
+        raise ValueError(f"a window {window} does not fit into an input of {tuple(extents)}")
     return [room // s + 1 for room, s in zip(rooms, window.strides, strict=True)]
 
 
@@ -121,10 +115,7 @@ def conv(x, w, window, groups=1):
     The result has the dtype of ``x``; integers are accumulated and returned in int32 (int64 from int64).
     """
     if x.ndim != w.ndim or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
-        raise ValueError(
-            f"input {x.shape} and weights {w.shape} do not fit with group={groups}: weights are "
-            f"(M, C / group, kernel...), and group divides M"
-        )
+        raise ValueError(f"weights must be (M, C / group, kernel...), where group ({groups}) divides M")
     if jnp.issubdtype(x.dtype, jnp.integer):
         wide = jnp.int64 if x.dtype.itemsize == 8 else jnp.int32
         return _conv_columns(x.astype(wide), w.astype(wide), window, groups)
@@ -240,21 +231,18 @@ def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, p
     window = window_of(image, block, strides, pads, dilations)
     blocks = count_blocks(image, window)
     if input.shape[1] % math.prod(block) or input.shape[2] != math.prod(blocks):
-        raise ValueError(
-            f"input {input.shape} must be (N, C * {math.prod(block)}, {math.prod(blocks)}): blocks of {block}, "
-            f"{tuple(blocks)} of them in an image of {image}"
-        )
+        raise ValueError(f"{blocks} blocks of {block} need an input (N, C * {math.prod(block)}, {math.prod(blocks)})")
     return fold(jnp.asarray(input).reshape(input.shape[0], -1, *block, *blocks), image, window)
 
 
-@op("DeformConv", since=19, heavy=True, unsharded=True)
+@op("DeformConv", since=19, half="float32", heavy=True, unsharded=True)
 @taking(**{name: None for name in WINDOW if name != "auto_pad"})
 def deform_conv(X, W, offset, B=None, mask=None, *, group=1, offset_group=1, **attributes):
     """Every tap reads the input where its offset points; what it read is weighted as in a convolution."""
     kernel, (batch, channels, *extents), spatial = W.shape[2:], X.shape, offset.shape[2:]
     window = window_of(extents, kernel, **attributes)
-    rank, count, dtype, wide = len(kernel), math.prod(kernel), X.dtype, accumulator(X.dtype)
-    X, W, offset = (jnp.asarray(v, wide) for v in (X, W, offset))
+    rank, count = len(kernel), math.prod(kernel)
+    X, W, offset = (jnp.asarray(v, X.dtype) for v in (X, W, offset))
     shifts = offset.reshape(batch * offset_group, count, rank, *spatial)
     coordinates = []
     for axis, (n, k, s, (before, _), d) in enumerate(window.along(spatial)):
@@ -262,10 +250,10 @@ def deform_conv(X, W, offset, B=None, mask=None, *, group=1, offset_group=1, **a
         shape = [1] * (2 * rank)
         shape[axis], shape[rank + axis] = ticks.shape
         grid = np.broadcast_to(ticks.reshape(shape), (*kernel, *spatial))
-        coordinates.append(shifts[:, :, axis] + jnp.asarray(grid.reshape(count, *spatial), wide))
+        coordinates.append(shifts[:, :, axis] + jnp.asarray(grid.reshape(count, *spatial), X.dtype))
     columns = sample_linear(X.reshape(batch * offset_group, channels // offset_group, *extents), coordinates)
     if mask is not None:
-        columns = columns * jnp.asarray(mask, wide).reshape(batch * offset_group, 1, count, *spatial)
+        columns = columns * jnp.asarray(mask, X.dtype).reshape(batch * offset_group, 1, count, *spatial)
     depth = channels // group * count
     y = _product(W.reshape(group, W.shape[0] // group, depth), columns.reshape(batch, group, depth, *spatial), 2)
-    return _add_bias(y.astype(dtype), B)
+    return _add_bias(y, B)

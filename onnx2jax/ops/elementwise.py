@@ -75,10 +75,7 @@ def limited_broadcast(A, B, axis, broadcast):
     if A.shape == B.shape:
         return B
     if not broadcast:
-        raise ValueError(
-            f"before opset 7 operands of different shapes {A.shape} and {B.shape} need the attribute broadcast=1; "
-            "set it, or raise the model's opset to 7"
-        )
+        raise ValueError(f"shapes {A.shape} and {B.shape} need broadcast=1 before opset 7; set it, or raise the opset")
     if math.prod(B.shape) == 1:
         return B.reshape(())
     start = A.ndim - B.ndim if axis is None else axis_of(axis, A.ndim)

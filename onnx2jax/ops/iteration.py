@@ -141,8 +141,7 @@ def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahe
         i += 1
         if is_traced(keep):
             raise KnownValueError(
-                f"after {i} trips the condition to go on is a traced value, and the loop has scan outputs or a state "
-                f"that changes its type: the shapes of its results depend on data; {CURE}"
+                f"after {i} trips the condition is traced, and shapes of results depend on it; {CURE}"
             )
         go, state = truth(keep), new
         blocks.append([o[None] for o in outs])
@@ -233,10 +232,7 @@ def _scan(step, state, fixed, trips, xs):
 
 def _while_without_outs(step, state, declared, trips, go, end):
     if declared:
-        raise KnownValueError(
-            f"the number of trips is decided by traced values (the trip count or the condition) and the loop has "
-            f"{len(declared)} scan output(s), whose length would depend on data; {CURE}"
-        )
+        raise KnownValueError(f"a traced number of trips decides the length of {len(declared)} scan output(s); {CURE}")
     _, _, state, outs = while_(step, state, 0, trips, go)
     return (end(state) if end else state), outs
 

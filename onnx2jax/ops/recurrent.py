@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, wide
 from .registry import op, taking
 
 CLIP = "clip bounds what enters each activation, in LSTM the cell state before h too, as the specification says"
@@ -90,7 +89,7 @@ def gru_cell(linear_before_reset, _, recur, bias, f, g):
 
 def lstm_cell(P, input_forget, d, recur, _, f, g, h):
     """Gates i, o, f, c; the peepholes P [directions, 3 * size], or None, weigh the cell state in i, o and f."""
-    p = None if P is None else wide(jnp.asarray(P)).reshape(P.shape[0], 3, -1)[d]
+    p = None if P is None else jnp.asarray(P).reshape(P.shape[0], 3, -1)[d]
 
     def step(gates, states):
         hidden, cell = states
@@ -118,8 +117,7 @@ def layer(
     functions = activation_functions(*names, activation_alpha, activation_beta, clip, direction)
     gates, *rows = project(X, W, R, B, direction, layout, hidden_size, n_gates, separate)
     cells = [cell(d, recur, bias, *f) for d, (recur, bias, f) in enumerate(zip(*rows, functions, strict=True))]
-    work, size = gates.dtype, gates.shape[-1] // n_gates
-    initial = [s if s is None else jnp.asarray(s).astype(work) for s in initial]
+    size = gates.shape[-1] // n_gates
     initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
     steps = jnp.arange(gates.shape[0], dtype=np.int32)
     unroll = isinstance(gates.shape[0], int) and 0 < gates.shape[0] <= UNROLL
@@ -135,12 +133,12 @@ def layer(
             new = tuple(jnp.where(live, a, b) for a, b in zip(new, states, strict=True))
             return new, jnp.where(live, new[0], 0)
 
-        states = tuple(jnp.zeros((gates.shape[1], size), work) if s is None else s[d] for s in initial)
+        states = tuple(jnp.zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
         end, y = lax.scan(body, states, (steps, gates[:, :, d]), reverse=reverse, unroll=unroll)
         ends.append(end)
         outputs.append(y)
     Y = jnp.swapaxes(jnp.stack(outputs, 2), 0, 1) if layout else jnp.stack(outputs, 1)
-    return Y.astype(X.dtype), *(jnp.stack(s, 1 if layout else 0).astype(X.dtype) for s in zip(*ends, strict=True))
+    return Y, *(jnp.stack(s, 1 if layout else 0) for s in zip(*ends, strict=True))
 
 
 def linear(x, w):
@@ -157,33 +155,30 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     direction's recurrent projection, and the recurrent biases of the last ``separate`` gates, left out."""
     directions, gates, size = R.shape
     if gates != n_gates * size or W.shape[:2] != R.shape[:2] or hidden_size not in (None, size):
-        raise ValueError(
-            f"W {W.shape}, R {R.shape} and hidden_size {hidden_size} disagree: W is [directions, {n_gates} * hidden, "
-            f"input], R is [directions, {n_gates} * hidden, hidden]"
-        )
+        shapes = f"W [directions, {n_gates} * hidden, input] and R [directions, {n_gates} * hidden, hidden]"
+        raise ValueError(f"the shapes must be {shapes}, hidden_size ({hidden_size}) the hidden one")
     if directions != len(reversals(direction)):
         raise ValueError(f"direction {direction!r} has {len(reversals(direction))} directions, R has {directions}")
-    work = accumulator(X.dtype)
-    X, W, R = (jnp.asarray(x).astype(work) for x in (X, W, R))
+    X, W, R = map(jnp.asarray, (X, W, R))
     X = jnp.swapaxes(X, 0, 1) if layout else X
     y = linear(X, W.reshape(-1, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
-    apart = jnp.zeros((directions, separate * size), work)
+    apart = jnp.zeros((directions, separate * size), X.dtype)
     if B is not None:
-        B, split = jnp.asarray(B).astype(work), gates - separate * size
+        B, split = jnp.asarray(B), gates - separate * size
         apart = B[:, gates + split :]
         y = y + B[:, :gates] + jnp.concatenate([B[:, gates : gates + split], jnp.zeros_like(apart)], axis=-1)
     # transposed here, outside the loop: inside it every step would pay for it again
     return y, [recur_by(R[d].T) for d in range(directions)], apart
 
 
-@op("RNN", since=7, product=True, unsharded=True, limits=CLIP)
+@op("RNN", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER | {"activations": ("Tanh", "Tanh")})
 def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
     """A simple recurrent layer."""
     return layer(rnn_cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
 
 
-@op("GRU", since=7, product=True, unsharded=True, limits=CLIP)
+@op("GRU", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER)
 def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
     """A layer of gated recurrent units."""
@@ -197,7 +192,7 @@ def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, i
     return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)
 
 
-@op("LSTM", since=7, product=True, unsharded=True, limits=CLIP)
+@op("LSTM", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER, input_forget=0)
 def lstm(X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, **attributes):
     """A layer of long short-term memory."""
@@ -217,4 +212,4 @@ def with_output_sequence(function):
 
 
 for _name, _function in (("RNN", rnn), ("GRU", gru), ("LSTM", lstm)):
-    op(_name)(with_output_sequence(_function))
+    op(_name, half="float32")(with_output_sequence(_function))

@@ -47,10 +47,7 @@ def sequence_at(input_sequence, position):
         return input_sequence[_position(np.asarray(position), None, -n, n - 1)]
     shapes = {(v.shape, v.dtype) for v in input_sequence}
     if len(shapes) != 1 or np.dtype(object) in {d for _, d in shapes}:
-        raise KnownValueError(
-            f"the position is traced and the {n} elements do not share one numeric type "
-            f"(shapes {[v.shape for v in input_sequence]}); make the position a known value: {CURE}"
-        )
+        raise KnownValueError(f"the position is traced and the elements differ in shape or type; make it known: {CURE}")
     return jnp.take(jnp.stack(input_sequence), position.reshape(()), axis=0, mode="fill")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import axis_of, is_known, wide, xp
+from .arrays import axis_of, is_known, xp
 from .registry import Static, op
 
 
@@ -14,14 +14,13 @@ def _complex(x):
     """[..., 1] or [..., 2] -> [...]: real for one component, complex for two."""
     if x.shape[-1] not in (1, 2):
         raise ValueError(f"the last dimension must hold 1 (real) or 2 (real, imaginary) components ({x.shape[-1]})")
-    x = wide(x)
     if x.shape[-1] == 1:
         return x[..., 0]
     return x[..., 0] + 1j * x[..., 1] if xp(x) is np else lax.complex(x[..., 0], x[..., 1])
 
 
-def _parts(z, dtype):
-    return xp.stack([z.real, z.imag], axis=-1).astype(dtype)
+def _parts(z):
+    return xp.stack([z.real, z.imag], axis=-1)
 
 
 def _mirrored(signal, length, axis):
@@ -41,7 +40,7 @@ def _count(value):
     return count
 
 
-@op("DFT", since=20, heavy=True, unsharded=True)
+@op("DFT", since=20, half="float32", heavy=True, unsharded=True)
 def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
     """The discrete Fourier transform along one axis."""
     axis = axis_of(-2 if axis is None else _scalar(axis), input.ndim)
@@ -52,18 +51,18 @@ def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, one
         need = "a complex input, last dimension 2" if inverse else "a real input, last dimension 1"
         raise ValueError(f"onesided=1 with inverse={inverse} needs {need} ({input.shape[-1]}); or set onesided=0")
     if onesided and inverse:
-        return xp.fft.irfft(signal, length, axis)[..., None].astype(input.dtype)
+        return xp.fft.irfft(signal, length, axis)[..., None]
     whole = xp.fft.ifft if inverse else _mirrored if real else xp.fft.fft
-    return _parts((xp.fft.rfft if onesided else whole)(signal, length, axis), input.dtype)
+    return _parts((xp.fft.rfft if onesided else whole)(signal, length, axis))
 
 
-@op("DFT", since=17)
+@op("DFT", since=17, half="float32")
 def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
     """DFT while its axis was an attribute: the first one after the batch by default."""
     return dft(input, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
-@op("STFT", since=17, heavy=True, unsharded=True)
+@op("STFT", since=17, half="float32", heavy=True, unsharded=True)
 def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
     """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
     if signal.ndim != 3:
@@ -76,10 +75,10 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
     if step < 1 or not 0 < length <= signal.shape[1]:
         raise ValueError(f"frame_step ({step}) and frame_length ({length}) do not fit a signal of {signal.shape[1]}")
     starts = np.arange(0, signal.shape[1] - length + 1, step)
-    frames = wide(signal)[:, starts[:, None] + np.arange(length)]
+    frames = signal[:, starts[:, None] + np.arange(length)]
     if window is not None:
-        frames = frames * window[:, None].astype(frames.dtype)
-    return dft(frames, axis=2, onesided=onesided).astype(signal.dtype)
+        frames = frames * window[:, None]
+    return dft(frames, axis=2, onesided=onesided)
 
 
 def _cosine_window(a0, a1, a2):
