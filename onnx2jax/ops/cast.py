@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -13,6 +15,7 @@ from .arrays import is_known, is_string, needs_known, xp
 from .registry import Shaped, op
 
 _OPEN = "float: NaN and what leaves the range are undefined in ONNX, here as on x86 and in onnxruntime"
+Rounding = Literal["up", "down", "nearest"]
 
 
 def is_integer(dtype):
@@ -85,8 +88,6 @@ def _truncated(x, dtype):
 
 def _to_e8m0(x, saturate, round_mode):
     """Float to float8e8m0: the power of two, rounded as asked, that the bits of a float32 show."""
-    if round_mode not in ("up", "down", "nearest"):
-        raise ValueError(f"round_mode ({round_mode!r}) is 'up', 'down' or 'nearest'")
     x = x.astype(np.float32)
     bits = _bits(x, np.dtype(np.uint32))
     exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
@@ -142,7 +143,7 @@ def _text(value):
 
 
 @op("Cast", limits=f"{_OPEN}; strings and float6 on the host; complex numbers are not cast")
-def cast(input, *, to, saturate=1, round_mode="up"):
+def cast(input, *, to, saturate=1, round_mode: Rounding = "up"):
     """Opset 1 to 5 name the type ("FLOAT"), later ones give its code."""
     if isinstance(to, str):
         names = {row.name: code for code, row in ELEMENT_TYPES.items()}
@@ -153,7 +154,7 @@ def cast(input, *, to, saturate=1, round_mode="up"):
 
 
 @op("CastLike", since=15, limits=f"{_OPEN}; strings and float6 on the host")
-def cast_like(input, target_type: Shaped, *, saturate=1, round_mode="up"):
+def cast_like(input, target_type: Shaped, *, saturate=1, round_mode: Rounding = "up"):
     symbolic = target_type.dtype == object and not is_string(target_type)
     return cast_to(input, np.int64 if symbolic else target_type.dtype, saturate=saturate, round_mode=round_mode)
 
@@ -176,8 +177,5 @@ def _bits(x, dtype):
     if dtype == np.complex64:
         pair = lax.bitcast_convert_type(x, np.float32)
         return lax.complex(pair[..., 0], pair[..., 1])
-    if x.dtype == np.complex64:
-        x = jnp.stack([x.real, x.imag], -1)
-    elif x.dtype == np.bool_:
-        x = x.astype(np.uint8)
+    x = jnp.stack([x.real, x.imag], -1) if x.dtype == np.complex64 else x.astype(np.uint8) if x.dtype == np.bool_ else x
     return lax.bitcast_convert_type(x, dtype)

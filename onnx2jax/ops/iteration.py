@@ -141,7 +141,7 @@ def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahe
         i += 1
         if is_traced(keep):
             raise KnownValueError(
-                f"after {i} trips the condition is traced, and shapes of results depend on it; {CURE}"
+                f"after {i} trips the condition is traced, and the results' shapes depend on it; {CURE}"
             )
         go, state = truth(keep), new
         blocks.append([o[None] for o in outs])

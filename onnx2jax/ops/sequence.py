@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import KnownValueError
-from ..proto.dtypes import ELEMENT_TYPES
+from ..proto.dtypes import to_dtype
 from .arrays import axis_of, dims, is_traced, xp
 from .iteration import CURE
 from .registry import Shaped, Static, op
@@ -15,8 +15,7 @@ from .registry import Shaped, Static, op
 @op("SequenceEmpty", since=11, unsharded=True)
 def sequence_empty(*, dtype=None):
     """SequenceEmpty: a list knows no element type; the attribute only has to name one."""
-    if dtype is not None and dtype not in ELEMENT_TYPES:
-        raise ValueError(f"dtype {dtype} is no element type of ONNX")
+    to_dtype(1 if dtype is None else dtype)
     return []
 
 

@@ -182,9 +182,8 @@ def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode: M
     axes = tuple(range(data.ndim)) if axes is None else axes_of(axes, data.ndim)
     if len(pads) != 2 * len(axes):
         raise ValueError(f"pads {pads} must hold a begin and an end for each of the axes {axes}")
-    low, high = ([0] * data.ndim for _ in range(2))
-    for i, axis in enumerate(axes):
-        low[axis], high[axis] = pads[i], pads[i + len(axes)]
+    low, high = np.zeros((2, data.ndim), object)
+    low[list(axes)], high[list(axes)] = pads[: len(axes)], pads[len(axes) :]
     if mode == "constant":
         return padded(data, low, high, constant_value)
     # Cropping comes first: reflections and wraps see only what is left.
