@@ -16,14 +16,13 @@ from jax import lax
 from ..errors import KnownValueError
 
 HALF: Final = frozenset({np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
+_LISTS: Final = (list, tuple)
 _KNOWN: Final = (np.ndarray, np.generic, int, float, str, type(None), dict, type, np.dtype)
 
 
 def is_known(value: Any) -> bool:
     """True for a value in NumPy's hands (or absent, a type, or a list of such), false for JAX's."""
-    if isinstance(value, list | tuple):
-        return all(map(is_known, value))
-    return isinstance(value, _KNOWN)
+    return isinstance(value, _KNOWN) or (isinstance(value, _LISTS) and all(map(is_known, value)))
 
 
 def is_traced(*values: Any) -> bool:
@@ -77,13 +76,14 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
         half = next((v.dtype for v in inputs if getattr(v, "dtype", None) in HALF), None)
 
         def fitting(result: Any) -> Any:
-            if result.dtype.kind != "f":
+            if result is None or result.dtype.kind != "f":
                 return result
             if inputs[0].dtype.kind in "biu":  # NumPy would choose a type by itself
                 raise TypeError(f"the input ({inputs[0].dtype}) must have a floating type; Cast it first")
             return result if half is None else result.astype(half)
 
-        return jax.tree.map(fitting, function(*map(wide, inputs), **attributes))
+        results = function(*(inputs if half is None else map(wide, inputs)), **attributes)
+        return tuple(map(fitting, results)) if isinstance(results, tuple) else fitting(results)
 
     return widened
 
