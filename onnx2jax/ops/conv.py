@@ -52,7 +52,9 @@ def window_of(extents, kernel, strides=None, pads=None, dilations=None, auto_pad
     strides, dilations = (tuple(map(int, v)) if v is not None and len(v) else (1,) * rank for v in (strides, dilations))
     pads = tuple(map(int, pads)) if pads is not None and len(pads) else (0,) * (2 * rank)
     if not len(strides) == len(dilations) == len(pads) // 2 == len(extents) == rank:
-        raise ValueError(f"{kernel=}, {strides=}, {dilations=} and the pairs of {pads=} are not {len(extents)} each")
+        raise ValueError(
+            f"kernel_shape {kernel}, {strides=}, {dilations=}, pairs of {pads=}: not {len(extents)} entries each"
+        )
     if auto_pad not in ("NOTSET", "VALID", "", "SAME_UPPER", "SAME_LOWER"):
         raise ValueError(f"auto_pad ({auto_pad!r}) is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
     around = tuple(zip(pads[:rank], pads[rank:], strict=True)) if auto_pad != "VALID" else ((0, 0),) * rank
