@@ -15,8 +15,6 @@ from ..ops.arrays import is_traced
 from ..ops.registry import PADDED
 from ..proto.types import TensorType, ValueInfo
 
-_OUTPUTS = {"Unique": 4}
-
 
 def with_max_size(imported: Imported, sizes: Mapping[str, int]) -> Imported:
     """The model with the named nodes padded to a size; each adds its count to the graph's outputs."""
@@ -48,12 +46,9 @@ def check_counts(results: Sequence[Any], sizes: Mapping[str, int]) -> None:
 
 def _padded(node: Node, size: int) -> Node:
     target = registry.resolve(PADDED, node.op_type, 1)
-    # The count comes behind all outputs of the operator, also those that the node leaves out.
-    full = len(node.graphs[0].outputs) - 1 if node.graphs else _OUTPUTS.get(node.op_type, 1)
-    outputs = node.outputs + ("",) * (full - len(node.outputs))
     return replace(
         node,
-        outputs=(*outputs, f"{node.name}/count"),
+        outputs=(f"{node.name}/count", *node.outputs),
         attributes={**node.attributes, "size": size},
         target=target,
     )

@@ -1,8 +1,8 @@
 """Operators with data-dependent shapes, padded to a fixed size and with a count of what is real, as JAX can trace them.
 
 Not ONNX's: `convert(..., max_size={"node": size})` puts them in the place of the node's own operator. Padding repeats
-the first entry (indices are 0), so that whatever reads it stays in range. The count is of all entries, also of those
-beyond the size, so that too small a size shows. Trips is for loops on the host alone.
+the first entry (indices are 0), so that whatever reads it stays in range. The count comes first; it is of all entries,
+also of those beyond the size, so that too small a size shows. Trips is for loops on the host alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def non_zero(X, *, size):
     """NonZero: [rank, size]."""
     flat, found = _positions(jnp.ravel(X) != 0, size)
     places = jnp.unravel_index(flat, X.shape)
-    return jnp.array(places, np.int64).reshape(X.ndim, size), found
+    return found, jnp.array(places, np.int64).reshape(X.ndim, size)
 
 
 @op("Compress", domain=PADDED)
@@ -41,12 +41,12 @@ def compress(input, condition, *, axis=None, size):
     extent = input.shape[axis]
     condition = jnp.pad(condition[:extent], (0, max(extent - condition.shape[0], 0)))
     places, found = _positions(condition, size)
-    return jnp.take(input, places, axis), found
+    return found, jnp.take(input, places, axis)
 
 
 @op("Unique", domain=PADDED)
 def unique(X, *, axis=None, sorted=1, size):
-    """Unique: sorted only; four outputs of `size` (the inverse keeps its extent) and the count."""
+    """Unique: sorted only; four outputs of `size` (the inverse keeps its extent)."""
     if not sorted:
         raise ValueError("with max_size the unique values come sorted; the model asks for the order of appearance")
     if axis is None:
@@ -56,7 +56,7 @@ def unique(X, *, axis=None, sorted=1, size):
     values, first, inverse, counts = jnp.unique(X, True, True, True, axis=axis, size=X.shape[axis])
     places, found = _positions(counts > 0, size)
     first, counts = (jnp.take(v, places).astype(np.int64) for v in (first, counts))
-    return jnp.take(values, places, axis), first, inverse.reshape(-1).astype(np.int64), counts, found
+    return found, jnp.take(values, places, axis), first, inverse.reshape(-1).astype(np.int64), counts
 
 
 @op("NonMaxSuppression", domain=PADDED)
@@ -68,7 +68,7 @@ def non_max_suppression(
     limit = int(max_output_boxes_per_class.item()) if max_output_boxes_per_class is not None else 0
     steps = min(limit, boxes.shape[1])
     if steps <= 0:
-        return jnp.zeros((size, 3), np.int64), jnp.zeros((), np.int64)
+        return jnp.zeros((), np.int64), jnp.zeros((size, 3), np.int64)
     low, high = corners(boxes, center_point_box)
     overlap = 0 if iou_threshold is None else jnp.reshape(iou_threshold, ()).astype(boxes.dtype)
 
@@ -90,7 +90,7 @@ def non_max_suppression(
     places, found = _positions(valid.reshape(-1), size)
     image, label, step = jnp.unravel_index(places, valid.shape)
     rows = jnp.stack([image, label, chosen[image, label, step]], axis=1)
-    return rows.astype(np.int64), found
+    return found, rows.astype(np.int64)
 
 
 @op("Loop", domain=PADDED)
@@ -100,7 +100,7 @@ def loop(M=None, cond=None, *v_initial, body, size, forward_only):
     step, true = steps_of(body, n, ruled=ruled)
     state = list(v_initial) if ruled else [true, *v_initial]
     trips, _, state, buffers = while_(step, state, size, M, cond if ruled else np.True_)
-    return *forward_only([*state[len(state) - n :], *buffers], IRREVERSIBLE), trips
+    return trips, *forward_only([*state[len(state) - n :], *buffers], IRREVERSIBLE)
 
 
 @op("Trips", domain=PADDED)

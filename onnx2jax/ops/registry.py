@@ -24,7 +24,7 @@ FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivati
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
 
 PADDED: Final = "onnx2jax.padded"
-"""The domain of operators that take a ``size`` and return, behind their outputs, how many entries are real."""
+"""The domain of operators that take a ``size`` and return, before their outputs, how many entries are real."""
 
 # Opset 1 let producers say which inputs may be overwritten; a pure function has no use for it.
 LEGACY_HINTS: Final = frozenset({"consumed_inputs"})
