@@ -79,7 +79,7 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
             if result is None or result.dtype.kind != "f":
                 return result
             if inputs[0].dtype.kind in "biu":  # NumPy would choose a type by itself
-                raise TypeError(f"the input ({inputs[0].dtype}) must have a floating type; Cast it first")
+                raise ValueError(f"the input ({inputs[0].dtype}) must have a floating type; Cast it first")
             return result if half is None else result.astype(half)
 
         results = function(*(inputs if half is None else map(wide, inputs)), **attributes)

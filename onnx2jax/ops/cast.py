@@ -53,7 +53,7 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
     if x.dtype == dtype:
         return x
     if "c" in (x.dtype.kind, dtype.kind):
-        raise TypeError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
+        raise ValueError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
     with np.errstate(all="ignore"):
         for six in (d for d in (x.dtype, dtype) if d.name.startswith("float6_")):
             x = needs_known(x, f"XLA has no {six}")

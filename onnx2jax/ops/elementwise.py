@@ -41,13 +41,13 @@ def two_columns(numpy_function, jax_function, object_function=None):
     def function(*values):
         types = {v.dtype for v in values if v.dtype != object}
         if len(types) > 1:
-            raise TypeError(f"the inputs have different element types ({', '.join(map(str, types))}); Cast them first")
+            raise ValueError(f"the inputs have different element types ({', '.join(map(str, types))}); Cast them first")
         if not is_known(values):
             return jax_function(*aligned(*values))
         objects = object_function is not None and any(v.dtype == object for v in values)
         result = settled((object_function if objects else numpy_function)(*values))
         if is_float(result.dtype) and not is_float(values[0].dtype) and values[0].dtype.kind != "c":
-            raise TypeError(f"the input ({values[0].dtype}) must have a floating type; Cast it first")  # as JAX demands
+            raise ValueError(f"the input ({values[0].dtype}) must have a floating type; Cast it first")
         return result
 
     return function

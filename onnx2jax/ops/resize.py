@@ -125,7 +125,7 @@ def resize(
     dtype, y = X.dtype, X
     if mode != "nearest":
         if is_string(X) or dtype.kind == "b":
-            raise TypeError(f"mode ({mode!r}) interpolates numbers, not {dtype}; nearest takes any element type")
+            raise ValueError(f"mode ({mode!r}) interpolates numbers, not {dtype}; nearest takes any element type")
         exact = dtype.itemsize > (2 if dtype.kind in "iu" else 4)  # more digits than float32 holds
         y = jnp.asarray(X, dtype if dtype.kind == "c" else np.float64 if exact else F32)
     beyond = np.zeros((1,) * X.ndim, bool)

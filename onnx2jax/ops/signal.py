@@ -16,7 +16,7 @@ def _complex(x):
         raise ValueError(f"the last dimension must hold 1 (real) or 2 (real, imaginary) components ({x.shape[-1]})")
     if x.shape[-1] == 1:
         return x[..., 0]
-    return x[..., 0] + 1j * x[..., 1] if xp(x) is np else lax.complex(x[..., 0], x[..., 1])
+    return x[..., 0] + 1j * x[..., 1] if is_known(x) else lax.complex(x[..., 0], x[..., 1])
 
 
 def _parts(z):
