@@ -6,6 +6,7 @@ forked for each, so that all share one import of JAX.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -56,6 +57,7 @@ def attack(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     assert ModelProto is not None
+    gc.freeze()  # so that a child does not copy all the pages that its collector visits
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:
