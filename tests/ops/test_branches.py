@@ -33,6 +33,10 @@ EITHER_ZERO = {"Max", "Min", "Relu", "Selu", "Sign"}
 """Elementwise operators whose zeros may have either sign: where 0 meets -0, IEEE 754 leaves the greater one open."""
 
 
+REFUSED = {("", "ReduceMean"): 4}
+"""How many draws of a dozen an operator may refuse the operands: integers have no mean of no elements."""
+
+
 def _draws(key: tuple[str, str], function: Callable[[st.SearchStrategy[Any]], Any], count: int) -> list[Any]:
     """Operands and attributes."""
     return [CASES[key](Draw(function, n), types_of(*key)) for n in range(count)]
@@ -69,6 +73,7 @@ def _check(key: tuple[str, str], drawn: list[Any], newest: int = NEWEST, zeros: 
                 with pytest.raises(OnnxError):  # refused by both
                     compiled([n])
         traced = compiled(known)
+    assert len(known) >= len(drawn) - REFUSED.get(key, 0), "a case that is refused compares nothing"
     for n, results in known.items():
         assert all(isinstance(v, np.ndarray) for v in results), "it does not fold"
         for a, b in zip(results, traced[n], strict=True):

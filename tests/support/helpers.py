@@ -10,12 +10,15 @@ import jax
 import numpy as np
 
 from onnx2jax import compat
+from onnx2jax.errors import OnnxError
 from onnx2jax.ir import binding
 from onnx2jax.ir.graph import Graph, Node
 from onnx2jax.proto.names import normal_domain
 from onnx2jax.proto.types import ValueInfo
 from onnx2jax.runtime.evaluate import Context, evaluate
 
+ON_PURPOSE = (OnnxError, ValueError, NotImplementedError, TypeError, OverflowError, MemoryError)
+"""What operators raise to refuse operands, and what NumPy and JAX raise."""
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
 
@@ -53,6 +56,14 @@ def run_op(
     with compat.enable_x64():
         results = jax.jit(call)(values) if jit else call(values)
     return results[0] if n_outputs == 1 else results
+
+
+def assert_on_purpose(error: OnnxError) -> None:
+    """Behind the error stands a refusal; a KeyError, an AttributeError and the like would be a fault of ours."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    assert all(isinstance(cause, (*ON_PURPOSE, jax.errors.JaxRuntimeError)) for cause in causes), causes
 
 
 def mesh(**axes: int) -> jax.sharding.Mesh:

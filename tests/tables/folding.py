@@ -283,7 +283,7 @@ TREE = {
 LEAVES = {"target_treeids": (0, 0), "target_nodeids": (1, 2), "target_ids": (0, 0), "target_weights": (1.5, -2.0)}
 CLASSES = {"class_treeids": (0, 0), "class_nodeids": (1, 2), "class_ids": (0, 1), "class_weights": (1.5, 2.0)}
 SVM = {
-    "kernel_type": "RBF", "kernel_params": (0.5, 0.0, 3.0), "n_supports": 2, "coefficients": (1.0, -0.5),
+    "kernel_type": "RBF", "kernel_params": (0.5, 0.0, 3.0), "coefficients": (1.0, -0.5),
     "rho": (0.25,), "support_vectors": tuple(np.linspace(-2, 2, 8).tolist()),
 }  # fmt: skip
 NODE = {
@@ -430,10 +430,8 @@ CASES: dict[tuple[str, str], Case] = {
     ("ai.onnx.ml", "LinearRegressor"): features(**LINEAR, targets=2),
     ("ai.onnx.ml", "Normalizer"): features(norm="L2"),
     ("ai.onnx.ml", "OneHotEncoder"): features(0, cats_int64s=(3, 1)),
-    ("ai.onnx.ml", "SVMClassifier"): features(
-        **{**SVM, "vectors_per_class": (1, 1), "classlabels_ints": (3, 8), "n_outputs": 2, "coefficients": (1.0, -0.5)}
-    ),
-    ("ai.onnx.ml", "SVMRegressor"): features(**SVM),
+    ("ai.onnx.ml", "SVMClassifier"): features(**SVM, vectors_per_class=(1, 1), classlabels_ints=(3, 8), n_outputs=2),
+    ("ai.onnx.ml", "SVMRegressor"): features(**SVM, n_supports=2),
     ("ai.onnx.ml", "Scaler"): features(offset=(0.5,) * 4, scale=(1.0, 2.0, 3.0, 4.0)),
     ("ai.onnx.ml", "TreeEnsemble"): features(None, **NODE),
     ("ai.onnx.ml", "TreeEnsembleClassifier"): features(
