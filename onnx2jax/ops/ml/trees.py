@@ -71,7 +71,7 @@ def _leaves(forest, X):
             go = test(mode, x, at) if len(used) == 1 else xp.where(modes == mode, test(mode, x, at), go)
         return xp.where(xp.where(x != x, missing == 1, go), true, false)
 
-    start = xp(X).zeros((X.shape[0], 1), np.int32) + forest.roots.astype(np.int32)
+    start = xp(X).broadcast_to(forest.roots.astype(np.int32), (X.shape[0], len(forest.roots)))
     return repeat(_depth(forest), down, start)
 
 
