@@ -1,7 +1,8 @@
-"""Every use of a JAX interface that differs between releases."""
+"""Every use of a JAX interface that differs between releases, and of packages that come with an extra."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -23,6 +24,18 @@ from jax.sharding import (
 def enable_x64() -> AbstractContextManager[Any]:
     """A scope in which 64-bit types exist; the process-wide setting stays as it is."""
     return jax.enable_x64(True)
+
+
+def optional(module: str, extra: str) -> Any:
+    """A module that comes with an extra of this package.
+
+    Raises:
+        ImportError: it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise ImportError(f"this needs {module} ({e}): pip install 'onnx2jax[{extra}]'", name=module) from e
 
 
 def auto(mesh: Mesh) -> Mesh:

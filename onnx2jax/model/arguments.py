@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import InputError, InputNameError, InputShapeError, InputTypeError
-from ..ops.arrays import is_traced
+from ..errors import InputNameError, InputShapeError, InputTypeError
 from ..proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 from ..runtime.values import widened
 
@@ -200,17 +199,3 @@ def _check_shape(
                     else ""
                 )
             )
-
-
-def check_not_used_up(state: Any) -> None:
-    """Explain the error of a step whose state was given to an earlier one already.
-
-    Raises:
-        InputError: memory of the state is gone.
-    """
-    arrays = [v for v in jax.tree.leaves(state) if isinstance(v, jax.Array) and not is_traced(v)]
-    if any(v.is_deleted() for v in arrays):
-        raise InputError(
-            "this state was used up by an earlier step, which has its memory now (donation). Go on from the state that "
-            "the step returned, or keep a copy before it: jax.tree.map(jnp.copy, state)"
-        )

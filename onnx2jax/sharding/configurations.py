@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from ..proto.devices import Configuration, NodeDevices, Sharding, problems
 from .mesh import best
-from .rules import Placement, Rules, ShardingWarning, by_rules, entries, fitting
+from .rules import Arrays, Devices, Placement, Rules, Shardings, ShardingWarning, by_rules, entries, fitting
 
 Axes = tuple[tuple[str, ...], ...]
 """For each split of a sharding the axes of the mesh that make it, outermost first."""
@@ -98,7 +99,14 @@ def _configured(
         )
     params = _params(weights, mesh, [(k, s, axes[s]) for _, s, k in said.kept if k and s in axes], said.notes)
     notes = (*said.misses, *said.notes)
-    return Placement(mesh, params, None, name, said.stages, notes, Constraints(name, mesh, axes))
+    # A configuration says nothing about inputs, so each device gets them whole (rule DV-13).
+    of_params, of_inputs = (partial(_everywhere, mesh, but) for but in (params, {}))
+    return Placement(mesh, params, of_params, of_inputs, name, said.stages, notes, Constraints(name, mesh, axes))
+
+
+def _everywhere(mesh: Mesh, but: Shardings, values: Arrays, _batch: bool = False) -> Shardings:
+    whole = NamedSharding(mesh, PartitionSpec())
+    return {n: but.get(n, whole) for n in values}
 
 
 class _Said:
@@ -231,7 +239,7 @@ def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
     return result
 
 
-class Constraints:
+class Constraints(Devices):
     """What the evaluation loop asks about a node's inputs and outputs: constraints on where they lie, never values.
 
     Attributes:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import io
 import math
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import jax
@@ -137,70 +140,81 @@ def entries(axes: tuple[str, ...]) -> Any:
     return axes if len(axes) > 1 else axes[0] if axes else None
 
 
+Arrays = Mapping[str, Any]
+Shardings = Mapping[str, NamedSharding]
+
+
+class Devices:
+    """Can be pickled and copied though it holds devices, which JAX does not pickle: they go by platform and number."""
+
+    def __getstate__(self) -> bytes:
+        _Pickler(file := io.BytesIO()).dump(vars(self))
+        return file.getvalue()
+
+    def __setstate__(self, data: bytes) -> None:
+        vars(self).update(pickle.loads(data))
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        return (_device, (value.platform, value.id)) if isinstance(value, jax.Device) else NotImplemented
+
+
+def _device(platform: str, number: int) -> jax.Device:
+    return next(d for d in jax.devices(platform) if d.id == number)
+
+
 @dataclass(frozen=True)
-class Placement:
+class Placement(Devices):
     """Where a model's arrays lie.
 
     Attributes:
         mesh: the devices, with axes that the compiler handles.
         params: a sharding for each of ``model.params``.
-        rules: the user's rules, which hold for inputs too; None when a device configuration is followed.
-        configuration: the name of that configuration.
+        of_params: a sharding for each of some arrays that are named as parameters are.
+        of_inputs: a sharding for each of some inputs; the second argument says whether they are a batch to train on.
+        configuration: the name of the device configuration that is followed.
         stages: the pipeline stage of each node that has one. A hint, kept for you: all nodes run as one program.
         notes: what could not be followed, and why.
         constrain: what the evaluation loop asks about the values at a node.
     """
 
     mesh: Mesh
-    params: Mapping[str, NamedSharding]
-    rules: Rules | None = None
+    params: Shardings
+    of_params: Callable[[Arrays], Shardings]
+    of_inputs: Callable[[Arrays, bool], Shardings]
     configuration: str | None = None
     stages: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     constrain: Callable[[Any, Sequence[str], Sequence[Any]], list[Any]] | None = None
 
-    def spread(self, values: Mapping[str, Any]) -> dict[str, NamedSharding]:
-        """A sharding for each of the values, which are named as parameters are."""
-        if self.rules is not None:
-            return by_name(values, self.mesh, self.rules)
-        return {n: self.params.get(n, NamedSharding(self.mesh, PartitionSpec())) for n in values}
+    @property
+    def everywhere(self) -> NamedSharding:
+        """Whole on every device."""
+        return NamedSharding(self.mesh, PartitionSpec())
 
-    def put_batch(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """A batch to train on, over the mesh's first axis; whole under a device configuration (rule DV-13).
+    def put_params(self, params: Arrays) -> dict[str, Any]:
+        """Parameters on their devices; tracers as they are."""
+        return {n: v if is_traced(v) else jax.device_put(v, self.params[n]) for n, v in params.items()}
+
+    def put_inputs(self, values: Arrays) -> dict[str, Any]:
+        """Inputs on the devices; what JAX cannot hold stays as it is."""
+        shardings = self.of_inputs({n: v for n, v in values.items() if _can_lie(v)}, False)
+        return {n: jax.device_put(v, shardings[n]) if n in shardings else self.put_whole(v) for n, v in values.items()}
+
+    def put_batch(self, values: Arrays) -> dict[str, Any]:
+        """A batch to train on.
 
         Raises:
             ShardingError: the first axis of an array is no multiple of its number of devices.
         """
-        return self.put_inputs(values) if self.rules is None else jax.device_put(values, by_batch(values, self.mesh))
-
-    def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Parameters on their devices; tracers as they are."""
-        return {n: v if is_traced(v) else jax.device_put(v, self.params[n]) for n, v in params.items()}
-
-    def put_inputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs on the devices; what JAX cannot hold stays as it is.
-
-        Under rules of the user's an input goes by the rule for its name; without one its first axis lies over the
-        mesh's first where that divides it. A device configuration says nothing about inputs, so each device gets them
-        whole (rule DV-13).
-        """
-        return {name: self._put(name, value) for name, value in values.items()}
+        return jax.device_put(dict(values), dict(self.of_inputs(values, True)))
 
     def put_whole(self, value: Any) -> Any:
         """An array, or a list of such, on every device."""
         if isinstance(value, list):
             return [self.put_whole(v) for v in value]
-        return jax.device_put(value, NamedSharding(self.mesh, PartitionSpec())) if _can_lie(value) else value
-
-    def _put(self, name: str, value: Any) -> Any:
-        if self.rules is None or not _can_lie(value):
-            return self.put_whole(value)
-        if any(name == p or fnmatchcase(name, p) for p in self.rules):
-            return jax.device_put(value, by_name({name: value}, self.mesh, self.rules)[name])
-        first = self.mesh.axis_names[0]
-        if not value.ndim or value.shape[0] % self.mesh.shape[first]:
-            return self.put_whole(value)
-        return jax.device_put(value, NamedSharding(self.mesh, PartitionSpec(first)))
+        return jax.device_put(value, self.everywhere) if _can_lie(value) else value
 
     def __str__(self) -> str:
         """A table: the mesh, how each parameter is divided, pipeline stages, and what could not be followed."""
@@ -215,14 +229,28 @@ def _can_lie(value: Any) -> bool:
     return hasattr(value, "dtype") and value.dtype != object and not is_traced(value)
 
 
-def by_rules(params: Mapping[str, Any], inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:
+def by_rules(params: Arrays, inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:
     """The placement that a user's rules ask for.
 
     Raises:
         ShardingError: a rule does not fit an array or the mesh, or matches nothing.
     """
     check_patterns(rules, [*params, *inputs])
-    return Placement(compat.auto(mesh), by_name(params, mesh, rules), rules)
+    mesh = compat.auto(mesh)
+    of_params = partial(by_name, mesh=mesh, rules=rules)
+    return Placement(mesh, of_params(params), of_params, partial(_inputs_by_rules, mesh, rules))
+
+
+def _inputs_by_rules(mesh: Mesh, rules: Rules, values: Arrays, batch: bool) -> Shardings:
+    """A batch over the mesh's first axis. Another input goes by the rule for its name; without one its first axis lies
+    over the mesh's first where that divides it."""
+    if batch:
+        return by_batch(values, mesh)
+    everywhere, over = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), mesh.axis_names[:1]))
+    parts = mesh.shape[mesh.axis_names[0]]
+    divided = [n for n, v in values.items() if v.ndim and v.shape[0] % parts == 0]
+    named = {n: v for n, v in values.items() if any(n == p or fnmatchcase(n, p) for p in rules)}
+    return dict.fromkeys(values, everywhere) | dict.fromkeys(divided, over) | by_name(named, mesh, rules)
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:

@@ -6,7 +6,6 @@ structure. So neither knows what the state is made of, and what does not fit is 
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
 from ..errors import CheckpointError
 from ..proto import atomic
+from .engine import is_key
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -61,7 +60,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     >>> position["batch"], bool((again["w"] == state["w"]).all()), bool(again["key"] == state["key"])
     (37, True, True)
     """
-    save_file = _library("safetensors.numpy").save_file
+    save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
     path = Path(path)
     arrays, about = _entries(state, position)
     # Pointers go to safetensors, so each array has to be one block in order.
@@ -97,7 +96,7 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
     ...     onnx2jax.load_checkpoint(path, like)
     ({'w': Array([1., 1.], dtype=float32)}, None)
     """
-    safetensors, path = _library("safetensors"), Path(path)
+    safetensors, path = compat.optional("safetensors", "checkpoint"), Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; a series of checkpoints: Checkpoints(folder).load(like)")
     try:
@@ -134,7 +133,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int | None = 3) -> None:
-        self._orbax = orbax = _library("orbax.checkpoint")
+        self._orbax = orbax = compat.optional("orbax.checkpoint", "checkpoint")
         self.folder = Path(folder)
         options = orbax.CheckpointManagerOptions(max_to_keep=keep)
         self._manager = _apart(lambda: orbax.CheckpointManager(self.folder.absolute(), options=options))
@@ -234,17 +233,6 @@ def _apart(work: Callable[[], T]) -> T:
         return pool.submit(scoped).result()
 
 
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"checkpoints need {name} ({error}): pip install 'onnx2jax[checkpoint]'") from error
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
-
-
 def _sharding(leaf: Any) -> Any:
     """Where a leaf lies; None for wherever JAX puts things."""
     return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
@@ -274,11 +262,11 @@ def _entries(state: Any, position: Any) -> tuple[dict[str, Any], dict[str, Any]]
     text = json.dumps(position)
     if json.loads(text) != position:
         raise TypeError(f"position ({position!r:.80}) comes back from JSON as {text:.80}; use lists, and texts as keys")
-    keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in leaves.items() if _is_key(leaf)}
+    keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in leaves.items() if is_key(leaf)}
     about = {"entries": {n: _type(leaf) for n, leaf in leaves.items()}, "keys": keys, "position": position}
 
     def plain(leaf: Any) -> Any:
-        if _is_key(leaf):
+        if is_key(leaf):
             leaf = jax.random.key_data(leaf)
             return np.asarray(leaf) if leaf.is_fully_addressable else leaf
         return leaf if isinstance(leaf, jax.Array) else np.array(leaf)  # its owner may write into a NumPy array
@@ -306,7 +294,7 @@ def _restored(where: str, about: Mapping[str, Any], like: S, read: Callable[[str
 
     def placed(name: str, leaf: Any) -> Any:
         value = read(name)
-        if _is_key(leaf):
+        if is_key(leaf):
             return jax.device_put(jax.random.wrap_key_data(value, impl=about["keys"][name]), _sharding(leaf))
         if value.dtype == np.uint8 != leaf.dtype and value.nbytes == leaf.size * leaf.dtype.itemsize:
             value = value.view(leaf.dtype).reshape(leaf.shape)

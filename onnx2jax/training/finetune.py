@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
 from ..errors import InputNameError, InputShapeError, InputTypeError, KnownValueError, ShardingError
@@ -19,10 +20,10 @@ from ..model import arguments
 from ..model.model import Model
 from ..model.outputs import field_names, packed
 from ..runtime.evaluate import Context, evaluate
-from ..runtime.jit import in_auto_mode, in_turn
 from ..sharding import rules
+from .engine import State, Step, Training, counted
 from .finetune_arguments import Metrics, checked_batch, checked_loss, chosen
-from .form import Form, training_form
+from .form import training_form
 from .progress import bar
 
 Loss = Callable[[Any, dict[str, Any]], Any]
@@ -31,7 +32,7 @@ Trainable = str | Iterable[str] | Callable[[str, Any], bool] | None
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class FineTuningState:
+class FineTuningState(State):
     """Everything that a step changes: a pytree of arrays, to be kept and restored as a whole.
 
     Attributes:
@@ -56,22 +57,8 @@ class Progress(NamedTuple):
     metrics: Metrics
 
 
-def finetune(
-    model: Model,
-    loss: Loss,
-    optimizer: Any,
-    *,
-    trainable: Trainable = None,
-    batchnorm: Literal["frozen", "train"] = "frozen",
-    dropout: bool | float = False,
-    accumulate: int = 1,
-    compute_dtype: Any = None,
-    remat: str | Sequence[str] = (),
-    outputs: Sequence[str] | None = None,
-    mesh: Mesh | None = None,
-    shardings: Mapping[str, PartitionSpec] | None = None,
-) -> FineTuning:
-    """Train a model on a loss of your own.
+class FineTuning(Training):
+    """A model trained on a loss of your own: model, loss and optimizer as functions of a state.
 
     Args:
         model: what ``convert`` made. It stays as it is.
@@ -98,6 +85,9 @@ def finetune(
             of the model when left out.
         shardings: PartitionSpecs by patterns of parameter names; what none matches is on every device.
 
+    Attributes:
+        trainable: the names of the parameters that are trained.
+
     Raises:
         InputNameError: a pattern that matches nothing.
         InputTypeError: a parameter that is no floating one; an optimizer that is none.
@@ -115,63 +105,63 @@ def finetune(
     True
     >>> again = tuned.to_model(state)
     """
-    form = training_form(
-        model.graph,
-        batchnorm=batchnorm,
-        dropout=dropout,
-        compute_dtype=compute_dtype,
-        remat=(remat,) if isinstance(remat, str) else remat,
-        outputs=outputs,
-    )
-    return FineTuning(model, form, loss, optimizer, trainable, accumulate, mesh, shardings or {})
-
-
-class FineTuning:
-    """A model, a loss and an optimizer as functions of a state. Made by ``finetune``.
-
-    Attributes:
-        trainable: the names of the parameters that are trained.
-        compilations: how often ``step`` and ``evaluate`` were compiled: once for each shape of batch.
-    """
 
     def __init__(
         self,
         model: Model,
-        form: Form,
         loss: Loss,
         optimizer: Any,
-        trainable: Trainable,
-        accumulate: int,
-        mesh: Mesh | None,
-        shardings: Mapping[str, PartitionSpec],
+        *,
+        trainable: Trainable = None,
+        batchnorm: Literal["frozen", "train"] = "frozen",
+        dropout: bool | float = False,
+        accumulate: int = 1,
+        compute_dtype: Any = None,
+        remat: str | Sequence[str] = (),
+        outputs: Sequence[str] | None = None,
+        mesh: Mesh | None = None,
+        shardings: Mapping[str, PartitionSpec] | None = None,
     ) -> None:
-        self._optax = _optax()
+        compat.optional("optax", "train")
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise InputTypeError(f"optimizer is {optimizer!r:.60}, not an optax optimizer such as optax.adam(1e-3)")
         if accumulate < 1:
             raise InputShapeError(f"accumulate is {accumulate}; it is a number of micro-batches, 1 or more")
         if shardings and mesh is None:
             raise ShardingError("shardings are given without the devices they speak of: finetune(..., mesh=mesh)")
-        self._model, self._form, self._loss = model, form, loss
-        self._accumulate = accumulate
-        self._optimizer = self._optax.with_extra_args_support(optimizer)
-        self._fields = field_names(v.name for v in form.plain.outputs)
+        self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
+        self._form = training_form(
+            model.graph,
+            batchnorm=batchnorm,
+            dropout=dropout,
+            compute_dtype=compute_dtype,
+            remat=(remat,) if isinstance(remat, str) else remat,
+            outputs=outputs,
+        )
+        self._fields = field_names(v.name for v in self._form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
-        params = {n: model.params.get(n, v) for n, v in analysis.parameters(form.plain).items()}
-        self.trainable = chosen(form.plain, params, trainable)
-        self._initial = {n: params[n] for n in dict.fromkeys((*self.trainable, *form.statistics))}
+        self._params = {n: model.params.get(n, v) for n, v in analysis.parameters(self._form.plain).items()}
+        self.trainable = chosen(self._form.plain, self._params, trainable)
+        self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
-        placed = model.placement if mesh is None else rules.by_rules(params, (), mesh, shardings)
-        self._placement, self._shardings = placed, {} if placed is None else placed.spread(params)
-        self._place = model.settings.place if mesh is None else None
-        frozen = {n: v for n, v in params.items() if n not in self._initial}
+        self._placement = model.placement if mesh is None else rules.by_rules(self._params, (), mesh, shardings or {})
+        self._settings = model.settings if mesh is None else replace(model.settings, place=None)
         # Scalars are part of the program: x ** 2 costs less than x ** y.
-        self._known = {n: np.asarray(v) for n, v in frozen.items() if np.size(v) == 1}
-        with compat.enable_x64(), compat.outside():
-            self._frozen = {n: self._placed(n, v) for n, v in frozen.items() if n not in self._known}
-        self.compilations = 0
-        self._compiled_step: Any = None
-        self._compiled_evaluate = jax.jit(in_auto_mode(self._evaluated, batch=2))
+        self._known = {n: np.asarray(v) for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
+
+    @cached_property
+    def _frozen(self) -> dict[str, Any]:
+        """The constants that are passed as arguments rather than compiled in."""
+        made = self._initial.keys() | self._known.keys()
+        return self._put_params({n: v for n, v in self._params.items() if n not in made})
+
+    @cached_property
+    def _step(self) -> Step:
+        return Step(self, self._stepped, self._bound, self._frozen, donate=True)
+
+    @cached_property
+    def _evaluate(self) -> Step:
+        return Step(self, self._evaluated, self._bound, self._frozen, updates=False)
 
     def init(self, rng: Any = 0) -> FineTuningState:
         """The state before the first step, with copies of the model's parameters.
@@ -180,15 +170,14 @@ class FineTuning:
             rng: a seed or a ``jax.random.key``, for dropout and other draws.
         """
         with compat.enable_x64():
-            values = {n: self._placed(n, jnp.array(v, _kept_in(self._dtypes[n]))) for n, v in self._initial.items()}
+            values = {n: jnp.array(v, _kept_in(self._dtypes[n])) for n, v in self._initial.items()}
             params = {n: values[n] for n in self.trainable}
             stats = {n: values[n] for n in self._form.statistics}
             opt_state = jax.tree.map(
-                lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), self._optimizer.init(params)
+                lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), self._optimizer.init(self._put(params))
             )
-            key = jnp.copy(arguments.as_key(rng))  # a step takes the memory of the state
-            state = FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key)
-            return state if self._placement is None else jax.device_put(state, self.shardings(state))
+            key = self._key(rng)
+            return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key))
 
     def step(self, state: FineTuningState, batch: Mapping[str, Any]) -> tuple[FineTuningState, Metrics]:
         """One step of the optimizer. Compiled once for each shape of batch; the state given is used up (donated).
@@ -205,22 +194,11 @@ class FineTuning:
             LossError: the loss is not one floating number.
             KnownValueError: the model cannot be compiled as one program.
         """
-        if self._compiled_step is None:
-            out = None if self._placement is None else (self.shardings(state), None)
-            stepped = in_auto_mode(self._stepped, batch=2, state=0)
-            self._compiled_step = jax.jit(stepped, donate_argnums=0, out_shardings=out)
-        with compat.enable_x64():
-            arrays = self._batch(batch)
-            try:
-                return in_turn(self._compiled_step, state, self._frozen, arrays)
-            except (RuntimeError, ValueError):
-                arguments.check_not_used_up(state)
-                raise
+        return self._step(state, batch)
 
     def evaluate(self, state: FineTuningState, batch: Mapping[str, Any]) -> Metrics:
         """The metrics of a batch in inference form: running statistics, nothing dropped. Compiled, like ``step``."""
-        with compat.enable_x64():
-            return in_turn(self._compiled_evaluate, state, self._frozen, self._batch(batch))
+        return self._evaluate(state, batch)
 
     def params(self, state: FineTuningState) -> dict[str, jax.Array]:
         """What the state has of ``Model.params``, in the file's element types: for ``onnx2jax.save(params=...)``."""
@@ -273,31 +251,21 @@ class FineTuning:
                 show(metrics)
                 yield Progress(state, metrics)
 
-    def shardings(self, state: FineTuningState) -> FineTuningState | None:
-        """Where the leaves of a state lie on the mesh: an optimizer's moments where their parameters do."""
-        if self._placement is None:
-            return None
-        whole = NamedSharding(self._placement.mesh, PartitionSpec())
+    def __repr__(self) -> str:
+        rows = {
+            "inputs": ", ".join(map(str, self._model.inputs)),
+            "trains": counted({n: self._initial[n] for n in self.trainable}),
+            "of": counted(self._params),
+        }
+        return self._described(self._model.graph.name, rows)
 
-        def of(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-            names = [k.key for k in path if isinstance(k, jax.tree_util.DictKey) and k.key in self._initial]
-            alike = names and jnp.shape(leaf) == jnp.shape(self._initial[names[-1]])
-            return self._shardings[names[-1]] if alike else whole
-
-        return jax.tree_util.tree_map_with_path(of, state)
-
-    def _placed(self, name: str, value: Any) -> Any:
-        return jax.device_put(value, self._shardings.get(name))
-
-    def _batch(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        arrays = checked_batch(self._model, batch)
-        return arrays if self._placement is None else self._placement.put_batch(arrays)
+    def _bound(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return self._put_batch(checked_batch(self._model, batch))
 
     def _stepped(
         self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]
     ) -> tuple[FineTuningState, Metrics]:
         """What jit compiles for ``step``."""
-        self.compilations += 1
         key = jax.random.fold_in(state.key, state.step)
 
         def total(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
@@ -308,7 +276,8 @@ class FineTuning:
             (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
         else:
             loss, metrics, stats, grads = self._accumulated(gradient, state, batch, key)
-        updates, opt_state = self._optimizer.update(
+        optax = compat.optional("optax", "train")
+        updates, opt_state = optax.with_extra_args_support(self._optimizer).update(
             grads,
             state.opt_state,
             state.params,
@@ -318,9 +287,8 @@ class FineTuning:
         )
         # The state keeps its types, so that the step is compiled once and its memory is used again.
         opt_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), opt_state, state.opt_state)
-        new = FineTuningState(
-            self._optax.apply_updates(state.params, updates), stats, opt_state, state.step + 1, state.key
-        )
+        params = optax.apply_updates(state.params, updates)
+        new = FineTuningState(params, stats, opt_state, state.step + 1, state.key)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
         return new, {"loss": loss, "grad_norm": norm, **metrics}
 
@@ -346,7 +314,6 @@ class FineTuning:
 
     def _evaluated(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
         """What jit compiles for ``evaluate``."""
-        self.compilations += 1
         loss, (metrics, _) = self._total(self._form.plain, state.params, state.stats, frozen, batch, state.key)
         return {"loss": loss, **metrics}
 
@@ -365,8 +332,7 @@ class FineTuning:
         feeds = {n: v for n, v in batch.items() if n in names}
         values = arguments.bind(model.inputs, model.optional, (), feeds) | dict(model.static)
         own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
-        settings = replace(model.settings, place=self._place)
-        context = Context(frozen | self._known | own, key, settings)
+        context = Context(frozen | self._known | own, key, self._settings)
         try:
             with np.errstate(all="ignore"):
                 results = evaluate(graph, values, context)
@@ -396,9 +362,4 @@ def _kept_in(dtype: np.dtype) -> Any:
     return jnp.float32 if dtype.itemsize < 4 else dtype
 
 
-def _optax() -> Any:
-    try:
-        import optax
-    except ImportError as e:
-        raise ImportError("finetune needs optax: pip install 'onnx2jax[train]'", name="optax") from e
-    return optax
+finetune = FineTuning  # the verb, beside convert

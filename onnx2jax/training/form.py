@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -263,15 +264,17 @@ def with_products_in(graph: Graph, dtype: Any) -> Graph:
         operator = node.target
         if not isinstance(operator, Operator) or not operator.product:
             return node
-        return replace(node, target=replace(operator, function=_narrowed(operator, dtype)))
+        return replace(node, target=replace(operator, function=partial(_narrowed, operator, dtype)))
 
     return mapped(graph, change)
 
 
-def _narrowed(operator: Operator, dtype: Any) -> Callable[..., Any]:
+def _narrowed(operator: Operator, dtype: Any, *values: Any, **named: Any) -> Any:
+    """What an operator gives for operands in the narrower type, in float32."""
     wide, limit = np.dtype(np.float32), jnp.finfo(dtype)
-    function = operator.function
-    assert function is not None
+    assert operator.function is not None
+    if not any(getattr(v, "dtype", None) == wide for v in values) or is_known(values):
+        return operator.function(*values, **named)
 
     def narrow(value: Any) -> Any:
         if getattr(value, "dtype", None) != wide:
@@ -279,14 +282,8 @@ def _narrowed(operator: Operator, dtype: Any) -> Callable[..., Any]:
         # Masks hold the most negative float32, which would round to -inf and then give NaN.
         return jnp.clip(value, float(limit.min), float(limit.max)).astype(dtype)
 
-    def call(*values: Any, **named: Any) -> Any:
-        if not any(getattr(v, "dtype", None) == wide for v in values) or is_known(values):
-            return function(*values, **named)
-        results = function(*map(narrow, values), **named)
-        widen = lambda r: r.astype(wide) if getattr(r, "dtype", None) == dtype else r  # noqa: E731
-        return jax.tree.map(widen, results)
-
-    return call
+    results = operator.function(*map(narrow, values), **named)
+    return jax.tree.map(lambda r: r.astype(wide) if getattr(r, "dtype", None) == dtype else r, results)
 
 
 def only(graph: Graph, outputs: Sequence[str]) -> Graph:

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from .. import compat
+
 INTERVAL: Final = 0.1
 """Seconds between two looks at the metrics: each waits for the computation."""
 
@@ -29,10 +31,10 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
         yield _silent
         return
     try:
-        from rich import console, progress
-    except ImportError as e:
+        console, progress = (compat.optional(f"rich.{part}", "train") for part in ("console", "progress"))
+    except ImportError:
         if wanted:
-            raise ImportError("a progress bar needs rich: pip install 'onnx2jax[train]'", name="rich") from e
+            raise
         yield _silent
         return
     columns = (

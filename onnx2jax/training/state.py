@@ -13,11 +13,12 @@ import numpy as np
 from ..errors import ModelError
 from ..ir.training_info import TrainingInfo
 from ..runtime.values import widened
+from .engine import State
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class TrainingState:
+class TrainingState(State):
     """What training changes: a pytree of arrays.
 
     Attributes:

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
-from ..errors import InputError, InputNameError, InputTypeError, KnownValueError, UnsupportedError
+from ..errors import InputError, InputNameError, UnsupportedError
 from ..ir import analysis
 from ..ir.file import Reading
 from ..ir.graph import Graph
 from ..model import arguments
 from ..model.model import Model
 from ..model.outputs import field_names, packed
-from ..ops.arrays import is_traced
 from ..proto.external import load
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings
-from ..runtime.jit import in_auto_mode, in_turn
 from ..runtime.program import Program
-from ..runtime.values import to_device
 from ..sharding.configurations import placement
-from ..sharding.rules import Placement
+from .engine import Step, Training, counted
 from .file import open_training
 from .state import TrainingState, all_widened, assigned
 
 
-class TrainingModel:
+class TrainingModel(Training):
     """An ONNX model that trains as its ``training_info`` says: an object with a state, over pure functions.
 
     ``init``, ``initialize``, ``step`` and ``infer`` are pure: they take a state and return what they make of it.
@@ -90,64 +89,51 @@ class TrainingModel:
         **reading: Unpack[Reading],
     ) -> None:
         self._imported, self._infos, self.origin = imported, infos, _ = open_training(source, reading)
-        self._settings = Settings(max_trips=max_trips)
         self.algorithms = tuple(info.name for info in infos)
 
         main = imported.graph.initializers
         variables = set().union(*(info.assigned for info in infos))
         self._stored = {n: v for n, v in main.items() if n in variables}
         self._own_stored = tuple({n: load(v) for n, v in info.own.items() if n in info.assigned} for info in infos)
-        for stored in (self._stored, *self._own_stored):
-            for name, value in stored.items():
-                if value.dtype.hasobject:
-                    raise UnsupportedError(f"variable {name!r} holds strings, which JAX does not")
-        key = arguments.as_key(0 if rng is None else rng)
-        self._impl, self._key = jax.random.key_impl(key), np.array(jax.random.key_data(key))
+        self._variables = {n: v for each in (*reversed(self._own_stored), self._stored) for n, v in each.items()}
+        if strings := [n for n, v in self._variables.items() if v.dtype.hasobject]:
+            raise UnsupportedError(f"variables {strings} hold strings, which JAX does not")
+        self._rng = jnp.copy(arguments.as_key(0 if rng is None else rng))
+        self._outputs, self._donate = None if outputs is None else frozenset(outputs), donate
 
-        every = {n: v for values in (*reversed(self._own_stored), self._stored) for n, v in values.items()}
         graphs = [imported.graph, *(g for info in infos for g in (info.algorithm, info.initialization))]
-        constants = {n: v for g in graphs for n, v in analysis.parameters(g).items() if n not in every}
-        arrays = {**constants, **every}
-        self._placement = placement(imported, device_configuration, devices, mesh, shardings, (graphs, arrays))
+        constants = {n: v for g in graphs for n, v in analysis.parameters(g).items() if n not in self._variables}
+        self._params = {**constants, **self._variables}
+        self._placement = placement(imported, device_configuration, devices, mesh, shardings, (graphs, self._params))
+        self._settings = Settings(max_trips=max_trips, place=self._placement.constrain if self._placement else None)
         self._draws = any(info.algorithm.draws for info in infos)
-        self._shardings = self._spread(arrays)
-        settings = replace(self._settings, place=self._placement.constrain if self._placement else None)
-
-        def part(graph: Graph, variables: Mapping[str, Any]) -> _Part:
-            return _Part(graph, variables, settings, self._placement)
-
-        self._main = part(imported.graph, self._stored)
-        self._parts = tuple(
-            part(info.algorithm, {**self._stored, **own}) for info, own in zip(infos, self._own_stored, strict=True)
-        )
-        self._beginnings = tuple(part(info.initialization, {}) for info in infos)
         self._fields = field_names(v.name for v in imported.graph.outputs)
-        self.inputs = self._main.inputs
-        self.step_inputs = {info.path: part.inputs for info, part in zip(infos, self._parts, strict=True)}
-        self._wanted = None if outputs is None else frozenset(outputs)
-        given = {v.name for part in self._parts for v in part.graph.outputs}
-        if unknown := sorted((self._wanted or set()) - given):
+        self.inputs = self._part(imported.graph).inputs
+        self.step_inputs = {info.path: self._part(info.algorithm).inputs for info in infos}
+        given = {v.name for info in infos for v in info.algorithm.outputs}
+        if unknown := sorted((self._outputs or set()) - given):
             raise InputNameError(f"outputs names {unknown}; main graph and algorithms give {sorted(given)}")
-        self._staged: set[tuple[int, ...]] = set()
-        """Algorithms that need the host between their stages, and so do not run as one program."""
-        self._step = jax.jit(
-            in_auto_mode(self._stepped, batch=2, state=1),
-            static_argnums=0,
-            donate_argnums=1 if donate else (),
-            out_shardings=None if self._shardings is None else (self._within(self._shardings), None),
-        )
         self.state = self.init()
-        self._structure: Any = jax.tree.structure(self.state)
+
+    @cached_property
+    def _structure(self) -> Any:
+        return jax.tree.structure(jax.eval_shape(self.init))
+
+    @cached_property
+    def _parts(self) -> dict[Graph, _Part]:
+        """Those asked for so far."""
+        return {}
+
+    @cached_property
+    def _steps(self) -> dict[tuple[int, ...], Step]:
+        """Those made so far, by the positions of their algorithms."""
+        return {}
 
     def init(self) -> TrainingState:
         """The state that the file holds (rule TR-03)."""
         with compat.enable_x64():
-            state = TrainingState(
-                {n: jnp.array(v) for n, v in self._stored.items()},
-                tuple({n: jnp.array(v) for n, v in own.items()} for own in self._own_stored),
-                jax.random.wrap_key_data(jnp.array(self._key), impl=self._impl),
-            )
-            return self._placed(state)
+            variables, *own = ({n: jnp.array(v) for n, v in s.items()} for s in (self._stored, *self._own_stored))
+            return self._put(TrainingState(variables, tuple(own), self._key(self._rng)))
 
     def initialize(self, state: TrainingState | None = None, /, rng: Any = None) -> TrainingState | None:
         """Start anew: stored values, then every initialization graph in the order of the list (rule TR-04).
@@ -163,9 +149,9 @@ class TrainingModel:
             ModelError: a value does not fit its variable (rule TR-25).
         """
         if state is None:
-            self.state = self._initialized(self.state.key if rng is None else self._drawn(rng))
+            self.state = self._initialized(self.state.key if rng is None else self._key(rng))
             return None
-        return self._initialized(state.key if rng is None else self._drawn(rng))
+        return self._initialized(state.key if rng is None else self._key(rng))
 
     def step(
         self, state: TrainingState, batch: Mapping[str, Any], rng: Any = None, algorithm: int | str | None = None
@@ -189,24 +175,12 @@ class TrainingModel:
         """
         chosen = self._chosen(algorithm)
         self._check(state)
-        with compat.enable_x64():
-            batches = self._bound(chosen, batch)
-            key = None if rng is None else self._drawn(rng)
-            args = (chosen, self._within(state), batches, key, [self._parts[i].frozen for i in chosen])
-            if chosen not in self._staged:
-                try:
-                    new, outputs = in_turn(self._step, *args)
-                except KnownValueError:
-                    if is_traced(state, batches, key):
-                        raise
-                    self._staged.add(chosen)
-                except (RuntimeError, ValueError):
-                    arguments.check_not_used_up(state)
-                    raise
-            if chosen in self._staged:
-                new, outputs = self._stepped(*args)
-                new, outputs = self._placed(new), {n: to_device(v) for n, v in outputs.items()}
-            return (new if self._draws else replace(new, key=state.key)), outputs
+        if chosen not in self._steps:
+            self._steps[chosen] = self._iteration(chosen)
+        key = None if rng is None else self._key(rng)
+        # A key that nothing draws from would cost each call some 10 us.
+        new, outputs = self._steps[chosen](state if self._draws else replace(state, key=None), batch, key)
+        return (new if self._draws else replace(new, key=state.key)), outputs
 
     def infer(
         self, state: TrainingState | None = None, inputs: Mapping[str, Any] | None = None, /, **named: Any
@@ -226,13 +200,14 @@ class TrainingModel:
         """
         state = self.state if state is None else state
         self._check(state)
-        part = self._main
         with compat.enable_x64():
-            values = arguments.bind(part.inputs, part.optional, (), {**(inputs or {}), **named})
+            part = self._part(self._imported.graph)
+            values = part.bind({**(inputs or {}), **named})
             if self._placement is not None:
                 values = self._placement.put_inputs(values)
             variables = all_widened(state.variables, self._stored)
-            return packed(self._fields, part.run({**variables, **values}, part.frozen, state.key))
+            results = part.run({**variables, **values}, part.constants, state.key)
+            return packed(self._fields, results.values())
 
     def train_step(self, batch: Mapping[str, Any] | None = None, /, *, algorithm: Any = None, **named: Any) -> Any:
         """``step`` on ``self.state``; returns the outputs by name.
@@ -249,7 +224,8 @@ class TrainingModel:
         variables = (self.state if state is None else state).variables
         values, graph = {n: np.asarray(v) for n, v in variables.items()}, self._imported.graph
         graph = replace(graph, initializers={**graph.initializers, **values})
-        return Model(replace(self._imported, graph=graph), self._settings, origin=self.origin, changes=values)
+        settings = replace(self._settings, place=None)
+        return Model(replace(self._imported, graph=graph), settings, origin=self.origin, changes=values)
 
     def changed(self, state: TrainingState | None = None) -> dict[str, jax.Array]:
         """The variables of a state (``self.state`` when left out) by the names under which ``save`` writes them: those
@@ -264,120 +240,91 @@ class TrainingModel:
     def _chosen(self, algorithm: int | str | None) -> tuple[int, ...]:
         """Indices of the algorithms to run."""
         count = len(self.algorithms)
-        if algorithm is None:
-            return tuple(range(count))
-        if isinstance(algorithm, str):
-            found = [i for i, name in enumerate(self.algorithms) if name == algorithm]
-        else:
-            found = [int(algorithm)] if 0 <= algorithm < count else []
-        if len(found) != 1:
+        found = [i for i, name in enumerate(self.algorithms) if algorithm is None or algorithm in (i, name)]
+        if algorithm is not None and len(found) != 1:
             raise InputNameError(
                 f"algorithm ({algorithm!r}) names {len(found)} algorithms; they are {list(self.algorithms)}, "
                 f"also to be had as 0 to {count - 1}"
             )
         return tuple(found)
 
-    def _bound(self, chosen: tuple[int, ...], batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """For each algorithm, the entries of the batch that it takes, checked."""
-        if not isinstance(batch, Mapping):
-            raise InputTypeError(f"the batch is a dict of arrays by name, not {type(batch).__name__}")
-        parts = [self._parts[i] for i in chosen]
-        if unknown := sorted(set(batch).difference(*(part.takes for part in parts))):
-            takes = {self.algorithms[i]: sorted(self._parts[i].takes) for i in chosen}
-            raise InputNameError(f"the batch has {unknown}; the algorithms take {takes}")
-        bound = [
-            arguments.bind(part.inputs, part.optional, (), {n: v for n, v in batch.items() if n in part.takes})
-            for part in parts
-        ]
-        return bound if self._placement is None else list(map(self._placement.put_batch, bound))
-
-    def _spread(self, arrays: Mapping[str, Any]) -> TrainingState | None:
-        """The sharding of each leaf of the state."""
-        placed = self._placement
-        if placed is None:
-            return None
-        everywhere: Any = NamedSharding(placed.mesh, PartitionSpec())
-
-        def lie(values: Mapping[str, Any]) -> Any:
-            # Under a configuration, variables of two algorithms may share a name; the first of them is meant.
-            meant = {n: v for n, v in values.items() if placed.rules is not None or arrays[n] is v}
-            return dict.fromkeys(values, everywhere) | placed.spread(meant)
-
-        return TrainingState(lie(self._stored), tuple(map(lie, self._own_stored)), everywhere)
-
-    def _drawn(self, rng: Any) -> Any:
-        """A random key or seed of the caller's, as a key where the state lies."""
-        key = arguments.as_key(rng)
-        return key if self._placement is None else self._placement.put_whole(key)
-
-    def _within(self, state: TrainingState) -> TrainingState:
-        """What a compiled step takes of a state. A key that nothing draws from would cost each call some 10 us."""
-        return state if self._draws else replace(state, key=None)
-
-    def _placed(self, state: TrainingState) -> TrainingState:
-        if self._shardings is None:
-            return state
-        return jax.device_put(state, self._shardings if state.key is not None else self._within(self._shardings))
-
     def _check(self, state: TrainingState) -> None:
-        if not self._structure == jax.tree.structure(state):
-            raise InputError(
-                f"the state is {jax.tree.structure(state)}, not {self._structure}; model.init() makes one that fits"
-            )
+        if (have := jax.tree.structure(state)) != self._structure:
+            raise InputError(f"the state is {have}, not {self._structure}; model.init() makes one that fits")
 
     def _initialized(self, key: Any) -> TrainingState:
         # Arrays with a placement are in Auto mode, also where ``jax.set_mesh`` says otherwise.
         with compat.enable_x64(), compat.in_auto_axes(compat.context_mesh()) if self._placement else nullcontext():
             key, draw = jax.random.split(key)
             state = replace(self.init(), key=key)
-            for i, (info, part) in enumerate(zip(self._infos, self._beginnings, strict=True)):
+            for i, info in enumerate(self._infos):
+                part = self._part(info.initialization)
                 seen = {**info.algorithm.initializers, **state.variables, **state.own[i]}
                 values = {n: seen[n] for n in part.graph.captures}
-                results = part.named(part.run(values, part.frozen, jax.random.fold_in(draw, i)))
+                results = part.run(values, part.constants, jax.random.fold_in(draw, i))
                 state = assigned(state, i, info, info.initialization_binding, results)
-            return self._placed(state)
+            return self._put(state)
 
-    def _stepped(
-        self,
-        chosen: tuple[int, ...],
-        state: TrainingState,
-        batches: list[dict[str, Any]],
-        key: Any,
-        frozen: list[dict[str, Any]],
-    ) -> tuple[TrainingState, dict[str, Any]]:
-        """What is compiled: the algorithms one after another."""
-        outputs: dict[str, Any] = {}
-        if key is None and self._draws:
-            rest, key = jax.random.split(state.key)
-            state = replace(state, key=rest)
-        for i, batch, fixed in zip(chosen, batches, frozen, strict=True):
-            part, info = self._parts[i], self._infos[i]
-            variables = all_widened(state.variables, self._stored) | all_widened(state.own[i], self._own_stored[i])
-            rng = None if key is None else jax.random.fold_in(key, i)
-            results = part.named(part.run({**variables, **batch}, fixed, rng))
-            state = assigned(state, i, info, info.update_binding, results)
-            outputs.update(results)
-        return state, {n: v for n, v in outputs.items() if self._wanted is None or n in self._wanted}
+    def _iteration(self, chosen: tuple[int, ...]) -> Step:
+        """A step of the algorithms at these positions, one after another."""
+        parts = {i: self._part(self._infos[i].algorithm) for i in chosen}
+
+        def bound(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+            if unknown := sorted(batch.keys() - set().union(*(part.takes for part in parts.values()))):
+                takes = {self.algorithms[i]: sorted(part.takes) for i, part in parts.items()}
+                raise InputNameError(f"the batch has {unknown}; the algorithms take {takes}")
+            each = ((part, {n: v for n, v in batch.items() if n in part.takes}) for part in parts.values())
+            return [self._put_batch(part.bind(entries)) for part, entries in each]
+
+        def stepped(state: TrainingState, constants: Any, batches: list[dict[str, Any]], key: Any) -> Any:
+            outputs: dict[str, Any] = {}
+            if key is None and self._draws:
+                rest, key = jax.random.split(state.key)
+                state = replace(state, key=rest)
+            for (i, part), batch, fixed in zip(parts.items(), batches, constants, strict=True):
+                info = self._infos[i]
+                variables = all_widened(state.variables, self._stored) | all_widened(state.own[i], self._own_stored[i])
+                rng = None if key is None else jax.random.fold_in(key, i)
+                results = part.run({**variables, **batch}, fixed, rng)
+                state = assigned(state, i, info, info.update_binding, results)
+                outputs.update(results)
+            return state, {n: v for n, v in outputs.items() if self._outputs is None or n in self._outputs}
+
+        constants = [part.constants for part in parts.values()]
+        return Step(self, stepped, bound, constants, donate=self._donate, in_stages=True)
+
+    def _part(self, graph: Graph) -> _Part:
+        if graph not in self._parts:
+            constants = {n: v for n, v in analysis.parameters(graph).items() if n not in self._variables}
+            self._parts[graph] = _Part(graph, self._settings, self._put_params(constants))
+        return self._parts[graph]
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        vars(self).update(fields)
+        self.state = self._put(copy.copy(self.state))
+
+    def __repr__(self) -> str:
+        rows = {"infer takes": ", ".join(map(str, self.inputs)), "variables": counted(self._stored)}
+        for info, own in zip(self._infos, self._own_stored, strict=True):
+            rows[f"{info.name} takes"] = ", ".join(map(str, self.step_inputs[info.path]))
+            rows[f"{info.name} has"] = counted(own)
+        return self._described(self._imported.graph.name, rows)
 
 
 class _Part:
-    """A graph of the model, ready to run."""
+    """A graph of the model, ready to run, with the constants that are passed as arguments rather than compiled in."""
 
-    def __init__(
-        self, graph: Graph, variables: Mapping[str, Any], settings: Settings, placed: Placement | None
-    ) -> None:
-        self.graph, self.program = graph, Program(graph, settings)
+    def __init__(self, graph: Graph, settings: Settings, constants: Mapping[str, Any]) -> None:
+        self.graph, self.program, self.constants = graph, Program(graph, settings), constants
         self.inputs = tuple(v for v in graph.inputs if v.name not in graph.initializers)
         self.optional = {v.name: v for v in graph.inputs if v.name in graph.initializers}
         self.takes = {v.name for v in graph.inputs}
-        frozen = {n: v for n, v in analysis.parameters(graph).items() if n not in variables}
-        with compat.enable_x64():
-            self.frozen = jax.device_put(frozen) if placed is None else placed.put_params(frozen)
-        """The constants that are passed as arguments rather than compiled in."""
 
-    def run(self, values: Mapping[str, Any], frozen: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
-        """The graph's outputs, given inputs, variables and captured values by name."""
-        return self.program.outputs(values, frozen, Known({}), rng if self.graph.draws else None, frozen)
+    def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs by name, checked."""
+        return arguments.bind(self.inputs, self.optional, (), values)
 
-    def named(self, results: tuple[Any, ...]) -> dict[str, Any]:
+    def run(self, values: Mapping[str, Any], constants: Mapping[str, Any], rng: Any) -> dict[str, Any]:
+        """The graph's outputs by name, given inputs, variables and captured values by name."""
+        results = self.program.outputs(values, constants, Known({}), rng if self.graph.draws else None, constants)
         return dict(zip((v.name for v in self.graph.outputs), results, strict=True))

@@ -388,7 +388,7 @@ def test_the_state_goes_round_without_compiling_again() -> None:
     sharding = before.sharding
     for _ in range(3):
         trainer.train_step(BATCH)
-    assert trainer._step._cache_size() == 1
+    assert trainer.compilations == 1
     assert trainer.state.variables["w"].sharding == sharding
     assert before.is_deleted(), "donated"
 

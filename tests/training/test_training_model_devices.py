@@ -115,7 +115,7 @@ def test_the_program_of_a_step() -> None:
     spread = TrainingModel(network(), mesh=mesh(data=4, model=2), shardings=RULES)
     jaxpr = jax.make_jaxpr(lambda state, batch: spread.step(state, batch))(spread.state, BATCH)
     found = list(equations(jaxpr.jaxpr))
-    step = next(e for e in found if e.params.get("name") == "_stepped")
+    step = next(e for e in found if e.params.get("name") == "stepped")
     leaves = len(jax.tree.leaves(spread.state)) - 1  # the network draws no numbers, so its key stays outside
     assert step.params["donated_invars"][:leaves] == (True,) * leaves
     assert not any(step.params["donated_invars"][leaves:])

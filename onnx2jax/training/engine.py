@@ -1,0 +1,177 @@
+"""The step engine: functions of a state as compiled programs, for TrainingModel and FineTuning alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import DictKey, tree_map_with_path
+
+from .. import compat
+from ..errors import InputError, InputTypeError, KnownValueError
+from ..model import arguments
+from ..ops.arrays import is_traced
+from ..runtime.jit import in_auto_mode, in_turn
+from ..runtime.values import to_device
+from ..sharding.rules import Placement
+
+S = TypeVar("S")
+
+
+class State:
+    """What a step changes: a dataclass that is a pytree of arrays, and keeps 64-bit types when pickled or copied."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: jax.tree.map(lambda v: v if is_key(v) else np.asarray(v), v) for n, v in vars(self).items()}
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        with compat.enable_x64():
+            vars(self).update(jax.tree.map(jnp.array, fields))
+
+
+class Training:
+    """What TrainingModel and FineTuning have in common: devices, compiled steps, copies.
+
+    It is pickled and copied without its cached properties: what is compiled, or lies on devices, is made anew.
+
+    Attributes:
+        compilations: how often steps and evaluations were compiled: once for each shape of batch.
+    """
+
+    _placement: Placement | None
+    """Where arrays lie; None on one device."""
+    _params: dict[str, Any]
+    """Parameters by name. What a state has under such a name, in its shape, lies as the parameter does."""
+    compilations: int = 0
+
+    @cached_property
+    def _places(self) -> Mapping[str, Any]:
+        return self._placement.of_params(self._params) if self._placement else {}
+
+    def shardings(self, state: S) -> S | None:
+        """Where the leaves of a state lie on the mesh, an optimizer's moments where their parameters do."""
+        if self._placement is None:
+            return None
+        everywhere = self._placement.everywhere
+
+        def of(path: tuple[Any, ...], leaf: Any) -> Any:
+            names = [k.key for k in path if isinstance(k, DictKey) and k.key in self._params]
+            alike = names and jnp.shape(leaf) == jnp.shape(self._params[names[-1]])
+            return self._places[names[-1]] if alike else everywhere
+
+        return tree_map_with_path(of, state)
+
+    def _put(self, state: S) -> S:
+        """A state on the devices."""
+        return jax.device_put(state, self.shardings(state)) if self._placement else state
+
+    def _put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on the devices, also where the caller is inside a transformation of JAX."""
+        with compat.enable_x64(), compat.outside():
+            return {n: jax.device_put(v, self._places.get(n)) for n, v in params.items()}
+
+    def _put_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return self._placement.put_batch(batch) if self._placement else batch
+
+    def _key(self, rng: Any) -> Any:
+        """A key or seed of the caller's as a key of the state's own: a step takes its memory."""
+        with compat.enable_x64():
+            key = jnp.copy(arguments.as_key(rng))
+            return self._placement.put_whole(key) if self._placement else key
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {n: v for n, v in vars(self).items() if not isinstance(getattr(type(self), n, None), cached_property)}
+        return kept | {"compilations": 0}
+
+    def _described(self, name: str, rows: Mapping[str, str]) -> str:
+        """Its repr: a line for each thing there is to say."""
+        devices = str(self._placement).split("\n")[0] if self._placement else str(jax.devices()[0])
+        lines = (f"  {what}: {text}" for what, text in {**rows, "devices": devices}.items() if text)
+        return "\n".join([f"{type(self).__name__} of {name!r}", *lines])
+
+
+@dataclass(eq=False)
+class Step:
+    """A function of a state and a batch, compiled once for each shape of batch."""
+
+    training: Training
+    compute: Callable[..., Any]
+    """``compute(state, constants, batch, *rest)``: a new state and outputs by name, if it ``updates`` the state."""
+    bind: Callable[[Mapping[str, Any]], Any]
+    """From a caller's batch the arrays that it takes, checked, on their devices."""
+    constants: Any
+    """Arrays that are passed as arguments rather than compiled in."""
+    updates: bool = True
+    donate: bool = False
+    """Whether the memory of the state is used again."""
+    in_stages: bool = False
+    """Whether what cannot be one program may run as several."""
+    _program: Any = None
+    _staged: bool = False
+
+    def __call__(self, state: Any, batch: Any, *rest: Any) -> Any:
+        """What ``compute`` returns.
+
+        Raises:
+            InputError: the batch does not fit, or the state was used up.
+        """
+        if not isinstance(batch, Mapping):
+            raise InputTypeError(f"a batch is a dict of arrays by name, not {type(batch).__name__}")
+        with compat.enable_x64():
+            args = (state, self.constants, self.bind(batch), *rest)
+            if not self._staged:
+                try:
+                    return in_turn(self._program or self._compiled(state), *args)
+                except KnownValueError:
+                    if not self.in_stages or is_traced(args):
+                        raise
+                    self._staged = True
+                except (RuntimeError, ValueError):
+                    _check_not_used_up(state)
+                    raise
+            new, outputs = self.compute(*args)
+            return self.training._put(new), {n: to_device(v) for n, v in outputs.items()}
+
+    def _compiled(self, state: Any) -> Any:
+        @wraps(self.compute)
+        def compute(*args: Any) -> Any:
+            self.training.compilations += 1
+            return self.compute(*args)
+
+        lies = self.training.shardings(state)
+        self._program = jax.jit(
+            in_auto_mode(compute, batch=2, state=0 if self.updates else None),
+            donate_argnums=0 if self.donate else (),
+            out_shardings=None if lies is None or not self.updates else (lies, None),
+        )
+        return self._program
+
+
+def counted(arrays: Mapping[str, Any]) -> str:
+    """How many arrays these are, and how many numbers in all.
+
+    >>> counted({"w": np.zeros((300, 4)), "b": np.zeros(4)})
+    'w, b: 1,204 numbers'
+    """
+    names = [*list(arrays)[:6], *([f"... ({len(arrays)} in all)"] if len(arrays) > 6 else [])]
+    return f"{', '.join(names)}: {sum(map(np.size, arrays.values())):,} numbers" if arrays else ""
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf of a state is a typed random key."""
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def _check_not_used_up(state: Any) -> None:
+    """Explain the error of a step whose state was given to an earlier one already."""
+    arrays = [v for v in jax.tree.leaves(state) if isinstance(v, jax.Array) and not is_traced(v)]
+    if any(v.is_deleted() for v in arrays):
+        raise InputError(
+            "this state was used up by an earlier step, which has its memory now (donation). Go on from the state that "
+            "the step returned, or keep a copy before it: jax.tree.map(jnp.copy, state)"
+        )

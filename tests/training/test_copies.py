@@ -1,0 +1,106 @@
+"""Copies and pickles of what trains go on as the original does, where it lay; and what its repr says."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import onnx2jax
+from tests.support import resumption
+from tests.support.helpers import mesh
+
+BATCH = {"x": resumption.IMAGES[:8], "label": resumption.LABELS[:8]}
+RULES = {"w*": P(None, "model")}
+WAYS: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+
+
+def lies(state: Any) -> Any:
+    return jax.tree.map(lambda v: v.sharding, state)
+
+
+def sgd_update(grads: Any, state: Any, *_: Any, **__: Any) -> Any:
+    return jax.tree.map(lambda g: -0.1 * g, grads), state
+
+
+def sgd_init(_: Any) -> Any:
+    return optax.EmptyState()
+
+
+SGD = optax.GradientTransformationExtraArgs(sgd_init, sgd_update)
+
+
+def entropy(logits: Any, batch: Any) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+@pytest.mark.usefixtures("in_32_bits")
+@pytest.mark.parametrize("way", WAYS, ids=["copy", "deepcopy", "pickle"])
+@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["alone", "8 devices"])
+def test_a_training_model_goes_on_from_a_copy(way: Any, over: Any) -> None:
+    options = {} if over is None else {"mesh": mesh(**over), "shardings": {"w": P(None, "model")}}
+    trainer = onnx2jax.TrainingModel(resumption.classifier(), rng=5, **options)
+    trainer.train_step(BATCH)
+    other = way(trainer)
+    assert lies(other.state) == lies(trainer.state) and other.compilations == 0
+    assert other.state.own[0]["t"].dtype == np.int64
+    outputs = trainer.train_step(BATCH)  # which takes the memory of its state, and no copy's
+    assert other.train_step(BATCH)["loss"] == outputs["loss"]
+    assert other.state.key == trainer.state.key
+    for name, value in trainer.changed().items():
+        np.testing.assert_array_equal(other.changed()[name], value)
+    np.testing.assert_array_equal(other.init().variables["w"], trainer.init().variables["w"])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["copy", "deepcopy", "pickle"])
+@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["alone", "8 devices"])
+def test_a_fine_tuning_goes_on_from_a_copy(way: Any, over: Any) -> None:
+    options = {} if over is None else {"mesh": mesh(**over), "shardings": RULES}
+    model = onnx2jax.convert(resumption.network())
+    tuned = onnx2jax.finetune(model, entropy, SGD, dropout=0.3, compute_dtype="bfloat16", remat="*", **options)
+    state, _ = tuned.step(tuned.init(), BATCH)
+    other, taken = way(tuned), way(state) if over is None else jax.tree.map(jax.numpy.copy, state)
+    assert lies(other.init()) == lies(tuned.init()) and other.compilations == 0
+    (state, metrics), (taken, again) = tuned.step(state, BATCH), other.step(taken, BATCH)
+    assert metrics["loss"] == again["loss"]
+    jax.tree.map(np.testing.assert_array_equal, taken.params, state.params)
+
+
+def test_what_pickle_cannot_take_is_named() -> None:
+    model = onnx2jax.convert(resumption.network())
+    with pytest.raises((AttributeError, pickle.PicklingError), match="chain"):
+        pickle.dumps(onnx2jax.finetune(model, entropy, optax.adam(0.1)))
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_a_pickled_state_keeps_its_64_bits() -> None:
+    state = onnx2jax.TrainingModel(resumption.classifier()).state
+    again = pickle.loads(pickle.dumps(state))
+    assert again.own[0]["t"].dtype == np.int64 and again.key == state.key
+    jax.tree.map(np.testing.assert_array_equal, again.variables, state.variables)
+
+
+def test_what_a_repr_shows() -> None:
+    assert repr(onnx2jax.TrainingModel(resumption.classifier())) == (
+        "TrainingModel of 'classifier'\n"
+        "  infer takes: x: float32[n, 6]\n"
+        "  variables: w, b: 28 numbers\n"
+        "  adam takes: x: float32[n, 6], label: int64[n]\n"
+        "  adam has: t, v, h, bv, bh: 57 numbers\n"
+        "  devices: cpu:0"
+    )
+    model = onnx2jax.convert(resumption.network(), mesh=mesh(data=2, model=4))
+    assert repr(onnx2jax.finetune(model, entropy, SGD, trainable=["w1", "b1"])) == (
+        "FineTuning of 'network'\n"
+        "  inputs: x: float32[n, 6]\n"
+        "  trains: w1, b1: 112 numbers\n"
+        "  of: w1, b1, scale, shift, mean, var, ... (7 in all): 240 numbers\n"
+        "  devices: mesh data: 2 x model: 4 over devices 0, 1, 2, 3, 4, 5, 6, 7"
+    )
