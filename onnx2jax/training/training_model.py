@@ -206,7 +206,7 @@ class TrainingModel(Training):
             if self._placement is not None:
                 values = self._placement.put_inputs(values)
             variables = all_widened(state.variables, self._stored)
-            results = part.run({**variables, **values}, part.constants, state.key)
+            results = part.run(values, {**part.constants, **variables}, state.key)
             return packed(self._fields, results.values())
 
     def train_step(self, batch: Mapping[str, Any] | None = None, /, *, algorithm: Any = None, **named: Any) -> Any:
@@ -285,7 +285,7 @@ class TrainingModel(Training):
                 info = self._infos[i]
                 variables = all_widened(state.variables, self._stored) | all_widened(state.own[i], self._own_stored[i])
                 rng = None if key is None else jax.random.fold_in(key, i)
-                results = part.run({**variables, **batch}, fixed, rng)
+                results = part.run(batch, {**fixed, **variables}, rng)
                 state = assigned(state, i, info, info.update_binding, results)
                 outputs.update(results)
             return state, {n: v for n, v in outputs.items() if self._outputs is None or n in self._outputs}
@@ -324,7 +324,7 @@ class _Part:
         """Inputs by name, checked."""
         return arguments.bind(self.inputs, self.optional, (), values)
 
-    def run(self, values: Mapping[str, Any], constants: Mapping[str, Any], rng: Any) -> dict[str, Any]:
-        """The graph's outputs by name, given inputs, variables and captured values by name."""
-        results = self.program.outputs(values, constants, Known({}), rng if self.graph.draws else None, constants)
+    def run(self, values: Mapping[str, Any], params: Mapping[str, Any], rng: Any) -> dict[str, Any]:
+        """The graph's outputs by name, given inputs and captured values by name, variables and constants."""
+        results = self.program.outputs(values, params, Known({}), rng if self.graph.draws else None, params)
         return dict(zip((v.name for v in self.graph.outputs), results, strict=True))
