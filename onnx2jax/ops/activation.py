@@ -142,11 +142,12 @@ def _peak(x, axes):
 
 def _hardmax(x, *, axes):
     """1 at the first maximum over the axes together (which are the last ones, or one)."""
-    if math.prod(x.shape[a] for a in axes) == 0:
+    extent = math.prod(x.shape[a] for a in axes)
+    if extent == 0:
         return x
-    flat = x.reshape(*x.shape[: axes[0]], -1, *x.shape[axes[-1] + 1 :])
+    flat = x.reshape(*x.shape[: axes[0]], extent, *x.shape[axes[-1] + 1 :])
     index = xp.expand_dims(argmax(flat, axes[0]), axes[0])
-    count = np.arange(flat.shape[axes[0]]).reshape(-1, *(1,) * (flat.ndim - axes[0] - 1))
+    count = np.arange(extent).reshape(-1, *(1,) * (flat.ndim - axes[0] - 1))
     return (index == count).astype(x.dtype).reshape(x.shape)
 
 

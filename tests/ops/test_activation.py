@@ -112,3 +112,9 @@ def test_experimental_activations() -> None:
         both("ParametricSoftplus", x, opset=1, alpha=2.0, beta=0.5), 2 * np.log1p(np.exp(x / 2)), rtol=1e-6
     )
     np.testing.assert_array_equal(both("ThresholdedRelu", x, opset=1, alpha=1.5), [0, 0, 2])
+
+
+def test_hardmax_of_nothing_along_an_axis_that_is_not_empty() -> None:
+    x = np.zeros((2, 0, 3), np.float32)
+    for axis in (0, 1, -1):
+        np.testing.assert_array_equal(both("Hardmax", x, axis=axis), x, strict=True)
