@@ -10,7 +10,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and all tests but the long ones"
-	@echo "make test-long  the long tests"
+	@echo "make test-long  the long tests, and the official suite compiled as users compile"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       write docs/operators.md"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
@@ -23,7 +23,8 @@ test: lint
 		--timeout 600 --timeout-method thread
 
 test-long: $(VENV)/.test
-	$(BIN)/python -m pytest -m long
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m long
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest tests/conformance/test_official.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -18,6 +18,11 @@ from tests.support.helpers import ROOT
 if jax.config.jax_num_cpu_devices != 8:
     jax.config.update("jax_num_cpu_devices", 8)
 
+# Most programs of the tests are small and run once: compiling them is most of the time, and LLVM's optimiser a third of
+# that. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` compiles as users do.
+if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+    jax.config.update("jax_disable_most_optimizations", True)
+
 # In the environment like the other caches, not in the working tree.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".venv" / ".hypothesis"))
 
