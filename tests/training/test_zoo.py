@@ -43,7 +43,7 @@ def test_two_hundred_steps(name: str, dtype: Any, tolerance: float) -> None:
     ours, theirs = np.transpose(losses)
     np.testing.assert_allclose(ours, theirs, rtol=tolerance)
     assert ours[-10:].mean() < ours[:10].mean()
-    assert trainer._step._cache_size() == 1
+    assert trainer.compilations == 1
     for variable, value in params.items():
         np.testing.assert_allclose(trainer.state.variables[variable], value, rtol=100 * tolerance, atol=100 * tolerance)
 
