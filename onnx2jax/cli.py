@@ -263,8 +263,8 @@ def describe(imported: Imported) -> dict[str, Any]:
 
 def _described(info: ValueInfo) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": info.name, "type": str(info.type or "undeclared")}
-    if isinstance(info.type, TensorType) and info.type.shape is not None:
-        facts["shape"] = list(info.type.shape)
+    if info.shape is not None:
+        facts["shape"] = list(info.shape)
     return facts
 
 

@@ -203,12 +203,12 @@ class Importer:
         return tuple(result)
 
     def _ordered(self, where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ...]:
-        if self.strict:
-            with self.guard(where):
-                return rules.in_order(where, nodes, defined, strict=True)
         order = tuple(nodes)
         with self.guard(where):
             order = rules.in_order(where, nodes, defined)
+            early = next((node for node, first in zip(nodes, order, strict=True) if node is not first), None)
+            if early and self.strict:
+                raise ModelError(f"{where}: {early} reads a value that a later node defines", rule="GR-01")
         return order
 
     def _nodes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final
 
 import numpy as np
@@ -105,29 +106,21 @@ def single_definitions(
         raise ModelError(f"{where}: {quoted(twice)} defined more than once", rule="GR-02")
 
 
-def in_order(where: str, nodes: list[Node], defined: set[str], strict: bool = False) -> tuple[Node, ...]:
-    """The nodes so that each comes after those it reads. Files out of order are sorted unless ``strict``."""
-    later = {n for node in nodes for n in node.outputs} - defined
-    readers: dict[str, list[int]] = {}
-    waiting_for = [0] * len(nodes)
-    for i, node in enumerate(nodes):
-        for name in later.intersection(node.reads):
-            readers.setdefault(name, []).append(i)
-            waiting_for[i] += 1
-    ready = [i for i, n in enumerate(waiting_for) if n == 0]
-    heapq.heapify(ready)  # the first of the file that can go is next, so a file in order stays as it is
-    result: list[int] = []
-    while ready:
-        i = heapq.heappop(ready)
-        if strict and i != len(result):
-            raise ModelError(f"{where}: {nodes[len(result)]} reads a value that a later node defines", rule="GR-01")
-        result.append(i)
-        for name in nodes[i].outputs:
-            for reader in readers.pop(name, ()):
-                waiting_for[reader] -= 1
-                if waiting_for[reader] == 0:
-                    heapq.heappush(ready, reader)
-    if len(result) < len(nodes):
-        blocked = [node.name for node, n in zip(nodes, waiting_for, strict=True) if n]
-        raise ModelError(f"{where} has a cycle through {quoted(blocked)} waiting", rule="GR-01")
-    return tuple(nodes[i] for i in result)
+def in_order(where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ...]:
+    """The nodes so that each comes after those it reads; a file in order stays as it is."""
+    makers = {name: i for i, node in enumerate(nodes) for name in node.outputs if name not in defined}
+    sorter = TopologicalSorter({i: [makers[n] for n in node.reads if n in makers] for i, node in enumerate(nodes)})
+    try:
+        sorter.prepare()
+    except CycleError as e:
+        circle = {nodes[i].name for i in e.args[1]}
+        raise ModelError(f"{where} has a cycle: {quoted(circle)} waiting for one another", rule="GR-01") from None
+    ready: list[int] = []
+    result: list[Node] = []
+    while sorter.is_active():
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
+        first = heapq.heappop(ready)  # the first of the file that can go is next
+        sorter.done(first)
+        result.append(nodes[first])
+    return tuple(result)

@@ -199,8 +199,8 @@ def _calling(main: Graph, own: Graph) -> Graph:
     """
     _check_apart(main.initializers, own)
     formals = [v.name for v in main.inputs]
-    rest = tuple(n for n in main.initializers if n not in formals)
-    values = tuple(_declared(n, main.initializers[n]) for n in rest)
+    rest = {n: TensorType(v.dtype, v.shape) for n, v in main.initializers.items() if n not in formals}
+    values = tuple(ValueInfo(*item) for item in rest.items())
     body = replace(main, inputs=main.inputs + values, initializers={})
     function = Function(*GRAPH_CALL, "", (), {}, body, len(main.nodes), {}, frozenset())
 
@@ -212,12 +212,8 @@ def _calling(main: Graph, own: Graph) -> Graph:
         if not all(operands):
             lacking = [n for n, operand in zip(formals, operands, strict=True) if not operand]
             raise ModelError(f"{node} leaves out inputs {lacking}, which have no initializer", rule="TR-18")
-        return replace(node, inputs=operands + rest, attributes={}, target=function)
+        return replace(node, inputs=(*operands, *rest), attributes={}, target=function)
 
     return replace(
         own, path="", nodes=tuple(map(bound, own.nodes)), initializers={**main.initializers, **own.initializers}
     )
-
-
-def _declared(name: str, value: np.ndarray) -> ValueInfo:
-    return ValueInfo(name, TensorType(value.dtype, value.shape))

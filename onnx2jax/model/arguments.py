@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,21 +17,13 @@ from ..runtime.values import widened
 
 def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
     """The inputs with dimension variables replaced by numbers."""
-    shapes = [v.type.shape or () for v in inputs if isinstance(v.type, TensorType)]
-    variables = sorted({d for shape in shapes for d in shape if isinstance(d, str)})
+    variables = sorted({d for v in inputs for d in v.shape or () if isinstance(d, str)})
     unknown = sorted(set(overrides) - set(variables))
     if unknown:
         raise InputNameError(f"dim_overrides names {unknown}; the model's dimension variables are {variables}")
     if negative := {n: size for n, size in overrides.items() if size < 0}:
         raise InputShapeError(f"dim_overrides: an extent must not be negative ({negative})")
-
-    def fixed(value: ValueInfo) -> ValueInfo:
-        if not isinstance(value.type, TensorType) or value.type.shape is None:
-            return value
-        shape = tuple(overrides.get(d, d) if isinstance(d, str) else d for d in value.type.shape)
-        return replace(value, type=replace(value.type, shape=shape))
-
-    return tuple(map(fixed, inputs))
+    return tuple(v.reshaped([overrides.get(d, d) if isinstance(d, str) else d for d in v.shape or ()]) for v in inputs)
 
 
 def bind(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..ops.arrays import is_traced
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import ValueInfo
 from .arguments import override_dims
 
 
@@ -30,7 +30,7 @@ def pad(
     extents: dict[str, int] = {}
     padded = dict(values)
     for declared in inputs:
-        shape = (declared.type.shape if isinstance(declared.type, TensorType) else None) or ()
+        shape = declared.shape or ()
         if not bucket.keys() & set(shape):
             continue
         array = np.asarray(values[declared.name])
@@ -53,8 +53,5 @@ def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping
     if not extents:
         return results
 
-    def one(declared: ValueInfo, value: Any) -> Any:
-        shape = (declared.type.shape if isinstance(declared.type, TensorType) else None) or ()
-        return np.asarray(value)[tuple(slice(extents.get(d)) if isinstance(d, str) else slice(None) for d in shape)]
-
-    return tuple(one(v, r) for v, r in zip(outputs, results, strict=True))
+    ends = [[extents.get(d) if isinstance(d, str) else None for d in v.shape or ()] for v in outputs]
+    return tuple(np.asarray(r)[tuple(map(slice, e))] for r, e in zip(results, ends, strict=True))

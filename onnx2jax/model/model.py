@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputNameError, RandomKeyError
 from ..ir import analysis
-from ..ir.graph import Graph, Imported, read_constants
+from ..ir.graph import Imported, read_constants
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
@@ -47,27 +48,6 @@ class Model:
             ``notes`` on what of a device configuration could not be followed. None on one device.
     """
 
-    graph: Graph
-    inputs: tuple[ValueInfo, ...]
-    optional: Mapping[str, ValueInfo]
-    outputs: tuple[ValueInfo, ...]
-    opsets: Mapping[str, int]
-    metadata: Mapping[str, str]
-    static: Mapping[str, np.ndarray]
-    settings: Settings
-    origin: Origin | None
-    placement: Placement | None
-    _types: dict[str, TensorType]
-    _changes: dict[str, Any]
-    _params: Params | None
-    _max_size: dict[str, int]
-    _bucket: dict[str, list[int]]
-    _program: Program
-    _declared: Declarations
-    _compared: int
-    _fields: tuple[str, ...]
-    _placed: tuple[dict[str, Any], Known] | None
-
     def __init__(
         self,
         imported: Imported,
@@ -81,7 +61,7 @@ class Model:
         placement: Placement | None = None,
         changes: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        graph = imported.graph
+        self.graph = graph = imported.graph
         stored = analysis.parameters(graph)
         read_constants(graph, stored)
         declared = arguments.override_dims(graph.inputs, dim_overrides or {})
@@ -89,44 +69,35 @@ class Model:
         free = [v for v in declared if v.name not in pinned]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
         own = imported.ir_version >= 4
-        self._set(
-            graph=graph,
-            inputs=tuple(v for v in free if v.name not in graph.initializers),
-            optional=MappingProxyType({v.name: v for v in free if own and v.name in graph.initializers}),
-            outputs=graph.outputs,
-            opsets=MappingProxyType(dict(imported.opsets)),
-            metadata=MappingProxyType(dict(imported.metadata)),
-            static=MappingProxyType(pinned),
-            settings=settings or Settings(),
-            origin=origin,
-            placement=placement,
-            _types={n: TensorType(v.dtype, v.shape) for n, v in stored.items()},
-            _max_size=dict(max_size or {}),
-            _bucket=buckets.checked_buckets(declared, bucket or {}),
-            _changes={n: kept(v) for n, v in (changes or {}).items()},
-            _params=None,
-        )
+        self.inputs = tuple(v for v in free if v.name not in graph.initializers)
+        self.optional = MappingProxyType({v.name: v for v in free if own and v.name in graph.initializers})
+        self.outputs = graph.outputs
+        self.opsets = MappingProxyType(dict(imported.opsets))
+        self.metadata = MappingProxyType(dict(imported.metadata))
+        self.static = MappingProxyType(pinned)
+        self.settings, self.origin, self.placement = settings or Settings(), origin, placement
+        self._types = {n: TensorType(v.dtype, v.shape) for n, v in stored.items()}
+        self._max_size = dict(max_size or {})
+        self._bucket = buckets.checked_buckets(declared, bucket or {})
+        self._changes = {n: kept(v) for n, v in (changes or {}).items()}
         self._begin()
-
-    def _set(self, **attributes: Any) -> None:
-        vars(self).update(attributes)
 
     def _begin(self) -> None:
         """What is not part of the model: programs, arrays on devices, warnings given."""
-        self._set(
-            _program=Program(self.graph, self.settings),
-            _declared=Declarations(self.graph.inputs, self.outputs),
-            _fields=field_names(v.name for v in self.outputs),
-            _placed=None,
-            _compared=0,
-        )
+        self._fields = field_names(v.name for v in self.outputs)
+        self._declared = Declarations(self.graph.inputs, self.outputs)
+        self._compared = 0
+        self._program = Program(self.graph, self.settings)
 
-    def __setattr__(self, name: str, _: Any) -> None:
-        raise AttributeError(
-            f"a Model does not change, so {name} cannot be set; one with other weights: model.with_params({{name: w}})"
-        )
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_program" in vars(self):  # it is complete
+            raise AttributeError(
+                f"a Model does not change, so {name} cannot be set; one with other weights: "
+                "model.with_params({name: w})"
+            )
+        super().__setattr__(name, value)
 
-    @property
+    @cached_property
     def params(self) -> Params:
         """The weights by ONNX name: a read-only mapping of read-only arrays, and a pytree for JAX's transformations.
 
@@ -135,11 +106,8 @@ class Model:
         Raises:
             ExternalDataError: such a file was changed after the model was converted.
         """
-        if (params := self._params) is None:
-            values = read_constants(self.graph)
-            params = Params({n: self._changes.get(n, values[n]) for n in self._types})
-            self._set(_params=params)
-        return params
+        values = read_constants(self.graph)
+        return Params({n: self._changes.get(n, values[n]) for n in self._types})
 
     def changed(self) -> dict[str, Any]:
         """Weights that are not what the file says."""
@@ -220,7 +188,7 @@ class Model:
             given = self._put({n: arguments.as_param(n, v, self._types[n]) for n, v in params.items()})
             own: dict[str, Any] = {}
             if len(given) < len(self._types):
-                placed, known = self._on_devices()
+                placed, known = self._on_devices
                 own = placed | self._put(known.scalars)
             feeds = values
             if self.placement is not None:
@@ -239,7 +207,8 @@ class Model:
         with compat.enable_x64():
             changes = {n: kept(arguments.as_param(n, v, self._types[n])) for n, v in params.items()}
         new = copy.copy(self)
-        new._set(_params=Params(self.params | changes), _changes=self._changes | changes, _placed=None)
+        vars(new).update(params=Params(self.params | changes), _changes=self._changes | changes)
+        vars(new).pop("_on_devices", None)
         return new
 
     def explain(self) -> str:
@@ -263,14 +232,13 @@ class Model:
 
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: all but what is compiled, and what lies on devices."""
-        kept = {**vars(self), "_params": self.params}
-        for name in ("_program", "_declared", "_compared", "_fields", "_placed"):
-            del kept[name]
-        return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items()}
+        kept = {**vars(self), "params": self.params}
+        begun = ("_program", "_declared", "_compared", "_fields", "_on_devices")
+        return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items() if n not in begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         views = ("optional", "opsets", "metadata", "static")
-        self._set(**{n: MappingProxyType(v) if n in views else v for n, v in state.items()})
+        vars(self).update({n: MappingProxyType(v) if n in views else v for n, v in state.items()})
         for array in (*read_constants(self.graph).values(), *self._changes.values()):
             if isinstance(array, np.ndarray):
                 array.flags.writeable = False  # pickle forgets
@@ -298,7 +266,7 @@ class Model:
                     "once and stay as they are: pass a key, model(..., rng=jax.random.key(0))"
                 )
         padded, extents = buckets.pad(self.inputs, values, self._bucket)
-        params, known = self._on_devices()
+        params, known = self._on_devices
         if self.placement is not None:
             padded, rng = self.placement.put_inputs(padded), self.placement.put_whole(rng)
         results = self._program.outputs(padded, params, known, rng)
@@ -306,22 +274,20 @@ class Model:
         results = buckets.cut(self.outputs, results, extents)
         compilations = self._program.compilations
         if compilations != self._compared and not self._max_size:  # else every shape has been met before
-            self._set(_compared=compilations)
+            vars(self)["_compared"] = compilations
             self._declared.compare(values | dict(self.static), results)
         return results
 
+    @cached_property
     def _on_devices(self) -> tuple[dict[str, Any], Known]:
         """Parameters on the device; scalars apart, to be baked in: an argument costs more.
 
         device_put, unlike jnp.asarray, shares the memory of a NumPy array on the CPU.
         """
-        if (found := self._placed) is None:
-            scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
-            with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
-                placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
-            found = placed, Known(scalars, self.static)
-            self._set(_placed=found)
-        return found
+        scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
+        with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
+            placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
+        return placed, Known(scalars, self.static)
 
     def _put(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self.placement is not None:

@@ -127,7 +127,6 @@ class Declarations:
 
 def _named(declared: ValueInfo, value: Any) -> Iterator[tuple[str, int]]:
     """The dimension variables of a value and their extents; symbolic ones of jax.export cannot be told apart."""
-    wanted = declared.type.shape if isinstance(declared.type, TensorType) else None
-    for name, have in zip(wanted or (), getattr(value, "shape", ()), strict=False):
+    for name, have in zip(declared.shape or (), getattr(value, "shape", ()), strict=False):
         if isinstance(name, str) and isinstance(have, int):
             yield name, have

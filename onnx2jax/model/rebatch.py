@@ -147,12 +147,11 @@ def _output_axis(value: ValueInfo, rebatch: bool | Mapping[str, int], variables:
     """The axis of the batch in an output: the one named, or where alone its declaration has the batch, or the first."""
     if isinstance(rebatch, Mapping) and value.name in rebatch:
         return _axis(value, rebatch[value.name])
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    dims = list(enumerate(shape or ()))
+    dims = list(enumerate(value.shape or ()))
     found = [i for i, d in dims if d in variables] or [i for i, d in dims if d == size]
     if len(found) == 1:
         return found[0]
-    if isinstance(rebatch, Mapping) and shape != ():
+    if isinstance(rebatch, Mapping) and value.shape != ():
         raise RebatchError(
             f"which axis of output {value} is the batch? Name it as well: convert(..., rebatch={{{value.name!r}: axis, "
             "...})"
@@ -175,11 +174,8 @@ def _shape(value: ValueInfo) -> tuple[Dim, ...]:
 
 def _freed(value: ValueInfo, axis: int, batch: set[Dim], variable: str) -> ValueInfo:
     """The declaration with a variable where the batch is, or nothing known where it is but a part."""
-    if not isinstance(value.type, TensorType) or value.type.shape is None:
-        return value
-    shape = tuple((variable if d in batch else None) if i == axis else d for i, d in enumerate(value.type.shape))
-    shape = shape or (variable,)
-    return replace(value, type=replace(value.type, shape=shape))
+    shape = [(variable if d in batch else None) if i == axis else d for i, d in enumerate(value.shape or ())]
+    return value.reshaped(shape or [variable])
 
 
 def _listed(values: Iterable[ValueInfo]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,17 @@ class ValueInfo:
     """What each dimension stands for (DATA_BATCH, ...), when the model says so."""
     denotation: str = ""
     """What the whole stands for (IMAGE, AUDIO, TEXT), likewise."""
+
+    @property
+    def shape(self) -> tuple[Dim, ...] | None:
+        """The extents of a tensor; None when its rank is unknown, and for what is no tensor."""
+        return self.type.shape if isinstance(self.type, TensorType) else None
+
+    def reshaped(self, shape: Sequence[Dim]) -> ValueInfo:
+        """The same with another shape; what has none stays as it is."""
+        if not isinstance(self.type, TensorType) or self.type.shape is None:
+            return self
+        return replace(self, type=replace(self.type, shape=tuple(shape)))
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
