@@ -97,6 +97,12 @@ class Graph:
         return Graph(self.name, self.path, (), declared, initializers, tuple(nodes), whole=self.whole or self)
 
     @cached_property
+    def defines(self) -> frozenset[str]:
+        """Names of its inputs, initializers and nodes' outputs."""
+        made = (n for node in self.nodes for n in node.outputs if n)
+        return frozenset((*(v.name for v in self.inputs), *self.initializers, *made))
+
+    @cached_property
     def captures(self) -> frozenset[str]:
         """Names read from the enclosing graphs."""
         defined = {v.name for v in self.inputs} | set(self.initializers)

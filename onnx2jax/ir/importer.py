@@ -32,49 +32,33 @@ DEPTH_LIMIT: Final = 100
 Collect = Callable[[OnnxError, str], None]
 """Takes a broken rule and where it is, instead of an exception at the first one."""
 
+Parameters = dict[str, int]
+"""The attributes of the function being built, each with the type in which its body uses it, 0 while unknown."""
 
-def build(
-    model: Any,
-    files: ExternalFiles,
-    *,
-    strict: bool = False,
-    allow_newer_opset: bool = False,
-    documents: Iterable[OperatorSet] = (),
-) -> Imported:
-    """A ModelProto as frozen objects. Operators that nothing serves end up in ``missing``.
+
+Key = tuple[str, str, str]
+"""Of a function: domain, name, overload."""
+
+
+class Importer:
+    """A ModelProto as frozen objects: what its graphs share while they are built.
 
     Args:
         model: the message.
         files: where its external data lies.
         strict: keep rules of order and form that common runtimes do not.
         allow_newer_opset: operator sets newer than those known here mean what the newest known does.
+        collect: takes every broken rule; what is built is then what could be read in spite of them, not to be run.
         documents: operator set documents, whose functions serve what nothing else does.
-
-    Raises:
-        ModelError: the model breaks a rule of the format.
-        UnsupportedError: its IR or operator set version is newer than those known here.
-    """
-    return Importer(model, files, strict, allow_newer_opset, None, documents).model()
-
-
-Parameters = dict[str, int]
-"""The attributes of the function being built, each with the type in which its body uses it, 0 while unknown."""
-
-
-class Importer:
-    """What the graphs of one model share while they are built.
-
-    ``collect``, when given, takes every broken rule; the result is then what could be read in spite of them, not to
-    be run.
     """
 
     def __init__(
         self,
         model: Any,
         files: ExternalFiles,
-        strict: bool,
-        allow_newer_opset: bool,
-        collect: Collect | None,
+        strict: bool = False,
+        allow_newer_opset: bool = False,
+        collect: Collect | None = None,
         documents: Iterable[OperatorSet] = (),
     ) -> None:
         self._model_files, self._documents = files, tuple(documents)
@@ -85,18 +69,24 @@ class Importer:
             self.opsets = binding.opsets_of(model)
         self.missing: list[Missing] = []
         self._depth = 0
-        self._messages: dict[tuple[str, str, str], Any] = {}
+        self._messages: dict[Key, Any] = {}
         for f in model.functions:
             texts = (f.domain, f.name, f.overload, *f.input, *f.output, *f.attribute)
             rules.check_text(f"function {f.name!r:.80}", *texts)
             key = (normal_domain(f.domain), f.name, f.overload)
-            with self.guard(f"function {'.'.join(filter(None, key))!r}"):
+            where = f"function {_title(key)!r}"
+            with self.guard(where):
                 if self._messages.setdefault(key, f) is not f:
-                    raise ModelError(f"function {'.'.join(filter(None, key))!r} is defined twice", rule="FN-01")
-        self._functions: dict[tuple[str, str, str], Function | None] = {}
+                    raise ModelError(f"{where} is defined twice", rule="FN-01")
+        self._functions: dict[Key, Function | None] = {}
 
     def model(self) -> Imported:
-        """The whole model."""
+        """The whole model. Operators that nothing serves end up in ``missing``.
+
+        Raises:
+            ModelError: the model breaks a rule of the format.
+            UnsupportedError: its IR or operator set version is newer than those known here.
+        """
         model = self._model
         with self.guard("model"):
             if model.ir_version < 1:
@@ -131,7 +121,7 @@ class Importer:
     def unused_functions(self) -> None:
         """Build what no node calls, to see what is wrong with it."""
         for key in self._messages:
-            with self.guard(f"function {'.'.join(filter(None, key))!r}"):
+            with self.guard(f"function {_title(key)!r}"):
                 self._function(*key)
 
     @contextmanager
@@ -276,8 +266,7 @@ class Importer:
         key = (domain, name, overload)
         if key not in self._messages:
             return None
-        title = ".".join(filter(None, key))
-        return self._once(key, title, f"function {title!r}", self._messages[key], self._model_files, self.opsets)
+        return self._once(key, f"function {_title(key)!r}", self._messages[key], self._model_files, self.opsets)
 
     def _from_document(self, node: Node, overload: str) -> Function | None:
         found = find(self._documents, node.domain, node.op_type, overload, node.opset)
@@ -289,30 +278,26 @@ class Importer:
             raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR}", rule="MV-02")
         # The version keeps what two documents of one domain say apart, in names of weights too.
         key = (f"{node.domain}:{document.version}", node.op_type, overload)
-        title = ".".join(filter(None, key))
-        return self._once(key, title, f"function {title!r} of {document.name}", message, document.files, {})
+        return self._once(key, f"function {_title(key)!r} of {document.name}", message, document.files, {})
 
-    def _once(
-        self, key: Any, title: str, where: str, message: Any, files: ExternalFiles, opsets: Mapping[str, int]
-    ) -> Function:
+    def _once(self, key: Key, where: str, message: Any, files: ExternalFiles, opsets: Mapping[str, int]) -> Function:
         if key not in self._functions:
             outside, self.files = self.files, files
             try:
                 with self._deeper():
                     self._functions[key] = None  # being built: meeting it again is a recursion
-                    self._functions[key] = self._build_function(key, title, where, message, opsets)
+                    self._functions[key] = self._build_function(key, where, message, opsets)
             finally:
                 self.files = outside
         function = self._functions[key]
         if function is None:
             begun = [k for k, f in self._functions.items() if f is None]
-            between = ", ".join(repr(".".join(filter(None, k))) for k in begun[begun.index(key) + 1 :])
+            between = ", ".join(repr(_title(k)) for k in begun[begun.index(key) + 1 :])
             raise ModelError(f"{where} calls itself{' through ' * bool(between)}{between}", rule="FN-19")
         return function
 
-    def _build_function(
-        self, key: tuple[str, str, str], title: str, where: str, message: Any, fallback: Mapping[str, int]
-    ) -> Function:
+    def _build_function(self, key: Key, where: str, message: Any, opsets: Mapping[str, int]) -> Function:
+        title = _title(key)
         defaults: dict[str, Any] = {}
         parameters: Parameters = dict.fromkeys(message.attribute, 0)
         for a in message.attribute_proto:
@@ -325,9 +310,8 @@ class Importer:
                 if len(set(given)) < len(given):
                     rule = "FN-11" if what == "output" else "FN-12"
                     raise ModelError(f"{where} has an {what} twice in {list(given)}", rule=rule)
-        opsets = fallback
         with self.guard(where):
-            opsets = binding.opsets(message.opset_import) or fallback
+            opsets = binding.opsets(message.opset_import) or opsets
         nodes, constants = self._nodes(message.node, where, title, opsets, parameters)
         inputs = tuple(map(ValueInfo, message.input))
         outputs = tuple(map(ValueInfo, message.output))
@@ -378,6 +362,10 @@ class Importer:
             return self.graph(message, place, opsets, parameters)
 
         return attributes.value(a, kind, where, self.files, graph)
+
+
+def _title(key: Key) -> str:
+    return ".".join(filter(None, key))
 
 
 def _trimmed(names: tuple[str, ...]) -> tuple[str, ...]:

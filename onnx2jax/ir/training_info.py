@@ -149,7 +149,7 @@ def _binding(
 
 def _combined(main: Graph, own: Graph) -> Graph:
     """The main graph followed by the algorithm's (rule TR-16)."""
-    _check_apart(_defined(main), own)
+    _check_apart(main.defines, own)
     return replace(
         main,
         name=own.name or main.name,
@@ -163,16 +163,8 @@ def _combined(main: Graph, own: Graph) -> Graph:
 
 
 def _check_apart(names: Iterable[str], own: Graph) -> None:
-    if clash := _defined(own).intersection(names):
+    if clash := own.defines.intersection(names):
         raise ModelError(f"{quoted(clash)} defined by the main graph and by algorithm {own.name!r}", rule="TR-17")
-
-
-def _defined(graph: Graph) -> set[str]:
-    return (
-        {v.name for v in graph.inputs}
-        | graph.initializers.keys()
-        | {n for node in graph.nodes for n in node.outputs if n}
-    )
 
 
 def _check_calls(own: Graph, main: Graph, calls: list[Node]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -45,7 +45,9 @@ class Compiled:
         self._seen: dict[str, set[str]] = {}
         self._decide: dict[Node, set[str]] = {}
         """Inputs taken by value because a node with graphs inside depends on them."""
-        self._jitted = _named_jit(in_auto_mode(self._trace, batch=2), graph.name)
+        trace = in_auto_mode(self._trace, batch=2)
+        trace.__name__ = re.sub(r"\W", "_", graph.name) or "onnx_model"  # profiles and jaxprs show it
+        self._jitted = jax.jit(trace, static_argnums=0)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
         inputs = {v.name for v in (graph.whole or graph).inputs}
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
@@ -95,7 +97,8 @@ class Compiled:
             ):
                 results.append(Beside(value) if _is_constant(value) else to_device(value))
                 if not is_jax(value):
-                    raise Cut(_producers(self.graph, declared.name), f"{declared.name!r} holds strings or maps")
+                    makers = [node for node in self.graph.nodes if declared.name in node.outputs]
+                    raise Cut(makers, f"{declared.name!r} holds strings or maps")
         self.compiles += 1
         return results
 
@@ -182,17 +185,3 @@ def is_small(value: Any) -> bool:
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.size <= LARGEST_CONSTANT and not value.dtype.hasobject
-
-
-def _producers(graph: Graph, name: str) -> list[Node]:
-    return [node for node in graph.nodes if name in node.outputs]
-
-
-def _named_jit(function: Callable[..., Any], name: str) -> Any:
-    """A jit that profiles and jaxprs show under the graph's name."""
-
-    def named(*args: Any) -> Any:
-        return function(*args)
-
-    named.__name__ = re.sub(r"\W", "_", name) or "onnx_model"
-    return jax.jit(named, static_argnums=0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final, Protocol
 
 import jax
@@ -150,19 +151,15 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     own = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
     own.update(inputs)
     scope: Scope = own if outer is None else ChainMap(own, outer)
-    run_nodes(graph.nodes, scope, context.within(graph))
-    return tuple(scope[v.name] for v in graph.outputs)
-
-
-def run_nodes(nodes: Sequence[Node], scope: Scope, context: Context) -> None:
-    """Evaluate nodes in order, reading and writing the scope."""
+    context = context.within(graph)
     frames, tape = context.derivation.frames, context.derivation.tape
-    for node in nodes:
+    for node in graph.nodes:
         if tape is not None and node in tape.recorded:
             results = tape.record(node, scope, frames[-1].run)
         else:
             results = run_node(node, scope, context)
         scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+    return tuple(scope[v.name] for v in graph.outputs)
 
 
 def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
@@ -217,8 +214,7 @@ OURS: Final = str(Path(__file__).parents[1])
 def _explained(e: Exception, node: Node, values: Sequence[Any], context: Context) -> Exception:
     """The error of a node in a user's words; one that is a fault of this library, or of a user's operator, as it is."""
     if isinstance(e, KnownValueError) and e.node is None:  # the operator's own
-        cure = f"; or {_bound(node)}" if _can_be_padded(node) else ""
-        return KnownValueError(f"{node}: {e}{cure}", tuple(filter(None, node.inputs)), node)
+        return KnownValueError(f"{node}: {e}{_bound(node)}", tuple(filter(None, node.inputs)), node)
     if isinstance(e, OnnxError):
         if isinstance(node.target, Function) or node.graphs or node.differentiates:
             e.add_note(f"inside {node}")
@@ -242,12 +238,8 @@ def _explained(e: Exception, node: Node, values: Sequence[Any], context: Context
 
 def _raised_by_a_library(e: Exception) -> bool:
     """Whether an error comes from JAX or NumPy, which refuse types and indices so; otherwise the fault is in here."""
-    if type(e).__module__.startswith("numpy"):
-        return True
-    traceback = e.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback is not None and not traceback.tb_frame.f_code.co_filename.startswith(OURS)
+    *_, (frame, _) = walk_tb(e.__traceback__)
+    return type(e).__module__.startswith("numpy") or not frame.f_code.co_filename.startswith(OURS)
 
 
 def _closed(value: Any, scope: Scope, context: Context) -> Any:
@@ -306,40 +298,32 @@ def _needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValue
         f"{node}: {parameter} (value {' or '.join(map(repr, names))}) must be known before compiling, because a "
         "shape or the course of the computation depends on it, but it is traced.\n"
         "Call the model itself (model(x) or model.run(...)), which finds such values by itself; or pin the input it "
-        "comes from: convert(..., static={'input name': value})"
-        + (f"; or {_bound(node)}" if _can_be_padded(node) else ""),
+        f"comes from: convert(..., static={{'input name': value}}){_bound(node)}",
         names,
         node,
     )
 
 
-def _can_be_padded(node: Node) -> bool:
-    return not node.domain and resolve(PADDED, node.op_type, 1) is not None
-
-
 def _bound(node: Node) -> str:
-    return f"bound the result: convert(..., max_size={{{node.name!r}: n}})"
+    """The other cure, for nodes whose results can be padded."""
+    if node.domain or resolve(PADDED, node.op_type, 1) is None:
+        return ""
+    return f"; or bound the result: convert(..., max_size={{{node.name!r}: n}})"
 
 
 def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
     """What the operator asks for by name beyond its inputs and attributes."""
-    fixtures: dict[str, Any] = {}
-    if "opset" in operator.fixtures:
-        fixtures["opset"] = node.opset
-    if "n_outputs" in operator.fixtures:
-        fixtures["n_outputs"] = len(node.outputs)
-    if "max_trips" in operator.fixtures:
-        fixtures["max_trips"] = context.settings.max_trips
-    if "derivatives" in operator.fixtures:
-        fixtures["derivatives"] = Derivatives(node, scope, context.derivation)
-    if "compiled" in operator.fixtures:
-        host = None if context.call.attributes else context.host
-        fixtures["compiled"] = host and partial(host.trips, node, scope, context.rng)
-    if "forward_only" in operator.fixtures:
-        fixtures["forward_only"] = partial(_forward_only, node)
-    if "rng" in operator.fixtures:
-        fixtures["rng"] = _NoKey(node) if context.rng is None else _fold(context.rng, node)
-    return fixtures
+    host = None if context.call.attributes else context.host
+    makers: dict[str, Callable[[], Any]] = {
+        "opset": lambda: node.opset,
+        "n_outputs": lambda: len(node.outputs),
+        "max_trips": lambda: context.settings.max_trips,
+        "derivatives": lambda: Derivatives(node, scope, context.derivation),
+        "compiled": lambda: host and partial(host.trips, node, scope, context.rng),
+        "forward_only": lambda: partial(_forward_only, node),
+        "rng": lambda: _NoKey(node) if context.rng is None else _fold(context.rng, node),
+    }
+    return {name: makers[name]() for name in operator.fixtures}
 
 
 def _forward_only(node: Node, values: Any, why: str) -> Any:

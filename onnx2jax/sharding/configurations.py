@@ -87,11 +87,9 @@ def _configured(
         if s not in axes:
             held = [list(group) if len(group) > 1 else group[0] for group in s.holders]
             others = f"{dict(mesh.shape)} over devices {list(layout.order)}"
-            text = f"{where}: shards on devices {held} cannot be said by the mesh of the others, {others}"
-            said.misses.append(with_rules(text, "DV-23"))
+            said.miss(f"{where}: shards on devices {held} cannot be said by the mesh of the others, {others}", "DV-23")
         elif members and len(members) < configuration.devices:
-            text = f"{where}: it is for devices {members}; the others hold copies"
-            said.misses.append(with_rules(text, "DV-23"))
+            said.miss(f"{where}: it is for devices {members}; the others hold copies", "DV-23")
     if said.misses:
         more = f"\nand {len(said.misses) - 5} more: model.placement.notes" if len(said.misses) > 5 else ""
         _warn(
@@ -125,25 +123,27 @@ class _Said:
         self.misses: list[str] = []
         self.notes: list[str] = []
         if imported.ir_version < 11:
-            text = f"configurations exist since IR 11, the model is of IR {imported.ir_version}"
-            self.misses.append(with_rules(text, "DV-27"))
+            self.miss(f"configurations exist since IR 11, the model is of IR {imported.ir_version}", "DV-27")
         listed = {c.name for c in imported.configurations}
         for node, keys in _annotated(graphs):
             for other in sorted(node.devices.keys() - listed):
-                text = f"{node}: configuration {other!r} is none of {sorted(listed)}"
-                self.misses.append(with_rules(text, "DV-04"))
+                self.miss(f"{node}: configuration {other!r} is none of {sorted(listed)}", "DV-04")
             hints = node.devices.get(configuration.name, NodeDevices())
             if hints.stage is not None:
                 self.stages[node.name] = hints.stage
             for sharding in hints.shardings:
                 self._sharding(node, sharding, configuration.devices, keys)
 
+    def miss(self, text: str, rule: str) -> None:
+        self.misses.append(with_rules(text, rule))
+
     def _sharding(self, node: Node, sharding: Sharding, devices: int, keys: Mapping[str, str]) -> None:
         where = f"{node}, sharding of {sharding.tensor!r}"
         if not sharding.tensor or sharding.tensor not in {*node.inputs, *node.outputs}:
-            self.misses.append(with_rules(f"{where}: it is no input or output of the node", "DV-05"))
+            self.miss(f"{where}: it is no input or output of the node", "DV-05")
         elif wrong := list(problems(sharding, devices)):
-            self.misses.extend(with_rules(f"{where}: {text}", rule) for rule, text in wrong)
+            for rule, text in wrong:
+                self.miss(f"{where}: {text}", rule)
         elif _is_excluded(node):
             self.notes.append(with_rules(f"{where}: ONNX gives it no meaning for {node.op_type}", "DV-18"))
         else:
@@ -158,8 +158,12 @@ def _params(
     for key, sharding, axes in asked:
         if key not in weights or key in params:
             continue
+        shape = weights[key].shape
         try:
-            params[key] = fitting(key, weights[key].shape, mesh, _spec(sharding, axes, weights[key].ndim), "its node")
+            factors, places = _factored(sharding, axes, shape)
+            if len(factors) > len(shape):
+                raise ShardingError(f"its axes are fused from {list(factors)}")
+            params[key] = fitting(key, shape, mesh, PartitionSpec(*places), "its node")
         except ShardingError as e:
             notes.append(f"{key!r} lies whole on every device: {e}")
     return {n: params.get(n, NamedSharding(mesh, PartitionSpec())) for n in weights}
@@ -204,26 +208,34 @@ def _annotated(graphs: Iterable[Graph]) -> Iterator[tuple[Node, dict[str, str]]]
             for inner in node.bodies:
                 if id(inner) in seen:
                     continue
-                formals = [v.name for v in inner.inputs]
-                local = set(formals) | {n for made in inner.nodes for n in made.outputs}
                 if inner in node.graphs:
-                    yield from visit(inner, {n: k for n, k in visible.items() if n not in local})
+                    yield from visit(inner, {n: k for n, k in visible.items() if n not in inner.defines})
                 else:
-                    operands = zip(formals, node.inputs, strict=False)
-                    yield from visit(inner, {formal: visible[n] for formal, n in operands if n in visible})
+                    operands = zip(inner.inputs, node.inputs, strict=False)
+                    yield from visit(inner, {formal.name: visible[n] for formal, n in operands if n in visible})
 
     for graph in graphs:
         yield from visit(graph, {})
 
 
-def _spec(sharding: Sharding, axes: Axes, rank: int) -> PartitionSpec:
-    """The sharding of an array of a rank, when every axis is divided at most once."""
-    places: list[Any] = [None] * rank
-    for axis, splits in _by_axis(sharding, rank).items():
-        if len(splits) > 1:
-            raise ShardingError(f"axis {axis} is fused from {len(splits)} axes")
-        places[axis] = entries(axes[splits[0]])
-    return PartitionSpec(*places)
+def _factored(sharding: Sharding, axes: Axes, shape: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+    """The shape in which every divided factor is an axis, and the axes of the mesh for each."""
+    factored: list[Any] = []
+    places: list[Any] = []
+    by_axis = _by_axis(sharding, len(shape))
+    for axis, extent in enumerate(shape):
+        splits = by_axis.get(axis, [])
+        places += [entries(axes[i]) for i in splits] or [None]
+        if len(splits) < 2:
+            factored.append(extent)
+            continue
+        factors = [sharding.splits[i].extent for i in splits]
+        free = [f for f in factors if not isinstance(f, int)]
+        known = math.prod(f for f in factors if isinstance(f, int))
+        if len(free) > 1 or known < 1 or extent % known or (not free and known != extent):
+            raise ShardingError(f"axis {axis} of {extent} is no product of {factors}", rule="DV-10")
+        factored += [f if isinstance(f, int) else extent // known for f in factors]
+    return tuple(factored), places
 
 
 def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
@@ -262,8 +274,7 @@ class Constraints(Devices):
 
     def _constrained(self, node: Node, sharding: Sharding, value: Any) -> Any:
         try:
-            by_axis = _by_axis(sharding, value.ndim)
-            view, places = self._view(sharding, by_axis, value.shape)
+            factors, places = _factored(sharding, self.axes[sharding], value.shape)
         except ShardingError as e:
             if (node.name, sharding.tensor) not in self._said:
                 self._said.add((node.name, sharding.tensor))
@@ -271,31 +282,10 @@ class Constraints(Devices):
             return value
         constrain = jax.lax.with_sharding_constraint
         spec = NamedSharding(self.mesh, PartitionSpec(*places))
-        if len(view) == value.ndim:
+        if len(factors) == value.ndim:
             return constrain(value, spec)
         # The factors of a fused axis are divided one by one, so that its shards are not contiguous (rule DV-11).
-        return constrain(value.reshape(view), spec).reshape(value.shape)
-
-    def _view(
-        self, sharding: Sharding, by_axis: Mapping[int, list[int]], shape: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], list[Any]]:
-        """The shape in which every divided factor is an axis, and the axes of the mesh for each."""
-        view: list[Any] = []
-        places: list[Any] = []
-        axes = self.axes[sharding]
-        for axis, extent in enumerate(shape):
-            splits = by_axis.get(axis, [])
-            places += [entries(axes[i]) for i in splits] or [None]
-            if len(splits) < 2:
-                view.append(extent)
-                continue
-            factors = [sharding.splits[i].extent for i in splits]
-            free = [f for f in factors if not isinstance(f, int)]
-            known = math.prod(f for f in factors if isinstance(f, int))
-            if len(free) > 1 or known < 1 or extent % known or (not free and known != extent):
-                raise ShardingError(f"axis {axis} of {extent} is no product of {factors}", rule="DV-10")
-            view += [f if isinstance(f, int) else extent // known for f in factors]
-        return tuple(view), places
+        return constrain(value.reshape(factors), spec).reshape(value.shape)
 
 
 def _warn(text: str) -> None:

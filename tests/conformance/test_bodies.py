@@ -16,7 +16,7 @@ from onnx import defs, helper
 
 from onnx2jax import compat
 from onnx2jax.ir.graph import Graph
-from onnx2jax.ir.importer import build
+from onnx2jax.ir.importer import Importer
 from onnx2jax.proto.external import ExternalFiles
 from onnx2jax.proto.messages import ModelProto
 from onnx2jax.runtime.evaluate import Context, evaluate
@@ -83,7 +83,7 @@ def models(case: Row, schema: defs.OpSchema, version: int, opset: int) -> list[o
 
 def evaluated(proto: onnx.ModelProto, case: Row) -> list[Any]:
     message = ModelProto.FromString(proto.SerializeToString())
-    imported = build(message, ExternalFiles(None))
+    imported = Importer(message, ExternalFiles(None)).model()
     assert not imported.missing, imported.missing
     graph: Graph = imported.graph
     values = dict(zip((v.name for v in graph.inputs), (x for x in case.inputs if x is not None), strict=True))
