@@ -219,7 +219,7 @@ def _storable(array: np.ndarray) -> np.ndarray:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    imported = open_model(arguments.model, {}).importer.model()
+    imported = open_model(arguments.model, {}).model()
     facts = describe(imported)
     if arguments.json:
         print(json.dumps(facts, indent=2))

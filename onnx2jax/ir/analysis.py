@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..ops.registry import Operator
-from .graph import Function, Graph, Node, ancestors
+from .graph import Graph, Node, ancestors
 
 SMALL: Final = 32
 """Tensors of 8 bits up to this many elements are shapes, axes, tables; larger ones are quantised weights."""
@@ -30,34 +30,22 @@ def needed(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
         operator = node.target
         if isinstance(operator, Operator):
             names.update(n for i, n in enumerate(node.inputs) if n and operator.parameter(i) in operator.static)
-        for inner, formals in _inner_graphs(node):
+        for inner in node.bodies:
             inside = needed(inner)
-            if inside & {v.name for v in inner.inputs}:
-                # Which operand feeds which formal only the operator knows, except for functions.
-                names.update(_operands(node, inside, formals))
+            formals = [v.name for v in inner.inputs]
+            if inner in node.graphs and not inside.isdisjoint(formals):
+                names.update(filter(None, node.inputs))  # which operand feeds which formal only the operator knows
+            elif inner not in node.graphs:
+                names.update(n for n, formal in zip(node.inputs, formals, strict=False) if n and formal in inside)
             names.update(inside & inner.captures)
     return names.union(chain.from_iterable(map(_values_read, ancestors(graph.nodes, names, reads=_values_read))))
-
-
-def _inner_graphs(node: Node) -> Iterator[tuple[Graph, bool]]:
-    yield from ((g, False) for g in node.graphs)
-    if isinstance(node.target, Function):
-        yield node.target.body, True
-
-
-def _operands(node: Node, inside: set[str], formals: bool) -> Iterator[str]:
-    if not formals:
-        return iter(filter(None, node.inputs))
-    assert isinstance(node.target, Function)
-    return (n for n, formal in zip(node.inputs, node.target.body.inputs, strict=False) if n and formal.name in inside)
 
 
 def _values_read(node: Node) -> Iterator[str]:
     """Names whose values (not only shapes) a node's outputs depend on."""
     operator = node.target
-    shaped = operator.shaped if isinstance(operator, Operator) else frozenset()
     for i, name in enumerate(node.inputs):
-        if name and not (isinstance(operator, Operator) and operator.parameter(i) in shaped):
+        if name and not (isinstance(operator, Operator) and operator.parameter(i) in operator.shaped):
             yield name
     for inner in node.graphs:
         yield from inner.captures

@@ -63,7 +63,7 @@ class Importer:
     ) -> None:
         self._model_files, self._documents = files, tuple(documents)
         self.files, self.strict, self.allow_newer_opset, self.collect = files, strict, allow_newer_opset, collect
-        self._model, self.ir_version = model, model.ir_version
+        self.message, self.ir_version = model, model.ir_version
         self.opsets = dict(binding.NEWEST)
         with self.guard("model, opset_import"):
             self.opsets = binding.opsets_of(model)
@@ -87,7 +87,7 @@ class Importer:
             ModelError: the model breaks a rule of the format.
             UnsupportedError: its IR or operator set version is newer than those known here.
         """
-        model = self._model
+        model = self.message
         with self.guard("model"):
             if model.ir_version < 1:
                 raise ModelError(f"ir_version is {model.ir_version}; it starts at 1", rule="MV-01")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -12,7 +12,6 @@ from ..checker.check import check_message
 from ..ir import binding
 from ..ir.file import Reading, opened
 from ..ir.importer import Importer
-from ..proto.external import ExternalFiles
 from ..proto.origin import Origin
 from ..proto.walk import tensors
 from ..runtime.evaluate import Settings
@@ -85,8 +84,8 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
-    file = open_model(source, reading)
-    imported = file.importer.model()
+    importer = open_model(source, reading)
+    imported = importer.model()
     if imported.missing:
         raise binding.missing_error(imported.missing)
     imported = with_max_size(imported, max_size or {})
@@ -100,21 +99,13 @@ def convert(
         dim_overrides=dim_overrides or {},
         bucket=bucket or {},
         max_size=max_size or {},
-        origin=Origin(file.message, file.files),
+        origin=Origin(importer.message, importer.files),
         placement=placed,
     )
 
 
-class Opened(NamedTuple):
-    """A model's file, to be imported."""
-
-    message: Any
-    files: ExternalFiles
-    importer: Importer
-
-
-def open_model(source: Any, reading: Reading) -> Opened:
-    """A source as its message and what imports it, checked as ``read`` was told.
+def open_model(source: Any, reading: Reading) -> Importer:
+    """What imports a source, checked as ``read`` was told.
 
     Raises:
         ModelError: the file is no ONNX model, or breaks a rule of the format.
@@ -126,4 +117,4 @@ def open_model(source: Any, reading: Reading) -> Opened:
     if file.verify_checksums:
         for tensor, _ in tensors(message):
             files.verify(tensor)
-    return Opened(message, files, Importer(message, files, file.strict, newer, None, documents))
+    return Importer(message, files, file.strict, newer, None, documents)

@@ -82,18 +82,13 @@ def save(
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; a model goes to a file in it")
     values: dict[str, Any] = {}
+    if state is not None and not hasattr(model, "init"):
+        raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
     if hasattr(model, "changed"):  # a Model, or a model that trains
         if model.origin is None:
             raise ValueError("the model was not made by onnx2jax.convert; save the source instead")
         opened = model.origin.open()
-        if state is not None and not hasattr(model, "init"):
-            raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
         values |= model.changed() if state is None else model.changed(state)
-    elif state is not None:
-        raise TypeError(
-            "a state is written into a TrainingModel; a file alone does not say what it is a state of. finetune's: "
-            "save(tuned.to_model(state), path)"
-        )
     else:
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)

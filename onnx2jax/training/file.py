@@ -28,17 +28,17 @@ def open_training(source: Any, reading: Reading) -> Opened:
         UnsupportedError: it has none (rule TR-27).
         ModelError: the file is no ONNX model, or breaks a rule of the format.
     """
-    file = open_model(source, reading)
-    if not file.message.training_info:
+    importer = open_model(source, reading)
+    if not importer.message.training_info:
         raise UnsupportedError(
             "the model has no training_info, so it does not say how to train it. With a loss and an "
             "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)",
             rule="TR-27",
         )
-    imported = file.importer.model()
-    infos = read_training(file.message, imported.graph, file.importer)
-    if file.importer.missing:
-        raise binding.missing_error(tuple(file.importer.missing))
+    imported = importer.model()
+    infos = read_training(importer.message, imported.graph, importer)
+    if importer.missing:
+        raise binding.missing_error(tuple(importer.missing))
     for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
         read_constants(graph)
-    return Opened(imported, infos, Origin(file.message, file.files))
+    return Opened(imported, infos, Origin(importer.message, importer.files))
