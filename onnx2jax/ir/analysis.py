@@ -6,7 +6,7 @@ call has to supply by value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -20,12 +20,9 @@ SMALL: Final = 32
 """Tensors of 8 bits up to this many elements are shapes, axes, tables; larger ones are quantised weights."""
 
 
-def needed(graph: Graph, outputs: Iterable[str] = ()) -> set[str]:
-    """Names, the graph's own and captured ones, whose values decide shapes: they feed Static parameters.
-
-    ``outputs`` are values of the graph that must be known for a reason outside it.
-    """
-    names = set(outputs)
+def needed(graph: Graph) -> set[str]:
+    """Names, the graph's own and captured ones, whose values decide shapes: they feed Static parameters."""
+    names: set[str] = set()
     for node in graph.nodes:
         operator = node.target
         if isinstance(operator, Operator):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from ..errors import ModelError
-from .graph import Graph, Node, Reference, ancestors, descendants
+from .graph import Graph, Node, Reference, ancestors, descendants, with_graphs
 from .rules import quoted
 
 
@@ -39,18 +39,13 @@ def prepared(graph: Graph, before: tuple[Node, ...] = (), visible: Iterable[str]
     for node in graph.nodes:
         around = (*before, *nodes)
         if node.graphs:
-            node = replace(node, attributes={k: _prepared(v, around, names) for k, v in node.attributes.items()})
+            inside = partial(prepared, before=around, visible=names)
+            node = replace(node, attributes={k: with_graphs(v, inside) for k, v in node.attributes.items()})
         if node.differentiates and not referring(node):
             node = replace(node, hidden=_hidden(node, around, names))
         nodes.append(node)
         names.update(node.outputs)
     return replace(graph, nodes=tuple(nodes))
-
-
-def _prepared(value: Any, before: tuple[Node, ...], visible: Iterable[str]) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_prepared(v, before, visible) for v in value)
-    return prepared(value, before, visible) if isinstance(value, Graph) else value
 
 
 def referring(node: Node) -> bool:

@@ -143,6 +143,13 @@ class Graph:
         yield from visit(self)
 
 
+def with_graphs(value: Any, change: Callable[[Graph], Any]) -> Any:
+    """An attribute's value with its graphs changed, those in lists too (rule SC-17)."""
+    if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
+        return tuple(with_graphs(v, change) for v in value)
+    return change(value) if isinstance(value, Graph) else value
+
+
 def ancestors(
     nodes: Sequence[Node],
     values: Iterable[str],

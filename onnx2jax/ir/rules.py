@@ -28,10 +28,10 @@ def used_fields(a: Any) -> list[str]:
     return [d.name for d, _ in a.ListFields() if d.name in _FIELD_NAMES]
 
 
-def quoted(names: Iterable[str], limit: int = 10) -> str:
+def quoted(names: Iterable[str]) -> str:
     names = sorted(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(map(repr, names[:limit])) + more + (" is" if len(names) == 1 else " are")
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(map(repr, names[:10])) + more + (" is" if len(names) == 1 else " are")
 
 
 def check_text(where: str, *names: Any) -> None:

@@ -182,11 +182,7 @@ def _check_shape(
                     rule="SH-03",
                 )
         elif isinstance(want, int) and isinstance(have, int) and want != have:
+            cure = "; if that is the batch, convert(..., rebatch=True) frees it" if axis == 0 and len(shape) > 1 else ""
             raise InputShapeError(
-                f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}"
-                + (
-                    "; if that is the batch, convert(..., rebatch=True) frees it"
-                    if axis == 0 and len(shape) > 1
-                    else ""
-                )
+                f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}{cure}"
             )

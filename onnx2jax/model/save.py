@@ -230,7 +230,7 @@ def _data_path(path: Path, name: str) -> Path:
 def _locations(path: Path) -> set[str]:
     """The data files of the model that is at a path now."""
     try:
-        message, _ = read_model(path)
+        message = read_model(path)
     except (ModelError, OSError):
         return set()
     return {e.value for t, _ in tensors(message) for e in t.external_data if e.key == "location"}

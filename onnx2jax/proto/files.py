@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from ..errors import ModelError
-from .external import ExternalFiles
 from .messages import ModelProto
 
 _LIMIT = 2**31 - 1
 
 
-def read_model(
-    source: Any,
-    *,
-    external_data_dir: str | os.PathLike[str] | None = None,
-    follow_links: bool = False,
-    buffers: Mapping[str, Any] | None = None,
-) -> tuple[Any, ExternalFiles]:
-    """Parse a model and find the folder of its external data.
-
-    Args:
-        source: a path, the bytes of a file, an open binary file, or a ModelProto of the onnx package.
-        external_data_dir: where external data lies, when not beside the model.
-        follow_links: accept external data that symbolic links place outside that folder.
-        buffers: bytes or arrays for external data that is in memory, by location.
+def read_model(source: Any) -> Any:
+    """Parse a model: a path, the bytes of a file, an open binary file, or a ModelProto of the onnx package.
 
     Raises:
         ModelError: not an ONNX model.
         FileNotFoundError: no such file.
         TypeError: ``source`` is none of these.
     """
-    data, what, folder = read_bytes(source)
-    if external_data_dir is not None:
-        folder = Path(external_data_dir)
-    return parse(data, what), ExternalFiles(folder, follow_links=follow_links, buffers=buffers)
+    data, what, _ = read_bytes(source)
+    return parse(data, what)
 
 
 def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:

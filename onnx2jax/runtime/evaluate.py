@@ -23,7 +23,7 @@ import numpy as np
 from .. import compat
 from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from ..ir import binding
-from ..ir.graph import Function, Graph, Node, Reference
+from ..ir.graph import Function, Graph, Node, Reference, with_graphs
 from ..ops.arrays import is_known, is_string, is_traced
 from ..ops.registry import PADDED, Operator, resolve
 from ..proto.types import ValueInfo
@@ -183,7 +183,8 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
 
 
 def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
-    attributes = {name: _closed(value, scope, context) for name, value in _actual(node, context)}
+    closed = partial(Closure, scope=scope, context=context)
+    attributes = {name: with_graphs(value, closed) for name, value in _actual(node, context)}
     if isinstance(node.target, Function):
         return _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
     assert node.target is not None and node.target.function is not None
@@ -195,9 +196,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
 def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]:
     """The results of a node, which are as many as it names, and arrays that can be."""
     for result in results:
-        if (size := _bytes(result)) > LARGEST_ARRAY:
-            raise OperatorError(f"{node} would make an array of {size:.2g} bytes\n{_operands(node, values)}")
-        if any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
+        if _bytes(result) > LARGEST_ARRAY or any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
             raise OperatorError(f"{node} would make an array of shape {result.shape}\n{_operands(node, values)}")
     if len(node.outputs) > len(results):
         raise OperatorError(
@@ -240,13 +239,6 @@ def _raised_by_a_library(e: Exception) -> bool:
     """Whether an error comes from JAX or NumPy, which refuse types and indices so; otherwise the fault is in here."""
     *_, (frame, _) = walk_tb(e.__traceback__)
     return type(e).__module__.startswith("numpy") or not frame.f_code.co_filename.startswith(OURS)
-
-
-def _closed(value: Any, scope: Scope, context: Context) -> Any:
-    """An attribute's value with its graphs as closures (rule SC-17: in lists too)."""
-    if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
-        return tuple(_closed(v, scope, context) for v in value)
-    return Closure(value, scope, context) if isinstance(value, Graph) else value
 
 
 def _bytes(value: Any) -> int:

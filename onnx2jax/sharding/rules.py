@@ -70,13 +70,13 @@ def batch_sharding(mesh: Mesh, spec: PartitionSpec | None = None) -> NamedShardi
     return NamedSharding(compat.auto(mesh), spec)
 
 
-def by_batch(values: Mapping[str, Any], mesh: Mesh, spec: PartitionSpec | None = None) -> dict[str, NamedSharding]:
+def by_batch(values: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
     """``batch_sharding`` for each array of a batch; scalars are replicated.
 
     Raises:
-        ShardingError: a first axis is not a multiple of its number of devices, or ``spec`` does not fit a shape.
+        ShardingError: a first axis is not a multiple of its number of devices.
     """
-    mesh, spec = compat.auto(mesh), batch_sharding(mesh, spec).spec
+    mesh, spec = compat.auto(mesh), batch_sharding(mesh).spec
     specs = {n: spec if np.ndim(v) else PartitionSpec() for n, v in values.items()}
     return {n: fitting(n, np.shape(v), mesh, specs[n], "the batch") for n, v in values.items()}
 

@@ -76,7 +76,7 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
         ImportError: flatbuffers is not installed.
     """
     folder = Path(folder)
-    message, _ = read_model(folder / "eval_model.onnx")
+    message = read_model(folder / "eval_model.onnx")
     content, files = read_checkpoint(folder / checkpoint), ExternalFiles(folder)
     if len(content.groups) > 1:
         names = [group.name for group in content.groups]
@@ -117,5 +117,5 @@ def _attributes(path: Path) -> dict[str, dict[str, Any]]:
     """The nodes of a model, each with its attributes."""
     if not path.exists():
         return {}
-    message, _ = read_model(path)
+    message = read_model(path)
     return {n.op_type: {a.name: a.i if a.HasField("i") else a.f for a in n.attribute} for n in message.graph.node}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputNameError, InputTypeError, TrainingFormError
-from ..ir.graph import Function, Graph, Node, ancestors, descendants
+from ..ir.graph import Function, Graph, Node, ancestors, descendants, with_graphs
 from ..model.rebatch import within_groups
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
@@ -106,11 +106,6 @@ def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) 
     """
     functions: dict[Function, Function] = {}
 
-    def inside(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(inside, value))
-        return visit(value) if isinstance(value, Graph) else value
-
     def target(value: Operator | Function | None) -> Operator | Function | None:
         if not isinstance(value, Function):
             return value
@@ -123,7 +118,7 @@ def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) 
         nodes = []
         for node in graph.nodes:
             if node.bodies:
-                attributes = {k: inside(v) for k, v in node.attributes.items()}
+                attributes = {k: with_graphs(v, visit) for k, v in node.attributes.items()}
                 node = replace(node, attributes=attributes, target=target(node.target))
             nodes.append(change(node, constants))
         return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **constants})
