@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from ..errors import ModelError
@@ -37,34 +38,30 @@ def _untyped(a: Any, where: str, ir_version: int, strict: bool) -> int:
 
 def value(a: Any, kind: int, where: str, files: ExternalFiles, graph: Callable[..., Any]) -> Any:
     """What an AttributeProto of a type holds; ``graph`` builds a graph from its message and its place in a list."""
-    match kind:
-        case 1:
-            return a.f
-        case 2:
-            return a.i
-        case 3:
+    match rules.VALUE_FIELDS.get(kind):
+        case "f" | "i" as field:
+            return getattr(a, field)
+        case "floats" | "ints" as field:
+            return tuple(getattr(a, field))
+        case "s":
             return _text(a.s)
-        case 4:
-            return to_array(a.t, files)
-        case 5:
-            return graph(a.g)
-        case 6:
-            return tuple(a.floats)
-        case 7:
-            return tuple(a.ints)
-        case 8:
+        case "strings":
             return tuple(map(_text, a.strings))
-        case 9:
+        case "t":
+            return to_array(a.t, files)
+        case "tensors":
             return tuple(to_array(t, files) for t in a.tensors)
-        case 10:
-            return tuple(graph(g, i) for i, g in enumerate(a.graphs))
-        case 11:
+        case "g":
+            return graph(a.g)
+        case "graphs":
+            return tuple(map(graph, a.graphs, count()))
+        case "sparse_tensor":
             return to_dense(a.sparse_tensor, files)
-        case 12:
+        case "sparse_tensors":
             return tuple(to_dense(t, files) for t in a.sparse_tensors)
-        case 13:
+        case "tp":
             return to_type(a.tp)
-        case 14:
+        case "type_protos":
             return tuple(map(to_type, a.type_protos))
         case _:
             raise ModelError(f"{where}: attribute {a.name!r} has type {a.type}, which is not defined", rule="AT-02")

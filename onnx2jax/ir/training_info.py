@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -83,14 +84,10 @@ def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) ->
         algorithm = prepared(_calling(main, own) if calls else _combined(main, own))
         _check_defined(algorithm.captures, where)
     sparse = {s.values.name for s in (*model.graph.sparse_initializer, *info.algorithm.sparse_initializer)}
-    bindings = [
-        _binding(entries, f"{path}, {what}", variables, sparse, graph.outputs, importer)
-        for entries, what, graph in (
-            (info.initialization_binding, "initialization_binding", first),
-            (info.update_binding, "update_binding", algorithm),
-        )
-    ]
-    return TrainingInfo(path, own.name, first, bindings[0], algorithm, bindings[1], own.initializers)
+    bind = partial(_binding, variables=variables, sparse=sparse, importer=importer)
+    begun = bind(info.initialization_binding, f"{path}, initialization_binding", outputs=first.outputs)
+    updated = bind(info.update_binding, f"{path}, update_binding", outputs=algorithm.outputs)
+    return TrainingInfo(path, own.name, first, begun, algorithm, updated, own.initializers)
 
 
 def _check_initialization(info: Any, graph: Graph, variables: Collection[str], where: str, importer: Importer) -> None:

@@ -174,15 +174,14 @@ def _devices(configuration: Configuration, table: Any) -> list[jax.Device]:
     if table is None:
         return jax.devices()[: configuration.devices]
     if isinstance(table, Mapping):
-        labels = configuration.labels if len(configuration.labels) == configuration.devices else ()
         numbers = range(configuration.devices)
-        keys: list[Any] = [label if label in table else i for i, label in zip(numbers, labels or numbers, strict=True)]
-        if lacking := [labels[i] if labels else i for i in numbers if keys[i] not in table]:
+        labels = configuration.labels if len(configuration.labels) == len(numbers) else numbers
+        found = [table.get(label, table.get(i)) for i, label in zip(numbers, labels, strict=True)]
+        if lacking := [label for label, device in zip(labels, found, strict=True) if device is None]:
             raise ShardingError(
                 f"devices= has {list(table)}, configuration {configuration.name!r} also wants {lacking}: labels "
                 f"{list(configuration.labels)}, or numbers 0 to {configuration.devices - 1}"
             )
-        found = [table[k] for k in keys]
     else:
         found = list(table)[: configuration.devices]
     if len(set(found)) < len(found):
