@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import (
     AbstractMesh,
@@ -36,6 +39,11 @@ def optional(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as e:
         raise ImportError(f"this needs {module} ({e}): pip install 'onnx2jax[{extra}]'", name=module) from e
+
+
+def in_32_bits() -> bool:
+    """Whether 64-bit types do not exist where the caller is."""
+    return jax.dtypes.canonicalize_dtype(np.int64) != np.int64
 
 
 def auto(mesh: Mesh) -> Mesh:
@@ -92,3 +100,172 @@ ad.primitive_jvps[_forward_only] = _jvp
 ad.primitive_transposes[_forward_only] = _refuse
 batching.primitive_batchers[_forward_only] = _batch
 mlir.register_lowering(_forward_only, lambda _ctx, x, **_: [x])
+
+
+# --------------------------------------------------------------------------------- 64 bits in a caller's 32
+
+
+def call_in_64_bits(jitted: Any, *args: Any) -> Any:
+    """A call of a jitted function, whose first argument is static, that stays in 64-bit mode however it is transformed.
+
+    JAX transforms, transposes and lowers in the mode of the caller, where an inner int64 index would meet an int32
+    bound. So the call is one primitive, whose rules work on its jaxpr inside ``enable_x64``. To be called there.
+    """
+    leaves = jax.tree.leaves(args[1:])
+    if not (context_mesh().empty and all(map(_is_plain, leaves))):
+        return jitted(*args)
+    traced = jitted.trace(*args)
+    results = _in_64_bits.bind(*leaves, jaxpr=traced.jaxpr)
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing but shape and dtype is in the type: no symbolic extent, no mesh of the caller's."""
+    aval = jax.typeof(value)
+    return all(isinstance(d, int) for d in aval.shape) and aval.sharding.mesh.empty
+
+
+def _traced(function: Any, avals: Any) -> Any:
+    with enable_x64():
+        return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
+
+
+def _impl(*args: Any, jaxpr: Any) -> Any:
+    with enable_x64():
+        return _jitted(jaxpr)(*args)
+
+
+# By identity: jit hands out the same jaxpr for the same types, and these hand on theirs.
+@functools.lru_cache(256)
+def _jitted(jaxpr: Any) -> Any:
+    return jax.jit(jaxpr_as_fun(jaxpr))
+
+
+@functools.lru_cache(256)
+def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> tuple[Any, Any] | None:
+    """Two programs: the outputs with what their derivative needs; and from that and tangents those of the outputs.
+
+    None where JAX cannot differentiate in reverse, as with a loop of unknown length.
+    """
+    function, n = jaxpr_as_fun(jaxpr), len(jaxpr.out_avals)
+    structures = []
+
+    def forward(*args: Any) -> Any:
+        def moved(*some: Any) -> Any:
+            every = list(args)
+            for i, value in zip(moving, some, strict=True):
+                every[i] = value
+            results = function(*every)
+            return [results[i] for i in floating], results
+
+        _, pull, results = jax.vjp(moved, *(args[i] for i in moving), has_aux=True)
+        kept, structure = jax.tree.flatten(pull)
+        structures.append(structure)
+        return results, kept
+
+    def tangent(*args: Any) -> Any:
+        kept, given = args[: -len(moving)], args[-len(moving) :]
+        pull = jax.tree.unflatten(structures[0], kept)
+        outputs = [jax.ShapeDtypeStruct(jaxpr.out_avals[i].shape, jaxpr.out_avals[i].dtype) for i in floating]
+        return jax.linear_transpose(lambda *cotangents: pull(list(cotangents)), *outputs)(given)
+
+    try:
+        first = _traced(forward, jaxpr.in_avals)
+        return first, _traced(tangent, (*first.out_avals[n:], *(jaxpr.in_avals[i] for i in moving)))
+    except Exception:
+        return None
+
+
+@functools.lru_cache(256)
+def _tangent(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> Any:
+    """The program that takes the inputs, and tangents of the moving ones, and gives those of the floating outputs.
+
+    It computes the values that it needs anew.
+    """
+    function, n = jaxpr_as_fun(jaxpr), len(jaxpr.in_avals)
+
+    def tangent(*args: Any) -> Any:
+        def moved(*some: Any) -> list[Any]:
+            every = list(args[:n])
+            for i, value in zip(moving, some, strict=True):
+                every[i] = value
+            results = function(*every)
+            return [results[i] for i in floating]
+
+        return jax.jvp(moved, tuple(args[i] for i in moving), args[n:])[1]
+
+    return _traced(tangent, (*jaxpr.in_avals, *(jaxpr.in_avals[i] for i in moving)))
+
+
+@functools.lru_cache(256)
+def _transposed(jaxpr: Any, linear: tuple[int, ...], given: tuple[int, ...]) -> Any:
+    """The program that takes the inputs that are not linear, and cotangents of outputs, and gives those of the rest."""
+    function, avals = jaxpr_as_fun(jaxpr), jaxpr.in_avals
+    known = [i for i in range(len(avals)) if i not in linear]
+
+    def transposed(*args: Any) -> Any:
+        fixed = dict(zip(known, args, strict=False))
+
+        def forward(*some: Any) -> list[Any]:
+            values = fixed | dict(zip(linear, some, strict=True))
+            results = function(*(values[i] for i in range(len(avals))))
+            return [results[i] for i in given]
+
+        moving = [jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype) for i in linear]
+        return jax.linear_transpose(forward, *moving)(list(args[len(known) :]))
+
+    return _traced(transposed, [*(avals[i] for i in known), *(jaxpr.out_avals[i] for i in given)])
+
+
+@functools.lru_cache(256)
+def _batched(jaxpr: Any, axes: tuple[int | None, ...], size: Any) -> Any:
+    shapes = [
+        a.shape if d is None else (*a.shape[:d], size, *a.shape[d:]) for a, d in zip(jaxpr.in_avals, axes, strict=True)
+    ]
+    avals = [a.update(shape=s) for a, s in zip(jaxpr.in_avals, shapes, strict=True)]
+    return _traced(jax.vmap(jaxpr_as_fun(jaxpr), axes), avals)
+
+
+def _jvp_in_64_bits(primals: Any, tangents: Any, *, jaxpr: Any) -> Any:
+    moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero))
+    floating = tuple(i for i, a in enumerate(jaxpr.out_avals) if jnp.issubdtype(a.dtype, jnp.inexact))
+    given, linearized = [tangents[i] for i in moving], _linearized(jaxpr, moving, floating)
+    if linearized is None:
+        results = _in_64_bits.bind(*primals, jaxpr=jaxpr)
+        moved = _in_64_bits.bind(*primals, *given, jaxpr=_tangent(jaxpr, moving, floating))
+    else:
+        every = _in_64_bits.bind(*primals, jaxpr=linearized[0])
+        results, kept = every[: len(jaxpr.out_avals)], every[len(jaxpr.out_avals) :]
+        moved = _in_64_bits.bind(*kept, *given, jaxpr=linearized[1])
+    found = dict(zip(floating, moved, strict=True))
+    return results, [found.get(i, ad.Zero(jax.typeof(r).to_tangent_aval())) for i, r in enumerate(results)]
+
+
+def _transpose_in_64_bits(cotangents: Any, *args: Any, jaxpr: Any) -> Any:
+    linear = tuple(i for i, a in enumerate(args) if ad.is_undefined_primal(a))
+    given = tuple(i for i, c in enumerate(cotangents) if not isinstance(c, ad.Zero))
+    known = [a for a in args if not ad.is_undefined_primal(a)]
+    found = _in_64_bits.bind(*known, *(cotangents[i] for i in given), jaxpr=_transposed(jaxpr, linear, given))
+    by_place = dict(zip(linear, found, strict=True))
+    return [by_place.get(i) for i in range(len(args))]
+
+
+def _batch_in_64_bits(args: Any, axes: Any, *, jaxpr: Any) -> Any:
+    size = next(a.shape[d] for a, d in zip(args, axes, strict=True) if d is not None)
+    results = _in_64_bits.bind(*args, jaxpr=_batched(jaxpr, tuple(axes), size))
+    return results, [0] * len(results)
+
+
+def _lower_in_64_bits(ctx: Any, *args: Any, jaxpr: Any) -> Any:
+    with enable_x64():
+        return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *args)
+
+
+_in_64_bits = Primitive("in_64_bits")
+_in_64_bits.multiple_results = True
+_in_64_bits.def_impl(_impl)
+_in_64_bits.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+ad.primitive_jvps[_in_64_bits] = _jvp_in_64_bits
+ad.primitive_transposes[_in_64_bits] = _transpose_in_64_bits
+batching.primitive_batchers[_in_64_bits] = _batch_in_64_bits
+mlir.register_lowering(_in_64_bits, _lower_in_64_bits)

@@ -140,8 +140,9 @@ class Model:
             InputError: the arguments do not fit ``model.inputs``.
             RandomKeyError: the model draws random numbers inside a transformation of yours, and ``rng`` is left out.
         """
+        narrow = compat.in_32_bits()
         with compat.enable_x64():
-            return packed(self._fields, self._call(*self._bound(args, named, rng)))
+            return packed(self._fields, self._call(*self._bound(args, named, rng), narrow))
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
@@ -156,9 +157,10 @@ class Model:
         unknown = [n for n in wanted if n not in names]
         if unknown:
             raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")
+        narrow = compat.in_32_bits()
         with compat.enable_x64():
             values = arguments.bind(self.inputs, self.optional, (), feeds)
-            results = self._call(values, None if rng is None else arguments.as_key(rng))
+            results = self._call(values, None if rng is None else arguments.as_key(rng), narrow)
         by_name = dict(zip(names, results, strict=True))
         return [to_host(by_name[n]) for n in wanted]
 
@@ -183,6 +185,7 @@ class Model:
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
         arguments.check_names(params, self._types)
+        narrow = compat.in_32_bits()
         with compat.enable_x64():
             values, rng = self._bound(args, named, rng)
             given = self._put({n: arguments.as_param(n, v, self._types[n]) for n, v in params.items()})
@@ -193,7 +196,7 @@ class Model:
             feeds = values
             if self.placement is not None:
                 feeds, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
-            results = self._program.outputs(feeds, own | given, Known({}, self.static), rng, given)
+            results = self._program.outputs(feeds, own | given, Known({}, self.static), rng, given, narrow=narrow)
             self._declared.compare(values | dict(self.static), results)
             return packed(self._fields, results)
 
@@ -257,7 +260,7 @@ class Model:
         values = arguments.bind(self.inputs, self.optional, args, named)
         return values, None if rng is None else arguments.as_key(rng)
 
-    def _call(self, values: dict[str, Any], rng: Any) -> tuple[Any, ...]:
+    def _call(self, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:
             rng = jax.random.key(secrets.randbits(32))
             if is_traced(values, rng):
@@ -269,7 +272,7 @@ class Model:
         params, known = self._on_devices
         if self.placement is not None:
             padded, rng = self.placement.put_inputs(padded), self.placement.put_whole(rng)
-        results = self._program.outputs(padded, params, known, rng)
+        results = self._program.outputs(padded, params, known, rng, narrow=narrow)
         check_counts(results, self._max_size)
         results = buckets.cut(self.outputs, results, extents)
         compilations = self._program.compilations

@@ -239,7 +239,10 @@ def clip(input, min=None, max=None):
     dtype, info = input.dtype, (jnp.finfo if is_float(input.dtype) else jnp.iinfo)(input.dtype)
     bounds = (min, info.min), (max, info.max)
     low, high = (np.asarray(d, dtype) if b is None else b.reshape(()).astype(dtype) for b, d in bounds)
-    return np.minimum(np.maximum(input, low), high) if is_known((input, low, high)) else lax.clamp(low, input, high)
+    if is_known((input, low, high)):
+        return np.minimum(np.maximum(input, low), high)
+    # JAX differentiates by bounds of the operand's shape alone.
+    return lax.clamp(jnp.broadcast_to(low, input.shape), input, jnp.broadcast_to(high, input.shape))
 
 
 _gauss = two_columns(_erf, lax.erf)

@@ -53,7 +53,14 @@ class Compiled:
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
 
     def __call__(
-        self, scope: Mapping[str, Any], fixed: Collection[str], params: Mapping[str, Any], known: Known, rng: Any
+        self,
+        scope: Mapping[str, Any],
+        fixed: Collection[str],
+        params: Mapping[str, Any],
+        known: Known,
+        rng: Any,
+        *,
+        narrow: bool = False,
     ) -> tuple[tuple[Any, ...], set[str]]:
         """The graph's outputs, and the names of those that follow from shapes alone.
 
@@ -63,7 +70,9 @@ class Compiled:
             params: parameters by Graph.key.
             known: parameters whose values are part of the compiled program.
             rng: random key or None.
+            narrow: a caller transforms the model in 32-bit mode.
         """
+        run = compat.call_in_64_bits if narrow else in_turn
         given = {k: params[k] for k in self._keys if k in params}
         reads = {n: scope[n] for n in self._reads if n in scope}
         while True:
@@ -76,7 +85,7 @@ class Compiled:
                 self._refuse_many_values(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
-                results = in_turn(self._jitted, known.with_inputs(pinned), given, rest, rng)
+                results = run(self._jitted, known.with_inputs(pinned), given, rest, rng)
             except KnownValueError as e:
                 self._learn(e, rest)
                 continue

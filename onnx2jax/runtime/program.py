@@ -49,6 +49,8 @@ class Program:
         known: Known,
         rng: Any,
         given: Mapping[str, Any] | None = None,
+        *,
+        narrow: bool = False,
     ) -> tuple[Any, ...]:
         """The outputs of the graph.
 
@@ -58,10 +60,11 @@ class Program:
             known: parameters and inputs whose values are part of the compiled program.
             rng: random key or None.
             given: those of the parameters that may be tracers, because the caller gave them.
+            narrow: the caller is in 32-bit mode.
         """
         values = {**values, **known.inputs}
         if is_traced(list(values.values()), rng, given):
-            return self._inside_transformation(values, params, known, rng)
+            return self._inside_transformation(values, params, known, rng, narrow)
         while True:
             parts = self.folded  # another thread may fold the graph anew meanwhile
             try:
@@ -131,20 +134,26 @@ class Program:
                 yield from self._inside(inner)
 
     def _evaluated(
-        self, parts: Graph, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any
+        self,
+        parts: Graph,
+        values: Mapping[str, Any],
+        params: Mapping[str, Any],
+        known: Known,
+        rng: Any,
+        narrow: bool = False,
     ) -> tuple[Any, ...]:
         body = body_of(parts.nodes[0]) if len(parts.nodes) == 1 else None
         if body is not None and [v.name for v in body.outputs] == [v.name for v in parts.outputs]:
-            return self._part(body)(values, known.inputs.keys(), params, known, rng)[0]
+            return self._part(body)(values, known.inputs.keys(), params, known, rng, narrow=narrow)[0]
         host = _Host(self, values, params, known)
         return evaluate(parts, values, Context({**params, **known.scalars}, rng, self.settings, host=host))
 
     def _inside_transformation(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any
+        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any, narrow: bool
     ) -> tuple[Any, ...]:
         """A jit, grad or vmap of the caller's own: only one program can take part in it."""
         try:
-            return self._evaluated(self._whole, values, params, known, rng)
+            return self._evaluated(self._whole, values, params, known, rng, narrow)
         except Cut as cut:
             if isinstance(cut.__cause__, KnownValueError):
                 found = analysis.sources(self.graph.nodes, cut.__cause__.values) & {v.name for v in self.graph.inputs}

@@ -1,0 +1,166 @@
+"""Transformations of a caller's in JAX's plain 32-bit mode, of models with 64-bit values inside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnx2jax
+from tests.support.models import model, value
+
+X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+
+def made(nodes: list[Any], constants: dict[str, np.ndarray], shape: tuple[int, ...] = (3, 4)) -> onnx.ModelProto:
+    return model(nodes, [value("x", np.float32, list(shape))], [value("y", np.float32, None)], constants)
+
+
+def chain(*nodes: tuple[str, list[str], dict[str, Any]], **constants: Any) -> onnx.ModelProto:
+    """Nodes one after the other: "_" stands for the result of the one before, at first ``x``."""
+    last, built = "x", []
+    for i, (op_type, inputs, attributes) in enumerate(nodes):
+        name = "y" if i == len(nodes) - 1 else f"v{i}"
+        built.append(helper.make_node(op_type, [last if n == "_" else n for n in inputs], [name], **attributes))
+        last = name
+    return made(built, {n: np.asarray(v) for n, v in constants.items()})
+
+
+def scan() -> onnx.ModelProto:
+    body = helper.make_graph(
+        [helper.make_node("Mul", ["s", "e"], ["t"]), helper.make_node("Tanh", ["t"], ["o"])],
+        "body",
+        [value("s", np.float32, [4]), value("e", np.float32, [4])],
+        [value("t", np.float32, [4]), value("o", np.float32, [4])],
+    )
+    node = helper.make_node("Scan", ["first", "x"], ["last", "y"], body=body, num_scan_inputs=1)
+    return made([node], {"first": np.ones(4, np.float32)})
+
+
+def scaled_by_argmax(dtype: int) -> onnx.ModelProto:
+    cast = ("Cast", ["_"], {"to": dtype})
+    found = [("ArgMax", ["_"], {"axis": 1, "keepdims": 1}), ("Cast", ["_"], {"to": TensorProto.FLOAT})]
+    return chain(cast, *found, ("Mul", ["_", "x"], {}))
+
+
+MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "Gather": lambda: chain(("Gather", ["_", "i"], {"axis": 0}), ("Sin", ["_"], {}), i=np.array([2, 0, -1])),
+    "Gather of one": lambda: chain(("Gather", ["_", "i"], {"axis": 1}), ("Sin", ["_"], {}), i=np.array(1)),
+    "GatherElements": lambda: chain(
+        ("GatherElements", ["_", "i"], {}), ("Sin", ["_"], {}), i=np.array([[0, 2, 1, -1]])
+    ),
+    "GatherND": lambda: chain(("GatherND", ["_", "i"], {}), ("Sin", ["_"], {}), i=np.array([[0, 1], [2, 3]])),
+    "ScatterND": lambda: chain(
+        *[("ScatterND", ["_", "i", "u"], {}), ("Sin", ["_"], {})], i=np.array([[1]]), u=np.ones((1, 4), np.float32)
+    ),
+    "Compress": lambda: chain(
+        ("Compress", ["_", "c"], {"axis": 0}), ("Sin", ["_"], {}), c=np.array([True, False, True])
+    ),
+    "Slice": lambda: chain(
+        *[("Slice", ["_", "s", "e", "a"], {}), ("Sin", ["_"], {})],
+        s=np.array([0]),
+        e=np.array([2**62]),
+        a=np.array([1]),
+    ),
+    "TopK": lambda: chain(("TopK", ["_", "k"], {"axis": 1}), ("Sin", ["_"], {}), k=np.array([2])),
+    "ArgMax of double": lambda: scaled_by_argmax(TensorProto.DOUBLE),
+    "ArgMax of int64": lambda: scaled_by_argmax(TensorProto.INT64),
+    "ReduceProd": lambda: chain(("ReduceProd", ["_", "a"], {}), ("Sin", ["_"], {}), a=np.array([1])),
+    "double inside": lambda: chain(
+        *[
+            ("Cast", ["_"], {"to": TensorProto.DOUBLE}),
+            ("Mul", ["_", "w"], {}),
+            ("Cast", ["_"], {"to": TensorProto.FLOAT}),
+        ],
+        w=np.float64([1.5]),
+    ),
+    "MaxPool": lambda: chain(
+        *[("Unsqueeze", ["_", "a"], {}), ("MaxPool", ["_"], {"kernel_shape": [2]}), ("Sin", ["_"], {})], a=np.array([0])
+    ),
+    "Clip by weights": lambda: chain(
+        ("Clip", ["_", "l", "h"], {}), ("Sin", ["_"], {}), l=np.float32(-1), h=np.float32(1)
+    ),
+    "CumSum": lambda: chain(("CumSum", ["_", "a"], {}), ("Sin", ["_"], {}), a=np.array(1)),
+    "Scan": scan,
+}
+
+
+def total(f: Any) -> Any:
+    return lambda *args: (f(*args) ** 2).sum()
+
+
+TRANSFORMATIONS: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda f: jax.jit(f)(X),
+    "grad": lambda f: jax.grad(total(f))(X),
+    "vjp": lambda f: jax.vjp(f, X)[1](jnp.ones_like(f(X))),
+    "jvp": lambda f: jax.jvp(f, (X,), (X,)),
+    "vmap(grad)": lambda f: jax.vmap(jax.grad(total(f)))(jnp.stack([X, 2 * X])),
+    "grad(grad)": lambda f: jax.grad(total(jax.grad(total(f))))(X),
+    "jit(grad)": lambda f: jax.jit(jax.grad(total(f)))(X),
+    "grad(jit)": lambda f: jax.grad(jax.jit(total(f)))(X),
+    "jvp(grad)": lambda f: jax.jvp(jax.grad(total(f)), (X,), (X,)),
+    "jit(vmap(grad))": lambda f: jax.jit(jax.vmap(jax.grad(total(f))))(jnp.stack([X, 2 * X])),
+    "jacfwd": lambda f: jax.jacfwd(f)(X),
+    "remat": lambda f: jax.grad(total(jax.checkpoint(f)))(X),
+    "scan": lambda f: jax.lax.scan(lambda c, _: (c - 0.1 * jax.grad(total(f))(c), None), X, None, length=2)[0],
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def converted(request: pytest.FixtureRequest) -> onnx2jax.Model:
+    return onnx2jax.convert(MODELS[request.param]())
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+def test_transformations_in_32_bits_are_those_in_64(converted: onnx2jax.Model, transformation: str) -> None:
+    transform = TRANSFORMATIONS[transformation]
+    with jax.enable_x64(True):
+        expected = transform(converted)
+    with jax.enable_x64(False), warnings.catch_warnings():
+        warnings.simplefilter("error")  # that a type "will be truncated", for one
+        found = transform(converted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, 1e-5, 1e-5)
+
+
+def test_gradients_by_all_parameters(converted: onnx2jax.Model) -> None:
+    def loss(params: Any) -> Any:
+        return (converted.apply(params, X) ** 2).sum()
+
+    floating = {n: v for n, v in converted.params.items() if v.dtype == np.float32}
+    with jax.enable_x64(True):
+        expected = jax.grad(loss)(floating)
+    with jax.enable_x64(False):
+        for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
+            for name, found in gradient(floating).items():
+                np.testing.assert_allclose(found, expected[name], 1e-5, 1e-5)
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_a_gradient_outside_of_jit_is_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
+    gradient = jax.grad(total(onnx2jax.convert(MODELS["Gather"]())))
+    counts = []
+    with jax.log_compiles():
+        for scale in (1, 2, 3):
+            caplog.clear()
+            gradient(np.float32(scale) * X)
+            counts.append(sum("Compiling" in record.message for record in caplog.records))
+    assert counts[0] > 0 and counts[1:] == [0, 0]
+
+
+@pytest.mark.usefixtures("in_32_bits")
+def test_64_bit_results_come_out_of_a_jit() -> None:
+    node = helper.make_node("Gather", ["big", "i"], ["y"])
+    big = np.array([2**40, 2**41 + 1])
+    m = onnx2jax.convert(model([node], [value("i", np.int32, [2])], [value("y", np.int64, [2])], {"big": big}))
+    y = jax.jit(m)(np.array([1, 0], np.int32))
+    assert y.dtype == np.int64
+    np.testing.assert_array_equal(y, big[::-1])
