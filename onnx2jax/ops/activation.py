@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, axis_of, is_known, wide, xp
+from .arrays import argmax, axis_of, check_shape, is_known, wide, xp
 from .cast import cast_to, is_float
 from .elementwise import WITHDRAWN, clip, erf, limited_broadcast
 from .registry import op, taking
@@ -96,8 +96,7 @@ def gelu(X, *, approximate: Literal["none", "tanh"] = "none"):
 
 @op("SwiGLU", since=28, half="float32")
 def swi_glu(A, B, *, alpha=1.0):
-    if A.shape != B.shape:
-        raise ValueError(f"the gate has shape {A.shape}, the value {B.shape}; SwiGLU does not broadcast")
+    check_shape("B, which does not broadcast,", B, *A.shape)
     return swish(A, alpha=alpha) * B
 
 

@@ -114,6 +114,20 @@ def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
     return result
 
 
+def check_shape(name: str, value: Any, *shape: Any) -> None:
+    """Refuse a value that is there but has another shape; a name stands for any extent.
+
+    >>> check_shape("rois", np.zeros((2, 3)), "regions", 4)
+    Traceback (most recent call last):
+    ...
+    ValueError: rois must have the shape [regions, 4] (it has (2, 3))
+    """
+    if value is not None:
+        pairs = zip(value.shape, shape, strict=False)
+        if value.ndim != len(shape) or any(not isinstance(m, str) and n != m for n, m in pairs):
+            raise ValueError(f"{name} must have the shape [{', '.join(map(str, shape))}] (it has {value.shape})")
+
+
 def is_string(value: Any) -> bool:
     """True for a tensor of strings: an object array that holds text (symbolic dimensions are objects too)."""
     return isinstance(value, np.ndarray) and value.dtype == object and all(isinstance(v, str) for v in value.flat)

@@ -12,7 +12,8 @@ from jax import lax
 
 from ..proto.dtypes import to_dtype
 from .activation import softmax
-from .arrays import accumulator, is_known, xp
+from .arrays import accumulator, check_shape, xp
+from .indexing import gather
 from .registry import op
 
 Precision = Literal[None, 1, 10, 11, 16]  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
@@ -47,10 +48,8 @@ def _scores(q, k, v, scale, dtype):
     """scale * Q K^T as [batch, query heads, queries, keys]; heads of a group share their keys without copies."""
     (batch, heads, queries, size), (_, kv_heads, keys, _) = q.shape, k.shape
     if k.shape != (batch, kv_heads, keys, size) or v.shape[:3] != (batch, kv_heads, keys):
-        raise ValueError(
-            f"Q {q.shape}, K {k.shape}, V {v.shape}, as [batch, heads, length, size], must agree in batch, "
-            f"Q and K in size, K and V in heads and length"
-        )
+        shapes = f"[batch, heads, length, size] of Q {q.shape}, K {k.shape}, V {v.shape}"
+        raise ValueError(f"{shapes} must agree in batch, Q and K in size, K and V in heads and length")
     scale = 1 / math.sqrt(size) if scale is None else scale
     if scale < 0:
         raise ValueError(f"scale ({scale}) must not be negative: its square root scales Q and K")
@@ -161,8 +160,7 @@ def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softma
 
 def _state(past, shape, like):
     """The state to go on from: zeros of the type of ``like``, unless there is a past."""
-    if past is not None and past.shape != shape:
-        raise ValueError(f"past_state must have shape {shape} ({past.shape})")
+    check_shape("past_state", past, *shape)
     return xp(like).zeros(shape, like.dtype) if past is None else past
 
 
@@ -177,8 +175,8 @@ def linear_attention(
             raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size ({chunk_size}) must be 1 or more")
-    if not query.ndim == key.ndim == value.ndim == 3:
-        raise ValueError(f"query, key and value must have rank 3 ({query.ndim}, {key.ndim}, {value.ndim})")
+    for name, x in {"query": query, "key": key, "value": value, "decay": decay, "beta": beta}.items():
+        check_shape(name, x, "batch", "tokens", "features")
     group, wide = _group(q_num_heads, kv_num_heads), accumulator(query.dtype)
 
     def per_token(x, name, heads=kv_num_heads):
@@ -214,15 +212,15 @@ def rotary_embedding(
     X, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=None, rotary_embedding_dim=0
 ):
     """Each pair of a head's features turns by an angle of its position."""
-    if X.ndim == 3 and not num_heads:
-        raise ValueError("a rank-3 X needs the attribute num_heads")
+    if X.ndim != 4 and not (X.ndim == 3 and num_heads):
+        raise ValueError(f"X must have rank 4, or rank 3 with the attribute num_heads ({X.shape})")
     x = X if X.ndim == 4 else X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads)
     if position_ids is not None:
-        cos_cache, sin_cache = (_rows(cache, position_ids) for cache in (cos_cache, sin_cache))
+        cos_cache, sin_cache = (gather(cache, position_ids) for cache in (cos_cache, sin_cache))
     width = rotary_embedding_dim or x.shape[3]
-    if width % 2 or not 2 * cos_cache.shape[-1] == 2 * sin_cache.shape[-1] == width:
-        angles = f"{cos_cache.shape[-1]} and {sin_cache.shape[-1]}"
-        raise ValueError(f"caches of {angles} angles cannot turn {width} features: each must hold half as many")
+    if width % 2 or not cos_cache.shape[2:] == sin_cache.shape[2:] == (width // 2,):
+        angles = f"caches {cos_cache.shape} and {sin_cache.shape} cannot turn {width} features"
+        raise ValueError(f"{angles}: they must be [batch, tokens, {width} / 2]")
     heads = 1 if X.ndim == 4 else 2
     return _rotated(x, *(xp.expand_dims(c, heads) for c in (cos_cache, sin_cache)), interleaved).reshape(X.shape)
 
@@ -233,11 +231,6 @@ def _rotated(x, cos, sin, interleaved):
     a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else xp.split(turned, 2, axis=-1)
     turned = xp.stack([cos * a - sin * b, sin * a + cos * b], axis=-1 if interleaved else -2).reshape(turned.shape)
     return xp.concatenate([turned, rest], axis=-1)
-
-
-def _rows(cache, ids):
-    """cache[ids]; a position outside the cache is an error when known and NaN when traced."""
-    return cache[ids] if is_known((cache, ids)) else jnp.asarray(cache).at[ids].get(mode="fill", fill_value=np.nan)
 
 
 @op("CausalConvWithState", since=27, heavy=True)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, dims
+from .arrays import accumulator, check_shape, dims
 from .registry import Static, op, taking
 from .vision import sample_linear
 
@@ -52,9 +52,7 @@ def window_of(extents, kernel, strides=None, pads=None, dilations=None, auto_pad
     strides, dilations = (tuple(map(int, v)) if v is not None and len(v) else (1,) * rank for v in (strides, dilations))
     pads = tuple(map(int, pads)) if pads is not None and len(pads) else (0,) * (2 * rank)
     if not len(strides) == len(dilations) == len(pads) // 2 == len(extents) == rank:
-        raise ValueError(
-            f"kernel_shape {kernel}, {strides=}, {dilations=}, pairs of {pads=}: not {len(extents)} entries each"
-        )
+        raise ValueError(f"kernel_shape {kernel}, {strides=}, {dilations=}, {pads=}: not for {len(extents)} axes")
     if auto_pad not in ("NOTSET", "VALID", "", "SAME_UPPER", "SAME_LOWER"):
         raise ValueError(f"auto_pad ({auto_pad!r}) is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
     around = tuple(zip(pads[:rank], pads[rank:], strict=True)) if auto_pad != "VALID" else ((0, 0),) * rank
@@ -206,7 +204,8 @@ def conv_transpose(X, W, B=None, *, auto_pad, group=1, output_padding=None, outp
 
 def _transpose_native(x, w, image, window, groups):
     """Convolution of the stretched input with the mirrored kernel."""
-    w = w.reshape(groups, -1, *w.shape[1:]).swapaxes(1, 2).reshape(-1, w.shape[0] // groups, *window.kernel)
+    size = w.shape[0] // groups
+    w = w.reshape(groups, size, *w.shape[1:]).swapaxes(1, 2).reshape(groups * w.shape[1], size, *window.kernel)
     around = []
     for n, m, span, s, (before, _) in zip(image, x.shape[2:], window.spans, window.strides, window.pads, strict=True):
         start = span - 1 - before
@@ -222,7 +221,7 @@ def _transpose_cpu(x, w, image, window, groups):
     if math.prod(window.kernel) > MAX_TAPS:
         return _transpose_native(x, w, image, window, groups)
     (batch, channels, *extents), out = x.shape, groups * w.shape[1]
-    weights = w.reshape(groups, channels // groups, -1)
+    weights = w.reshape(groups, channels // groups, w.shape[1] * math.prod(window.kernel))
     columns = _product(weights, x.reshape(batch, groups, channels // groups, *extents), 1)
     return fold(columns.reshape(batch, out, *window.kernel, *extents), image, window)
 
@@ -232,9 +231,9 @@ def col2im(input, image_shape: Static, block_shape: Static, *, dilations=None, p
     image, block = dims(image_shape), dims(block_shape)
     window = window_of(image, block, strides, pads, dilations)
     blocks = count_blocks(image, window)
-    if input.shape[1] % math.prod(block) or input.shape[2] != math.prod(blocks):
-        raise ValueError(f"{blocks} blocks of {block} need an input (N, C * {math.prod(block)}, {math.prod(blocks)})")
-    return fold(jnp.asarray(input).reshape(input.shape[0], -1, *block, *blocks), image, window)
+    check_shape("input", input, "N", "C * block", math.prod(blocks))
+    channels = input.shape[1] // max(math.prod(block), 1)
+    return fold(jnp.asarray(input).reshape(input.shape[0], channels, *block, *blocks), image, window)
 
 
 @op("DeformConv", since=19, half="float32", heavy=True, unsharded=True)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axes_of, axis_of, dims, is_known, is_string, xp
+from .arrays import axes_of, axis_of, check_shape, dims, is_known, is_string, xp
 from .registry import Static, op, withdrawn
 
 _BOUNDS = "known indices out of range raise; traced ones read NaN (integers: the extreme of their type)"
@@ -99,8 +99,9 @@ def _take(data, index):
 def _positions(data, indices, axis):
     """The index arrays of GatherElements and ScatterElements: every element's own place but for one axis."""
     axis = axis_of(axis, data.ndim)
-    if indices.ndim != data.ndim:
-        raise ValueError(f"indices of shape {indices.shape} must have the rank of the data of shape {data.shape}")
+    sides = [pair for i, pair in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis]
+    if indices.ndim != data.ndim or any(is_known(pair) and pair[0] > pair[1] for pair in sides):
+        raise ValueError(f"indices {indices.shape} do not fit into data {data.shape} beside axis {axis}")
     _check(indices, data.shape[axis], axis)
     mesh = _mesh(indices.shape)
     mesh[axis] = indices
@@ -114,14 +115,13 @@ def gather_elements(data, indices, *, axis=0):
 
 def _tuples(data, indices, batch_dims=0):
     """The index arrays of GatherND and ScatterND: the last axis of the indices holds one index per axis of data."""
-    depth = indices.shape[-1]
-    if not 0 <= batch_dims < min(data.ndim, indices.ndim) or depth > data.ndim - batch_dims:
-        given = f"indices of shape {indices.shape} with batch_dims {batch_dims}"
-        raise ValueError(f"{given} do not fit data of shape {data.shape}")
+    depth = indices.shape[-1] if indices.ndim else 0
+    fits = indices.shape[:batch_dims] == data.shape[:batch_dims] and depth <= data.ndim - batch_dims
+    if not fits or not 0 <= batch_dims < min(data.ndim, indices.ndim):
+        raise ValueError(f"indices {indices.shape} with batch_dims {batch_dims} do not fit data {data.shape}")
     for i in range(depth):
         _check(indices[..., i], data.shape[batch_dims + i], batch_dims + i)
-    batch = _mesh(indices.shape[:-1])[:batch_dims]
-    return [*batch, *(indices[..., i] for i in range(depth))]
+    return [*_mesh(indices.shape[:-1])[:batch_dims], *(indices[..., i] for i in range(depth))]
 
 
 @op("GatherND", limits=_BOUNDS)
@@ -160,8 +160,7 @@ def _distinct(index, shape):
 
 @op("ScatterElements", since=11, limits=_PRODUCT)
 def scatter_elements(data, indices, updates, *, axis=0, reduction: Reduction = "none"):
-    if indices.shape != updates.shape:
-        raise ValueError(f"updates of shape {updates.shape} must have the shape {indices.shape} of the indices")
+    check_shape("updates", updates, *indices.shape)
     return _put(data, _positions(data, indices, axis), updates, reduction)
 
 
@@ -175,10 +174,9 @@ withdrawn("Scatter", since=11, instead="ScatterElements")
 
 @op("ScatterND", since=11, limits=_PRODUCT)
 def scatter_nd(data, indices, updates, *, reduction: Reduction = "none"):
-    expected = (*indices.shape[:-1], *data.shape[indices.shape[-1] :])
-    if updates.shape != expected:
-        raise ValueError(f"updates of shape {updates.shape} must have the shape {expected} that indices and data imply")
-    return _put(data, _tuples(data, indices), updates, reduction)
+    places = _tuples(data, indices)
+    check_shape("updates", updates, *indices.shape[:-1], *data.shape[len(places) :])
+    return _put(data, places, updates, reduction)
 
 
 @op("TensorScatter", since=24)
@@ -188,6 +186,8 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
     if axis == 0:
         raise ValueError(f"axis ({axis}) must not be the batch axis 0")
     extent, batch = past_cache.shape[axis], past_cache.shape[0]
+    check_shape("write_indices", write_indices, batch)
+    check_shape("update", update, *past_cache.shape[:axis], "length", *past_cache.shape[axis + 1 :])
     start = np.zeros(1, np.int64) if write_indices is None else write_indices
     places = start[:, None] + _mesh((update.shape[axis],))[0]
     places = places % extent if mode == "circular" else places
@@ -208,7 +208,8 @@ def compress(input, condition: Static, *, axis=None):
 @op("OneHot", since=9)
 def one_hot(indices, depth: Static, values, *, axis=-1, opset):
     """Since opset 11 a negative index counts from the end; before, it is out of range and hits no class."""
-    depth = dims(depth if depth.dtype == object else depth.astype(np.int64))[0]
+    check_shape("values", values, 2)
+    depth = depth.item() if depth.dtype == object else int(depth.item())
     if isinstance(depth, int) and depth < 0:
         raise ValueError(f"depth ({depth}) must not be negative")
     axis, indices = axis_of(axis, indices.ndim + 1), indices.astype(np.int64)
@@ -220,8 +221,9 @@ def one_hot(indices, depth: Static, values, *, axis=-1, opset):
 
 @op("ReverseSequence", since=10)
 def reverse_sequence(input, sequence_lens, *, batch_axis=1, time_axis=0):
-    if {batch_axis, time_axis} != {0, 1}:
+    if {batch_axis, time_axis} != {0, 1} or input.ndim < 2:
         raise ValueError(f"batch_axis ({batch_axis}) and time_axis ({time_axis}) must be 0 and 1, or 1 and 0")
+    check_shape("sequence_lens", sequence_lens, input.shape[batch_axis])
     _check(sequence_lens, input.shape[time_axis] + 1, time_axis, least=0)
     batch, time = _mesh((input.shape[batch_axis], input.shape[time_axis]))
     lens = sequence_lens[:, None]

@@ -140,9 +140,7 @@ def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahe
             return None
         i += 1
         if is_traced(keep):
-            raise KnownValueError(
-                f"after {i} trips the condition is traced, and the results' shapes depend on it; {CURE}"
-            )
+            raise KnownValueError(f"after {i} trips the condition is traced, and the results' shapes need it; {CURE}")
         go, state = truth(keep), new
         blocks.append([o[None] for o in outs])
     if not i:

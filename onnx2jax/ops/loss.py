@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from .activation import log_softmax
-from .arrays import xp
+from .arrays import check_shape, xp
 from .registry import op
 
 Reduction = Literal["none", "sum", "mean"]
@@ -17,6 +17,7 @@ def _reduced(log_prob, target, weight, ignore_index, reduction):
     """The weighted negative log-likelihood of each label, reduced; in log_prob's type."""
     if log_prob.ndim < 2 or target.shape != log_prob.shape[:1] + log_prob.shape[2:]:
         raise ValueError(f"scores [batch, classes, ...] {log_prob.shape} need labels [batch, ...] ({target.shape})")
+    check_shape("weight", weight, log_prob.shape[1])
     # A label outside the classes that is not ignored has no loss: NaN says so.
     inside = (target >= 0) & (target < log_prob.shape[1])
     label = xp.where(inside, target, 0)

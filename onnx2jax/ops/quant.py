@@ -35,10 +35,8 @@ def spread(parameter, shape, axis, block_size=0):
     axis = axis_of(axis, len(shape))
     fitting = tuple(-(-n // block_size) if i == axis else n for i, n in enumerate(shape)) if blocks else (shape[axis],)
     if block_size < 0 or parameter.shape != fitting:
-        raise ValueError(
-            f"a scale or zero point for axis {axis} of {shape}, block_size={block_size}, must be one number or have "
-            f"the shape {fitting}, not {parameter.shape}"
-        )
+        given = f"a scale or zero point for axis {axis} of {shape}, {block_size=},"
+        raise ValueError(f"{given} must be one number or have the shape {fitting}, not {parameter.shape}")
     if blocks:
         return xp.repeat(parameter, block_size, axis)[(slice(None),) * axis + (slice(shape[axis]),)]
     return parameter.reshape([-1 if i == axis else 1 for i in range(len(shape))])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..proto.dtypes import to_dtype
-from .arrays import accumulator, argmax, wide
+from .arrays import accumulator, argmax, check_shape, wide
 from .registry import Shaped, op
 
 GENERATOR = "the stream is JAX's: ONNX fixes no generator, not even for a given seed"
@@ -71,8 +71,7 @@ def bernoulli(input, *, dtype=None, seed=None, rng):
 @op("Multinomial", since=7, limits=GENERATOR)
 def multinomial(input, *, dtype: Literal[6, 7] = 6, sample_size=1, seed=None, rng):
     """Classes drawn by their unnormalised log-probabilities [batch, classes] -> [batch, samples]."""
-    if input.ndim != 2:
-        raise ValueError(f"input must be [batch, classes] (rank {input.ndim})")
+    check_shape("input", input, "batch", "classes")
     scores = wide(input)[:, None]
     # The greatest of log-probability plus Gumbel noise is a draw from the distribution.
     noise = jax.random.gumbel(_key(seed, rng), (input.shape[0], sample_size, input.shape[1]), scores.dtype)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .arrays import check_shape
 from .registry import op, taking
 
 CLIP = "clip bounds what enters each activation, in LSTM the cell state before h too, as the specification says"
@@ -89,10 +90,10 @@ def gru_cell(linear_before_reset, _, recur, bias, f, g):
 
 def lstm_cell(P, input_forget, d, recur, _, f, g, h):
     """Gates i, o, f, c; the peepholes P [directions, 3 * size], or None, weigh the cell state in i, o and f."""
-    p = None if P is None else jnp.asarray(P).reshape(P.shape[0], 3, -1)[d]
 
     def step(gates, states):
         hidden, cell = states
+        p = None if P is None else jnp.asarray(P)[d].reshape(3, cell.shape[1])
         i, o, forget, c = jnp.split(gates + recur(hidden), 4, axis=-1)
         if p is not None:
             i, forget = i + p[0] * cell, forget + p[2] * cell
@@ -119,6 +120,9 @@ def layer(
     cells = [cell(d, recur, bias, *f) for d, (recur, bias, f) in enumerate(zip(*rows, functions, strict=True))]
     size = gates.shape[-1] // n_gates
     initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
+    check_shape("sequence_lens", sequence_lens, gates.shape[1])
+    for state in initial:
+        check_shape("an initial state", state, len(cells), gates.shape[1], size)
     steps = jnp.arange(gates.shape[0], dtype=np.int32)
     unroll = isinstance(gates.shape[0], int) and 0 < gates.shape[0] <= UNROLL
     ends, outputs = [], []
@@ -153,15 +157,15 @@ def recur_by(Rt):
 def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     """Every step's input projection [seq, batch, directions, gates] as one product, biases included, each
     direction's recurrent projection, and the recurrent biases of the last ``separate`` gates, left out."""
-    directions, gates, size = R.shape
-    if gates != n_gates * size or W.shape[:2] != R.shape[:2] or hidden_size not in (None, size):
-        shapes = f"W [directions, {n_gates} * hidden, input] and R [directions, {n_gates} * hidden, hidden]"
-        raise ValueError(f"the shapes must be {shapes}, hidden_size ({hidden_size}) the hidden one")
-    if directions != len(reversals(direction)):
-        raise ValueError(f"direction {direction!r} has {len(reversals(direction))} directions, R has {directions}")
+    directions, size = len(reversals(direction)), hidden_size or (R.shape or (0,))[-1]
+    gates = n_gates * size
+    check_shape(f"R of {direction=} and {hidden_size=}", R, directions, gates, size)
+    check_shape("W", W, directions, gates, "input_size")
+    check_shape("X", X, "steps", "batch", W.shape[2])
+    check_shape("B", B, directions, 2 * gates)
     X, W, R = map(jnp.asarray, (X, W, R))
     X = jnp.swapaxes(X, 0, 1) if layout else X
-    y = linear(X, W.reshape(-1, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
+    y = linear(X, W.reshape(directions * gates, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
     apart = jnp.zeros((directions, separate * size), X.dtype)
     if B is not None:
         B, split = jnp.asarray(B), gates - separate * size
@@ -187,6 +191,7 @@ def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_re
 
 
 def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, input_forget, **attributes):
+    check_shape("P", P, len(reversals(attributes["direction"])), "3 * hidden_size")
     names, states = ("Sigmoid", "Tanh", "Tanh"), [initial_h, initial_c]
     cell = functools.partial(lstm_cell, P, input_forget)
     return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)

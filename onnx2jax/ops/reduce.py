@@ -154,7 +154,7 @@ def _rank_key(x, largest):
 def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     """Of equal elements the one with the lower index comes first."""
     del sorted  # 0 leaves the order open, so the sorted one serves
-    axis, k = axis_of(axis, X.ndim), int(np.ravel(K)[0])
+    axis, k = axis_of(axis, X.ndim), int(K.item())
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
     key = xp.moveaxis(_rank_key(X, largest), axis, -1)

@@ -82,7 +82,7 @@ def _interpolate(x, axis, index, weight):
         np.add.at(matrix, (np.arange(out)[:, None], index), weight)
         y = jnp.tensordot(x, jnp.asarray(matrix, x.dtype), ((axis,), (1,)), precision=lax.Precision.HIGHEST)
         return jnp.moveaxis(y, -1, axis)
-    weight = jnp.asarray(weight.T, x.dtype).reshape(-1, out, *(1,) * (x.ndim - 1 - axis))
+    weight = jnp.asarray(weight.T, x.dtype).reshape(index.shape[1], out, *(1,) * (x.ndim - 1 - axis))
     return functools.reduce(jnp.add, [jnp.take(x, i, axis) * w for i, w in zip(index.T, weight, strict=True)])
 
 
@@ -92,9 +92,11 @@ def _extents(inputs, scales, sizes, policy, crop):
         shrunk = [F32(scale) * share for scale, share in zip(scales, crop, strict=True)]
         return [n if s == 1 else int(F32(n) * s) for n, s in zip(inputs, shrunk, strict=True)], scales.astype(F32)
     sizes = dims(sizes)
+    if any(n == 0 != m for m, n in zip(sizes, inputs, strict=True)):
+        raise ValueError(f"what is empty cannot be resized from {tuple(inputs)} to {sizes}")
     if policy == "stretch":
         return sizes, [F32(1) if m == n else F32(m) / F32(n) for m, n in zip(sizes, inputs, strict=True)]
-    ratio = (min if policy == "not_larger" else max)(m / n for m, n in zip(sizes, inputs, strict=True))
+    ratio = (min if policy == "not_larger" else max)(m / n for m, n in zip(sizes, inputs, strict=True) if n)
     return [int(np.floor(ratio * n + 0.5)) for n in inputs], [F32(ratio)] * len(inputs)
 
 

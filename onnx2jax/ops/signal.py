@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import axis_of, is_known, xp
+from .arrays import axis_of, check_shape, is_known, xp
 from .registry import Static, op
 
 
@@ -65,13 +65,11 @@ def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
 @op("STFT", since=17, half="float32", heavy=True, unsharded=True)
 def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
     """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
-    if signal.ndim != 3:
-        raise ValueError(f"signal must be [batch, length, 1 or 2] (rank {signal.ndim})")
+    check_shape("signal", signal, "batch", "length", "1 or 2")
     step, length = _count(frame_step), _count(frame_length)
     if length is None:
         length = signal.shape[1] if window is None else window.shape[0]
-    if window is not None and window.shape != (length,):
-        raise ValueError(f"window must have shape ({length},), the frame_length ({window.shape})")
+    check_shape("a window of one frame_length", window, length)
     if step < 1 or not 0 < length <= signal.shape[1]:
         raise ValueError(f"frame_step ({step}) and frame_length ({length}) do not fit a signal of {signal.shape[1]}")
     starts = np.arange(0, signal.shape[1] - length + 1, step)

@@ -122,7 +122,7 @@ def tf_idf_vectorizer(
     counts = xp.minimum(counts[:, :-1], np.float32(1)) if mode == "IDF" else counts[:, :-1]
     counts = counts if mode == "TF" or weights is None else counts * np.array(weights, np.float32)
     columns = np.zeros((tokens.shape[0], max(ngram_indexes) + 1), np.float32)
-    return _add(columns, (slice(None), np.array(ngram_indexes)), counts).reshape(*X.shape[:-1], -1)
+    return _add(columns, (slice(None), np.array(ngram_indexes)), counts).reshape(*X.shape[:-1], columns.shape[1])
 
 
 def find(table, values, method="scan"):

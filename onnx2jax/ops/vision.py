@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 from typing import Any, Literal
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import dims, xp
+from .arrays import check_shape, dims, xp
 from .norm import wide_dtype
 from .registry import Static, op, taking
 from .resize import cubic, hat
@@ -29,14 +30,14 @@ def sample(x, taps):
     """
     batch, channels, *extents = x.shape
     shape = taps[0][0][0].shape[1:]
-    flat, total = x.reshape(batch, channels, -1), 0
+    count, flat, total = math.prod(shape), x.reshape(batch, channels, math.prod(extents)), 0
     for corner in itertools.product(*taps):
         place, weight, inside = 0, 1, True
         for (index, share), n in zip(corner, extents, strict=True):
             inside = inside & (index >= 0) & (index < n)
             place, weight = place * n + jnp.clip(index, 0, n - 1), weight * share
-        values = jax.vmap(lambda image, at: image[:, at])(flat, place.reshape(batch, -1))
-        kept = jnp.where(inside, weight, 0).reshape(batch, 1, -1)
+        values = jax.vmap(lambda image, at: image[:, at])(flat, place.reshape(batch, count))
+        kept = jnp.where(inside, weight, 0).reshape(batch, 1, count)
         total = total + values * kept.astype(x.dtype)
     return total.reshape(batch, channels, *shape)
 
@@ -81,8 +82,7 @@ def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mo
     """GridSample: the image read at normalised positions, innermost axis first."""
     X, grid = jnp.asarray(X), jnp.asarray(grid)
     extents = X.shape[2:]
-    if grid.shape[-1] != len(extents):
-        raise ValueError(f"the last axis of grid {grid.shape} must hold {len(extents)} coordinates for X {X.shape}")
+    check_shape("grid", grid, X.shape[0], *["extent"] * len(extents), len(extents))
     grid = grid.astype(wide_dtype(grid))
 
     def taps(n, normal):
@@ -120,6 +120,9 @@ def roi_align(
 
     Regions are data here, not variables: no gradient flows to them.
     """
+    check_shape("X", X, "batch", "channels", "height", "width")
+    check_shape("rois", rois, "regions", 4)
+    check_shape("batch_indices", batch_indices, rois.shape[0])
     half_pixel = coordinate_transformation_mode == "half_pixel"
     X, bins, extents = jnp.asarray(X), (output_height, output_width), X.shape[2:]
     rois = lax.stop_gradient(jnp.asarray(rois)) * spatial_scale - (0.5 if half_pixel else 0.0)
@@ -185,6 +188,8 @@ def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg",
 @op("MaxRoiPool", half="float32", heavy=True, unsharded=True)
 def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     """The maximum of every bin of a region rounded to whole cells; an empty bin gives zero."""
+    check_shape("X", X, "batch", "channels", "height", "width")
+    check_shape("rois", rois, "regions", 5)
     X, rois = jnp.asarray(X), lax.stop_gradient(jnp.asarray(rois))
     edges = lax.round(rois[:, 1:] * spatial_scale, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int64)
 
@@ -220,6 +225,8 @@ def non_max_suppression(
     score_threshold: Static = None, *, center_point_box=0,
 ):  # fmt: skip
     """Greedy choice by score; a box goes when it overlaps a chosen one by more than the threshold."""
+    check_shape("boxes", boxes, "images", "boxes", 4)
+    check_shape("scores", scores, boxes.shape[0], "classes", boxes.shape[1])
     limit, overlap = (0 if v is None or not v.size else v.item() for v in (max_output_boxes_per_class, iou_threshold))
     low, high = corners(boxes, center_point_box)
     area = np.prod(high - low, axis=-1)

@@ -185,7 +185,7 @@ def test_deformed_by_whole_cells_is_a_shift():
         ("Conv", (f32(1, 2, 5, 5), f32(1, 2, 3, 3)), {"kernel_shape": [3, 2]}, "kernel_shape"),
         ("Conv", (f32(1, 2, 5, 5), f32(1, 2, 3, 3)), {"strides": [2]}, "strides"),
         ("Conv", (f32(1, 2, 5, 5), f32(1, 2, 3, 3)), {"auto_pad": "SAME"}, "auto_pad"),
-        ("Col2Im", (f32(1, 9, 5), np.array([4, 4]), np.array([3, 3])), {}, "blocks"),
+        ("Col2Im", (f32(1, 9, 5), np.array([4, 4]), np.array([3, 3])), {}, "block, 4"),
     ],
 )
 def test_errors_say_what_does_not_fit(name, inputs, attributes, words):

@@ -106,10 +106,8 @@ def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
 def _lookup(X, keys, values, default):
     """Every element's value in a table; the last of equal keys counts, and NaN equals NaN."""
     if keys.shape != values.shape or keys.dtype != X.dtype:
-        raise ValueError(
-            f"keys and values must be as many, and keys of the input's type (keys {keys.dtype}{keys.shape}, values "
-            f"{values.dtype}{values.shape}, input {X.dtype})"
-        )
+        given = f"keys {keys.dtype}{keys.shape}, values {values.dtype}{values.shape}, input {X.dtype}"
+        raise ValueError(f"keys and values must be as many, and keys of the input's type ({given})")
     if object in (X.dtype, values.dtype):
         X = needs_known(X, "a label encoder with strings")
     if (nan := keys != keys).any():

@@ -1,0 +1,148 @@
+"""Operands whose shapes do not fit each other are refused in a sentence, and empty ones answered, on both branches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from onnx2jax import compat
+from onnx2jax.errors import OperatorError
+from onnx2jax.ir.binding import NEWEST
+from onnx2jax.ops.registry import resolve
+from tests.support.helpers import assert_on_purpose, run_op
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.arange(math.prod(shape), dtype=np.float32).reshape(shape) / 7
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.int64)
+
+
+def ints(*values: Any) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def branches(name: str, operands: Any, opset: int = NEWEST[""], **attributes: Any) -> list[Callable[[], Any]]:
+    """The operator on NumPy arrays, and compiled with all operands traced whose values it need not know."""
+    operator = resolve("", name, opset)
+    assert operator is not None
+    names = [operator.parameter(i) for i in range(len(operands))]
+    traced = [i for i, x in enumerate(operands) if x is not None and names[i] not in operator.static]
+
+    def known() -> Any:
+        return run_op(name, *operands, opset=opset, **attributes)
+
+    @jax.jit
+    def program(values: list[Any]) -> Any:
+        given = dict(zip(traced, values, strict=True))
+        return run_op(name, *(given.get(i, x) for i, x in enumerate(operands)), opset=opset, **attributes)
+
+    def compiled() -> Any:
+        with compat.enable_x64():
+            return program([operands[i] for i in traced])
+
+    return [known, compiled]
+
+
+DELTA = {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "delta"}
+GRAMS = {
+    "max_gram_length": 1, "max_skip_count": 0, "min_gram_length": 1, "mode": "TF", "ngram_counts": [0],
+    "ngram_indexes": [0, 1], "pool_int64s": [2, 3],
+}  # fmt: skip
+LSTM = floats(2, 2, 3), floats(1, 16, 3), floats(1, 16, 4)
+TOKENS = floats(1, 2, 4)
+NOT_LARGER = {"keep_aspect_ratio_policy": "not_larger"}
+BOTH = {"direction": "bidirectional"}
+TWICE = floats(2, 2, 3), floats(2, 16, 3), floats(2, 16, 4)
+
+REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("GatherElements", (floats(2, 2), zeros(3, 2)), {"axis": 1}, "do not fit into data"),
+    ("GatherElements", (floats(2, 2), zeros(2)), {}, "do not fit into data"),
+    ("ScatterElements", (floats(2, 2), zeros(3, 2), floats(3, 2)), {"axis": 1}, "do not fit into data"),
+    ("ScatterElements", (floats(2, 2), zeros(2, 2), floats(2, 1)), {}, r"updates must have the shape \[2, 2\]"),
+    ("GatherND", (floats(2, 2), zeros(3, 1)), {"batch_dims": 1}, "do not fit data"),
+    ("GatherND", (floats(4, 2), zeros(3, 1)), {"batch_dims": 1}, "do not fit data"),
+    ("GatherND", (floats(2, 2), zeros()), {}, "do not fit data"),
+    ("ScatterND", (floats(2, 2), zeros(), floats(2)), {}, "do not fit data"),
+    ("ReverseSequence", (floats(4, 3), ints(1, 2)), {}, r"sequence_lens must have the shape \[3\]"),
+    ("ReverseSequence", (floats(4, 3), ints(2)), {}, r"sequence_lens must have the shape \[3\]"),
+    ("ReverseSequence", (floats(4, 3), zeros(3, 1)), {}, r"sequence_lens must have the shape \[3\]"),
+    ("ReverseSequence", (floats(4), ints(2)), {}, "batch_axis"),
+    ("OneHot", (ints(0, 1), ints(2), floats(3)), {}, r"values must have the shape \[2\]"),
+    ("OneHot", (ints(0, 1), ints(2), floats(1)), {}, r"values must have the shape \[2\]"),
+    ("OneHot", (ints(0, 1), zeros(0), floats(2)), {}, "array of size 1"),
+    ("TensorScatter", (floats(2, 4, 1), floats(2, 1, 1), ints(1)), {}, r"write_indices must have the shape \[2\]"),
+    ("TensorScatter", (floats(2, 4, 1), floats(2, 1), ints(1, 1)), {}, r"update must have the shape \[2, length, 1\]"),
+    ("TensorScatter", (floats(2, 4, 3), floats(2, 1, 1), ints(1, 1)), {}, r"update must have the shape"),
+    ("TensorScatter", (floats(2, 4, 3), floats(1, 1, 3), ints(1, 1)), {}, r"update must have the shape"),
+    ("RotaryEmbedding", (floats(2, 4), floats(4, 2), floats(4, 2), zeros(1, 2)), {"num_heads": 1}, "rank 3"),
+    ("RotaryEmbedding", (floats(1, 1, 1, 2, 4), floats(4, 2), floats(4, 2), zeros(1, 2)), {}, "rank 4"),
+    ("RotaryEmbedding", (TOKENS, floats(4, 2), floats(4, 2), ints(0, 1)), {"num_heads": 1}, "caches"),
+    ("RotaryEmbedding", (TOKENS, floats(), floats()), {"num_heads": 1}, "caches"),
+    ("LinearAttention", (TOKENS, TOKENS, TOKENS, None, None, floats(1, 2)), DELTA, r"beta must have the shape"),
+    ("Col2Im", (floats(1, 9), ints(5, 5), ints(3, 3)), {}, r"input must have the shape \[N, C \* block, 9\]"),
+    ("Col2Im", (floats(1, 9, 18), ints(5, 5), ints(0, 3)), {}, "reshape"),
+    ("NonMaxSuppression", (floats(1, 4, 4), floats(1, 1, 3), ints(3)), {}, r"scores must have the shape"),
+    ("NonMaxSuppression", (floats(1, 3, 4), floats(1, 1, 4), ints(3)), {}, r"scores must have the shape"),
+    ("NonMaxSuppression", (floats(1, 4, 4), floats(1, 4), ints(3)), {}, r"scores must have the shape"),
+    ("NonMaxSuppression", (floats(1, 4, 3), floats(1, 1, 4), ints(3)), {}, r"boxes must have the shape"),
+    ("NegativeLogLikelihoodLoss", (floats(2, 3), ints(0, 2), floats(2)), {}, r"weight must have the shape \[3\]"),
+    ("SoftmaxCrossEntropyLoss", (floats(2, 3), ints(0, 1), floats(4)), {}, r"weight must have the shape \[3\]"),
+    ("GridSample", (floats(2, 1, 2, 2), floats(1, 3, 3, 2)), {}, "grid must have the shape"),
+    ("GridSample", (floats(1, 1, 2, 2), floats(3, 3, 2)), {}, "grid must have the shape"),
+    ("RoiAlign", (floats(1, 1, 4), floats(1, 4), ints(0)), {}, "X must have the shape"),
+    ("RoiAlign", (floats(1, 1, 4, 4), floats(1, 3), ints(0)), {}, r"rois must have the shape \[regions, 4\]"),
+    ("RoiAlign", (floats(1, 1, 4, 4), floats(2, 4), ints(0)), {}, r"batch_indices must have the shape \[2\]"),
+    ("MaxRoiPool", (floats(1, 1, 4), floats(1, 5)), {"pooled_shape": [1, 1]}, "X must have the shape"),
+    ("MaxRoiPool", (floats(1, 1, 4, 4), floats(1, 4)), {"pooled_shape": [1, 1]}, r"rois must have the shape"),
+    ("TopK", (floats(3, 4), zeros(0)), {}, "array of size 1"),
+    ("GRU", (floats(2, 1, 3), floats(1, 12, 0), floats(1, 12, 4)), {}, r"X must have the shape \[steps, batch, 0\]"),
+    ("LSTM", (*LSTM, floats(1, 16)), {}, r"B must have the shape \[1, 32\]"),
+    ("LSTM", (*TWICE, floats(1, 32)), BOTH, r"B must have the shape \[2, 32\]"),
+    ("LSTM", (*LSTM, None, ints(1)), {}, r"sequence_lens must have the shape \[2\]"),
+    ("LSTM", (*LSTM, None, None, floats(2, 2, 4)), {}, r"initial state must have the shape \[1, 2, 4\]"),
+    ("LSTM", (*TWICE, None, None, floats(1, 2, 4)), BOTH, r"initial state must have the shape \[2, 2, 4\]"),
+    ("LSTM", (*LSTM, None, None, None, None, floats(1, 3)), {}, "reshape"),
+    ("LSTM", (*TWICE, None, None, None, None, floats(1, 12)), BOTH, r"P must have the shape \[2, 3 \* hidden_size\]"),
+    ("Resize", (floats(1, 1, 0, 4), None, None, ints(1, 1, 2, 2)), {}, "empty"),
+    ("Resize", (floats(1, 1, 0, 4), None, None, ints(1, 1, 2, 2)), {"mode": "linear"}, "empty"),
+    ("Resize", (floats(1, 1, 0, 4), None, None, ints(1, 1, 2, 2)), NOT_LARGER, "empty"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "operands", "attributes", "match"), REFUSED)
+def test_operands_that_do_not_fit(name: str, operands: tuple[Any, ...], attributes: dict[str, Any], match: str) -> None:
+    for branch in branches(name, operands, **attributes):
+        with pytest.raises(OperatorError, match=match) as refusal:
+            branch()
+        assert_on_purpose(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "attributes", "shape"),
+    [
+        ("ConvTranspose", (floats(0, 2, 3, 3), floats(2, 1, 2, 2)), {}, (0, 1, 4, 4)),
+        ("ConvTranspose", (floats(1, 2, 3, 3), floats(2, 0, 2, 2)), {}, (1, 0, 4, 4)),
+        ("ConvTranspose", (floats(1, 0, 3, 3), floats(0, 1, 2, 2)), {}, (1, 1, 4, 4)),
+        ("Col2Im", (floats(0, 9, 9), ints(5, 5), ints(3, 3)), {}, (0, 1, 5, 5)),
+        ("GridSample", (floats(0, 1, 2, 2), floats(0, 3, 3, 2)), {}, (0, 1, 3, 3)),
+        ("GridSample", (floats(1, 0, 2, 2), floats(1, 3, 3, 2)), {}, (1, 0, 3, 3)),
+        ("Hardmax", (floats(0, 3),), {}, (0, 3)),
+        ("Hardmax", (floats(0, 3, 2),), {"opset": 11}, (0, 3, 2)),
+        ("TfIdfVectorizer", (zeros(0, 3),), GRAMS, (0, 2)),
+        ("Resize", (floats(1, 1, 0, 4), None, None, ints(1, 1, 0, 2)), NOT_LARGER, (1, 1, 0, 2)),
+        ("Resize", (floats(1, 1, 2, 4), None, None, ints(1, 1, 0, 2)), {"mode": "linear"}, (1, 1, 0, 2)),
+    ],
+)
+def test_empty_operands(name: str, operands: Any, attributes: dict[str, Any], shape: tuple[int, ...]) -> None:
+    for branch in branches(name, operands, **attributes):
+        result = branch()
+        assert result.size == 0 or not result.any()
+        assert result.shape == shape
