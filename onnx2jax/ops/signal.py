@@ -112,7 +112,7 @@ def mel_weight_matrix(
     rate, low, high = (x.reshape(()).astype(np.float64) for x in scalars)
     low, high = (2595 * xp.log10(1 + hertz / 700) for hertz in (low, high))
     # The specification leaves the spacing open; the runtimes divide the range by the number of edges.
-    mel = low + np.arange(mels + 2) * ((high - low) / (mels + 2))
+    mel = low + np.arange(mels + 2.0) * ((high - low) / (mels + 2))
     edges = (length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate
     if is_known(edges) and edges[-1] > length // 2 + 1:
         raise ValueError(f"upper_edge_hertz ({upper_edge_hertz}) lies beyond the spectrum of rate {sample_rate}")

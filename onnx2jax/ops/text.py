@@ -109,7 +109,7 @@ def tf_idf_vectorizer(
         raise ValueError(f"the attribute {name} does not fit an input of {X.dtype}")
     n_grams = len(ngram_indexes)
     words, pool = np.unique(np.array(pool, dtype), return_inverse=True)
-    tokens = find(words, batch(X).astype(dtype))
+    tokens = find(words, batch(X).astype(dtype)).astype(np.int64)
     # An extra last column collects what is not in the pool.
     counts = xp(X).zeros((tokens.shape[0], n_grams + 1), np.float32)
     first = 0
@@ -152,7 +152,7 @@ def _count(counts, tokens, grams, first, stride, n_words):
         token = tokens[:, k * stride : k * stride + windows]
         table, prefix = np.unique(prefix * n_words + grams[:, k], return_inverse=True)
         missing = (state < 0) | (token < 0)
-        state = find(table, xp.where(missing, -1, state * n_words + token))
+        state = find(table, xp.where(missing, -1, state * n_words + token)).astype(np.int64)
     if len(table) < len(grams):
         raise ValueError(f"the pool holds {len(grams) - len(table)} of its {n}-grams twice")
     column = np.empty(len(table), np.int64)

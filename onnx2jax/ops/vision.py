@@ -141,7 +141,7 @@ def roi_align(
         def samples(k, i):
             """Sample i of each bin along axis k: where it is, and whether on the map; off it, it reads zero."""
             step = size[k] / bins[k]
-            shift = (i + 0.5).astype(X.dtype) / count[k].astype(X.dtype)
+            shift = (i.astype(X.dtype) + 0.5) / count[k].astype(X.dtype)
             at = corner[k] + step * (np.arange(bins[k], dtype=X.dtype) + shift)
             return jnp.clip(at, 0, extents[k] - 1), (at >= -1) & (at <= extents[k])
 

@@ -61,10 +61,7 @@ def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, sca
 def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
     """Attention and QAttention behind their projection; the second result holds keys and values."""
     if past_present_share_buffer or do_rotary:
-        raise NotImplementedError(
-            f"past_present_share_buffer ({past_present_share_buffer}) and do_rotary ({do_rotary}) must be 0 here; "
-            f"GroupQueryAttention has both"
-        )
+        raise NotImplementedError(f"{past_present_share_buffer=} and {do_rotary=} must be 0: use GroupQueryAttention")
     y, k, v, _ = split_attention(*jnp.split(qkv, np.cumsum(sizes)[:2].tolist(), axis=-1), **options)
     return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
 
