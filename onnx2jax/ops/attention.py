@@ -105,7 +105,7 @@ def _bias_and_mask(mask, keys, may_end_early):
     if may_end_early and mask.shape[-1] != keys:  # else an extent of 1 broadcasts
         behind = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
         mask = jnp.pad(mask, behind, constant_values=False if boolean else -np.inf)
-    return (None, mask) if boolean else (mask, mask != -np.inf)
+    return (None, mask) if boolean else (mask, ~jnp.isneginf(mask))
 
 
 @op("Attention", since=23, product=True, limits="always compiled; a query that may attend to nothing gives zeros")

@@ -190,7 +190,7 @@ def test_loop_of_known_values_stays_known_under_jit():
     def f(x):
         final, *_ = loop(i64(3), TRUE, i64([1]), body=Body(power, 4))
         assert isinstance(final, np.ndarray)
-        return jnp.zeros(final) + x
+        return jnp.zeros(final, x.dtype) + x
 
     assert jax.jit(f)(f32(1)).shape == (8,)
 
@@ -240,7 +240,7 @@ def test_loop_unrolls(name, body, want):
 
 def test_loop_unrolls_a_growing_sequence():
     def f(x):
-        body = Body(lambda _, go, s, n: (go, [*s, x * n], n + 1), 3)
+        body = Body(lambda _, go, s, n: (go, [*s, x * n.astype(x.dtype)], n + 1), 3)
         return loop(i64(3), TRUE, [], i64(1), body=body)[0]
 
     assert [v.tolist() for v in jax.jit(f)(f32(1))] == [[1], [2], [3]]
