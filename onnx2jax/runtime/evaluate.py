@@ -207,6 +207,8 @@ def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]
 
 ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
 """What operators raise to refuse what they are given, and what JAX and NumPy raise for them."""
+FOREIGN: Final = (TypeError, IndexError, ArithmeticError)
+"""What JAX and NumPy raise as well, but where it comes from this library it is a fault of its own."""
 OURS: Final = str(Path(__file__).parents[1])
 
 
@@ -227,7 +229,7 @@ def _explained(e: Exception, node: Node, values: Sequence[Any], context: Context
         return _needs_known(node, "an operand", node.inputs)
     if isinstance(e, NotImplementedError):
         return UnsupportedError(f"{node}: {e}\n{_operands(node, values)}")
-    if isinstance(e, ON_PURPOSE) or (isinstance(e, TypeError | IndexError) and _raised_by_a_library(e)):
+    if isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and _raised_by_a_library(e)):
         if any(map(is_string, values)) and not is_known(values):
             return _needs_known(node, "an operand beside strings", node.inputs)
         return OperatorError(f"{node}: {e}\n{_operands(node, values)}")
@@ -236,9 +238,11 @@ def _explained(e: Exception, node: Node, values: Sequence[Any], context: Context
 
 
 def _raised_by_a_library(e: Exception) -> bool:
-    """Whether an error comes from JAX or NumPy, which refuse types and indices so; otherwise the fault is in here."""
+    """Whether an error comes from JAX or NumPy; otherwise the fault is in here."""
+    if type(e).__module__.startswith("numpy") or any("JAX has removed" in note for note in getattr(e, "__notes__", ())):
+        return True
     *_, (frame, _) = walk_tb(e.__traceback__)
-    return type(e).__module__.startswith("numpy") or not frame.f_code.co_filename.startswith(OURS)
+    return not frame.f_code.co_filename.startswith(OURS)
 
 
 def _bytes(value: Any) -> int:

@@ -33,8 +33,9 @@ EITHER_ZERO = {"Max", "Min", "Relu", "Selu", "Sign"}
 """Elementwise operators whose zeros may have either sign: where 0 meets -0, IEEE 754 leaves the greater one open."""
 
 
-REFUSED = {("", "ReduceMean"): 4}
-"""How many draws of a dozen an operator may refuse the operands: integers have no mean of no elements."""
+REFUSED = {("", "ArgMax"): 4, ("", "ArgMin"): 4, ("", "ReduceMean"): 4}
+"""How many draws of a dozen an operator may refuse the operands: of no elements none is the greatest, and integers have
+no mean."""
 
 
 def _draws(key: tuple[str, str], function: Callable[[st.SearchStrategy[Any]], Any], count: int) -> list[Any]:
