@@ -54,6 +54,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", text)
 
 
+@pytest.fixture(autouse=True)
+def strict_promotion() -> Iterator[None]:
+    """Two element types meet only where an operator says so. Users keep their setting."""
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.fixture
+def standard_promotion(strict_promotion: None) -> Iterator[None]:  # noqa: ARG001
+    """As users have it: optax mixes element types, and so do losses."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture
 def in_32_bits() -> Iterator[None]:
     """A process as JAX starts it, also where JAX_ENABLE_X64 is set."""

@@ -1,22 +1,30 @@
-"""What the runtime decides by numbers, each with the measurement behind it (two cores, batch 1, medians)."""
+"""What the runtime decides by numbers, each with the measurement behind it: ``python benchmarks/thresholds.py``.
+
+The figures are medians on two Intel cores. A program of 20 light nodes compiles in 31 ms and its nodes take 0.25 ms one
+after the other on the host, so compiling pays after some 130 runs: that is what the first four weigh.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 BY_VALUE: Final = 32
-"""Inputs up to this many elements and rank 1 (shapes, axes, counts, scales) can be part of the compile key."""
+"""Inputs up to this many elements and rank 1 (shapes, axes, counts, scales) can be part of the compile key. Larger ones
+are data, which hardly come twice, and 31 ms for each would never pay."""
 MOST_VALUES: Final = 8
-"""A Loop or If decided by an input that comes in more values than this runs on the host, where they cost nothing."""
+"""A Loop or If decided by an input that comes in more values than this runs on the host: 8 are a quarter of a second."""
 MOST_SHAPES: Final = 8
 """A program inside a loop that meets more shapes than this runs on the host: its state grows with every trip."""
 PATIENCE: Final = 64
-"""Trips of a loop without heavy nodes that run on the host before the others are compiled."""
+"""Trips of a loop without heavy nodes that run on the host before the others are compiled: 64 trips of 20 nodes take
+16 ms, half of what compiling takes, and most loops end before."""
 LARGEST_CONSTANT: Final = 4096
-"""Known arrays with more elements than this are passed from program to program rather than compiled in."""
+"""Known arrays with more elements than this are passed from program to program rather than compiled in. Up to 32 768
+compile in the time that an argument takes (13 to 15 ms); a million in 56 ms against 19."""
 LARGEST_IN_SIGNATURE: Final = 4096
-"""Bytes of a known operand up to which calls of a function are told apart by it; beyond, the body is traced anew."""
+"""Bytes of a known operand up to which calls of a function are told apart by it, in 1.6 us; 65 536 would take 16 us for
+each call in the graph. Beyond, the body is traced anew."""
 NESTED_JITS: Final = 16
-"""Functions deeper than this are traced in place: a nested jit takes a dozen frames of Python's stack."""
+"""Functions deeper than this are traced in place: a nested jit takes a dozen of the 1000 frames of Python's stack."""
 LARGEST_ARRAY: Final = 2**43
-"""Bytes of an array that no machine has; beyond, the model is at fault, and the node can be named."""
+"""Bytes of an array that no machine has (8 TiB); beyond, the model is at fault, and the node can be named."""

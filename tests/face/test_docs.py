@@ -17,6 +17,8 @@ from onnx2jax.ops import registry
 from tests.ops import test_branches, test_gradients, test_opset_matrix
 from tests.support.helpers import ROOT
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
 
 def run_examples(name: str) -> dict[str, Any]:
     """Execute the Python blocks of a page in order; what they defined."""

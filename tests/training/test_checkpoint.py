@@ -28,6 +28,8 @@ from onnx2jax.errors import CheckpointError
 from tests.support import resumption
 from tests.support.helpers import ROOT, mesh
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,8 @@ import onnx2jax
 from tests.support import resumption
 from tests.support.helpers import mesh
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
 BATCH = {"x": resumption.IMAGES[:8], "label": resumption.LABELS[:8]}
 RULES = {"w*": P(None, "model")}
 WAYS: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]

@@ -31,6 +31,8 @@ from onnx2jax.errors import (
 from tests.support.helpers import mesh
 from tests.support.models import mlp, mlp_reference, model, value
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
 RNG = np.random.default_rng(0)
 BATCH = {"x": RNG.normal(size=(8, 4)).astype(np.float32), "label": np.arange(8) % 2}
 

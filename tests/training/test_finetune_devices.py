@@ -18,6 +18,8 @@ from tests.support.cases import rule
 from tests.support.helpers import mesh
 from tests.support.models import mlp
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
 RULES = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model")}
 BATCH = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), "label": np.arange(8) % 2}
 WEIGHTS, HEAD = (4 * 8 + 8 + 8 * 2) * 4, 2 * 4

@@ -16,6 +16,8 @@ import onnx2jax
 from onnx2jax.errors import TrainingFormError
 from tests.support.models import model, value
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
 RNG = np.random.default_rng(3)
 X = (RNG.normal(size=(6, 3, 4, 4)) * 2 + 1).astype(np.float32)
 WEIGHTS = {

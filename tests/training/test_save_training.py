@@ -20,6 +20,8 @@ from tests.support import resumption
 from tests.support.helpers import mesh
 from tests.support.training import info, training
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
 BATCH = {"x": resumption.IMAGES[:32], "label": resumption.LABELS[:32]}
 OWN = "training_info[0].algorithm"
 
