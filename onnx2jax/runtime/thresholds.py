@@ -12,7 +12,7 @@ BY_VALUE: Final = 32
 """Inputs up to this many elements and rank 1 (shapes, axes, counts, scales) can be part of the compile key. Larger ones
 are data, which hardly come twice, and 31 ms for each would never pay."""
 MOST_VALUES: Final = 8
-"""A Loop or If decided by an input that comes in more values than this runs on the host: 8 are a quarter of a second."""
+"""A Loop or If decided by an input that comes in more values than this runs on the host: 8 take a quarter second."""
 MOST_SHAPES: Final = 8
 """A program inside a loop that meets more shapes than this runs on the host: its state grows with every trip."""
 PATIENCE: Final = 64
