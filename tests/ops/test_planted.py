@@ -98,7 +98,9 @@ PLANTED: list[tuple[str, str, Callable[..., Any]]] = [
     (
         "Clip",
         "NaN becomes the bound",
-        lambda right, _, low=None, __=None: right if low is None else np.fmax(right, low),
+        lambda right, _, low=None, high=None: functools.reduce(
+            np.fmax, [b for b in (low, high) if b is not None], right
+        ),
     ),
     ("Relu", "NaN becomes 0", _zero_for_nan),
     ("Sign", "NaN becomes 0", _zero_for_nan),
