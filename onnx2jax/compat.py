@@ -135,6 +135,19 @@ def _impl(*args: Any, jaxpr: Any) -> Any:
         return _jitted(jaxpr)(*args)
 
 
+def _of_moving(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...], inputs: Any) -> Any:
+    """The jaxpr as a function of its moving inputs: the floating outputs, and all of them."""
+
+    def moved(*some: Any) -> Any:
+        every = list(inputs)
+        for i, value in zip(moving, some, strict=True):
+            every[i] = value
+        results = jaxpr_as_fun(jaxpr)(*every)
+        return [results[i] for i in floating], results
+
+    return moved
+
+
 # By identity: jit hands out the same jaxpr for the same types, and these hand on theirs.
 @functools.lru_cache(256)
 def _jitted(jaxpr: Any) -> Any:
@@ -147,17 +160,10 @@ def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) 
 
     None where JAX cannot differentiate in reverse, as with a loop of unknown length.
     """
-    function, n = jaxpr_as_fun(jaxpr), len(jaxpr.out_avals)
     structures = []
 
     def forward(*args: Any) -> Any:
-        def moved(*some: Any) -> Any:
-            every = list(args)
-            for i, value in zip(moving, some, strict=True):
-                every[i] = value
-            results = function(*every)
-            return [results[i] for i in floating], results
-
+        moved = _of_moving(jaxpr, moving, floating, args)
         _, pull, results = jax.vjp(moved, *(args[i] for i in moving), has_aux=True)
         kept, structure = jax.tree.flatten(pull)
         structures.append(structure)
@@ -171,7 +177,8 @@ def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) 
 
     try:
         first = _traced(forward, jaxpr.in_avals)
-        return first, _traced(tangent, (*first.out_avals[n:], *(jaxpr.in_avals[i] for i in moving)))
+        kept = first.out_avals[len(jaxpr.out_avals) :]
+        return first, _traced(tangent, (*kept, *(jaxpr.in_avals[i] for i in moving)))
     except Exception:
         return None
 
@@ -182,17 +189,11 @@ def _tangent(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> 
 
     It computes the values that it needs anew.
     """
-    function, n = jaxpr_as_fun(jaxpr), len(jaxpr.in_avals)
+    n = len(jaxpr.in_avals)
 
     def tangent(*args: Any) -> Any:
-        def moved(*some: Any) -> list[Any]:
-            every = list(args[:n])
-            for i, value in zip(moving, some, strict=True):
-                every[i] = value
-            results = function(*every)
-            return [results[i] for i in floating]
-
-        return jax.jvp(moved, tuple(args[i] for i in moving), args[n:])[1]
+        moved = _of_moving(jaxpr, moving, floating, args[:n])
+        return jax.jvp(moved, tuple(args[i] for i in moving), args[n:], has_aux=True)[1]
 
     return _traced(tangent, (*jaxpr.in_avals, *(jaxpr.in_avals[i] for i in moving)))
 

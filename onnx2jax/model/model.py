@@ -254,8 +254,7 @@ class Model:
 
     def _bound(self, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> tuple[dict[str, Any], Any]:
         """A call's arguments by input name, and its random key."""
-        names = {v.name for v in self.inputs} | self.optional.keys()
-        if rng is not None and "rng" in names and not _is_key(rng):
+        if rng is not None and not _is_key(rng) and "rng" in {*self.optional, *(v.name for v in self.inputs)}:
             named, rng = {**named, "rng": rng}, None
         values = arguments.bind(self.inputs, self.optional, args, named)
         return values, None if rng is None else arguments.as_key(rng)

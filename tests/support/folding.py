@@ -1,4 +1,4 @@
-"""Operands for the operators that fold: elementwise, reductions, shapes, indexing. folding_cases.py has the rest.
+"""Operands for operators that fold: elementwise, reductions, shapes, indexing. tests/tables/folding.py has the rest.
 
 A case draws ``(inputs, attributes)`` for an operator; None among the inputs is an absent one.
 """
