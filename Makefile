@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 # What Python compiles lies there too, so that a run leaves nothing in the working tree.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
-.PHONY: help demo test test-long lint docs notebooks clean
+.PHONY: help demo test test-long test-zoo lint docs notebooks clean
 
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and all tests but the long ones"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
+	@echo "make test-zoo   exports by many frameworks, made on the spot (hours); writes docs/exporters.md"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       write docs/operators.md"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
@@ -25,6 +26,10 @@ test: lint
 test-long: $(VENV)/.test
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m long
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest tests/conformance/test_official.py
+
+test-zoo: $(VENV)/.zoo
+	-$(BIN)/python -m pytest tests/zoo -m "zoo or not zoo" --numprocesses auto --maxprocesses 4 --timeout 1200
+	$(BIN)/python -m docs.make_exporters
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

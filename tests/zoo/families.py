@@ -1,0 +1,10 @@
+"""All cases of the zoo."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from . import classic
+from .case import Case
+
+CASES: Final[tuple[Case, ...]] = (*classic.CASES,)

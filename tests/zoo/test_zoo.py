@@ -1,0 +1,39 @@
+"""Each export of the zoo: right numbers at each size, jit and gradients in 32 bits, or a reason from outside."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.support.helpers import ROOT
+
+from .case import Case
+from .families import CASES
+from .judge import as_json, judge
+
+RECORDS = ROOT / ".venv" / "zoo"
+"""One file for each case judged; `python -m docs.make_exporters` makes the page of them."""
+
+
+def test_ids_are_unique() -> None:
+    ids = [case.id for case in CASES]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id, marks=() if c.light else pytest.mark.zoo) for c in CASES])
+def test_export(case: Case, tmp_path: Path) -> None:
+    for package in case.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; the extra 'zoo' has it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of exporters
+        export = case.make(tmp_path)
+    record, faults = judge(case, export)
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    (RECORDS / (re.sub(r"[^\w.-]+", "_", case.id) + ".json")).write_text(json.dumps(as_json(record)))
+    assert not faults, "\n".join(faults)
