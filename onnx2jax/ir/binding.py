@@ -96,14 +96,14 @@ def check(node: Node, operator: Operator) -> None:
 
 def required(operator: Operator) -> tuple[str, ...]:
     """Inputs and attributes without a default."""
-    return _required(operator.function, operator.fixtures)
+    return _required(operator.function, operator.fixtures | operator.may_be_empty)
 
 
 @cache
-def _required(function: Any, fixtures: frozenset[str]) -> tuple[str, ...]:
+def _required(function: Any, others: frozenset[str]) -> tuple[str, ...]:
     lists = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     found = (p.name for p in signature(function).parameters.values() if p.default is p.empty and p.kind not in lists)
-    return tuple(name for name in found if name not in fixtures)
+    return tuple(name for name in found if name not in others)
 
 
 def land(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:

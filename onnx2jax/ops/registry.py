@@ -20,6 +20,9 @@ Static = Annotated[Any, "static"]
 Shaped = Annotated[Any, "shaped"]
 """Marks a parameter of which only the shape, dtype or structure is read, never the values."""
 
+MayBeEmpty = Annotated[Any, "may be empty"]
+"""Marks an input that a node may leave empty although one that it must give stands behind it."""
+
 FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only"})
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
 
@@ -64,6 +67,7 @@ class Operator:
     attributes: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
     shaped: frozenset[str] = frozenset()
+    may_be_empty: frozenset[str] = frozenset()
     fixtures: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """The values that an attribute annotated with ``Literal`` may take."""
@@ -150,8 +154,8 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
     def declare(function: F) -> F:
         spelt = {Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL} if inputs else {Parameter.VAR_KEYWORD}
         own = [p for p in signature(function).parameters.values() if p.kind not in spelt and p.name not in attributes]
-        for name in inputs:
-            default = None if name.endswith("?") else Parameter.empty
+        for i, name in enumerate(inputs):
+            default = None if all(n.endswith("?") for n in inputs[i:]) else Parameter.empty
             own.append(Parameter(name.rstrip("?"), Parameter.POSITIONAL_OR_KEYWORD, default=default))
         own += [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in attributes.items()]
 
@@ -159,6 +163,7 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
         def filled(*inputs: Any, **given: Any) -> Any:
             return function(*inputs, **defaults | given)
 
+        filled.__annotations__ = function.__annotations__ | {n[:-1]: MayBeEmpty for n in inputs if n.endswith("?")}
         filled.__signature__ = Signature(sorted(own, key=lambda p: p.kind))  # type: ignore[attr-defined]
         return typing.cast(F, filled)
 
@@ -236,6 +241,7 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         attributes=keywords - FIXTURES,
         static=marked("static"),
         shaped=marked("shaped"),
+        may_be_empty=marked("may be empty"),
         fixtures=keywords & FIXTURES,
         choices={k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
     )

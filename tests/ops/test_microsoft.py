@@ -204,7 +204,6 @@ def test_gather_block_quantized_beyond_the_table():
         ("Attention", PROJECTION, {"num_heads": HEADS, "do_rotary": 1}),
         ("Attention", PROJECTION, {"num_heads": HEADS, "past_present_share_buffer": 1}),
         ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3)], {**GROUPED, "k_quant_type": "PER_TENSOR"}),
-        ("CDist", [real(3, 4), real(5, 4)], {"metric": "cosine"}),
         ("FusedConv", [real(1, 1, 3, 3), real(1, 1, 3, 3)], {"activation": "Mystery"}),
         ("MatMulNBits", [real(2, 16), A5, real(3, 1)], {"K": 16, "N": 3, "block_size": 16, "weight_prepacked": 1}),
     ],

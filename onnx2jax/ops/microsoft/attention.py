@@ -13,7 +13,7 @@ from jax import lax
 from ..arrays import accumulator, dims, wide
 from ..attention import attend, heads_of, merged, rotary_embedding, window
 from ..linalg import product
-from ..registry import Static, op, taking
+from ..registry import MayBeEmpty, Static, op, taking
 from .fused import MICROSOFT, simplified_layer_normalization
 from .quant import matmul_integer_to_float
 
@@ -149,9 +149,9 @@ def appended(past, new, starts, length):
 
 @op("GroupQueryAttention", domain=MICROSOFT, product=True, limits="a quantized cache and a sliding one are refused")
 def group_query_attention(
-    query, key=None, value=None, past_key=None, past_value=None, seqlens_k=None, total_sequence_length: Static = None,
-    cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None, head_sink=None, k_scale=None, v_scale=None,
-    q_norm_weight=None, k_norm_weight=None,
+    query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, seqlens_k,
+    total_sequence_length: Static, cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None,
+    head_sink=None, k_scale=None, v_scale=None, q_norm_weight=None, k_norm_weight=None,
     *, causal=1, do_rotary=0, k_quant_type="NONE", kv_cache_bit_width=0, kv_num_heads, local_window_size=-1, num_heads,
     qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=-1,
     softcap=0.0, v_quant_type="NONE", n_outputs=1,

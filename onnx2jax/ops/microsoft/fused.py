@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..activation import gelu, swish
+from ..activation import gelu, selu, swish
 from ..arrays import accumulator, axis_of, wide, xp
 from ..conv import WINDOW, conv_op
 from ..indexing import gather_nd, trilu
 from ..linalg import gemm_wide, product, times
 from ..norm import root, standardize
 from ..pool import max_pool
-from ..recurrent import BY_NAME
+from ..recurrent import BY_NAME, REQUIRED
 from ..reduce import unique
-from ..registry import Static, op, taking
+from ..registry import MayBeEmpty, Static, op, taking
 from ..shape import pad, range_, unsqueeze
 
-_ACTIVATIONS = "activations: Clip and those of the recurrent operators"
+_ACTIVATIONS = "activations: Clip, Selu and those of the recurrent operators"
 
 MICROSOFT = "com.microsoft"
 
@@ -37,7 +37,7 @@ def _bias_split_gelu(X, bias):
 
 
 BRIEF: dict[str, Any] = {  # what an expression says
-    "Gelu": gelu,
+    "Gelu": lambda X: gelu(X),
     "FastGelu": _fast_gelu,
     "BiasGelu": lambda A, B: gelu(A + B),
     "QuickGelu": taking(alpha=1.702)(swish),
@@ -47,9 +47,13 @@ BRIEF: dict[str, Any] = {  # what an expression says
 }
 for _name, _function in BRIEF.items():
     op(_name, domain=MICROSOFT, half="float32")(_function)
-op("Trilu", domain=MICROSOFT)(trilu)
-op("GatherND", domain=MICROSOFT)(gather_nd)
-op("ExpandDims", domain=MICROSOFT)(unsqueeze)
+op("Trilu", domain=MICROSOFT)(lambda X, k=None, *, upper=1: trilu(X, k, upper=upper))
+op("GatherND", domain=MICROSOFT)(lambda data, indices: gather_nd(data, indices))
+
+
+@op("ExpandDims", domain=MICROSOFT)
+def expand_dims(X, axis: Static):
+    return unsqueeze(X, axis)
 
 
 @op("GemmFastGelu", domain=MICROSOFT, product=True)
@@ -74,33 +78,32 @@ def transpose_matmul(A, B, *, alpha=1.0, transA=0, transB=0):
     return fused_matmul(A, B, alpha=alpha, transA=transA, transB=transB)
 
 
+# name -> the function of x and up to two parameters, and their defaults
+FUSED: dict[str, Any] = {"": (lambda x: x,)} | {name: row for name, row in BY_NAME.items() if REQUIRED not in row}
+FUSED |= {"clip": (jnp.clip, None, None), "selu": (lambda x, a, g: selu(x, alpha=a, gamma=g), 1.6732632, 1.0507010)}
+
+
 def activate(x, name, *parameters):
-    """A fused activation by its ONNX name, with the parameters of that operator in order."""
-    given = [p for p in parameters if p is not None]
-    if not name:
-        return x
-    if name == "Clip":
-        return jnp.clip(x, *given)
-    if name.lower() not in BY_NAME:
-        raise NotImplementedError(f"fused activation {name!r}; known are Clip and those of the recurrent operators")
-    function, *defaults = BY_NAME[name.lower()]
-    return function(x, *given, *defaults[len(given) :])
+    """A fused activation by its ONNX name, with the parameters of that operator in order; None is its default."""
+    if name.lower() not in FUSED:
+        raise NotImplementedError(f"the fused {_ACTIVATIONS}, not {name!r}; put it behind as a node of its own")
+    function, *defaults = FUSED[name.lower()]
+    return function(x, *(d if p is None else p for p, d in zip((*parameters, None, None), defaults, strict=False)))
 
 
-@op("FusedGemm", domain=MICROSOFT, product=True, limits=f"{_ACTIVATIONS}; activation_gamma is refused")
+@op("FusedGemm", domain=MICROSOFT, product=True, limits=_ACTIVATIONS)
 def fused_gemm(
     A, B, C=None, *, activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
     alpha=1.0, beta=1.0, transA=0, transB=0,
 ):  # fmt: skip
     """Gemm and an activation."""
-    if activation_gamma is not None:
-        raise NotImplementedError(f"FusedGemm with activation_gamma ({activation_gamma}); write Gemm and {activation}")
-    y = gemm_wide(A, B, C, alpha, beta, transA, transB)
-    return activate(jnp.asarray(y), activation, activation_alpha, activation_beta).astype(A.dtype)
+    y = jnp.asarray(gemm_wide(A, B, C, alpha, beta, transA, transB))
+    second = activation_beta if activation_gamma is None else activation_gamma
+    return activate(y, activation, activation_alpha, second).astype(A.dtype)
 
 
 @op("FusedConv", domain=MICROSOFT, product=True, limits=_ACTIVATIONS)
-@taking(**WINDOW)
+@taking(**WINDOW, group=1)
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
     """Conv, a residual Z added, an activation."""
     y = conv_op(X, W, B, **attributes)
@@ -157,10 +160,8 @@ def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilo
 
 @op("SimplifiedLayerNormalization", domain=MICROSOFT, limits="stash_type float32 or float64")
 @op("SimplifiedLayerNormalization", limits="onnxruntime's; stash_type float32 or float64")
-def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
+def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type: Literal[1, 11] = 1):
     """RMSNormalization under onnxruntime's older name, with the inverse deviation as second output."""
-    if stash_type not in (1, 11):
-        raise NotImplementedError(f"stash_type ({stash_type}) must be float32 (1) or float64 (11)")
     x = jnp.asarray(X).astype(np.float64 if stash_type == 11 or X.dtype == np.float64 else np.float32)
     y, _, inverse = standardize(x, tuple(range(axis_of(axis, x.ndim), x.ndim)), epsilon, center=False)
     return (y * scale.astype(x.dtype)).astype(scale.dtype), inverse
@@ -168,8 +169,8 @@ def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_typ
 
 @op("EmbedLayerNormalization", domain=MICROSOFT)
 def embed_layer_normalization(
-    input_ids, segment_ids, word_embedding, position_embedding, segment_embedding, gamma, beta, mask=None,
-    position_ids=None, *, epsilon=1e-12, mask_index_type: Literal[None, 0, 1] = None,
+    input_ids, segment_ids: MayBeEmpty, word_embedding, position_embedding, segment_embedding: MayBeEmpty, gamma, beta,
+    mask=None, position_ids=None, *, epsilon=1e-12, mask_index_type: Literal[None, 0, 1] = None,
 ):  # fmt: skip
     """LayerNormalization of word, position and segment embeddings; how many words the mask keeps; the sum."""
     del mask_index_type  # what else than the count to give; it is optional either way
@@ -210,10 +211,8 @@ def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_las
 
 
 @op("CDist", domain=MICROSOFT, heavy=True, limits="metrics: sqeuclidean and euclidean")
-def cdist(A, B, *, metric="sqeuclidean"):
+def cdist(A, B, *, metric: Literal["sqeuclidean", "euclidean"] = "sqeuclidean"):
     """The distance of each row of A from each row of B."""
-    if metric not in ("sqeuclidean", "euclidean"):
-        raise NotImplementedError(f"metric is {metric!r}; onnxruntime has only 'sqeuclidean' and 'euclidean'")
     square = ((jnp.asarray(A)[:, None] - B[None]) ** 2).sum(-1)
     return square if metric == "sqeuclidean" else root(square)
 

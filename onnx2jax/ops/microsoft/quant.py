@@ -5,7 +5,9 @@ from __future__ import annotations
 import operator
 from functools import partial
 from inspect import Parameter
+from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -17,11 +19,18 @@ from ..conv import WINDOW
 from ..elementwise import where
 from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
-from ..registry import op, resolve, taking
+from ..registry import MayBeEmpty, op, resolve, taking
 from .fused import MICROSOFT, nhwc
 
-op("QuantizeLinear", domain=MICROSOFT)(quant.quantize_linear)
-op("DequantizeLinear", domain=MICROSOFT)(quant.dequantize_linear)
+
+@op("QuantizeLinear", domain=MICROSOFT)
+def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1):
+    return quant.quantize_linear(x, y_scale, y_zero_point, axis=axis)
+
+
+@op("DequantizeLinear", domain=MICROSOFT)
+def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1):
+    return quant.dequantize_linear(x, x_scale, x_zero_point, axis=axis)
 
 
 def qlinear(name, inputs, heavy=False, **attributes):
@@ -48,28 +57,28 @@ def qlinear(name, inputs, heavy=False, **attributes):
     return register
 
 
-REDUCED = "data data_scale data_zero_point reduced_scale reduced_zero_point?"
-UNARY = "X X_scale X_zero_point Y_scale Y_zero_point?"
-BINARY = "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point?"
-POOLED = "X x_scale x_zero_point y_scale y_zero_point"
+REDUCED = "data data_scale data_zero_point? reduced_scale reduced_zero_point?"
+UNARY = "X X_scale X_zero_point? Y_scale Y_zero_point?"
+BINARY = "A A_scale A_zero_point? B B_scale B_zero_point? C_scale C_zero_point?"
 
 qlinear("QLinearAdd", BINARY)(operator.add)
 qlinear("QLinearMul", BINARY)(operator.mul)
 qlinear("QLinearLeakyRelu", UNARY, alpha=0.01)(leaky_relu)
 qlinear("QLinearSigmoid", UNARY)(sigmoid)
 qlinear("QLinearWhere", "condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point")(where)
-qlinear("QLinearGlobalAveragePool", POOLED, channels_last=0)(partial(nhwc, global_average_pool))
+POOLED = "X x_scale x_zero_point{0} y_scale y_zero_point{0}"
+qlinear("QLinearGlobalAveragePool", POOLED.format(""), channels_last=0)(partial(nhwc, global_average_pool))
 _attributes = {**POOL, "ceil_mode": 0, "channels_last": 0, "count_include_pad": 0}
-qlinear("QLinearAveragePool", f"{POOLED}?", heavy=True, **_attributes)(partial(nhwc, average_pool))
+qlinear("QLinearAveragePool", POOLED.format("?"), heavy=True, **_attributes)(partial(nhwc, average_pool))
 
 
-@qlinear("QLinearSoftmax", "X X_scale x_zero_point y_scale y_zero_point", axis=-1, opset=Parameter.empty)
+@qlinear("QLinearSoftmax", "X X_scale x_zero_point? y_scale y_zero_point", axis=-1, opset=Parameter.empty)
 def softmax(x, *, axis, opset):
     """Softmax as ``opset`` has it, which here is an attribute of the node."""
     return resolve("", "Softmax", opset).function(x, axis=axis)
 
 
-@qlinear("QLinearReduceMean", REDUCED, axes=None, keepdims=1)
+@qlinear("QLinearReduceMean", REDUCED, axes=Parameter.empty, keepdims=Parameter.empty)
 def mean(x, *, axes, keepdims):
     return resolve("", "ReduceMean", 18).function(x, axes, keepdims=keepdims)
 
@@ -83,17 +92,17 @@ def qlinear_concat(Y_scale, Y_zero_point, *inputs, axis):
 
 
 @op("MulInteger", domain=MICROSOFT)
-def mul_integer(A, A_zero_point, B, B_zero_point=None):
-    zeros = (0 if z is None else z.astype(np.int32) for z in (A_zero_point, B_zero_point))
-    a, b = (x.astype(np.int32) - z for x, z in zip((A, B), zeros, strict=True))
+def mul_integer(A, A_zero_point: MayBeEmpty, B, B_zero_point=None):
+    pairs = (A, A_zero_point), (B, B_zero_point)
+    a, b = (x.astype(np.int32) - (0 if z is None else z.astype(np.int32)) for x, z in pairs)
     return a * b
 
 
+_CONVOLVED = "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B?"
+
+
 @op("QLinearConv", domain=MICROSOFT, heavy=True)
-@taking(
-    *("x", "x_scale", "x_zero_point", "w", "w_scale", "w_zero_point", "y_scale", "y_zero_point", "B?"),
-    **WINDOW, group=1, channels_last=0,
-)  # fmt: skip
+@taking(*_CONVOLVED.split(), **WINDOW, group=1, channels_last=0)
 def ms_qlinear_conv(*inputs, **attributes):
     """QLinearConv, the channels last on request."""
     return nhwc(quant.qlinear_conv, *inputs, **attributes)
@@ -130,8 +139,6 @@ def dynamic_quantize_matmul(A, B, b_scale, b_zero_point=None, bias=None):
 
 def unpack(x, bits):
     """Bytes as the 2-, 4- or 8-bit values packed in them along the last dimension, low bits first."""
-    if bits not in (2, 4, 8):
-        raise NotImplementedError(f"bits is {bits}; it must be 2, 4 or 8")
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return ((x[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*x.shape[:-1], -1)
 
@@ -145,13 +152,14 @@ def unpacked(zero_points, shape, bits):
     return unpack(zero_points.reshape(*shape[:-1], -1), bits)[..., : shape[-1]]
 
 
+Bits = Literal[2, 4, 8]
 _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is never needed"
 
 
 @op("MatMulNBits", domain=MICROSOFT, heavy=True, limits=_LAYOUTS)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
-    *, K, N, accuracy_level=0, bits=4, block_size, weight_prepacked=0,
+    *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked=0,
 ):  # fmt: skip
     """A times the transpose of an [N, K] weight quantized in blocks along K."""
     del accuracy_level  # a leave to compute in less precision, which is not taken
@@ -172,8 +180,8 @@ def matmul_nbits(
 
 @op("GatherBlockQuantized", domain=MICROSOFT, limits="bits: 2, 4 and 8; an index out of range gives zeros")
 def gather_block_quantized(
-    data, indices, scales, zero_points=None, *, bits=4, block_size=128, gather_axis=0, quantize_axis=1
-):
+    data, indices, scales, zero_points=None, *, bits: Bits = 4, block_size=128, gather_axis=0, quantize_axis=1
+):  # fmt: skip
     """Gather from a tensor quantized in blocks, as real numbers; an index out of range gives zeros."""
     packed = data.dtype == np.uint8
     gather_axis, quantize_axis = axis_of(gather_axis, data.ndim), axis_of(quantize_axis, data.ndim)
@@ -188,7 +196,7 @@ def gather_block_quantized(
         shape = [extent if i == gather_axis else n for i, n in enumerate(x.shape)]
         return jnp.take(jnp.broadcast_to(x, shape), jnp.where(live, indices % extent, 0), axis=gather_axis)
 
-    x, scale, zero = (None if v is None else taken(v) for v in (data, scales, zero_points))
+    x, scale, zero = jax.tree.map(taken, (data, scales, zero_points))
     x = unpack(x, bits) if packed else x
     axis = quantize_axis + (indices.ndim - 1 if gather_axis < quantize_axis else 0)
     y = quant.dequantize_linear(x, scale, zero, axis=axis, block_size=block_size or x.shape[axis])
@@ -198,8 +206,8 @@ def gather_block_quantized(
 @op("DynamicQuantizeLSTM", domain=MICROSOFT, heavy=True)
 @taking(**{name: value for name, value in LAYER.items() if name != "layout"}, input_forget=0)
 def dynamic_quantize_lstm(
-    X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, W_scale=None, W_zero_point=None,
-    R_scale=None, R_zero_point=None, **attributes,
+    X, W, R, B: MayBeEmpty, sequence_lens: MayBeEmpty, initial_h: MayBeEmpty, initial_c: MayBeEmpty, P: MayBeEmpty,
+    W_scale, W_zero_point, R_scale, R_zero_point, **attributes,
 ):  # fmt: skip
     """LSTM with weights quantized as [directions, input, gates], whose other operands are quantized on the spot."""
 
