@@ -1,4 +1,4 @@
-"""All cases of the zoo."""
+"""All cases of the zoo, and what exporters refuse to write. Modules import the frameworks when a case is made."""
 
 from __future__ import annotations
 
@@ -7,4 +7,6 @@ from typing import Final
 from . import classic, old_classifiers, old_detectors, old_language
 from .case import Case
 
-CASES: Final[tuple[Case, ...]] = (*classic.CASES, *old_classifiers.CASES, *old_detectors.CASES, *old_language.CASES)
+_MODULES: Final = (classic, old_classifiers, old_detectors, old_language)
+CASES: Final[tuple[Case, ...]] = tuple(case for module in _MODULES for case in module.CASES)
+REFUSED: Final[dict[str, str]] = {name: error for m in _MODULES for name, error in getattr(m, "REFUSED", {}).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -239,7 +239,3 @@ def _names(model: onnx2jax.Model, export: Export) -> dict[str, tuple[str, bool]]
                 if value.dtype == own.dtype and np.array_equal(value, own.T if flipped else own):
                     names[other] = (name, flipped)
     return names
-
-
-def as_json(record: Record) -> dict[str, Any]:
-    return asdict(record)
