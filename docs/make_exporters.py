@@ -57,7 +57,7 @@ def page(judged: Sequence[tuple[Case, dict[str, Any]]]) -> str:
         f"{len(rows)} models of {len({r['family'] for r in rows})} families: {right} right in every column, {excused} "
         f"with a reason from outside, {len(rows) - right - excused} wrong. {len(one)} are one program; of these "
         f"{sum(r['jit'] == 'yes' for r in one)} run inside a caller's `jit`, {len(slopes)} have gradients to compare, "
-        f"of which {sum(s <= 1e-4 for s in slopes)} are equal to 1e-4, and {sum(r['grad'] == 'finite' for r in one)} have "
+        f"{sum(s <= 1e-4 for s in slopes)} of them equal to 1e-4, and {sum(r['grad'] == 'finite' for r in one)} have "
         f"finite ones without a peer. Seconds to be ready: median {median(r['ready'] for r in rows):.1f}, "
         f"{median(ratios):.0f} times onnxruntime's.\n"
     )
