@@ -13,8 +13,9 @@ from .model.convert import convert
 from .model.model import Model
 from .model.outputs import DeclarationWarning
 from .model.save import save
-from .ops.registry import Shaped, Static, op, supported
+from .ops.registry import MayBeEmpty, Shaped, Static, op, supported
 from .runtime.compiled import RecompilationWarning
+from .runtime.explained import DeviationWarning
 from .sharding.rules import ShardingWarning
 from .training.artifacts import Artifacts, load_artifacts
 from .training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
@@ -26,8 +27,10 @@ __all__ = [
     "Artifacts",
     "Checkpoints",
     "DeclarationWarning",
+    "DeviationWarning",
     "FineTuning",
     "FineTuningState",
+    "MayBeEmpty",
     "Model",
     "OnnxFile",
     "RecompilationWarning",

@@ -23,7 +23,7 @@ Shaped = Annotated[Any, "shaped"]
 MayBeEmpty = Annotated[Any, "may be empty"]
 """Marks an input that a node may leave empty although one that it must give stands behind it."""
 
-FIXTURES: Final = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only"})
+FIXTURES = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only", "warn"})
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
 
 PADDED: Final = "onnx2jax.padded"
@@ -232,10 +232,7 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
 
     keywords = frozenset(names.get(Parameter.KEYWORD_ONLY, ()))
     return Operator(
-        domain,
-        name,
-        since,
-        function,
+        domain, name, since, function,
         inputs=(*names.get(Parameter.POSITIONAL_ONLY, ()), *names.get(Parameter.POSITIONAL_OR_KEYWORD, ())),
         variadic=names.get(Parameter.VAR_POSITIONAL, [None])[0],
         attributes=keywords - FIXTURES,
@@ -244,4 +241,4 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         may_be_empty=marked("may be empty"),
         fixtures=keywords & FIXTURES,
         choices={k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
-    )
+    )  # fmt: skip

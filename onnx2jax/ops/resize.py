@@ -100,12 +100,15 @@ def _extents(inputs, scales, sizes, policy, crop):
     return [int(np.floor(ratio * n + 0.5)) for n in inputs], [F32(ratio)] * len(inputs)
 
 
-@op("Resize", since=11, heavy=True, limits="linear and cubic interpolate numbers only; strings on the host in nearest")
+_CORNERS = "align_corners takes extent * scale as it is, as ONNX's cases do; onnxruntime and PyTorch round it down"
+
+
+@op("Resize", since=11, heavy=True, limits=f"interpolates numbers only; strings on the host in nearest; {_CORNERS}")
 def resize(
     X, roi: Static = None, scales: Static = None, sizes: Static = None, *, antialias=0, axes=None,
     coordinate_transformation_mode: Coordinates = "half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
     extrapolation_value=0.0, keep_aspect_ratio_policy: Literal["stretch", "not_larger", "not_smaller"] = "stretch",
-    mode: Literal["nearest", "linear", "cubic"] = "nearest", nearest_mode: Nearest = "round_prefer_floor",
+    mode: Literal["nearest", "linear", "cubic"] = "nearest", nearest_mode: Nearest = "round_prefer_floor", warn=None,
 ):  # fmt: skip
     """Resize: each axis is a gather of the nearest elements, or a weighted sum of neighbours."""
     if antialias and mode == "nearest":
@@ -138,6 +141,8 @@ def resize(
         at = _original(coordinate_transformation_mode, n, out, scale, start, end)
         if n == out and np.array_equal(at, np.arange(n)):
             continue
+        if coordinate_transformation_mode == "align_corners" and min(n, out) > 1 and abs(scale * n - out) >= 1e-4:
+            warn(f"{_CORNERS} ({n} * {scale:g} to {out}); for their numbers give the node sizes instead of scales")
         if crop:
             beyond = beyond | ((at < 0) | (at > n - 1)).reshape(-1, *(1,) * (X.ndim - 1 - axis))
         if mode == "nearest":

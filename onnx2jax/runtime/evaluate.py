@@ -13,20 +13,18 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from traceback import walk_tb
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from .. import compat
-from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
+from ..errors import OperatorError
 from ..ir import binding
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
-from ..ops.arrays import is_known, is_string, is_traced
-from ..ops.registry import PADDED, Operator, resolve
+from ..ops.arrays import is_known, is_traced
+from ..ops.registry import Operator
 from ..proto.types import ValueInfo
+from .explained import NoKey, explained, forward_only, needs_known, operands, warn
 from .tape import Derivation, Derivatives, Frame, Tape
 from .thresholds import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, NESTED_JITS
 from .values import to_host
@@ -44,6 +42,8 @@ class Settings:
     """Compilations of one program after which a RecompilationWarning names the input and the cure."""
     place: Callable[[Node, Sequence[str], Sequence[Any]], list[Any]] | None = None
     """Says on which devices the values at a node lie."""
+    warned: set[str] = field(default_factory=set, compare=False)
+    """The kinds of nodes of which a DeviationWarning has been given."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Context:
     """Values of initializers by Graph.key; the others are constants."""
     rng: Any = None
     """Random key, or None when none was given."""
-    settings: Settings = Settings()
+    settings: Settings = field(default_factory=Settings)
     call: Call = field(default_factory=Call)
     host: Host | None = None
     """Set while nodes run by NumPy."""
@@ -174,7 +174,7 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
         try:
             results = _call(node, values, scope, context)
         except Exception as e:
-            if (error := _explained(e, node, values, context)) is e:
+            if (error := explained(e, node, values, context.host is not None)) is e:
                 raise
             raise error from e
     results = results if isinstance(results, tuple) else (results,)
@@ -197,7 +197,7 @@ def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]
     """The results of a node, which are as many as it names, and arrays that can be."""
     for result in results:
         if _bytes(result) > LARGEST_ARRAY or any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
-            raise OperatorError(f"{node} would make an array of shape {result.shape}\n{_operands(node, values)}")
+            raise OperatorError(f"{node} would make an array of shape {result.shape}\n{operands(node, values)}")
     if len(node.outputs) > len(results):
         raise OperatorError(
             f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}", rule="ND-08"
@@ -205,64 +205,10 @@ def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]
     return results
 
 
-ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
-"""What operators raise to refuse what they are given, and what JAX and NumPy raise for them."""
-FOREIGN: Final = (TypeError, IndexError, ArithmeticError)
-"""What JAX and NumPy raise as well, but where it comes from this library it is a fault of its own."""
-OURS: Final = str(Path(__file__).parents[1])
-
-
-def _explained(e: Exception, node: Node, values: Sequence[Any], context: Context) -> Exception:
-    """The error of a node in a user's words; one that is a fault of this library, or of a user's operator, as it is."""
-    if isinstance(e, KnownValueError) and e.node is None:  # the operator's own
-        return KnownValueError(f"{node}: {e}{_bound(node)}", tuple(filter(None, node.inputs)), node)
-    if isinstance(e, OnnxError):
-        if isinstance(node.target, Function) or node.graphs or node.differentiates:
-            e.add_note(f"inside {node}")
-            if node.differentiates and context.host is not None:
-                return OperatorError(f"{node} meets a node on its way that has no derivative\n{e}")
-            if isinstance(e, KnownValueError):
-                e.values, e.node = node.reads, node  # in terms of the graph outside
-        return e
-    if isinstance(e, jax.errors.JAXTypeError):
-        # The body looked at a traced value: conversion to int, bool or NumPy.
-        return _needs_known(node, "an operand", node.inputs)
-    if isinstance(e, NotImplementedError):
-        return UnsupportedError(f"{node}: {e}\n{_operands(node, values)}")
-    if isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and _raised_by_a_library(e)):
-        if any(map(is_string, values)) and not is_known(values):
-            return _needs_known(node, "an operand beside strings", node.inputs)
-        return OperatorError(f"{node}: {e}\n{_operands(node, values)}")
-    e.add_note(f"inside {node}\n{_operands(node, values)}")
-    return e
-
-
-def _raised_by_a_library(e: Exception) -> bool:
-    """Whether an error comes from JAX or NumPy; otherwise the fault is in here."""
-    if type(e).__module__.startswith("numpy") or any("JAX has removed" in note for note in getattr(e, "__notes__", ())):
-        return True
-    *_, (frame, _) = walk_tb(e.__traceback__)
-    return not frame.f_code.co_filename.startswith(OURS)
-
-
 def _bytes(value: Any) -> int:
     """What an array takes in memory; 0 for other values and for symbolic extents."""
     shape = getattr(value, "shape", ())
     return math.prod(shape) * value.dtype.itemsize if shape and all(type(d) is int for d in shape) else 0
-
-
-def _operands(node: Node, values: Sequence[Any]) -> str:
-    """Shapes and dtypes of a node's operands, for messages."""
-
-    def describe(value: Any) -> str:
-        if hasattr(value, "shape") and hasattr(value, "dtype"):
-            return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-        if isinstance(value, list):
-            return f"sequence of {len(value)}"
-        return "absent" if value is None else type(value).__name__
-
-    shown = ", ".join(f"{name or '-'}: {describe(v)}" for name, v in zip(node.inputs, values, strict=False))
-    return f"operands: {shown or 'none'}"
 
 
 def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
@@ -284,27 +230,8 @@ def _known(node: Node, operator: Operator, position: int, value: Any) -> Any:
     if operator.parameter(position) not in operator.static or is_known(value):
         return value
     if is_traced(value):
-        raise _needs_known(node, f"{operator.parameter(position)!r}", (node.inputs[position],))
+        raise needs_known(node, f"{operator.parameter(position)!r}", (node.inputs[position],))
     return jax.tree.map(np.asarray, value)
-
-
-def _needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValueError:
-    names = tuple(filter(None, names))
-    return KnownValueError(
-        f"{node}: {parameter} (value {' or '.join(map(repr, names))}) must be known before compiling, because a "
-        "shape or the course of the computation depends on it, but it is traced.\n"
-        "Call the model itself (model(x) or model.run(...)), which finds such values by itself; or pin the input it "
-        f"comes from: convert(..., static={{'input name': value}}){_bound(node)}",
-        names,
-        node,
-    )
-
-
-def _bound(node: Node) -> str:
-    """The other cure, for nodes whose results can be padded."""
-    if node.domain or resolve(PADDED, node.op_type, 1) is None:
-        return ""
-    return f"; or bound the result: convert(..., max_size={{{node.name!r}: n}})"
 
 
 def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
@@ -316,32 +243,17 @@ def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) ->
         "max_trips": lambda: context.settings.max_trips,
         "derivatives": lambda: Derivatives(node, scope, context.derivation),
         "compiled": lambda: host and partial(host.trips, node, scope, context.rng),
-        "forward_only": lambda: partial(_forward_only, node),
-        "rng": lambda: _NoKey(node) if context.rng is None else _fold(context.rng, node),
+        "forward_only": lambda: partial(forward_only, node),
+        "warn": lambda: partial(warn, node, context.settings.warned),
+        "rng": lambda: NoKey(node) if context.rng is None else _fold(context.rng, node),
     }
     return {name: makers[name]() for name in operator.fixtures}
-
-
-def _forward_only(node: Node, values: Any, why: str) -> Any:
-    """The values; to differentiate them in reverse is an error that says why."""
-    error = KnownValueError(f"{node}: {why}", tuple(filter(None, node.inputs)), node)
-    return jax.tree.map(lambda v: compat.forward_only(v, error) if is_traced(v) else v, values)
 
 
 def _fold(rng: Any, node: Node) -> Any:
     """The node's own key: two calls of one function draw different numbers."""
     # By name rather than by position, so that removing another node leaves this stream alone (rule GR-25).
     return None if rng is None else jax.random.fold_in(rng, zlib.crc32(node.name.encode()))
-
-
-class _NoKey:
-    """Stands for the random key nobody gave: harmless until somebody draws from it."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-
-    def __getattr__(self, name: str) -> Any:
-        raise RandomKeyError(f"{self._node} draws random numbers: pass a key, model.apply(..., rng=jax.random.key(0))")
 
 
 def _call_function(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import pytest
 
+import onnx2jax
 from tests.support.branches import both
 from tests.support.helpers import run_op
 
@@ -173,3 +175,28 @@ def test_the_derivative_spreads_what_was_read(mode):
 def test_errors_name_the_choices(inputs, attributes, words):
     with pytest.raises(ValueError, match=words):
         run_op("Resize", LINE, *inputs, **attributes)
+
+
+def corners(first: float, second: float) -> onnx.ModelProto:
+    """Two nodes in a row that keep the corners where they are."""
+    how = 'coordinate_transformation_mode="align_corners", mode="linear"'
+    return onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[n] x) => (float[m] z) <float[1] a = {{{first}}}, float[1] b = {{{second}}}> {{
+            y = Resize <{how}> (x, , a)
+            z = Resize <{how}> (y, , b)
+        }}""")
+
+
+def test_aligned_corners_of_a_fractional_extent_are_a_warning_once_in_a_model():
+    """The official cases want it so; onnxruntime and PyTorch align the corners of what there is."""
+    model = onnx2jax.convert(corners(0.5, 1.5))
+    with pytest.warns(onnx2jax.DeviationWarning, match=r"'y' \(Resize.*7 \* 0.5 to 3.*give the node sizes") as caught:
+        model(np.zeros(7, np.float32))
+        model(np.zeros(9, np.float32))
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("n", [1, 2, 6])
+def test_aligned_corners_of_a_whole_extent_are_none(n):
+    whole = onnx2jax.convert(corners(0.5 if n % 2 == 0 else 1.5, 3.0))
+    np.testing.assert_array_equal(whole(np.ones(n, np.float32)), np.ones(max(n // 2, 1) * 3))
