@@ -112,8 +112,10 @@ def test_feature_extractor():
     for jit in (False, True):
         assert ml("ArrayFeatureExtractor", x, np.array([[2, 0]]), jit=jit).tolist() == x[:, [2, 0]].tolist()
         assert ml("ArrayFeatureExtractor", x[0], np.array([1]), jit=jit).shape == (1, 1)
-    with pytest.raises(ValueError, match="leave"):
-        ml("ArrayFeatureExtractor", x, np.array([4]))
+    for index in np.array([[-1], [4]]):  # "based on 0": none counts from the end
+        with pytest.raises(ValueError, match="leave the 4 features"):
+            ml("ArrayFeatureExtractor", x, index)
+        assert np.isnan(ml("ArrayFeatureExtractor", x, index, jit=True)).all()
     with pytest.raises(KnownValueError, match="strings"):
         jax.jit(lambda y: ml("ArrayFeatureExtractor", text("a", "b"), y))(np.array([1]))
 

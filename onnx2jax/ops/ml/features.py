@@ -27,14 +27,14 @@ def _per_feature(values, X, what):
 # ------------------------------------------------------------------------------------ features and scaling
 
 
-@op("ArrayFeatureExtractor", domain=DOMAIN, limits="strings on the host")
+@op("ArrayFeatureExtractor", domain=DOMAIN, limits="strings on the host; traced indices out of range read as in Gather")
 def array_feature_extractor(X, Y):
     """ArrayFeatureExtractor: columns of the last axis; of a vector they come as one row."""
     if is_string(X):
         Y = needs_known(Y, "the data are strings")
     if isinstance(Y, np.ndarray) and ((Y < 0) | (X.shape[-1] <= Y)).any():
         raise ValueError(f"indices {Y.ravel().tolist()} leave the {X.shape[-1]} features")
-    return xp.take(X[None] if X.ndim == 1 else X, Y.reshape(-1), axis=-1)
+    return xp.take(X[None] if X.ndim == 1 else X, xp.where(Y < 0, X.shape[-1], Y).reshape(-1), axis=-1)
 
 
 @op("Binarizer", domain=DOMAIN)
