@@ -59,7 +59,8 @@ def judge(case: Case, export: Export) -> tuple[Record, list[str]]:
     record.ready = round(time.process_time() - began, 2)
     record.nodes = len(model.graph.nodes)
     ours += [_plain(model.run(None, inputs)) for inputs in export.inputs[1:]]
-    record.stages = len(model.explain().splitlines()) - 1 if not model.jitted else 1
+    rows = [line for line in model.explain().splitlines() if not line.startswith(" ")]  # others go on with one
+    record.stages = len(rows) - 1 if not model.jitted else 1
     record.reasons = "" if model.jitted else model.explain()
     peers = _peer(export, record)
     if peers is not None:
