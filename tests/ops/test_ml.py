@@ -160,6 +160,17 @@ def test_label_encoder_with_tensors():
         ml("LabelEncoder", np.array([1]), keys_int64s=(1,), values_strings=("a",), jit=True)
 
 
+@pytest.mark.parametrize("keys", [(1, 3), (-30000, 30000), (-32768, 0), (5, 32767)])
+def test_label_encoder_of_integers_at_the_ends_of_their_type(keys):
+    for dtype in (np.int16, np.int64):
+        ends = np.iinfo(dtype)
+        x = np.array([ends.min, ends.min + 1, *keys, keys[0] + 1, keys[1] - 1, ends.max - 1, ends.max], dtype)
+        table = dict(zip(keys, (0.5, 1.5), strict=True))
+        given = {"keys_tensor": np.array(keys, dtype), "values_tensor": np.array([0.5, 1.5], np.float32)}
+        got = ml("LabelEncoder", x, **given, default_tensor=np.array([-7], np.float32), jit=True)
+        assert got.tolist() == [table.get(v, -7) for v in x.tolist()]
+
+
 def test_category_mapper():
     names = {"cats_int64s": (10, 20), "cats_strings": ("a", "b")}
     agree("CategoryMapper", text("b", "c"), [INT64], **names)
@@ -192,8 +203,8 @@ def test_dict_vectorizer():
     got = ml("DictVectorizer", {"a": 4.0, "c": 8.0}, string_vocabulary=("a", "c", "b", "z"))
     assert got.tolist() == [[4, 8, 0, 0]] and got.dtype == np.float32
     assert ml("DictVectorizer", {5: np.float64(1)}, int64_vocabulary=(4, 5)).dtype == np.float64
-    unknown = ml("DictVectorizer", {"q": 1.0, "a": 2.0}, string_vocabulary=("a", "b"))
-    assert unknown.tolist() == [[2, 0]], "as onnxruntime and scikit-learn leave out what they have not seen"
+    with pytest.raises(ValueError, match="not in the vocabulary"):
+        ml("DictVectorizer", {"q": 1.0}, string_vocabulary=("a",))
 
 
 # ------------------------------------------------------------------------------------------- linear models

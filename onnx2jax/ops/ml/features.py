@@ -116,8 +116,15 @@ def _lookup(X, keys, values, default):
     table, at = np.unique(keys[~nan][::-1], return_index=True)
     if not len(table):
         return xp(X).broadcast_to(xp(X).asarray(default, values.dtype), X.shape)
+    values = values[~nan][::-1][at]
+    if table.dtype.kind == "i" and (span := int(table[-1]) - int(table[0]) + 1) < 2**16:
+        # One gather; what lies below the keys lies, without a sign, above them.
+        every = np.full(span + 1, default, values.dtype)
+        every[table.astype(np.int64) - table[0]] = values
+        place = (X.astype(np.int64) - table[0].astype(np.int64)).astype(np.uint64)
+        return xp.take(every, xp.minimum(place, np.uint64(span)).astype(np.int64), mode="clip")
     place = find(table, X, "compare_all" if len(table) <= 16 else "scan_unrolled")
-    return xp.where(place < 0, default, xp(X).asarray(values[~nan][::-1][at])[place])
+    return xp.where(place < 0, default, xp(X).asarray(values)[place])
 
 
 @op("LabelEncoder", domain=DOMAIN, limits="strings on the host")
@@ -185,8 +192,10 @@ def cast_map(X: Static, *, cast_to: CastTo = "TO_FLOAT", map_form: Literal["DENS
 
 @op("DictVectorizer", domain=DOMAIN)
 def dict_vectorizer(X: Static, *, int64_vocabulary=None, string_vocabulary=None):
-    """DictVectorizer: one row, with the value of each word of the vocabulary, or zero; other keys are left out."""
+    """DictVectorizer: one row, with the value of each word of the vocabulary, or zero."""
     _, vocabulary = only(int64_vocabulary=int64_vocabulary, string_vocabulary=string_vocabulary)
+    if set(X) - set(vocabulary):
+        raise ValueError(f"the keys {sorted(set(X) - set(vocabulary))} are not in the vocabulary {vocabulary}")
     values = list(X.values()) or [0.0]
     # Python's numbers carry no width: a float is taken for ONNX's float.
     dtype = {float: np.float32, str: object}.get(type(values[0]), np.asarray(values).dtype)
