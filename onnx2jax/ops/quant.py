@@ -115,10 +115,6 @@ def row(parameter):
     return parameter.reshape(()) if parameter.size == 1 else parameter
 
 
-def is_zero(value):
-    return is_known(value) and not np.any(value)
-
-
 def integer_product(a, b, a_zero_point=None, b_zero_point=None):
     """``(a - a_zero_point) @ (b - b_zero_point)`` in int32 from one int8 product: the zero points enter
     through the sums over rows and columns."""
@@ -127,13 +123,8 @@ def integer_product(a, b, a_zero_point=None, b_zero_point=None):
     a, b = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
     za, zb = column(za), row(zb)
     y = product(a, b, np.dtype(np.int32))
-    if not is_zero(za):
-        y = y - za * jnp.sum(b, axis=-2, keepdims=True, dtype=np.int32)
-    if not is_zero(zb):
-        y = y - zb * jnp.sum(a, axis=-1, keepdims=True, dtype=np.int32)
-    if not is_zero(za) and not is_zero(zb):
-        y = y + np.int32(a.shape[-1]) * za * zb
-    return jnp.squeeze(y, vectors)
+    y = y - za * jnp.sum(b.astype(np.int32) - zb, axis=-2, keepdims=True, dtype=np.int32)
+    return jnp.squeeze(y - zb * jnp.sum(a, axis=-1, keepdims=True, dtype=np.int32), vectors)
 
 
 @op("MatMulInteger", since=10, heavy=True)
@@ -162,11 +153,10 @@ def qlinear_matmul(a, a_scale, a_zero_point, b, b_scale, b_zero_point, y_scale, 
 
 def reach(dtype, zero_point):
     """The largest magnitude of an 8-bit value less its zero point."""
-    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     if not is_known(zero_point):
         return 255
-    zero_point = np.zeros(1, int) if zero_point is None else zero_point.astype(int)
-    return int(max(high - zero_point.min(), zero_point.max() - low))
+    ends, zero_point = np.iinfo(dtype), np.zeros(1, int) if zero_point is None else zero_point.astype(int)
+    return int(max(ends.max - zero_point.min(), zero_point.max() - ends.min))
 
 
 def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
@@ -187,11 +177,9 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
         w = w - w_zero_point.reshape((-1,) + (1,) * (w.ndim - 1)).astype(dtype)
     grouped = x.reshape(x.shape[0], group, -1, *x.shape[2:])
 
-    def part(start):
-        some = grouped[:, :, start : start + step].reshape(x.shape[0], -1, *x.shape[2:]) if step < w.shape[1] else x
-        return conv(some, w[:, start : start + step], window, group).astype(np.int32)
-
-    return sum(map(part, range(0, w.shape[1], step)))
+    pieces = (slice(start, start + step) for start in range(0, w.shape[1], step))
+    some = ((grouped[:, :, piece].reshape(x.shape[0], -1, *x.shape[2:]), w[:, piece]) for piece in pieces)
+    return sum(conv(*operands, window, group).astype(np.int32) for operands in some)
 
 
 @op("ConvInteger", since=10, heavy=True, unsharded=True)
