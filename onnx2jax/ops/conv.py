@@ -43,6 +43,11 @@ class Window(NamedTuple):
         """(extent, ..., kernel, stride, pads, dilation) of every axis."""
         return zip(*extents, *self, strict=True)
 
+    def by_axis(self):
+        """For each axis the window along it, of one element along the others."""
+        for i, chosen in enumerate(self.along()):
+            yield Window(*zip(*(chosen if i == j else (1, 1, (0, 0), 1) for j in range(len(self.kernel))), strict=True))
+
 
 def window_of(extents, kernel, strides=None, pads=None, dilations=None, auto_pad="NOTSET", kernel_shape=None):
     """The window of ``kernel`` elements, which an attribute kernel_shape must repeat, over an image of ``extents``."""
@@ -166,11 +171,13 @@ def _product(w, columns, contract):
 
 def _conv_columns(x, w, window, groups):
     """One matrix product over the columns (im2col); with a kernel of one tap these are the image itself."""
-    parts = [lax.expand_dims(part, (2,)) for part in taps(x, window)]
-    columns = lax.concatenate(parts, 2) if len(parts) > 1 else parts[0]
-    (batch, *_), depth, pixels = columns.shape, math.prod(w.shape[1:]), columns.shape[3:]
-    columns = lax.reshape(columns, (batch, groups, depth, *pixels))
-    return _product(lax.reshape(w, (groups, w.shape[0] // groups, depth)), columns, 2)
+    # Axis by axis: XLA compiles a loop for every slice, in 12 ms, and 5x5 taps are 10 slices rather than 25.
+    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in window.pads)))
+    for alone in window._replace(pads=((0, 0),) * len(window.pads)).by_axis():
+        x = lax.concatenate([lax.expand_dims(part, (2,)) for part in taps(x, alone)], 2)
+        x = lax.reshape(x, (x.shape[0], math.prod(x.shape[1:3]), *x.shape[3:]))
+    columns = lax.reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    return _product(lax.reshape(w, (groups, w.shape[0] // groups, columns.shape[2])), columns, 2)
 
 
 def _add_bias(y, bias):

@@ -13,7 +13,7 @@ from jax import lax
 
 from .arrays import argmax, dims, is_known
 from .cast import is_float
-from .conv import MAX_TAPS, WINDOW, Window, count_blocks, taps, window_of
+from .conv import MAX_TAPS, WINDOW, count_blocks, taps, window_of
 from .norm import root
 from .registry import Static, op, taking
 
@@ -44,9 +44,8 @@ def _reduce(x, init, combine, window):
 
 def _reduce_by_axis(x, init, combine, window):
     """The same, one axis after the other, by shifted operands: on the CPU 2 to 30 times as fast."""
-    for i, chosen in enumerate(window.along()):
-        alone = [chosen if i == j else (1, 1, (0, 0), 1) for j in range(len(window.kernel))]
-        x = functools.reduce(combine, taps(x, Window(*zip(*alone, strict=True)), init))
+    for alone in window.by_axis():
+        x = functools.reduce(combine, taps(x, alone, init))
     return x
 
 
