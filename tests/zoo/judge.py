@@ -204,7 +204,7 @@ def _slopes(model: onnx2jax.Model, export: Export, outputs: Sequence[Any]) -> fl
     slopes = {n: np.asarray(g) for n, g in by_inputs.items()}
     for name, g in by_params.items():
         known, flipped = names.get(name, (name, False))
-        slopes[known] = np.asarray(g).T if flipped else np.asarray(g)
+        slopes[known] = slopes.get(known, 0) + (np.asarray(g).T if flipped else np.asarray(g))
     if not all(np.isfinite(g).all() for g in slopes.values()):
         return "not finite: " + ", ".join(n for n, g in slopes.items() if not np.isfinite(g).all())[:200]
     if export.gradients is None:
@@ -235,10 +235,11 @@ def _names(model: onnx2jax.Model, export: Export) -> dict[str, tuple[str, bool]]
 
     An exporter keeps the names, or folds a transposition into a weight and numbers it, or keeps the name and folds a
     normalisation into the numbers: so the numbers must be the same, and those of a numbered weight say what it is.
+    A weight that is used twice may be there twice.
     """
     stored = {n: np.asarray(v) for n, v in model.params.items()}
     names = {n: (n, False) for n, v in export.params.items() if n in stored and np.array_equal(stored[n], v)}
-    telling = {n: v for n, v in export.params.items() if n not in names and v.size > 64 and np.ptp(v) > 0}
+    telling = {n: v for n, v in export.params.items() if v.size > 64 and np.ptp(v) > 0}
     for other, value in stored.items():
         for name, own in telling.items() if other not in names else ():
             for flipped in (False, True):
