@@ -29,6 +29,7 @@ from . import arguments, buckets
 from .max_size import check_counts
 from .outputs import Declarations, field_names, packed
 from .params import Params, kept
+from .table import table
 
 
 class Model:
@@ -216,9 +217,7 @@ class Model:
 
     def explain(self) -> str:
         """How the model runs, as a table: its stages, why each is cut off, compilations and seconds so far."""
-        rows = [("stage", "nodes", "why here", "compiled", "seconds"), *self._program.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return table([("stage", "nodes", "why here", "compiled", "seconds"), *self._program.rows()])
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, values)) for values in (self.inputs, self.outputs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import keyword
+import logging
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -86,43 +87,56 @@ export.register_pytree_node_serialization(
 
 
 class DeclarationWarning(UserWarning):
-    """An output has another element type or shape than the model declares (rules GR-18 and SH-10)."""
+    """An output has another element type, rank or fixed extent than the model declares (rule GR-18)."""
 
 
 class Declarations:
-    """The outputs that a model declares, each warned of once."""
+    """The outputs that a model declares; the first that contradict are a warning, once for all.
+
+    Exporters often give free dimensions the wrong name: that goes to the log alone (rule SH-10).
+    """
 
     def __init__(self, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> None:
         self._inputs, self._outputs = inputs, outputs
-        self._warned: set[str] = set()
+        self._warned = False
+        self._logged: set[str] = set()
 
     def compare(self, values: Mapping[str, Any], results: Sequence[Any]) -> None:
         """Warn of outputs that are not as declared; ``values`` are the inputs that they come from."""
-        for name, text in self._contradictions(values, results):
-            if name not in self._warned:
-                self._warned.add(name)
-                warnings.warn(f"{text}; the computed value counts", DeclarationWarning, stacklevel=4)
+        for name, text in self._misnamed(values, results):
+            if name not in self._logged:
+                self._logged.add(name)
+                logging.getLogger("onnx2jax").info(text)
+        if not self._warned and (texts := list(self._contradictions(results))):
+            self._warned = True
+            more = f" (and {len(texts) - 1} more outputs alike)" if len(texts) > 1 else ""
+            warnings.warn(f"{texts[0]}{more}; the computed value counts", DeclarationWarning, stacklevel=4)
 
-    def _contradictions(self, values: Mapping[str, Any], results: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    def _contradictions(self, results: Sequence[Any]) -> Iterator[str]:
+        for declared, value in zip(self._outputs, results, strict=False):
+            kind, shape = declared.type, getattr(value, "shape", None)
+            if isinstance(kind, TensorType) and shape is not None:
+                pairs = list(zip(kind.shape or (), shape, strict=False))
+                same_rank = kind.shape is None or len(kind.shape) == len(shape)
+                fixed = all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
+                if value.dtype != kind.dtype or not same_rank or not fixed:
+                    yield with_rules(_is_computed(declared, value), "GR-18")
+
+    def _misnamed(self, values: Mapping[str, Any], results: Sequence[Any]) -> Iterator[tuple[str, str]]:
         extents: dict[str, tuple[int, str]] = {}
         for declared in self._inputs:
             for name, have in _named(declared, values.get(declared.name)):
                 extents.setdefault(name, (have, declared.name))
         for declared, value in zip(self._outputs, results, strict=False):
-            kind, shape = declared.type, getattr(value, "shape", None)
-            if not isinstance(kind, TensorType) or shape is None:
-                continue
-            is_computed = f"output {declared} is computed as {TensorType(value.dtype, shape)}"
-            if value.dtype != kind.dtype or (kind.shape is not None and len(kind.shape) != len(shape)):
-                yield declared.name, with_rules(is_computed, "GR-18")
-                continue
-            for want, have in zip(kind.shape or (), shape, strict=False):
-                if isinstance(want, int) and isinstance(have, int) and want != have:
-                    yield declared.name, with_rules(is_computed, "GR-18")
             for name, have in _named(declared, value):
                 bound, first = extents.setdefault(name, (have, declared.name))
                 if bound != have:
-                    yield declared.name, with_rules(f"{is_computed}, and {name!r} is {bound} in {first!r}", "SH-10")
+                    text = f"{_is_computed(declared, value)}, and {name!r} is {bound} in {first!r}"
+                    yield declared.name, with_rules(text, "SH-10")
+
+
+def _is_computed(declared: ValueInfo, value: Any) -> str:
+    return f"output {declared} is computed as {TensorType(value.dtype, value.shape)}"
 
 
 def _named(declared: ValueInfo, value: Any) -> Iterator[tuple[str, int]]:

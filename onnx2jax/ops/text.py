@@ -94,6 +94,28 @@ def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokene
     return _padded(rows, X.shape, pad_value)
 
 
+@op("MurmurHash3", domain="com.microsoft")
+def murmur_hash3(X: Static, *, positive=1, seed=0):
+    """com.microsoft MurmurHash3: of the bytes of each element, in UTF-8 those of a string."""
+    data = [x.encode() for x in X.flat] if X.dtype == object else [x.tobytes() for x in X.flat]
+    hashes = np.array([_murmur(d, seed) for d in data], np.uint32).reshape(X.shape)
+    return hashes if positive else hashes.view(np.int32)
+
+
+def _murmur(data: bytes, seed: int) -> int:
+    """The hash of 32 bits, as published by Austin Appleby: by words of 4 bytes, then of those left."""
+    h = seed % 2**32
+    for start in range(0, len(data), 4):
+        word = int.from_bytes(data[start : start + 4], "little") * 0xCC9E2D51 % 2**32
+        h ^= (word << 15 | word >> 17) * 0x1B873593 % 2**32
+        if start + 4 <= len(data):
+            h = ((h << 13 | h >> 19) * 5 + 0xE6546B64) % 2**32
+    h ^= len(data)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        h = (h ^ h >> shift) * factor % 2**32
+    return h
+
+
 # ---------------------------------------------------------------------------------------------- n-grams
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -92,14 +93,14 @@ class Program:
             nodes = tuple(group) if body is None else body.nodes
             inside = [c for n in nodes for c in self._inside(n)] if body is None else [self._part(body)]
             by_value = sorted(set().union(*(c.by_value for c in inside)))
-            reasons = "; ".join(dict.fromkeys(self.reasons[n] for n in nodes if n in self.reasons))
+            reasons = _alike([self.reasons[n] for n in nodes if n in self.reasons])
             fixed = f"by value: {', '.join(by_value)}" if body and by_value else ""
             kinds = ", ".join(dict.fromkeys(n.op_type for n in nodes))
             rows.append(
                 (
                     "jit" if body else "host",
                     f"{len(nodes)} ({kinds if len(kinds) < 60 else kinds[:57] + '...'})",
-                    "; ".join(filter(None, (reasons, fixed))),
+                    "\n".join(filter(None, (*reasons, fixed))),
                     str(sum(c.compiles for c in inside)),
                     f"{sum(c.seconds for c in inside):.2f}",
                 )
@@ -162,6 +163,18 @@ class Program:
             raise KnownValueError(
                 f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap"
             ) from None
+
+
+def _alike(reasons: Sequence[str]) -> list[str]:
+    """The reasons, those that differ in names only as the first of them and their number.
+
+    >>> _alike(["NonZero 'a' needs 'x'", "NonZero 'b' needs 'y'", "Loop 'c' needs 'z'"])
+    ["NonZero 'a' needs 'x' (and 1 more alike)", "Loop 'c' needs 'z'"]
+    """
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(re.sub(r"'[^']*'", "", reason), []).append(reason)
+    return [first + (f" (and {len(more)} more alike)" if more else "") for first, *more in kinds.values()]
 
 
 class _Host:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
@@ -142,39 +141,45 @@ def test_denotations_are_kept_and_change_nothing() -> None:
     assert (x.denotations, x.denotation) == (("DATA_BATCH",), "IMAGE")
 
 
-@rule("GR-18", "SH-10")
-@pytest.mark.parametrize(
-    ("declared", "rule_id", "computed"),
-    [
-        ("double[2]", "GR-18", "float32[2]"),
-        ("float[3]", "GR-18", "float32[2]"),
-        ("float[1, 2]", "GR-18", "float32[2]"),
-        ("float", "GR-18", "float32[2]"),
-        ("float[M]", "SH-10", "float32[2], and 'M' is 3 in 'z'"),
-    ],
-)
-def test_an_output_that_is_not_as_declared_is_a_warning(declared: str, rule_id: str, computed: str) -> None:
+@rule("GR-18")
+@pytest.mark.parametrize("declared", ["double[2]", "float[3]", "float[1, 2]", "float"])
+def test_an_output_that_is_not_as_declared_is_a_warning(declared: str) -> None:
     # onnxruntime refuses another type and warns of another shape; the reference evaluator looks at neither.
-    m = onnx2jax.convert(parse(f"g (float[N] x, float[M] z) => ({declared} y) {{ y = Relu (x) }}"))
-    message = rf"output y: .* is computed as {re.escape(computed)} \(rule {rule_id}\); the computed value counts"
+    text = f"g (float[N] x) => ({declared} y) {{ y = Relu (x) }}"
+    message = r"output y: .* is computed as float32\[2\] \(rule GR-18\); the computed value counts"
+    m = onnx2jax.convert(parse(text))
     with pytest.warns(DeclarationWarning, match=message):
-        same(m(X, np.ones(3, F)), [0, 2])
-    same(m(X, np.ones(3, F)), [0, 2])  # once is enough
-    fresh = onnx2jax.convert(parse(f"g (float[N] x, float[M] z) => ({declared} y) {{ y = Relu (x) }}"))
+        same(m(X), [0, 2])
+    same(m(X), [0, 2])  # once is enough
+    same(m(X[1:]), [2])
+    fresh = onnx2jax.convert(parse(text))
     with pytest.warns(DeclarationWarning, match=message):
-        same(jax.jit(fresh.apply)({}, X, np.ones(3, F)), [0, 2])
+        same(jax.jit(fresh.apply)({}, X), [0, 2])
+
+
+@rule("GR-18")
+def test_outputs_that_are_not_as_declared_are_one_warning() -> None:
+    m = onnx2jax.convert(
+        parse("g (float[N] x) => (float[3] y, float[N] k, double[N] z) { y = Relu (x) k = Relu (x) z = Relu (x) }")
+    )
+    with pytest.warns(DeclarationWarning, match=r"output y: .* \(and 1 more outputs alike\); the") as caught:
+        m(X)
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
 
 
 @rule("SH-10", "SH-03")
-def test_names_of_extents_bind_outputs_too() -> None:
+def test_names_of_extents_bind_outputs_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Exporters often give free dimensions of outputs a wrong name, so this is in the log alone."""
+    caplog.set_level("INFO", "onnx2jax")
     grown = "g (float[N] x) => (float[N] y) { y = Concat <axis = 0> (x, x) }"
-    with pytest.warns(DeclarationWarning, match=r"float32\[4\], and 'N' is 2 in 'x' \(rule SH-10\)"):
-        same(run(parse(grown), X), [*X, *X])
+    same(run(parse(grown), X), [*X, *X])
     two = "g (float[N] x) => (float[M] y, float[M] z) { y = Concat <axis = 0> (x, x)  z = Neg (x) }"
-    with pytest.warns(DeclarationWarning, match=r"output z: .*'M' is 4 in 'y'"):
-        run(parse(two), X)
+    run(parse(two), X)
+    assert "float32[4], and 'N' is 2 in 'x' (rule SH-10)" in caplog.messages[0]
+    assert "output z: " in caplog.messages[1] and "'M' is 4 in 'y'" in caplog.messages[1]
     for fine in ("float[K] y", "float[?] y", "float[4] y"):
         run(parse(grown.replace("float[N] y", fine)), X)
+    assert len(caplog.messages) == 2
 
 
 def test_declared_outputs_of_padded_fixed_and_symbolic_extents() -> None:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.ops.test_microsoft import onnxruntime_says
 from tests.support.helpers import run_op
 
 
@@ -68,6 +69,19 @@ def test_tokenizer():
     pytest.importorskip("re2")
     assert tokens("a bb.c", "d", separators=(" ", "[.]")) == [["a", "bb", "c"], ["d", "#", "#"]]
     assert tokens("a bb.c", tokenexp="[a-z]+", mincharnum=2) == [["bb"]]
+
+
+def test_murmur_hash():
+    def hashes(x, **attributes):
+        return run_op("MurmurHash3", x, domain="com.microsoft", **attributes)
+
+    known = text("", "hello", "hello, world", "The quick brown fox jumps over the lazy dog")
+    assert [*map(hex, hashes(known))] == ["0x0", "0x248bfa47", "0x149bbb7f", "0x2e4ff723"]
+    numbers = (np.array([[3, 2**31 - 1]], dtype) for dtype in (np.uint32, np.int64, np.float64))
+    for x in (known, text("é", "日本"), *numbers):
+        for attributes in ({"seed": 7}, {"positive": 0}):
+            theirs = onnxruntime_says("MurmurHash3", [x], 1, attributes)[0]
+            assert np.array_equal(hashes(x, **attributes), theirs) and hashes(x, **attributes).dtype == theirs.dtype
 
 
 # --------------------------------------------------------------------------------------------- n-grams

@@ -59,7 +59,8 @@ def judge(case: Case, export: Export) -> tuple[Record, list[str]]:
     record.ready = round(time.process_time() - began, 2)
     record.nodes = len(model.graph.nodes)
     ours += [_plain(model.run(None, inputs)) for inputs in export.inputs[1:]]
-    record.stages = len(model.explain().splitlines()) - 1 if not model.jitted else 1
+    rows = [line for line in model.explain().splitlines() if not line.startswith(" ")]  # others go on with one
+    record.stages = len(rows) - 1 if not model.jitted else 1
     record.reasons = "" if model.jitted else model.explain()
     peers = _peer(export, record)
     if peers is not None:
@@ -197,8 +198,8 @@ def _slopes(model: onnx2jax.Model, export: Export, outputs: Sequence[Any]) -> fl
 
     def loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
         results = _listed(model.apply({**model.params, **params}, **{**export.inputs[0], **inputs}), model)
-        products = (jnp.vdot(c, o.astype(c.dtype)) for o, c in zip(results, cotangents, strict=True) if c is not None)
-        return sum(p.astype(jnp.float32) for p in products)
+        pairs = [(jnp.asarray(c), o) for c, o in zip(cotangents, results, strict=True) if c is not None]
+        return sum(jnp.vdot(c, o.astype(c.dtype)).astype(jnp.float32) for c, o in pairs)
 
     by_params, by_inputs = jax.jit(jax.grad(loss, (0, 1)))(params, inputs)
     slopes = {n: np.asarray(g) for n, g in by_inputs.items()}

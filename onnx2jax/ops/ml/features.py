@@ -192,10 +192,8 @@ def cast_map(X: Static, *, cast_to: CastTo = "TO_FLOAT", map_form: Literal["DENS
 
 @op("DictVectorizer", domain=DOMAIN)
 def dict_vectorizer(X: Static, *, int64_vocabulary=None, string_vocabulary=None):
-    """DictVectorizer: one row, with the value of each word of the vocabulary, or zero."""
+    """DictVectorizer: one row, with the value of each word of the vocabulary, or zero; other keys are left out."""
     _, vocabulary = only(int64_vocabulary=int64_vocabulary, string_vocabulary=string_vocabulary)
-    if set(X) - set(vocabulary):
-        raise ValueError(f"the keys {sorted(set(X) - set(vocabulary))} are not in the vocabulary {vocabulary}")
     values = list(X.values()) or [0.0]
     # Python's numbers carry no width: a float is taken for ONNX's float.
     dtype = {float: np.float32, str: object}.get(type(values[0]), np.asarray(values).dtype)
