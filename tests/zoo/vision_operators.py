@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 _SCHEMAS = (
@@ -33,14 +34,22 @@ def torchvision() -> Any:
         import torchvision
         from torchvision import extension, ops
 
-        for module in (extension, ops.boxes, ops._register_onnx_ops):
-            for name in ("_has_ops", "_assert_has_ops"):
+        for module in (extension, ops.boxes, ops._register_onnx_ops, sys.modules["torchvision.ops.roi_align"]):
+            for name, function in {"_has_ops": _has_ops, "_assert_has_ops": _assert_has_ops}.items():
                 if hasattr(module, name):
-                    setattr(module, name, lambda: True)
+                    setattr(module, name, function)
         return torchvision
     import torchvision
 
     return torchvision
+
+
+def _has_ops() -> bool:
+    return True
+
+
+def _assert_has_ops() -> None:
+    """Named functions with types, for the script exporter compiles some callers of theirs."""
 
 
 def _loads() -> bool:
@@ -76,4 +85,4 @@ def _nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
 def _roi_align(x: Any, rois: Any, scale: float, height: int, width: int, ratio: int, aligned: bool) -> Any:
     from torchvision.ops.roi_align import _roi_align as in_torch
 
-    return in_torch(x, rois, scale, height, width, ratio, aligned)
+    return in_torch.__wrapped__(x, rois, scale, height, width, ratio, aligned)

@@ -1,0 +1,141 @@
+"""Vision: torchvision's architectures by both of torch's exporters, as small as keeps their structure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from .case import Case, Export
+from .torch_exports import EXPORTERS, export
+from .vision_operators import torchvision
+
+Build = Callable[[Any], Any]
+
+
+def images(make: Build, side: int, other: int, exporter: str, folder: Path, **options: Any) -> Export:
+    """A net of ``torchvision.models`` exported on images: the batch is dynamic, and the height where ``other`` differs.
+
+    Inception's and others' preprocessing aside, images are normalised: standard normal is their range.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    net = make(torchvision().models)
+    sizes = [(torch.randn(batch, 3, height, side),) for batch, height in ((2, side), (3, other))]
+    return export(net, sizes, folder, exporter, **options)
+
+
+def lively(net: Any) -> Any:
+    """A net whose weights keep the size of numbers: initial ones are often so small that the layers hardly matter."""
+    import torch
+
+    with torch.no_grad():
+        for weight in net.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, (weight.numel() / len(weight)) ** -0.5)
+    return net
+
+
+def _narrow(net: Any) -> Any:
+    """AlexNet and VGG with a classifier of 32 rather than 4096 numbers a layer."""
+    from torch.nn import Linear
+
+    last = [m for m in net.classifier if isinstance(m, Linear)][-1]
+    for i, layer in enumerate(net.classifier):
+        if isinstance(layer, Linear):
+            inner = layer.in_features if layer.in_features != 4096 else 32
+            net.classifier[i] = Linear(inner, layer.out_features if layer is last else 32)
+    return net
+
+
+def _mobilenet_v3(m: Any) -> Any:
+    rows = ((16, 3, 16, 16, True, "RE", 2, 1), (16, 3, 64, 24, False, "RE", 2, 1), (24, 5, 96, 24, True, "HS", 1, 2))
+    settings = [m.mobilenetv3.InvertedResidualConfig(*row, 1.0) for row in rows]
+    return m.MobileNetV3(settings, last_channel=64, num_classes=10)
+
+
+def _efficientnet(m: Any) -> Any:
+    part = m.efficientnet.MBConvConfig
+    settings = [part(1, 3, 1, 32, 16, 1, 1.0, 1.0), part(6, 3, 2, 16, 24, 2, 1.0, 1.0)]
+    return m.EfficientNet(settings, dropout=0.2, last_channel=64, num_classes=10)
+
+
+def _efficientnet_v2(m: Any) -> Any:
+    part, fused = m.efficientnet.MBConvConfig, m.efficientnet.FusedMBConvConfig
+    settings = [fused(1, 3, 1, 24, 24, 1), fused(4, 3, 2, 24, 32, 2), part(4, 3, 2, 32, 48, 2)]
+    return m.EfficientNet(settings, dropout=0.2, last_channel=64, num_classes=10)
+
+
+def _regnet(m: Any, se_ratio: float | None) -> Any:
+    depth, w_0, w_a, w_m, group = 4, 24, 36.97, 2.5, 8
+    parts = m.regnet.BlockParams.from_init_params(depth, w_0, w_a, w_m, group, se_ratio=se_ratio)
+    return m.RegNet(parts, num_classes=10)
+
+
+def _swin_v2(m: Any) -> Any:
+    swin = m.swin_transformer
+    options = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2}
+    # Random scales of attention, too: of parameters with equal values the script exporter writes one.
+    return lively(m.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4], num_classes=10, **options))
+
+
+def _vit(m: Any) -> Any:
+    import torch
+
+    torch.backends.mha.set_fastpath_enabled(False)  # the script exporter does not know its operator
+    return lively(m.VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=10))
+
+
+def _convnext(m: Any) -> Any:
+    return m.ConvNeXt([m.convnext.CNBlockConfig(16, 32, 1), m.convnext.CNBlockConfig(32, None, 1)], num_classes=10)
+
+
+CLASSIFICATION: Final[Mapping[str, tuple[Build, int, int]]] = {
+    # The classifiers of these two follow an adaptive pool: exporters write it where it divides the feature map.
+    "alexnet": (lambda m: _narrow(m.alexnet(num_classes=10)), 224, 224),
+    "vgg, batch normalisation": (
+        lambda m: _narrow(m.VGG(m.vgg.make_layers([8, "M", 16, "M", 16, "M", 512, "M"], True), num_classes=10)),
+        112,
+        112,
+    ),
+    "resnet": (lambda m: m.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10), 64, 96),
+    "resnext": (
+        lambda m: m.ResNet(m.resnet.Bottleneck, [1, 1, 1, 1], num_classes=10, groups=32, width_per_group=4),
+        64,
+        96,
+    ),
+    "densenet": (lambda m: m.DenseNet(8, (2, 2, 2), 16, num_classes=10), 64, 96),
+    "mobilenet v2": (
+        lambda m: m.MobileNetV2(10, 0.5, [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]),
+        64,
+        96,
+    ),
+    "mobilenet v3": (_mobilenet_v3, 64, 96),
+    "mnasnet": (lambda m: m.MNASNet(0.35, num_classes=10), 64, 96),
+    "shufflenet v2": (lambda m: m.ShuffleNetV2([2, 2, 2], [24, 48, 96, 192, 64], num_classes=10), 64, 96),
+    "squeezenet": (lambda m: m.squeezenet1_1(num_classes=10), 64, 96),
+    "efficientnet": (_efficientnet, 64, 96),
+    "efficientnet v2": (_efficientnet_v2, 64, 96),
+    "regnet x": (partial(_regnet, se_ratio=None), 64, 96),
+    "regnet y": (partial(_regnet, se_ratio=0.25), 64, 96),
+    "convnext": (_convnext, 64, 96),
+    "vit": (_vit, 32, 32),
+    "swin": (lambda m: m.SwinTransformer([4, 4], 16, [2, 2], [2, 2], [4, 4], num_classes=10), 64, 64),
+    "swin v2": (_swin_v2, 64, 64),
+    "maxvit": (
+        lambda m: m.MaxVit((64, 64), 16, 4, [16, 32], [1, 1], 8, 0.0, num_classes=10),
+        64,
+        64,
+    ),
+}
+
+
+def _cases(family: str, rows: Mapping[str, tuple[Build, int, int]], *needs: str) -> Iterator[Case]:
+    for name, row in rows.items():
+        for exporter in EXPORTERS:
+            yield Case(family, name, exporter, partial(images, *row, exporter), needs)
+
+
+CASES: Final = (*_cases("torchvision: classification", CLASSIFICATION, "torchvision"),)
