@@ -31,6 +31,7 @@ def convert(
     max_trips: int | None = None,
     rebatch: bool | Mapping[str, int] = False,
     warn_after: int = 16,
+    optimize: bool = True,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | None = None,
     device_configuration: str | None = None,
@@ -60,6 +61,8 @@ def convert(
             axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
             number for each sample becomes a vector.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
+        optimize: optimise what is compiled for a CPU: what weights alone decide is computed once, not in every call.
+            Your own ``jit`` or ``grad`` around ``model.apply`` is left as it is.
         mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
             first where that divides it; weights are on every device, unless ``shardings`` says otherwise.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
@@ -94,7 +97,7 @@ def convert(
     placed = placement(imported, device_configuration, devices, mesh, shardings)
     return Model(
         imported,
-        Settings(max_trips=max_trips, warn_after=warn_after, place=placed.constrain if placed else None),
+        Settings(max_trips, warn_after, placed.constrain if placed else None, optimize),
         static=static or {},
         dim_overrides=dim_overrides or {},
         bucket=bucket or {},

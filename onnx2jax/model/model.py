@@ -22,6 +22,7 @@ from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings
+from ..runtime.optimize.executable import Weights
 from ..runtime.program import Program
 from ..runtime.values import to_host
 from ..sharding.rules import Placement
@@ -280,7 +281,7 @@ class Model:
         return results
 
     @cached_property
-    def _on_devices(self) -> tuple[dict[str, Any], Known]:
+    def _on_devices(self) -> tuple[Weights, Known]:
         """Parameters on the device; scalars apart, to be baked in: an argument costs more.
 
         device_put, unlike jnp.asarray, shares the memory of a NumPy array on the CPU.
@@ -288,7 +289,7 @@ class Model:
         scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
         with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
             placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
-        return placed, Known(scalars, self.static)
+        return Weights(placed), Known(scalars, self.static)
 
     def _put(self, params: Mapping[str, Any]) -> dict[str, Any]:
         if self.placement is not None:

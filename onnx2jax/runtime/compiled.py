@@ -19,6 +19,7 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from .evaluate import Beside, Context, Settings, evaluate, unpacked
 from .jit import in_auto_mode, in_turn
+from .optimize.executable import Executable, Weights, signature
 from .thresholds import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .values import is_jax, to_device
 
@@ -48,6 +49,7 @@ class Compiled:
         trace = in_auto_mode(self._trace, batch=2)
         trace.__name__ = re.sub(r"\W", "_", graph.name) or "onnx_model"  # profiles and jaxprs show it
         self._jitted = jax.jit(trace, static_argnums=0)
+        self._executables: dict[Any, Executable] = {}
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
         inputs = {v.name for v in (graph.whole or graph).inputs}
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
@@ -72,7 +74,7 @@ class Compiled:
             rng: random key or None.
             narrow: a caller transforms the model in 32-bit mode.
         """
-        run = compat.call_in_64_bits if narrow else in_turn
+        weights = params if isinstance(params, Weights) and self.settings.optimize and not narrow else None
         given = {k: params[k] for k in self._keys if k in params}
         reads = {n: scope[n] for n in self._reads if n in scope}
         while True:
@@ -85,7 +87,7 @@ class Compiled:
                 self._refuse_many_values(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
-                results = run(self._jitted, known.with_inputs(pinned), given, rest, rng)
+                results = self._run(known.with_inputs(pinned), given, rest, rng, weights, narrow)
             except KnownValueError as e:
                 self._learn(e, rest)
                 continue
@@ -95,6 +97,21 @@ class Compiled:
             names = (v.name for v in self.graph.outputs)
             kept = {n for n, r in zip(names, results, strict=True) if isinstance(r, Beside)}
             return unpacked(results), kept
+
+    def _run(
+        self, key: Known, given: dict[str, Any], values: dict[str, Any], rng: Any, weights: Weights | None, narrow: bool
+    ) -> list[Any]:
+        """A call of what is compiled: optimised where the weights lie on one CPU and nothing is traced."""
+        if narrow:
+            return compat.call_in_64_bits(self._jitted, key, given, values, rng)
+        if weights is not None and weights.on_one_cpu and compat.context_mesh().empty:
+            leaves, structure = jax.tree.flatten((values, rng))
+            if (types := signature(leaves)) is not None:
+                own = (key, structure, types)
+                if own not in self._executables:
+                    self._executables[own] = Executable(self._jitted, key, given, values, rng)
+                return self._executables[own](weights, given, leaves)
+        return in_turn(self._jitted, key, given, values, rng)
 
     def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
         """What jit compiles: the graph's outputs; those that are known pass beside it."""

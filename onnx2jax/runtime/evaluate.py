@@ -42,6 +42,8 @@ class Settings:
     """Compilations of one program after which a RecompilationWarning names the input and the cure."""
     place: Callable[[Node, Sequence[str], Sequence[Any]], list[Any]] | None = None
     """Says on which devices the values at a node lie."""
+    optimize: bool = True
+    """Whether programs for a CPU are optimised (see runtime/optimize)."""
     warned: set[str] = field(default_factory=set, compare=False)
     """The kinds of nodes of which a DeviationWarning has been given."""
 

@@ -1,0 +1,74 @@
+"""A program optimised for the CPU, for one signature, and the weights that it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from ... import compat
+from .prepare import Prepared, split
+
+
+class Weights(dict[str, Any]):
+    """A model's parameters on its devices, by name, and what programs have prepared of them."""
+
+    def __init__(self, placed: Mapping[str, Any]) -> None:
+        super().__init__(placed)
+        self.prepared: dict[Executable, list[Any]] = {}
+        devices = [v.devices() for v in self.values()]
+        self.on_one_cpu = all(len(d) == 1 and next(iter(d)).platform == "cpu" for d in devices)
+
+
+class Executable:
+    """A jitted function's program for one signature: what weights alone decide is prepared, the rest is compiled."""
+
+    def __init__(self, jitted: Any, key: Any, *args: Any) -> None:
+        """``jitted`` takes a static key, weights, and the other arguments."""
+        self._jitted, self._key = jitted, key
+        self._types = jax.tree.map(_as_type, args)
+        traced = jitted.trace(key, *args)
+        self._structure = jax.tree.structure(traced.out_info)
+        self._split: Prepared | None = self._as_split(traced)
+        self._prepare = self._split.prepare
+
+        def main(handed: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+            # Traced a second time when the context differs, such as the precision of products: then the whole is too.
+            first, self._split = self._split, None
+            now = first or self._as_split(self._jitted.trace(self._key, *self._types))
+            return jaxpr_as_fun(now.main)(*handed, *leaves)
+
+        main.__name__ = jitted.__name__  # profiles show it
+        self._main = jax.jit(main)
+
+    def __call__(self, weights: Weights, given: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
+        """The results, from the weights that the program reads and the leaves of the other arguments."""
+        handed = weights.prepared.get(self)
+        if handed is None:
+            with compat.outside():
+                handed = weights.prepared[self] = self._prepare(jax.tree.leaves(given))
+        return jax.tree.unflatten(self._structure, self._main(handed, leaves))
+
+    def _as_split(self, traced: Any) -> Prepared:
+        weights = len(jax.tree.leaves(self._types[0]))
+        return split(traced.jaxpr, [i < weights for i in range(len(traced.jaxpr.in_avals))])
+
+
+def signature(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What tells programs apart: shapes and dtypes. None where a value is traced or lies on several devices."""
+    if any(
+        isinstance(v, jax.core.Tracer) or (isinstance(v, jax.Array) and len(v.sharding.device_set) > 1) for v in leaves
+    ):
+        return None
+    return tuple((v.shape, v.dtype, _is_weak(v)) for v in leaves)
+
+
+def _is_weak(value: Any) -> bool:
+    """Whether JAX would give its element type up beside another; keys and NumPy's arrays do not say."""
+    return getattr(value, "weak_type", False)
+
+
+def _as_type(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=_is_weak(value))

@@ -1,0 +1,121 @@
+"""Equations of a jaxpr computed by NumPy, which takes no time to compile: those that exporters apply to weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Rule = Callable[..., Any]
+
+
+def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> Any:
+    along = dict(zip(broadcast_dimensions, np.shape(x), strict=True))
+    return np.broadcast_to(np.reshape(x, [along.get(axis, 1) for axis in range(len(shape))]), shape)
+
+
+def _slice(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    steps = strides or (1,) * x.ndim
+    return x[tuple(slice(*ends) for ends in zip(start_indices, limit_indices, steps, strict=True))]
+
+
+def _split(x: Any, *, sizes: Any, axis: int) -> Any:
+    return np.split(x, np.cumsum(sizes)[:-1], axis)
+
+
+def _elementwise(function: Any) -> Rule:
+    return lambda *operands, **_: function(*operands)
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    **{
+        name: _elementwise(function)
+        for name, function in {
+            "abs": np.abs,
+            "add": np.add,
+            "and": np.bitwise_and,
+            "div": np.divide,
+            "eq": np.equal,
+            "ge": np.greater_equal,
+            "gt": np.greater,
+            "le": np.less_equal,
+            "lt": np.less,
+            "max": np.maximum,
+            "min": np.minimum,
+            "mul": np.multiply,
+            "ne": np.not_equal,
+            "neg": np.negative,
+            "not": np.invert,
+            "or": np.bitwise_or,
+            "rsqrt": lambda x: 1 / np.sqrt(x),
+            "sqrt": np.sqrt,
+            "square": np.square,
+            "sub": np.subtract,
+            "xor": np.bitwise_xor,
+        }.items()
+    },
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
+    "convert_element_type": lambda x, *, new_dtype, **_: x.astype(new_dtype),
+    "copy": lambda x: x,
+    "iota": lambda *, dtype, shape, dimension, **_: _broadcast(
+        np.arange(shape[dimension], dtype=dtype), shape=shape, broadcast_dimensions=(dimension,)
+    ),
+    "reshape": lambda x, *, new_sizes, **_: np.reshape(x, new_sizes),
+    "rev": lambda x, *, dimensions: np.flip(x, dimensions),
+    "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]),
+    "shift_right_logical": _elementwise(np.right_shift),
+    "slice": _slice,
+    "split": _split,
+    "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
+    "transpose": lambda x, *, permutation: np.transpose(x, permutation),
+}
+"""Primitive -> the function of its operands and parameters. What NumPy rounds otherwise than XLA is left out."""
+
+
+def is_computable(equation: Any) -> bool:
+    """Whether NumPy gives what XLA gives."""
+    name, variables = equation.primitive.name, (*equation.invars, *equation.outvars)
+    if name not in RULES or equation.effects or not all(map(_is_plain, variables)):
+        return False
+    dtypes = [np.dtype(v.aval.dtype) for v in variables]
+    match name:
+        case "div":  # of integers it rounds towards zero here, and downwards in NumPy
+            return _is_floating(dtypes[0])
+        case "convert_element_type":  # beyond the range of integers, and of 8-bit floats, they differ
+            new = dtypes[-1]
+            return new == bool or (new.itemsize > 1 if _is_floating(new) else not _is_floating(dtypes[0]))
+        case "select_n":
+            return len(equation.invars) == 3 and dtypes[0] == bool
+        case "shift_right_logical":
+            return np.issubdtype(dtypes[0], np.unsignedinteger)
+        case "reshape":
+            return equation.params.get("dimensions") is None
+        case _:
+            return True
+
+
+def compute(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """The results of an equation."""
+    arrays = [np.asarray(x, v.aval.dtype) for x, v in zip(operands, equation.invars, strict=True)]
+    with np.errstate(all="ignore"):
+        results = RULES[equation.primitive.name](*arrays, **equation.params)
+    several = results if equation.primitive.multiple_results else [results]
+    return [np.asarray(r, v.aval.dtype) for r, v in zip(several, equation.outvars, strict=True)]
+
+
+def _is_plain(variable: Any) -> bool:
+    """Whether it is an array of numbers whose extents are known."""
+    aval = variable.aval
+    return (
+        hasattr(aval, "shape")
+        and not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+        and all(isinstance(d, int) for d in aval.shape)
+    )
+
+
+def _is_floating(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, np.floating))
