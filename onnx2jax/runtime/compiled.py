@@ -116,10 +116,10 @@ class Compiled:
     def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
         """What jit compiles: the graph's outputs; those that are known pass beside it."""
         with compat.enable_x64():
-            context = Context({**params, **key.scalars}, rng, self.settings)
+            context = Context({**params, **_copies(key.scalars)}, rng, self.settings)
             results = []
             for declared, value in zip(
-                self.graph.outputs, evaluate(self.graph, {**values, **key.inputs}, context), strict=True
+                self.graph.outputs, evaluate(self.graph, {**values, **_copies(key.inputs)}, context), strict=True
             ):
                 results.append(Beside(value) if _is_constant(value) else to_device(value))
                 if not is_jax(value):
@@ -182,6 +182,11 @@ class Cut(Exception):
     def __init__(self, nodes: list[Node], reason: str) -> None:
         super().__init__(reason)
         self.nodes, self.reason = nodes, reason
+
+
+def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """JAX keeps 64-bit constants on the device by their identity, and gives them to a caller's jit in 32-bit mode."""
+    return {n: a.copy() for n, a in arrays.items()}
 
 
 class Known:

@@ -145,6 +145,20 @@ def test_gradients_by_all_parameters(converted: onnx2jax.Model) -> None:
 
 
 @pytest.mark.usefixtures("in_32_bits")
+def test_arrays_that_a_call_compiled_in_are_still_arguments_of_a_32_bit_jit() -> None:
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Mul", ["r", "c"], ["y"])]
+    nodes.append(helper.make_node("Mul", ["shape", "k"], ["z"]))
+    inputs = [value("x", np.float64, [6]), value("shape", np.int64, [2]), value("k", np.int64, [2])]
+    outputs = [value("y", np.float64, None), value("z", np.int64, None)]
+    m = onnx2jax.convert(model(nodes, inputs, outputs, {"c": np.array(3.0)}))
+    shape = np.array([3, 2])
+    m(np.ones(6), shape, shape)
+    assert jax.jit(lambda n: n + 1)(shape).tolist() == [4, 3]
+    y, _ = jax.jit(lambda params, x: m.apply(params, x, shape, shape))(m.params, np.ones(6))
+    assert y.tolist() == [[3, 3]] * 3
+
+
+@pytest.mark.usefixtures("in_32_bits")
 def test_a_gradient_outside_of_jit_is_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
     gradient = jax.grad(total(onnx2jax.convert(MODELS["Gather"]())))
     counts = []
