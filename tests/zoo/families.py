@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import classic, old_classifiers, old_detectors, old_language, transformer_models, vision
+from . import (
+    classic,
+    features_layers,
+    features_sequences,
+    old_classifiers,
+    old_detectors,
+    old_language,
+    transformer_models,
+    vision,
+)
 from .case import Case
 
-_MODULES: Final = (classic, old_classifiers, old_detectors, old_language, transformer_models, vision)
+_MODULES: Final = (
+    classic,
+    features_layers,
+    features_sequences,
+    old_classifiers,
+    old_detectors,
+    old_language,
+    transformer_models,
+    vision,
+)
 CASES: Final[tuple[Case, ...]] = tuple(case for module in _MODULES for case in module.CASES)
 REFUSED: Final[dict[str, str]] = {name: error for m in _MODULES for name, error in getattr(m, "REFUSED", {}).items()}

@@ -176,11 +176,16 @@ def _line(error: Exception) -> str:
 
 def _jitted(model: onnx2jax.Model, export: Export, ours: Sequence[Any], tolerance: float) -> str:
     """``jax.jit(model.apply)`` at the last size, in the caller's 32-bit mode."""
-    results = jax.jit(model.apply)(model.params, **export.inputs[-1])
+    results = jax.jit(model.apply)(model.params, **export.inputs[-1], rng=_key(model))
     difference = _apart(_plain(_listed(results, model)), ours[-1])
     if isinstance(difference, str) or difference > tolerance:
         return f"differs from the plain call: {difference}"
     return "yes"
+
+
+def _key(model: onnx2jax.Model) -> Any:
+    """For models that draw random numbers, whose outputs are then what holds of any of them."""
+    return jax.random.key(0) if model.graph.draws else None
 
 
 def _listed(results: Any, model: onnx2jax.Model) -> list[Any]:
@@ -197,7 +202,8 @@ def _slopes(model: onnx2jax.Model, export: Export, outputs: Sequence[Any]) -> fl
         return ""
 
     def loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
-        results = _listed(model.apply({**model.params, **params}, **{**export.inputs[0], **inputs}), model)
+        values = {**export.inputs[0], **inputs}
+        results = _listed(model.apply({**model.params, **params}, **values, rng=_key(model)), model)
         pairs = [(jnp.asarray(c), o) for c, o in zip(cotangents, results, strict=True) if c is not None]
         return sum(jnp.vdot(c, o.astype(c.dtype)).astype(jnp.float32) for c, o in pairs)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .case import Export, Inputs
@@ -37,6 +39,7 @@ def export(
     """
     import torch
 
+    torch.backends.mha.set_fastpath_enabled(False)  # an operator that the older exporter can't write
     module = _stirred(module.eval())
     path = folder / "model.onnx"
     names = list(names or (f"x{i}" for i in range(len(sizes[0]))))
@@ -47,7 +50,9 @@ def export(
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         if exporter == DYNAMO:
-            shapes = tuple(dict.fromkeys(axes[name], torch.export.Dim.AUTO) for name in names)
+            shapes: tuple[Any, ...] = tuple(dict.fromkeys(axes[name], torch.export.Dim.AUTO) for name in names)
+            if any(p.kind is p.VAR_POSITIONAL for p in signature(module.forward).parameters.values()):
+                shapes = (shapes,)
             options = {"dynamic_shapes": shapes, "verbose": False, **options}
         else:
             options = {"dynamic_axes": {n: a for n, a in axes.items() if a}, **options}
@@ -66,10 +71,11 @@ def export(
         for parameter in module.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         wanted |= dict(module.named_parameters())
-        outputs = [o for o in flat(module(*leaves)) if o.is_floating_point()]
+        outputs = [o for o in flat(module(*leaves)) if o.is_floating_point() and o.numel()]
         products = [(o * torch.tensor(c)).sum() for o, c in zip(outputs, cotangents, strict=True)]
-        slopes = torch.autograd.grad(sum(products), [*wanted.values()], allow_unused=True)
-        return {n: _array(g) for n, g in zip(wanted, slopes, strict=True) if g is not None}
+        total = sum(p for p in products if p.requires_grad) + sum(0 * leaf.sum() for leaf in wanted.values())
+        slopes = torch.autograd.grad(total, [*wanted.values()])
+        return {n: _array(g) for n, g in zip(wanted, slopes, strict=True)}
 
     return Export(path, inputs, expected, gradients, params)
 
@@ -105,7 +111,12 @@ def flat(value: Any) -> list[Any]:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    return np.asarray(tensor.detach().cpu().numpy())
+    import torch
+
+    tensor = tensor.detach().cpu().resolve_conj()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())
 
 
 def _inputs_of(path: Path) -> set[str]:
