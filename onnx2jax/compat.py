@@ -115,7 +115,7 @@ def call_in_64_bits(jitted: Any, *args: Any) -> Any:
     if not (context_mesh().empty and all(map(_is_plain, leaves))):
         return jitted(*args)
     traced = jitted.trace(*args)
-    results = _in_64_bits.bind(*leaves, jaxpr=traced.jaxpr)
+    results = _in_64_bits.bind(*leaves, jaxpr=traced.lojax.jaxpr)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
 
@@ -126,8 +126,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def _traced(function: Any, avals: Any) -> Any:
+    """Its jaxpr, in which ``lojax`` leaves no primitive that JAX would replace later, in the mode of the caller."""
     with enable_x64():
-        return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals))
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+        return jax.jit(function).trace(*types).lojax.jaxpr
 
 
 def _impl(*args: Any, jaxpr: Any) -> Any:
