@@ -7,6 +7,8 @@ out of range writes nothing.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Literal
 
 import jax.numpy as jnp
@@ -18,7 +20,6 @@ from .registry import Static, op, withdrawn
 
 _BOUNDS = "known indices out of range raise; traced ones read NaN (integers: the extreme of their type)"
 _WRITES = "known indices out of range raise; traced ones write nothing"
-_PRODUCT = f"{_WRITES}; reduction mul has a gradient only where the indices are known and distinct"
 
 INT32_MAX = 2**31 - 1
 
@@ -145,9 +146,34 @@ def _put(data, index, updates, reduction):
         return result
     names = {"add": "max", "mul": "min"} if data.dtype == bool else {"mul": "multiply"}  # bool: or, and
     write = "set" if reduction == "none" else names.get(reduction, reduction)
-    # JAX differentiates a product only over indices that it knows to be distinct.
     distinct = write == "multiply" and _distinct(index, data.shape)
+    if write == "multiply" and not distinct and jnp.issubdtype(data.dtype, jnp.inexact):
+        return _multiplied(data, index, updates)
     return getattr(jnp.asarray(data).at[index], write)(updates, mode="drop", unique_indices=distinct)
+
+
+def _multiplied(data, index, updates):
+    """Each place times the product of its updates; JAX differentiates one only over indices that are distinct."""
+    extents, tail = data.shape[: len(index)], data.shape[len(index) :]
+    index = [jnp.where(i < 0, i + n, i).astype(np.int64) for i, n in zip(index, extents, strict=True)]
+    inside = functools.reduce(jnp.logical_and, [(i >= 0) & (i < n) for i, n in zip(index, extents, strict=True)])
+    size = math.prod(extents)
+    places = jnp.where(inside, sum(i * math.prod(extents[k + 1 :]) for k, i in enumerate(index)), size).reshape(-1)
+    if not places.size:
+        return data
+    order = jnp.argsort(places)
+    places, updates = places[order], updates.reshape(-1, *tail)[order]
+    first = jnp.append(True, places[1:] != places[:-1])
+
+    def joined(a, b):
+        return a[0] | b[0], jnp.where(b[0], b[1], a[1] * b[1])
+
+    _, products = lax.associative_scan(joined, (first.reshape(-1, *(1 for _ in tail)), updates))
+    # The last of each place has the whole product; the others go outside, where nothing is written.
+    last = jnp.roll(first, -1) & (places < size)
+    places = jnp.where(last, places, size + jnp.arange(places.size, dtype=np.int64))
+    rows = jnp.asarray(data).reshape(size, *tail).at[places]
+    return rows.multiply(products, mode="drop", unique_indices=True).reshape(data.shape)
 
 
 def _distinct(index, shape):
@@ -158,7 +184,7 @@ def _distinct(index, shape):
     return np.unique(places).size == places.size
 
 
-@op("ScatterElements", since=11, limits=_PRODUCT)
+@op("ScatterElements", since=11, limits=_WRITES)
 def scatter_elements(data, indices, updates, *, axis=0, reduction: Reduction = "none"):
     check_shape("updates", updates, *indices.shape)
     return _put(data, _positions(data, indices, axis), updates, reduction)
@@ -172,7 +198,7 @@ def scatter(data, indices, updates, *, axis=0):
 withdrawn("Scatter", since=11, instead="ScatterElements")
 
 
-@op("ScatterND", since=11, limits=_PRODUCT)
+@op("ScatterND", since=11, limits=_WRITES)
 def scatter_nd(data, indices, updates, *, reduction: Reduction = "none"):
     places = _tuples(data, indices)
     check_shape("updates", updates, *indices.shape[:-1], *data.shape[len(places) :])

@@ -172,8 +172,12 @@ def padded(data, low, high, value=None):
         fill = ("" if is_string(data) else np.zeros((), data.dtype)) if value is None else np.reshape(value, ())
         left = data[tuple(slice(max(-a, 0), n + min(b, 0)) for n, a, b in rows)]
         return np.pad(left, [(max(a, 0), max(b, 0)) for _, a, b in rows], constant_values=fill)
-    value = np.zeros((), data.dtype) if value is None else jnp.reshape(value, ())
-    return lax.pad(data, value, [(a, b, 0) for _, a, b in rows])
+    config = [(a, b, 0) for _, a, b in rows]
+    if value is None or is_known(value):
+        return lax.pad(data, np.zeros((), data.dtype) if value is None else np.reshape(value, ()), config)
+    # JAX cannot differentiate lax.pad by its value alone.
+    inside = lax.pad(jnp.ones(data.shape, bool), np.False_, config)
+    return jnp.where(inside, lax.pad(data, np.zeros((), data.dtype), config), jnp.reshape(value, ()))
 
 
 @op("Pad", since=11, limits="without a value float8e8m0, which has no 0, is padded with 2^-127")

@@ -89,7 +89,7 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Concat", (u(2, 3), u(4, 3)), {"axis": 0}),
     ("Split", (u(5, 2), ints(2, 3)), {"n_outputs": 2}),
     ("Slice", (X, ints(-1), ints(-10), ints(0), ints(-2)), {}),
-    ("Pad", (X, ints(0, 1, 2, -1), Fixed(np.array(3.0))), {}),
+    ("Pad", (X, ints(0, 1, 2, -1), np.array(3.0)), {}),
     ("Pad", (X, ints(1, 1, 2, 2)), {"mode": "reflect"}),
     ("CenterCropPad", (X, ints(5, 2)), {}),
     ("DepthToSpace", (u(1, 4, 2, 3),), {"blocksize": 2}),
@@ -102,6 +102,8 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Scatter", (X, INDICES, u(2, 2)), {"axis": 0, "opset": 10}),
     *(("ScatterElements", (X, ints([0, 2]), u(1, 2)), {"reduction": r}) for r in ("none", "add", "mul", "max", "min")),
     *(("ScatterND", (X, ints([0], [2]), u(2, 4)), {"reduction": r}) for r in ("none", "add", "mul", "max", "min")),
+    ("ScatterElements", (X, ints([0, 2, 1, 0], [0, 1, 1, 0]), u(2, 4)), {"reduction": "mul"}),
+    ("ScatterND", (X, ints([0], [-3], [2], [0]), u(4, 4)), {"reduction": "mul"}),
     ("TensorScatter", (u(2, 5, 3), u(2, 2, 3), ints(1, 3)), {"axis": 1}),
     # linear algebra
     ("MatMul", (u(2, 3, 4), u(4, 2)), {}),
