@@ -146,42 +146,29 @@ def _put(data, index, updates, reduction):
         return result
     names = {"add": "max", "mul": "min"} if data.dtype == bool else {"mul": "multiply"}  # bool: or, and
     write = "set" if reduction == "none" else names.get(reduction, reduction)
-    distinct = write == "multiply" and _distinct(index, data.shape)
-    if write == "multiply" and not distinct and jnp.issubdtype(data.dtype, jnp.inexact):
+    if write == "multiply" and updates.size and jnp.issubdtype(data.dtype, jnp.inexact):
         return _multiplied(data, index, updates)
-    return getattr(jnp.asarray(data).at[index], write)(updates, mode="drop", unique_indices=distinct)
+    return getattr(jnp.asarray(data).at[index], write)(updates, mode="drop")
 
 
 def _multiplied(data, index, updates):
-    """Each place times the product of its updates; JAX differentiates one only over indices that are distinct."""
+    """Each place times the product of its updates; JAX differentiates one only where indices are distinct."""
     extents, tail = data.shape[: len(index)], data.shape[len(index) :]
-    index = [jnp.where(i < 0, i + n, i).astype(np.int64) for i, n in zip(index, extents, strict=True)]
-    inside = functools.reduce(jnp.logical_and, [(i >= 0) & (i < n) for i, n in zip(index, extents, strict=True)])
-    size = math.prod(extents)
-    places = jnp.where(inside, sum(i * math.prod(extents[k + 1 :]) for k, i in enumerate(index)), size).reshape(-1)
-    if not places.size:
-        return data
+    index, size = [jnp.asarray(i, np.int64) for i in index], math.prod(extents)
+    inside = functools.reduce(jnp.logical_and, [(i >= -n) & (i < n) for i, n in zip(index, extents, strict=True)])
+    places = jnp.where(inside, jnp.ravel_multi_index(index, extents, mode="wrap"), size).reshape(-1)
     order = jnp.argsort(places)
     places, updates = places[order], updates.reshape(-1, *tail)[order]
     first = jnp.append(True, places[1:] != places[:-1])
-
-    def joined(a, b):
-        return a[0] | b[0], jnp.where(b[0], b[1], a[1] * b[1])
-
-    _, products = lax.associative_scan(joined, (first.reshape(-1, *(1 for _ in tail)), updates))
+    starts = first.reshape(-1, *(1 for _ in tail))
+    _, products = lax.associative_scan(
+        lambda a, b: (a[0] | b[0], jnp.where(b[0], b[1], a[1] * b[1])), (starts, updates)
+    )
     # The last of each place has the whole product; the others go outside, where nothing is written.
     last = jnp.roll(first, -1) & (places < size)
     places = jnp.where(last, places, size + jnp.arange(places.size, dtype=np.int64))
     rows = jnp.asarray(data).reshape(size, *tail).at[places]
     return rows.multiply(products, mode="drop", unique_indices=True).reshape(data.shape)
-
-
-def _distinct(index, shape):
-    if not is_known(list(index)):
-        return False
-    index = [np.mod(i, n) for i, n in zip(index, shape, strict=False)]
-    places = np.ravel_multi_index(np.broadcast_arrays(*index), shape[: len(index)])
-    return np.unique(places).size == places.size
 
 
 @op("ScatterElements", since=11, limits=_WRITES)
