@@ -11,11 +11,11 @@ from ..errors import ModelError
 from ..ir.binding import NEWEST
 from ..ir.binding import opsets as imported
 from ..ir.importer import DEPTH_LIMIT
+from ..ir.signatures import Type, element, formal, signature, type_of
 from ..ops.registry import resolve
 from ..proto.names import normal_domain
 from .report import Note
 from .scopes import Place, places
-from .signatures import Type, element, formal, signature, type_of
 
 Env = ChainMap[str, Type]
 

@@ -104,11 +104,14 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if kind.dtype == object and getattr(value.dtype, "kind", "") in "OUT":
         return np.asarray(value).astype(object)
     if value.dtype != kind.dtype:
-        raise InputTypeError(
-            f"input {declared} is given as {value.dtype}{list(value.shape)}; nothing is cast silently. "
-            f"Convert it: {declared.name}.astype({str(kind.dtype)!r})",
-            rule="GR-17",
-        )
+        cure = f"nothing is cast silently. Convert it: {declared.name}.astype({str(kind.dtype)!r})"
+        if kind.dtype == object:
+            cure = (
+                "it takes strings, np.array([...], object). JAX has none: for a jit, vmap or grad of your own fix the "
+            )
+            cure += f"input, convert(..., static={{{declared.name!r}: strings}})"
+        given = f"{value.dtype}{list(value.shape)}"
+        raise InputTypeError(f"input {declared} is given as {given}; {cure}", rule="GR-17")
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 

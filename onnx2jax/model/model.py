@@ -171,7 +171,8 @@ class Model:
 
         Args:
             params: the weights: ``model.params``, or new values for some of them (the others are the model's own).
-            *args, **named: inputs, as for a call.
+            *args, **named: inputs, as for a call. JAX takes no strings, and no maps, as arguments of what it
+                transforms, and says so before the model is asked: fix them, ``convert(..., static={"text": strings})``.
             rng: random key; required when the model draws random numbers.
 
         Returns:

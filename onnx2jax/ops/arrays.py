@@ -90,6 +90,8 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def dims(vector: Any) -> tuple[Any, ...]:
     """A known vector of extents as a tuple of Python ints; symbolic dimensions pass unchanged."""
+    if getattr(vector, "dtype", np.dtype(int)).kind not in "iuO":
+        raise ValueError(f"extents and counts are integers, not {vector.dtype}")
     return tuple(d if isinstance(d, int) or not hasattr(d, "__index__") else int(d) for d in np.ravel(vector))
 
 

@@ -13,13 +13,19 @@ import jax
 from .. import compat
 from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from ..ir.graph import Function, Node
+from ..ir.signatures import misfit, type_of_array
 from ..ops.arrays import is_known, is_string, is_traced
 from ..ops.registry import PADDED, resolve
 
 ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
 """What operators raise to refuse what they are given, and what JAX and NumPy raise for them."""
 FOREIGN: Final = (TypeError, IndexError, ArithmeticError)
-"""What JAX and NumPy raise as well, but where it comes from this library it is a fault of its own."""
+"""What JAX and NumPy raise as well, but where it comes from this library it is a fault of its own: unless operands have
+types that ONNX does not let the operator have, or no axes."""
+CURE: Final = (
+    "If the model runs elsewhere, the inputs given here do not fit it: compare shapes and dtypes with model.inputs."
+)
+"""Behind what others raise, who do not know of models."""
 OURS: Final = str(Path(__file__).parents[1])
 
 
@@ -40,12 +46,21 @@ def explained(e: Exception, node: Node, values: Sequence[Any], on_host: bool) ->
         return needs_known(node, "an operand", node.inputs)
     if isinstance(e, NotImplementedError):
         return UnsupportedError(f"{node}: {e}\n{operands(node, values)}")
-    if isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and _raised_by_a_library(e)):
+    cure = _misfit(node, values, e) or (CURE if _raised_by_a_library(e) else "")
+    if isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
         if any(map(is_string, values)) and not is_known(values):
             return needs_known(node, "an operand beside strings", node.inputs)
-        return OperatorError(f"{node}: {e}\n{operands(node, values)}")
+        return OperatorError("\n".join(filter(None, (f"{node}: {e}", operands(node, values), cure))))
     e.add_note(f"inside {node}\n{operands(node, values)}")
     return e
+
+
+def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:
+    """What is wrong with a node's operands, whatever came of it; empty when nothing is known to be."""
+    title = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    if isinstance(e, IndexError) and getattr(values[0] if values else None, "ndim", 1) == 0:
+        return f"input 0 has no axes, and {title} needs some: reshape it"
+    return misfit(title, node.opset, list(map(type_of_array, values)))
 
 
 def _raised_by_a_library(e: Exception) -> bool:

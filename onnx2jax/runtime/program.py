@@ -18,7 +18,7 @@ from .compiled import Compiled, Cut, Known, is_small
 from .evaluate import Closure, Context, Settings, evaluate
 from .partition import body_of, folded, is_heavy
 from .thresholds import MOST_SHAPES, PATIENCE
-from .values import to_host
+from .values import is_jax, to_host
 
 
 class Program:
@@ -160,8 +160,10 @@ class Program:
                 found = analysis.sources(self.graph.nodes, cut.__cause__.values) & {v.name for v in self.graph.inputs}
                 cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, sorted(found))) or 'no input'}")
                 raise cut.__cause__ from None
+            names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
+            cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: strings}})" if names else ""
             raise KnownValueError(
-                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap"
+                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{cure}"
             ) from None
 
 

@@ -15,7 +15,7 @@ from tests.support.helpers import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DATA = {
-    "checker/types.txt",
+    "ir/types.txt",
     "data/digits.onnx",
     "data/digits_samples.npz",
     "proto/onnx.proto",

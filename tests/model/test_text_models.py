@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import onnx
 import onnxruntime
@@ -11,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnx2jax
+from onnx2jax.errors import InputTypeError, KnownValueError, OnnxError
 from tests.support.models import model, value
 
 RNG = np.random.default_rng(0)
@@ -122,3 +124,34 @@ def test_the_network_is_compiled_once_a_shape(build: Any) -> None:
     assert m.compilations == 3
     (compiled,) = [row for row in m._program.rows() if row[0] == "jit"]
     assert "MatMul" in compiled[1] and "Softmax" in compiled[1]
+
+
+def greeting(**options: Any) -> onnx2jax.Model:
+    """1 where the word is the greeting, times x."""
+    nodes = [
+        node("Equal", ["word", "hello"], ["same"]),
+        node("Cast", ["same"], ["one"], to=TensorProto.FLOAT),
+        node("Mul", ["one", "x"], ["y"]),
+    ]
+    inputs = [text("word", ["n"]), value("x", np.float32, ["n"])]
+    hello = {"hello": np.array("hello", object)}
+    return onnx2jax.convert(model(nodes, inputs, [value("y", np.float32, ["n"])], hello), **options)
+
+
+def test_what_strings_need_in_a_transformation() -> None:
+    words, x = np.array(["hello", "you"], object), np.array([2, 3], np.float32)
+    cure = r"static=\{'word': strings\}"
+    m = greeting()
+    with pytest.raises(KnownValueError, match=cure):
+        jax.grad(lambda x: m.apply({}, words, x).sum())(x)
+    with pytest.raises(KnownValueError, match=cure):
+        jax.jit(lambda x: m.apply({}, words, x))(x)
+    with pytest.raises(InputTypeError, match=cure):
+        jax.jit(m.apply)({}, np.arange(2), x)
+    for refused in (lambda: jax.jit(m.apply)({}, words, x), lambda: jax.vmap(m.apply, (None, 0, 0))({}, words, x)):
+        with pytest.raises(TypeError) as caught:  # JAX's own, before the model is asked
+            refused()
+        assert not isinstance(caught.value, OnnxError)
+    fixed = greeting(static={"word": words})
+    np.testing.assert_array_equal(jax.jit(fixed.apply)({}, x), [2, 0])
+    np.testing.assert_array_equal(jax.grad(lambda x: fixed.apply({}, x).sum())(x), [1, 0])

@@ -13,6 +13,7 @@ import pytest
 from onnx2jax import compat
 from onnx2jax.errors import OperatorError
 from onnx2jax.ir.binding import NEWEST
+from onnx2jax.ops import linalg
 from onnx2jax.ops.registry import resolve
 from tests.support.helpers import assert_on_purpose, run_op
 
@@ -146,3 +147,42 @@ def test_empty_operands(name: str, operands: Any, attributes: dict[str, Any], sh
         result = branch()
         assert result.size == 0 or not result.any()
         assert result.shape == shape
+
+
+WORDS, TRUE = np.array(["a", "b"], object), np.ones((1, 3, 4), bool)
+STRINGS_BESIDE = "inputs 0 and 1 are int64 and string, and Equal takes one type: put a Cast before one"
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "cure"),
+    [
+        ("Cos", [WORDS], "input 0 is string, and Cos takes .*float.* there: put a Cast before it"),
+        ("Gather", [floats(2, 3), WORDS], "input 1 is string, and Gather takes int32, int64 there"),
+        ("Equal", [ints(1, 2), WORDS], STRINGS_BESIDE),
+        ("NonMaxSuppression", [TRUE, floats(1, 1, 3), ints(1)], "input 0 is bool, and NonMaxSuppression takes float"),
+        ("SplitToSequence", [floats(5, 2), floats(1)], "input 1 is float, and SplitToSequence takes int32, int64"),
+        ("GroupNormalization", [floats(), floats(4), floats(4)], "input 0 has no axes"),
+        ("Tile", [floats(2), np.float32([2])], "input 1 is float, and Tile takes int64 there"),
+    ],
+)
+def test_operands_that_no_such_operator_has(name: str, operands: list[Any], cure: str) -> None:
+    """What Python and NumPy raise comes out of the library's own lines: it is the model's fault all the same."""
+    attributes = {"num_groups": 2} if name == "GroupNormalization" else {}
+    with pytest.raises(OperatorError, match=rf"(?s)node '{name}' .*{cure}"):
+        run_op(name, *operands, **attributes)
+
+
+def test_what_jax_raises_names_the_node_and_says_what_to_do() -> None:
+    with pytest.raises(OperatorError, match=r"(?s)node 'Add' .*\(2, 3\).*x?in0: .*model.inputs"):
+        run_op("Add", floats(2, 3), floats(2), jit=True)
+
+
+def test_a_fault_of_the_library_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error out of its own lines, for operands that the operator may have."""
+    names: dict[str, Any] = {}
+    exec(compile("def wrong(*_): return ()[7]", linalg.__file__, "exec"), names)
+    monkeypatch.setattr(linalg, "product", names["wrong"])
+    with pytest.raises(IndexError, match="tuple") as caught:
+        run_op("MatMul", floats(2, 2), floats(2, 2))
+    assert not isinstance(caught.value, OperatorError)
+    assert "inside node 'MatMul'" in caught.value.__notes__[0]

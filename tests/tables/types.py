@@ -1,4 +1,4 @@
-"""Write onnx2jax/checker/types.txt: which types each version of each operator takes and gives, from ONNX's schemas.
+"""Write onnx2jax/ir/types.txt: which types each version of each operator takes and gives, from ONNX's schemas.
 
 python -m tests.conformance.type_table
 """
@@ -12,7 +12,7 @@ from onnx import defs
 
 from onnx2jax.proto.names import normal_domain
 
-FILE: Final = Path(__file__).resolve().parents[2] / "onnx2jax" / "checker" / "types.txt"
+FILE: Final = Path(__file__).resolve().parents[2] / "onnx2jax" / "ir" / "types.txt"
 HEAD: Final = """\
 # Written by `python -m tests.conformance.type_table` from the schemas of ONNX; a test keeps it current.
 # Sets of types, by number; a tensor is called by its element type.

@@ -137,8 +137,7 @@ def nhwc_max_pool(x, **attributes):
 
 
 def skip_sum(input, skip, bias):
-    total = wide(input) + wide(skip)
-    return total if bias is None else total + wide(bias)
+    return wide(input) + wide(skip) + (0 if bias is None else wide(bias))
 
 
 @op("SkipLayerNormalization", domain=MICROSOFT)
@@ -231,5 +230,4 @@ def ms_pad(data, pads: Static, value=None, *, mode="constant"):
 
 @op("Range", domain=MICROSOFT)
 def ms_range(start: Static, limit: Static, delta: Static = None):
-    delta = np.ones_like(start) if delta is None else delta
-    return range_(*(v.reshape(()) for v in (start, limit, delta)))
+    return range_(*(v.reshape(()) for v in (start, limit, np.ones_like(start) if delta is None else delta)))

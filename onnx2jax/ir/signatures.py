@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
 from ..proto.dtypes import ELEMENT_TYPES
 
@@ -38,6 +38,28 @@ def formal(parameters: tuple[str, ...], position: int) -> str | None:
     return parameters[-1].rstrip("*") if parameters and parameters[-1].endswith(("*", "&")) else None
 
 
+def misfit(title: str, opset: int, types: Sequence[Type]) -> str:
+    """Which of the operands' types the operator does not take, and the cure; empty where they fit or none is known."""
+    own, bound = signature(title, opset), dict[str, tuple[int, str]]()
+    for i, given in enumerate(types):
+        variable = formal(own.inputs, i) if own and given else None
+        if own is None or given is None or variable is None:
+            continue
+        name = variable.rstrip("&")
+        allowed = own.allowed.get(name, frozenset({name}))
+        if given not in allowed:
+            return f"input {i} is {given}, and {title} takes {', '.join(sorted(allowed))} there: put a Cast before it"
+        first, same = bound.setdefault(name, (i, given))
+        if same != given and name == variable:
+            return f"inputs {first} and {i} are {same} and {given}, and {title} takes one type: put a Cast before one"
+    return ""
+
+
+def type_of_array(value: Any) -> Type:
+    """The element type of an array in short; None for what is none."""
+    return _BY_DTYPE.get(value.dtype) if hasattr(value, "dtype") else None
+
+
 def type_of(message: Any) -> Type:
     """A TypeProto in short. A sparse tensor counts as the dense one that it stands for."""
     kind = message.WhichOneof("value")
@@ -58,6 +80,9 @@ def type_of(message: Any) -> Type:
 def element(code: int) -> Type:
     """An element type in short."""
     return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else None
+
+
+_BY_DTYPE: Final = {row.dtype: row.name.lower() for row in ELEMENT_TYPES.values()}
 
 
 @cache
