@@ -81,13 +81,17 @@ def export(
 
 
 def _stirred(module: Any) -> Any:
-    """A module as if it had been trained: its scales, shifts and statistics are not ones and zeros."""
+    """A module as if it had been trained: its scales, shifts, tokens and statistics are not ones and zeros.
+
+    Exporters keep one of two weights with the same numbers; a product with ones looks like the other factor.
+    """
     import torch
 
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
-            if parameter.is_floating_point() and parameter.ndim <= 1:
+            vector = parameter.numel() == max(parameter.shape, default=1)
+            if parameter.is_floating_point() and (vector or not parameter.any()):
                 parameter.add_(0.1 * torch.randn_like(parameter))
         for name, buffer in module.named_buffers():
             if name.endswith("running_mean"):

@@ -231,9 +231,41 @@ DECODERS: Final = (
         {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
     ),
 )
+BOTH: Final = (
+    Family("T5ForConditionalGeneration", feed.pair, {"d_kv": 8, "d_ff": 48}),
+    Family("BartForConditionalGeneration", feed.pair, LAYERED),
+    Family("MBartForConditionalGeneration", feed.pair, LAYERED),
+)
+VISION: Final = (
+    Family("ViTForImageClassification", feed.image, PATCHES, sizes=IMAGES),
+    Family("BeitModel", feed.image, {**PATCHES, "use_relative_position_bias": True}, sizes=IMAGES),
+    Family("DeiTModel", feed.image, PATCHES, sizes=IMAGES),
+    Family("Dinov2Model", feed.image, PATCHES, sizes=IMAGES),
+    Family("SwinModel", feed.image, WINDOWS, sizes=IMAGES),
+    Family("Swinv2Model", feed.image, WINDOWS, sizes=IMAGES),
+    Family("SegformerForSemanticSegmentation", feed.image, SEGFORMER, sizes=((2, 64), (3, 96))),
+    Family(
+        "DetrForObjectDetection",
+        feed.image,
+        {**LAYERED, "num_queries": 5, **BACKBONE},
+        sizes=((1, 64), (2, 64)),
+    ),
+    Family("YolosForObjectDetection", feed.image, {**PATCHES, "image_size": [32, 32]}, sizes=IMAGES),
+    Family("MobileViTForImageClassification", feed.image, MOBILE, sizes=((2, 64), (3, 64))),
+    Family(
+        "ConvNextModel",
+        feed.image,
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+        sizes=((2, 32), (3, 64)),
+    ),
+    Family("CLIPVisionModel", feed.image, PATCHES, sizes=IMAGES),
+    Family("SiglipVisionModel", feed.image, PATCHES, sizes=IMAGES),
+)
 GROUPS: Final = {
     "encoders": ENCODERS,
     "decoders": DECODERS,
+    "encoder-decoders": BOTH,
+    "vision": VISION,
 }
 
 REFUSED: Final[dict[str, str]] = {}
