@@ -46,8 +46,9 @@ def explained(e: Exception, node: Node, values: Sequence[Any], on_host: bool) ->
         return needs_known(node, "an operand", node.inputs)
     if isinstance(e, NotImplementedError):
         return UnsupportedError(f"{node}: {e}\n{operands(node, values)}")
-    cure = _misfit(node, values, e) or (CURE if _raised_by_a_library(e) else "")
-    if isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
+    wrong = _misfit(node, values, e)
+    cure = wrong or (CURE if _raised_by_a_library(e) else "")
+    if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
         if any(map(is_string, values)) and not is_known(values):
             return needs_known(node, "an operand beside strings", node.inputs)
         return OperatorError("\n".join(filter(None, (f"{node}: {e}", operands(node, values), cure))))

@@ -159,6 +159,7 @@ STRINGS_BESIDE = "inputs 0 and 1 are int64 and string, and Equal takes one type:
         ("Cos", [WORDS], "input 0 is string, and Cos takes .*float.* there: put a Cast before it"),
         ("Gather", [floats(2, 3), WORDS], "input 1 is string, and Gather takes int32, int64 there"),
         ("Equal", [ints(1, 2), WORDS], STRINGS_BESIDE),
+        ("Xor", [WORDS, np.array([True, False])], "input 0 is string, and Xor takes bool there"),
         ("NonMaxSuppression", [TRUE, floats(1, 1, 3), ints(1)], "input 0 is bool, and NonMaxSuppression takes float"),
         ("SplitToSequence", [floats(5, 2), floats(1)], "input 1 is float, and SplitToSequence takes int32, int64"),
         ("GroupNormalization", [floats(), floats(4), floats(4)], "input 0 has no axes"),
