@@ -65,6 +65,8 @@ def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
 @op("STFT", since=17, half="float32", heavy=True, unsharded=True)
 def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
     """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
+    if signal.ndim == 2:  # a real one, as PyTorch writes it and onnxruntime reads it
+        signal = signal[..., None]
     check_shape("signal", signal, "batch", "length", "1 or 2")
     step, length = _count(frame_step), _count(frame_length)
     if length is None:

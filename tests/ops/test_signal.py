@@ -83,6 +83,12 @@ def test_stft_frames(onesided, asarray):
     np.testing.assert_allclose(as_complex(np.asarray(got)), want, atol=1e-12)
 
 
+def test_stft_of_a_signal_without_an_axis_of_parts_takes_it_for_real():
+    signal, window = RNG.standard_normal((2, 21)), RNG.standard_normal(8)
+    got = run_op("STFT", signal, np.array(5), window)
+    np.testing.assert_array_equal(got, run_op("STFT", signal[..., None], np.array(5), window))
+
+
 def test_stft_defaults_and_refusals():
     signal = np.ones((1, 6, 1), np.float32)
     assert run_op("STFT", signal, np.array(2)).shape == (1, 1, 4, 2)  # the whole signal is the frame

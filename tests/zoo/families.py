@@ -6,7 +6,9 @@ from typing import Final
 
 from . import (
     classic,
+    features_indexing,
     features_layers,
+    features_resampling,
     features_sequences,
     old_classifiers,
     old_detectors,
@@ -18,7 +20,9 @@ from .case import Case
 
 _MODULES: Final = (
     classic,
+    features_indexing,
     features_layers,
+    features_resampling,
     features_sequences,
     old_classifiers,
     old_detectors,
