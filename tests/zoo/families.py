@@ -6,6 +6,7 @@ from typing import Final
 
 from . import (
     classic,
+    diffusion,
     features_indexing,
     features_layers,
     features_resampling,
@@ -29,6 +30,7 @@ _MODULES: Final = (
     old_language,
     transformer_models,
     vision,
+    diffusion,
 )
 CASES: Final[tuple[Case, ...]] = tuple(case for module in _MODULES for case in module.CASES)
 REFUSED: Final[dict[str, str]] = {name: error for m in _MODULES for name, error in getattr(m, "REFUSED", {}).items()}

@@ -1,14 +1,15 @@
-"""Vision: torchvision's architectures by both of torch's exporters, as small as keeps their structure."""
+"""Vision: torchvision's and timm's architectures by both of torch's exporters, as small as keeps their structure."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from .case import Case, Export
-from .torch_exports import EXPORTERS, export
+from .torch_exports import EXPORTERS, SCRIPT, export
 from .vision_operators import torchvision
 
 Build = Callable[[Any], Any]
@@ -132,10 +133,118 @@ CLASSIFICATION: Final[Mapping[str, tuple[Build, int, int]]] = {
 }
 
 
+def _calibrated(net: Any, side: int) -> Any:
+    """Its batch normalisations with the statistics of a batch, so that numbers neither explode nor vanish."""
+    import torch
+
+    for layer in net.eval().modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            layer.momentum = None  # the mean of all batches, of one here
+            layer.train()
+    with torch.no_grad():
+        net(torch.randn(8, 3, side, side))
+    return net
+
+
+def _timm(variant: str, options: Mapping[str, Any], side: int, cut: str, _: Any) -> Any:
+    """A net of timm: an entry of its registry, or a class after its module; ``cut`` shortens what has no argument."""
+    import timm
+    import torch
+
+    if "." in variant:
+        module, _, name = variant.partition(".")
+        net = getattr(importlib.import_module(f"timm.models.{module}"), name)(num_classes=10, **options)
+    else:
+        net = timm.create_model(variant, num_classes=10, **options)
+    if cut:
+        parts = getattr(net, cut)
+        if isinstance(parts[0], torch.nn.Sequential):  # stages, of which the first blocks change width and size
+            for i, stage in enumerate(parts):
+                parts[i] = stage[:1]
+        else:
+            setattr(net, cut, parts[:2])
+    return _calibrated(lively(net), side)
+
+
+_VIT: Final = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+_DIMS: Final = (16, 16, 32, 32)
+_FOUR: Final = {"depths": (1, 1, 1, 1), "embed_dims": _DIMS}
+_LAYERS: Final = {"layers": (1, 1, 1, 1)}
+_HEADS: Final = {"num_heads": (1, 1, 2, 2)}
+_AT_64: Final = {"img_size": 64}
+
+TIMM: Final[Mapping[str, tuple[str, Mapping[str, Any], int, int, str]]] = {
+    "beit": ("beit_base_patch16_224", _VIT, 32, 32, ""),
+    "cait": ("cait_xxs24_224", {**_VIT, "depth_token_only": 1}, 32, 32, ""),
+    "xcit": ("xcit_nano_12_p8_224", _VIT, 32, 32, ""),
+    "convmixer": ("convmixer.ConvMixer", {"dim": 32, "depth": 2}, 64, 96, ""),
+    "poolformer": ("metaformer.MetaFormer", {"depths": (1, 1, 1, 1), "dims": _DIMS}, 64, 96, ""),
+    "mixer": ("mixer_s32_224", _AT_64, 64, 64, "blocks"),
+    "pvt v2": ("pvt_v2_b0", {**_FOUR, **_HEADS}, 64, 64, ""),
+    "repvgg": ("repvgg_a0", {}, 64, 96, "stages"),
+    "res2net": ("res2net50_26w_4s", _LAYERS, 64, 96, ""),
+    "levit": (
+        "levit_128s",
+        {"img_size": 64, "embed_dim": (32, 48, 64), "depth": (1, 1, 1), "num_heads": (2, 3, 4), "key_dim": 8},
+        64,
+        64,
+        "",
+    ),
+    "hiera": ("hiera_tiny_224", {"img_size": (64, 64), "embed_dim": 16, "stages": (1, 1, 2, 1)}, 64, 64, ""),
+    "coat": (
+        "coat_tiny",
+        {"img_size": 64, "embed_dims": (16,) * 4, "serial_depths": (1,) * 4, "parallel_depth": 1, "num_heads": 8},
+        64,
+        64,
+        "",
+    ),
+    "sequencer": ("sequencer2d_s", {**_LAYERS, "embed_dims": _DIMS, "hidden_sizes": (8, 8, 16, 16)}, 64, 64, ""),
+    "mobilevit": ("mobilevit_xxs", {}, 64, 64, ""),
+}
+
+
+ONLY: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            "beit",
+            "cait",
+            "coat",
+            "convmixer",
+            "hiera",
+            "levit",
+            "mixer",
+            "mobilevit",
+            "poolformer",
+            "pvt v2",
+            "repvgg",
+            "res2net",
+            "sequencer",
+            "xcit",
+        ),
+        SCRIPT,
+    ),
+}
+"""Those by one exporter, for the time that they take; or the other refuses them."""
+
+REFUSED: Final = {"timm: volo / script": "TypeError: 'NoneType' object is not subscriptable, translating col2im"}
+
+
 def _cases(family: str, rows: Mapping[str, tuple[Build, int, int]], *needs: str) -> Iterator[Case]:
     for name, row in rows.items():
         for exporter in EXPORTERS:
-            yield Case(family, name, exporter, partial(images, *row, exporter), needs)
+            if ONLY.get(name, exporter) == exporter:
+                yield Case(family, name, exporter, partial(images, *row, exporter), needs)
 
 
-CASES: Final = (*_cases("torchvision: classification", CLASSIFICATION, "torchvision"),)
+CASES: Final = (
+    *_cases("torchvision: classification", CLASSIFICATION, "torchvision"),
+    *_cases(
+        "timm",
+        {
+            name: (partial(_timm, variant, options, side, cut), side, other)
+            for name, (variant, options, side, other, cut) in TIMM.items()
+        },
+        "torchvision",
+        "timm",
+    ),
+)
