@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from . import (
+    boosting,
     classic,
     diffusion,
     features_indexing,
@@ -14,12 +15,14 @@ from . import (
     old_classifiers,
     old_detectors,
     old_language,
+    quantised,
     transformer_models,
     vision,
 )
 from .case import Case
 
 _MODULES: Final = (
+    boosting,
     classic,
     features_indexing,
     features_layers,
@@ -28,6 +31,7 @@ _MODULES: Final = (
     old_classifiers,
     old_detectors,
     old_language,
+    quantised,
     transformer_models,
     vision,
     diffusion,
