@@ -41,9 +41,9 @@ def test_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names["logits"].shape == (4, 10)
     np.testing.assert_array_equal(names["logits"], names["same"])
     assert names["by_weight"].keys() == names["model"].params.keys()
-    np.testing.assert_array_equal(
-        names["again"](names["images"]), names["model"].apply(names["trained"], names["images"])
-    )
+    # A call finds what weights alone decide computed before; apply computes it in its program, with other roundings.
+    again, applied = names["again"](names["images"]), names["model"].apply(names["trained"], names["images"])
+    np.testing.assert_allclose(again, applied, rtol=1e-5)
     assert names["by_pixel"].shape == names["images"].shape
     labels = demo_samples()["labels"][:4]
     np.testing.assert_array_equal(names["model"](demo_samples()["images"][:4]).argmax(-1), labels)
