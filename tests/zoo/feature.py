@@ -22,6 +22,8 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # doctest asks every value of a module what it wraps
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
 
