@@ -261,14 +261,46 @@ VISION: Final = (
     Family("CLIPVisionModel", feed.image, PATCHES, sizes=IMAGES),
     Family("SiglipVisionModel", feed.image, PATCHES, sizes=IMAGES),
 )
+SPEECH: Final = (
+    Family("Wav2Vec2ForCTC", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
+    Family("HubertModel", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
+    Family("WavLMModel", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
+    Family(
+        "WhisperForConditionalGeneration",
+        feed.heard,
+        {**LAYERED, "num_mel_bins": 8, "max_source_positions": 16},
+    ),
+    Family("Speech2TextForConditionalGeneration", feed.frames, {**LAYERED, **FRAMES}),
+    Family(
+        "ASTForAudioClassification",
+        feed.spectrum,
+        {"max_length": 32, "num_mel_bins": 16, "patch_size": 8},
+        sizes=IMAGES,
+    ),
+)
+SEVERAL: Final = (
+    Family("CLIPTextModel", feed.text),
+    Family(
+        "CLIPModel",
+        feed.captioned,
+        {"text_config": SMALL, "vision_config": EYE, "projection_dim": 16},
+    ),
+    Family("SiglipModel", feed.captioned, {"text_config": SMALL, "vision_config": EYE}),
+)
 GROUPS: Final = {
     "encoders": ENCODERS,
     "decoders": DECODERS,
     "encoder-decoders": BOTH,
     "vision": VISION,
+    "speech": SPEECH,
+    "modalities": SEVERAL,
 }
 
-REFUSED: Final[dict[str, str]] = {}
+REFUSED: Final[dict[str, str]] = {
+    "LongformerModel / torch.onnx dynamo": "GuardOnDataDependentSymNode, at chunks whose number is read from a tensor",
+    "FNetModel / torch.onnx script": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn' to ONNX opset "
+    "version 20 is not supported",
+}
 """What an exporter itself does not write, and what it says."""
 
 
