@@ -139,4 +139,5 @@ def test_gradient(case: official.Case) -> None:
         pytest.skip(expected[0].__name__)
     for a, b, x in zip(*map(leaves, (found, expected, {n: feeds[n] for n in found})), strict=True):
         assert a.dtype == jax.dtypes.canonicalize_dtype(x.dtype)
-        np.testing.assert_allclose(np.float64(a), np.float64(b), 1e-3, 1e-3)
+        tolerance = 2**-5 if x.dtype.itemsize == 2 else 1e-3  # halves are rounded at other places
+        np.testing.assert_allclose(np.float64(a), np.float64(b), tolerance, tolerance)
