@@ -96,6 +96,15 @@ def _optimised(model: onnx.ModelProto, _name: str, path: Path, *, level: str, re
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+def _fused(model: onnx.ModelProto, _name: str, path: Path, *, kind: str, half: bool = False) -> None:
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    fused = optimize_model(model, model_type=kind, num_heads=4, hidden_size=32, opt_level=0)
+    if half:
+        fused.convert_float_to_float16(keep_io_types=True)
+    fused.save_model_to_file(str(path))
+
+
 def _brain(model: onnx.ModelProto, _name: str, path: Path) -> None:
     """Weights in bfloat16, cast where they are read."""
     for tensor in model.graph.initializer:
@@ -172,6 +181,10 @@ OPTIMISED: Final = (
 )
 
 
+FUSED: Final = (
+    ("fused as bert", T, partial(_fused, kind="bert")),
+    ("fused as bert, float16", T, partial(_fused, kind="bert", half=True)),
+)
 SOFTMAX = "onnxruntime's QLinearSoftmax, which it fuses QDQ into, multiplies by floor(1 / y_scale)"
 KNOWN: Final[Mapping[str, str]] = {
     "transformer, QDQ u8s8": SOFTMAX,
@@ -191,7 +204,7 @@ def _case(family: str, title: str, name: str, rewrite: Rewrite, exporter: str, *
     full = f"{name}, {title}"
     opset = 21 if "4" in title or "16" in title else 17  # 4 bits and 16 bits are types since 21
     known = {"outputs": KNOWN[full]} if full in KNOWN else {}
-    tolerance = 2e-3 if family == "half precision" and "bfloat16" not in title else 1e-4
+    tolerance = 2e-3 if " float16" in full else 1e-4
     make = partial(_export, name, rewrite, opset)
     return Case(family, full, exporter, make, needs, tolerance, known=known, light=full in LIGHT)
 
@@ -204,6 +217,7 @@ CASES: Final = (
     *(_case("half precision", *row, FLOAT16) for row in HALVES),
     _case("half precision", "bfloat16 weights", T, _brain, "onnx"),
     *(_case("optimised", *row, OPTIMISER) for row in OPTIMISED),
+    *(_case("optimised", *row, "onnxruntime.transformers") for row in FUSED),
 )
 
 REFUSED: Final = {
