@@ -131,6 +131,22 @@ PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
         {"x": "f B 3 D D"},
         lambda net, x: net(x),
     ),
+    "ConsistencyDecoderVAE, decoder": (
+        "ConsistencyDecoderVAE",
+        {
+            "encoder_block_out_channels": (8, 8),
+            "encoder_norm_num_groups": 4,
+            "encoder_layers_per_block": 1,
+            "encoder_down_block_types": ("DownEncoderBlock2D",) * 2,
+            "decoder_block_out_channels": (8, 16),
+            "decoder_norm_num_groups": 4,
+            "decoder_layers_per_block": 1,
+            "decoder_down_block_types": ("ResnetDownsampleBlock2D",) * 2,
+            "decoder_up_block_types": ("ResnetUpsampleBlock2D",) * 2,
+        },
+        {"sample": "f B 7 S S", "timestep": "t B"},
+        lambda net, x, t: net.decoder_unet(x, t).sample,
+    ),
     "AutoencoderTiny": (
         "AutoencoderTiny",
         {
@@ -151,6 +167,7 @@ ONLY: Final[Mapping[str, str]] = {
         (
             "AutoencoderKL, decoder",
             "AutoencoderTiny",
+            "ConsistencyDecoderVAE, decoder",
             "ControlNetModel",
             "DiTTransformer2DModel",
             "SD3Transformer2DModel",

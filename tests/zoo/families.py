@@ -7,6 +7,7 @@ from typing import Final
 from . import (
     boosting,
     classic,
+    detection,
     diffusion,
     features_arithmetic,
     features_indexing,
@@ -41,6 +42,7 @@ _MODULES: Final = (
     transformer_models,
     vision,
     diffusion,
+    detection,
 )
 CASES: Final[tuple[Case, ...]] = tuple(case for module in _MODULES for case in module.CASES)
 REFUSED: Final[dict[str, str]] = {name: error for m in _MODULES for name, error in getattr(m, "REFUSED", {}).items()}

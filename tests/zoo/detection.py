@@ -1,0 +1,165 @@
+"""Vision beyond classification: torchvision's segmentation, detection and video, as small as they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from .case import Case, Export
+from .torch_exports import DYNAMO, EXPORTERS, SCRIPT, export
+from .vision import lively
+from .vision_operators import torchvision
+
+Row = tuple[Callable[[Any], Any], tuple[int, ...], tuple[int, ...]]
+
+
+def _export(
+    build: Callable[[Any], Any], shape: tuple[int, ...], other: tuple[int, ...], exporter: str, f: Path
+) -> Export:
+    import torch
+
+    torch.manual_seed(0)
+    net = build(torchvision().models)
+    return export(net, [(torch.randn(shape),), (torch.randn(other),)], f, exporter)
+
+
+def _resnet(m: Any, **layers: str) -> Any:
+    """A narrow backbone that returns what ``layers`` names."""
+    net = m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1])
+    return m._utils.IntermediateLayerGetter(net, layers)
+
+
+def _lraspp(m: Any) -> Any:
+    return m.segmentation.LRASPP(_resnet(m, layer1="low", layer3="high"), 64, 256, 5, inter_channels=16)
+
+
+def _deeplab(m: Any) -> Any:
+    head = m.segmentation.deeplabv3.DeepLabHead(128, 5, atrous_rates=(2, 4))
+    return m.segmentation.DeepLabV3(_resnet(m, layer2="out"), head)
+
+
+SEGMENTATION: Final[Mapping[str, Row]] = {
+    "fcn": (
+        lambda m: m.segmentation.FCN(_resnet(m, layer2="out"), m.segmentation.fcn.FCNHead(128, 5)),
+        (2, 3, 64, 64),
+        (3, 3, 96, 64),
+    ),
+    "deeplab v3": (_deeplab, (2, 3, 64, 64), (3, 3, 96, 64)),
+    "lraspp": (_lraspp, (2, 3, 64, 64), (3, 3, 96, 64)),
+}
+
+
+def _video_resnet(m: Any, kind: str) -> Any:
+    v = m.video.resnet
+    plain, mixed, factored = v.Conv3DSimple, [v.Conv3DSimple] + [v.Conv3DNoTemporal] * 3, v.Conv2Plus1D
+    convolutions = {"r3d": [plain] * 4, "mc3": mixed, "r2plus1d": [factored] * 4}[kind]
+    stem = v.R2Plus1dStem if kind == "r2plus1d" else v.BasicStem
+    return m.video.VideoResNet(v.BasicBlock, convolutions, [1, 1, 1, 1], stem, num_classes=10)
+
+
+_CLIP: Final = ((2, 3, 4, 32, 32), (3, 3, 4, 32, 32))
+VIDEO: Final[Mapping[str, Row]] = {
+    **{kind: (partial(_video_resnet, kind=kind), *_CLIP) for kind in ("r3d", "mc3", "r2plus1d")},
+}
+
+
+def _detector(build: Callable[[Any, Any], Any], exporter: str, folder: Path) -> Export:
+    """A detector of one image: detectors take lists of images, and how many boxes they return depends on the values."""
+    import torch
+
+    torch.manual_seed(0)
+    models = torchvision().models
+
+    class Detector(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = lively(build(models.detection, _pyramid(models)))  # or all scores are nearly the same
+
+        def forward(self, image: Any) -> Any:
+            found = self.net([image])
+            return (found[1] if isinstance(found, tuple) else found)[0]
+
+    return export(Detector(), [(torch.rand(3, 64, 64),), (torch.rand(3, 64, 64),)], folder, exporter)
+
+
+def _pyramid(m: Any) -> Any:
+    """A backbone of two levels, with 32 channels."""
+    net = m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1])
+    return m.detection.backbone_utils.BackboneWithFPN(net, {"layer2": "0", "layer3": "1"}, [128, 256], 32)
+
+
+_FEW: Final = {"detections_per_img": 20}
+_IMAGES: Final = {"min_size": 64, "max_size": 64, "num_classes": 4, **_FEW}
+
+
+def _boxes(d: Any, per_place: bool = True) -> Any:
+    """Anchors of three levels: the pyramid has one more, pooled."""
+    return d.anchor_utils.AnchorGenerator(((8,), (16,), (32,)), ((0.5, 1.0, 2.0) if per_place else (1.0,),) * 3)
+
+
+def _faster_rcnn(d: Any, backbone: Any) -> Any:
+    few = {"rpn_pre_nms_top_n_test": 20, "rpn_post_nms_top_n_test": 10, "box_score_thresh": 0.2}
+    head = d.faster_rcnn.TwoMLPHead(32 * 49, 32)
+    predictor = d.faster_rcnn.FastRCNNPredictor(32, 4)
+    options = {"min_size": 64, "max_size": 64, **few, "box_head": head, "box_predictor": predictor}
+    return d.FasterRCNN(backbone, rpn_anchor_generator=_boxes(d), **options)
+
+
+def _ssd(d: Any, backbone: Any) -> Any:
+    boxes = d.anchor_utils.DefaultBoxGenerator([[2], [2, 3], [2]])
+    return d.ssd.SSD(
+        backbone, boxes, (64, 64), 4, head=d.ssd.SSDHead([32] * 3, boxes.num_anchors_per_location(), 4), **_FEW
+    )
+
+
+def _ssdlite(d: Any, _: Any) -> Any:
+    from torch.nn import BatchNorm2d
+
+    from .vision import _mobilenet_v3
+
+    models = torchvision().models
+    net = _mobilenet_v3(models)
+    backbone = d.ssdlite.SSDLiteFeatureExtractorMobileNet(net.features, 2, BatchNorm2d)
+    boxes = d.anchor_utils.DefaultBoxGenerator([[2, 3]] * 6, min_ratio=0.2, max_ratio=0.95)
+    widths = d._utils.retrieve_out_channels(backbone, (64, 64))
+    head = d.ssdlite.SSDLiteHead(widths, boxes.num_anchors_per_location(), 4, BatchNorm2d)
+    return d.ssd.SSD(backbone, boxes, (64, 64), 4, head=head, **_FEW)
+
+
+DETECTION: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "faster rcnn": _faster_rcnn,
+    "retinanet": lambda d, net: d.RetinaNet(net, anchor_generator=_boxes(d), score_thresh=0.01, **_IMAGES),
+    "fcos": lambda d, net: d.FCOS(net, anchor_generator=_boxes(d, False), score_thresh=0.001, **_IMAGES),
+    "ssd": _ssd,
+    "ssdlite": _ssdlite,
+}
+
+
+ONLY: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("deeplab v3", "fcn", "lraspp", "r3d", "mc3", "r2plus1d"), DYNAMO),
+    **dict.fromkeys(("faster rcnn", "fcos", "retinanet", "ssd", "ssdlite"), SCRIPT),
+}
+"""Those by one exporter, for the time that they take; or the other refuses them."""
+
+_GUARD: Final = "GuardOnDataDependentSymNode: Could not guard on data-dependent expression (how many boxes there are)"
+REFUSED: Final = {f"torchvision: {name} / dynamo": _GUARD for name in DETECTION}
+
+
+def _cases() -> Iterator[Case]:
+    for family, rows in {"segmentation": SEGMENTATION, "video": VIDEO, "detection": DETECTION}.items():
+        # The gradient of a mask's bias is a sum of thousands of numbers between -1 and 1 that is nearly 0.
+        slope = 1e-3 if family == "segmentation" else 1e-4
+        for name, row in rows.items():
+            for exporter in EXPORTERS:
+                if ONLY.get(name, exporter) == exporter:
+                    make = (
+                        partial(_export, *row, exporter)
+                        if isinstance(row, tuple)
+                        else partial(_detector, row, exporter)
+                    )
+                    yield Case(f"torchvision: {family}", name, exporter, make, ("torchvision",), slope=slope)
+
+
+CASES: Final = tuple(_cases())
