@@ -28,8 +28,9 @@ two sizes of its dynamic axes where the exporter can write them, and compares:
 
 - **outputs**: the largest difference from onnxruntime's outputs / from the framework's own, as a part of the largest
   element. A dash: that one can't run it, or there is none.
-- **program**: `one` when a call is one compiled program; otherwise the number of stages, because shapes depend on data
-  or an operator runs on the host. Stages can be called, but not transformed by `jit` and `grad`.
+- **program**: `one` when a call is one compiled program, `host` when NumPy runs it; otherwise the number of stages,
+  because shapes depend on data or an operator runs on the host. Both can be called, but not transformed by `jit` and
+  `grad`.
 - **jit, grad**: `jax.jit(model.apply)` and `jax.jit(jax.grad(...))` by floating inputs and parameters, in JAX's default
   32-bit mode. A number is the largest difference from the framework's own gradients; `finite` where there are none.
 - **ready**: seconds of processor time for conversion and first call, and beside it those of onnxruntime's session.
@@ -48,7 +49,7 @@ def records() -> list[tuple[Case, dict[str, Any]]]:
 
 def page(judged: Sequence[tuple[Case, dict[str, Any]]]) -> str:
     rows = [r for _, r in judged]
-    one = [r for r in rows if r["stages"] == 1]
+    one = [r for r in rows if not r["reasons"]]
     slopes = [r["grad"] for r in one if isinstance(r["grad"], float)]
     ratios = [r["ready"] / r["peer_ready"] for r in rows if r["peer_ready"]]
     excused = sum(bool(c.known) for c, r in judged if not r["faults"])
@@ -75,7 +76,7 @@ def _sections(judged: Sequence[tuple[Case, dict[str, Any]]]) -> Iterator[str]:
                 case.name,
                 case.exporter,
                 r["nodes"],
-                "one" if r["stages"] == 1 else f"{r['stages']} stages",
+                _program(r),
                 f"{_number(r['peer'])} / {_number(r['framework'])}",
                 {"yes": "yes", "": "–"}.get(r["jit"], "no"),
                 _number(r["grad"]),
@@ -90,6 +91,12 @@ def _sections(judged: Sequence[tuple[Case, dict[str, Any]]]) -> Iterator[str]:
 def _refused() -> str:
     lines = [f"| {_escaped(name)} | {_escaped(error)} |\n" for name, error in sorted(REFUSED.items())]
     return "\n## What exporters refuse to write\n\n| model / exporter | its error |\n|---|---|\n" + "".join(lines)
+
+
+def _program(record: dict[str, Any]) -> str:
+    if not record["reasons"]:
+        return "one"
+    return "host" if record["stages"] == 1 else f"{record['stages']} stages"
 
 
 def _number(value: float | str) -> str:
