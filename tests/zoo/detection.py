@@ -59,9 +59,14 @@ def _video_resnet(m: Any, kind: str) -> Any:
     return m.video.VideoResNet(v.BasicBlock, convolutions, [1, 1, 1, 1], stem, num_classes=10)
 
 
+def _swin3d(m: Any) -> Any:
+    return m.video.SwinTransformer3d([2, 4, 4], 16, [2, 2], [2, 2], [2, 4, 4], num_classes=10)
+
+
 _CLIP: Final = ((2, 3, 4, 32, 32), (3, 3, 4, 32, 32))
 VIDEO: Final[Mapping[str, Row]] = {
     **{kind: (partial(_video_resnet, kind=kind), *_CLIP) for kind in ("r3d", "mc3", "r2plus1d")},
+    "swin3d": (_swin3d, *_CLIP),
 }
 
 
@@ -99,12 +104,18 @@ def _boxes(d: Any, per_place: bool = True) -> Any:
     return d.anchor_utils.AnchorGenerator(((8,), (16,), (32,)), ((0.5, 1.0, 2.0) if per_place else (1.0,),) * 3)
 
 
-def _faster_rcnn(d: Any, backbone: Any) -> Any:
+def _two_stages(d: Any, backbone: Any, name: str) -> Any:
     few = {"rpn_pre_nms_top_n_test": 20, "rpn_post_nms_top_n_test": 10, "box_score_thresh": 0.2}
     head = d.faster_rcnn.TwoMLPHead(32 * 49, 32)
     predictor = d.faster_rcnn.FastRCNNPredictor(32, 4)
     options = {"min_size": 64, "max_size": 64, **few, "box_head": head, "box_predictor": predictor}
-    return d.FasterRCNN(backbone, rpn_anchor_generator=_boxes(d), **options)
+    if name == "MaskRCNN":
+        options["mask_head"] = d.mask_rcnn.MaskRCNNHeads(32, (16,), 1)
+        options["mask_predictor"] = d.mask_rcnn.MaskRCNNPredictor(16, 16, 4)
+    if name == "KeypointRCNN":
+        options["keypoint_head"] = d.keypoint_rcnn.KeypointRCNNHeads(32, (16,))
+        options["keypoint_predictor"] = d.keypoint_rcnn.KeypointRCNNPredictor(16, 5)
+    return getattr(d, name)(backbone, rpn_anchor_generator=_boxes(d), **options)
 
 
 def _ssd(d: Any, backbone: Any) -> Any:
@@ -129,7 +140,9 @@ def _ssdlite(d: Any, _: Any) -> Any:
 
 
 DETECTION: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
-    "faster rcnn": _faster_rcnn,
+    "faster rcnn": partial(_two_stages, name="FasterRCNN"),
+    "mask rcnn": partial(_two_stages, name="MaskRCNN"),
+    "keypoint rcnn": partial(_two_stages, name="KeypointRCNN"),
     "retinanet": lambda d, net: d.RetinaNet(net, anchor_generator=_boxes(d), score_thresh=0.01, **_IMAGES),
     "fcos": lambda d, net: d.FCOS(net, anchor_generator=_boxes(d, False), score_thresh=0.001, **_IMAGES),
     "ssd": _ssd,
@@ -138,8 +151,8 @@ DETECTION: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 ONLY: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("deeplab v3", "fcn", "lraspp", "r3d", "mc3", "r2plus1d"), DYNAMO),
-    **dict.fromkeys(("faster rcnn", "fcos", "retinanet", "ssd", "ssdlite"), SCRIPT),
+    **dict.fromkeys(("deeplab v3", "fcn", "lraspp", "r3d", "mc3", "r2plus1d", "swin3d"), DYNAMO),
+    **dict.fromkeys(("faster rcnn", "fcos", "keypoint rcnn", "mask rcnn", "retinanet", "ssd", "ssdlite"), SCRIPT),
 }
 """Those by one exporter, for the time that they take; or the other refuses them."""
 
