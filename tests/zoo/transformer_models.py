@@ -198,7 +198,7 @@ ENCODERS: Final = (
     Family("FNetModel", feed.tokens),
 )
 DECODERS: Final = (
-    Family("GPT2LMHeadModel", feed.text),
+    Family("GPT2LMHeadModel", feed.text, exporters=EXPORTERS),
     Family("GPT2LMHeadModel", feed.step, name="GPT2LMHeadModel, one step"),
     Family(
         "GPTNeoForCausalLM",
@@ -209,7 +209,8 @@ DECODERS: Final = (
     Family("GPTNeoXForCausalLM", feed.text),
     Family("OPTForCausalLM", feed.text, {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     Family("BloomForCausalLM", feed.text),
-    Family("LlamaForCausalLM", feed.text, GROUPED),
+    Family("LlamaForCausalLM", feed.text, GROUPED, exporters=EXPORTERS),
+    Family("LlamaForCausalLM", feed.step, name="LlamaForCausalLM, one step"),
     Family("MistralForCausalLM", feed.text, {**GROUPED, "sliding_window": 4}),
     Family("Qwen2ForCausalLM", feed.text, GROUPED),
     Family("Qwen3ForCausalLM", feed.text, {**GROUPED, "head_dim": 8}),
@@ -225,6 +226,12 @@ DECODERS: Final = (
     Family("Starcoder2ForCausalLM", feed.text, GROUPED),
     Family("StableLmForCausalLM", feed.text, GROUPED),
     Family("CohereForCausalLM", feed.text, GROUPED),
+    Family(
+        "MixtralForCausalLM",
+        feed.text,
+        {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "batched_mm"},
+    ),
+    Family("MambaForCausalLM", feed.tokens, {"state_size": 4}, sizes=BATCHES),
     Family(
         "Mamba2ForCausalLM",
         feed.tokens,
@@ -286,6 +293,12 @@ SEVERAL: Final = (
         {"text_config": SMALL, "vision_config": EYE, "projection_dim": 16},
     ),
     Family("SiglipModel", feed.captioned, {"text_config": SMALL, "vision_config": EYE}),
+    Family("BlipTextModel", feed.text, {"encoder_hidden_size": 32}),
+    Family("BlipVisionModel", feed.image, PATCHES, sizes=IMAGES),
+)
+SERIES: Final = (
+    Family("PatchTSTForPrediction", feed.series, SERIES_OF_TWO, sizes=((2, 32), (3, 32))),
+    Family("TimeSeriesTransformerModel", feed.forecast, {**LAYERED, **FORECAST}, sizes=((2, 12), (3, 12))),
 )
 GROUPS: Final = {
     "encoders": ENCODERS,
@@ -294,10 +307,15 @@ GROUPS: Final = {
     "vision": VISION,
     "speech": SPEECH,
     "modalities": SEVERAL,
+    "series": SERIES,
 }
 
 REFUSED: Final[dict[str, str]] = {
     "LongformerModel / torch.onnx dynamo": "GuardOnDataDependentSymNode, at chunks whose number is read from a tensor",
+    "ViltModel / torch.onnx dynamo": "GuardOnDataDependentSymNode, at patches that the image's mask selects",
+    "LlavaForConditionalGeneration / torch.onnx dynamo": "ConversionError, in the step from torch's program to ONNX",
+    "MixtralForCausalLM with grouped products / torch.onnx dynamo": "ConversionError, in the same step; with "
+    "experts_implementation='batched_mm' it is written",
     "FNetModel / torch.onnx script": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn' to ONNX opset "
     "version 20 is not supported",
 }
