@@ -59,6 +59,15 @@ def _video_resnet(m: Any, kind: str) -> Any:
     return m.video.VideoResNet(v.BasicBlock, convolutions, [1, 1, 1, 1], stem, num_classes=10)
 
 
+def _mvit(m: Any) -> Any:
+    part = m.video.mvit.MSBlockConfig
+    blocks = [
+        part(1, 16, 32, [3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 2, 2]),
+        part(2, 32, 32, [3, 3, 3], [3, 3, 3], [1, 2, 2], [1, 1, 1]),
+    ]
+    return m.video.MViT((32, 32), 4, blocks, True, False, True, True, num_classes=10)
+
+
 def _swin3d(m: Any) -> Any:
     return m.video.SwinTransformer3d([2, 4, 4], 16, [2, 2], [2, 2], [2, 4, 4], num_classes=10)
 
@@ -66,6 +75,7 @@ def _swin3d(m: Any) -> Any:
 _CLIP: Final = ((2, 3, 4, 32, 32), (3, 3, 4, 32, 32))
 VIDEO: Final[Mapping[str, Row]] = {
     **{kind: (partial(_video_resnet, kind=kind), *_CLIP) for kind in ("r3d", "mc3", "r2plus1d")},
+    "mvit v2": (_mvit, *_CLIP),
     "swin3d": (_swin3d, *_CLIP),
 }
 
@@ -152,7 +162,9 @@ DETECTION: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 ONLY: Final[Mapping[str, str]] = {
     **dict.fromkeys(("deeplab v3", "fcn", "lraspp", "r3d", "mc3", "r2plus1d", "swin3d"), DYNAMO),
-    **dict.fromkeys(("faster rcnn", "fcos", "keypoint rcnn", "mask rcnn", "retinanet", "ssd", "ssdlite"), SCRIPT),
+    **dict.fromkeys(
+        ("faster rcnn", "fcos", "keypoint rcnn", "mask rcnn", "mvit v2", "retinanet", "ssd", "ssdlite"), SCRIPT
+    ),
 }
 """Those by one exporter, for the time that they take; or the other refuses them."""
 

@@ -175,6 +175,7 @@ _AT_64: Final = {"img_size": 64}
 
 TIMM: Final[Mapping[str, tuple[str, Mapping[str, Any], int, int, str]]] = {
     "beit": ("beit_base_patch16_224", _VIT, 32, 32, ""),
+    "deit, distilled": ("deit_tiny_distilled_patch16_224", _VIT, 32, 32, ""),
     "cait": ("cait_xxs24_224", {**_VIT, "depth_token_only": 1}, 32, 32, ""),
     "xcit": ("xcit_nano_12_p8_224", _VIT, 32, 32, ""),
     "convmixer": ("convmixer.ConvMixer", {"dim": 32, "depth": 2}, 64, 96, ""),
@@ -239,8 +240,16 @@ TIMM: Final[Mapping[str, tuple[str, Mapping[str, Any], int, int, str]]] = {
         64,
         "",
     ),
+    "edgenext": ("edgenext_xx_small", {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48)}, 64, 96, ""),
     "sequencer": ("sequencer2d_s", {**_LAYERS, "embed_dims": _DIMS, "hidden_sizes": (8, 8, 16, 16)}, 64, 64, ""),
     "davit": ("davit_tiny", {**_FOUR, **_HEADS}, 64, 64, ""),
+    "nest": (
+        "nest.Nest",
+        {"img_size": 64, "depths": (1,) * 3, "embed_dims": _DIMS[1:], "num_heads": (1, 2, 2)},
+        64,
+        64,
+        "",
+    ),
     "mobilevit": ("mobilevit_xxs", {}, 64, 64, ""),
 }
 
@@ -254,12 +263,15 @@ ONLY: Final[Mapping[str, str]] = {
             "convmixer",
             "crossvit",
             "davit",
+            "deit, distilled",
+            "edgenext",
             "focalnet",
             "gmlp",
             "hiera",
             "levit",
             "mixer",
             "mobilevit",
+            "nest",
             "poolformer",
             "pvt v2",
             "repvgg",
