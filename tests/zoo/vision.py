@@ -288,7 +288,7 @@ ONLY: Final[Mapping[str, str]] = {
         SCRIPT,
     ),
 }
-"""Those by one exporter, for the time that they take; or the other refuses them."""
+"""Those of timm by one exporter, for the time that they take; or the other refuses them."""
 
 REFUSED: Final = {"timm: volo / script": "TypeError: 'NoneType' object is not subscriptable, translating col2im"}
 
@@ -296,7 +296,7 @@ REFUSED: Final = {"timm: volo / script": "TypeError: 'NoneType' object is not su
 def _cases(family: str, rows: Mapping[str, tuple[Build, int, int]], *needs: str) -> Iterator[Case]:
     for name, row in rows.items():
         for exporter in EXPORTERS:
-            if ONLY.get(name, exporter) == exporter:
+            if family != "timm" or ONLY.get(name, exporter) == exporter:
                 yield Case(family, name, exporter, partial(images, *row, exporter), needs)
 
 
