@@ -237,6 +237,7 @@ DECODERS: Final = (
         feed.tokens,
         {"state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
     ),
+    Family("FalconMambaForCausalLM", feed.tokens, {"state_size": 4}, sizes=BATCHES),
 )
 BOTH: Final = (
     Family("T5ForConditionalGeneration", feed.pair, {"d_kv": 8, "d_ff": 48}),
@@ -244,7 +245,7 @@ BOTH: Final = (
     Family("MBartForConditionalGeneration", feed.pair, LAYERED),
 )
 VISION: Final = (
-    Family("ViTForImageClassification", feed.image, PATCHES, sizes=IMAGES),
+    Family("ViTForImageClassification", feed.image, PATCHES, exporters=EXPORTERS, sizes=IMAGES),
     Family("BeitModel", feed.image, {**PATCHES, "use_relative_position_bias": True}, sizes=IMAGES),
     Family("DeiTModel", feed.image, PATCHES, sizes=IMAGES),
     Family("Dinov2Model", feed.image, PATCHES, sizes=IMAGES),
@@ -272,6 +273,7 @@ SPEECH: Final = (
     Family("Wav2Vec2ForCTC", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
     Family("HubertModel", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
     Family("WavLMModel", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
+    Family("SEWModel", feed.wave, {**WAVES, "squeeze_factor": 2}, sizes=((2, 160), (3, 208))),
     Family(
         "WhisperForConditionalGeneration",
         feed.heard,
@@ -312,7 +314,7 @@ GROUPS: Final = {
 
 REFUSED: Final[dict[str, str]] = {
     "LongformerModel / torch.onnx dynamo": "GuardOnDataDependentSymNode, at chunks whose number is read from a tensor",
-    "ViltModel / torch.onnx dynamo": "GuardOnDataDependentSymNode, at patches that the image's mask selects",
+    "ViltModel / torch.onnx dynamo": "GuardOnDataDependentSymNode",
     "LlavaForConditionalGeneration / torch.onnx dynamo": "ConversionError, in the step from torch's program to ONNX",
     "MixtralForCausalLM with grouped products / torch.onnx dynamo": "ConversionError, in the same step; with "
     "experts_implementation='batched_mm' it is written",
