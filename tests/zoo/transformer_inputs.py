@@ -74,15 +74,6 @@ def spectrum(batch: int, length: int) -> dict[str, Any]:
     return {"input_values": torch.randn(batch, length, 16)}
 
 
-def seen(batch: int, length: int) -> dict[str, Any]:
-    """Text in which sixteen tokens, number 98, stand for the patches of an image."""
-    import torch
-
-    ids = torch.randint(3, 97, (batch, 16 + length))
-    ids[:, 1:17] = 98
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **image(batch, 32)}
-
-
 def series(batch: int, length: int) -> dict[str, Any]:
     import torch
 

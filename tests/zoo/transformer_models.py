@@ -43,7 +43,6 @@ LAYERED: Final = {
 }
 PATCHES: Final = {"image_size": 32, "patch_size": 8}
 EYE: Final = {**SMALL, **PATCHES}
-TALK: Final = {**SMALL, "model_type": "llama"}
 WINDOWS: Final = {
     "image_size": 32,
     "patch_size": 4,
@@ -318,6 +317,8 @@ REFUSED: Final[dict[str, str]] = {
     "LlavaForConditionalGeneration / torch.onnx dynamo": "ConversionError, in the step from torch's program to ONNX",
     "MixtralForCausalLM with grouped products / torch.onnx dynamo": "ConversionError, in the same step; with "
     "experts_implementation='batched_mm' it is written",
+    "WhisperForConditionalGeneration / torch.onnx script": "UnsupportedOperatorError: Exporting the operator "
+    "'aten::diff' to ONNX opset version 20 is not supported",
     "FNetModel / torch.onnx script": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn' to ONNX opset "
     "version 20 is not supported",
 }
