@@ -152,7 +152,9 @@ def quantized(count: int, out: bool = True, **options: st.SearchStrategy[Any]) -
 
 def quantized_mean(draw: Draw, types: list[np.dtype]) -> Any:
     (x, *parameters), _ = quantized(1)(draw, types)
-    return (values(draw, x.dtype, draw(shapes(0, 4, SOME))), *parameters), {}  # of nothing there is no mean
+    shape = draw(shapes(0, 4, SOME))  # of nothing there is no mean
+    axes = [axis for axis in range(len(shape)) if draw(st.booleans())]
+    return (values(draw, x.dtype, shape), *parameters), {"axes": axes, "keepdims": draw(st.integers(0, 1))}
 
 
 def quantized_where(draw: Draw, types: list[np.dtype]) -> Any:
