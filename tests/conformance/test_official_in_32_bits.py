@@ -16,6 +16,8 @@ from onnx2jax.ir import analysis
 from onnx2jax.runtime.values import is_jax, to_host
 from tests.support import official
 
+pytestmark = pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")  # of runtimes, from these very cases
+
 Feeds = dict[str, Any]
 FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 

@@ -19,6 +19,7 @@ from . import (
     old_classifiers,
     old_detectors,
     old_language,
+    other_frameworks,
     quantised,
     transformer_models,
     vision,
@@ -28,6 +29,8 @@ from .case import Case
 _MODULES: Final = (
     boosting,
     classic,
+    detection,
+    diffusion,
     features_arithmetic,
     features_indexing,
     features_layers,
@@ -38,11 +41,10 @@ _MODULES: Final = (
     old_classifiers,
     old_detectors,
     old_language,
+    other_frameworks,
     quantised,
     transformer_models,
     vision,
-    diffusion,
-    detection,
 )
 CASES: Final[tuple[Case, ...]] = tuple(case for module in _MODULES for case in module.CASES)
 REFUSED: Final[dict[str, str]] = {name: error for m in _MODULES for name, error in getattr(m, "REFUSED", {}).items()}

@@ -21,9 +21,12 @@ RECORDS = ROOT / ".venv" / "zoo"
 """One file for each case judged; `python -m docs.make_exporters` makes the page of them."""
 
 
-def test_ids_are_unique() -> None:
+def test_each_case_has_a_line_without_a_fault_in_the_page() -> None:
+    lines = json.loads((ROOT / "docs" / "exporters.json").read_text())
     ids = [case.id for case in CASES]
     assert len(set(ids)) == len(ids)
+    assert sorted(ids) == sorted(f"{r['family']} / {r['name']} / {r['exporter']}" for r in lines)
+    assert not [r for r in lines if r["faults"]]
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.id, marks=() if c.light else pytest.mark.zoo) for c in CASES])
