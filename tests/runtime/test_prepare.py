@@ -162,10 +162,10 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     "broadcast_in_dim": [lambda: lax.broadcast_in_dim(F, (3, 2, 4, 3), (1, 3)), lambda: lax.broadcast(F[0, 0], (2,))],
     "concatenate": [lambda: lax.concatenate([F, F], 1)],
     "convert_element_type": [
-        lambda: lax.convert_element_type(F, jnp.bfloat16),
-        lambda: lax.convert_element_type(N, np.int8),
-        lambda: lax.convert_element_type(U, np.float16),
-        lambda: lax.convert_element_type(F, np.bool_),
+        lambda: lax.convert_element_type(lax.neg(F), jnp.bfloat16),
+        lambda: lax.convert_element_type(lax.neg(N), np.int8),
+        lambda: lax.convert_element_type(lax.neg(U), np.float16),
+        lambda: lax.convert_element_type(lax.neg(F), np.bool_),
     ],
     "copy": [lambda: jnp.copy(jnp.asarray(F))],
     "iota": [lambda: lax.broadcasted_iota(np.int32, (2, 3, 2), 1)],
@@ -211,8 +211,8 @@ def _operands(closed: Any) -> tuple[Any, list[Any]]:
     "function",
     [
         lambda: lax.div(N, N + 2),  # rounds towards zero
-        lambda: lax.convert_element_type(F, np.int8),  # saturates
-        lambda: lax.convert_element_type(F, jnp.float8_e4m3fn),
+        lambda: lax.convert_element_type(lax.neg(F), np.int8),  # saturates
+        lambda: lax.convert_element_type(lax.neg(F), jnp.float8_e4m3fn),
         lambda: lax.shift_right_logical(N, N * 0 + 1),
         lambda: lax.exp(F),
     ],
