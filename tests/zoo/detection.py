@@ -149,6 +149,43 @@ def _ssdlite(d: Any, _: Any) -> Any:
     return d.ssd.SSD(backbone, boxes, (64, 64), 4, head=head, **_FEW)
 
 
+def _raft(f: Path, exporter: str) -> Export:
+    """Optical flow between two images, refined twice."""
+    import torch
+
+    raft = torchvision().models.optical_flow.raft
+    torch.manual_seed(0)
+    net = raft._raft(
+        feature_encoder_layers=(8, 8, 12, 16, 32),
+        feature_encoder_block=raft.ResidualBlock,
+        feature_encoder_norm_layer=torch.nn.InstanceNorm2d,
+        context_encoder_layers=(8, 8, 12, 16, 40),
+        context_encoder_block=raft.ResidualBlock,
+        context_encoder_norm_layer=torch.nn.BatchNorm2d,
+        corr_block_num_levels=2,
+        corr_block_radius=2,
+        motion_encoder_corr_layers=(24,),
+        motion_encoder_flow_layers=(16, 8),
+        motion_encoder_out_channels=24,
+        recurrent_block_hidden_state_size=24,
+        recurrent_block_kernel_size=(3,),
+        recurrent_block_padding=(1,),
+        flow_head_hidden_size=16,
+        use_mask_predictor=False,
+    )
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, before: Any, after: Any) -> Any:
+            return self.net(before, after, num_flow_updates=2)
+
+    images = [tuple(torch.randn(n, 3, 32, 32) for _ in range(2)) for n in (2, 3)]
+    return export(Twice(), images, f, exporter)
+
+
 DETECTION: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "faster rcnn": partial(_two_stages, name="FasterRCNN"),
     "mask rcnn": partial(_two_stages, name="MaskRCNN"),
@@ -161,7 +198,7 @@ DETECTION: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 ONLY: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("deeplab v3", "fcn", "lraspp", "r3d", "mc3", "r2plus1d", "swin3d"), DYNAMO),
+    **dict.fromkeys(("r2plus1d", "swin3d"), DYNAMO),
     **dict.fromkeys(
         ("faster rcnn", "fcos", "keypoint rcnn", "mask rcnn", "mvit v2", "retinanet", "ssd", "ssdlite"), SCRIPT
     ),
@@ -170,6 +207,7 @@ ONLY: Final[Mapping[str, str]] = {
 
 _GUARD: Final = "GuardOnDataDependentSymNode: Could not guard on data-dependent expression (how many boxes there are)"
 REFUSED: Final = {f"torchvision: {name} / dynamo": _GUARD for name in DETECTION}
+REFUSED["torchvision: raft / dynamo"] = "RuntimeError: Error during constant folding for node 'node_split'"
 
 
 def _cases() -> Iterator[Case]:
@@ -187,4 +225,14 @@ def _cases() -> Iterator[Case]:
                     yield Case(f"torchvision: {family}", name, exporter, make, ("torchvision",), slope=slope)
 
 
-CASES: Final = tuple(_cases())
+CASES: Final = (
+    *_cases(),
+    Case(
+        "torchvision: optical flow",
+        "raft",
+        SCRIPT,
+        partial(_raft, exporter=SCRIPT),
+        ("torchvision",),
+        known={"grad": "torch's exporters drop the detach() that stops gradients between RAFT's steps"},
+    ),
+)

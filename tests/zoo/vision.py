@@ -254,40 +254,7 @@ TIMM: Final[Mapping[str, tuple[str, Mapping[str, Any], int, int, str]]] = {
 }
 
 
-ONLY: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        (
-            "beit",
-            "cait",
-            "coat",
-            "convmixer",
-            "crossvit",
-            "davit",
-            "deit, distilled",
-            "edgenext",
-            "focalnet",
-            "gmlp",
-            "hiera",
-            "levit",
-            "mixer",
-            "mobilevit",
-            "nest",
-            "poolformer",
-            "pvt v2",
-            "repvgg",
-            "res2net",
-            "resmlp",
-            "sequencer",
-            "sknet",
-            "swin v2",
-            "tiny_vit",
-            "tresnet",
-            "twins",
-            "xcit",
-        ),
-        SCRIPT,
-    ),
-}
+ONLY: Final[Mapping[str, str]] = dict.fromkeys(("hiera", "levit", "nest", "twins"), SCRIPT)
 """Those of timm by one exporter, for the time that they take; or the other refuses them."""
 
 REFUSED: Final = {"timm: volo / script": "TypeError: 'NoneType' object is not subscriptable, translating col2im"}
