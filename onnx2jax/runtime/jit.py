@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -89,5 +89,9 @@ def in_turn(compiled: Callable[..., Any], *args: Any) -> Any:
 def _over_several_cpus(args: tuple[Any, ...]) -> bool:
     if jax.default_backend() != "cpu" or jax.local_device_count() == 1 or is_traced(args):
         return False
-    arrays = (v for v in jax.tree.leaves(args) if isinstance(v, jax.Array))
-    return not compat.context_mesh().empty or any(len(v.sharding.device_set) > 1 for v in arrays)
+    return not compat.context_mesh().empty or on_several_devices(jax.tree.leaves(args))
+
+
+def on_several_devices(leaves: Iterable[Any]) -> bool:
+    """Whether an array lies on more than one device."""
+    return any(isinstance(v, jax.Array) and len(v.sharding.device_set) > 1 for v in leaves)

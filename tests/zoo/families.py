@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Final
 
-from . import (
-    boosting,
-    classic,
-    detection,
-    diffusion,
-    features_arithmetic,
-    features_indexing,
-    features_layers,
-    features_resampling,
-    features_sequences,
-    features_structures,
-    features_types,
-    old_classifiers,
-    old_detectors,
-    old_language,
-    other_frameworks,
-    quantised,
-    transformer_models,
-    vision,
-)
 from .case import Case
 
-_MODULES: Final = (
-    boosting,
-    classic,
-    detection,
-    diffusion,
-    features_arithmetic,
-    features_indexing,
-    features_layers,
-    features_resampling,
-    features_sequences,
-    features_structures,
-    features_types,
-    old_classifiers,
-    old_detectors,
-    old_language,
-    other_frameworks,
-    quantised,
-    transformer_models,
-    vision,
+_NAMES: Final = (
+    "boosting",
+    "classic",
+    "detection",
+    "diffusion",
+    "features_arithmetic",
+    "features_indexing",
+    "features_layers",
+    "features_resampling",
+    "features_sequences",
+    "features_structures",
+    "features_types",
+    "old_classifiers",
+    "old_detectors",
+    "old_language",
+    "other_frameworks",
+    "quantised",
+    "transformer_models",
+    "vision",
 )
+_MODULES: Final = tuple(import_module(f".{name}", __package__) for name in _NAMES)
 CASES: Final[tuple[Case, ...]] = tuple(case for module in _MODULES for case in module.CASES)
 REFUSED: Final[dict[str, str]] = {name: error for m in _MODULES for name, error in getattr(m, "REFUSED", {}).items()}

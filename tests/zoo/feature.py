@@ -118,9 +118,14 @@ def ramp(*shape: int) -> Any:
     return (torch.randperm(count).reshape(shape) - count / 2) / 8
 
 
-def cases(family: str, features: Sequence[Feature]) -> tuple[Case, ...]:
-    """A case for each feature and each exporter that writes it."""
-    return tuple(_case(family, feature, exporter) for feature in features for exporter in feature.exporters)
+def cases(tables: Mapping[str, Sequence[Feature]]) -> tuple[Case, ...]:
+    """A case for each feature of each family, and each exporter that writes it."""
+    return tuple(
+        _case(family, feature, exporter)
+        for family, features in tables.items()
+        for feature in features
+        for exporter in feature.exporters
+    )
 
 
 def _case(family: str, feature: Feature, exporter: str) -> Case:

@@ -203,7 +203,7 @@ TABLES: Final = {
     "torch: products": PRODUCTS,
     "torch: arithmetic": ARITHMETIC,
 }
-CASES: Final = tuple(case for family, table in TABLES.items() for case in cases(family, table))
+CASES: Final = cases(TABLES)
 REFUSED: Final = {
     f"addmv, atan2, cosh, count_nonzero, expm1, exp2, frac, logit, sinh, trunc, xlogy / {SCRIPT}": "not supported",
     f"cdist / {DYNAMO}": "No ONNX function found for aten._cdist_forward",

@@ -284,7 +284,7 @@ TABLES: Final = {
     "torch: indexing": INDEXING,
     "torch: shapes": SHAPES,
 }
-CASES: Final = tuple(case for family, table in TABLES.items() for case in cases(family, table))
+CASES: Final = cases(TABLES)
 REFUSED: Final = {
     f"argwhere, diag_embed, histc, logcumsumexp, rot90, take_along_dim, index_add by alpha / {SCRIPT}": "not supported",
     f"bincount / {SCRIPT}": "aten::bincount is not supported",

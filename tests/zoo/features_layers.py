@@ -337,7 +337,7 @@ TABLES: Final = {
     "torch: activations": ACTIVATIONS,
     "torch: losses": LOSSES,
 }
-CASES: Final = tuple(case for family, table in TABLES.items() for case in cases(family, table))
+CASES: Final = cases(TABLES)
 REFUSED: Final = {
     f"AvgPool to sizes that do not divide / {SCRIPT}": "output size that are not factor of input size",
     f"BatchNorm2d without running statistics / {SCRIPT}": "batch_size and channel_size must be non-None",

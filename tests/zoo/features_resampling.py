@@ -127,7 +127,7 @@ def _grid(n: int) -> Any:
 
 
 TABLES: Final = {"torch: resampling": RESAMPLING}
-CASES: Final = tuple(case for family, table in TABLES.items() for case in cases(family, table))
+CASES: Final = cases(TABLES)
 REFUSED: Final = {
     f"interpolate, antialias / {SCRIPT}": "aten::_upsample_bilinear2d_aa is not supported",
     f"interpolate, nearest-exact / {SCRIPT}": "aten::_upsample_nearest_exact2d is not supported",

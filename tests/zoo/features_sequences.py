@@ -128,7 +128,7 @@ TABLES: Final = {
     "torch: recurrences": RECURRENCES,
     "torch: attention": ATTENTION,
 }
-CASES: Final = tuple(case for family, table in TABLES.items() for case in cases(family, table))
+CASES: Final = cases(TABLES)
 REFUSED: Final = {
     f"LSTM with projections / {DYNAMO}": "writes an LSTM whose state and cell have different sizes, which ONNX has not",
     f"LSTM with projections / {SCRIPT}": "Unsupported: ONNX export of operator LSTM, LSTMs with projections",

@@ -224,7 +224,7 @@ TABLES: Final = {
     "torch: values": VALUES,
     "torch: opsets": OPSETS,
 }
-CASES: Final = tuple(case for family, table in TABLES.items() for case in cases(family, table))
+CASES: Final = cases(TABLES)
 REFUSED: Final = {
     f"interpolate, nearest, opset 9 / {SCRIPT}": "TypeError: 'NoneType' object is not subscriptable",
     f"slices with steps, opset 9 / {SCRIPT}": "step!=1 is currently not supported",

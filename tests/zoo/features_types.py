@@ -217,7 +217,7 @@ TABLES: Final = {
     "torch: complex numbers": COMPLEX,
     "torch: random numbers": RANDOM,
 }
-CASES: Final = tuple(case for family, table in TABLES.items() for case in cases(family, table))
+CASES: Final = cases(TABLES)
 REFUSED: Final = {
     f"bitwise operators on integers / {SCRIPT}": "ONNX export does NOT support exporting bitwise OR for non-boolean",
     f"complex numbers, fft, istft / {SCRIPT}": "aten::view_as_complex, aten::fft_fft are not supported",

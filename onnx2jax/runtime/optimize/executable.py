@@ -9,6 +9,8 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from ... import compat
+from ...ops.arrays import is_traced
+from ..jit import on_several_devices
 from .prepare import Prepared, split
 
 
@@ -58,9 +60,7 @@ class Executable:
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     """What tells programs apart: shapes and dtypes. None where a value is traced or lies on several devices."""
-    if any(
-        isinstance(v, jax.core.Tracer) or (isinstance(v, jax.Array) and len(v.sharding.device_set) > 1) for v in leaves
-    ):
+    if is_traced(leaves) or on_several_devices(leaves):
         return None
     return tuple((v.shape, v.dtype, _is_weak(v)) for v in leaves)
 

@@ -50,7 +50,7 @@ class Prepared:
         values = dict(self.constants)
         values |= {variable: arguments[place] for place, variable in self.weights.items()}
         if self.equations:
-            read = {v for e in self.equations for v in e.invars if not isinstance(v, Literal)}
+            read = {v for e in self.equations for v in _variables(e.invars)}
             values |= {v: np.asarray(values[v]) for v in read & values.keys()}
         for equation in self.equations:
             operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
@@ -72,14 +72,14 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
     early, late = [], []
     names: dict[Any, Any] = {}
     for equation in _inlined(jaxpr.eqns, names, known, constants):
-        if is_computable(equation) and all(isinstance(v, Literal) or v in known for v in equation.invars):
+        if is_computable(equation) and all(v in known for v in _variables(equation.invars)):
             early.append(equation)
             known.update(dict.fromkeys(equation.outvars, equation))
         else:
             late.append(equation)
     roots: dict[Any, frozenset[Any]] = {v: frozenset((v,)) for v in given.values()}
     for equation in early:
-        found = frozenset().union(*(roots.get(v, frozenset()) for v in equation.invars if not isinstance(v, Literal)))
+        found = frozenset().union(*(roots.get(v, frozenset()) for v in _variables(equation.invars)))
         roots.update(dict.fromkeys(equation.outvars, found))
     outputs = [_renamed(v, names) for v in jaxpr.outvars]
     handed, back = _frontier(late, outputs, known, constants, roots)
@@ -105,17 +105,16 @@ def _frontier(
     """
     handed: dict[Any, None] = {}
     back: set[int] = set()
-    wanted = [v for e in late for v in e.invars] + list(outputs)
-    while wanted:
-        variable = wanted.pop(0)
-        if isinstance(variable, Literal) or variable not in known or variable in handed or variable in constants:
+    wanted = _variables([*(v for e in late for v in e.invars), *outputs])
+    for variable in wanted:  # which grows meanwhile
+        if variable not in known or variable in handed or variable in constants:
             continue
         equation = known[variable]
         if equation is None or not _stays(equation, roots):
             handed[variable] = None
         elif id(equation) not in back:
             back.add(id(equation))
-            wanted.extend(equation.invars)
+            wanted.extend(_variables(equation.invars))
     return list(handed), back
 
 
@@ -136,7 +135,7 @@ def _needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     for equation in reversed(equations):
         if wanted.intersection(equation.outvars):
             needed.append(equation)
-            wanted.update(v for v in equation.invars if not isinstance(v, Literal))
+            wanted.update(_variables(equation.invars))
     return needed[::-1]
 
 
@@ -151,7 +150,7 @@ def _inlined(
     for equation in equations:
         operands = [_renamed(v, names) for v in equation.invars]
         inner, given = _inside(equation, operands)
-        if inner is None or (given is operands and not any(_is_known(v, known) for v in operands)):
+        if inner is None or (given is operands and not any(v in known for v in _variables(operands))):
             results = [type(v)(v.aval) for v in equation.outvars]  # an inner jit can come twice
             names.update(zip(equation.outvars, results, strict=True))
             yield equation.replace(invars=operands, outvars=results)
@@ -177,8 +176,9 @@ def _inside(equation: Any, operands: Sequence[Any]) -> tuple[ClosedJaxpr | None,
     return equation.params["branches"][chosen], operands[1:]
 
 
-def _is_known(variable: Any, known: Mapping[Any, Any]) -> bool:
-    return not isinstance(variable, Literal) and variable in known
+def _variables(operands: Sequence[Any]) -> list[Any]:
+    """Those of the operands that are no literals."""
+    return [v for v in operands if not isinstance(v, Literal)]
 
 
 def _renamed(variable: Any, names: Mapping[Any, Any]) -> Any:
