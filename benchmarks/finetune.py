@@ -1,18 +1,14 @@
-"""What a step of training costs beside hand-written JAX and PyTorch: `python benchmarks/finetune.py`.
+"""What a step of training costs beside hand-written JAX and PyTorch: `python -m benchmarks.finetune`.
 
 One convolutional network and one transformer, made as ONNX graphs; the same mathematics written by hand in JAX with the
 same optimizer, donated like ours; and in PyTorch, eager and through torch.compile, where torch is at hand. All start
 from the same weights; the losses after a few steps are compared before anything is timed.
 
-Blocks of steps alternate, warm, the order random; the ratios are medians over the rounds of ratios within a round, by
-the clock and by the seconds that the processor worked for us, which hold on a machine that others use too.
+The ratios are by the clock and by the seconds that the processor worked for us.
 """
 
 from __future__ import annotations
 
-import random
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +21,7 @@ import optax
 from onnx import helper, numpy_helper
 
 import onnx2jax
+from benchmarks.harness import compare
 
 BLOCK = 0.2
 ROUNDS = 21
@@ -229,24 +226,6 @@ def in_pytorch(task: Task, torch: Any, compiled: bool) -> Step:
     return step
 
 
-class Cost(NamedTuple):
-    """Of one step: seconds by the clock, seconds of the processor."""
-
-    wall: float
-    cpu: float
-
-
-def block(step: Step) -> Cost:
-    """What a step costs, over a block of steps; two before, since threads of another may still be spinning."""
-    for _ in range(2):
-        step()
-    count, start, worked = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - start < BLOCK or count < 2:
-        step()
-        count += 1
-    return Cost((time.perf_counter() - start) / count, (time.process_time() - worked) / count)
-
-
 def steps(task: Task) -> dict[str, Step]:
     """All there are, each having made five steps to the same loss."""
     found = {"finetune": here(task), "JAX by hand": hand_written(task)}
@@ -272,19 +251,12 @@ def steps(task: Task) -> dict[str, Step]:
 def main() -> None:
     for task in (convolutional(), transformer()):
         found = steps(task)
-        names = list(found)
-        rounds: list[dict[str, Cost]] = []
-        shuffled = random.Random(0)
-        for _ in range(ROUNDS):
-            rounds.append({name: block(found[name]) for name in shuffled.sample(names, len(names))})
+        compared = compare(found, rounds=ROUNDS, block=BLOCK)
         print(f"\n{task.name}")
-        for name in names:
-            median = statistics.median(r[name].wall for r in rounds)
-            wall = statistics.median(r["finetune"].wall / r[name].wall for r in rounds)
-            cpu = statistics.median(r["finetune"].cpu / r[name].cpu for r in rounds)
-            print(
-                f"  {name:14} {median * 1e3:8.2f} ms a step   finetune: {wall:5.3f} x the time, {cpu:5.3f} x the work"
-            )
+        for name, timing in compared.timings.items():
+            wall, cpu = 1 / compared.paired("finetune", name).median, 1 / compared.work("finetune", name)
+            ms = timing.median * 1e3
+            print(f"  {name:14} {ms:8.2f} ms a step   finetune: {wall:5.3f} x the time, {cpu:5.3f} x the work")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What shapes that change and shapes that depend on data cost: `python benchmarks/stages.py`.
+"""What shapes that change and shapes that depend on data cost: `python -m benchmarks.stages`.
 
 Three tables. The first calls a small transformer with 50 different lengths, as text comes: compilations and time a
 call, with and without `bucket`, beside onnxruntime. The second runs a detector (a convolutional network, boxes kept by
@@ -9,7 +9,6 @@ loop that data ends, and that keeps a row of every trip.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 import onnx2jax
+from benchmarks import harness
 
 RNG = np.random.default_rng(0)
 LENGTHS = RNG.permutation(np.arange(10, 60))
@@ -115,21 +115,6 @@ def session(proto: onnx.ModelProto) -> Callable[[dict[str, Any]], Any]:
     return lambda feeds: runtime.run(None, feeds)
 
 
-def seconds(call: Callable[[], Any]) -> float:
-    """How long a call takes."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def block(call: Callable[[], Any], length: float = 0.15) -> float:
-    """Seconds a call over a block of calls; short blocks would time the other runtime's idling threads."""
-    times, start = [], time.perf_counter()
-    while time.perf_counter() - start < length:
-        times.append(seconds(call))
-    return statistics.median(times)
-
-
 def lengths() -> None:
     """The first table."""
     proto = encoder()
@@ -142,12 +127,13 @@ def lengths() -> None:
     }
     feeds = [{"ids": RNG.integers(0, 1000, (1, n)), "mask": np.ones((1, n), np.float32)} for n in map(int, LENGTHS)]
     print(f"{'50 calls, 50 lengths':32} {'compiled':>8} {'all 50, s':>10} {'median ms':>10} {'again, ms':>10}")
-    for name, call in calls.items():
-        first = [seconds(partial(call, f)) for f in feeds]
-        again = statistics.median(block(partial(call, f), 0.02) for f in feeds)
+    firsts = {name: [harness.median(partial(call, f), 1) for f in feeds] for name, call in calls.items()}
+    again = [harness.compare({n: partial(c, f) for n, c in calls.items()}, rounds=1, block=0.02) for f in feeds]
+    for name, first in firsts.items():
+        later = statistics.median(c.timings[name].median for c in again)
         model = {"onnx2jax": plain}.get(name, bucketed)
         compiled = "" if name == "onnxruntime" else str(model.compilations)
-        print(f"{name:32} {compiled:>8} {sum(first):10.2f} {statistics.median(first) * 1e3:10.2f} {again * 1e3:10.2f}")
+        print(f"{name:32} {compiled:>8} {sum(first):10.2f} {statistics.median(first) * 1e3:10.2f} {later * 1e3:10.2f}")
 
 
 def detection() -> None:
@@ -156,20 +142,16 @@ def detection() -> None:
     feeds = {"image": RNG.normal(size=(1, 3, 320, 320)).astype(np.float32)}
     models = {name: onnx2jax.convert(proto) for name, proto in protos.items()}
     sessions = {name: session(proto) for name, proto in protos.items()}
-    for name, model in models.items():
-        model.run(None, feeds)
-        sessions[name](feeds)
-    times: dict[tuple[str, str], list[float]] = {}
-    for _ in range(7):
-        for name, model in models.items():
-            times.setdefault((name, "ours"), []).append(block(partial(model.run, None, feeds)))
-            times.setdefault((name, "ort"), []).append(block(partial(sessions[name], feeds)))
+    calls: dict[tuple[str, str], harness.Call] = {
+        (name, "ours"): partial(model.run, None, feeds) for name, model in models.items()
+    }
+    calls |= {(name, "ort"): partial(call, feeds) for name, call in sessions.items()}
+    compared = harness.compare({" ".join(key): call for key, call in calls.items()}, rounds=7)
     print(f"\n{'a detector, 320 x 320':32} {'call ms':>9} {'ort ms':>9}")
     for name in models:
-        ours, other = (statistics.median(times[name, k]) * 1e3 for k in ("ours", "ort"))
+        ours, other = (compared.timings[f"{name} {k}"].median * 1e3 for k in ("ours", "ort"))
         print(f"{name:32} {ours:9.2f} {other:9.2f}")
-    ratio = statistics.median(times["whole detector", "ours"]) / statistics.median(times["tail cut off", "ours"])
-    print(f"whole / cut off: {ratio:.2f}")
+    print(f"whole / cut off: {compared.paired('tail cut off ours', 'whole detector ours').median:.2f}")
 
 
 def stepping(width: int = 64) -> onnx.ModelProto:
@@ -203,9 +185,9 @@ def trips() -> None:
     print(f"\n{'a loop that data ends, trips':32} {'call ms':>9} {'ort ms':>9}")
     for n in (10, 100, 1000, 5000):
         feeds = {"x": np.ones((8, 64), np.float32), "limits": n * np.eye(1, 40, dtype=np.float32)}
-        calls = partial(model.run, None, feeds), partial(other, feeds)
-        times = [[block(call) for call in calls] for _ in range(5)]
-        ours, theirs = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
+        calls = {"ours": partial(model.run, None, feeds), "ort": partial(other, feeds)}
+        compared = harness.compare(calls, rounds=5)
+        ours, theirs = (compared.timings[name].median * 1e3 for name in calls)
         print(f"{n:<32} {ours:9.2f} {theirs:9.2f}")
 
 

@@ -1,12 +1,10 @@
 """What the numbers in onnx2jax/runtime/thresholds.py weigh against each other, measured on this machine.
 
-python benchmarks/thresholds.py
+python -m benchmarks.thresholds
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import jax
@@ -15,16 +13,12 @@ import numpy as np
 from onnx import TensorProto, helper
 
 import onnx2jax
+from benchmarks import harness
 
 
 def milliseconds(work: Callable[[], object], times: int = 9) -> float:
     """The median time of a call."""
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        jax.block_until_ready(work())
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1e3
+    return harness.median(lambda: jax.block_until_ready(work()), times) * 1e3
 
 
 def chain(nodes: int, *, host: bool) -> onnx2jax.Model:

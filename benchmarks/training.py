@@ -1,16 +1,12 @@
 """A training step of ``TrainingModel`` beside the same network by hand in JAX, and in PyTorch where that is installed.
 
-Paired in one run: warmed blocks of steps in random order; medians of the times, and of the ratios within each turn,
-time by hand / time here (above 1 is faster).
+Medians of the times, and of the ratios within each round, time by hand / time here (above 1 is faster).
 
     python -m benchmarks.training
 """
 
 from __future__ import annotations
 
-import random
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,10 +17,9 @@ import onnx
 
 import onnx2jax
 from benchmarks import zoo, zoo_by_hand
+from benchmarks.harness import Comparison, compare
 
 ROUNDS: Final = 41
-BLOCK: Final = 0.1
-"""Seconds of steps between two looks at the clock, at least."""
 
 
 def wide_mlp() -> onnx.ModelProto:
@@ -73,35 +68,9 @@ def in_torch(batch: zoo_by_hand.Batch, width: int, compiled: bool) -> Callable[[
     return run
 
 
-def seconds(work: Callable[[], Any], steps: int) -> float:
-    """Seconds a step takes, over a block of them."""
-    start = time.perf_counter()
-    for _ in range(steps):
-        result = work()
-    jax.block_until_ready(result)
-    return (time.perf_counter() - start) / steps
-
-
-def compare(works: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Seconds a step in each turn."""
-    steps: dict[str, int] = {}
-    for name, work in works.items():
-        seconds(work, 20)
-        steps[name] = max(5, int(BLOCK / seconds(work, 5)))
-    taken: dict[str, list[float]] = {name: [] for name in works}
-    order = random.Random(0)
-    for _ in range(ROUNDS):
-        for name in order.sample([*works], len(works)):
-            seconds(works[name], steps[name] // 4)  # threads of the one before may still be spinning
-            taken[name].append(seconds(works[name], steps[name]))
-    return taken
-
-
-def ratio(times: dict[str, list[float]], name: str) -> str:
-    """The median over all turns of the time that ``name`` takes over the time here."""
-    if name not in times:
-        return "-"
-    return f"{statistics.median(a / b for a, b in zip(times[name], times['here'], strict=True)):.2f}"
+def ratio(compared: Comparison, name: str) -> str:
+    """How many times as long ``name`` takes as a step here."""
+    return f"{compared.paired('here', name).median:.2f}" if name in compared.timings else "-"
 
 
 def main() -> None:
@@ -120,9 +89,9 @@ def main() -> None:
             work = in_torch(batch, width, compiled) if width else None
             if work is not None:
                 works[title] = work
-        times = compare(works)
-        here_ms, hand_ms = (f"{statistics.median(times[n]) * 1e3:.3f} ms" for n in ("here", "by hand"))
-        ratios = " | ".join(ratio(times, n) for n in ("by hand", "eager", "compiled"))
+        compared = compare(works, rounds=ROUNDS, settle=jax.block_until_ready)
+        here_ms, hand_ms = (f"{compared.timings[n].median * 1e3:.3f} ms" for n in ("here", "by hand"))
+        ratios = " | ".join(ratio(compared, n) for n in ("by hand", "eager", "compiled"))
         print(f"| {name} | {size} | {here_ms} | {hand_ms} | {ratios} |")
 
 
