@@ -41,6 +41,11 @@ def formal(parameters: tuple[str, ...], position: int) -> str | None:
 def misfit(title: str, opset: int, types: Sequence[Type]) -> str:
     """Which of the operands' types the operator does not take, and the cure; empty where they fit or none is known."""
     own, bound = signature(title, opset), dict[str, tuple[int, str]]()
+    domain, _, name = title.rpartition(".")
+    if domain in _FIRST_MAY_BE_STRINGS:
+        first = int(name in _FIRST_MAY_BE_STRINGS[domain])
+        i = next((i for i, given in enumerate(types) if i >= first and given == "string"), None)
+        return "" if i is None else f"input {i} is string, and {title} takes no strings there: put a Cast before it"
     for i, given in enumerate(types):
         variable = formal(own.inputs, i) if own and given else None
         if own is None or given is None or variable is None:
@@ -81,6 +86,11 @@ def element(code: int) -> Type:
     """An element type in short."""
     return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else None
 
+
+_FIRST_MAY_BE_STRINGS: Final = {
+    "com.microsoft": frozenset({"ExpandDims", "GatherND", "MurmurHash3", "Tokenizer", "Unique"})
+}
+"""Of domains that types.txt leaves out, as ONNX has no schemas for them: operators whose first input may be strings."""
 
 _BY_DTYPE: Final = {row.dtype: row.name.lower() for row in ELEMENT_TYPES.values()}
 

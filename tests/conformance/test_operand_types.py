@@ -27,7 +27,7 @@ def misfits(text: str, version: int = 21) -> list[str]:
 
 
 def test_the_table_of_types_is_current() -> None:
-    assert types.FILE.read_text(encoding="utf-8") == types.text(), "run python -m tests.conformance.type_table"
+    assert types.FILE.read_text(encoding="utf-8") == types.text(), "run python -m tests.tables.types"
 
 
 @rule("ND-09")

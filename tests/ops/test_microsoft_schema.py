@@ -13,7 +13,7 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 import onnx2jax
-from onnx2jax.ir import binding
+from onnx2jax.ir import binding, signatures
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import Operator
 from tests.ops.test_microsoft import MICROSOFT, onnxruntime_says, real
@@ -43,6 +43,12 @@ def test_signature(name: str) -> None:
     operator = registry.resolve(MICROSOFT, name, 1)
     assert operator is not None
     assert list(_problems(SCHEMAS[name], operator)) == []
+
+
+def test_operators_that_take_strings() -> None:
+    takes = {n: [i for i, f in enumerate(SCHEMAS[n].inputs) if "tensor(string)" in f.types] for n in SERVED}
+    assert {n for n, places in takes.items() if places} == signatures._FIRST_MAY_BE_STRINGS[MICROSOFT]
+    assert all(places in ([], [0]) for places in takes.values())
 
 
 def _problems(schema: Any, operator: Operator) -> Iterator[str]:

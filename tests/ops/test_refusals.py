@@ -173,6 +173,28 @@ def test_operands_that_no_such_operator_has(name: str, operands: list[Any], cure
         run_op(name, *operands, **attributes)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_numbers_are_no_features(jit: bool) -> None:
+    with pytest.raises(OperatorError, match=r"input 1 is a number without axes: reshape it to \[1, 1\]"):
+        run_op("FeatureVectorizer", floats(2, 3), floats(), domain="ai.onnx.ml", inputdimensions=(3, 1), jit=jit)
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "place"),
+    [
+        ("BiasGelu", [WORDS, floats(2)], 0),
+        ("BiasGelu", [floats(2), WORDS], 1),
+        ("QuickGelu", [WORDS], 0),
+        ("GatherND", [floats(2), WORDS.reshape(2, 1)], 1),
+    ],
+)
+def test_strings_into_operators_of_onnxruntime(name: str, operands: list[Any], place: int) -> None:
+    """ONNX has no schemas for them, and no types."""
+    cure = f"input {place} is string, and com.microsoft.{name} takes no strings there: put a Cast before it"
+    with pytest.raises(OperatorError, match=rf"(?s)node '{name}' .*{cure}"):
+        run_op(name, *operands, domain="com.microsoft")
+
+
 def test_what_jax_raises_names_the_node_and_says_what_to_do() -> None:
     with pytest.raises(OperatorError, match=r"(?s)node 'Add' .*\(2, 3\).*x?in0: .*model.inputs"):
         run_op("Add", floats(2, 3), floats(2), jit=True)

@@ -1,6 +1,6 @@
 """Write onnx2jax/ir/types.txt: which types each version of each operator takes and gives, from ONNX's schemas.
 
-python -m tests.conformance.type_table
+python -m tests.tables.types
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onnx2jax.proto.names import normal_domain
 
 FILE: Final = Path(__file__).resolve().parents[2] / "onnx2jax" / "ir" / "types.txt"
 HEAD: Final = """\
-# Written by `python -m tests.conformance.type_table` from the schemas of ONNX; a test keeps it current.
+# Written by `python -m tests.tables.types` from the schemas of ONNX; a test keeps it current.
 # Sets of types, by number; a tensor is called by its element type.
 """
 OPERATORS: Final = """\

@@ -65,7 +65,7 @@ def judge(case: Case, export: Export) -> tuple[Record, list[str]]:
     record.reasons = "" if model.jitted else model.explain()
     peers = _peer(export, record)
     if peers is not None:
-        record.peer = _apart(ours, peers)
+        record.peer = _mistyped(ours, peers) or _apart(ours, peers)
     if export.expected is not None:
         record.framework = _apart(ours, [_plain(o) for o in export.expected])
     if model.jitted:
@@ -128,6 +128,26 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return np.asarray(value)
+
+
+def _mistyped(ours: Any, theirs: Any) -> str:
+    """The first element type that is not onnxruntime's, "" where all are; frameworks may compute in wider ones."""
+    a, b = ([_type(v) for v in _leaves(value)] for value in (ours, theirs))
+    return next((f"{x} instead of {y}" for x, y in zip(a, b, strict=False) if x != y), "")
+
+
+def _type(value: Any) -> str:
+    dtype = np.asarray(value).dtype
+    return "strings" if dtype.kind in "OUST" else dtype.name
+
+
+def _leaves(value: Any) -> list[Any]:
+    """The arrays and the scalars of maps in a value; none for what is missing."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [leaf for v in value for leaf in _leaves(v)]
+    return [] if value is None else [value]
 
 
 def _apart(ours: Any, theirs: Any) -> float | str:

@@ -48,6 +48,9 @@ def feature_vectorizer(*X, inputdimensions=None):
     sizes = (None,) * len(X) if inputdimensions is None else inputdimensions
     if len(sizes) != len(X):
         raise ValueError(f"inputdimensions must have one entry for each of {len(X)} inputs (it has {len(sizes)})")
+    for i, x in enumerate(X):
+        if x.ndim == 0:
+            raise ValueError(f"input {i} is a number without axes: reshape it to [1, 1]")
 
     def fit(x, size):
         x = (x.reshape(1, -1) if x.ndim == 1 else x.reshape(x.shape[0], -1)).astype(np.float32)
