@@ -23,6 +23,7 @@ _NAMES: Final = (
     "old_detectors",
     "old_language",
     "other_frameworks",
+    "paddle_models",
     "quantised",
     "transformer_models",
     "vision",
