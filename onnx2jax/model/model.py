@@ -27,6 +27,7 @@ from ..runtime.program import Program
 from ..runtime.values import to_host
 from ..sharding.rules import Placement
 from . import arguments, buckets
+from .calls import Calls
 from .max_size import check_counts
 from .outputs import Declarations, field_names, packed
 from .params import Params, kept
@@ -89,10 +90,12 @@ class Model:
         self._fields = field_names(v.name for v in self.outputs)
         self._declared = Declarations(self.graph.inputs, self.outputs)
         self._compared = 0
-        self._program = Program(self.graph, self.settings)
+        program = Program(self.graph, self.settings)
+        self._calls = Calls(program)
+        self._program = program  # the last: a model that has one is complete
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_program" in vars(self):  # it is complete
+        if "_program" in vars(self):
             raise AttributeError(
                 f"a Model does not change, so {name} cannot be set; one with other weights: "
                 "model.with_params({name: w})"
@@ -144,7 +147,12 @@ class Model:
         """
         narrow = compat.in_32_bits()
         with compat.enable_x64():
-            return packed(self._fields, self._call(*self._bound(args, named, rng), narrow))
+            results = self._calls.again(args, named) if rng is None else None
+            if results is None:
+                values, key = self._bound(args, named, rng)
+                results = self._call(values, key, narrow)
+                self._remember(args, named, values, key)
+            return packed(self._fields, results)
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
@@ -161,8 +169,12 @@ class Model:
             raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")
         narrow = compat.in_32_bits()
         with compat.enable_x64():
-            values = arguments.bind(self.inputs, self.optional, (), feeds)
-            results = self._call(values, None if rng is None else arguments.as_key(rng), narrow)
+            results = self._calls.again((), feeds) if rng is None and isinstance(feeds, dict) else None
+            if results is None:
+                values = arguments.bind(self.inputs, self.optional, (), feeds)
+                key = None if rng is None else arguments.as_key(rng)
+                results = self._call(values, key, narrow)
+                self._remember((), feeds, values, key)
         by_name = dict(zip(names, results, strict=True))
         return [to_host(by_name[n]) for n in wanted]
 
@@ -213,7 +225,8 @@ class Model:
         with compat.enable_x64():
             changes = {n: kept(arguments.as_param(n, v, self._types[n])) for n, v in params.items()}
         new = copy.copy(self)
-        vars(new).update(params=Params(self.params | changes), _changes=self._changes | changes)
+        calls = Calls(self._program)
+        vars(new).update(params=Params(self.params | changes), _changes=self._changes | changes, _calls=calls)
         vars(new).pop("_on_devices", None)
         return new
 
@@ -237,7 +250,7 @@ class Model:
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: all but what is compiled, and what lies on devices."""
         kept = {**vars(self), "params": self.params}
-        begun = ("_program", "_declared", "_compared", "_fields", "_on_devices")
+        begun = ("_program", "_calls", "_declared", "_compared", "_fields", "_on_devices")
         return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items() if n not in begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -259,6 +272,12 @@ class Model:
             named, rng = {**named, "rng": rng}, None
         values = arguments.bind(self.inputs, self.optional, args, named)
         return values, None if rng is None else arguments.as_key(rng)
+
+    def _remember(self, args: Sequence[Any], named: Mapping[str, Any], values: dict[str, Any], rng: Any) -> None:
+        """Let the next call of this kind go straight to the program, where nothing else is to be done."""
+        more = rng is not None or self.graph.draws or self._bucket or self._max_size or self.placement is not None
+        if not more:
+            self._calls.remember(args, named, values, *self._on_devices)
 
     def _call(self, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -75,43 +76,63 @@ class Compiled:
             narrow: a caller transforms the model in 32-bit mode.
         """
         weights = params if isinstance(params, Weights) and self.settings.optimize and not narrow else None
-        given = {k: params[k] for k in self._keys if k in params}
-        reads = {n: scope[n] for n in self._reads if n in scope}
         while True:
-            pinned = {
-                n: np.asarray(v) for n, v in reads.items() if n in fixed or (n in self.by_value and not is_traced(v))
-            }
-            rest = {n: v for n, v in reads.items() if n not in pinned}
+            pinned, rest = self._divided(scope, fixed)
             self._refuse_host_types(rest)
-            if self._decide and not is_traced(rest, given, rng):
+            if self._decide and not is_traced(rest, self._given(params), rng):
                 self._refuse_many_values(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
-                results = self._run(known.with_inputs(pinned), given, rest, rng, weights, narrow)
+                results = self._run(known.with_inputs(pinned), params, rest, rng, weights, narrow)
             except KnownValueError as e:
                 self._learn(e, rest)
                 continue
             if self.compiles > before:
-                self.seconds += time.perf_counter() - start
-                self._count(rest, pinned)
+                self._count(time.perf_counter() - start, rest, pinned)
             names = (v.name for v in self.graph.outputs)
             kept = {n for n, r in zip(names, results, strict=True) if isinstance(r, Beside)}
             return unpacked(results), kept
 
+    def direct(
+        self, scope: Mapping[str, Any], fixed: Collection[str], params: Mapping[str, Any], known: Known
+    ) -> Direct | None:
+        """What a call without a random key came to, where that was a call of an optimised program and nothing more."""
+        if self.by_value or not isinstance(params, Weights) or not params.on_one_cpu:
+            return None
+        pinned, rest = self._divided(scope, fixed)
+        leaves, structure = jax.tree.flatten((rest, None))
+        executable = self._executables.get((known.with_inputs(pinned), structure, signature(leaves)))
+        if executable is None or not executable.is_flat or len(leaves) != len(rest):
+            return None
+        return Direct(self, executable.main, executable.handed(params), sorted(rest))
+
+    def _divided(
+        self, scope: Mapping[str, Any], fixed: Collection[str]
+    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Of the values that the graph reads, those that are part of the compile key, and the others."""
+        reads = {n: scope[n] for n in self._reads if n in scope}
+        pinned = {n: np.asarray(v) for n, v in reads.items() if n in fixed or (n in self.by_value and not is_traced(v))}
+        return pinned, {n: v for n, v in reads.items() if n not in pinned}
+
     def _run(
-        self, key: Known, given: dict[str, Any], values: dict[str, Any], rng: Any, weights: Weights | None, narrow: bool
-    ) -> list[Any]:
+        self, key: Known, params: Mapping[str, Any], values: dict[str, Any], rng: Any, weights: Weights | None,
+        narrow: bool,
+    ) -> list[Any]:  # fmt: skip
         """A call of what is compiled: optimised where the weights lie on one CPU and nothing is traced."""
         if narrow:
-            return compat.call_in_64_bits(self._jitted, key, given, values, rng)
+            return compat.call_in_64_bits(self._jitted, key, self._given(params), values, rng)
         if weights is not None and weights.on_one_cpu and compat.context_mesh().empty:
             leaves, structure = jax.tree.flatten((values, rng))
             if (types := signature(leaves)) is not None:
                 own = (key, structure, types)
                 if own not in self._executables:
-                    self._executables[own] = Executable(self._jitted, key, given, values, rng)
-                return self._executables[own](weights, given, leaves)
-        return in_turn(self._jitted, key, given, values, rng)
+                    self._executables[own] = Executable(self._jitted, key, self._given(params), values, rng)
+                return self._executables[own](weights, leaves)
+        return in_turn(self._jitted, key, self._given(params), values, rng)
+
+    def _given(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters that the graph reads."""
+        return {k: params[k] for k in self._keys if k in params}
 
     def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
         """What jit compiles: the graph's outputs; those that are known pass beside it."""
@@ -128,8 +149,9 @@ class Compiled:
         self.compiles += 1
         return results
 
-    def _count(self, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:
-        """Note what a compilation was for; warn when there are too many."""
+    def _count(self, seconds: float, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:
+        """Note how long a compilation took and what it was for; warn when there are too many."""
+        self.seconds += seconds
         for name, value in (*values.items(), *pinned.items()):
             said = value.tolist() if name in pinned else jax.tree.map(np.shape, value)
             self._seen.setdefault(name, set()).add(str(said))
@@ -174,6 +196,26 @@ class Compiled:
             return
         names = " or ".join(map(repr, error.values[:3]))
         raise Cut([node], f"{node.op_type} {node.name!r} needs the value of {names}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Direct:
+    """A call of a compiled program with a model's weights, for inputs of one signature."""
+
+    compiled: Compiled
+    main: Callable[[list[Any], list[Any]], list[Any]]
+    handed: list[Any]
+    """What the program takes in place of weights."""
+    names: Sequence[str]
+    """The inputs that the program takes, in order."""
+
+    def __call__(self, leaves: list[Any]) -> list[Any]:
+        compiled = self.compiled
+        before, start = compiled.compiles, time.perf_counter()
+        results = self.main(self.handed, leaves)
+        if compiled.compiles > before:  # in another context, or after jax.clear_caches
+            compiled._count(time.perf_counter() - start, dict(zip(self.names, leaves, strict=True)), {})
+        return results
 
 
 class Cut(Exception):

@@ -14,7 +14,7 @@ from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
 from ..proto.types import ValueInfo
-from .compiled import Compiled, Cut, Known, is_small
+from .compiled import Compiled, Cut, Direct, Known, is_small
 from .evaluate import Closure, Context, Settings, evaluate
 from .partition import body_of, folded, is_heavy
 from .thresholds import MOST_SHAPES, PATIENCE
@@ -76,6 +76,16 @@ class Program:
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._fold()
 
+    def direct(self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known) -> Direct | None:
+        """What a call of ``outputs`` without a random key came to; None where it was more than a call of a program.
+
+        It stands as long as ``folded`` does.
+        """
+        body = self._only(self.folded)
+        if body is None:
+            return None
+        return self._part(body).direct({**values, **known.inputs}, known.inputs.keys(), params, known)
+
     @property
     def is_one(self) -> bool:
         """Whether all of it is compiled as one program."""
@@ -111,6 +121,12 @@ class Program:
         cut = self.reasons or self.inner
         self.folded = folded(self.graph, self.reasons.keys(), light_on_host=self.inner) if cut else self._whole
 
+    def _only(self, parts: Graph) -> Graph | None:
+        """The graph that is compiled, where that is all there is to it."""
+        body = body_of(parts.nodes[0]) if len(parts.nodes) == 1 else None
+        same = body is not None and [v.name for v in body.outputs] == [v.name for v in parts.outputs]
+        return body if same else None
+
     def _part(self, graph: Graph) -> Compiled:
         """A part of the graph, compiled."""
         if graph not in self._compiled:
@@ -143,8 +159,7 @@ class Program:
         rng: Any,
         narrow: bool = False,
     ) -> tuple[Any, ...]:
-        body = body_of(parts.nodes[0]) if len(parts.nodes) == 1 else None
-        if body is not None and [v.name for v in body.outputs] == [v.name for v in parts.outputs]:
+        if (body := self._only(parts)) is not None:
             return self._part(body)(values, known.inputs.keys(), params, known, rng, narrow=narrow)[0]
         host = _Host(self, values, params, known)
         return evaluate(parts, values, Context({**params, **known.scalars}, rng, self.settings, host=host))

@@ -31,8 +31,11 @@ class Executable:
         """``jitted`` takes a static key, weights, and the other arguments."""
         self._jitted, self._key = jitted, key
         self._types = jax.tree.map(_as_type, args)
+        self._names = sorted(args[0])
         traced = jitted.trace(key, *args)
         self._structure = jax.tree.structure(traced.out_info)
+        self.is_flat = jax.tree_util.all_leaves(traced.out_info)
+        """Whether the results are those of the program as they come."""
         self._split: Prepared | None = self._as_split(traced)
         self._prepare = self._split.prepare
 
@@ -43,15 +46,19 @@ class Executable:
             return jaxpr_as_fun(now.main)(*handed, *leaves)
 
         main.__name__ = jitted.__name__  # profiles show it
-        self._main = jax.jit(main)
+        self.main = jax.jit(main)
 
-    def __call__(self, weights: Weights, given: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
-        """The results, from the weights that the program reads and the leaves of the other arguments."""
+    def __call__(self, weights: Weights, leaves: list[Any]) -> Any:
+        """The results, from a model's weights and the leaves of the other arguments."""
+        return jax.tree.unflatten(self._structure, self.main(self.handed(weights), leaves))
+
+    def handed(self, weights: Weights) -> list[Any]:
+        """What the program takes in place of weights."""
         handed = weights.prepared.get(self)
         if handed is None:
             with compat.outside():
-                handed = weights.prepared[self] = self._prepare(jax.tree.leaves(given))
-        return jax.tree.unflatten(self._structure, self._main(handed, leaves))
+                handed = weights.prepared[self] = self._prepare([weights[n] for n in self._names])
+        return handed
 
     def _as_split(self, traced: Any) -> Prepared:
         weights = len(jax.tree.leaves(self._types[0]))

@@ -1,0 +1,81 @@
+"""Calls of a kind that a model has met before: straight to the program that was compiled for it.
+
+The first call of a kind goes the long way: arguments are bound and checked, the graph may be cut, a program is
+compiled. It is remembered where that way comes to nothing but a call of the program: every argument was taken as it is,
+no random key was drawn, nothing was padded, placed on a mesh or counted, and one program optimised for the CPU computes
+all outputs. What holds of the calls remembered:
+
+- The kind says all that the long way decides by: how many arguments there are by position, the names of the others, and
+  for each its element type, its shape and whether it is NumPy's or JAX's. Values and devices decide nothing there.
+- The table is one model's, because the weights are; the programs are shared with the models that ``with_params`` makes.
+- What JAX compiles anew for (precision of products, default device, 32 or 64 bits, ``jax.clear_caches``) is left to
+  the ``jax.jit`` at the end of either way, and a mesh takes the long one.
+- It holds no reference to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from .. import compat
+from ..ir.graph import Graph
+from ..runtime.compiled import Direct, Known
+from ..runtime.optimize.executable import Weights
+from ..runtime.program import Program
+
+
+class Calls:
+    """The calls of one model, by kind."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._known: dict[Any, tuple[Graph, Direct, list[int]]] = {}
+
+    def again(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any] | None:
+        """The results of a call of a known kind; None where it has to go the long way. To be called in 64-bit mode."""
+        found = self._known.get(_kind(args, named)) if self._known else None
+        if found is None or not compat.context_mesh().empty:
+            return None
+        parts, direct, order = found
+        if parts is not self._program.folded:
+            return None
+        values = (*args, *named.values()) if named else args
+        return direct([values[i] for i in order])
+
+    def remember(
+        self, args: Sequence[Any], named: Mapping[str, Any], bound: Mapping[str, Any], weights: Weights, known: Known
+    ) -> None:
+        """Note a call that has been made the long way, if that came to nothing but a call of the program.
+
+        Args:
+            args, named: its arguments as they were given.
+            bound: what was made of them, by input name, in the same order.
+            weights, known: the model's own.
+        """
+        kind, parts = _kind(args, named), self._program.folded
+        if kind is None or list(map(id, (*args, *named.values()))) != list(map(id, bound.values())):
+            return
+        if (direct := self._program.direct(bound, weights, known)) is not None:
+            places = {name: i for i, name in enumerate(bound)}
+            self._known[kind] = parts, direct, [places[n] for n in direct.names]
+
+
+def _kind(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What tells calls apart; None where an argument is no array, or lies on a mesh, or is traced."""
+    kind: list[Any] = [len(args), *named]
+    for value in (*args, *named.values()) if named else args:
+        if type(value) is np.ndarray:
+            kind.append(value.dtype)
+        elif isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
+            if value.weak_type or type(value.sharding) is not SingleDeviceSharding:
+                return None
+            kind += (jax.Array, value.dtype)
+        else:
+            return None
+        kind.append(value.shape)
+    return tuple(kind)
