@@ -11,6 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from ... import compat
 from ...ops.arrays import is_traced
 from ..jit import on_several_devices
+from .layout import channels_last
 from .prepare import Prepared, split
 
 
@@ -61,8 +62,9 @@ class Executable:
         return handed
 
     def _as_split(self, traced: Any) -> Prepared:
-        weights = len(jax.tree.leaves(self._types[0]))
-        return split(traced.jaxpr, [i < weights for i in range(len(traced.jaxpr.in_avals))])
+        count = len(jax.tree.leaves(self._types[0]))
+        weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
+        return split(channels_last(traced.jaxpr, weights), weights)
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...] | None:

@@ -12,7 +12,7 @@ After, what is prepared from w and s, by NumPy, and the program of that and x:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ..thresholds import MOST_GROWTH, SMALL_GROWTH
+from .inline import for_the_cpu, inlined, renamed, variables
 from .on_numpy import compute, is_computable
 
 CHEAP: Final = frozenset({"broadcast_in_dim", "iota", "pad", "reshape", "slice", "split", "squeeze"})
@@ -50,7 +51,7 @@ class Prepared:
         values = dict(self.constants)
         values |= {variable: arguments[place] for place, variable in self.weights.items()}
         if self.equations:
-            read = {v for e in self.equations for v in _variables(e.invars)}
+            read = {v for e in self.equations for v in variables(e.invars)}
             values |= {v: np.asarray(values[v]) for v in read & values.keys()}
         for equation in self.equations:
             operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
@@ -71,17 +72,24 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
     known: dict[Any, Any] = dict.fromkeys((*given.values(), *constants))  # variable -> equation that makes it
     early, late = [], []
     names: dict[Any, Any] = {}
-    for equation in _inlined(jaxpr.eqns, names, known, constants):
-        if is_computable(equation) and all(v in known for v in _variables(equation.invars)):
+
+    def is_known(variable: Any) -> bool:
+        return variable in known or variable in constants
+
+    def opens(operands: Sequence[Any]) -> bool:
+        return any(map(is_known, operands))
+
+    for equation in inlined(jaxpr.eqns, names, constants, opens, for_the_cpu):
+        if is_computable(equation) and all(map(is_known, variables(equation.invars))):
             early.append(equation)
             known.update(dict.fromkeys(equation.outvars, equation))
         else:
             late.append(equation)
     roots: dict[Any, frozenset[Any]] = {v: frozenset((v,)) for v in given.values()}
     for equation in early:
-        found = frozenset().union(*(roots.get(v, frozenset()) for v in _variables(equation.invars)))
+        found = frozenset().union(*(roots.get(v, frozenset()) for v in variables(equation.invars)))
         roots.update(dict.fromkeys(equation.outvars, found))
-    outputs = [_renamed(v, names) for v in jaxpr.outvars]
+    outputs = [renamed(v, names) for v in jaxpr.outvars]
     handed, back = _frontier(late, outputs, known, constants, roots)
     rest = [v for v, is_weight in zip(jaxpr.invars, weights, strict=True) if not is_weight]
     needed = _needed(early, handed)
@@ -105,7 +113,7 @@ def _frontier(
     """
     handed: dict[Any, None] = {}
     back: set[int] = set()
-    wanted = _variables([*(v for e in late for v in e.invars), *outputs])
+    wanted = variables([*(v for e in late for v in e.invars), *outputs])
     for variable in wanted:  # which grows meanwhile
         if variable not in known or variable in handed or variable in constants:
             continue
@@ -114,7 +122,7 @@ def _frontier(
             handed[variable] = None
         elif id(equation) not in back:
             back.add(id(equation))
-            wanted.extend(_variables(equation.invars))
+            wanted.extend(variables(equation.invars))
     return list(handed), back
 
 
@@ -135,51 +143,5 @@ def _needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     for equation in reversed(equations):
         if wanted.intersection(equation.outvars):
             needed.append(equation)
-            wanted.update(_variables(equation.invars))
+            wanted.update(variables(equation.invars))
     return needed[::-1]
-
-
-def _inlined(
-    equations: Sequence[Any], names: dict[Any, Any], known: dict[Any, Any], constants: dict[Any, Any]
-) -> Iterator[Any]:
-    """The equations, with those of an inner jit in its place where it is given something known.
-
-    Of a choice by platform there are those for the CPU. ``names`` says which variable, or literal, stands for one of
-    the original; ``known`` and ``constants`` get what inner jits close over.
-    """
-    for equation in equations:
-        operands = [_renamed(v, names) for v in equation.invars]
-        inner, given = _inside(equation, operands)
-        if inner is None or (given is operands and not any(v in known for v in _variables(operands))):
-            results = [type(v)(v.aval) for v in equation.outvars]  # an inner jit can come twice
-            names.update(zip(equation.outvars, results, strict=True))
-            yield equation.replace(invars=operands, outvars=results)
-            continue
-        closed_over = [type(v)(v.aval) for v in inner.jaxpr.constvars]
-        constants.update(zip(closed_over, inner.consts, strict=True))
-        known.update(dict.fromkeys(closed_over))
-        variables = (*inner.jaxpr.constvars, *inner.jaxpr.invars)
-        within = dict(zip(variables, (*closed_over, *given), strict=True))
-        yield from _inlined(inner.jaxpr.eqns, within, known, constants)
-        names.update(zip(equation.outvars, (_renamed(v, within) for v in inner.jaxpr.outvars), strict=True))
-
-
-def _inside(equation: Any, operands: Sequence[Any]) -> tuple[ClosedJaxpr | None, Sequence[Any]]:
-    """The program that an equation stands for, and its operands; None where it stands for itself."""
-    if equation.primitive.name == "jit":
-        return equation.params["jaxpr"], operands
-    platforms = equation.params.get("branches_platforms") if equation.primitive.name == "cond" else None
-    if not platforms:
-        return None, operands
-    mine = next((i for i, names in enumerate(platforms) if names and "cpu" in names), None)
-    chosen = platforms.index(None) if mine is None else mine
-    return equation.params["branches"][chosen], operands[1:]
-
-
-def _variables(operands: Sequence[Any]) -> list[Any]:
-    """Those of the operands that are no literals."""
-    return [v for v in operands if not isinstance(v, Literal)]
-
-
-def _renamed(variable: Any, names: Mapping[Any, Any]) -> Any:
-    return variable if isinstance(variable, Literal) else names.get(variable, variable)

@@ -1,0 +1,220 @@
+"""Images channels last: the same numbers, valid programs, and no transposes between what has a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import check_jaxpr, jaxpr_as_fun
+
+from onnx2jax import compat
+from onnx2jax.ops.conv import conv, window_of
+from onnx2jax.runtime.optimize import convolution
+from onnx2jax.runtime.optimize.layout import channels_last
+from onnx2jax.runtime.optimize.prepare import split
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 6, 8, 10)).astype(np.float32)
+W = RNG.normal(size=(6, 6, 3, 3)).astype(np.float32)
+V = RNG.normal(size=6).astype(np.float32)
+
+
+def convolved(x: Any, w: Any = None) -> Any:
+    """A 3x3 convolution that keeps the image's extents, as the operator Conv traces it."""
+    w = jnp.asarray(W) if w is None else w
+    return conv(x, w, window_of(x.shape[2:], w.shape[2:], pads=[1] * 4))
+
+
+def transposes(function: Callable[..., Any], *inputs: Any, rtol: float = 1e-5) -> int:
+    """How often a call transposes more than a weight, in a function of a weight and inputs that is shown to hold."""
+    with compat.enable_x64():
+        closed = jax.jit(function).trace(W, *inputs).jaxpr
+        weights = [True] + [False] * len(jax.tree.leaves(inputs))
+        changed = channels_last(closed, weights)
+        check_jaxpr(changed.jaxpr)
+        parts = split(changed, weights)
+        check_jaxpr(parts.main.jaxpr)
+        ours = jaxpr_as_fun(parts.main)(*parts.prepare([W, *inputs]), *inputs)
+        for a, b in zip(ours, jax.tree.leaves(function(jnp.asarray(W), *inputs)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(1, float(jnp.max(jnp.abs(b)))))
+            assert a.dtype == b.dtype
+    return sum(e.primitive.name == "transpose" and moves(e) for e in parts.main.jaxpr.eqns)
+
+
+def moves(equation: Any) -> bool:
+    """Whether a transpose moves more than axes of one, in more than a vector."""
+    shape, order = equation.invars[0].aval.shape, equation.params["permutation"]
+    long = [axis for axis in order if shape[axis] > 1]
+    return len(long) > 1 and long != sorted(long)
+
+
+BETWEEN: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda x: x,
+    "elementwise": lambda x: jnp.tanh(x) * 2 + jnp.maximum(x, 0) - x,
+    "an inner jit": jax.jit(lambda x: jnp.where(x > 0, x, 0.1 * x)),
+    "custom_jvp": jax.nn.relu,
+    "clamp": lambda x: lax.clamp(np.float32(-1), x, np.float32(1)),
+    "a channel's factor and bias": lambda x: x * V[:, None, None] + V.reshape(1, 6, 1, 1),
+    "a row's bias": lambda x: x + jnp.arange(10, dtype=np.float32),
+    "squeeze and excite": lambda x: x * jax.nn.sigmoid(jnp.mean(x, (2, 3), keepdims=True)),
+    "softmax over channels": lambda x: jax.nn.softmax(x, axis=1),
+    "normalised": lambda x: (x - x.mean((2, 3), keepdims=True)) * lax.rsqrt(x.var((2, 3), keepdims=True) + 1e-5),
+    "pad": lambda x: jnp.pad(x, ((0, 0), (0, 0), (1, 0), (0, 2)), constant_values=3),
+    "slice": lambda x: x[:, :, 1::2, :7],
+    "reverse": lambda x: x[:, :, ::-1],
+    "a dynamic slice": lambda x: lax.dynamic_slice(x, [jnp.int32(i) for i in (0, 0, 1, 2)], (2, 6, 5, 5)),
+    "concatenate": lambda x: jnp.concatenate([x, x], 2),
+    "halves of channels joined": lambda x: jnp.concatenate([*jnp.split(x, 2, axis=1)][::-1], 1),
+    "max pool": lambda x: lax.reduce_window(x, np.float32(-np.inf), lax.max, (1, 1, 3, 3), (1, 1, 2, 2), "SAME"),
+    "sum pool": lambda x: lax.reduce_window(x, np.float32(0), lax.add, (1, 1, 2, 2), (1, 1, 2, 2), "VALID"),
+    "cumulative": lambda x: jnp.cumsum(x, axis=3),
+    "nearest resize": lambda x: jnp.take(x, np.array([0, 0, 1, 2, 2, 3]), axis=2),
+    "half precision": lambda x: (x.astype(np.float16) * 2).astype(np.float32),
+    "a transpose and its inverse": lambda x: jnp.tanh(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2),
+    "rows as the batch": lambda x: jnp.sin(x.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3),
+    "rows and columns as one axis": lambda x: jnp.tanh(x.reshape(2, 6, 80)).reshape(2, 6, 8, 10),
+    "groups of channels": lambda x: (x.reshape(2, 2, 3, 8, 10) * 2).reshape(2, 6, 8, 10),
+    "new axes of one": lambda x: (x[:, None] + 1)[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_between_two_convolutions_nothing_is_transposed(name: str) -> None:
+    """One transpose brings the image in, one the result out."""
+    rtol = 1e-2 if name == "half precision" else 1e-5
+    assert transposes(lambda w, x: convolved(BETWEEN[name](convolved(x, w)), w), X, rtol=rtol) == 2
+
+
+FORCED: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "channel shuffle": (lambda x: x.reshape(2, 2, 3, 8, 10).swapaxes(1, 2).reshape(2, 6, 8, 10), 3),
+    "linear resize": (
+        lambda x: jnp.einsum("nchw,hH,wW->ncHW", x, np.ones((8, 4), "f") / 8, np.ones((10, 5), "f") / 10),
+        3,
+    ),
+    "what has no rule": (lambda x: jnp.sort(x, axis=3), 4),
+    "all in one axis": (lambda x: jnp.tanh(x.reshape(2, 480)).reshape(2, 6, 8, 10), 4),
+    "a loop": (lambda x: lax.fori_loop(0, 3, lambda _, v: v * 2, x), 4),
+}
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_what_needs_the_plain_order_gets_it(name: str) -> None:
+    between, expected = FORCED[name]
+    assert transposes(lambda w, x: convolved(between(convolved(x, w)), w), X) == expected
+
+
+def test_depth_to_space_takes_one_transpose() -> None:
+    def function(w: Any, x: Any) -> Any:
+        y = convolved(x, w)[:, :4].reshape(2, 1, 2, 2, 8, 10)
+        return convolved(y.transpose(0, 1, 4, 2, 5, 3).reshape(2, 1, 16, 20), w[:1, :1])
+
+    assert transposes(function, X) <= 3
+
+
+def test_two_images_in_different_orders_meet_channels_last() -> None:
+    assert transposes(lambda w, x, y: convolved(convolved(x, w) + y, w), X, X) == 3
+
+
+def test_a_head_that_flattens_after_global_pooling() -> None:
+    assert transposes(lambda w, x: convolved(x, w).mean((2, 3)) @ w.reshape(6, 54), X) == 1
+
+
+def test_products_with_the_image_are_told_where_its_axes_lie() -> None:
+    def attention(w: Any, x: Any) -> Any:
+        flat = convolved(x, w).reshape(2, 6, 80)
+        weights = jax.nn.softmax(jnp.einsum("ncp,ncq->npq", flat, flat), axis=-1)
+        return convolved(jnp.einsum("npq,ncq->ncp", weights, flat).reshape(2, 6, 8, 10), w)
+
+    assert transposes(attention, X, rtol=1e-4) <= 3
+
+
+def test_several_outputs_and_weights_that_calls_compute() -> None:
+    assert transposes(lambda w, x: (convolved(x, w), convolved(x, w * x.mean()).sum(), w.T, jnp.float32(1)), X) >= 2
+
+
+def test_a_program_without_convolutions_stays_as_it_is() -> None:
+    closed = jax.make_jaxpr(lambda x: jax.nn.relu(x) @ x.T)(V)
+    assert channels_last(closed, [False]) is closed
+
+
+def test_what_is_made_keeps_the_names_of_the_nodes() -> None:
+    def function(w: Any, x: Any) -> Any:
+        with jax.named_scope("stem"):
+            return convolved(x, w)
+
+    changed = channels_last(jax.jit(function).trace(W, X).jaxpr, [True, False])
+    assert {str(e.source_info.name_stack) for e in changed.jaxpr.eqns} == {"stem"}
+
+
+# ------------------------------------------------------------------------------------------------- convolutions
+
+SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "3x3": ((2, 8, 9, 5), (3, 3, 5, 4), {}),
+    "one number a window": ((2, 8, 9, 5), (1, 1, 5, 4), {}),
+    "one number a window, strided and padded": ((2, 8, 9, 5), (1, 1, 5, 4), {"strides": (2, 3), "pads": [1, 0, 2, 1]}),
+    "pads": ((1, 8, 9, 5), (3, 2, 5, 4), {"pads": [1, 0, 2, 1]}),
+    "strides and dilations": ((1, 12, 13, 5), (3, 3, 5, 4), {"strides": (2, 1), "dilations": (2, 3)}),
+    "one axis": ((2, 20, 5), (4, 5, 3), {"strides": (2,), "pads": [1, 2]}),
+    "three axes": ((1, 6, 7, 5, 2), (3, 2, 3, 2, 3), {"pads": [1, 0, 1, 0, 1, 1]}),
+    "no image in the batch": ((0, 8, 9, 5), (3, 3, 5, 4), {}),
+    "no channel": ((1, 8, 9, 0), (3, 3, 0, 4), {}),
+}
+GROUPED: dict[str, tuple[tuple[int, ...], tuple[int, ...], int, dict[str, Any]]] = {
+    "depthwise": ((2, 8, 9, 6), (3, 3, 1, 6), 6, {"pads": [1, 1, 1, 1], "strides": (2, 1)}),
+    "depthwise, two results a channel": ((2, 8, 9, 3), (3, 3, 1, 6), 3, {}),
+    "depthwise along one axis": ((1, 20, 4), (5, 1, 4), 4, {"dilations": (2,)}),
+    "groups": ((2, 8, 9, 6), (3, 3, 3, 4), 2, {"pads": [1, 1, 1, 1]}),
+    "groups of one number a window": ((2, 8, 9, 6), (1, 1, 3, 4), 2, {}),
+    "many groups": ((1, 5, 5, 160), (3, 3, 2, 80), 80, {}),
+}
+CASES = [
+    *((name, x, w, 1, a) for name, (x, w, a) in SHAPES.items()),
+    *((name, x, w, groups, a) for name, (x, w, groups, a) in GROUPED.items()),
+]
+
+
+def reference(x: Any, w: Any, window: Any, groups: int) -> Any:
+    """In float64, channels first."""
+    with compat.enable_x64():
+        first = np.moveaxis(x, -1, 1).astype(np.float64)
+        y = lax.conv_general_dilated(
+            first, np.moveaxis(w, (-1, -2), (0, 1)).astype(np.float64), window.strides, window.pads,
+            rhs_dilation=window.dilations, feature_group_count=groups,
+        )  # fmt: skip
+        return np.moveaxis(y, 1, -1)
+
+
+def ways(w: tuple[int, ...], groups: int) -> list[str]:
+    """The lowerings that serve weights."""
+    if groups > 1:
+        return ["native", "piecewise", *(["depthwise"] if w[-2] == 1 else [])]
+    return ["native", "columns", *(["pointwise"] if set(w[:-2]) == {1} else [])]
+
+
+@pytest.mark.parametrize(
+    ("way", "case"),
+    [pytest.param(way, case, id=f"{way}: {case[0]}") for case in CASES for way in ways(case[2], case[3])],
+)
+def test_every_way_gives_the_convolution(way: str, case: Any) -> None:
+    _, x, w, groups, attributes = case
+    window = window_of(x[1:-1], w[:-2], **attributes)
+    image, weights = (RNG.normal(size=shape).astype(np.float32) for shape in (x, w))
+    ours = getattr(convolution, way)(jnp.asarray(image), jnp.asarray(weights), window, groups)
+    np.testing.assert_allclose(ours, reference(image, weights, window, groups), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("name", ["3x3", "one axis", "depthwise", "groups"])
+def test_the_chosen_way_rounds_once(name: str, dtype: Any) -> None:
+    _, x, w, groups, attributes = next(case for case in CASES if case[0] == name)
+    window = window_of(x[1:-1], w[:-2], **attributes)
+    image, weights = (RNG.normal(size=shape).astype(dtype) for shape in (x, w))
+    ours = convolution.convolve(image, weights, window.strides, window.pads, window.dilations, groups).astype(dtype)
+    theirs = reference(image.astype(np.float32), weights.astype(np.float32), window, groups)
+    eps = float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=eps, atol=max(1e-4, eps * 1e-2))
