@@ -147,13 +147,13 @@ def _over_image(x):
 
 @op("GlobalAveragePool", unsharded=True, half="float32")
 def global_average_pool(X):
-    """The sum as a product, which XLA computes once. A plain sum it may fuse into several readers, each with roundings
+    """The mean as a product, which XLA computes once. A plain sum it may fuse into several readers, each with roundings
     of its own, and a Softmax behind it then subtracts a maximum that is none (NaN at activations of 1e10)."""
     axes = _over_image(X)
-    if is_known(X):
+    if is_known(X) or 0 in X.shape[2:]:
         return X.mean(axis=axes, keepdims=True)
     ones = jnp.ones(X.shape[2:], X.dtype)
-    return lax.expand_dims(lax.dot_general(X, ones, ((axes, range(len(axes))), ((), ()))) / ones.sum(), axes)
+    return lax.expand_dims(lax.dot_general(X, ones / ones.sum(), ((axes, range(len(axes))), ((), ()))), axes)
 
 
 @op("GlobalMaxPool", unsharded=True)
