@@ -15,18 +15,20 @@ all outputs. What holds of the calls remembered:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from .. import compat
 from ..ir.graph import Graph
-from ..runtime.compiled import Direct, Known
+from ..runtime.compiled import Known
 from ..runtime.optimize.executable import Weights
 from ..runtime.program import Program
+
+_Known = tuple[Graph, Callable[[list[Any]], list[Any]], list[int] | None]
+"""The graph as it was cut, the call of the program, and which arguments that takes; None for all as they come."""
 
 
 class Calls:
@@ -34,18 +36,17 @@ class Calls:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._known: dict[Any, tuple[Graph, Direct, list[int]]] = {}
+        self._known: dict[Any, _Known] = {}
 
-    def again(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any] | None:
-        """The results of a call of a known kind; None where it has to go the long way. To be called in 64-bit mode."""
-        found = self._known.get(_kind(args, named)) if self._known else None
-        if found is None or not compat.context_mesh().empty:
+    def again(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any] | None:
+        """The results of a call of a known kind, as JAX arrays; None where it has to go the long way."""
+        known = self._known.get(_kind(args, named))
+        if known is None or known[0] is not self._program.folded or not compat.context_mesh().empty:
             return None
-        parts, direct, order = found
-        if parts is not self._program.folded:
-            return None
-        values = (*args, *named.values()) if named else args
-        return direct([values[i] for i in order])
+        _, call, order = known
+        values = [*args, *named.values()] if named else list(args)
+        with compat.enable_x64():
+            return call(values if order is None else [values[i] for i in order])
 
     def remember(
         self, args: Sequence[Any], named: Mapping[str, Any], bound: Mapping[str, Any], weights: Weights, known: Known
@@ -61,21 +62,19 @@ class Calls:
         if kind is None or list(map(id, (*args, *named.values()))) != list(map(id, bound.values())):
             return
         if (direct := self._program.direct(bound, weights, known)) is not None:
-            places = {name: i for i, name in enumerate(bound)}
-            self._known[kind] = parts, direct, [places[n] for n in direct.names]
+            names = list(bound)
+            order = None if names == direct.names else [names.index(n) for n in direct.names]
+            self._known[kind] = parts, direct.call, order
 
 
 def _kind(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """What tells calls apart; None where an argument is no array, or lies on a mesh, or is traced."""
-    kind: list[Any] = [len(args), *named]
-    for value in (*args, *named.values()) if named else args:
-        if type(value) is np.ndarray:
-            kind.append(value.dtype)
-        elif isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer):
-            if value.weak_type or type(value.sharding) is not SingleDeviceSharding:
+    """What tells calls apart; None where an argument is no array, is traced, or lies on a mesh."""
+    kind: tuple[Any, ...] = (len(args), *named)
+    try:
+        for value in (*args, *named.values()) if named else args:
+            if type(value) is not np.ndarray and (value.weak_type or type(value.sharding) is not SingleDeviceSharding):
                 return None
-            kind += (jax.Array, value.dtype)
-        else:
-            return None
-        kind.append(value.shape)
-    return tuple(kind)
+            kind += (type(value), value.dtype, value.shape)
+    except AttributeError:  # neither NumPy's nor JAX's own
+        return None
+    return kind

@@ -29,7 +29,7 @@ from ..sharding.rules import Placement
 from . import arguments, buckets
 from .calls import Calls
 from .max_size import check_counts
-from .outputs import Declarations, field_names, packed
+from .outputs import Declarations, bundled, field_names, packed
 from .params import Params, kept
 from .table import table
 
@@ -145,13 +145,13 @@ class Model:
             InputError: the arguments do not fit ``model.inputs``.
             RandomKeyError: the model draws random numbers inside a transformation of yours, and ``rng`` is left out.
         """
+        if rng is None and (known := self._calls.again(args, named)) is not None:
+            return bundled(self._fields, known)
         narrow = compat.in_32_bits()
         with compat.enable_x64():
-            results = self._calls.again(args, named) if rng is None else None
-            if results is None:
-                values, key = self._bound(args, named, rng)
-                results = self._call(values, key, narrow)
-                self._remember(args, named, values, key)
+            values, key = self._bound(args, named, rng)
+            results = self._call(values, key, narrow)
+            self._remember(args, named, values, key)
             return packed(self._fields, results)
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
@@ -162,21 +162,18 @@ class Model:
             feeds: inputs by name.
             rng: random key; a fresh one when left out.
         """
-        names = [v.name for v in self.outputs]
-        wanted = names if output_names is None else list(output_names)
-        unknown = [n for n in wanted if n not in names]
-        if unknown:
-            raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")
-        narrow = compat.in_32_bits()
-        with compat.enable_x64():
-            results = self._calls.again((), feeds) if rng is None and isinstance(feeds, dict) else None
-            if results is None:
+        wanted = range(len(self.outputs)) if output_names is None else self._places(output_names)
+        results: Sequence[Any] | None = None
+        if rng is None and isinstance(feeds, dict):
+            results = self._calls.again((), feeds)
+        if results is None:
+            narrow = compat.in_32_bits()
+            with compat.enable_x64():
                 values = arguments.bind(self.inputs, self.optional, (), feeds)
                 key = None if rng is None else arguments.as_key(rng)
                 results = self._call(values, key, narrow)
                 self._remember((), feeds, values, key)
-        by_name = dict(zip(names, results, strict=True))
-        return [to_host(by_name[n]) for n in wanted]
+        return [to_host(results[i]) for i in wanted]
 
     def apply(self, params: Mapping[str, Any], /, *args: Any, rng: Any = None, **named: Any) -> Any:
         """The model as a pure function, for jit, grad, vmap, sharding and export of your own.
@@ -265,6 +262,12 @@ class Model:
         new = object.__new__(type(self))
         vars(new).update(vars(self))
         return new
+
+    def _places(self, output_names: Sequence[str]) -> Sequence[int]:
+        names = [v.name for v in self.outputs]
+        if unknown := [n for n in output_names if n not in names]:
+            raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")
+        return [names.index(n) for n in output_names]
 
     def _bound(self, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> tuple[dict[str, Any], Any]:
         """A call's arguments by input name, and its random key."""

@@ -54,7 +54,11 @@ class Outputs(tuple[Any, ...]):
 
 def packed(fields: Iterable[str], results: Iterable[Any]) -> Any:
     """What a call returns: numbers as JAX arrays; one output bare, several as Outputs."""
-    results = tuple(map(to_device, results))
+    return bundled(fields, list(map(to_device, results)))
+
+
+def bundled(fields: Iterable[str], results: Sequence[Any]) -> Any:
+    """One output bare, several as Outputs."""
     return results[0] if len(results) == 1 else Outputs(fields, results)
 
 

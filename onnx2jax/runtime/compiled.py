@@ -6,8 +6,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -104,7 +103,16 @@ class Compiled:
         executable = self._executables.get((known.with_inputs(pinned), structure, signature(leaves)))
         if executable is None or not executable.is_flat or len(leaves) != len(rest):
             return None
-        return Direct(self, executable.main, executable.handed(params), sorted(rest))
+        main, handed, names = executable.main, executable.handed(params), sorted(rest)
+
+        def call(leaves: list[Any]) -> list[Any]:
+            before, start = self.compiles, time.perf_counter()
+            results: list[Any] = main(handed, leaves)
+            if self.compiles > before:  # in another context, or after jax.clear_caches
+                self._count(time.perf_counter() - start, dict(zip(names, leaves, strict=True)), {})
+            return results
+
+        return Direct(call, names)
 
     def _divided(
         self, scope: Mapping[str, Any], fixed: Collection[str]
@@ -198,24 +206,13 @@ class Compiled:
         raise Cut([node], f"{node.op_type} {node.name!r} needs the value of {names}") from error
 
 
-@dataclass(frozen=True, eq=False)
-class Direct:
-    """A call of a compiled program with a model's weights, for inputs of one signature."""
+class Direct(NamedTuple):
+    """A compiled program with a model's weights, for inputs of one signature."""
 
-    compiled: Compiled
-    main: Callable[[list[Any], list[Any]], list[Any]]
-    handed: list[Any]
-    """What the program takes in place of weights."""
+    call: Callable[[list[Any]], list[Any]]
+    """The results, as JAX arrays, from the inputs that it takes. To be called in 64-bit mode."""
     names: Sequence[str]
-    """The inputs that the program takes, in order."""
-
-    def __call__(self, leaves: list[Any]) -> list[Any]:
-        compiled = self.compiled
-        before, start = compiled.compiles, time.perf_counter()
-        results = self.main(self.handed, leaves)
-        if compiled.compiles > before:  # in another context, or after jax.clear_caches
-            compiled._count(time.perf_counter() - start, dict(zip(self.names, leaves, strict=True)), {})
-        return results
+    """Those inputs, in order."""
 
 
 class Cut(Exception):

@@ -27,9 +27,9 @@ def is_jax(value: Any) -> bool:
 
 def to_host(value: Any) -> Any:
     """Values for people and other runtimes: arrays as NumPy; dicts, and what is only traced, as they are."""
-    if isinstance(value, list | tuple):
-        return [to_host(v) for v in value]
-    return np.asarray(value) if isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) else value
+    if isinstance(value, jax.Array):
+        return value if isinstance(value, jax.core.Tracer) else np.asarray(value)
+    return [to_host(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def to_device(value: Any) -> Any:

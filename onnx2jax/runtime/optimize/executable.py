@@ -11,6 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from ... import compat
 from ...ops.arrays import is_traced
 from ..jit import on_several_devices
+from ..values import to_device
 from .layout import channels_last
 from .prepare import Prepared, split
 
@@ -44,7 +45,7 @@ class Executable:
             # Traced a second time when the context differs, such as the precision of products: then the whole is too.
             first, self._split = self._split, None
             now = first or self._as_split(self._jitted.trace(self._key, *self._types))
-            return jaxpr_as_fun(now.main)(*handed, *leaves)
+            return list(map(to_device, jaxpr_as_fun(now.main)(*handed, *leaves)))  # NumPy's in jax.disable_jit
 
         main.__name__ = jitted.__name__  # profiles show it
         self.main = jax.jit(main)
