@@ -1,0 +1,72 @@
+"""What a synthetic network is: an ONNX file, its inputs, and the same written by hand in JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tests.zoo.net import Net
+
+OPSET = 17
+"""Has LayerNormalization, and is what exporters wrote for long."""
+
+ByHand = Callable[..., Any]
+"""From prepared weights and the inputs, in the order of the graph, to the outputs."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network at one batch size.
+
+    Attributes:
+        name: what its row is called.
+        path: the ONNX file.
+        feeds: inputs by name, in the order of the graph.
+        by_hand: the same in JAX as one would write it for speed; None where there is no such form.
+        params: its weights, laid out as it wants them.
+        tolerance: of outputs, over their largest element.
+    """
+
+    name: str
+    path: Path
+    feeds: Mapping[str, np.ndarray]
+    by_hand: ByHand | None = None
+    params: Any = None
+    tolerance: float = 1e-4
+
+
+Make = Callable[[Path, int], Network]
+"""From a folder for the file and a batch size."""
+
+
+class Weights:
+    """The weights of a net in the order in which they were made; shapes and axes are none."""
+
+    def __init__(self, net: Net) -> None:
+        self._left: Iterator[np.ndarray] = (v for n, v in net.weights.items() if n.startswith("W_"))
+
+    def __call__(self) -> np.ndarray:
+        return next(self._left)
+
+    def several(self, n: int) -> list[np.ndarray]:
+        return [next(self._left) for _ in range(n)]
+
+
+def built(
+    net: Net,
+    folder: Path,
+    name: str,
+    feeds: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+    by_hand: ByHand,
+    params: Any,
+    tolerance: float = 1e-4,
+) -> Network:
+    """The network, its file written."""
+    export = net.export(folder, [feeds], *outputs)
+    return Network(name, export.path, feeds, by_hand, jax.tree.map(jax.numpy.asarray, params), tolerance)
