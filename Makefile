@@ -5,13 +5,15 @@ BIN    := $(VENV)/bin
 # What Python compiles lies there too, so that a run leaves nothing in the working tree.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
-.PHONY: help demo test test-long test-zoo lint docs notebooks clean
+.PHONY: help demo test test-long test-zoo bench gate lint docs notebooks clean
 
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and all tests but the long ones"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
 	@echo "make test-zoo   exports by many frameworks, made on the spot (hours); writes docs/exporters.md"
+	@echo "make bench      measure speed and memory beside other runtimes; writes docs/performance.md (MODELS=folders)"
+	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       write docs/operators.md"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
@@ -30,6 +32,12 @@ test-long: $(VENV)/.test
 test-zoo: $(VENV)/.zoo
 	-$(BIN)/python -m pytest tests/zoo -m "zoo or not zoo" --numprocesses auto --maxprocesses 4 --timeout 1200
 	$(BIN)/python -m docs.make_exporters
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks.bench $(MODELS)
+
+gate: $(VENV)/.test
+	$(BIN)/python -m benchmarks.gate
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -57,9 +57,10 @@ def difference(results: Sequence[Any], expected: Sequence[Any]) -> float:
             worst = max(worst, 0.0 if np.array_equal(a, b) else float("inf"))
             continue
         a, b = a.astype(np.float64), b.astype(np.float64)
-        if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        finite = np.isfinite(b)
+        if not (np.array_equal(np.isfinite(a), finite) and np.array_equal(a[~finite], b[~finite], equal_nan=True)):
             return float("inf")
-        a, b = np.where(np.isfinite(a), a, 0), np.where(np.isfinite(b), b, 0)
+        a, b = a[finite], b[finite]
         if b.size:
             worst = max(worst, float(np.max(np.abs(a - b))) / (float(np.max(np.abs(b))) or 1.0))
     return worst

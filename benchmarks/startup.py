@@ -1,14 +1,15 @@
-"""Processor time until models are ready: `python benchmarks/startup.py model.onnx ...`; without arguments, the demo's.
+"""Time until a model is ready and the memory that takes, each in a process of its own.
 
-Each model has a process of its own, warm: imports are done and a small program has run. The columns are seconds of
-processor time for `convert`; for the first call, less what XLA compiles (that is tracing, lowering and running); for
-compiling; and for all of it. Then those of onnxruntime's session with its first run, and how many times as long ours
-take. Inputs are those in an .npz file of the same name beside the model, by name, or random ones of batch 1.
+``python -m benchmarks.startup ours|onnxruntime MODEL INPUTS.npz`` measures one and prints JSON; ``measured`` asks
+for several and takes medians. Imports are done and a small program has run before the clock starts, so what counts
+is what the model itself needs. The cache is ``convert``'s ``cache_dir`` where it has one, and JAX's own otherwise.
 """
 
 from __future__ import annotations
 
-import statistics
+import inspect
+import json
+import os
 import subprocess
 import sys
 import time
@@ -16,62 +17,89 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-import onnxruntime
-
-import onnx2jax
-from benchmarks.beside_onnxruntime import feeds
 
 
-def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Processor time of a call, and its result."""
-    start = time.process_time()
+def measured(kind: str, model: Path, inputs: Path, repeats: int, cache: Path | None = None) -> dict[str, float]:
+    """Medians over processes, by what was measured.
+
+    Raises:
+        RuntimeError: a process failed; the last line of what it said.
+    """
+    command = [sys.executable, "-m", "benchmarks.startup", kind, str(model), str(inputs)]
+    command += [str(cache)] if cache else []
+    rows = []
+    for _ in range(repeats):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{kind}: {(done.stderr.strip().splitlines() or ['no message'])[-1][:200]}")
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+    return {key: float(np.median([row[key] for row in rows])) for key in rows[0]}
+
+
+def timed(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
+    """Seconds by the clock and of processor time, and the result."""
+    start, working = time.perf_counter(), time.process_time()
     result = call()
-    return time.process_time() - start, result
+    return {"wall": time.perf_counter() - start, "work": time.process_time() - working}, result
 
 
-def measure(path: str) -> list[float]:
-    """Seconds to convert, to trace and run, to compile, and for onnxruntime to do all that."""
+def ours(path: str, feeds: dict[str, np.ndarray], cache: str | None) -> dict[str, float]:
+    """Seconds to convert, for the first call, and of that processor time to compile; bytes before and at the peak."""
+    import jax
+
+    import onnx2jax
+
+    options: dict[str, Any] = {}
+    if cache and "cache_dir" in inspect.signature(onnx2jax.convert).parameters:
+        options["cache_dir"] = cache
+    elif cache:
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.jit(lambda x: x + 1)(np.zeros(3, np.float32))
     marks: list[float] = []  # processor time when lowering ends and when compiling ends, in turn
     ends = "jaxpr_to_mlir_module_duration", "backend_compile_duration"
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: marks.append(time.process_time()) if event.endswith(ends) else None
     )
-    convert, model = seconds(lambda: onnx2jax.convert(path))
-    inputs = Path(path).with_suffix(".npz")
-    x = dict(np.load(inputs)) if inputs.exists() else feeds(model)
+    before = resident()
+    convert, model = timed(lambda: onnx2jax.convert(path, **options))
     marks.clear()
-    call, _ = seconds(lambda: model.run(None, x))
-    compiling = sum(b - a for a, b in zip(marks[::2], marks[1::2], strict=True))
-    theirs, _ = seconds(
-        lambda: onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, dict(x))
-    )
-    return [convert, call - compiling, compiling, theirs]
+    call, _ = timed(lambda: model.run(None, feeds))
+    compiling = sum(b - a for a, b in zip(marks[::2], marks[1::2], strict=False))
+    result = {f"convert {k}": v for k, v in convert.items()} | {f"call {k}": v for k, v in call.items()}
+    weights = float(sum(v.nbytes for v in model.params.values()))
+    return result | {"compile work": compiling, "before": before, "peak": peak(), "weights": weights}
 
 
-def main() -> None:
-    """Print one line a model."""
-    paths = sys.argv[1:] or [str(onnx2jax.demo_model())]
-    if paths[0] == "--one":
-        print(*measure(paths[1]))
-        return
-    print(f"{'model':32} {'convert':>8} {'call':>8} {'compile':>8} {'all':>8} {'ort':>8} {'ratio':>6}")
-    ratios = []
-    for path in map(Path, paths):
-        name = path.stem if path.stem != "model" else path.parent.name
-        command = [sys.executable, "-m", "benchmarks.startup", "--one", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:  # random inputs do not suit every model
-            print(f"{name:32} {done.stderr.strip().splitlines()[-1][:80]}", flush=True)
-            continue
-        *ours, theirs = map(float, done.stdout.split())
-        ratios.append(sum(ours) / theirs)
-        columns = " ".join(f"{t:8.3f}" for t in (*ours, sum(ours), theirs))
-        print(f"{name:32} {columns} {ratios[-1]:6.1f}", flush=True)
-    print(f"median ratio {statistics.median(ratios):.1f}, largest {max(ratios):.1f}")
+def theirs(path: str, feeds: dict[str, np.ndarray]) -> dict[str, float]:
+    """onnxruntime's session and its first run."""
+    from benchmarks.rivals import session
+
+    before = resident()
+    made, runtime = timed(lambda: session(path))
+    call, _ = timed(lambda: runtime.run(None, feeds))
+    result = {f"convert {k}": v for k, v in made.items()} | {f"call {k}": v for k, v in call.items()}
+    return result | {"before": before, "peak": peak()}
+
+
+def resident() -> float:
+    """Bytes that the process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
+
+
+def peak() -> float:
+    """The most bytes that it held. (``getrusage`` would count the parent's too, from before the program started.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def main(kind: str, path: str, inputs: str, cache: str | None = None) -> None:
+    """Measure one."""
+    with np.load(inputs) as arrays:
+        feeds = dict(arrays)
+    print(json.dumps(ours(path, feeds, cache) if kind == "ours" else theirs(path, feeds)))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

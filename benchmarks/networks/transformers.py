@@ -164,9 +164,11 @@ def bert(folder: Path, batch: int, length: int = 128, layers: int = 12, vocabula
 # --------------------------------------------------------------------------------------------- GPT-2
 
 
-def gpt2(folder: Path, batch: int, *, past: int = 0, length: int = 128, layers: int = 12) -> Network:
+def gpt2(
+    folder: Path, batch: int, *, past: int = 0, length: int = 128, layers: int = 12, vocabulary: int = 50_257
+) -> Network:
     """GPT-2 of 124M weights (Radford et al., 2019): logits of ``length`` positions after ``past`` others."""
-    width, inner, vocabulary, context = 768, 3072, 50_257, 1024
+    width, inner, context = 768, 3072, 1024
     net = Transformer(width, 12)
     net.input("ids", [batch, length], np.int64)
     table, every = net.weight(vocabulary, width, scale=0.05), past + length

@@ -1,0 +1,146 @@
+"""The groups of ``benchmarks.bench``: each gives rows, a name with what measures it, built only when it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+
+import onnx2jax
+
+from . import calls, harness, in_torch, models, networks, operators, startup
+from .harness import Call
+from .rivals import ORT, OURS, checked, rivals, session
+
+Row = dict[str, Any]
+Rows = Iterator[tuple[str, Callable[[], Row]]]
+BATCHES: Final = (1, 8)
+TOLERANCE: Final = 1e-3
+"""Of real models, whose weights are what they are."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for.
+
+    Attributes:
+        paths: real models: files, and folders of them.
+        rounds: blocks of each rival.
+        repeats: processes of each kind, for start-up and memory.
+        torch: whether PyTorch takes part where it is installed.
+    """
+
+    paths: tuple[Path, ...] = ()
+    rounds: int = harness.ROUNDS
+    repeats: int = 3
+    torch: bool = True
+
+    def compared(self, found: Mapping[str, Call]) -> Row:
+        """The row of these calls."""
+        return harness.compare(found, rounds=self.rounds).to_json(OURS)
+
+
+def real(settings: Settings) -> Rows:
+    """Real models: those named, the light ones of the onnx package, those in installed packages."""
+    for name, path in (*models.found(settings.paths), *models.in_packages(), *models.shipped()):
+        yield name, partial(_real, settings, name, path)
+
+
+def _real(settings: Settings, name: str, path: Path) -> Row:
+    model = onnx2jax.convert(path)
+    feeds = models.inputs(path, model)
+    runs = {OURS: partial(model.run, None, feeds), ORT: partial(session(path).run, None, feeds)}
+    return settings.compared(checked(runs, TOLERANCE, name))
+
+
+def synthetic(settings: Settings) -> Rows:
+    """The synthetic networks at both batch sizes."""
+    for batch in BATCHES:
+        for name, make in networks.NETWORKS.items():
+            yield f"{name}, batch {batch}", partial(_network, settings, make, batch)
+
+
+def _network(settings: Settings, make: networks.Make, batch: int) -> Row:
+    with TemporaryDirectory() as folder:
+        network = make(Path(folder), batch)
+        found = rivals(network)
+        if settings.torch:
+            found |= in_torch.rivals(network)
+        return settings.compared(found)
+
+
+def single(settings: Settings) -> Rows:
+    """Single operators."""
+    for operator in operators.OPERATORS:
+        yield operator.name, partial(_network, settings, partial(operators.network, operator), 1)
+    for name, make in operators.RECURRENT.items():
+        yield name, partial(_network, settings, make, 1)
+
+
+def called(settings: Settings) -> Rows:
+    """Calls with almost nothing to compute."""
+    yield "MLP 784-128-10", partial(_called, settings, calls.mlp)
+    for count in calls.WEIGHTS:
+        yield f"{count} weights of 4 numbers", partial(_called, settings, partial(calls.sums, weights=count))
+
+
+def _called(settings: Settings, make: Callable[[Path], Mapping[str, Call]]) -> Row:
+    with TemporaryDirectory() as folder:
+        return settings.compared(make(Path(folder)))
+
+
+READY: Final = ("mlp", "resnet50", "mobilenet_v2", "unet", "bert", "gpt2_step", "lstm", "int8_qdq")
+"""Networks whose start-up and memory are measured; real models that were named are too."""
+
+
+def ready(settings: Settings) -> Rows:
+    """Processes from the file to the first result: seconds, and bytes at the peak."""
+    for name, path in models.found(settings.paths):
+        yield name, partial(_ready_model, settings, path)
+    for name in READY:
+        yield f"{name}, batch 1", partial(_ready_network, settings, networks.NETWORKS[name])
+
+
+def _ready_network(settings: Settings, make: networks.Make) -> Row:
+    with TemporaryDirectory() as folder:
+        network = make(Path(folder), 1)
+        return _ready(settings, network.path, network.feeds)
+
+
+def _ready_model(settings: Settings, path: Path) -> Row:
+    return _ready(settings, path, models.inputs(path, onnx2jax.convert(path)))
+
+
+def _ready(settings: Settings, path: Path, feeds: Mapping[str, np.ndarray]) -> Row:
+    with TemporaryDirectory() as folder:
+        inputs, cache = Path(folder) / "inputs.npz", Path(folder) / "cache"
+        np.savez(inputs, allow_pickle=False, **feeds)
+        cache.mkdir()
+        cold = startup.measured("ours", path, inputs, settings.repeats)
+        startup.measured("ours", path, inputs, 1, cache)  # fills it
+        cached = startup.measured("ours", path, inputs, settings.repeats, cache)
+        theirs = startup.measured("onnxruntime", path, inputs, settings.repeats)
+    needed = cold["weights"] + models.live_bytes(path)
+    return {
+        "ready": {OURS: cold, f"{OURS}, from its cache": cached, ORT: theirs},
+        "memory": {
+            "weights": cold["weights"],
+            "weights and activations": needed,
+            OURS: cold["peak"] - cold["before"],
+            ORT: theirs["peak"] - theirs["before"],
+        },
+    }
+
+
+GROUPS: Final[dict[str, Callable[[Settings], Rows]]] = {
+    "models": real,
+    "networks": synthetic,
+    "operators": single,
+    "calls": called,
+    "ready": ready,
+}

@@ -1,0 +1,161 @@
+"""The synthetic networks in PyTorch, eager and by torch.compile, where torch is installed.
+
+The nodes of the file, one call of ``torch.nn.functional`` each, weights as the file has them: what a module written for
+it would run. A network with an operator that is not here has no such rival, as those in int8 have none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from .harness import Call, cores
+from .networks import Network
+from .rivals import Mismatch, difference
+
+EAGER: Final = "PyTorch eager"
+COMPILED: Final = "torch.compile"
+
+
+def rivals(network: Network) -> dict[str, Call]:
+    """Those that run here; none without torch, or where an operator is missing.
+
+    Raises:
+        Mismatch: they compute something else than the network by hand.
+    """
+    if importlib.util.find_spec("torch") is None or network.by_hand is None:
+        return {}
+    import torch
+
+    torch.set_num_threads(cores())
+    table = _table(torch)
+    graph = onnx.load(network.path).graph
+    if any(node.op_type not in table for node in graph.node):
+        return {}
+    function, weights = _function(torch, graph, table)
+    given = [torch.from_numpy(np.asarray(v)) for v in network.feeds.values()]
+    expected = [np.asarray(y) for y in _leaves(network.by_hand(network.params, *network.feeds.values()))]
+    found = {}
+    for name, run in ((EAGER, function), (COMPILED, torch.compile(function))):
+        call = _call(torch, run, weights, given)
+        try:
+            results = call()
+        except Exception as e:
+            if name == EAGER:
+                raise
+            print(f"{network.name}: torch.compile does not run here ({type(e).__name__})")
+            continue
+        found[name] = call
+        if not (worst := difference(results, expected)) <= network.tolerance:
+            raise Mismatch(f"{network.name}: {name} differs by {worst:.1e} of the largest number")
+    return found
+
+
+def _leaves(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+def _call(torch: Any, run: Callable[..., Any], weights: Mapping[str, Any], given: list[Any]) -> Call:
+    def call() -> list[np.ndarray]:
+        with torch.inference_mode():
+            return [y.numpy() for y in run(weights, *given)]
+
+    return call
+
+
+def _function(
+    torch: Any, graph: onnx.GraphProto, table: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A function of weights and inputs, unrolled over the nodes, and its weights."""
+    arrays = {t.name: numpy_helper.to_array(t).copy() for t in graph.initializer}
+    known = {n: v for n, v in arrays.items() if v.dtype == np.int64}  # shapes, axes
+    weights = {n: torch.tensor(v) for n, v in arrays.items()}
+    inputs = [v.name for v in graph.input]
+    outputs = [v.name for v in graph.output]
+    steps = []
+    for node in graph.node:
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        constant = [known.get(n) for n in node.input]
+        steps.append((table[node.op_type], tuple(node.input), tuple(node.output), attributes, constant))
+
+    def function(weights: Mapping[str, Any], *given: Any) -> Any:
+        values = dict(weights) | dict(zip(inputs, given, strict=True))
+        for run, operands, results, attributes, constant in steps:
+            y = run([values.get(n) for n in operands], attributes, constant)
+            values.update(zip(results, y if isinstance(y, (list, tuple)) else (y,), strict=False))
+        return [values[n] for n in outputs]
+
+    return function, weights
+
+
+def _table(torch: Any) -> dict[str, Callable[[list[Any], dict[str, Any], list[Any]], Any]]:
+    """From operands, attributes and those operands that are known to results."""
+    f = torch.nn.functional
+
+    def conv(x: Any, a: Any, _: Any) -> Any:
+        k = x[1].ndim - 2
+        strides, pads = a.get("strides", [1] * k), a.get("pads", [0] * 2 * k)[:k]
+        run = {1: f.conv1d, 2: f.conv2d}[k]
+        return run(*x, stride=strides, padding=pads, groups=a.get("group", 1))
+
+    def transposed(x: Any, a: Any, _: Any) -> Any:
+        return f.conv_transpose2d(*x, stride=a["strides"], padding=a["pads"][:2], groups=a.get("group", 1))
+
+    def reshape(x: Any, _: Any, known: Any) -> Any:
+        return x[0].reshape([x[0].shape[i] if d == 0 else int(d) for i, d in enumerate(known[1])])
+
+    def unsqueeze(x: Any, _: Any, known: Any) -> Any:
+        y = x[0]
+        for axis in sorted(int(n) for n in known[1]):
+            y = y.unsqueeze(axis)
+        return y
+
+    def gather(x: Any, a: Any, known: Any) -> Any:
+        if known[1] is not None and known[1].ndim == 0:
+            return x[0].select(a.get("axis", 0), int(known[1]))
+        return f.embedding(x[1], x[0])
+
+    def gemm(x: Any, a: Any, _: Any) -> Any:
+        return f.linear(*x) if a.get("transB") else x[0] @ x[1] + x[2]
+
+    def max_pool(x: Any, a: Any, _: Any) -> Any:
+        return f.max_pool2d(x[0], a["kernel_shape"], a["strides"], a.get("pads", [0] * 4)[:2])
+
+    return {
+        "Conv": conv,
+        "ConvTranspose": transposed,
+        "BatchNormalization": lambda x, a, _: f.batch_norm(x[0], x[3], x[4], x[1], x[2], eps=a["epsilon"]),
+        "LayerNormalization": lambda x, a, _: f.layer_norm(x[0], x[1].shape, x[1], x[2], a["epsilon"]),
+        "Relu": lambda x, _a, _: f.relu(x[0]),
+        "Clip": lambda x, _a, _: torch.clamp(x[0], x[1], x[2]),
+        "Sigmoid": lambda x, _a, _: torch.sigmoid(x[0]),
+        "Tanh": lambda x, _a, _: torch.tanh(x[0]),
+        "Exp": lambda x, _a, _: torch.exp(x[0]),
+        "Erf": lambda x, _a, _: torch.erf(x[0]),
+        "Pow": lambda x, _a, _: torch.pow(x[0], x[1]),
+        "Add": lambda x, _a, _: x[0] + x[1],
+        "Sub": lambda x, _a, _: x[0] - x[1],
+        "Mul": lambda x, _a, _: x[0] * x[1],
+        "Div": lambda x, _a, _: x[0] / x[1],
+        "MatMul": lambda x, _a, _: x[0] @ x[1],
+        "Gemm": gemm,
+        "Softmax": lambda x, a, _: torch.softmax(x[0], a["axis"]),
+        "MaxPool": max_pool,
+        "GlobalAveragePool": lambda x, _a, _: x[0].mean((2, 3), keepdim=True),
+        "ReduceMean": lambda x, a, _: x[0].mean(a["axes"], keepdim=bool(a.get("keepdims", 1))),
+        "Flatten": lambda x, _a, _: x[0].flatten(1),
+        "Concat": lambda x, a, _: torch.cat(x, a["axis"]),
+        "Split": lambda x, a, _: x[0].chunk(3, a["axis"]),
+        "Transpose": lambda x, a, _: x[0].permute(a["perm"]).contiguous(),
+        "Reshape": reshape,
+        "Unsqueeze": unsqueeze,
+        "Expand": lambda x, _a, known: x[0].expand([int(n) for n in known[1]]),
+        "Gather": gather,
+        "Cast": lambda x, _a, _: x[0].float(),
+        "Einsum": lambda x, a, _: torch.einsum(a["equation"].decode(), *x),
+    }

@@ -1,0 +1,50 @@
+"""The machine that figures come from, in words."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any, Final
+
+from .harness import cores
+
+TOLD: Final = ("avx2", "fma", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve")
+"""Instruction sets that decide how fast products are, as Linux names them."""
+PACKAGES: Final = ("jax", "jaxlib", "numpy", "onnx", "onnxruntime", "torch")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, instruction sets, versions."""
+    info = _cpuinfo()
+    flags = set(info.get("flags", info.get("Features", "")).split())
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": info.get("model name", platform.processor() or platform.machine()),
+        "cores": cores(),
+        "instructions": [t for t in TOLD if t in flags],
+        "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        "versions": versions,
+    }
+
+
+def sentence(machine: dict[str, Any]) -> str:
+    """The same as a line of text."""
+    versions = ", ".join(f"{n} {v}" for n, v in machine["versions"].items())
+    sets = ", ".join(machine["instructions"]) or "not known"
+    processor = f"{machine['cores']} cores of {machine['processor']} (instruction sets: {sets})"
+    return f"{processor}, {machine['system']}; {versions}."
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Of the first core; empty where the system has no such file."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    lines = path.read_text().split("\n\n")[0].splitlines()
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

@@ -1,0 +1,176 @@
+"""The benchmark's command, its page, and what it says of memory and programs; never how long something took."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx2jax
+from benchmarks import bench, gate, groups, models, notes, report, startup, thunks
+from benchmarks.groups import Settings
+from tests.zoo.net import Net
+
+FIGURES = {
+    "machine": {
+        "processor": "a processor",
+        "cores": 2,
+        "instructions": ["avx2"],
+        "system": "Linux",
+        "versions": {"jax": "1"},
+    },
+    "groups": {
+        "networks": {
+            "fast": {
+                "seconds": {
+                    "onnx2jax": {"median": 0.001, "quartiles": [0.0009, 0.0012]},
+                    "onnxruntime": {"median": 0.002, "quartiles": [0.002, 0.002]},
+                },
+                "ratios": {"onnxruntime": {"of_medians": 2.0, "paired": [1.9, 2.0, 2.1]}},
+                "load": [0.1, 0.3],
+            },
+            "slow": {
+                "seconds": {
+                    "onnx2jax": {"median": 0.2, "quartiles": [0.2, 0.2]},
+                    "JAX by hand": {"median": 0.1, "quartiles": [0.1, 0.1]},
+                },
+                "ratios": {"JAX by hand": {"of_medians": 0.5, "paired": [0.5, 0.5, 0.5]}},
+                "load": [0.2, 0.3],
+            },
+            "wrong": {"error": "Mismatch: wrong: onnx2jax differs"},
+        }
+    },
+}
+
+
+def test_the_page_says_what_is_slower_and_keeps_the_sentence_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(notes.NOTES, "networks/slow", "It waits for memory.")
+    page = report.page(FIGURES)
+    assert "| fast | 1 (0.9 to 1.2) | 2 / **2.00** |  |" in page
+    assert "- **slow** (0.50 of JAX by hand): It waits for memory." in page
+    assert "- **wrong**: Mismatch: wrong: onnx2jax differs" in page
+    assert "Load average while measuring: 0.1 to 0.2." in page
+    assert "- **fast**" not in page
+
+
+def test_the_plot_is_the_same_each_time(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.svg", tmp_path / "b.svg"
+    assert report.plot(FIGURES, first) and report.plot(FIGURES, second)
+    assert first.read_bytes() == second.read_bytes()
+    assert not report.plot({"groups": {}}, first)
+
+
+def test_rows_that_are_not_measured_keep_their_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"networks": lambda _: iter([("fast", lambda: {"error": "now"}), ("slow", lambda: {"error": "now"})])}
+    monkeypatch.setattr(bench, "GROUPS", rows)
+    file = tmp_path / "figures.json"
+    file.write_text(json.dumps(FIGURES))
+    assert bench.main(["--only", "networks/slow", "--json", str(file)]) == 1
+    kept = json.loads(file.read_text())["groups"]["networks"]
+    assert kept["fast"] == FIGURES["groups"]["networks"]["fast"]  # type: ignore[index]
+    assert kept["slow"] == {"error": "now"}
+    assert "# Performance" in file.with_suffix(".md").read_text()
+
+
+def test_an_error_becomes_a_row() -> None:
+    def fails() -> dict[str, object]:
+        raise ValueError("first line\nsecond")
+
+    assert bench.guarded(fails) == {"error": "ValueError: first line"}
+
+
+def test_names_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--list"]) == 0
+    keys = capsys.readouterr().out.splitlines()
+    assert len(keys) == len(set(keys)) > 60
+    assert {"networks/gpt2_step, batch 8", "calls/500 weights of 4 numbers", "ready/bert, batch 1"} <= {*keys}
+    assert {k.split("/")[0] for k in notes.NOTES} <= groups.GROUPS.keys()
+
+
+def test_models_in_folders_with_their_inputs(tmp_path: Path) -> None:
+    folder = tmp_path / "some" / "model_of_mine"
+    folder.mkdir(parents=True)
+    net = Net(17, ir=8)
+    y = net("Add", net.input("a", ["n", 3]), net.input("b", [3]))
+    net.export(folder, [], y)
+    ((name, path),) = models.found([tmp_path])
+    assert (name, path) == ("model_of_mine", folder / "model.onnx")
+    model = onnx2jax.convert(path)
+    assert {n: v.shape for n, v in models.inputs(path, model).items()} == {"a": (1, 3), "b": (3,)}
+    stored = {"a": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float32)}
+    (folder / "test_data_set_0").mkdir()
+    for i, array in enumerate(stored.values()):
+        onnx.save_tensor(onnx.numpy_helper.from_array(array), folder / "test_data_set_0" / f"input_{i}.pb")
+    read = models.inputs(path, model)
+    assert {n: v.tolist() for n, v in read.items()} == {n: v.tolist() for n, v in stored.items()}
+
+
+def test_activations_that_live_at_once(tmp_path: Path) -> None:
+    """x, then Exp beside it, then their sum: three tensors while Add runs."""
+    net = Net(17, ir=8)
+    x = net.input("x", [100])
+    y = net("Add", net("Exp", x), x)
+    path = net.export(tmp_path, [], net("Add", y, net.weight(100))).path
+    assert models.live_bytes(path) == 3 * 400
+
+
+def test_a_process_reports_itself(tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, image=np.zeros((1, 1, 8, 8), np.float32))
+    (tmp_path / "cache").mkdir()
+    ours = startup.measured("ours", onnx2jax.demo_model(), inputs, 1, tmp_path / "cache")
+    assert ours["peak"] > ours["before"] > 0
+    assert ours["weights"] == sum(v.nbytes for v in onnx2jax.convert(onnx2jax.demo_model()).params.values())
+    assert [*(tmp_path / "cache").iterdir()]
+    with pytest.raises(RuntimeError, match=r"onnxruntime: .*missing"):
+        startup.measured("onnxruntime", tmp_path / "missing.onnx", inputs, 1)
+
+
+def test_where_an_operation_comes_from(tmp_path: Path) -> None:
+    text = '  %fusion.1 = f32[3]{0} fusion(%a), kind=kLoop, metadata={op_name="jit(net)/Relu_1/max" stack_frame_id=1}\n'
+    (tmp_path / "module_0001.jit_net.cpu_after_optimizations.txt").write_text(text)
+    origins = thunks.origins(tmp_path)
+    assert origins == {"jit_net/fusion.1": "jit(net)/Relu_1/max"}
+    table = thunks.table({"jit_net/fusion.1": 3e-3, "jit_net/copy": 1e-3}, origins, most=1)
+    assert table.splitlines()[1].split() == ["3.000", "75.0%", "jit_net/fusion.1", "jit(net)/Relu_1/max"]
+    assert table.splitlines()[2].split() == ["1.000", "25.0%", "1", "others"]
+
+
+def test_a_trace_names_operations() -> None:
+    model = onnx2jax.convert(onnx2jax.demo_model())
+    feeds = {"image": np.zeros((1, 1, 8, 8), np.float32)}
+    model.run(None, feeds)
+    spent = thunks.traced(lambda: model.run(None, feeds), 2)
+    assert spent and all(name.startswith("jit_") and "/" in name for name in spent)
+
+
+def test_the_gate_measures_longer_before_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds_asked = []
+
+    class Compared:
+        def __init__(self, ratio: float) -> None:
+            self.ratio = ratio
+
+        def paired(self, *_: str) -> report.Row:
+            return type("", (), {"median": self.ratio})()  # type: ignore[return-value]
+
+        def work(self, *_: str) -> float:
+            return 0.5
+
+    ratios = iter([0.7, 0.95])
+
+    def compare(_calls: object, rounds: int, **_: object) -> Compared:
+        rounds_asked.append(rounds)
+        return Compared(next(ratios))
+
+    monkeypatch.setattr(gate, "compare", compare)
+    assert gate.judged({}) == 0.95
+    assert rounds_asked == [*gate.ROUNDS[:2]]
+
+
+def test_settings_of_a_quick_look() -> None:
+    assert Settings().rounds > 3
+    assert bench.arguments(["--quick", "--only", "a", "--only", "b", "folder"]).only == ["a", "b"]

@@ -1,0 +1,78 @@
+"""The synthetic networks: onnxruntime, hand-written JAX and this compiler agree, and a difference is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks import networks, operators, rivals
+from benchmarks.networks import Network, convolutional, quantised, transformers
+
+SMALL: dict[str, Callable[[Path, int], Network]] = {
+    "mlp": convolutional.mlp,
+    "mobilenet_v2": partial(convolutional.mobilenet_v2, size=32),
+    "unet": partial(convolutional.unet, size=16, base=4, depth=2),
+    "bert": partial(transformers.bert, length=9, layers=1, vocabulary=50),
+    "gpt2_step": partial(transformers.gpt2, past=5, length=1, layers=1, vocabulary=50),
+    "vit": partial(transformers.vit, size=32, layers=1),
+    "lstm": networks.NETWORKS["lstm"],
+    "gru": networks.NETWORKS["gru"],
+}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", SMALL)
+def test_all_rivals_compute_the_same(name: str, tmp_path: Path) -> None:
+    found = rivals.rivals(SMALL[name](tmp_path, 2))
+    assert [*found] == [rivals.OURS, rivals.BY_HAND, rivals.ORT]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_all_networks_of_the_benchmark_agree(name: str, tmp_path: Path) -> None:
+    assert rivals.rivals(networks.NETWORKS[name](tmp_path, 1))
+
+
+@pytest.mark.parametrize("make", [quantised.qdq, quantised.qlinear])
+def test_networks_in_int8_hold_the_operators_that_their_names_say(make: Callable[..., Network], tmp_path: Path) -> None:
+    small = {"qdq": "QDQ", "qlinear": "QOperator"}[make.__name__]
+    network = quantised._static(tmp_path, 1, small, "small", size=32)
+    kinds = {node.op_type for node in onnx.load(network.path).graph.node}
+    assert ("QLinearConv" in kinds) is (small == "QOperator")
+    assert ("Conv" in kinds) is (small == "QDQ")
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("operator", operators.OPERATORS, ids=lambda o: o.name)
+def test_operators_agree(operator: operators.Operator, tmp_path: Path) -> None:
+    assert rivals.rivals(operators.network(operator, tmp_path))
+
+
+def test_a_mismatch_is_an_error(tmp_path: Path) -> None:
+    network = convolutional.mlp(tmp_path, 1)
+    wrong = Network(network.name, network.path, network.feeds, lambda _, x: x[:, :10], network.params)
+    with pytest.raises(rivals.Mismatch, match=r"MLP 784-128-10: JAX by hand differs from onnxruntime by"):
+        rivals.rivals(wrong)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "difference"),
+    [
+        ([np.ones(3)], [np.ones(3)], 0.0),
+        ([np.ones(3)], [np.ones(2)], np.inf),
+        ([np.ones(3)], [np.ones(3), np.ones(3)], np.inf),
+        ([np.array([np.nan, 1])], [np.array([0, 1.0])], np.inf),
+        ([np.array([np.nan, 1])], [np.array([np.nan, 1.0])], 0.0),
+        ([np.array([-np.inf, 1])], [np.array([np.inf, 1.0])], np.inf),
+        ([np.array([0, 4.5])], [np.array([0, 5.0])], 0.1),
+        ([np.array(["a"], object)], [np.array(["b"], object)], np.inf),
+    ],
+)
+def test_differences(ours: list[np.ndarray], theirs: list[np.ndarray], difference: float) -> None:
+    assert rivals.difference(ours, theirs) == pytest.approx(difference)
