@@ -83,5 +83,6 @@ def parameters(graph: Graph) -> dict[str, np.ndarray]:
 def _is_weight(value: np.ndarray) -> bool:
     if value.dtype == object:
         return False
-    quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > SMALL
+    # Vectors of 8-bit integers are zero points, which the compiler knows better: most are zero.
+    quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > SMALL and value.ndim > 1
     return bool(np.issubdtype(value.dtype, np.inexact)) or value.dtype.kind == "V" or quantised

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -10,7 +13,7 @@ from jax import lax
 from ..proto.dtypes import to_dtype
 from .arrays import axis_of, is_known, needs_known, xp
 from .cast import is_integer
-from .conv import WINDOW, conv, window_of
+from .conv import WINDOW, conv, taps, window_of
 from .linalg import product
 from .registry import op, taking
 
@@ -159,24 +162,54 @@ def reach(dtype, zero_point):
     return int(max(ends.max - zero_point.min(), zero_point.max() - ends.min))
 
 
-def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
-    """A convolution of 8-bit tensors less their zero points, in int32.
+MOST_SUMMANDS = 2**31 // 2**14 - 1
+"""As many products of two signed 8-bit numbers stay below 2**31."""
+FEW_CHANNELS = 16
+"""XLA:CPU has a kernel for 8-bit convolutions that read or make more channels than this."""
 
-    XLA's integer convolutions are slow, its float32 ones exact while every sum stays below 2**24; more
-    input channels than that allows are added up in int32, so many at a time.
-    """
+
+def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
+    """A convolution of 8-bit tensors less their zero points, in int32."""
     window = window_of(x.shape[2:], w.shape[2:], **attributes)
-    largest = reach(x.dtype, x_zero_point) * reach(w.dtype, w_zero_point) * int(np.prod(w.shape[2:]))
+    x, w = jnp.asarray(x), jnp.asarray(w)
+    in_float = partial(_float_conv, zero_points=(x_zero_point, w_zero_point), window=window, group=group)
+    if group > 1 or math.prod(w.shape[1:]) > MOST_SUMMANDS or max(w.shape[:2]) <= FEW_CHANNELS:
+        return in_float(x, w)
+    # That of 8-bit integers serves a CPU too, where the optimiser puts the channels last; XLA:GPU has none.
+    in_integers = partial(_signed_conv, zero_points=(x_zero_point, w_zero_point), window=window)
+    return lax.platform_dependent(x, w, tpu=in_integers, default=in_float)
+
+
+def _signed_conv(x, w, zero_points, window):
+    """One convolution of int8; the zero points enter through sums of the weights and of what the window holds."""
+    (x, zx), (w, zw) = (signed(*pair) for pair in zip((x, w), zero_points, strict=True))
+    zx, upright = zx.reshape(()), (-1,) + (1,) * (w.ndim - 2)
+    around = ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in window.pads))
+    x, inside = lax.pad(x, zx.astype(np.int8), around), window._replace(pads=((0, 0),) * len(window.pads))
+    y = lax.conv_general_dilated(
+        x, w, window.strides, inside.pads, rhs_dilation=window.dilations, preferred_element_type=np.int32
+    )
+    y = y - zx * jnp.sum(w, tuple(range(1, w.ndim)), np.int32).reshape(upright)
+    if is_known(zw) and not zw.any():
+        return y
+    held = sum(taps(jnp.sum(x, 1, np.int32, keepdims=True), inside))
+    return y - zw.reshape(upright) * (held - zx * math.prod(w.shape[1:]))
+
+
+def _float_conv(x, w, zero_points, window, group):
+    """Convolutions of float32, which are exact while every sum stays below 2**24.
+
+    More input channels than that allows are added up in int32, so many at a time.
+    """
+    (zx, zw), upright = zero_points, (-1,) + (1,) * (w.ndim - 1)
+    largest = reach(x.dtype, zx) * reach(w.dtype, zw) * math.prod(w.shape[2:])
     dtype, step = np.dtype(np.float32), (2**24 - 1) // largest if largest else w.shape[1]
     if not step:
         dtype, step = np.dtype(np.float64), w.shape[1]
-    x, w = jnp.asarray(x).astype(dtype), jnp.asarray(w).astype(dtype)
-    if x_zero_point is not None:
-        x = x - x_zero_point.reshape(()).astype(dtype)
-    if w_zero_point is not None:
-        w = w - w_zero_point.reshape((-1,) + (1,) * (w.ndim - 1)).astype(dtype)
+    x, w = (v.astype(dtype) for v in (x, w))
+    x = x if zx is None else x - zx.reshape(()).astype(dtype)
+    w = w if zw is None else w - zw.reshape(upright).astype(dtype)
     grouped = x.reshape(x.shape[0], group, -1, *x.shape[2:])
-
     pieces = (slice(start, start + step) for start in range(0, w.shape[1], step))
     some = ((grouped[:, :, piece].reshape(x.shape[0], -1, *x.shape[2:]), w[:, piece]) for piece in pieces)
     return sum(conv(*operands, window, group).astype(np.int32) for operands in some)

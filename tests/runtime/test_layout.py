@@ -14,6 +14,7 @@ from jax.extend.core import check_jaxpr, jaxpr_as_fun
 
 from onnx2jax import compat
 from onnx2jax.ops.conv import conv, window_of
+from onnx2jax.ops.quant import integer_conv
 from onnx2jax.runtime.optimize import convolution
 from onnx2jax.runtime.optimize.layout import channels_last
 from onnx2jax.runtime.optimize.prepare import split
@@ -218,3 +219,34 @@ def test_the_chosen_way_rounds_once(name: str, dtype: Any) -> None:
     theirs = reference(image.astype(np.float32), weights.astype(np.float32), window, groups)
     eps = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=eps, atol=max(1e-4, eps * 1e-2))
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("group", [1, 2])
+def test_integer_convolutions_are_one_of_int8_and_exact(signed: bool, asymmetric: bool, group: int) -> None:
+    """Beyond 57 input channels float32 would need several."""
+    low = -128 if signed else 0
+    x = RNG.integers(low, low + 256, (1, 128, 6, 7)).astype(np.int8 if signed else np.uint8)
+    w = RNG.integers(low, low + 256, (24, 128 // group, 3, 3)).astype(x.dtype)
+    zero_points = [x.dtype.type(low + 3), np.full(24, low + 128, x.dtype) + np.arange(24, dtype=x.dtype) * asymmetric]
+
+    def function(w: Any, x: Any) -> Any:
+        return integer_conv(x, w, *zero_points, group, pads=[1] * 4)
+
+    with compat.enable_x64():
+        closed = jax.jit(function).trace(w, x).jaxpr
+        parts = split(channels_last(closed, [True, False]), [True, False])
+        (ours,) = jaxpr_as_fun(parts.main)(*parts.prepare([w, x]), x)
+        kinds = [
+            e.invars[0].aval.dtype
+            for e in parts.main.jaxpr.eqns
+            if e.primitive.name in ("conv_general_dilated", "dot_general")
+        ]
+    wide = (v.astype(np.int64) for v in (x, w))
+    a, b = (v - z.astype(np.int64).reshape(s) for v, z, s in zip(wide, zero_points, ((), (-1, 1, 1, 1)), strict=True))
+    exact = reference(
+        np.moveaxis(a, 1, -1), np.moveaxis(b, (0, 1), (-1, -2)), window_of((6, 7), (3, 3), pads=[1] * 4), group
+    )
+    np.testing.assert_array_equal(np.moveaxis(exact, -1, 1), ours)
+    assert kinds == [np.int8] if group == 1 else np.int8 not in kinds

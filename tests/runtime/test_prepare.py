@@ -159,6 +159,10 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     "square": [lambda: lax.square(F)],
     "sub": [lambda: lax.sub(U, U + np.uint8(9))],
     "xor": [lambda: lax.bitwise_xor(U, U)],
+    "bitcast_convert_type": [
+        lambda: lax.bitcast_convert_type(U, np.int8),
+        lambda: lax.bitcast_convert_type(F, np.int32),
+    ],
     "broadcast_in_dim": [lambda: lax.broadcast_in_dim(F, (3, 2, 4, 3), (1, 3)), lambda: lax.broadcast(F[0, 0], (2,))],
     "concatenate": [lambda: lax.concatenate([F, F], 1)],
     "convert_element_type": [
@@ -169,6 +173,7 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     ],
     "copy": [lambda: jnp.copy(jnp.asarray(F))],
     "iota": [lambda: lax.broadcasted_iota(np.int32, (2, 3, 2), 1)],
+    "reduce_sum": [lambda: jnp.sum(U, 1, np.uint8), lambda: jnp.sum(N, (0, 1))],
     "reshape": [lambda: lax.reshape(F, (3, 2))],
     "rev": [lambda: lax.rev(F, (0, 1))],
     "select_n": [lambda: lax.select_n(B, N, -N)],
@@ -215,6 +220,8 @@ def _operands(closed: Any) -> tuple[Any, list[Any]]:
         lambda: lax.convert_element_type(lax.neg(F), jnp.float8_e4m3fn),
         lambda: lax.shift_right_logical(N, N * 0 + 1),
         lambda: lax.exp(F),
+        lambda: jnp.sum(F),
+        lambda: lax.bitcast_convert_type(F, np.int8),
     ],
 )
 def test_what_numpy_would_do_otherwise_is_left_to_xla(function: Callable[[], Any]) -> None:

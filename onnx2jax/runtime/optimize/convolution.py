@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ...ops.arrays import accumulator
@@ -27,7 +28,10 @@ Lowering = Callable[[Any, Any, Window, int], Any]
 
 
 def convolve(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: int) -> Any:
-    """The convolution, in the way that measured as the fastest for its shape; half precision is summed in float32."""
+    """The convolution, in the way that measured as the fastest for its shape.
+
+    Half precision is summed in float32, int8 in int32.
+    """
     wide = accumulator(x.dtype)
     window = Window(w.shape[:-2], tuple(strides), tuple(map(tuple, pads)), tuple(dilations))
     return chosen(x.shape, w.shape, window, groups)(x.astype(wide), w.astype(wide), window, groups)
@@ -56,7 +60,7 @@ def native(x: Any, w: Any, window: Window, groups: int) -> Any:
     spatial = "".join(map(str, range(x.ndim - 2)))
     return lax.conv_general_dilated(
         x, w, window.strides, window.pads, rhs_dilation=window.dilations, feature_group_count=groups,
-        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"),
+        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), preferred_element_type=_summed(x.dtype),
     )  # fmt: skip
 
 
@@ -98,7 +102,12 @@ def piecewise(x: Any, w: Any, window: Window, groups: int) -> Any:
 def _product(x: Any, w: Any) -> Any:
     """x (N, spatial..., C) by w (C, O)."""
     rows = lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
-    return lax.reshape(rows @ w, (*x.shape[:-1], w.shape[-1]))
+    y = lax.dot_general(rows, w, (((1,), (0,)), ((), ())), preferred_element_type=_summed(x.dtype))
+    return lax.reshape(y, (*x.shape[:-1], w.shape[-1]))
+
+
+def _summed(dtype: Any) -> Any:
+    return np.int32 if dtype == np.int8 else dtype
 
 
 def _padded(x: Any, window: Window) -> Any:

@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.extend.core.primitives import transpose_p
@@ -60,6 +62,9 @@ def channels_last(closed: ClosedJaxpr, weights: Sequence[bool]) -> ClosedJaxpr:
     return ClosedJaxpr(changed, [*constants.values()])
 
 
+SERVED: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.bfloat16, np.int8)))
+
+
 def _is_served(equation: Any) -> bool:
     """Whether it is a convolution, and no transpose of one."""
     given = equation.params
@@ -67,15 +72,17 @@ def _is_served(equation: Any) -> bool:
         equation.primitive.name == "conv_general_dilated"
         and given["batch_group_count"] == 1
         and set(given["lhs_dilation"]) <= {1}
-        and equation.outvars[0].aval.dtype.itemsize <= 4
+        and equation.invars[0].aval.dtype in SERVED
     )
 
 
 def _with_convolutions(equation: Any) -> int:
-    """The branch of a choice by platform: the plain one where that is a convolution, which is lowered here."""
+    """The branch of a choice by platform: one that is a convolution, which is lowered here, of integers if there is."""
     platforms, branches = equation.params["branches_platforms"], equation.params["branches"]
-    default = platforms.index(None)
-    return int(default) if any(map(_is_served, branches[default].jaxpr.eqns)) else for_the_cpu(equation)
+    for at, names in enumerate(platforms):
+        if (names is None or "tpu" in names) and any(map(_is_served, branches[at].jaxpr.eqns)):
+            return at
+    return for_the_cpu(equation)
 
 
 class _Layout:

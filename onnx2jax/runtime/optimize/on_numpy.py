@@ -57,6 +57,7 @@ RULES: Final[Mapping[str, Rule]] = {
             "xor": np.bitwise_xor,
         }.items()
     },
+    "bitcast_convert_type": lambda x, *, new_dtype: x.view(new_dtype),
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
     "convert_element_type": lambda x, *, new_dtype, **_: x.astype(new_dtype),
@@ -64,6 +65,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "iota": lambda *, dtype, shape, dimension, **_: _broadcast(
         np.arange(shape[dimension], dtype=dtype), shape=shape, broadcast_dimensions=(dimension,)
     ),
+    "reduce_sum": lambda x, *, axes, **_: x.sum(axes, dtype=x.dtype),
     "reshape": lambda x, *, new_sizes, **_: np.reshape(x, new_sizes),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
     "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]),
@@ -83,6 +85,10 @@ def is_computable(equation: Any) -> bool:
         return False
     dtypes = [np.dtype(v.aval.dtype) for v in variables]
     match name:
+        case "bitcast_convert_type":
+            return dtypes[0].itemsize == dtypes[1].itemsize
+        case "reduce_sum":  # of floats depends on the order
+            return not _is_floating(dtypes[0])
         case "div":  # of integers it rounds towards zero here, and downwards in NumPy
             return _is_floating(dtypes[0])
         case "convert_element_type":  # beyond the range of integers, and of 8-bit floats, they differ
