@@ -1,9 +1,9 @@
 """Fail where a file runs slower than the same network by hand: ``python -m benchmarks.gate``, about two minutes.
 
-Both are XLA programs in one process, so what else the machine does slows both, and their ratio stays. It is judged by
-the median ratio of processor time and of wall time, whichever is better: the first does not see that a core was taken
-away, the second does not see threads that wait. A network below the limit is measured again with more rounds before
-that counts.
+Both are XLA programs in one process, so what else the machine does slows both, and their ratio stays. Processor time
+stays best: on two cores with a load of 8, a program beside its twin was within 0.95 and 1.04 of it, by the clock within
+0.93 and 1.15. So the limit is on processor time, and by the clock, which alone sees cores that idle, there is a wider
+one. What is below is measured again with more rounds before that counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 
 from . import networks
 from .harness import Call, compare
@@ -22,6 +22,8 @@ from .networks.transformers import bert
 from .rivals import BY_HAND, OURS, rivals
 
 LIMIT: Final = 0.9
+"""Of processor time."""
+BY_THE_CLOCK: Final = 0.75
 ROUNDS: Final = (7, 21, 41)
 GATED: Final[dict[str, Make]] = {
     "resnet50": networks.NETWORKS["resnet50"],
@@ -34,27 +36,38 @@ GATED: Final[dict[str, Make]] = {
 }
 
 
-def judged(calls: dict[str, Call]) -> float:
-    """How many times as fast as by hand; more rounds as long as it is too slow."""
-    ratio = 0.0
+class Verdict(NamedTuple):
+    """How many times as fast as by hand."""
+
+    work: float
+    wall: float
+
+    @property
+    def slow(self) -> bool:
+        return self.work < LIMIT or self.wall < BY_THE_CLOCK
+
+
+def judged(calls: dict[str, Call]) -> Verdict:
+    """The medians within rounds; more rounds as long as it is too slow."""
     for rounds in ROUNDS:
         compared = compare(calls, rounds=rounds, discard=0.02)  # nobody's threads spin
-        ratio = max(compared.paired(OURS, BY_HAND).median, compared.work(OURS, BY_HAND))
-        if ratio >= LIMIT:
+        verdict = Verdict(compared.work(OURS, BY_HAND), compared.paired(OURS, BY_HAND).median)
+        if not verdict.slow:
             break
-    return ratio
+    return verdict
 
 
 def main(given: list[str] | None = None) -> int:
     """The number of networks below the limit."""
     parser = argparse.ArgumentParser("python -m benchmarks.gate", description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("names", nargs="*", choices=[[], *GATED], help="these alone")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"these alone: {', '.join(GATED)}")
     slow = 0
     for name in parser.parse_args(given).names or GATED:
         with TemporaryDirectory() as folder:
-            ratio = judged(rivals(GATED[name](Path(folder), 1), (OURS, BY_HAND)))
-        slow += ratio < LIMIT
-        print(f"{name:20} {ratio:5.2f} {'' if ratio >= LIMIT else f'below {LIMIT}'}", flush=True)
+            verdict = judged(rivals(GATED[name](Path(folder), 1), (OURS, BY_HAND)))
+        slow += verdict.slow
+        said = f"{verdict.work:5.2f} by processor time, {verdict.wall:5.2f} by the clock"
+        print(f"{name:20} {said}{'   too slow' if verdict.slow else ''}", flush=True)
     return slow
 
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import onnx2jax
-from benchmarks import bench, gate, groups, models, notes, report, startup, thunks
+from benchmarks import bench, gate, groups, harness, models, notes, report, rivals, startup, thunks
 from benchmarks.groups import Settings
 from tests.zoo.net import Net
 
@@ -150,25 +150,20 @@ def test_a_trace_names_operations() -> None:
 def test_the_gate_measures_longer_before_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds_asked = []
 
-    class Compared:
-        def __init__(self, ratio: float) -> None:
-            self.ratio = ratio
-
-        def paired(self, *_: str) -> report.Row:
-            return type("", (), {"median": self.ratio})()  # type: ignore[return-value]
-
-        def work(self, *_: str) -> float:
-            return 0.5
-
-    ratios = iter([0.7, 0.95])
-
-    def compare(_calls: object, rounds: int, **_: object) -> Compared:
+    def compare(_calls: object, rounds: int, **_: object) -> harness.Comparison:
         rounds_asked.append(rounds)
-        return Compared(next(ratios))
+        ours = (1.0 if rounds > gate.ROUNDS[0] else 2.0,) * rounds
+        timings = {rivals.OURS: harness.Timing(ours, ours), rivals.BY_HAND: harness.Timing((1.0,) * rounds, ours)}
+        return harness.Comparison(timings, (0.0, 0.0))
 
     monkeypatch.setattr(gate, "compare", compare)
-    assert gate.judged({}) == 0.95
+    assert gate.judged({}) == (1.0, 1.0)
     assert rounds_asked == [*gate.ROUNDS[:2]]
+
+
+@pytest.mark.parametrize(("work", "wall", "slow"), [(0.89, 2, True), (0.91, 0.8, False), (1, 0.7, True)])
+def test_the_gate_looks_at_processor_time_and_for_idle_cores(work: float, wall: float, slow: bool) -> None:
+    assert gate.Verdict(work, wall).slow is slow
 
 
 def test_settings_of_a_quick_look() -> None:
