@@ -45,7 +45,11 @@ def by_hand(function: Callable[..., Any], params: Any, feeds: Sequence[Any]) -> 
 
 
 def difference(results: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest difference over the largest number of each output; infinite where shapes or NaN differ."""
+    """The largest difference over the largest number of each output; infinite where shapes or NaN differ.
+
+    Sequences and maps, as classifiers give them, are compared number by number.
+    """
+    results, expected = jax.tree.leaves(list(results)), jax.tree.leaves(list(expected))
     if len(results) != len(expected):
         return float("inf")
     worst = 0.0

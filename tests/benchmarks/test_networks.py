@@ -71,6 +71,7 @@ def test_a_mismatch_is_an_error(tmp_path: Path) -> None:
         ([np.array([np.nan, 1])], [np.array([np.nan, 1.0])], 0.0),
         ([np.array([-np.inf, 1])], [np.array([np.inf, 1.0])], np.inf),
         ([np.array([0, 4.5])], [np.array([0, 5.0])], 0.1),
+        ([[{"a": 0.5}, {"b": 2.0}]], [[{"a": 0.5}, {"b": 1.0}]], 1.0),
         ([np.array(["a"], object)], [np.array(["b"], object)], np.inf),
     ],
 )
