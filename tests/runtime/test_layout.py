@@ -18,6 +18,7 @@ from onnx2jax.ops.quant import integer_conv
 from onnx2jax.runtime.optimize import convolution
 from onnx2jax.runtime.optimize.layout import channels_last
 from onnx2jax.runtime.optimize.prepare import split
+from onnx2jax.runtime.optimize.winograd import POINTS, matrices
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 6, 8, 10)).astype(np.float32)
@@ -158,6 +159,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "3x3": ((2, 8, 9, 5), (3, 3, 5, 4), {}),
     "one number a window": ((2, 8, 9, 5), (1, 1, 5, 4), {}),
     "one number a window, strided and padded": ((2, 8, 9, 5), (1, 1, 5, 4), {"strides": (2, 3), "pads": [1, 0, 2, 1]}),
+    "3x3 over no whole number of tiles": ((2, 9, 14, 5), (3, 3, 5, 4), {"pads": [1, 0, 2, 1]}),
     "pads": ((1, 8, 9, 5), (3, 2, 5, 4), {"pads": [1, 0, 2, 1]}),
     "strides and dilations": ((1, 12, 13, 5), (3, 3, 5, 4), {"strides": (2, 1), "dilations": (2, 3)}),
     "one axis": ((2, 20, 5), (4, 5, 3), {"strides": (2,), "pads": [1, 2]}),
@@ -190,16 +192,17 @@ def reference(x: Any, w: Any, window: Any, groups: int) -> Any:
         return np.moveaxis(y, 1, -1)
 
 
-def ways(w: tuple[int, ...], groups: int) -> list[str]:
+def ways(w: tuple[int, ...], groups: int, attributes: dict[str, Any]) -> list[str]:
     """The lowerings that serve weights."""
     if groups > 1:
         return ["native", "piecewise", *(["depthwise"] if w[-2] == 1 else [])]
-    return ["native", "columns", *(["pointwise"] if set(w[:-2]) == {1} else [])]
+    special = {(1, 1): ["pointwise"], (3, 3): ["winograd"] if attributes.keys() <= {"pads"} else []}
+    return ["native", "columns", *special.get(w[:-2], [])]
 
 
 @pytest.mark.parametrize(
     ("way", "case"),
-    [pytest.param(way, case, id=f"{way}: {case[0]}") for case in CASES for way in ways(case[2], case[3])],
+    [pytest.param(way, case, id=f"{way}: {case[0]}") for case in CASES for way in ways(*case[2:])],
 )
 def test_every_way_gives_the_convolution(way: str, case: Any) -> None:
     _, x, w, groups, attributes = case
@@ -219,6 +222,23 @@ def test_the_chosen_way_rounds_once(name: str, dtype: Any) -> None:
     theirs = reference(image.astype(np.float32), weights.astype(np.float32), window, groups)
     eps = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=eps, atol=max(1e-4, eps * 1e-2))
+
+
+def test_winograd_serves_large_images_of_many_channels_to_six_digits() -> None:
+    image, weights = (RNG.normal(size=s).astype(np.float32) for s in ((1, 28, 28, 64), (3, 3, 64, 256)))
+    window = window_of((28, 28), (3, 3), pads=[1] * 4)
+    assert convolution.chosen(image, weights, window, 1) is convolution.winograd
+    assert convolution.chosen(image, weights, window._replace(strides=(2, 2)), 1) is convolution.native
+    assert convolution.chosen(image.astype(np.int8), weights.astype(np.int8), window, 1) is convolution.native
+    exact = reference(image, weights, window, 1)
+    ours = convolution.convolve(image, weights, window.strides, window.pads, window.dilations, 1)
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=4e-6 * np.max(np.abs(exact)))
+
+
+def test_the_matrices_of_toom_and_cook_filter_exactly() -> None:
+    after, filtering, before = matrices(POINTS)
+    x, w = RNG.normal(size=6), RNG.normal(size=3)
+    np.testing.assert_allclose(after @ ((before @ x) * (filtering @ w)), np.correlate(x, w, "valid"), rtol=1e-12)
 
 
 @pytest.mark.parametrize("signed", [False, True])

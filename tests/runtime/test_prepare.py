@@ -181,6 +181,7 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     "slice": [lambda: lax.slice(F, (0, 1), (2, 3), (1, 2)), lambda: lax.slice(F, (1, 0), (2, 2))],
     "split": [lambda: lax.split(F, (1, 2), 1)],
     "squeeze": [lambda: lax.squeeze(N, (0,))],
+    "stack": [lambda: jnp.stack([F, F], 1)],
     "transpose": [lambda: lax.transpose(F, (1, 0))],
 }
 

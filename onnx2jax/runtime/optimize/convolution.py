@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import jax.numpy as jnp
@@ -17,12 +17,16 @@ from jax import lax
 
 from ...ops.arrays import accumulator
 from ...ops.conv import MAX_TAPS, Window, count_blocks
+from .winograd import is_served, winograd
 
 FEW_PIXELS: Final = 64
 """Results up to this many pixels are computed from columns: 512 channels of 7x7 pixels in 3.5 ms rather than 5.5."""
 FEW_COLUMNS: Final = 32
 """Windows that hold up to this many numbers too: a 3x3 kernel over 3 channels in 0.75 ms rather than 1.8, 7x7 in 5.8
 rather than 2.8."""
+LONG_SIDE, MANY_CHANNELS, MANY_PRODUCTS = 24, 64, 100_000_000
+"""3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side, this many channels and
+products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than 4.0."""
 
 Lowering = Callable[[Any, Any, Window, int], Any]
 
@@ -34,22 +38,24 @@ def convolve(x: Any, w: Any, strides: Any, pads: Any, dilations: Any, groups: in
     """
     wide = accumulator(x.dtype)
     window = Window(w.shape[:-2], tuple(strides), tuple(map(tuple, pads)), tuple(dilations))
-    return chosen(x.shape, w.shape, window, groups)(x.astype(wide), w.astype(wide), window, groups)
+    x, w = x.astype(wide), w.astype(wide)
+    return chosen(x, w, window, groups)(x, w, window, groups)
 
 
-def chosen(x: Sequence[int], w: Sequence[int], window: Window, groups: int) -> Lowering:
+def chosen(x: Any, w: Any, window: Window, groups: int) -> Lowering:
     """The fastest way for the shapes of an image and of weights."""
-    count = math.prod(window.kernel)
-    if groups > 1 and w[-2] == 1 and count <= MAX_TAPS:
-        return depthwise
-    if 1 < groups <= MAX_TAPS:
-        return piecewise
-    if groups == 1 and count == 1:
+    count, channels = math.prod(window.kernel), w.shape[-2]
+    if groups > 1:
+        small = count <= MAX_TAPS and channels == 1
+        return depthwise if small else piecewise if groups <= MAX_TAPS else native
+    if count == 1:
         return pointwise
-    pixels = x[0] * math.prod(count_blocks(x[1:-1], window))
-    if groups == 1 and count <= MAX_TAPS and (pixels <= FEW_PIXELS or count * w[-2] <= FEW_COLUMNS):
+    blocks = count_blocks(x.shape[1:-1], window)
+    pixels = x.shape[0] * math.prod(blocks)
+    if count <= MAX_TAPS and (pixels <= FEW_PIXELS or count * channels <= FEW_COLUMNS):
         return columns
-    return native
+    large = min(blocks) >= LONG_SIDE and min(w.shape[-2:]) >= MANY_CHANNELS
+    return winograd if large and pixels * w.size >= MANY_PRODUCTS and is_served(x, window) else native
 
 
 def native(x: Any, w: Any, window: Window, groups: int) -> Any:
@@ -96,7 +102,7 @@ def depthwise(x: Any, w: Any, window: Window, groups: int) -> Any:
 def piecewise(x: Any, w: Any, window: Window, groups: int) -> Any:
     """Group by group."""
     pieces = zip(jnp.split(x, groups, -1), jnp.split(w, groups, -1), strict=True)
-    return lax.concatenate([chosen(a.shape, b.shape, window, 1)(a, b, window, 1) for a, b in pieces], x.ndim - 1)
+    return lax.concatenate([chosen(a, b, window, 1)(a, b, window, 1) for a, b in pieces], x.ndim - 1)
 
 
 def _product(x: Any, w: Any) -> Any:

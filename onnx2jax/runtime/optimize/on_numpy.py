@@ -73,6 +73,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "slice": _slice,
     "split": _split,
     "squeeze": lambda x, *, dimensions: np.squeeze(x, dimensions),
+    "stack": lambda *xs, axis: np.stack(xs, axis),
     "transpose": lambda x, *, permutation: np.transpose(x, permutation),
 }
 """Primitive -> the function of its operands and parameters. What NumPy rounds otherwise than XLA is left out."""
