@@ -81,6 +81,16 @@ PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
         },
         {"sample": "f B 3 S S", "timestep": "t B"},
     ),
+    "UNet1DModel": (
+        "UNet1DModel",
+        {
+            "block_out_channels": (32, 32),
+            "extra_in_channels": 64,  # of the embedded time step, twice the first block's
+            "down_block_types": ("DownBlock1DNoSkip", "AttnDownBlock1D"),
+            "up_block_types": ("AttnUpBlock1D", "UpBlock1DNoSkip"),
+        },
+        {"sample": "f B 2 N", "timestep": "t B"},
+    ),
     "UNet2DConditionModel": (
         "UNet2DConditionModel",
         {**_CROSS, **_DOWN_CROSS, "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D")},
@@ -119,6 +129,28 @@ PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
             "qk_norm": "rms_norm",
         },
         {"hidden_states": "f B 4 S S", **_TEXT, "pooled_projections": "f B 8", "timestep": "t B"},
+    ),
+    "FluxTransformer2DModel": (
+        "FluxTransformer2DModel",
+        {
+            "patch_size": 1,
+            "in_channels": 4,
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 16,
+            "pooled_projection_dim": 8,
+            "axes_dims_rope": (4, 4, 8),
+        },
+        {
+            "hidden_states": "f B 6 4",
+            **_TEXT,
+            "pooled_projections": "f B 8",
+            "timestep": "u B",
+            "img_ids": "f 6 3",
+            "txt_ids": "f L 3",
+        },
     ),
     "ControlNetModel": (
         "ControlNetModel",
@@ -176,11 +208,13 @@ ONLY: Final[Mapping[str, str]] = {
         ),
         SCRIPT,
     ),
+    **dict.fromkeys(("FluxTransformer2DModel", "UNet1DModel"), DYNAMO),
 }
 """Those by one exporter, for the time that they take; or the other refuses them."""
 
 REFUSED: Final = {
-    "diffusers: FluxTransformer2DModel / script": "UnsupportedOperatorError: 'aten::rms_norm' to ONNX opset version 20"
+    "diffusers: FluxTransformer2DModel / script": "UnsupportedOperatorError: 'aten::rms_norm' to ONNX opset version 20",
+    "diffusers: UNet1DModel / script": "SymbolicValueError: ONNX export of convolution for kernel of unknown shape",
 }
 
 CASES: Final = tuple(

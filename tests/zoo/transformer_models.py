@@ -183,6 +183,13 @@ ENCODERS: Final = (
         {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 8},
         exporters=EXPORTERS,
     ),
+    Family(
+        "MobileBertModel",
+        feed.text,
+        {"embedding_size": 32, "intra_bottleneck_size": 16, "num_feedforward_networks": 2},
+        exporters=EXPORTERS,
+    ),
+    Family("XLMRobertaModel", feed.text, exporters=EXPORTERS),
     Family("MPNetModel", feed.text, exporters=EXPORTERS),
     Family("XLMRobertaForTokenClassification", feed.text, exporters=EXPORTERS),
     Family("BigBirdModel", feed.text, {"attention_type": "original_full"}, exporters=EXPORTERS),
@@ -238,17 +245,22 @@ DECODERS: Final = (
     ),
     Family("FalconMambaForCausalLM", feed.tokens, {"state_size": 4}, sizes=BATCHES),
 )
+NO_GRAD: Final = "positions of sines, which transformers looks up under no_grad(), are weights like others in the file"
+SINES: Final = {exporter: {"grad": NO_GRAD} for exporter in EXPORTERS}
 BOTH: Final = (
-    Family("T5ForConditionalGeneration", feed.pair, {"d_kv": 8, "d_ff": 48}),
-    Family("BartForConditionalGeneration", feed.pair, LAYERED),
+    Family("T5ForConditionalGeneration", feed.pair, {"d_kv": 8, "d_ff": 48}, exporters=EXPORTERS),
+    Family("BartForConditionalGeneration", feed.pair, LAYERED, exporters=EXPORTERS),
     Family("MBartForConditionalGeneration", feed.pair, LAYERED),
+    Family("MarianMTModel", feed.pair, {**LAYERED, "d_model": 32}, exporters=EXPORTERS, known=SINES),
+    Family("PegasusForConditionalGeneration", feed.pair, {**LAYERED, "d_model": 32}, exporters=EXPORTERS, known=SINES),
+    Family("M2M100ForConditionalGeneration", feed.pair, {**LAYERED, "d_model": 32}, exporters=EXPORTERS),
 )
 VISION: Final = (
     Family("ViTForImageClassification", feed.image, PATCHES, exporters=EXPORTERS, sizes=IMAGES),
     Family("BeitModel", feed.image, {**PATCHES, "use_relative_position_bias": True}, sizes=IMAGES),
-    Family("DeiTModel", feed.image, PATCHES, sizes=IMAGES),
+    Family("DeiTModel", feed.image, PATCHES, exporters=EXPORTERS, sizes=IMAGES),
     Family("Dinov2Model", feed.image, PATCHES, sizes=IMAGES),
-    Family("SwinModel", feed.image, WINDOWS, sizes=IMAGES),
+    Family("SwinModel", feed.image, WINDOWS, exporters=EXPORTERS, sizes=IMAGES),
     Family("Swinv2Model", feed.image, WINDOWS, sizes=IMAGES),
     Family("SegformerForSemanticSegmentation", feed.image, SEGFORMER, sizes=((2, 64), (3, 96))),
     Family(
@@ -265,11 +277,11 @@ VISION: Final = (
         {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
         sizes=((2, 32), (3, 64)),
     ),
-    Family("CLIPVisionModel", feed.image, PATCHES, sizes=IMAGES),
+    Family("CLIPVisionModel", feed.image, PATCHES, exporters=EXPORTERS, sizes=IMAGES),
     Family("SiglipVisionModel", feed.image, PATCHES, sizes=IMAGES),
 )
 SPEECH: Final = (
-    Family("Wav2Vec2ForCTC", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
+    Family("Wav2Vec2ForCTC", feed.wave, WAVES, exporters=EXPORTERS, sizes=((2, 160), (3, 200))),
     Family("HubertModel", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
     Family("WavLMModel", feed.wave, WAVES, sizes=((2, 160), (3, 200))),
     Family("SEWModel", feed.wave, {**WAVES, "squeeze_factor": 2}, sizes=((2, 160), (3, 208))),
@@ -287,11 +299,12 @@ SPEECH: Final = (
     ),
 )
 SEVERAL: Final = (
-    Family("CLIPTextModel", feed.text),
+    Family("CLIPTextModel", feed.text, exporters=EXPORTERS),
     Family(
         "CLIPModel",
         feed.captioned,
         {"text_config": SMALL, "vision_config": EYE, "projection_dim": 16},
+        exporters=EXPORTERS,
     ),
     Family("SiglipModel", feed.captioned, {"text_config": SMALL, "vision_config": EYE}),
     Family("BlipTextModel", feed.text, {"encoder_hidden_size": 32}),
