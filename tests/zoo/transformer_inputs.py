@@ -52,11 +52,16 @@ def wave(batch: int, length: int) -> dict[str, Any]:
     return {"input_values": torch.randn(batch, length)}
 
 
-def heard(batch: int, length: int) -> dict[str, Any]:
-    """What Whisper takes: eight bands of a spectrogram, of twice its source positions."""
+def bands(batch: int, length: int) -> dict[str, Any]:
+    """What Whisper's encoder takes: eight bands of a spectrogram, of twice its source positions."""
     import torch
 
-    return {"input_features": torch.randn(batch, 8, 32), "decoder_input_ids": _ids(batch, length)}
+    return {"input_features": torch.randn(batch, 8, length)}
+
+
+def heard(batch: int, length: int) -> dict[str, Any]:
+    """What Whisper takes: a spectrogram, and tokens."""
+    return {**bands(batch, 32), "decoder_input_ids": _ids(batch, length)}
 
 
 def frames(batch: int, length: int) -> dict[str, Any]:

@@ -290,6 +290,13 @@ SPEECH: Final = (
         feed.heard,
         {**LAYERED, "num_mel_bins": 8, "max_source_positions": 16},
     ),
+    Family(
+        "WhisperForAudioClassification",  # of the encoder alone
+        feed.bands,
+        {**LAYERED, "num_mel_bins": 8, "max_source_positions": 16, "d_model": 32},
+        exporters=EXPORTERS,
+        sizes=IMAGES,
+    ),
     Family("Speech2TextForConditionalGeneration", feed.frames, {**LAYERED, **FRAMES}),
     Family(
         "ASTForAudioClassification",
