@@ -94,13 +94,16 @@ def lstm_cell(P, input_forget, d, recur, _, f, g, h):
     def step(gates, states):
         hidden, cell = states
         p = None if P is None else jnp.asarray(P)[d].reshape(3, cell.shape[1])
-        i, o, forget, c = jnp.split(gates + recur(hidden), 4, axis=-1)
-        if p is not None:
-            i, forget = i + p[0] * cell, forget + p[2] * cell
-        i = f(i)
-        cell = (1 - i if input_forget else f(forget)) * cell + i * g(c)
-        o = o if p is None else o + p[1] * cell
-        return f(o) * h(cell), cell
+        gates = gates + recur(hidden)
+        sums, c = gates[:, : 3 * cell.shape[1]], gates[:, 3 * cell.shape[1] :]
+        if p is None:  # one loop over three gates takes three quarters of the time of three loops
+            i, o, forget = jnp.split(f(sums), 3, axis=-1)
+        else:
+            i, o, forget = jnp.split(sums, 3, axis=-1)
+            i, forget = f(i + p[0] * cell), f(forget + p[2] * cell)
+        cell = (1 - i if input_forget else forget) * cell + i * g(c)
+        o = o if p is None else f(o + p[1] * cell)
+        return o * h(cell), cell
 
     return step
 
@@ -150,7 +153,12 @@ def linear(x, w):
     return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=x.dtype)
 
 
-def recur_by(Rt):
+def recur_by(R, batch):
+    """The recurrent projection. One row is multiplied fastest by R as it lies, and several by its transpose, which is
+    made here, outside the loop: inside it every step would pay for it again."""
+    if batch == 1:
+        return lambda h, part=slice(None): lax.dot_general(h, R[part], (((1,), (1,)), ((), ())))
+    Rt = R.T
     return lambda h, part=slice(None): linear(h, Rt[:, part])
 
 
@@ -171,8 +179,7 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
         B, split = jnp.asarray(B), gates - separate * size
         apart = B[:, gates + split :]
         y = y + B[:, :gates] + jnp.concatenate([B[:, gates : gates + split], jnp.zeros_like(apart)], axis=-1)
-    # transposed here, outside the loop: inside it every step would pay for it again
-    return y, [recur_by(R[d].T) for d in range(directions)], apart
+    return y, [recur_by(R[d], X.shape[1]) for d in range(directions)], apart
 
 
 @op("RNN", since=7, half="float32", product=True, unsharded=True, limits=CLIP)

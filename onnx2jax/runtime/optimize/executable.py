@@ -14,6 +14,7 @@ from ..jit import on_several_devices
 from ..values import to_device
 from .layout import channels_last
 from .prepare import Prepared, split
+from .rows import rows_by_rows
 
 
 class Weights(dict[str, Any]):
@@ -65,7 +66,7 @@ class Executable:
     def _as_split(self, traced: Any) -> Prepared:
         count = len(jax.tree.leaves(self._types[0]))
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
-        return split(channels_last(traced.jaxpr, weights), weights)
+        return split(rows_by_rows(channels_last(traced.jaxpr, weights), weights), weights)
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
