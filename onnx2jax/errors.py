@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BucketError",
     "CheckpointError",
     "ExternalDataError",
     "ExternalDataNotFoundError",
@@ -114,6 +115,10 @@ class CheckpointError(OnnxError, ValueError):
 
 class RandomKeyError(OnnxError, TypeError):
     """The model draws random numbers and no key was given."""
+
+
+class BucketError(OnnxError, ValueError):
+    """Padding to a bucket changes an output of the model."""
 
 
 class RebatchError(OnnxError, ValueError):

@@ -46,8 +46,9 @@ def convert(
             depend on the values of inputs; a plain call finds them by itself.
         dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``.
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
-            ``{"seq": [64, 128]}``. Outputs that declare the variable are cut back. Sound only if the model masks
-            what is padded (an attention mask among the inputs, say): that is for you to know.
+            ``{"seq": [64, 128]}``. Outputs that declare the variable are cut back. Right only if the model masks
+            what is padded (an attention mask among the inputs, say): the first call that pads runs without padding
+            too, and raises BucketError where an output differs. What draws random numbers is not compared.
         max_size: sizes, by node name, for nodes whose output shape depends on data (NonZero, NonMaxSuppression,
             Unique, Compress, and the scan outputs of a Loop whose trips depend on data): ``{"nms": 100}``. Their
             results are padded to it and the whole model is one jit, for transformations of your own. Each such node

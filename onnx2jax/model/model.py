@@ -16,7 +16,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputNameError, RandomKeyError
 from ..ir import analysis
-from ..ir.graph import Imported, read_constants
+from ..ir.graph import Graph, Imported, read_constants
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
@@ -90,6 +90,8 @@ class Model:
         self._fields = field_names(v.name for v in self.outputs)
         self._declared = Declarations(self.graph.inputs, self.outputs)
         self._compared = 0
+        self._unpadded: dict[frozenset[str], Program | None] = {}
+        """Without padding, by the variables that are padded; None once it has shown that they may be."""
         program = Program(self.graph, self.settings)
         self._calls = Calls(program)
         self._program = program  # the last: a model that has one is complete
@@ -247,7 +249,7 @@ class Model:
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: all but what is compiled, and what lies on devices."""
         kept = {**vars(self), "params": self.params}
-        begun = ("_program", "_calls", "_declared", "_compared", "_fields", "_on_devices")
+        begun = ("_program", "_calls", "_declared", "_compared", "_fields", "_on_devices", "_unpadded")
         return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items() if n not in begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -291,17 +293,39 @@ class Model:
                     "once and stay as they are: pass a key, model(..., rng=jax.random.key(0))"
                 )
         padded, extents = buckets.pad(self.inputs, values, self._bucket)
-        params, known = self._on_devices
-        if self.placement is not None:
-            padded, rng = self.placement.put_inputs(padded), self.placement.put_whole(rng)
-        results = self._program.outputs(padded, params, known, rng, narrow=narrow)
+        with buckets.blamed(extents):
+            results = self._outputs(self._program, padded, rng, narrow)
         check_counts(results, self._max_size)
         results = buckets.cut(self.outputs, results, extents)
+        if extents and not self.graph.draws:  # random numbers differ with the shape that is drawn
+            self._prove(values, padded, results, extents, narrow)
         compilations = self._program.compilations
         if compilations != self._compared and not self._max_size:  # else every shape has been met before
             vars(self)["_compared"] = compilations
             self._declared.compare(values | dict(self.static), results)
         return results
+
+    def _outputs(self, program: Program, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
+        params, known = self._on_devices
+        if self.placement is not None:
+            values, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
+        return program.outputs(values, params, known, rng, narrow=narrow)
+
+    def _prove(
+        self, values: dict[str, Any], padded: dict[str, Any], results: Any, extents: Mapping[str, int], narrow: bool
+    ) -> None:
+        """Compare with what the model gives without padding, once for each set of variables that are padded."""
+        names = frozenset(extents)
+        plain = self._unpadded.setdefault(names, Program(self.graph, self.settings))
+        if plain is None:
+            return
+
+        def run(graph: Graph, values: dict[str, Any]) -> tuple[Any, ...]:
+            program = plain if graph is self.graph else Program(graph, self.settings)
+            return self._outputs(program, values, None, narrow)
+
+        if buckets.prove(self.graph, run, values, padded, results, extents):
+            self._unpadded[names] = None
 
     @cached_property
     def _on_devices(self) -> tuple[Weights, Known]:
