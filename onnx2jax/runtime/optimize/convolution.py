@@ -24,6 +24,9 @@ FEW_PIXELS: Final = 64
 FEW_COLUMNS: Final = 32
 """Windows that hold up to this many numbers too: a 3x3 kernel over 3 channels in 0.75 ms rather than 1.8, 7x7 in 5.8
 rather than 2.8."""
+FEW_COLUMNS_OF_8_BITS: Final = 256
+"""The same for int8: XLA takes an image that it has to transpose first, such as an input, by a slow kernel: 7x7 over 3
+channels in 79 ms."""
 LONG_SIDE, MANY_CHANNELS, MANY_PRODUCTS = 24, 64, 100_000_000
 """3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side, this many channels and
 products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than 4.0."""
@@ -52,7 +55,8 @@ def chosen(x: Any, w: Any, window: Window, groups: int) -> Lowering:
         return pointwise
     blocks = count_blocks(x.shape[1:-1], window)
     pixels = x.shape[0] * math.prod(blocks)
-    if count <= MAX_TAPS and (pixels <= FEW_PIXELS or count * channels <= FEW_COLUMNS):
+    few = FEW_COLUMNS if x.dtype == np.float32 else FEW_COLUMNS_OF_8_BITS
+    if count <= MAX_TAPS and (pixels <= FEW_PIXELS or count * channels <= few):
         return columns
     large = min(blocks) >= LONG_SIDE and min(w.shape[-2:]) >= MANY_CHANNELS
     return winograd if large and pixels * w.size >= MANY_PRODUCTS and is_served(x, window) else native
