@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, signature
 from typing import Any, Final
 
 import numpy as np
 
-from ..errors import ModelError, UnsupportedError, UnsupportedOperatorError
+from ..errors import ModelError, OnnxError, OperatorError, UnsupportedError, UnsupportedOperatorError
 from ..ops import registry
 from ..ops.registry import Operator
 from ..proto.names import normal_domain
-from .graph import Missing, Node
+from .graph import Missing, Node, Reference
 
 NEWEST: Final = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}
 """The newest version known here of each domain that ONNX itself defines."""
@@ -92,6 +92,25 @@ def check(node: Node, operator: Operator) -> None:
             raise ModelError(f"{node} lacks {kind} {name!r}; {_takes(operator)} and {has}", rule=rule)
     if twice := fed & node.attributes.keys():
         raise ModelError(f"{node} gives {sorted(twice)} both as input and as attribute", rule="ND-10")
+
+
+def refusals(node: Node, operator: Operator) -> Iterator[OnnxError]:
+    """What the operator refuses in the node's attributes, whatever its inputs are."""
+    given = {name: value for name, value in node.attributes.items() if not isinstance(value, Reference)}
+    try:
+        operator.check_choices(given)
+    except NotImplementedError as e:
+        yield UnsupportedError(f"{node}: {e}")
+    except ValueError as e:
+        yield OperatorError(f"{node}: {e}")
+
+
+def check_served(missing: Sequence[Missing], refused: Sequence[Exception]) -> None:
+    """Raise one error for all operators that nothing serves, or for all nodes whose attributes are refused."""
+    if missing:
+        raise missing_error(missing)
+    if refused:
+        raise type(refused[0])("\n".join(dict.fromkeys(map(str, refused))))
 
 
 def required(operator: Operator) -> tuple[str, ...]:

@@ -225,6 +225,8 @@ class Imported:
     ir_version: int
     missing: tuple[Missing, ...] = ()
     configurations: tuple[Configuration, ...] = ()
+    refused: tuple[Exception, ...] = ()
+    """For each node that its operator refuses by its attributes alone, the error."""
 
 
 def read_constants(graph: Graph, params: Collection[str] = ()) -> dict[str, np.ndarray]:

@@ -68,6 +68,7 @@ class Importer:
         with self.guard("model, opset_import"):
             self.opsets = binding.opsets_of(model)
         self.missing: list[Missing] = []
+        self.refused: list[OnnxError] = []
         self._depth = 0
         self._messages: dict[Key, Any] = {}
         for f in model.functions:
@@ -106,7 +107,8 @@ class Importer:
             self.check_size(graph)
             graph = prepared(graph)
         configurations = read_configurations(model)
-        return Imported(graph, self.opsets, metadata(model), model.ir_version, tuple(self.missing), configurations)
+        missing, refused = tuple(self.missing), tuple(self.refused)
+        return Imported(graph, self.opsets, metadata(model), model.ir_version, missing, configurations, refused)
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
@@ -259,6 +261,7 @@ class Importer:
             rules.check_call(node, target, message)
         elif target is not None:
             binding.check(node, target)
+            self.refused += binding.refusals(node, target)
             given = binding.land(target, given)
         return replace(node, attributes=given, target=target)
 

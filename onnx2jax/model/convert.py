@@ -79,6 +79,7 @@ def convert(
     Raises:
         ModelError: the file is no ONNX model or breaks a rule of the format.
         UnsupportedOperatorError: nothing serves some of its operators; the message lists all of them.
+        OperatorError, UnsupportedError: operators refuse the values of attributes; the message lists all of them.
         ShardingError: a rule does not fit an array or the mesh, or there is no such device configuration.
         RebatchError: ``rebatch`` leaves open where the batch is. What shows while compiling, the first call raises.
         FileNotFoundError: no such file.
@@ -90,8 +91,7 @@ def convert(
     """
     importer = open_model(source, reading)
     imported = importer.model()
-    if imported.missing:
-        raise binding.missing_error(imported.missing)
+    binding.check_served(imported.missing, imported.refused)
     imported = with_max_size(imported, max_size or {})
     if rebatch:
         imported = rebatched(imported, rebatch, static or {})

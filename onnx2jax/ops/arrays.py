@@ -130,6 +130,23 @@ def check_shape(name: str, value: Any, *shape: Any) -> None:
             raise ValueError(f"{name} must have the shape [{', '.join(map(str, shape))}] (it has {value.shape})")
 
 
+def check_shapes(extents: dict[str, Any], **operands: tuple[Any, str]) -> None:
+    """Refuse operands of other shapes than their names say: a name is one extent everywhere, with "?" or else 1.
+
+    >>> check_shapes({"heads": 4}, bias=(np.zeros((1, 8)), "heads? keys"), past=(np.zeros((3, 8)), "heads size"))
+    Traceback (most recent call last):
+    ...
+    ValueError: past must have the shape [heads=4, size] (it has (3, 8))
+    """
+    for name, (value, shape) in operands.items():
+        if value is not None:
+            names, known = shape.split(), dict(extents)
+            pairs = [p for p in zip(names, value.shape, strict=False) if not (p[0].endswith("?") and p[1] == 1)]
+            if value.ndim != len(names) or any(extents.setdefault(k.rstrip("?"), n) != n for k, n in pairs):
+                wanted = ", ".join(f"{k}={known[k.rstrip('?')]}" if k.rstrip("?") in known else k for k in names)
+                raise ValueError(f"{name} must have the shape [{wanted}] (it has {value.shape})")
+
+
 def is_string(value: Any) -> bool:
     """True for a tensor of strings: an object array that holds text (symbolic dimensions are objects too)."""
     return isinstance(value, np.ndarray) and value.dtype == object and all(isinstance(v, str) for v in value.flat)

@@ -12,7 +12,7 @@ from jax import lax
 
 from ..proto.dtypes import to_dtype
 from .activation import softmax
-from .arrays import accumulator, check_shape, xp
+from .arrays import accumulator, check_shape, check_shapes, xp
 from .indexing import gather
 from .registry import op
 
@@ -44,12 +44,26 @@ def merged(x):
     return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
+def check_paired(**operands):
+    """Refuse one operand of a pair without the other."""
+    if len({value is None for value in operands.values()}) > 1:
+        raise ValueError(f"{' and '.join(operands)} must be given together")
+
+
+def check_past(q, k, v, past_key, past_value, **others):
+    """Refuse operands [batch, heads, length, size] of attention that do not fit together; others by their shapes."""
+    check_paired(past_key=past_key, past_value=past_value)
+    check_shapes(
+        {}, query=(q, "batch q_heads queries size"), key=(k, "batch heads keys size"),
+        value=(v, "batch heads keys value_size"), past_key=(past_key, "batch heads past size"),
+        past_value=(past_value, "batch heads past value_size"), **others,
+    )  # fmt: skip
+
+
 def _scores(q, k, v, scale, dtype):
     """scale * Q K^T as [batch, query heads, queries, keys]; heads of a group share their keys without copies."""
+    check_past(q, k, v, None, None)
     (batch, heads, queries, size), (_, kv_heads, keys, _) = q.shape, k.shape
-    if k.shape != (batch, kv_heads, keys, size) or v.shape[:3] != (batch, kv_heads, keys):
-        shapes = f"[batch, heads, length, size] of Q {q.shape}, K {k.shape}, V {v.shape}"
-        raise ValueError(f"{shapes} must agree in batch, Q and K in size, K and V in heads and length")
     scale = 1 / math.sqrt(size) if scale is None else scale
     if scale < 0:
         raise ValueError(f"scale ({scale}) must not be negative: its square root scales Q and K")
@@ -115,14 +129,13 @@ def attention(
     scale=None, softcap=0.0, softmax_precision: Precision = None, opset,
 ):  # fmt: skip
     """Scaled dot product attention; a query that may attend to nothing yields zeros."""
-    if (past_key is None) != (past_value is None):
-        raise ValueError("past_key and past_value must be given together")
     if nonpad_kv_seqlen is not None and past_key is not None:
         raise ValueError("nonpad_kv_seqlen is for a cache kept outside: leave off past_key and past_value")
     if min(left_window_size, right_window_size) < -1:
         raise ValueError(f"window sizes ({left_window_size}, {right_window_size}) must be -1 or more")
     q = heads_of(Q, q_num_heads, "Q")
     k, v = heads_of(K, kv_num_heads, "K"), heads_of(V, kv_num_heads, "V")
+    check_past(q, k, v, past_key, past_value, nonpad_kv_seqlen=(nonpad_kv_seqlen, "batch"))
     offset, masks, bias = 0, [], None
     if past_key is not None:
         k, v, offset = jnp.concatenate([past_key, k], 2), jnp.concatenate([past_value, v], 2), past_key.shape[2]
@@ -215,12 +228,13 @@ def rotary_embedding(
     if X.ndim != 4 and not (X.ndim == 3 and num_heads):
         raise ValueError(f"X must have rank 4, or rank 3 with the attribute num_heads ({X.shape})")
     x = X if X.ndim == 4 else X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads)
+    extents = {"batch": X.shape[0], "tokens": X.shape[-2], "angles": (rotary_embedding_dim or x.shape[3]) / 2}
+    table = "batch tokens angles" if position_ids is None else "positions angles"
+    check_shapes(
+        extents, cos_cache=(cos_cache, table), sin_cache=(sin_cache, table), position_ids=(position_ids, "batch tokens")
+    )
     if position_ids is not None:
         cos_cache, sin_cache = (gather(cache, position_ids) for cache in (cos_cache, sin_cache))
-    width = rotary_embedding_dim or x.shape[3]
-    if width % 2 or not cos_cache.shape[2:] == sin_cache.shape[2:] == (width // 2,):
-        angles = f"caches {cos_cache.shape} and {sin_cache.shape} cannot turn {width} features"
-        raise ValueError(f"{angles}: they must be [batch, tokens, {width} / 2]")
     heads = 1 if X.ndim == 4 else 2
     return _rotated(x, *(xp.expand_dims(c, heads) for c in (cos_cache, sin_cache)), interleaved).reshape(X.shape)
 

@@ -91,9 +91,11 @@ class Operator:
         return self.inputs[position] if position < len(self.inputs) else self.variadic
 
     def check_choices(self, attributes: Mapping[str, Any]) -> None:
-        """Raise ValueError for an attribute with a value that its ``Literal`` does not list."""
+        """Refuse an attribute with a value that its ``Literal`` does not list; a list of one says what is served."""
         for name, choices in self.choices.items():
             if name in attributes and attributes[name] not in choices:
+                if len(choices) == 1:
+                    raise NotImplementedError(f"{name} ({attributes[name]!r}) must be {choices[0]!r}: {self.limits}")
                 raise ValueError(f"{name} ({attributes[name]!r}) must be one of {', '.join(map(repr, choices))}")
 
 

@@ -37,8 +37,7 @@ def open_training(source: Any, reading: Reading) -> Opened:
         )
     imported = importer.model()
     infos = read_training(importer.message, imported.graph, importer)
-    if importer.missing:
-        raise binding.missing_error(tuple(importer.missing))
+    binding.check_served(importer.missing, importer.refused)
     for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
         read_constants(graph)
     return Opened(imported, infos, Origin(importer.message, importer.files))

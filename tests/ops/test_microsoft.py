@@ -202,6 +202,7 @@ def test_gather_block_quantized_beyond_the_table():
     ("name", "inputs", "attributes"),
     [
         ("Attention", PROJECTION, {"num_heads": HEADS, "do_rotary": 1}),
+        ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3)], {**GROUPED, "sliding_window_cache": 1}),
         ("Attention", PROJECTION, {"num_heads": HEADS, "past_present_share_buffer": 1}),
         ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3)], {**GROUPED, "k_quant_type": "PER_TENSOR"}),
         ("FusedConv", [real(1, 1, 3, 3), real(1, 1, 3, 3)], {"activation": "Mystery"}),
@@ -229,3 +230,65 @@ def test_gradients_stay_finite():
         ).sum()
     )(real(1, 2, 8))
     assert np.isfinite(query).all()
+
+
+STEP = [*grouped(1), *past(5), I32([5, 5]), I32(6)]
+TURNED = {**GROUPED, "do_rotary": 1}
+COS, SIN = np.cos(ANGLES), np.sin(ANGLES)
+PASTS = [real(2, HEADS, 5, SIZE) for _ in range(2)]
+ROTARY = [real(2, 3, HIDDEN), np.array([[0, 1, 2]] * 2), COS, SIN]
+WITH_HEADS = {"num_heads": HEADS}
+
+
+def but(inputs, changes):
+    """The inputs with others at some places."""
+    changed = dict(enumerate(inputs)) | changes
+    return [changed.get(i) for i in range(max(changed) + 1)]
+
+
+UNFIT = [
+    ("GroupQueryAttention", STEP, {3: real(2, 2, 5, 8), 4: real(2, 2, 5, 8)}, GROUPED, r"past_key .*size=16\] \(it"),
+    ("GroupQueryAttention", STEP, {4: real(2, 2, 4, SIZE)}, GROUPED, r"past_value .*past=5, "),
+    ("GroupQueryAttention", STEP, {3: real(1, 2, 5, SIZE), 4: real(1, 2, 5, SIZE)}, GROUPED, r"past_key .*\[batch=2"),
+    ("GroupQueryAttention", STEP, {3: real(2, 1, 5, SIZE), 4: real(2, 1, 5, SIZE)}, GROUPED, r"past_key .*heads=2"),
+    ("GroupQueryAttention", STEP, {4: None}, GROUPED, "past_key and past_value"),
+    ("GroupQueryAttention", STEP, {1: real(2, 2, HIDDEN // 2)}, GROUPED, "key|value"),
+    ("GroupQueryAttention", STEP, {2: real(2, 1, 16)}, GROUPED, "value"),
+    ("GroupQueryAttention", STEP, {5: I32([5])}, GROUPED, "seqlens_k"),
+    ("GroupQueryAttention", STEP, {7: COS, 8: SIN[:12]}, TURNED, "sin_cache .*positions=16"),
+    ("GroupQueryAttention", STEP, {7: COS[:3], 8: SIN[:3]}, TURNED, "6 positions or more"),
+    ("GroupQueryAttention", STEP, {7: COS, 8: SIN, 9: np.array([[5]])}, TURNED, "position_ids"),
+    ("GroupQueryAttention", STEP, {}, TURNED, "cos_cache and sin_cache"),
+    ("GroupQueryAttention", STEP, {10: real(2, 4, 1, 1)}, GROUPED, "attention_bias .*total=6"),
+    ("GroupQueryAttention", STEP, {10: real(1, 4, 6)}, GROUPED, "attention_bias"),
+    ("GroupQueryAttention", STEP, {11: real(1)}, GROUPED, "head_sink"),
+    ("MultiHeadAttention", QKV, {7: PASTS[1]}, WITH_HEADS, "past_key and past_value"),
+    ("MultiHeadAttention", QKV, {6: PASTS[0][..., :8], 7: PASTS[1][..., :8]}, WITH_HEADS, "past_key"),
+    ("MultiHeadAttention", QKV, {3: real(2 * HIDDEN + 1)}, WITH_HEADS, "bias .*192"),
+    ("MultiHeadAttention", QKV, {5: real(2, HEADS, 3, 1)}, WITH_HEADS, "attention_bias"),
+    ("MultiHeadAttention", QKV, {5: real(3, 3)}, WITH_HEADS, "attention_bias"),
+    ("MultiHeadAttention", QKV, {4: I32([[1, 1, 1]])}, WITH_HEADS, "a mask of shape"),
+    ("MultiHeadAttention", QKV, {4: I32([[[1, 1, 1]]] * 2)}, WITH_HEADS, "a mask of shape"),
+    ("Attention", PROJECTION, {2: real(1)}, WITH_HEADS, "bias .*192"),
+    ("Attention", PROJECTION, {}, {**WITH_HEADS, "qkv_hidden_sizes": [64, 64, 32]}, "weights .*160"),
+    ("Attention", PROJECTION, {4: real(2, 2, HEADS, 5, 8)}, WITH_HEADS, "past_key"),
+    ("Attention", PROJECTION, {4: real(1, 2, HEADS, 5, SIZE)}, WITH_HEADS, "past .*2=2"),
+    ("Attention", PROJECTION, {5: real(2, HEADS, 1, 3)}, WITH_HEADS, "attention_bias"),
+    ("Attention", PROJECTION, {3: I32([[1, 1, 1]])}, WITH_HEADS, "a mask of shape"),
+    ("RotaryEmbedding", ROTARY, {2: COS[:, :4], 3: SIN[:, :4]}, WITH_HEADS, "cos_cache .*angles=8"),
+    ("RotaryEmbedding", ROTARY, {3: SIN[:12]}, {}, "sin_cache"),
+    ("RotaryEmbedding", ROTARY, {1: np.array([[0, 1, 2]])}, {}, "position_ids"),
+    ("RotaryEmbedding", ROTARY, {0: real(2, HEADS, 3, 32)}, {}, "cos_cache .*angles=16"),
+    ("RotaryEmbedding", ROTARY, {0: real(2, 3, 60)}, {}, "cos_cache"),
+    ("RotaryEmbedding", ROTARY, {0: real(HIDDEN)}, {}, "rank 4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "inputs", "changes", "attributes", "said"), UNFIT)
+def test_operands_that_do_not_fit_are_refused_as_onnxruntime_refuses_them(name, inputs, changes, attributes, said):
+    operands = but(inputs, changes)
+    count = 3 if name == "GroupQueryAttention" else 1
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        onnxruntime_says(name, operands, count, attributes)
+    with pytest.raises((ValueError, NotImplementedError), match=said):
+        run_op(name, *operands, domain=MICROSOFT, n_outputs=count, **attributes)

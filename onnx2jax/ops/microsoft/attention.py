@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import functools
 from inspect import Parameter
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..arrays import accumulator, dims, wide
-from ..attention import attend, heads_of, merged, rotary_embedding, window
+from ..arrays import accumulator, check_shapes, dims, wide
+from ..attention import attend, check_paired, check_past, heads_of, merged, rotary_embedding, window
 from ..linalg import product
 from ..registry import MayBeEmpty, Static, op, taking
 from .fused import MICROSOFT, simplified_layer_normalization
 from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
-_SHARED = "do_rotary, rotary_embedding_dim and a shared cache buffer are refused: use GroupQueryAttention"
+_SHARED = "do_rotary and a shared cache buffer are refused: use GroupQueryAttention"
 
+_BUFFER = "a shared cache buffer (past_sequence_length, cache_indirection); leave it off"
 OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None, "unidirectional": 0}
 
 
@@ -31,9 +33,9 @@ def padding_bias(mask, batch, queries, keys, filler):
     if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch):
         ends, starts = mask[:batch, None], mask[batch:, None] if mask.shape[0] > batch else 0
         live = ((places < ends) & (places >= starts))[:, None, None]
-    elif mask.ndim == 2 and mask.shape[1] == keys:
+    elif mask.shape == (batch, keys):
         live = (mask > 0)[:, None, None]
-    elif mask.ndim == 3:
+    elif mask.shape == (batch, queries, keys):
         live = (mask > 0)[:, None]
     elif mask.ndim == 4:
         live = (mask > 0)[:, :, keys - queries : keys, :keys]
@@ -44,25 +46,32 @@ def padding_bias(mask, batch, queries, keys, filler):
     return jnp.where(live, 0.0, np.float32(filler))
 
 
+def check_bias(bias, batch, heads, queries, total):
+    extents = {"batch": batch, "heads": heads, "queries": queries, "total": total}
+    check_shapes(extents, attention_bias=(bias, "batch? heads? queries total"))
+
+
 def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, scale, mask_filter_value):
     """What the operators below do behind their projections: the result, keys and values with the past's, the scores."""
     q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
     if unidirectional and k.shape[2] != q.shape[2]:
         raise ValueError(f"unidirectional=1 needs a key for each query: {q.shape[2]} queries, {k.shape[2]} new keys")
-    if past is not None:
+    check_past(q, k, v, *past)
+    if past[0] is not None:
         k, v = (jnp.concatenate([old, new], axis=2) for old, new in zip(past, (k, v), strict=True))
-    (batch, _, queries, _), keys = q.shape, k.shape[2]
+    (batch, heads, queries, _), keys = q.shape, k.shape[2]
+    check_bias(bias, batch, heads, queries, keys)
     biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
     masks = window(queries, keys, keys - queries, -1, 0) if unidirectional else ()
     y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
     return merged(y), k, v, scores.astype(q.dtype)
 
 
-def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
+def self_attention(qkv, sizes, past, **options):
     """Attention and QAttention behind their projection; the second result holds keys and values."""
-    if past_present_share_buffer or do_rotary:
-        raise NotImplementedError(f"{past_present_share_buffer=} and {do_rotary=} must be 0: use GroupQueryAttention")
-    y, k, v, _ = split_attention(*jnp.split(qkv, np.cumsum(sizes)[:2].tolist(), axis=-1), **options)
+    check_shapes({"2": 2}, past=(past, "2 batch heads past size"))
+    past = (None, None) if past is None else past
+    y, k, v, _ = split_attention(*jnp.split(qkv, np.cumsum(sizes)[:2].tolist(), axis=-1), past=past, **options)
     return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
 
 
@@ -70,28 +79,31 @@ def self_attention(qkv, sizes, past_present_share_buffer, do_rotary, **options):
 @taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
-    *, do_rotary=0, past_present_share_buffer=0, qkv_hidden_sizes=None, rotary_embedding_dim=0, **options,
+    *, do_rotary: Literal[0] = 0, past_present_share_buffer: Literal[0] = 0, qkv_hidden_sizes=None,
+    rotary_embedding_dim: Literal[0] = 0, **options,
 ):  # fmt: skip
     """Self-attention with its input projection; masked keys are lowered by mask_filter_value."""
-    sizes = qkv_hidden_sizes or (weights.shape[1] // 3,) * 3
+    del do_rotary, past_present_share_buffer, rotary_embedding_dim
+    if past_sequence_length is not None:
+        raise NotImplementedError(_BUFFER)
+    sizes = qkv_hidden_sizes or (weights.shape[-1] // 3,) * 3
+    operands = {"input": (input, "batch tokens features"), "weights": (weights, "features hidden")}
+    check_shapes({"hidden": sum(sizes)}, **operands, bias=(bias, "hidden"))
     y = product(input, weights, accumulator(input.dtype))
-    return self_attention(
-        jnp.asarray(y if bias is None else y + wide(bias), input.dtype), sizes,
-        past_present_share_buffer or past_sequence_length is not None, do_rotary or rotary_embedding_dim, past=past,
-        mask=mask_index, bias=attention_bias, **options,
-    )  # fmt: skip
+    y = jnp.asarray(y if bias is None else y + wide(bias), input.dtype)
+    return self_attention(y, sizes, past, mask=mask_index, bias=attention_bias, **options)
 
 
 @op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_SHARED}; {_MASKS}")
 @taking(**OPTIONS)
 def qattention(
     input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
-    past=None, *, do_rotary=0, past_present_share_buffer=0, **options,
+    past=None, *, do_rotary: Literal[0] = 0, past_present_share_buffer: Literal[0] = 0, **options,
 ):  # fmt: skip
     """Attention whose input projection multiplies quantized tensors."""
+    del do_rotary, past_present_share_buffer
     y = matmul_integer_to_float(input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
-    sizes, mine = (y.shape[-1] // 3,) * 3, {"past": past, "mask": mask_index, "bias": None}
-    return self_attention(y, sizes, past_present_share_buffer, do_rotary, **mine, **options)
+    return self_attention(y, (y.shape[-1] // 3,) * 3, past, mask=mask_index, bias=None, **options)
 
 
 _CACHES = f"past_sequence_length and cache_indirection are refused; {_MASKS}"
@@ -105,7 +117,7 @@ def multi_head_attention(
 ):  # fmt: skip
     """Attention of projected queries on keys and values, packed together or apart, grown by those of the past."""
     if past_sequence_length is not None or cache_indirection is not None:
-        raise NotImplementedError("MultiHeadAttention with a shared cache buffer (past_sequence_length); leave it off")
+        raise NotImplementedError(_BUFFER)
     query = jnp.asarray(query)
     if query.ndim == 5:
         query, key, value = (query[:, :, :, i].reshape(*query.shape[:2], -1) for i in range(3))
@@ -113,30 +125,29 @@ def multi_head_attention(
         key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
     if bias is not None:
         widths = [query.shape[-1], key.shape[-1] if key.ndim == 3 else query.shape[-1]]
+        last = value.shape[-1] if value.ndim == 3 else value.shape[1] * value.shape[3]
+        check_shapes({"hidden": sum(widths) + last}, bias=(bias, "hidden"))
         q_bias, k_bias, v_bias = jnp.split(jnp.asarray(bias), np.cumsum(widths).tolist())
         query = query + q_bias
         key, value = (key + k_bias, value + v_bias) if key.ndim == 3 else (key, value)
-    past = None if past_key is None else (past_key, past_value)
-    return split_attention(query, key, value, mask=key_padding_mask, past=past, bias=attention_bias, **options)
+    past, bias = (past_key, past_value), attention_bias
+    return split_attention(query, key, value, mask=key_padding_mask, past=past, bias=bias, **options)
 
 
 @op("RotaryEmbedding", domain=MICROSOFT, limits="is_packed_batching and a scale other than 1 are refused")
 def ms_rotary_embedding(
-    input, position_ids, cos_cache, sin_cache,
-    *, interleaved=0, is_packed_batching=0, num_heads=0, rotary_embedding_dim=0, scale=1.0,
+    input, position_ids, cos_cache, sin_cache, *, interleaved=0, is_packed_batching: Literal[0] = 0, num_heads=0,
+    rotary_embedding_dim=0, scale: Literal[1] = 1.0,  # type: ignore[assignment]
 ):  # fmt: skip
     """RotaryEmbedding at given positions, or from one position on."""
-    if is_packed_batching or scale != 1:
-        raise NotImplementedError(f"is_packed_batching ({is_packed_batching}) must be 0 and scale ({scale}) 1")
+    del is_packed_batching, scale
     if rotary_embedding_dim and not num_heads and input.ndim == 3:
         raise ValueError(f"rotary_embedding_dim ({rotary_embedding_dim}) needs the attribute num_heads")
     if position_ids.size == 1 and position_ids.ndim == 1:
         position_ids = position_ids + jnp.zeros((input.shape[0], 1), np.int64) + np.arange(input.shape[-2])
-    heads = num_heads or (None if input.ndim == 4 else input.shape[2] // (2 * cos_cache.shape[-1]))
-    return rotary_embedding(
-        input, cos_cache, sin_cache, position_ids, interleaved=interleaved, num_heads=heads,
-        rotary_embedding_dim=rotary_embedding_dim or 2 * cos_cache.shape[-1],
-    )  # fmt: skip
+    heads = num_heads or (input.shape[2] // (2 * cos_cache.shape[-1]) if input.ndim == 3 else None)
+    attributes = {"interleaved": interleaved, "num_heads": heads, "rotary_embedding_dim": rotary_embedding_dim}
+    return rotary_embedding(input, cos_cache, sin_cache, position_ids, **attributes)
 
 
 def appended(past, new, starts, length):
@@ -147,43 +158,53 @@ def appended(past, new, starts, length):
     return jax.vmap(functools.partial(lax.dynamic_update_slice_in_dim, axis=1))(cache, new, starts)
 
 
-@op("GroupQueryAttention", domain=MICROSOFT, product=True, limits="a quantized cache and a sliding one are refused")
+_CACHE = "a quantized cache and a sliding one are refused: use a floating one of full length"
+
+
+@op("GroupQueryAttention", domain=MICROSOFT, product=True, limits=_CACHE)
 def group_query_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, seqlens_k,
     total_sequence_length: Static, cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None,
     head_sink=None, k_scale=None, v_scale=None, q_norm_weight=None, k_norm_weight=None,
-    *, causal=1, do_rotary=0, k_quant_type="NONE", kv_cache_bit_width=0, kv_num_heads, local_window_size=-1, num_heads,
-    qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=-1,
-    softcap=0.0, v_quant_type="NONE", n_outputs=1,
+    *, causal=1, do_rotary=0, k_quant_type: Literal["NONE"] = "NONE", kv_cache_bit_width: Literal[0] = 0, kv_num_heads,
+    local_window_size=-1, num_heads, qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None,
+    sliding_window_cache: Literal[0] = 0, smooth_softmax=-1, softcap=0.0, v_quant_type: Literal["NONE"] = "NONE",
+    n_outputs=1,
 ):  # fmt: skip
     """Attention with a growing cache in which several query heads share one head of keys and values.
 
     Sequence b has ``seqlens_k[b] + 1`` tokens, the new ones last (but first in a prompt, which may be padded
     behind); the cache holds ``total_sequence_length`` tokens, or as many as the past brought if those are more.
     """
-    quantization = (k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache)
-    if quantization != ("NONE", "NONE", 0, 0) or k_scale is not None or v_scale is not None:
-        raise NotImplementedError(
-            f"a quantized or sliding cache (k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache = "
-            f"{quantization}); use a floating cache of full length"
-        )
+    del k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache, k_scale, v_scale  # of quantized caches
     query = jnp.asarray(query)
     if key is None:
         size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
         query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
     q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
+    (total,) = dims(total_sequence_length)
+    check_past(
+        q, k, v, past_key, past_value, queries=(k, "batch heads queries size"), values=(v, "batch heads keys size"),
+        seqlens_k=(seqlens_k.reshape(-1), "batch"), head_sink=(head_sink, "q_heads"),
+        q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
+        position_ids=(position_ids, "batch queries"),
+    )  # fmt: skip
+    check_bias(attention_bias, q.shape[0], num_heads, q.shape[2], total)
+    check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     if q_norm_weight is not None:
         norm = functools.partial(simplified_layer_normalization, epsilon=qk_norm_epsilon)
         (q, *_), (k, *_) = norm(q, q_norm_weight), norm(k, k_norm_weight)
-    (total,) = dims(total_sequence_length)
     length, new = total if past_key is None else max(total, past_key.shape[2]), q.shape[2]
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.zeros_like(ends) if new == total else ends - new
     if do_rotary:
+        if cos_cache is None or sin_cache is None or cos_cache.shape[0] < total:
+            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache with {total} positions or more")
         at = starts[:, None] + jnp.arange(new, dtype=np.int32)
         if position_ids is not None:  # a first prompt takes its first position only
             at = position_ids.reshape(-1)[0].astype(np.int32) + at if new == total else position_ids
-        q, k = (ms_rotary_embedding(x, at, cos_cache, sin_cache, interleaved=rotary_interleaved) for x in (q, k))
+        turn = {"interleaved": rotary_interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
+        q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **turn) for x in (q, k))
     present_key, present_value = (appended(p, x, starts, length) for p, x in ((past_key, k), (past_value, v)))
     starts, ends = starts.reshape(-1, 1, 1, 1), ends.reshape(-1, 1, 1, 1)
     masks = window(new, total, starts, max(local_window_size - 1, -1), 0 if causal else -1)

@@ -159,12 +159,10 @@ _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is nev
 @op("MatMulNBits", domain=MICROSOFT, heavy=True, limits=_LAYOUTS)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
-    *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked=0,
+    *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0,
 ):  # fmt: skip
     """A times the transpose of an [N, K] weight quantized in blocks along K."""
-    del accuracy_level  # a leave to compute in less precision, which is not taken
-    if weight_prepacked:
-        raise NotImplementedError(f"weight_prepacked is {weight_prepacked}: B must be in ONNX's layout (0)")
+    del accuracy_level, weight_prepacked  # a leave to compute in less precision, which is not taken; B lies as in ONNX
     blocks, work = -(-K // block_size), accumulator(A.dtype)
     weight = unpack(B.reshape(N, blocks, -1), bits).astype(work)
     zero_points, scales = unpacked(zero_points, (N, blocks), bits).astype(work), scales.reshape(N, blocks).astype(work)
