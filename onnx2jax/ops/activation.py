@@ -150,25 +150,21 @@ def _hardmax(x, *, axes):
     return (index == count).astype(x.dtype).reshape(x.shape)
 
 
-def _modern(body):
-    def along_axis(input, *, axis=-1):
-        return body(input, axes=(axis_of(axis, input.ndim),)) if input.ndim else body(input[None], axes=(0,))[0]
+def _along(body, default, *, rows):
+    """Along one axis; before opset 13 along the ``rows`` of the matrix that the input is, which begin at the axis."""
+
+    def along_axis(input, *, axis=default):
+        if input.ndim == 0 and not rows:
+            return body(input[None], axes=(0,))[0]
+        start = axis_of(axis, input.ndim)
+        return body(input, axes=tuple(range(start, input.ndim if rows else start + 1)))
 
     return along_axis
-
-
-def _flattening(body):
-    """Before opset 13 the input is seen as a matrix whose rows begin at ``axis``."""
-
-    def along_rows(input, *, axis=1):
-        return body(input, axes=tuple(range(axis_of(axis, input.ndim), input.ndim)))
-
-    return along_rows
 
 
 ALONG_AXES: dict[str, tuple[Any, Any]] = {  # softmax knows half precision by itself
     "Softmax": (softmax, "itself"), "LogSoftmax": (log_softmax, "float32"), "Hardmax": (_hardmax, "itself"),
 }  # fmt: skip
 for _name, (_body, _half) in ALONG_AXES.items():
-    op(_name, half=_half)(_flattening(_body))
-    op(_name, since=13, half=_half)(_modern(_body))
+    op(_name, half=_half)(_along(_body, 1, rows=True))
+    op(_name, since=13, half=_half)(_along(_body, -1, rows=False))

@@ -108,6 +108,11 @@ def axis_of(axis: Any, rank: int) -> int:
     return axis % rank
 
 
+def row_or_axis(x: Any, axis: Any) -> tuple[Any, int]:
+    """The data and their axis, counted from the front; where none is given, all elements in a row."""
+    return (x.reshape(-1), 0) if axis is None else (x, axis_of(axis, x.ndim))
+
+
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
     """Axes counted from the front, in the order given; raises ValueError for one named twice."""
     result = tuple(axis_of(a, rank) for a in np.ravel(axes))

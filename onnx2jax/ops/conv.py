@@ -255,9 +255,8 @@ def deform_conv(X, W, offset, B=None, mask=None, *, group=1, offset_group=1, **a
     coordinates = []
     for axis, (n, k, s, (before, _), d) in enumerate(window.along(spatial)):
         ticks = np.arange(k)[:, None] * d + np.arange(n) * s - before
-        shape = [1] * (2 * rank)
-        shape[axis], shape[rank + axis] = ticks.shape
-        grid = np.broadcast_to(ticks.reshape(shape), (*kernel, *spatial))
+        ticks = np.expand_dims(ticks, [i for i in range(2 * rank) if i % rank != axis])
+        grid = np.broadcast_to(ticks, (*kernel, *spatial))
         coordinates.append(shifts[:, :, axis] + jnp.asarray(grid.reshape(count, *spatial), X.dtype))
     columns = sample_linear(X.reshape(batch * offset_group, channels // offset_group, *extents), coordinates)
     if mask is not None:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axes_of, axis_of, check_shape, dims, is_known, is_string, xp
+from .arrays import axes_of, axis_of, check_shape, dims, is_known, is_string, row_or_axis, xp
 from .registry import Static, op, withdrawn
 
 _BOUNDS = "known indices out of range raise; traced ones read NaN (integers: the extreme of their type)"
@@ -213,8 +213,7 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
 @op("Compress", since=9, limits="its output's shape depends on data: `condition` must be known")
 def compress(input, condition: Static, *, axis=None):
     """Only the condition must be known: it alone sets the extent."""
-    if axis is None:
-        input, axis = input.reshape(-1), 0
+    input, axis = row_or_axis(input, axis)
     return gather(input, np.flatnonzero(condition), axis=axis)
 
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, axis_of
+from .arrays import argmax, row_or_axis
 from .control import IRREVERSIBLE, steps_of
 from .iteration import while_
 from .registry import PADDED, Static, op
-from .vision import corners
+from .vision import corners, overlap
 
 
 def _positions(mask, size):
@@ -35,12 +35,8 @@ def non_zero(X, *, size):
 @op("Compress", domain=PADDED)
 def compress(input, condition, *, axis=None, size):
     """Compress: `size` slices along the axis."""
-    if axis is None:
-        input, axis = jnp.ravel(input), 0
-    axis = axis_of(axis, input.ndim)
-    extent = input.shape[axis]
-    condition = jnp.pad(condition[:extent], (0, max(extent - condition.shape[0], 0)))
-    places, found = _positions(condition, size)
+    input, axis = row_or_axis(input, axis)
+    places, found = _positions(condition[: input.shape[axis]], size)
     return found, jnp.take(input, places, axis)
 
 
@@ -49,9 +45,7 @@ def unique(X, *, axis=None, sorted=1, size):
     """Unique: sorted only; four outputs of `size` (the inverse keeps its extent)."""
     if not sorted:
         raise ValueError("with max_size the unique values come sorted; the model asks for the order of appearance")
-    if axis is None:
-        X, axis = jnp.ravel(X), 0
-    axis = axis_of(axis, X.ndim)
+    X, axis = row_or_axis(X, axis)
     # Found at full size first: the count must be of all.
     values, first, inverse, counts = jnp.unique(X, True, True, True, axis=axis, size=X.shape[axis])
     places, found = _positions(counts > 0, size)
@@ -69,24 +63,20 @@ def non_max_suppression(
     steps = min(limit, boxes.shape[1])
     if steps <= 0:
         return jnp.zeros((), np.int64), jnp.zeros((size, 3), np.int64)
-    low, high = corners(boxes, center_point_box)
-    overlap = 0 if iou_threshold is None else jnp.reshape(iou_threshold, ()).astype(boxes.dtype)
+    threshold = 0 if iou_threshold is None else jnp.reshape(iou_threshold, ()).astype(boxes.dtype)
 
-    def greedy(low, high, score):
-        area = jnp.prod(high - low, axis=-1)
+    def greedy(boxes, score):
         alive = jnp.full(score.shape, True) if score_threshold is None else score > jnp.reshape(score_threshold, ())
 
         def choose(alive, _):
             best = argmax(jnp.where(alive, score, -jnp.inf), 0)
-            common = jnp.prod(jnp.maximum(jnp.minimum(high, high[best]) - jnp.maximum(low, low[best]), 0), axis=-1)
-            union = area + area[best] - common
-            gone = jnp.where(union > 0, common / jnp.where(union > 0, union, 1), 0) > overlap
+            gone = overlap(boxes, boxes[:, best, None], threshold)
             return alive & ~gone & (jnp.arange(len(score)) != best), (best, alive[best])
 
         return lax.scan(choose, alive, length=steps)[1]
 
-    by_class = jax.vmap(greedy, (None, None, 0))
-    chosen, valid = jax.vmap(by_class)(low, high, scores)
+    by_class = jax.vmap(greedy, (None, 0))
+    chosen, valid = jax.vmap(by_class, (1, 0))(corners(boxes, center_point_box), scores)
     places, found = _positions(valid.reshape(-1), size)
     image, label, step = jnp.unravel_index(places, valid.shape)
     rows = jnp.stack([image, label, chosen[image, label, step]], axis=1)

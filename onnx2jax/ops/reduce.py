@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, argmax, axes_of, axis_of, is_known, xp
+from .arrays import accumulator, argmax, axes_of, axis_of, is_known, row_or_axis, xp
 from .cast import is_float
 from .indexing import gather_elements
 from .norm import root
@@ -38,18 +38,10 @@ def _extreme(dtype, largest):
     return largest if dtype.kind == "b" else getattr(np.iinfo(dtype), "max" if largest else "min")
 
 
-def _reduce_max(x, axes):
-    return (lax.reduce_or if x.dtype == bool else lax.reduce_max)(x, axes)
-
-
-def _reduce_min(x, axes):
-    return (lax.reduce_and if x.dtype == bool else lax.reduce_min)(x, axes)
-
-
 _sum = _folding(np.add, lax.reduce_sum, lambda _: 0)
 _prod = _folding(np.multiply, lax.reduce_prod, lambda _: 1)
-_max = _folding(np.maximum, _reduce_max, lambda dtype: _extreme(dtype, largest=False))
-_min = _folding(np.minimum, _reduce_min, lambda dtype: _extreme(dtype, largest=True))
+_max = _folding(np.maximum, lax.reduce_max, lambda dtype: _extreme(dtype, largest=False))
+_min = _folding(np.minimum, lax.reduce_min, lambda dtype: _extreme(dtype, largest=True))
 
 
 def _mean(x, axes):
@@ -183,9 +175,7 @@ def non_zero(X: Static):
 @op("Unique", since=11, limits="its output's shape depends on data; NaN are equal to each other")
 def unique(X: Static, *, axis=None, sorted=1):
     """Unique elements or, along an axis, subtensors; with where they first are, where each went, and how many."""
-    if axis is None:
-        X, axis = X.reshape(-1), 0
-    axis = axis_of(axis, X.ndim)
+    X, axis = row_or_axis(X, axis)
     # Codes that rank the elements make all types (strings, NaN, bfloat16) sortable as rows of integers.
     codes = np.unique(X.astype(accumulator(X.dtype)), return_inverse=True)[1].reshape(X.shape)
     rows = np.moveaxis(codes, axis, 0).reshape(X.shape[axis], math.prod(codes.shape) // max(X.shape[axis], 1))

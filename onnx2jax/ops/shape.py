@@ -135,27 +135,22 @@ def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
     return tuple(lax.slice_in_dim(input, i, i + n, axis=axis) for i, n in zip(starts, sizes, strict=True))
 
 
-def _blocks(input, mode, shapes, perms, output):
-    """Reshape to six axes, permute, reshape to four: both directions in both modes of the depth order."""
-    return reshaped(transpose(reshaped(input, shapes[mode]), perm=perms[mode]), output)
-
-
 @op("DepthToSpace")
 def depth_to_space(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
     n, c, h, w = input.shape
     b, depth = blocksize, c // blocksize**2
-    shapes = {"DCR": (n, b, b, depth, h, w), "CRD": (n, depth, b, b, h, w)}
-    perms = {"DCR": (0, 3, 4, 1, 5, 2), "CRD": (0, 1, 4, 2, 5, 3)}
-    return _blocks(input, mode, shapes, perms, (n, depth, h * b, w * b))
+    shape, perm = (n, b, b, depth, h, w), (0, 3, 4, 1, 5, 2)
+    if mode == "CRD":
+        shape, perm = (n, depth, b, b, h, w), (0, 1, 4, 2, 5, 3)
+    return reshaped(transpose(reshaped(input, shape), perm=perm), (n, depth, h * b, w * b))
 
 
 @op("SpaceToDepth")
 def space_to_depth(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
     n, c, h, w = input.shape
     b, h, w = blocksize, h // blocksize, w // blocksize
-    shape = (n, c, h, b, w, b)
-    perms = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
-    return _blocks(input, mode, dict.fromkeys(perms, shape), perms, (n, c * b * b, h, w))
+    perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    return reshaped(transpose(reshaped(input, (n, c, h, b, w, b)), perm=perm), (n, c * b * b, h, w))
 
 
 Mode = Literal["constant", "reflect", "edge", "wrap"]
@@ -240,8 +235,7 @@ def constant(**values):
 @op("ConstantOfShape")
 def constant_of_shape(input: Static, *, value=None):
     value = np.zeros((), np.float32) if value is None else np.reshape(value, ())
-    target = dims(input)
-    return xp.broadcast_to(value, target)
+    return xp.broadcast_to(value, dims(input))
 
 
 @op("EyeLike")

@@ -30,12 +30,8 @@ def _mirrored(signal, length, axis):
     return xp.concatenate([half, xp.take(half, np.arange((n + 1) // 2 - 1, 0, -1), axis).conj()], axis)
 
 
-def _scalar(value):
-    return None if value is None else np.asarray(value).item()
-
-
 def _count(value):
-    if (count := _scalar(value)) is not None and count < 0:
+    if (count := None if value is None else value.item()) is not None and count < 0:
         raise ValueError(f"a length ({count}) must not be negative")
     return count
 
@@ -43,7 +39,7 @@ def _count(value):
 @op("DFT", since=20, half="float32", heavy=True, unsharded=True)
 def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, onesided=0):
     """The discrete Fourier transform along one axis."""
-    axis = axis_of(-2 if axis is None else _scalar(axis), input.ndim)
+    axis = axis_of(-2 if axis is None else np.asarray(axis).item(), input.ndim)
     if axis == input.ndim - 1:
         raise ValueError(f"axis {axis} holds the real and imaginary parts; choose a signal axis")
     signal, length, real = _complex(input), _count(dft_length), input.shape[-1] == 1
@@ -93,12 +89,9 @@ def _cosine_window(a0, a1, a2):
     return window
 
 
-for _name, _coefficients in {
-    "HannWindow": (0.5, 0.5, 0.0),
-    "HammingWindow": (25 / 46, 21 / 46, 0.0),
-    "BlackmanWindow": (0.42, 0.5, 0.08),
-}.items():
-    op(_name, since=17)(_cosine_window(*_coefficients))
+op("HannWindow", since=17)(_cosine_window(0.5, 0.5, 0.0))
+op("HammingWindow", since=17)(_cosine_window(25 / 46, 21 / 46, 0.0))
+op("BlackmanWindow", since=17)(_cosine_window(0.42, 0.5, 0.08))
 
 
 _EDGES = "the edges are spaced as the runtimes space them: ONNX leaves it open"

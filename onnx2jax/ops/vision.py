@@ -212,11 +212,40 @@ def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
 
 
 def corners(boxes, center_point_box):
-    """The least and the greatest corner of each box."""
-    first, second = boxes[..., :2], boxes[..., 2:]
-    if center_point_box:
-        return first - second / 2, first + second / 2
-    return xp.minimum(first, second), xp.maximum(first, second)
+    """Boxes [..., 4] as [5, ...]: the least corner, the greatest, the area."""
+    first, second = xp.split(xp.moveaxis(boxes, -1, 0), 2)
+    pair = xp.minimum(first, second), xp.maximum(first, second)
+    low, high = (first - second / 2, first + second / 2) if center_point_box else pair
+    sides = high - low
+    return xp.concatenate([low, high, sides[:1] * sides[1:]])
+
+
+def overlap(a, b, threshold):
+    """Whether what two boxes have in common is more than this share of what they cover together."""
+    sides = xp.minimum(a[2:4], b[2:4]) - xp.maximum(a[:2], b[:2])
+    common = sides[0] * sides[1]
+    union = a[4] + b[4] - common
+    return (sides[0] > 0) & (sides[1] > 0) & (union > 0) & (common / union > threshold)
+
+
+_BLOCK = 64
+"""Boxes compared with each other at once: of more, many are gone already; fewer take more calls of NumPy."""
+
+
+def _greedy(boxes, threshold, limit):
+    """The places of the boxes kept, of boxes [5, N] in the order of their scores."""
+    kept, alive = np.zeros(0, np.int64), np.arange(boxes.shape[1])
+    while alive.size and kept.size < limit:
+        block, alive = alive[:_BLOCK], alive[_BLOCK:]
+        some, gone = boxes.take(block, 1), np.zeros(block.size, bool)
+        hits = np.triu(overlap(some[:, :, None], some[:, None], threshold), 1)
+        for i in np.flatnonzero(hits.any(1)).tolist():
+            if not gone[i]:
+                gone |= hits[i]
+        kept = np.append(kept, block[~gone])
+        if kept.size < limit:
+            alive = alive[~overlap(some[:, ~gone, None], boxes.take(alive, 1)[:, None], threshold).any(0)]
+    return kept[:limit]
 
 
 @op("NonMaxSuppression", since=10, limits="its output's shape depends on data; not differentiable")
@@ -227,25 +256,18 @@ def non_max_suppression(
     """Greedy choice by score; a box goes when it overlaps a chosen one by more than the threshold."""
     check_shape("boxes", boxes, "images", "boxes", 4)
     check_shape("scores", scores, boxes.shape[0], "classes", boxes.shape[1])
-    limit, overlap = (0 if v is None or not v.size else v.item() for v in (max_output_boxes_per_class, iou_threshold))
-    low, high = corners(boxes, center_point_box)
-    area = np.prod(high - low, axis=-1)
-    chosen = []
-    for image, label in np.ndindex(scores.shape[:2]):
-        score = scores[image, label]
-        order = np.argsort(-score, kind="stable")
-        if score_threshold is not None and score_threshold.size:
-            order = order[score[order] > score_threshold.item()]
-        for _ in range(limit):
-            if not order.size:
-                break
-            best, order = order[0], order[1:]
-            chosen.append((image, label, best))
-            sides = np.minimum(high[image, order], high[image, best]) - np.maximum(low[image, order], low[image, best])
-            common = np.prod(np.maximum(sides, 0), axis=-1)
-            union = area[image, order] + area[image, best] - common
-            order = order[~(np.divide(common, union, out=np.zeros_like(common), where=union > 0) > overlap)]
-    return np.array(chosen, np.int64).reshape(-1, 3)
+    limit, threshold = (0 if v is None or not v.size else v.item() for v in (max_output_boxes_per_class, iou_threshold))
+    boxes = corners(boxes, center_point_box)
+    able = np.ones(scores.shape, bool)
+    if score_threshold is not None and score_threshold.size:
+        able = scores > score_threshold.item()
+    chosen = [np.zeros((0, 3), np.int64)]
+    for image, label in np.argwhere(able.any(2)).tolist():
+        order = np.flatnonzero(able[image, label])
+        order = order[np.argsort(-scores[image, label, order], kind="stable")]
+        kept = order[_greedy(boxes[:, image].take(order, 1), threshold, max(limit, 0))]
+        chosen.append(np.stack([np.full_like(kept, image), np.full_like(kept, label), kept], axis=1))
+    return np.concatenate(chosen)
 
 
 @op("ImageDecoder", since=20, limits="needs the extra `image` (pillow), and decodes what pillow does")

@@ -335,6 +335,14 @@ def indexing() -> Iterator[Row]:
     yield row("NonMaxSuppression", boxes, scores, *limits)
     yield row("NonMaxSuppression", boxes, scores, *limits, center_point_box=1)
     yield row("NonMaxSuppression", boxes, scores)
+    # Two images, three classes, equal scores, and more boxes than are compared at once.
+    spans = np.float32([5, 2]).reshape(2, 1, 1, 1)
+    places, sizes = np.random.default_rng(5).random((2, 2, 150, 2), np.float32) * spans
+    scores = np.random.default_rng(6).integers(0, 20, (2, 3, 150)).astype(np.float32) / 20
+    for most, least in ((7, 0.0), (150, 0.0), (150, 0.8), (150, 1.0)):
+        limits = scalar(most, np.int64), scalar(0.3), scalar(least)
+        yield row("NonMaxSuppression", np.concatenate([places, places + sizes], 2), scores, *limits)
+        yield row("NonMaxSuppression", np.concatenate([places, sizes], 2), scores, *limits, center_point_box=1)
 
 
 def linear() -> Iterator[Row]:
