@@ -197,7 +197,8 @@ def ways(w: tuple[int, ...], groups: int, attributes: dict[str, Any]) -> list[st
     if groups > 1:
         return ["native", "piecewise", *(["depthwise"] if w[-2] == 1 else [])]
     special = {(1, 1): ["pointwise"], (3, 3): ["winograd"] if attributes.keys() <= {"pads"} else []}
-    return ["native", "columns", *special.get(w[:-2], [])]
+    plain = attributes.get("strides", (1,))[-1] == attributes.get("dilations", (1,))[-1] == 1
+    return ["native", "columns", *special.get(w[:-2], []), *(["packed"] if plain and w[-2] else [])]
 
 
 @pytest.mark.parametrize(
@@ -218,10 +219,25 @@ def test_the_chosen_way_rounds_once(name: str, dtype: Any) -> None:
     _, x, w, groups, attributes = next(case for case in CASES if case[0] == name)
     window = window_of(x[1:-1], w[:-2], **attributes)
     image, weights = (RNG.normal(size=shape).astype(dtype) for shape in (x, w))
-    ours = convolution.convolve(image, weights, window.strides, window.pads, window.dilations, groups).astype(dtype)
+    ours = convolution.convolve(image, weights, window, groups).astype(dtype)
     theirs = reference(image.astype(np.float32), weights.astype(np.float32), window, groups)
     eps = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=eps, atol=max(1e-4, eps * 1e-2))
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (3, 3), (4, 5)])
+@pytest.mark.parametrize("stretch", [(2, 2), (3, 1), (1, 4)])
+@pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((1, 2), (0, 3)), ((2, -1), (3, 1))])
+def test_the_residues_of_a_transposed_convolution_meet_their_own_taps(
+    kernel: tuple[int, ...], stretch: tuple[int, ...], pads: tuple[tuple[int, int], ...]
+) -> None:
+    image, weights = (RNG.normal(size=s).astype(np.float32) for s in ((2, 5, 6, 3), (*kernel, 3, 4)))
+    window = convolution.Window(kernel, (1, 1), pads, (1, 1))
+    ours = convolution.convolve(image, weights, window, 1, stretch)
+    theirs = lax.conv_general_dilated(
+        image, weights, (1, 1), pads, lhs_dilation=stretch, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_winograd_serves_large_images_of_many_channels_to_six_digits() -> None:
@@ -231,7 +247,7 @@ def test_winograd_serves_large_images_of_many_channels_to_six_digits() -> None:
     assert convolution.chosen(image, weights, window._replace(strides=(2, 2)), 1) is convolution.native
     assert convolution.chosen(image.astype(np.int8), weights.astype(np.int8), window, 1) is convolution.native
     exact = reference(image, weights, window, 1)
-    ours = convolution.convolve(image, weights, window.strides, window.pads, window.dilations, 1)
+    ours = convolution.convolve(image, weights, window, 1)
     np.testing.assert_allclose(ours, exact, rtol=0, atol=4e-6 * np.max(np.abs(exact)))
 
 

@@ -173,6 +173,7 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     ],
     "copy": [lambda: jnp.copy(jnp.asarray(F))],
     "iota": [lambda: lax.broadcasted_iota(np.int32, (2, 3, 2), 1)],
+    "pad": [lambda: lax.pad(F, np.float32(7), ((1, 0, 0), (0, 2, 0)))],
     "reduce_sum": [lambda: jnp.sum(U, 1, np.uint8), lambda: jnp.sum(N, (0, 1))],
     "reshape": [lambda: lax.reshape(F, (3, 2))],
     "rev": [lambda: lax.rev(F, (0, 1))],
@@ -222,6 +223,7 @@ def _operands(closed: Any) -> tuple[Any, list[Any]]:
         lambda: lax.shift_right_logical(N, N * 0 + 1),
         lambda: lax.exp(F),
         lambda: jnp.sum(F),
+        lambda: lax.pad(F, np.float32(7), ((1, -1, 0), (0, 0, 1))),
         lambda: lax.bitcast_convert_type(F, np.int8),
     ],
 )

@@ -30,6 +30,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.extend.core.primitives import transpose_p
 
+from ...ops.conv import Window
 from .convolution import convolve
 from .inline import for_the_cpu, inlined, renamed
 from .on_numpy import is_computable
@@ -66,14 +67,19 @@ SERVED: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.bfloat16, n
 
 
 def _is_served(equation: Any) -> bool:
-    """Whether it is a convolution, and no transpose of one."""
+    """Whether it is a convolution that has a lowering here."""
     given = equation.params
     return (
         equation.primitive.name == "conv_general_dilated"
         and given["batch_group_count"] == 1
-        and set(given["lhs_dilation"]) <= {1}
         and equation.invars[0].aval.dtype in SERVED
+        and (set(given["lhs_dilation"]) <= {1} or _is_transposed(given))
     )
+
+
+def _is_transposed(given: Mapping[str, Any]) -> bool:
+    """Whether only the pixels are drawn apart."""
+    return given["feature_group_count"] == 1 and {*given["window_strides"], *given["rhs_dilation"]} <= {1}
 
 
 def _with_convolutions(equation: Any) -> int:
@@ -324,8 +330,10 @@ def _convolution(layout: _Layout, equation: Any, operands: Sequence[Value]) -> l
     image, kernel, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
 
     def function(x: Any, w: Any) -> Any:
-        geometry = given["window_strides"], given["padding"], given["rhs_dilation"], given["feature_group_count"]
-        return convolve(x, w, *geometry).astype(aval.dtype)
+        strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
+        window = Window(w.shape[:-2], strides, tuple(map(tuple, pads)), dilations)
+        y = convolve(x, w, window, given["feature_group_count"], tuple(given["lhs_dilation"]))
+        return y.astype(aval.dtype)
 
     y = layout.trace(
         function, x.within((image[0], *image[2:], image[1])), w.within((*kernel[2:], kernel[1], kernel[0]))

@@ -17,6 +17,10 @@ def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> An
     return np.broadcast_to(np.reshape(x, [along.get(axis, 1) for axis in range(len(shape))]), shape)
 
 
+def _pad(x: Any, value: Any, *, padding_config: Any) -> Any:
+    return np.pad(x, [ends[:2] for ends in padding_config], constant_values=value)
+
+
 def _slice(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     steps = strides or (1,) * x.ndim
     return x[tuple(slice(*ends) for ends in zip(start_indices, limit_indices, steps, strict=True))]
@@ -65,6 +69,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "iota": lambda *, dtype, shape, dimension, **_: _broadcast(
         np.arange(shape[dimension], dtype=dtype), shape=shape, broadcast_dimensions=(dimension,)
     ),
+    "pad": _pad,
     "reduce_sum": lambda x, *, axes, **_: x.sum(axes, dtype=x.dtype),
     "reshape": lambda x, *, new_sizes, **_: np.reshape(x, new_sizes),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
@@ -88,6 +93,8 @@ def is_computable(equation: Any) -> bool:
     match name:
         case "bitcast_convert_type":
             return dtypes[0].itemsize == dtypes[1].itemsize
+        case "pad":
+            return all(low >= 0 and high >= 0 and not inside for low, high, inside in equation.params["padding_config"])
         case "reduce_sum":  # of floats depends on the order
             return not _is_floating(dtypes[0])
         case "div":  # of integers it rounds towards zero here, and downwards in NumPy
