@@ -50,6 +50,11 @@ class Node:
         return tuple(g for group in values for g in group if isinstance(g, Graph))
 
     @cached_property
+    def is_plain(self) -> bool:
+        """Whether its attributes are values as they stand, neither graphs nor references."""
+        return not self.graphs and not any(isinstance(v, Reference) for v in self.attributes.values())
+
+    @cached_property
     def bodies(self) -> tuple[Graph, ...]:
         """The graphs among the attributes, and the body of the function that serves the node."""
         return (*self.graphs, self.target.body) if isinstance(self.target, Function) else self.graphs

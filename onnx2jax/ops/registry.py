@@ -23,7 +23,9 @@ Shaped = Annotated[Any, "shaped"]
 MayBeEmpty = Annotated[Any, "may be empty"]
 """Marks an input that a node may leave empty although one that it must give stands behind it."""
 
-FIXTURES = frozenset({"rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only", "warn"})
+FIXTURES = frozenset(
+    ("rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only", "warn", "once")
+)
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
 
 PADDED: Final = "onnx2jax.padded"

@@ -11,9 +11,11 @@ import math
 import zlib
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -155,28 +157,30 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     scope: Scope = own if outer is None else ChainMap(own, outer)
     context = context.within(graph)
     frames, tape = context.derivation.frames, context.derivation.tape
-    for node in graph.nodes:
-        if tape is not None and node in tape.recorded:
-            results = tape.record(node, scope, frames[-1].run)
-        else:
-            results = run_node(node, scope, context)
-        scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            if tape is not None and node in tape.recorded:
+                results = tape.record(node, scope, frames[-1].run)
+            else:
+                results = run_node(node, scope, context)
+            scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
     return tuple(scope[v.name] for v in graph.outputs)
 
 
 def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     """The outputs of a node."""
     values = [scope[name] if name else None for name in node.inputs]
-    place = context.settings.place
-    if context.host is not None:
+    place, on_host = context.settings.place, context.host is not None
+    if on_host:
         values = list(map(to_host, values))
     if place is not None:
         values = place(node, node.inputs, values)
-    with jax.named_scope(node.name), np.errstate(all="ignore"):
+    # Names are for what is traced.
+    with nullcontext() if on_host and node.is_plain else jax.named_scope(node.name):
         try:
             results = _call(node, values, scope, context)
         except Exception as e:
-            if (error := explained(e, node, values, context.host is not None)) is e:
+            if (error := explained(e, node, values, on_host)) is e:
                 raise
             raise error from e
     results = results if isinstance(results, tuple) else (results,)
@@ -185,19 +189,26 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
 
 
 def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
-    closed = partial(Closure, scope=scope, context=context)
-    attributes = {name: with_graphs(value, closed) for name, value in _actual(node, context)}
+    attributes = node.attributes
+    if not node.is_plain:
+        closed = partial(Closure, scope=scope, context=context)
+        attributes = {name: with_graphs(value, closed) for name, value in _actual(node, context)}
     if isinstance(node.target, Function):
         return _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
     assert node.target is not None and node.target.function is not None
     node.target.check_choices(attributes)
-    values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
-    return node.target.function(*values, **(_fixtures(node, node.target, scope, context) | attributes))
+    if node.target.static:
+        values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
+    if node.target.fixtures:
+        attributes = {**_fixtures(node, node.target, scope, context), **attributes}
+    return node.target.function(*values, **attributes)
 
 
 def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]:
     """The results of a node, which are as many as it names, and arrays that can be."""
     for result in results:
+        if type(result) is np.ndarray and result.nbytes <= LARGEST_ARRAY:
+            continue
         if _bytes(result) > LARGEST_ARRAY or any(type(d) is int and d < 0 for d in getattr(result, "shape", ())):
             raise OperatorError(f"{node} would make an array of shape {result.shape}\n{operands(node, values)}")
     if len(node.outputs) > len(results):
@@ -246,10 +257,24 @@ def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) ->
         "derivatives": lambda: Derivatives(node, scope, context.derivation),
         "compiled": lambda: host and partial(host.trips, node, scope, context.rng),
         "forward_only": lambda: partial(forward_only, node),
+        "once": lambda: partial(_once, node),
         "warn": lambda: partial(warn, node, context.settings.warned),
         "rng": lambda: NoKey(node) if context.rng is None else _fold(context.rng, node),
     }
     return {name: makers[name]() for name in operator.fixtures}
+
+
+_made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def _once(node: Node, function: Callable[..., Any], *attributes: Any) -> Any:
+    """What a function makes of a node's attributes; the first time for all, unless a caller's attributes count."""
+    if not node.is_plain:
+        return function(*attributes)
+    made = _made.setdefault(node, {})
+    if function not in made:
+        made[function] = function(*attributes)
+    return made[function]
 
 
 def _fold(rng: Any, node: Node) -> Any:
@@ -259,7 +284,7 @@ def _fold(rng: Any, node: Node) -> Any:
 
 
 def _call_function(
-    function: Function, values: list[Any], attributes: dict[str, Any], context: Context
+    function: Function, values: list[Any], attributes: Mapping[str, Any], context: Context
 ) -> tuple[Any, ...]:
     """The outputs of a model's own function; traced once per signature, as a nested jit."""
     names = [v.name for v in function.body.inputs]

@@ -27,6 +27,8 @@ def is_jax(value: Any) -> bool:
 
 def to_host(value: Any) -> Any:
     """Values for people and other runtimes: arrays as NumPy; dicts, and what is only traced, as they are."""
+    if type(value) is np.ndarray:  # most of them; to ask for a jax.Array takes ten times as long
+        return value
     if isinstance(value, jax.Array):
         return value if isinstance(value, jax.core.Tracer) else np.asarray(value)
     return [to_host(v) for v in value] if isinstance(value, list | tuple) else value

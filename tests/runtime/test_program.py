@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import KnownValueError
+from onnx2jax.ops.registry import Static
 from tests.support.models import mlp, model, value
 
 RNG = np.random.default_rng(0)
@@ -354,3 +355,32 @@ def test_the_first_call_may_be_rematerialised() -> None:
     gradient = jax.grad(lambda p: jax.checkpoint(m.apply)(p, x).sum())(m.params)
     expected = jax.grad(lambda p: m.apply(p, x).sum())(m.params)
     np.testing.assert_allclose(gradient["w1"], expected["w1"], rtol=1e-5)
+
+
+def test_what_attributes_decide_is_worked_out_once_a_node_and_anew_for_each_caller_of_a_function():
+    made = []
+
+    def doubled(factor: float) -> float:
+        made.append(factor)
+        return 2 * factor
+
+    @onnx2jax.op("TimesTwice", domain="com.example", replace=True)
+    def times_twice(x: Static, *, factor: float, once: Any) -> Any:
+        return x * once(doubled, factor)
+
+    inner = helper.make_node("TimesTwice", ["x"], ["y"], domain="com.example")
+    inner.attribute.append(onnx.AttributeProto(name="factor", type=onnx.AttributeProto.FLOAT, ref_attr_name="factor"))
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.example", 1), helper.make_opsetid("local", 1)]
+    function = helper.make_function("local", "F", ["x"], ["y"], [inner], imports, ["factor"])
+    nodes = [
+        helper.make_node("TimesTwice", ["x"], ["a"], domain="com.example", factor=1.0),
+        helper.make_node("TimesTwice", ["x"], ["b"], domain="com.example", factor=2.0),
+        helper.make_node("F", ["x"], ["c"], domain="local", factor=3.0),
+        helper.make_node("F", ["x"], ["d"], domain="local", factor=4.0),
+    ]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in "abcd"]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])], outputs)
+    m = onnx2jax.convert(helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10))
+    for x in (1, 10):
+        assert [float(y[0]) for y in m(np.float32([x]))] == [2 * x, 4 * x, 6 * x, 8 * x]
+    assert (made.count(1), made.count(2)) == (1, 1)

@@ -113,6 +113,11 @@ def _lookup(X, keys, values, default):
         raise ValueError(f"keys and values must be as many, and keys of the input's type ({given})")
     if object in (X.dtype, values.dtype):
         X = needs_known(X, "a label encoder with strings")
+        table = {
+            (k if k == k else None): v for k, v in zip(keys.ravel().tolist(), values.ravel().tolist(), strict=True)
+        }
+        found = [table.get(x if x == x else None, default) for x in X.ravel().tolist()]
+        return np.array(found, values.dtype).reshape(X.shape)
     if (nan := keys != keys).any():
         default = xp.where(X != X, values[nan][-1], default)
     # Reversed, so that np.unique keeps the last of equal keys.

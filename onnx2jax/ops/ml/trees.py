@@ -50,13 +50,18 @@ def _get(table, at):
     return table[at] if is_known((table, at)) else jnp.asarray(table).at[at].get(mode="promise_in_bounds")
 
 
-def _leaves(forest, X):
+def _ways(forest):
+    """What leads from a node to the next as one table [nodes, 5], the modes that occur, and the depth."""
+    # One gather for all that is integer, since each costs alike.
+    links = np.stack([forest.features, forest.true, forest.false, forest.missing, forest.modes], -1).astype(np.int32)
+    return links, [m for m in np.unique(forest.modes).tolist() if m != LEAF], _depth(forest)
+
+
+def _leaves(forest, X, once):
     """The node where each row ends in each tree: [N, trees]."""
     if int(forest.features.max(initial=0)) >= X.shape[1]:
         raise ValueError(f"the trees ask for feature {forest.features.max()}, the input has {X.shape[1]}")
-    # One gather for all that is integer, since each costs alike.
-    links = np.stack([forest.features, forest.true, forest.false, forest.missing, forest.modes], -1).astype(np.int32)
-    used = [m for m in np.unique(forest.modes).tolist() if m != LEAF]
+    links, used, depth = once(_ways, forest)
     rows = xp(X).arange(X.shape[0])[:, None]
 
     def test(mode, x, at):
@@ -72,13 +77,13 @@ def _leaves(forest, X):
         return xp.where(xp.where(x != x, missing == 1, go), true, false)
 
     start = xp(X).broadcast_to(forest.roots.astype(np.int32), (X.shape[0], len(forest.roots)))
-    return repeat(_depth(forest), down, start)
+    return repeat(depth, down, start)
 
 
 _AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.maximum, -np.inf, xp.max)}
 
 
-def _scores(X, n_targets, aggregate, forest, nodes, targets, weights):
+def _scores(X, once, n_targets, aggregate, forest, nodes, targets, weights):
     """The aggregated weights [N, targets], and where any leaf had something to say.
 
     A vote is a node, a target and a weight. All is compared and summed in doubles where the input, the splits or the
@@ -93,7 +98,7 @@ def _scores(X, n_targets, aggregate, forest, nodes, targets, weights):
     voted = np.zeros(table.shape, bool)
     voted[nodes, targets] = True
     splits, members = forest.splits.astype(width), forest.members.astype(width)
-    leaves = _leaves(forest._replace(splits=splits, members=members), X.astype(width))
+    leaves = _leaves(forest._replace(splits=splits, members=members), X.astype(width), once)
     scores, has = total(_get(table, leaves), axis=1), _get(voted, leaves).any(1)
     scores = scores / len(forest.roots) if aggregate == "AVERAGE" else scores
     return xp.where(has, scores, width(0)), has
@@ -164,10 +169,10 @@ def _based(scores, has, base):
 @op("TreeEnsembleRegressor", domain=DOMAIN, heavy=True)
 @taking(**_schema("target"))
 def tree_ensemble_regressor(
-    X, *, aggregate_function: Aggregate = "SUM", n_targets, post_transform: Transform = "NONE", **given
+    X, *, aggregate_function: Aggregate = "SUM", n_targets, once, post_transform: Transform = "NONE", **given
 ):
     """TreeEnsembleRegressor: the aggregated leaves, plus the base values."""
-    scores, has = _scores(batch(X), n_targets, aggregate_function, *_linked("target", given))
+    scores, has = _scores(batch(X), once, n_targets, aggregate_function, *once(_linked, "target", given))
     scores, _ = _based(scores, has, _reals("base_values", given))
     return transform(scores, post_transform).astype(np.float32)
 
@@ -178,12 +183,12 @@ _BASES = f"{LABELS}; one score a row against several base_values is refused"
 @op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True, limits=_BASES)
 @taking(**_schema("class"))
 def tree_ensemble_classifier(
-    X, *, classlabels_int64s=None, classlabels_strings=None, post_transform: Transform = "NONE", **given
+    X, *, classlabels_int64s=None, classlabels_strings=None, once, post_transform: Transform = "NONE", **given
 ):
     """TreeEnsembleClassifier: the best class and the scores."""
     _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
-    forest, nodes, targets, weights = _linked("class", given)
-    scores, has = _scores(batch(X), len(labels), "SUM", forest, nodes, targets, weights)
+    forest, nodes, targets, weights = once(_linked, "class", given)
+    scores, has = _scores(batch(X), once, len(labels), "SUM", forest, nodes, targets, weights)
     base = _reals("base_values", given)
     if len(labels) == 2 and len(set(targets)) == 1:
         index, scores = _binary(scores, base, targets[0], post_transform, mixed=bool((weights < 0).any()))
@@ -229,7 +234,7 @@ def tree_ensemble(
     X, *, aggregate_function: Literal[0, 1, 2, 3] = 1, leaf_targetids, leaf_weights, membership_values=None, n_targets,
     nodes_falseleafs, nodes_falsenodeids, nodes_featureids, nodes_missing_value_tracks_true=None, nodes_modes,
     nodes_hitrates=None,  # noqa: ARG001 - only helps to lay out memory
-    nodes_splits, nodes_trueleafs, nodes_truenodeids, post_transform: Literal[0, 1, 2, 3, 4] = 0, tree_roots,
+    nodes_splits, nodes_trueleafs, nodes_truenodeids, once, post_transform: Literal[0, 1, 2, 3, 4] = 0, tree_roots,
 ):  # fmt: skip
     """TreeEnsemble: branches and leaves in separate arrays; here the leaves follow the branches."""
     inner, n_leaves = len(nodes_splits), len(leaf_weights)
@@ -247,5 +252,5 @@ def tree_ensemble(
     features, splits, roots = extended(nodes_featureids), extended(nodes_splits), np.array(tree_roots)
     forest = Forest(modes, features, splits, true, false, missing, roots, members)
     votes, aggregate = (leaves, np.array(leaf_targetids), leaf_weights), get_args(Aggregate)[aggregate_function]
-    scores, _ = _scores(batch(X), n_targets, aggregate, forest, *votes)
+    scores, _ = _scores(batch(X), once, n_targets, aggregate, forest, *votes)
     return transform(scores, get_args(Transform)[post_transform]).astype(X.dtype)
