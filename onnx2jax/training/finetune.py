@@ -67,8 +67,10 @@ class FineTuning(Training):
             types, so that int64 labels stay int64.
         optimizer: an optax optimizer.
         trainable: which parameters: patterns of fnmatch (``"*.bias"``), or a predicate of name and array. Without it,
-            every floating parameter. Running statistics of BatchNormalization and scalars of rank 0 (exponents and
-            epsilons, more often than weights) are chosen only when named in full.
+            the weights of linear maps, embeddings, convolutions, normalisations and recurrences: no rotary tables,
+            masks, scales of quantization or constants (``left_out`` lists them). Running statistics of
+            BatchNormalization and scalars of rank 0 (exponents and epsilons, more often than weights) are chosen only
+            when named in full.
         batchnorm: "frozen" normalises by the running statistics of the file. "train" normalises by the batch and
             moves the statistics by the nodes' momentum, as ONNX says (``old * momentum + batch * (1 - momentum)``,
             the variance divided by n, where PyTorch moves it by that divided by n - 1).
@@ -141,13 +143,17 @@ class FineTuning(Training):
         self._fields = field_names(v.name for v in self._form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
         self._params = {n: model.params.get(n, v) for n, v in analysis.parameters(self._form.plain).items()}
-        self.trainable = chosen(self._form.plain, self._params, trainable)
+        self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable)
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
         self._placement = model.placement if mesh is None else rules.by_rules(self._params, (), mesh, shardings or {})
         self._settings = model.settings if mesh is None else replace(model.settings, place=None)
         # Scalars are part of the program: x ** 2 costs less than x ** y.
         self._known = {n: np.asarray(v) for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
+
+    def left_out(self) -> dict[str, str]:
+        """For each parameter that is not trained, why."""
+        return dict(self._left_out)
 
     @cached_property
     def _frozen(self) -> dict[str, Any]:

@@ -15,23 +15,24 @@ from ..errors import InputNameError, InputTypeError, LossError, TrainingFormErro
 from ..ir.graph import Graph
 from ..model.model import Model
 from .form import statistics_of
+from .weights import no_weights
 
 Metrics = dict[str, jax.Array]
 
 
-def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[str, ...]:
-    """The names of the parameters to train, in the model's order.
+def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The names of the parameters to train, in the model's order, and for each of the others why it is left out.
 
     Raises:
         InputNameError: a pattern that matches nothing.
         InputTypeError: a parameter that is no floating one.
         TrainingFormError: there are none.
     """
-    statistics = statistics_of(graph)
+    statistics, others = statistics_of(graph), no_weights(graph, params)
     floating = [n for n, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating) and v.dtype.itemsize > 1]
     usual = [n for n in floating if n not in statistics and np.ndim(params[n])]
     if trainable is None:
-        names = set(usual)
+        names = params.keys() - others
     elif callable(trainable):
         names = {n for n in usual if trainable(n, params[n])}
     else:
@@ -43,9 +44,11 @@ def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[str
         kinds = sorted({str(v.dtype) for v in params.values()})
         raise TrainingFormError(
             f"nothing to train: of the model's {len(params)} parameters ({', '.join(kinds) or 'none'}) "
-            f"{len(usual)} are floating weights, of which trainable={trainable!r} chooses none"
+            f"{len(usual)} are floating ones, of which trainable={trainable!r} chooses none; those that are no weights "
+            f"of layers have to be named: {dict(list(others.items())[:3])}"
         )
-    return tuple(n for n in params if n in names)
+    trained = tuple(n for n in params if n in names)
+    return trained, {n: others.get(n, "not chosen by trainable=") for n in params if n not in names}
 
 
 def _nothing(params: Mapping[str, Any], pattern: str) -> set[str]:

@@ -1,0 +1,160 @@
+"""Which parameters are weights: what a model learns, told from tables and constants by how its graph uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..ir.graph import Function, Graph, Node
+from .form import statistics_of
+
+_LAYERS: Final = {
+    "A B C": "MatMul Gemm FusedMatMul TransposeMatMul FusedGemm",
+    "W B": "Conv ConvTranspose DeformConv FusedConv NhwcConv NhwcFusedConv",
+    "W R B P": "RNN GRU LSTM",
+    "scale Scale B bias": "LayerNormalization BatchNormalization InstanceNormalization GroupNormalization",
+    "scale": "RMSNormalization SimplifiedLayerNormalization",
+    "gamma beta bias": "SkipLayerNormalization SkipSimplifiedLayerNormalization GroupNorm SkipGroupNorm",
+    "bias": "FastGelu BiasAdd BiasSplitGelu MultiHeadAttention",
+    "B": "BiasGelu",
+    "weights bias": "Attention",
+    "weight bias": "CausalConvWithState",
+    "W bias": "GemmFastGelu",
+    "Inputs": "Einsum",
+    "data": "Gather",
+    "slope": "PRelu",
+    "word_embedding position_embedding segment_embedding gamma beta": "EmbedLayerNormalization",
+    "head_sink q_norm_weight k_norm_weight": "GroupQueryAttention",
+}
+WEIGHTS: Final = {kind: names.split() for names, kinds in _LAYERS.items() for kind in kinds.split()}
+"""Operators of layers, and which of their inputs are weights."""
+PARTS: Final = {"Add", "Sum", "Mul", "Concat"}
+"""Where layers are written as several nodes: a bias is added, a scale multiplied, a learnt token put before others.
+A factor of one number is arithmetic."""
+VIEWS: Final = {
+    *("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity", "Pad", "QuantizeLinear", "Reshape", "Slice"),
+    *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+}
+"""Operators whose output is their first input otherwise laid out."""
+PRODUCTS: Final = {"Add", "Concat", "Einsum", "Gemm", "MatMul", "Mul"}
+INTEGERS: Final = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}
+TABLES: Final = {"cos_cache", "sin_cache"}
+
+
+class _Uses:
+    """What the values of a graph, and those it captures, are used as; by name within it, and as keys in all graphs.
+
+    Attributes:
+        weights: weights of an operator.
+        parts: operands of ``PARTS``.
+        angles: what positions are multiplied by before cosine and sine, and tables of these.
+    """
+
+    def __init__(self) -> None:
+        self.weights: set[str] = set()
+        self.parts: set[str] = set()
+        self.angles: set[str] = set()
+
+    def each(self) -> tuple[set[str], set[str], set[str]]:
+        return self.weights, self.parts, self.angles
+
+
+def _visit(graph: Graph, outside: Collection[str], keys: _Uses) -> _Uses:
+    """The uses of names in a graph; ``outside`` are those of its inputs and captures that no data reaches."""
+    fixed = {*graph.initializers, *outside}
+    counted: set[str] = set()
+    for node in graph.nodes:
+        if node.inputs and fixed.issuperset(node.reads):
+            fixed.update(node.outputs)
+        if node.op_type in INTEGERS or (node.op_type == "Cast" and not counted.isdisjoint(node.inputs)):
+            counted.update(node.outputs)
+    rooted = {n.inputs[0] for n in graph.nodes if n.op_type == "Sqrt"}  # an epsilon is added to these
+    turned = [{n.inputs[0] for n in graph.nodes if n.op_type == kind} for kind in ("Cos", "Sin")]
+    uses = _Uses()
+    uses.angles |= turned[0] & turned[1]
+    for node in reversed(graph.nodes):
+        for found in uses.each():
+            if not found.isdisjoint(node.outputs):
+                found.update(_behind(node, fixed, found is uses.angles))
+        named = {name: _operand(node, i) for i, name in enumerate(node.inputs) if name}
+        uses.weights.update(n for n, operand in named.items() if operand in WEIGHTS.get(node.op_type, ()))
+        uses.angles.update(n for n, operand in named.items() if operand in TABLES)
+        if node.op_type in PARTS and counted.isdisjoint(node.inputs) and rooted.isdisjoint(node.outputs):
+            one = {n for n in node.inputs if node.op_type == "Mul" and np.size(graph.initializers.get(n, (0, 0))) == 1}
+            uses.parts.update(n for n in node.inputs if n not in one)
+        for body, passed in _inside(node):
+            inner = _visit(body, {n for n, outer in passed.items() if outer in fixed}, keys)
+            for mine, theirs in zip(uses.each(), inner.each(), strict=True):
+                mine.update(passed[n] for n in theirs if n in passed)
+    for found, all_ in zip(uses.each(), keys.each(), strict=True):
+        all_.update(graph.key(n) for n in found if n in graph.initializers)
+    return uses
+
+
+def _operand(node: Node, place: int) -> str | None:
+    return None if node.target is None or isinstance(node.target, Function) else node.target.parameter(place)
+
+
+def _behind(node: Node, fixed: Collection[str], angles: bool) -> tuple[str, ...]:
+    """The inputs of a node that are used as its outputs are."""
+    if node.op_type in VIEWS:
+        return node.inputs[:1]
+    whole = set(node.outputs) <= set(fixed) or (angles and node.op_type in PRODUCTS)
+    return node.inputs if whole else ()
+
+
+def _inside(node: Node) -> Iterator[tuple[Graph, dict[str, str]]]:
+    """The graphs in a node, each with the outer names of what is passed in under its own."""
+    yield from ((g, {n: n for n in g.captures}) for g in node.graphs)
+    if isinstance(node.target, Function):
+        body = node.target.body
+        yield body, {v.name: n for v, n in zip(body.inputs, node.inputs, strict=False)}
+
+
+def no_weights(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]:
+    """For each parameter (by Graph.key) that is not trained unless it is named, why."""
+    uses, statistics = _Uses(), statistics_of(graph)
+    _visit(graph, (), uses)
+    constants = {g.key(n) for g in graph.walk() for n in g.lifted}
+    rotations = _rotations({n: v for n, v in params.items() if n not in uses.angles})
+
+    def why(name: str, value: Any) -> str:
+        if not jnp.issubdtype(value.dtype, jnp.floating) or value.dtype.itemsize == 1:
+            return f"{value.dtype}, which has no gradient"
+        if name in statistics:
+            return "a running statistic"
+        if not np.ndim(value):
+            return "a scalar"
+        if name in uses.angles or name in rotations:
+            return "a table of angles by position, or of their cosines or sines"
+        if name in uses.weights:
+            return ""
+        if name in uses.parts and name not in constants:
+            return "a mask" if _is_mask(np.asarray(value)) else ""
+        return "no weight of a linear map, embedding, convolution, normalisation or recurrence"
+
+    return {name: reason for name, value in params.items() if (reason := why(name, value))}
+
+
+def _is_mask(value: np.ndarray) -> bool:
+    """Whether it lowers scores out of sight, or keeps some values and drops others."""
+    return bool((value < -999).any()) or (value.ndim > 1 and set(np.unique(value).tolist()) == {0.0, 1.0})
+
+
+def _rotations(params: Mapping[str, Any]) -> set[str]:
+    """Tables of cosines and sines: at position 0 all ones and all zeros, and everywhere their squares make 1."""
+    first: dict[float, list[str]] = {0.0: [], 1.0: []}
+    for name, value in params.items():
+        if np.ndim(value) > 1 and value.size and jnp.issubdtype(value.dtype, jnp.floating):
+            row = np.asarray(value).reshape(-1, value.shape[-1])[0]
+            if float(row[0]) in first and (row == row[0]).all():
+                first[float(row[0])].append(name)
+    pairs = ((c, s) for c in first[1.0] for s in first[0.0] if params[c].shape == params[s].shape)
+    return {n for pair in pairs if _is_circle(*(np.asarray(params[n], np.float32) for n in pair)) for n in pair}
+
+
+def _is_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:
+    return bool(np.allclose(cosines**2 + sines**2, 1, atol=2e-2))
