@@ -324,7 +324,7 @@ def _product(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[
 
 def _convolution(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
     (x, w), given = operands, equation.params
-    if not _is_served(equation):
+    if not _is_served(equation) or 0 in (*x.shape, *equation.outvars[0].aval.shape):
         return None
     numbers, aval = given["dimension_numbers"], equation.outvars[0].aval
     image, kernel, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
