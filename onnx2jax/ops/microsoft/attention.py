@@ -46,11 +46,6 @@ def padding_bias(mask, batch, queries, keys, filler):
     return jnp.where(live, 0.0, np.float32(filler))
 
 
-def check_bias(bias, batch, heads, queries, total):
-    extents = {"batch": batch, "heads": heads, "queries": queries, "total": total}
-    check_shapes(extents, attention_bias=(bias, "batch? heads? queries total"))
-
-
 def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, scale, mask_filter_value):
     """What the operators below do behind their projections: the result, keys and values with the past's, the scores."""
     q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
@@ -59,8 +54,10 @@ def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, sca
     check_past(q, k, v, *past)
     if past[0] is not None:
         k, v = (jnp.concatenate([old, new], axis=2) for old, new in zip(past, (k, v), strict=True))
-    (batch, heads, queries, _), keys = q.shape, k.shape[2]
-    check_bias(bias, batch, heads, queries, keys)
+    (batch, _, queries, _), keys = q.shape, k.shape[2]
+    check_shapes(
+        {"total": keys}, query=(q, "batch heads queries size"), attention_bias=(bias, "batch? heads? queries total")
+    )
     biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
     masks = window(queries, keys, keys - queries, -1, 0) if unidirectional else ()
     y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
@@ -183,14 +180,16 @@ def group_query_attention(
         query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
     q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
     (total,) = dims(total_sequence_length)
-    check_past(
-        q, k, v, past_key, past_value, queries=(k, "batch heads queries size"), values=(v, "batch heads keys size"),
-        seqlens_k=(seqlens_k.reshape(-1), "batch"), head_sink=(head_sink, "q_heads"),
-        q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
-        position_ids=(position_ids, "batch queries"),
-    )  # fmt: skip
-    check_bias(attention_bias, q.shape[0], num_heads, q.shape[2], total)
+    check_paired(past_key=past_key, past_value=past_value)
     check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
+    fresh, kept = "batch heads new size", "batch heads past size"
+    check_shapes(
+        {"total": total}, query=(q, "batch q_heads new size"), key=(k, fresh), value=(v, fresh),
+        past_key=(past_key, kept), past_value=(past_value, kept), seqlens_k=(seqlens_k.reshape(-1), "batch"),
+        position_ids=(position_ids, "batch new"), head_sink=(head_sink, "q_heads"),
+        attention_bias=(attention_bias, "batch? q_heads? new total"),
+        q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
+    )  # fmt: skip
     if q_norm_weight is not None:
         norm = functools.partial(simplified_layer_normalization, epsilon=qk_norm_epsilon)
         (q, *_), (k, *_) = norm(q, q_norm_weight), norm(k, k_norm_weight)
