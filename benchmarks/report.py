@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import sentence
-from .notes import NOTES
+from .notes import note
 from .rivals import OURS
 
 Row = Mapping[str, Any]
@@ -102,13 +102,14 @@ def _ready(rows: Mapping[str, Row]) -> Iterator[str]:
 
 def _below(group: str, rows: Mapping[str, Row]) -> Iterator[str]:
     """What is slower than a rival, and why."""
-    lines = []
+    alike: dict[str, list[str]] = {}
     for name, row in rows.items():
         slower = {r: v["paired"][1] for r, v in row.get("ratios", {}).items() if v["paired"][1] < 1}
         if slower and group != "calls":
             against = ", ".join(f"{ratio:.2f} of {rival}" for rival, ratio in slower.items())
-            lines.append(f"- **{name}** ({against}): {NOTES.get(f'{group}/{name}', 'not looked into yet.')}")
-    if lines:
+            alike.setdefault(note(f"{group}/{name}"), []).append(f"**{name}** ({against})")
+    if alike:
+        lines = [f"- {'; '.join(names)}: {text}" for text, names in alike.items()]
         yield "Below 1, where the time goes and what was tried:\n\n" + "\n".join(lines)
 
 

@@ -62,7 +62,8 @@ def convert(
             axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
             number for each sample becomes a vector.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
-        optimize: optimise what is compiled for a CPU: what weights alone decide is computed once, not in every call.
+        optimize: optimise what is compiled for a CPU: channels lie last, and what weights alone decide is computed
+            once, not in every call. False leaves it as it was traced.
             Your own ``jit`` or ``grad`` around ``model.apply`` is left as it is.
         mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
             first where that divides it; weights are on every device, unless ``shardings`` says otherwise.

@@ -1,5 +1,9 @@
 """Passes between trace and XLA: from one jaxpr to another, where a concrete call is compiled for a CPU.
 
+In their order: ``layout`` puts channels last and hands convolutions to ``convolution``, which knows the fastest way for
+each shape; ``rows`` turns weights that one row is multiplied by; ``prepare`` takes out what weights alone decide, which
+``on_numpy`` computes once. ``executable`` runs what is left.
+
 A caller's own transformations, symbolic export, meshes and other platforms keep the plain jaxpr.
-``convert(optimize=False)`` switches them off.
+``convert(optimize=False)`` switches the passes off.
 """
