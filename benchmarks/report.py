@@ -128,7 +128,7 @@ def plot(figures: Mapping[str, Any], path: Path) -> bool:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "performance"
+    matplotlib.rcParams |= {"svg.hashsalt": "performance", "svg.fonttype": "none"}
     from matplotlib import pyplot
     from matplotlib.lines import Line2D
 
