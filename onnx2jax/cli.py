@@ -43,9 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (OnnxError, OSError) as error:
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        print("\n".join([f"error: {_said(error)}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 1
     return status
+
+
+def _said(error: Exception) -> str:
+    """What an error says, without the number that the operating system gives it."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:

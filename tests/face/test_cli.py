@@ -107,7 +107,7 @@ def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["run", "absent.onnx"], 1, "absent.onnx"),
+        (["run", "absent.onnx"], 1, "error: absent.onnx: No such file or directory"),
         (["run", MODEL], 2, "input image: float32[batch, 1, 8, 8] is not given: --input image=FILE.npy, or --random"),
         (["run", MODEL, "--input", "image"], 2, "expected NAME=VALUE"),
         (["run", MODEL, "--input", "picture={npy}"], 2, "no input 'picture'; it has 'image'"),

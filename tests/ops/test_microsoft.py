@@ -205,6 +205,7 @@ def test_gather_block_quantized_beyond_the_table():
         ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3)], {**GROUPED, "sliding_window_cache": 1}),
         ("Attention", PROJECTION, {"num_heads": HEADS, "past_present_share_buffer": 1}),
         ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3)], {**GROUPED, "k_quant_type": "PER_TENSOR"}),
+        ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3), *[None] * 9, I32([2])], GROUPED),
         ("FusedConv", [real(1, 1, 3, 3), real(1, 1, 3, 3)], {"activation": "Mystery"}),
         ("MatMulNBits", [real(2, 16), A5, real(3, 1)], {"K": 16, "N": 3, "block_size": 16, "weight_prepacked": 1}),
     ],

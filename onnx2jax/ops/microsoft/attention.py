@@ -155,16 +155,20 @@ def appended(past, new, starts, length):
     return jax.vmap(functools.partial(lax.dynamic_update_slice_in_dim, axis=1))(cache, new, starts)
 
 
-_CACHE = "a quantized cache and a sliding one are refused: use a floating one of full length"
+_CACHE = (
+    "a quantized cache and a sliding one are refused: use a floating one of full length; so is query_seqlens: give "
+    "each sequence a call of its own length"
+)
 
 
 @op("GroupQueryAttention", domain=MICROSOFT, product=True, limits=_CACHE)
 def group_query_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, seqlens_k,
     total_sequence_length: Static, cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None,
-    head_sink=None, k_scale=None, v_scale=None, q_norm_weight=None, k_norm_weight=None,
-    *, causal=1, do_rotary=0, k_quant_type: Literal["NONE"] = "NONE", kv_cache_bit_width: Literal[0] = 0, kv_num_heads,
-    local_window_size=-1, num_heads, qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None,
+    head_sink=None, k_scale=None, v_scale=None, q_norm_weight=None, k_norm_weight=None, query_seqlens=None,
+    *, causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type: Literal["NONE"] = "NONE",
+    kv_cache_bit_width: Literal[0] = 0, kv_num_heads, local_window_size=-1, num_heads, q_norm_epsilon=None,
+    qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None,
     sliding_window_cache: Literal[0] = 0, smooth_softmax=-1, softcap=0.0, v_quant_type: Literal["NONE"] = "NONE",
     n_outputs=1,
 ):  # fmt: skip
@@ -174,6 +178,8 @@ def group_query_attention(
     behind); the cache holds ``total_sequence_length`` tokens, or as many as the past brought if those are more.
     """
     del k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache, k_scale, v_scale  # of quantized caches
+    if query_seqlens is not None:
+        raise NotImplementedError(f"query_seqlens is given: {_CACHE}")
     query = jnp.asarray(query)
     if key is None:
         size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
@@ -191,8 +197,11 @@ def group_query_attention(
         q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
     if q_norm_weight is not None:
-        norm = functools.partial(simplified_layer_normalization, epsilon=qk_norm_epsilon)
-        (q, *_), (k, *_) = norm(q, q_norm_weight), norm(k, k_norm_weight)
+        pairs = ((q, q_norm_weight, q_norm_epsilon), (k, k_norm_weight, k_norm_epsilon))
+        q, k = (
+            simplified_layer_normalization(x, w, epsilon=qk_norm_epsilon if epsilon is None else epsilon)[0]
+            for x, w, epsilon in pairs
+        )
     length, new = total if past_key is None else max(total, past_key.shape[2]), q.shape[2]
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.zeros_like(ends) if new == total else ends - new
