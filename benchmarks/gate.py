@@ -22,8 +22,9 @@ from .networks.transformers import bert
 from .rivals import BY_HAND, OURS, rivals
 
 LIMIT: Final = 0.9
-"""Of processor time."""
-BY_THE_CLOCK: Final = 0.75
+"""Of processor time. CI, whose machines are busy, takes a lower one: it finds a pass that has stopped to work."""
+BY_THE_CLOCK: Final = 0.15
+"""So much lower is the limit by the clock."""
 ROUNDS: Final = (7, 21, 41)
 GATED: Final[dict[str, Make]] = {
     "resnet50": networks.NETWORKS["resnet50"],
@@ -42,17 +43,16 @@ class Verdict(NamedTuple):
     work: float
     wall: float
 
-    @property
-    def slow(self) -> bool:
-        return self.work < LIMIT or self.wall < BY_THE_CLOCK
+    def slow(self, limit: float) -> bool:
+        return self.work < limit or self.wall < limit - BY_THE_CLOCK
 
 
-def judged(calls: dict[str, Call]) -> Verdict:
+def judged(calls: dict[str, Call], limit: float = LIMIT) -> Verdict:
     """The medians within rounds; more rounds as long as it is too slow."""
     for rounds in ROUNDS:
         compared = compare(calls, rounds=rounds, discard=0.02)  # nobody's threads spin
         verdict = Verdict(compared.work(OURS, BY_HAND), compared.paired(OURS, BY_HAND).median)
-        if not verdict.slow:
+        if not verdict.slow(limit):
             break
     return verdict
 
@@ -61,13 +61,14 @@ def main(given: list[str] | None = None) -> int:
     """The number of networks below the limit."""
     parser = argparse.ArgumentParser("python -m benchmarks.gate", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("names", nargs="*", metavar="name", help=f"these alone: {', '.join(GATED)}")
-    slow = 0
-    for name in parser.parse_args(given).names or GATED:
+    parser.add_argument("--limit", type=float, default=LIMIT, help="of processor time (default: %(default)s)")
+    options, slow = parser.parse_args(given), 0
+    for name in options.names or GATED:
         with TemporaryDirectory() as folder:
-            verdict = judged(rivals(GATED[name](Path(folder), 1), (OURS, BY_HAND)))
-        slow += verdict.slow
+            verdict = judged(rivals(GATED[name](Path(folder), 1), (OURS, BY_HAND)), options.limit)
+        slow += verdict.slow(options.limit)
         said = f"{verdict.work:5.2f} by processor time, {verdict.wall:5.2f} by the clock"
-        print(f"{name:20} {said}{'   too slow' if verdict.slow else ''}", flush=True)
+        print(f"{name:20} {said}{'   too slow' if verdict.slow(options.limit) else ''}", flush=True)
     return slow
 
 

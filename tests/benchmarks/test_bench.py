@@ -163,7 +163,8 @@ def test_the_gate_measures_longer_before_it_says_no(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("work", "wall", "slow"), [(0.89, 2, True), (0.91, 0.8, False), (1, 0.7, True)])
 def test_the_gate_looks_at_processor_time_and_for_idle_cores(work: float, wall: float, slow: bool) -> None:
-    assert gate.Verdict(work, wall).slow is slow
+    assert gate.Verdict(work, wall).slow(0.9) is slow
+    assert not gate.Verdict(work, wall).slow(0.7)
 
 
 def test_settings_of_a_quick_look() -> None:
