@@ -81,6 +81,18 @@ def norm_weights(weights: Weights) -> dict[str, np.ndarray]:
     return {"scale": scale, "bias": bias}
 
 
+def prenorm_weights(weights: Weights) -> dict[str, Any]:
+    """Of a layer that normalises what it reads."""
+    return {
+        "norm1": norm_weights(weights),
+        "qkv": linear_weights(weights),
+        "out": linear_weights(weights),
+        "norm2": norm_weights(weights),
+        "up": linear_weights(weights),
+        "down": linear_weights(weights),
+    }
+
+
 def linear(p: Layer, x: Any) -> Any:
     return (x.reshape(-1, x.shape[-1]) @ p["w"] + p["b"]).reshape(*x.shape[:-1], -1)
 
@@ -190,20 +202,10 @@ def gpt2(
     logits = net("MatMul", net.layer_norm(x), net("Transpose", table, perm=[1, 0]))
     weights = Weights(net)
 
-    def of_layer() -> dict[str, Any]:
-        return {
-            "norm1": norm_weights(weights),
-            "qkv": linear_weights(weights),
-            "out": linear_weights(weights),
-            "norm2": norm_weights(weights),
-            "up": linear_weights(weights),
-            "down": linear_weights(weights),
-        }
-
     params = {
         "words": weights(),
         "places": weights(),
-        "layers": [of_layer() for _ in range(layers)],
+        "layers": [prenorm_weights(weights) for _ in range(layers)],
         "norm": norm_weights(weights),
     }
 
@@ -253,22 +255,12 @@ def vit(folder: Path, batch: int, size: int = 224, patch: int = 16, layers: int 
     y = net.linear(y, width, 1000)
     weights = Weights(net)
 
-    def of_layer() -> dict[str, Any]:
-        return {
-            "norm1": norm_weights(weights),
-            "qkv": linear_weights(weights),
-            "out": linear_weights(weights),
-            "norm2": norm_weights(weights),
-            "up": linear_weights(weights),
-            "down": linear_weights(weights),
-        }
-
     kernel, bias = weights.several(2)
     params = {
         "patches": {"w": kernel.transpose(2, 3, 1, 0).reshape(-1, width), "b": bias},
         "first": weights(),
         "places": weights(),
-        "layers": [of_layer() for _ in range(layers)],
+        "layers": [prenorm_weights(weights) for _ in range(layers)],
         "norm": norm_weights(weights),
         "head": linear_weights(weights),
     }

@@ -39,6 +39,11 @@ class Window(NamedTuple):
         """How far the window reaches along each axis."""
         return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
 
+    @property
+    def unpadded(self):
+        """The same over an image that is padded already."""
+        return self._replace(pads=((0, 0),) * len(self.pads))
+
     def along(self, *extents):
         """(extent, ..., kernel, stride, pads, dilation) of every axis."""
         return zip(*extents, *self, strict=True)
@@ -173,7 +178,7 @@ def _conv_columns(x, w, window, groups):
     """One matrix product over the columns (im2col); with a kernel of one tap these are the image itself."""
     # Axis by axis: XLA compiles a loop for every slice, in 12 ms, and 5x5 taps are 10 slices rather than 25.
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in window.pads)))
-    for alone in window._replace(pads=((0, 0),) * len(window.pads)).by_axis():
+    for alone in window.unpadded.by_axis():
         x = lax.concatenate([lax.expand_dims(part, (2,)) for part in taps(x, alone)], 2)
         x = lax.reshape(x, (x.shape[0], math.prod(x.shape[1:3]), *x.shape[3:]))
     columns = lax.reshape(x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))

@@ -165,7 +165,7 @@ def reach(dtype, zero_point):
 MOST_SUMMANDS = 2**31 // 2**14 - 1
 """As many products of two signed 8-bit numbers stay below 2**31."""
 FEW_CHANNELS = 16
-"""XLA:CPU has a kernel for 8-bit convolutions that read or make more channels than this."""
+"""XLA:CPU has a fast kernel for convolutions, of 8 bits or of floats, that read or make more channels than this."""
 
 
 def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
@@ -185,7 +185,7 @@ def _signed_conv(x, w, zero_points, window):
     (x, zx), (w, zw) = (signed(*pair) for pair in zip((x, w), zero_points, strict=True))
     zx, upright = zx.reshape(()), (-1,) + (1,) * (w.ndim - 2)
     around = ((0, 0, 0), (0, 0, 0), *((*p, 0) for p in window.pads))
-    x, inside = lax.pad(x, zx.astype(np.int8), around), window._replace(pads=((0, 0),) * len(window.pads))
+    x, inside = lax.pad(x, zx.astype(np.int8), around), window.unpadded
     y = lax.conv_general_dilated(
         x, w, window.strides, inside.pads, rhs_dilation=window.dilations, preferred_element_type=np.int32
     )

@@ -17,10 +17,9 @@ from jax import lax
 
 from ...ops.arrays import accumulator
 from ...ops.conv import MAX_TAPS, Window, count_blocks
+from ...ops.quant import FEW_CHANNELS
 from .winograd import is_served, winograd
 
-NARROW: Final = 16
-"""XLA:CPU has a fast kernel for convolutions that read or make more channels than this."""
 FEW_PIXELS: Final = 64
 """Results up to this many pixels are computed from columns: 512 channels of 7x7 pixels in 3.5 ms rather than 5.5."""
 FEW_COLUMNS: Final = 32
@@ -105,7 +104,7 @@ def columns(x: Any, w: Any, window: Window, _groups: int) -> Any:
 
 def _is_packed(x: Any, w: Any, window: Window) -> bool:
     along = window.strides[-1] == window.dilations[-1] == 1 and window.kernel[-1] > 1
-    return along and max(w.shape[-2:]) <= NARROW and x.dtype == np.float32
+    return along and max(w.shape[-2:]) <= FEW_CHANNELS and x.dtype == np.float32
 
 
 def packed(x: Any, w: Any, window: Window, _groups: int) -> Any:
@@ -113,7 +112,7 @@ def packed(x: Any, w: Any, window: Window, _groups: int) -> Any:
 
     A window over n neighbours reaches over at most one pack more than it takes; what it does not meet has weight zero.
     """
-    size = next(n for n in (2, 4, 8, 16, 32) if n * max(w.shape[-2:]) > NARROW)
+    size = next(n for n in (2, 4, 8, 16, 32) if n * max(w.shape[-2:]) > FEW_CHANNELS)
     kernel, (before, after) = window.kernel[-1], window.pads[-1]
     extent = x.shape[-2] + before + after - kernel + 1
     packs, reach = -(-extent // size), -(-(kernel + size - 1) // size)
@@ -206,7 +205,7 @@ def _padded(x: Any, window: Window) -> Any:
 
 def _taps(x: Any, window: Window) -> Iterator[Any]:
     """The part of a padded image that each element of the kernel meets, in row-major order of the kernel."""
-    blocks = count_blocks(x.shape[1:-1], window._replace(pads=((0, 0),) * len(window.pads)))
+    blocks = count_blocks(x.shape[1:-1], window.unpadded)
     spans = [(b - 1) * s + 1 for b, s in zip(blocks, window.strides, strict=True)]
     for tap in itertools.product(*map(range, window.kernel)):
         starts = [t * d for t, d in zip(tap, window.dilations, strict=True)]
