@@ -17,6 +17,9 @@ from .arrays import in_float32
 Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
 
+StaticIfKnown = Annotated[Any, "static", "may be traced"]
+"""Marks a Static parameter that arrives traced all the same where a caller's own jit or loop traces its source."""
+
 Shaped = Annotated[Any, "shaped"]
 """Marks a parameter of which only the shape, dtype or structure is read, never the values."""
 
@@ -68,6 +71,7 @@ class Operator:
     variadic: str | None = None
     attributes: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
+    may_be_traced: frozenset[str] = frozenset()
     shaped: frozenset[str] = frozenset()
     may_be_empty: frozenset[str] = frozenset()
     fixtures: frozenset[str] = frozenset()
@@ -241,6 +245,7 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         variadic=names.get(Parameter.VAR_POSITIONAL, [None])[0],
         attributes=keywords - FIXTURES,
         static=marked("static"),
+        may_be_traced=marked("may be traced"),
         shaped=marked("shaped"),
         may_be_empty=marked("may be empty"),
         fixtures=keywords & FIXTURES,

@@ -75,6 +75,7 @@ class Compiled:
             narrow: a caller transforms the model in 32-bit mode.
         """
         weights = params if isinstance(params, Weights) and self.settings.optimize and not narrow else None
+        caller_traces = False
         while True:
             pinned, rest = self._divided(scope, fixed)
             self._refuse_host_types(rest)
@@ -82,9 +83,12 @@ class Compiled:
                 self._refuse_many_values(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
-                results = self._run(known.with_inputs(pinned), params, rest, rng, weights, narrow)
+                results = self._run(known.with_inputs(pinned, caller_traces), params, rest, rng, weights, narrow)
             except KnownValueError as e:
-                self._learn(e, rest)
+                if caller_traces or not is_traced([rest[n] for n in self._sources(e, rest)]):
+                    self._learn(e, rest)
+                else:
+                    caller_traces = True
                 continue
             if self.compiles > before:
                 self._count(time.perf_counter() - start, rest, pinned)
@@ -145,7 +149,7 @@ class Compiled:
     def _trace(self, key: Known, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
         """What jit compiles: the graph's outputs; those that are known pass beside it."""
         with compat.enable_x64():
-            context = Context({**params, **_copies(key.scalars)}, rng, self.settings)
+            context = Context({**params, **_copies(key.scalars)}, rng, self.settings, caller_traces=key.caller_traces)
             results = []
             for declared, value in zip(
                 self.graph.outputs, evaluate(self.graph, {**values, **_copies(key.inputs)}, context), strict=True
@@ -193,7 +197,7 @@ class Compiled:
         """After a value turned out to be needed: take small inputs by value, or cut the graph at the node."""
         node = error.node
         assert node is not None
-        found = analysis.sources(self.graph.nodes, error.values) & values.keys()
+        found = self._sources(error, values)
         small = {n for n in found if not is_traced(values[n]) and is_small(values[n])}
         # By value costs a compilation a value. It pays for what a caller chooses, and before heavy work.
         chosen = small if isinstance(node.target, Operator) and node.target.heavy else small & self._chosen
@@ -204,6 +208,10 @@ class Compiled:
             return
         names = " or ".join(map(repr, error.values[:3]))
         raise Cut([node], f"{node.op_type} {node.name!r} needs the value of {names}") from error
+
+    def _sources(self, error: KnownValueError, values: Mapping[str, Any]) -> set[str]:
+        """Those of the values from which what must be known is computed."""
+        return analysis.sources(self.graph.nodes, error.values) & values.keys()
 
 
 class Direct(NamedTuple):
@@ -229,17 +237,26 @@ def _copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class Known:
-    """Known arrays as part of the compile key: scalar parameters, and inputs taken by value."""
+    """Known arrays as part of the compile key: scalar parameters, and inputs taken by value.
 
-    def __init__(self, scalars: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray] | None = None) -> None:
-        self.scalars, self.inputs = scalars, inputs or {}
+    ``caller_traces``: an operator would like to know a value and has to do without (see registry.StaticIfKnown).
+    """
+
+    def __init__(
+        self,
+        scalars: Mapping[str, np.ndarray],
+        inputs: Mapping[str, np.ndarray] | None = None,
+        caller_traces: bool = False,
+    ) -> None:
+        self.scalars, self.inputs, self.caller_traces = scalars, inputs or {}, caller_traces
         arrays = (*self.scalars.items(), *self.inputs.items())
-        self._key = tuple((n, a.dtype.str, a.shape, a.tobytes()) for n, a in arrays)
+        self._key = (caller_traces, *((n, a.dtype.str, a.shape, a.tobytes()) for n, a in arrays))
         self._hash = hash(self._key)
 
-    def with_inputs(self, inputs: Mapping[str, np.ndarray]) -> Known:
+    def with_inputs(self, inputs: Mapping[str, np.ndarray], caller_traces: bool = False) -> Known:
         """The same scalars with other inputs."""
-        return self if inputs == {} == self.inputs else Known(self.scalars, inputs)
+        same = inputs == {} == self.inputs and caller_traces == self.caller_traces
+        return self if same else Known(self.scalars, inputs, caller_traces)
 
     def __hash__(self) -> int:
         return self._hash

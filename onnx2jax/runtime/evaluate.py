@@ -87,6 +87,8 @@ class Context:
     call: Call = field(default_factory=Call)
     host: Host | None = None
     """Set while nodes run by NumPy."""
+    caller_traces: bool = False
+    """What operators would like to know comes from values that the caller traces."""
     derivation: Derivation = field(default_factory=Derivation)
 
     def within(self, graph: Graph) -> Context:
@@ -198,7 +200,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     assert node.target is not None and node.target.function is not None
     node.target.check_choices(attributes)
     if node.target.static:
-        values = [_known(node, node.target, i, v) for i, v in enumerate(values)]
+        values = [_known(node, node.target, i, v, context) for i, v in enumerate(values)]
     if node.target.fixtures:
         attributes = {**_fixtures(node, node.target, scope, context), **attributes}
     return node.target.function(*values, **attributes)
@@ -238,11 +240,13 @@ def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
     return items
 
 
-def _known(node: Node, operator: Operator, position: int, value: Any) -> Any:
+def _known(node: Node, operator: Operator, position: int, value: Any, context: Context) -> Any:
     """An operand, as NumPy when the operator must know its value before compiling."""
     if operator.parameter(position) not in operator.static or is_known(value):
         return value
     if is_traced(value):
+        if context.caller_traces and operator.parameter(position) in operator.may_be_traced:
+            return value
         raise needs_known(node, f"{operator.parameter(position)!r}", (node.inputs[position],))
     return jax.tree.map(np.asarray, value)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from inspect import Parameter
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from ..arrays import accumulator, check_shapes, dims, wide
-from ..attention import attend, check_paired, check_past, heads_of, merged, rotary_embedding, window
+from ..arrays import accumulator, check_shapes, wide
+from ..attention import attend, check_past, heads_of, merged, rotary_embedding, window
 from ..linalg import product
-from ..registry import MayBeEmpty, Static, op, taking
-from .fused import MICROSOFT, simplified_layer_normalization
+from ..registry import op, taking
+from .fused import MICROSOFT
 from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
@@ -145,85 +142,3 @@ def ms_rotary_embedding(
     heads = num_heads or (input.shape[2] // (2 * cos_cache.shape[-1]) if input.ndim == 3 else None)
     attributes = {"interleaved": interleaved, "num_heads": heads, "rotary_embedding_dim": rotary_embedding_dim}
     return rotary_embedding(input, cos_cache, sin_cache, position_ids, **attributes)
-
-
-def appended(past, new, starts, length):
-    """The cache [batch, heads, length, size] with each sequence's new entries written at its own start."""
-    cache = jnp.zeros((*new.shape[:2], length, new.shape[3]), new.dtype)
-    if past is not None:
-        cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
-    return jax.vmap(functools.partial(lax.dynamic_update_slice_in_dim, axis=1))(cache, new, starts)
-
-
-_CACHE = (
-    "a quantized cache and a sliding one are refused: use a floating one of full length; so is query_seqlens: give "
-    "each sequence a call of its own length"
-)
-
-
-@op("GroupQueryAttention", domain=MICROSOFT, product=True, limits=_CACHE)
-def group_query_attention(
-    query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, seqlens_k,
-    total_sequence_length: Static, cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None,
-    head_sink=None, k_scale=None, v_scale=None, q_norm_weight=None, k_norm_weight=None, query_seqlens=None,
-    *, causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type: Literal["NONE"] = "NONE",
-    kv_cache_bit_width: Literal[0] = 0, kv_num_heads, local_window_size=-1, num_heads, q_norm_epsilon=None,
-    qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None,
-    sliding_window_cache: Literal[0] = 0, smooth_softmax=-1, softcap=0.0, v_quant_type: Literal["NONE"] = "NONE",
-    n_outputs=1,
-):  # fmt: skip
-    """Attention with a growing cache in which several query heads share one head of keys and values.
-
-    Sequence b has ``seqlens_k[b] + 1`` tokens, the new ones last (but first in a prompt, which may be padded
-    behind); the cache holds ``total_sequence_length`` tokens, or as many as the past brought if those are more.
-    """
-    del k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache, k_scale, v_scale  # of quantized caches
-    if query_seqlens is not None:
-        raise NotImplementedError(f"query_seqlens is given: {_CACHE}")
-    query = jnp.asarray(query)
-    if key is None:
-        size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
-        query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
-    q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
-    (total,) = dims(total_sequence_length)
-    check_paired(past_key=past_key, past_value=past_value)
-    check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    fresh, kept = "batch heads new size", "batch heads past size"
-    check_shapes(
-        {"total": total}, query=(q, "batch q_heads new size"), key=(k, fresh), value=(v, fresh),
-        past_key=(past_key, kept), past_value=(past_value, kept), seqlens_k=(seqlens_k.reshape(-1), "batch"),
-        position_ids=(position_ids, "batch new"), head_sink=(head_sink, "q_heads"),
-        attention_bias=(attention_bias, "batch? q_heads? new total"),
-        q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
-    )  # fmt: skip
-    if q_norm_weight is not None:
-        pairs = ((q, q_norm_weight, q_norm_epsilon), (k, k_norm_weight, k_norm_epsilon))
-        q, k = (
-            simplified_layer_normalization(x, w, epsilon=qk_norm_epsilon if epsilon is None else epsilon)[0]
-            for x, w, epsilon in pairs
-        )
-    length, new = total if past_key is None else max(total, past_key.shape[2]), q.shape[2]
-    ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
-    starts = jnp.zeros_like(ends) if new == total else ends - new
-    if do_rotary:
-        if cos_cache is None or sin_cache is None or cos_cache.shape[0] < total:
-            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache with {total} positions or more")
-        at = starts[:, None] + jnp.arange(new, dtype=np.int32)
-        if position_ids is not None:  # a first prompt takes its first position only
-            at = position_ids.reshape(-1)[0].astype(np.int32) + at if new == total else position_ids
-        turn = {"interleaved": rotary_interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
-        q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **turn) for x in (q, k))
-    present_key, present_value = (appended(p, x, starts, length) for p, x in ((past_key, k), (past_value, v)))
-    starts, ends = starts.reshape(-1, 1, 1, 1), ends.reshape(-1, 1, 1, 1)
-    masks = window(new, total, starts, max(local_window_size - 1, -1), 0 if causal else -1)
-    masks += [] if causal else [lax.iota(np.int32, total) < ends]
-    sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
-    sink = sink if head_sink is None else wide(head_sink).reshape(1, -1, 1, 1)
-    y, (*_, scores, weights) = attend(
-        q, present_key[:, :, :total], present_value[:, :, :total], scale=scale or None, softcap=softcap,
-        biases=[attention_bias], masks=masks, sink=sink,
-    )  # fmt: skip
-    if n_outputs > 3 and qk_output not in (1, 2):
-        raise ValueError(f"the output output_qk needs qk_output 1 (before softmax) or 2 (after), not {qk_output}")
-    scores = weights if qk_output == 2 else jnp.where(jnp.isneginf(scores), 0, scores)
-    return merged(y), present_key, present_value, scores.astype(q.dtype)
