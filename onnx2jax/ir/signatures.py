@@ -88,7 +88,7 @@ def element(code: int) -> Type:
 
 
 _FIRST_MAY_BE_STRINGS: Final = {
-    "com.microsoft": frozenset({"ExpandDims", "GatherND", "MurmurHash3", "Tokenizer", "Unique"})
+    "com.microsoft": frozenset({"ExpandDims", "GatherND", "MurmurHash3", "Tokenizer", "UnfoldTensor", "Unique"})
 }
 """Of domains that types.txt leaves out, as ONNX has no schemas for them: operators whose first input may be strings."""
 

@@ -46,7 +46,11 @@ def test_signature(name: str) -> None:
 
 
 def test_operators_that_take_strings() -> None:
-    takes = {n: [i for i, f in enumerate(SCHEMAS[n].inputs) if "tensor(string)" in f.types] for n in SERVED}
+    takes = {
+        name: [i for i, f in enumerate(SCHEMAS[name].inputs) if "tensor(string)" in f.types]
+        for name in SERVED
+        if name != "GridSample"  # strings are refused, there
+    }
     assert {n for n, places in takes.items() if places} == signatures._FIRST_MAY_BE_STRINGS[MICROSOFT]
     assert all(places in ([], [0]) for places in takes.values())
 

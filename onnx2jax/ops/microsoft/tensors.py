@@ -1,0 +1,197 @@
+"""The com.microsoft domain: softmax, dropout, Fourier transforms, sampling and windows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..activation import softmax
+from ..arrays import axis_of, check_shape, dims, xp
+from ..cast import is_float
+from ..conv import WINDOW, conv_transpose
+from ..indexing import gather
+from ..norm import dropout
+from ..registry import Static, op, taking
+from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
+from .fused import _ACTIVATIONS, MICROSOFT, activate, fused_matmul
+
+op("SampleOp", domain=MICROSOFT)(lambda X: X)
+
+
+@op("BiasSoftmax", domain=MICROSOFT, half="float32")
+def bias_softmax(data, bias, *, axis=1, is_inner_broadcast):
+    """Softmax of ``data + bias`` over the dimensions from ``axis`` on; bias broadcasts along leading or inner ones."""
+    axis = axis_of(axis, data.ndim)
+    extents = list(zip(data.shape, (1,) * (data.ndim - bias.ndim) + bias.shape, strict=True))
+    repeated = [b != n for n, b in extents[:axis] if n != 1]
+    if repeated != sorted(repeated, reverse=not is_inner_broadcast) or any(b != n for n, b in extents[axis:]):
+        raise ValueError(
+            f"bias {bias.shape} may repeat over {'inner' if is_inner_broadcast else 'leading'} dimensions of data "
+            f"{data.shape} before axis {axis}, for is_inner_broadcast is {is_inner_broadcast}"
+        )
+    return softmax(data + bias, axes=tuple(range(axis, data.ndim)))
+
+
+DRAWS = "training draws from the caller's key, or from the stream of `seed`"
+
+
+@op("BiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)
+def bias_dropout(data, bias, residual=None, ratio=None, training_mode: Static = None, *, seed=None, rng):
+    """Dropout of ``data + bias``, then plus the residual; and what is kept."""
+    if bias.shape not in (data.shape, data.shape[-1:]):
+        raise ValueError(f"bias {bias.shape} must have the shape of data {data.shape}, or of its last dimension")
+    y, mask = dropout(data + bias, ratio, training_mode, seed=seed, rng=rng)
+    return y if residual is None else y + residual, mask
+
+
+def packed_bits(mask):
+    """Booleans as uint32, 32 of them in one, the first in its lowest bit; what is left of the last one is zero."""
+    bits = jnp.pad(mask.reshape(-1), (0, -mask.size % 32)).reshape(-1, 32)
+    return jnp.sum(bits.astype(np.uint32) << np.arange(32, dtype=np.uint32), axis=1, dtype=np.uint32)
+
+
+@op("BitmaskBiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)
+def bitmask_bias_dropout(data, bias, residual=None, ratio=None, training_mode: Static = None, *, seed=None, rng):
+    """BiasDropout with a mask of one bit an element."""
+    y, mask = bias_dropout(data, bias, residual, ratio, training_mode, seed=seed, rng=rng)
+    return y, packed_bits(mask)
+
+
+@op("BitmaskDropout", domain=MICROSOFT, limits=DRAWS)
+def bitmask_dropout(data, ratio=None, training_mode: Static = None, *, seed=None, rng):
+    """Dropout with a mask of one bit an element."""
+    y, mask = dropout(data, ratio, training_mode, seed=seed, rng=rng)
+    return y, packed_bits(mask)
+
+
+@op("IsAllFinite", domain=MICROSOFT)
+def is_all_finite(*input, isinf_only=0, isnan_only=0):
+    """Whether no tensor holds an infinity or NaN; or none of the one kind asked for."""
+    if isinf_only and isnan_only:
+        raise ValueError("isinf_only and isnan_only are both 1: for both kinds leave both 0")
+    bad = xp.isinf if isinf_only else xp.isnan if isnan_only else lambda x: ~xp.isfinite(x)
+    return ~xp.any(xp.stack([xp.any(bad(x)) for x in input]))
+
+
+def _complex(x):
+    check_shape("a complex tensor", x.reshape(-1, *x.shape[-1:]), "elements", 2)
+    return lax.complex(x[..., 0], x[..., 1])
+
+
+def _parts(z):
+    return jnp.stack([z.real, z.imag], axis=-1)
+
+
+_PAIRS = "complex numbers are a last dimension of 2"
+_ONE = f"{_PAIRS}; one dimension, one side, not normalized"
+BRIEF: dict[str, tuple[Any, str]] = {
+    "ComplexMul": (lambda A, B: _parts(_complex(A) * _complex(B)), _PAIRS),
+    "ComplexMulConj": (lambda A, B: _parts(_complex(A) * _complex(B).conj()), _PAIRS),
+}
+for _name, (_function, _limits) in BRIEF.items():
+    op(_name, domain=MICROSOFT, half="float32", limits=_limits)(_function)
+
+
+@op("Rfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
+def rfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndim: Literal[1] = 1):
+    """The Fourier transform of real signals of an even length: [..., n] -> [..., n / 2 + 1, 2]."""
+    del normalized, onesided, signal_ndim
+    if X.shape[-1] % 2:
+        raise ValueError(f"the signals have {X.shape[-1]} points; Rfft takes an even number")
+    return _parts(jnp.fft.rfft(jnp.asarray(X)))
+
+
+@op("Irfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
+def irfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndim: Literal[1]):
+    """The inverse of Rfft: [..., n / 2 + 1, 2] -> [..., n]."""
+    del normalized, onesided, signal_ndim
+    return jnp.fft.irfft(_complex(jnp.asarray(X)))
+
+
+@op(
+    "GridSample",
+    domain=MICROSOFT,
+    heavy=True,
+    limits="floating tensors alone: the schema leaves the others' result open",
+)
+def ms_grid_sample(X, Grid, *, align_corners=0, mode: Kernel16 = "bilinear", padding_mode: Padding = "zeros"):
+    """GridSample of opset 16."""
+    if not is_float(X.dtype):
+        raise NotImplementedError(f"X is {X.dtype}; Cast it to float first")
+    return grid_sample_16(X, Grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
+
+
+@op("CropAndResize", domain=MICROSOFT, half="float32", heavy=True)
+def crop_and_resize(
+    X, rois, batch_indices, crop_size: Static,
+    *, extrapolation_value=0.0, mode: Literal["bilinear", "nearest"] = "bilinear",
+):  # fmt: skip
+    """Regions of images, their corners in [0, 1], each resized to one size with its corners kept."""
+    check_shape("X", X, "batch", "channels", "height", "width")
+    check_shape("rois", rois, "regions", 4)
+    check_shape("batch_indices", batch_indices, rois.shape[0])
+    X = jnp.asarray(X)
+
+    def places(first, last, count, extent):
+        if count == 1:
+            return jnp.reshape((first + last) / 2 * (extent - 1), 1)
+        steps = np.arange(count, dtype=X.dtype)
+        return first * (extent - 1) + steps * ((last - first) * (extent - 1) / (count - 1))
+
+    def region(arguments):
+        image, roi = arguments
+        axes = [places(roi[k], roi[k + 2], n, X.shape[2 + k]) for k, n in enumerate(dims(crop_size))]
+        inside = [(at >= 0) & (at <= extent - 1) for at, extent in zip(axes, X.shape[2:], strict=True)]
+        y, x = (jnp.broadcast_to(at, (1, *map(len, axes))) for at in (axes[0][:, None], axes[1]))
+        nearest = [[(jnp.floor(at + 0.5).astype(np.int32), jnp.ones_like(at))] for at in (y, x)]
+        image = jnp.take(X, image, axis=0)[None]
+        crop = sample_linear(image, [y, x]) if mode == "bilinear" else sample(image, nearest)
+        return jnp.where(inside[0][:, None] & inside[1], crop[0], extrapolation_value)
+
+    return lax.map(region, (jnp.asarray(batch_indices), lax.stop_gradient(jnp.asarray(rois))), batch_size=16)
+
+
+@op("ConvTransposeWithDynamicPads", domain=MICROSOFT, product=True)
+@taking(**{name: value for name, value in WINDOW.items() if name != "pads"}, group=1, output_padding=None)
+def conv_transpose_with_dynamic_pads(X, W, Pads: Static = None, B=None, **attributes):
+    """ConvTranspose with its pads as an input."""
+    return conv_transpose(X, W, B, pads=None if Pads is None else dims(Pads), **attributes)
+
+
+@op("UnfoldTensor", domain=MICROSOFT)
+def unfold_tensor(input, *, dim=-1, size, step=1):
+    """Every window of ``size`` elements along one dimension, ``step`` apart, as a new last dimension."""
+    dim = axis_of(dim, input.ndim)
+    if step < 1 or not 0 < size <= input.shape[dim]:
+        raise ValueError(f"windows of {size} elements, {step} apart, do not fit into {input.shape[dim]}")
+    places = np.arange(0, input.shape[dim] - size + 1, step)[:, None] + np.arange(size)
+    return xp.moveaxis(xp.take(input, places, axis=dim), dim + 1, -1)
+
+
+_FREQUENCY = "scale_grad_by_freq, which scales gradients, is refused"
+
+
+@op("TorchEmbedding", domain=MICROSOFT, limits=_FREQUENCY)
+def torch_embedding(weight, indices, padding_idx=None, scale_grad_by_freq: Static = None):
+    """Rows of a table; the row at padding_idx gets no gradient."""
+    if scale_grad_by_freq is not None and scale_grad_by_freq.item():
+        raise NotImplementedError(f"{_FREQUENCY}; leave it off")
+    rows = gather(weight, indices, axis=0)
+    if padding_idx is None or not is_float(weight.dtype):
+        return rows
+    return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
+
+
+@op("FusedMatMulActivation", domain=MICROSOFT, product=True, limits=f"{_ACTIVATIONS}; activation_axis is refused")
+@taking(alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
+def fused_matmul_activation(
+    A, B, *, activation, activation_alpha=None, activation_axis: Literal[None] = None, activation_beta=None,
+    activation_gamma=None, **attributes,
+):  # fmt: skip
+    """FusedMatMul and an activation."""
+    del activation_axis
+    y = jnp.asarray(fused_matmul(A, B, **attributes))
+    return activate(y, activation, activation_alpha, activation_beta if activation_gamma is None else activation_gamma)

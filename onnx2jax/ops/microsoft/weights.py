@@ -1,0 +1,176 @@
+"""The com.microsoft domain: products with weights of 4 and 8 bits, and integers of 16."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+
+from ...proto.dtypes import to_dtype
+from .. import quant
+from ..activation import swish
+from ..arrays import accumulator, check_shapes, wide
+from ..attention import check_paired
+from ..cast import cast_to
+from ..linalg import gemm_wide, product
+from ..registry import MayBeEmpty, op, resolve
+from .fused import MICROSOFT, embed_layer_normalization, simplified_layer_normalization, skip_sum
+from .quant import Bits, matmul_nbits, unpack
+
+# The values of bitsandbytes' codes 0 to 15: FP4 with its sign in the upper bit, and the 16 quantiles of NF4.
+_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+_NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
+CODES = np.stack([np.concatenate([_FP4, -_FP4]), np.array(_NF4, np.float32)])
+
+
+def blocked(values, scales, block_size):
+    """Rows of values times a scale for every ``block_size`` of them: [rows, size], [rows, blocks] -> [rows, size]."""
+    check_shapes({"blocks": -(-values.shape[1] // block_size)}, scales=(scales, "rows blocks"))
+    return values * jnp.repeat(scales, block_size, axis=1)[:, : values.shape[1]]
+
+
+def _linear(A, weight, bias):
+    """A times the transpose of a weight [out, in], summed in float32 and rounded once."""
+    check_shapes({}, B=(weight, "N K"), A=(A.reshape(-1, A.shape[-1]), "rows K"), bias=(bias, "N"))
+    y = product(A, weight.T, accumulator(A.dtype))
+    return (y if bias is None else y + wide(bias)).astype(A.dtype)
+
+
+@op("MatMulBnb4", domain=MICROSOFT, heavy=True)
+def matmul_bnb4(A, B, absmax, *, K, N, block_size, quant_type: Literal[0, 1], training_mode=0, transB=1):
+    """A times a weight [N, K] (transposed by transB) that bitsandbytes quantized in blocks along its rows, joined."""
+    del training_mode  # which kernel to take, not what it computes
+    blocks = -(-N * K // block_size)
+    check_shapes({"bytes": (N * K + 1) // 2, "blocks": blocks}, B=(B.reshape(-1), "bytes"), absmax=(absmax, "blocks"))
+    codes = jnp.stack([B.reshape(-1) >> 4, B.reshape(-1) & 15], axis=1).reshape(1, -1)[:, : N * K]
+    values = jnp.asarray(CODES[quant_type])[codes]
+    weight = blocked(values, wide(absmax)[None], block_size).reshape(N, K).astype(A.dtype)
+    return _linear(A, weight if transB else weight.T, None)
+
+
+@op("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, heavy=True)
+def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, *, block_size=16):
+    """A times the transpose of a weight [N, K] in NVFP4: two E2M1 a byte, low nibble first, an E4M3 a block."""
+    del input_scale  # the schema: of no effect on the product of floating activations
+    halves = unpack(B, 4)
+    magnitude = jnp.asarray(np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6]))[halves & 7]
+    scales = lax.bitcast_convert_type(jnp.asarray(weight_scale), jnp.dtype(ml_dtypes.float8_e4m3fn))
+    values = jnp.where(halves > 7, -magnitude, magnitude) * weight_scale_2.reshape(())
+    return _linear(A, blocked(values, scales.astype(np.float32), block_size).astype(A.dtype), bias)
+
+
+@op("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, heavy=True, limits="A beyond float8's range takes its end")
+def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128):
+    """A times the transpose of a weight [N, K] in E4M3 with a scale a block; a_scale rounds A to E4M3 as well."""
+    x = wide(A)
+    if a_scale is not None:
+        x = cast_to(x / a_scale.reshape(()), B.dtype).astype(np.float32) * a_scale.reshape(())
+    return _linear(x, blocked(B.astype(np.float32), b_scale, block_size), bias).astype(A.dtype)
+
+
+def _normed(A, skip, norm_scale, epsilon):
+    """RMSNormalization of ``A + skip`` where there is a scale, and the sum."""
+    if norm_scale is None:
+        if skip is not None:
+            raise ValueError("skip is given without norm_scale: give both, or add skip to A before")
+        return A, None
+    total = A if skip is None else skip_sum(A, skip, None).astype(A.dtype)
+    return simplified_layer_normalization(total, norm_scale, epsilon=epsilon)[0], None if skip is None else total
+
+
+@op("MatMulNBitsMlp", domain=MICROSOFT, heavy=True, limits="activation: silu")
+def matmul_nbits_mlp(
+    A, skip: MayBeEmpty, norm_scale: MayBeEmpty, gate_B, gate_scales, gate_bias: MayBeEmpty, up_B, up_scales,
+    up_bias=None, *, K, N, accuracy_level=0, activation: Literal["silu"], bits: Bits = 4, block_size, epsilon=1e-5,
+    n_outputs=1,
+):  # fmt: skip
+    """``silu(gate) * up`` of two products by MatMulNBits, behind a normalization on request; and what it normalizes."""
+    del activation
+    x, total = _normed(A, skip, norm_scale, epsilon)
+    layout = {"K": K, "N": N, "accuracy_level": accuracy_level, "bits": bits, "block_size": block_size}
+    gate, up = (
+        matmul_nbits(x, B, scales, bias=bias, **layout)
+        for B, scales, bias in ((gate_B, gate_scales, gate_bias), (up_B, up_scales, up_bias))
+    )
+    return ((swish(wide(gate)).astype(A.dtype) * up), _summed(total, n_outputs > 1))[:n_outputs]
+
+
+def _summed(total, asked):
+    if asked and total is None:
+        raise ValueError("the output input_skip_bias_sum is the sum of A and skip: give skip and norm_scale")
+    return total
+
+
+@op("MatMulNBitsQkv", domain=MICROSOFT, heavy=True)
+def matmul_nbits_qkv(
+    A, skip: MayBeEmpty, norm_scale, q_B, q_scales, q_bias: MayBeEmpty, k_B, k_scales, k_bias: MayBeEmpty, v_B,
+    v_scales, v_bias=None, *, K, Nkv, Nq, accuracy_level=0, bits: Bits = 4, block_size, epsilon=1e-6, n_outputs=3,
+):  # fmt: skip
+    """Queries, keys and values by MatMulNBits of a normalized input; and what it normalizes."""
+    x, total = _normed(A, skip, norm_scale, epsilon)
+    layout = {"K": K, "accuracy_level": accuracy_level, "bits": bits, "block_size": block_size}
+    rows = (Nq, q_B, q_scales, q_bias), (Nkv, k_B, k_scales, k_bias), (Nkv, v_B, v_scales, v_bias)
+    outs = (matmul_nbits(x, B, scales, bias=bias, N=N, **layout) for N, B, scales, bias in rows)
+    return (*outs, _summed(total, n_outputs > 3))[:n_outputs]
+
+
+_SCALES = "scales are refused (the schema leaves open whether they multiply or divide); activation: RELU, NONE"
+
+
+@op("GemmFloat8", domain=MICROSOFT, product=True, limits=_SCALES)
+def gemm_float8(
+    A, B, C=None, scaleA=None, scaleB=None, scaleY=None,
+    *, activation: Literal["NONE", "", "RELU"] = "", alpha=1.0, beta=0.0, dtype=1, transA=0, transB=0,
+):  # fmt: skip
+    """Gemm of matrices in float8 or wider, to any of these types."""
+    if not (scaleA is scaleB is scaleY is None):
+        raise NotImplementedError(f"{_SCALES}; multiply A, B or Y by a node of its own")
+    A, B, C = (None if x is None else x.astype(np.float32) for x in (A, B, C))
+    y = gemm_wide(A, B, C, alpha, beta, transA, transB)
+    return cast_to(jnp.maximum(y, 0) if activation == "RELU" else y, to_dtype(dtype))
+
+
+@op("MatMulInteger16", domain=MICROSOFT, heavy=True, limits="a signed with an unsigned matrix is refused")
+def matmul_integer16(A, B):
+    """The product of matrices of 16-bit integers, in 32 bits."""
+    if A.dtype != B.dtype:
+        raise NotImplementedError(f"A is {A.dtype}, B {B.dtype}, and the schema gives no type to both; Cast one")
+    return product(A, B, np.dtype(np.int32 if A.dtype == np.int16 else np.uint32))
+
+
+@op("ReduceSumInteger", domain=MICROSOFT)
+def reduce_sum_integer(data, *, axes, keepdims):
+    """The sum of 8-bit integers along axes, in 32 bits."""
+    data = data.astype(np.int32 if data.dtype == np.int8 else np.uint32)
+    return resolve("", "ReduceSum", 13).function(data, np.array(axes), keepdims=keepdims)
+
+
+@op("QEmbedLayerNormalization", domain=MICROSOFT)
+def q_embed_layer_normalization(
+    input_ids, segment_ids: MayBeEmpty, word_embedding_quant, position_embedding_quant, segment_embedding: MayBeEmpty,
+    gamma_quant, beta_quant, mask: MayBeEmpty, word_embedding_scale, position_embedding_scale,
+    segment_embedding_scale: MayBeEmpty, gamma_scale, beta_scale, word_embedding_zero_point,
+    position_embedding_zero_point, segment_embedding_zero_point: MayBeEmpty, gamma_zero_point, beta_zero_point,
+    *, epsilon=1e-12,
+):  # fmt: skip
+    """EmbedLayerNormalization with quantized tables and parameters."""
+    rows = (
+        (word_embedding_quant, word_embedding_scale, word_embedding_zero_point),
+        (position_embedding_quant, position_embedding_scale, position_embedding_zero_point),
+        (segment_embedding, segment_embedding_scale, segment_embedding_zero_point),
+        (gamma_quant, gamma_scale, gamma_zero_point),
+        (beta_quant, beta_scale, beta_zero_point),
+    )
+    check_paired(segment_ids=segment_ids, segment_embedding=segment_embedding)
+    word, position, segment, gamma, beta = (
+        None if x is None else quant.dequantize_linear(x, *(p.reshape(()) for p in scaled)) for x, *scaled in rows
+    )
+    parameters = word, position, segment, gamma, beta, mask
+    return embed_layer_normalization(input_ids, segment_ids, *parameters, epsilon=epsilon)[:2]
