@@ -20,7 +20,7 @@ import onnx2jax
 
 STOREYS: Final = (
     ("face", ("", "__main__", "cli", "demo", "data")),
-    ("training", ("training",)),
+    ("training", ("training", "generation")),
     ("model", ("model",)),
     ("side by side", ("checker", "sharding", "runtime")),
     ("ir", ("ir",)),

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from .checker.check import Report, check
 from .data import demo_model, demo_training_model
+from .generation.decoder import Decoder, Generation
+from .generation.files import decoder
+from .generation.sampling import Sampling
 from .ir.file import OnnxFile, read
 from .model.convert import convert
 from .model.model import Model
@@ -27,14 +30,17 @@ __all__ = [
     "Artifacts",
     "Checkpoints",
     "DeclarationWarning",
+    "Decoder",
     "DeviationWarning",
     "FineTuning",
     "FineTuningState",
+    "Generation",
     "MayBeEmpty",
     "Model",
     "OnnxFile",
     "RecompilationWarning",
     "Report",
+    "Sampling",
     "Shaped",
     "ShardingWarning",
     "Static",
@@ -42,6 +48,7 @@ __all__ = [
     "TrainingState",
     "check",
     "convert",
+    "decoder",
     "demo_model",
     "demo_training_model",
     "errors",

@@ -6,6 +6,7 @@ from typing import Any
 
 __all__ = [
     "BucketError",
+    "CacheError",
     "CheckpointError",
     "ExternalDataError",
     "ExternalDataNotFoundError",
@@ -13,6 +14,7 @@ __all__ = [
     "InputNameError",
     "InputShapeError",
     "InputTypeError",
+    "InputValueError",
     "KnownValueError",
     "LossError",
     "ModelError",
@@ -89,6 +91,10 @@ class InputShapeError(InputError, ValueError):
     """An input has another rank or extent than declared, or two inputs disagree about a dimension variable."""
 
 
+class InputValueError(InputError, ValueError):
+    """An argument has a value that it cannot have, such as a token that is in no vocabulary."""
+
+
 class OperatorError(OnnxError, ValueError):
     """An operator refuses its inputs or attributes; the message names the node, opset, shapes and dtypes."""
 
@@ -119,6 +125,10 @@ class RandomKeyError(OnnxError, TypeError):
 
 class BucketError(OnnxError, ValueError):
     """Padding to a bucket changes an output of the model."""
+
+
+class CacheError(OnnxError, ValueError):
+    """A decoder gives other numbers with a cache of fixed length than with one that grows."""
 
 
 class RebatchError(OnnxError, ValueError):

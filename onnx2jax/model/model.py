@@ -117,6 +117,11 @@ class Model:
         values = read_constants(self.graph)
         return Params({n: self._changes.get(n, values[n]) for n in self._types})
 
+    @property
+    def weights(self) -> Weights:
+        """The parameters on their devices, but for those of one number, which are part of what is compiled."""
+        return self._on_devices[0]
+
     def changed(self) -> dict[str, Any]:
         """Weights that are not what the file says."""
         return dict(self._changes)

@@ -36,8 +36,8 @@ class Executable:
         self._types = jax.tree.map(_as_type, args)
         self._names = sorted(args[0])
         traced = jitted.trace(key, *args)
-        self._structure = jax.tree.structure(traced.out_info)
-        self.is_flat = jax.tree_util.all_leaves(traced.out_info)
+        self.structure = jax.tree.structure(traced.out_info)
+        self.is_flat = isinstance(traced.out_info, list) and jax.tree_util.all_leaves(traced.out_info)
         """Whether the results are those of the program as they come."""
         self._split: Prepared | None = self._as_split(traced)
         self._prepare = self._split.prepare
@@ -53,7 +53,7 @@ class Executable:
 
     def __call__(self, weights: Weights, leaves: list[Any]) -> Any:
         """The results, from a model's weights and the leaves of the other arguments."""
-        return jax.tree.unflatten(self._structure, self.main(self.handed(weights), leaves))
+        return jax.tree.unflatten(self.structure, self.main(self.handed(weights), leaves))
 
     def handed(self, weights: Weights) -> list[Any]:
         """What the program takes in place of weights."""

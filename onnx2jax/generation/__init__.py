@@ -1,0 +1,1 @@
+"""Text from decoders: caches of fixed length, prefill and step as pure functions, generation as one program."""

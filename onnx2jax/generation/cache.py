@@ -1,0 +1,103 @@
+"""The caches of a decoder while it generates: arrays of fixed extents, written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..errors import UnsupportedError
+from ..model.caches import Pair, extents
+
+Kind = Literal["shared", "appended", "fixed", "state", "crossed"]
+"""How a model treats one of its caches:
+
+- shared: the operator writes new tokens behind those that a sequence has, into the array it is given;
+- appended: the model puts new tokens behind the array, which so grows;
+- fixed: the file itself says how many tokens the array has room for, and writes them where ``cache_position`` says;
+- state: it holds no tokens, as the state of a convolution or of linear attention;
+- crossed: it holds what attention to an encoder needs, made by the first call.
+"""
+
+SHARED: Final = frozenset({"GroupQueryAttention"})
+"""Operators that write into the cache they are given."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """What a decoder remembers of sequences. A pytree; hand it from call to call, best donated.
+
+    Attributes:
+        values: the model's caches, by the name of its input.
+        live: bool[batch, length], the places that hold a token.
+        end: int32, the places that are taken in every sequence, with or without a token.
+    """
+
+    values: dict[str, Any]
+    live: Any
+    end: Any
+
+    @property
+    def length(self) -> int:
+        """The tokens that there is room for."""
+        return int(self.live.shape[1])
+
+    @property
+    def lengths(self) -> Any:
+        """int32[batch], the tokens of each sequence."""
+        return jnp.sum(self.live, axis=1, dtype=np.int32)
+
+
+def kind_of(pair: Pair) -> Kind:
+    """How the model treats a cache."""
+    if ".encoder." in pair.past.name or "cross" in pair.past.name:
+        return "crossed"
+    if pair.axis is None:
+        return "state"
+    if pair.maker is not None and pair.maker.op_type in SHARED:
+        return "shared"
+    return "fixed" if isinstance(pair.dims[pair.axis], int) else "appended"
+
+
+def empty(pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], batch: int, length: int) -> Cache:
+    """A cache without tokens, for so many sequences of at most so many tokens.
+
+    Raises:
+        UnsupportedError: the extents of an array do not follow from the model.
+    """
+    values = {}
+    for name, pair in pairs.items():
+        kind = kinds[name]
+        if kind == "fixed" and length != (own := pair.dims[pair.axis or 0]):
+            raise UnsupportedError(f"the file's own caches have room for {own} tokens, not {length}: length={own}")
+        values[name] = jnp.zeros(extents(pair, batch, 0 if kind == "crossed" else length), pair.dtype)
+    return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32))
+
+
+def filled(cache: Cache, lengths: Any, end: Any) -> Cache:
+    """The marks of a cache whose sequences have so many tokens each, in their first places."""
+    live = jnp.arange(cache.length, dtype=np.int32) < jnp.reshape(lengths, (-1, 1))
+    return Cache(cache.values, live, jnp.asarray(end, np.int32))
+
+
+def advanced(cache: Cache, new: int) -> Cache:
+    """The marks of a cache to which every sequence has added so many tokens, at its end."""
+    places = jnp.arange(cache.length, dtype=np.int32)
+    written = (places >= cache.end) & (places < cache.end + new)
+    return Cache(cache.values, cache.live | written, cache.end + new)
+
+
+def write(buffer: Any, new: Any, start: Any, *, axis: int) -> Any:
+    """A cache with new tokens written from ``start`` on."""
+    return lax.dynamic_update_slice_in_dim(buffer, jnp.asarray(new, buffer.dtype), start, axis)
+
+
+def tail(present: Any, count: int, axis: int) -> Any:
+    """The last tokens of what a model gives."""
+    return lax.slice_in_dim(present, present.shape[axis] - count, present.shape[axis], axis=axis)

@@ -1,0 +1,277 @@
+"""Generation: from prompts to texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from .. import compat
+from ..errors import CacheError, InputShapeError, InputValueError
+from ..model.arguments import as_key
+from ..model.model import Model
+from .cache import Cache
+from .loop import NEVER, Programs, State, endings
+from .sampling import BY_NAME, Chooser, Sampling, greedy
+from .steps import Steps, positions_in_tables
+
+Prompts = Any
+"""Token ids: of one prompt, of several (lists of different lengths, too), or an array [batch, count]."""
+
+SMALLEST: Final = 16
+"""Prompts are padded to this or a power of two above it, so that few lengths are compiled."""
+TOLERANCE: Final = {1: 0.2, 2: 0.05, 4: 5e-3, 8: 1e-4}
+"""Of the largest logit, by bytes of a number: how far a cache of fixed length may be off."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Texts that a decoder has generated.
+
+    Attributes:
+        tokens: int64[batch, count], without the prompts. What ended a text is its last token; ``pad`` stands behind.
+        lengths: int64[batch], the tokens of each.
+        cache: of prompts and texts but for the texts' last tokens. ``generate(..., after=this)`` goes on with it.
+        last: int64[batch, 1], those last tokens; [batch, 0] behind ``read``.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    cache: Cache
+    last: np.ndarray
+
+    def texts(self) -> list[list[int]]:
+        """The tokens of each text, as lists without padding."""
+        return [row[:n].tolist() for row, n in zip(self.tokens, self.lengths, strict=True)]
+
+
+class Decoder(Steps):
+    """A decoder that generates. Made by ``onnx2jax.decoder``.
+
+    Attributes:
+        context: the most tokens, prompt included, that it was made for; None where that is not known.
+        stop: what ends a text, unless ``generate`` is told otherwise.
+        pad: the token that stands behind a text's end.
+    """
+
+    def __init__(
+        self, model: Model, first: Model | None = None, *, stop: Sequence[Sequence[int]] = (), pad: int | None = None,
+        context: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(model, first)
+        limits = [n for n in (context, positions_in_tables(model.graph)) if n is not None]
+        self.context = min(limits) if limits else None
+        self.stop = tuple(map(tuple, stop))
+        self.pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
+        self._programs = Programs(self)
+        self._proved: set[Any] = set()
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled to generate so far: one for prompts of a size, one for the loop."""
+        return self._programs.compilations
+
+    def generate(
+        self, tokens: Prompts, max_new_tokens: int, *, sampling: str | Sampling | Chooser = "greedy",
+        stop: Any = None, rng: Any = None, length: int | None = None, after: Generation | None = None, **others: Any,
+    ) -> Generation:  # fmt: skip
+        """Generate texts, in one program on the device.
+
+        Args:
+            tokens: token ids of one prompt or of several; lists may differ in length. Padding of an array is said by
+                ``attention_mask``, which is 0 there, in front or behind.
+            max_new_tokens: the most tokens of a text.
+            sampling: "greedy", "temperature", "top_k", "top_p", "min_p"; ``Sampling(...)`` with numbers of your own;
+                or a function from logits float32[batch, vocabulary] and a random key to tokens int32[batch].
+            stop: what ends a text: a token, or several, each a token or a list of tokens. The decoder's own when left
+                out; () for nothing.
+            rng: random key, or a seed; 0 when left out.
+            length: the tokens that the cache has room for: prompt and text, rounded up, when left out.
+            after: what an earlier call gave, or ``read``: the tokens come behind its own.
+            **others: further inputs of the model, such as what an encoder gives.
+
+        Returns:
+            The texts, and the cache.
+
+        Raises:
+            InputError: prompts that are empty, out of the vocabulary, too long for the cache or for the model, or of
+                different lengths where the model has no mask.
+            CacheError: the model gives other numbers with a cache of fixed length.
+        """
+        options = {"sampling": sampling, "stop": stop, "rng": rng, "length": length, "after": after}
+        state, run = self._begin(tokens, max_new_tokens, **options, **others)
+        state = run(state, max_new_tokens)
+        tokens = np.asarray(state.tokens)[:, : int(state.count)].astype(np.int64)
+        return Generation(tokens, np.asarray(state.lengths, np.int64), state.cache, np.asarray(state.last)[:, None])
+
+    def stream(self, tokens: Prompts, max_new_tokens: int, **options: Any) -> Iterator[np.ndarray]:
+        """Generate as ``generate`` does, token by token.
+
+        Args:
+            tokens, max_new_tokens, **options: as for ``generate``.
+
+        Yields:
+            The next token of each text, int64[batch]; ``pad`` for texts that have ended.
+        """
+        state, run = self._begin(tokens, max_new_tokens, **options)
+        for count in range(2, max_new_tokens + 2):
+            yield np.asarray(state.last, np.int64)
+            if count > max_new_tokens or np.asarray(state.done).all():
+                return
+            state = run(state, count)
+
+    def read(self, tokens: Prompts, length: int, **others: Any) -> Generation:
+        """Read prompts and generate nothing: a beginning that several calls of ``generate(..., after=it)`` share.
+
+        Args:
+            tokens: as for ``generate``.
+            length: the tokens that the cache has room for, those of what comes after included.
+            **others: further inputs of the model.
+        """
+        state, _ = self._begin(tokens, 1, length=length, **others)
+        batch = state.last.shape[0]
+        nothing = np.zeros((batch, 0), np.int64)
+        return Generation(nothing, np.zeros(batch, np.int64), state.cache, nothing)
+
+    def _begin(
+        self, tokens: Prompts, count: int, *, sampling: Any = "greedy", stop: Any = None, rng: Any = None,
+        length: int | None = None, after: Generation | None = None, **others: Any,
+    ) -> tuple[State, Callable[[State, int], State]]:  # fmt: skip
+        """The state behind the prompts, and what runs it on to so many tokens."""
+        rows = _rows(tokens, others.pop("attention_mask", None), self.vocabulary)
+        if count < 1:
+            raise InputValueError(f"max_new_tokens is {count}; it is 1 or more")
+        choose, how = _choice(sampling, rng)
+        how |= {"endings": endings(self.stop if stop is None else as_endings(stop)), "pad": np.int32(self.pad)}
+        with compat.enable_x64():
+            others = {n: jax.numpy.asarray(v) for n, v in others.items()}
+
+        def run(state: State, limit: int) -> State:
+            return self._programs.loop(state, limit, choose, how, others)
+
+        if after is not None:
+            more = np.concatenate([after.last, _even(rows, len(after.last))], axis=1)
+            self._check_room(after.cache, more.shape[1] + count)
+            return self._programs.further(after.cache, more, choose, how, others), run
+        room = self._room(max(map(len, rows)) + count, length)
+        self._prove(rows, room, choose, how, others)
+        return self._first(rows, room, choose, how, others), run
+
+    def _first(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Any, others: Any) -> State:
+        lengths = np.array([len(r) for r in rows], np.int32)
+        padded = self._padded(rows, room)
+        return self._programs.first(padded, lengths, room, choose, how, others)
+
+    def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
+        if not self.pads:
+            return _even(rows)
+        longest = max(map(len, rows))
+        size = min(max(SMALLEST, 1 << (longest - 1).bit_length()), room)
+        return np.stack([np.pad(r, (0, size - len(r))) for r in rows])
+
+    def _room(self, wanted: int, length: int | None) -> int:
+        """The length of the cache for so many tokens."""
+        if self.context is not None and wanted > self.context:
+            raise InputShapeError(f"prompt and text are {wanted} tokens, and the model was made for {self.context}")
+        if length is None:
+            length = self.fixed_length or -(-wanted // 64) * 64
+            length = length if self.context is None else min(length, self.context)
+        if wanted > length:
+            raise InputShapeError(
+                f"prompt and text are {wanted} tokens, and the cache has room for {length}: length={wanted}"
+                + (", which this file's own caches have not" if self.fixed_length else "")
+            )
+        return length
+
+    def _check_room(self, cache: Cache, more: int) -> None:
+        if (wanted := int(cache.end) + more) > cache.length:
+            raise InputShapeError(
+                f"with what was read before, prompt and text are {wanted} tokens, and the cache has room for "
+                f"{cache.length}: begin with length={wanted}"
+            )
+
+    def _prove(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> None:
+        """Compare a step over the cache with the first call, once for each batch and length of the cache.
+
+        Raises:
+            CacheError: they differ.
+        """
+        if (key := (len(rows), room)) in self._proved:
+            return
+        how = {**how, "endings": np.full_like(how["endings"], NEVER)}
+        rows = [r if len(r) > 1 else np.concatenate([r, r]) for r in rows]
+        want = np.asarray(self._first(rows, room, choose, how, others).logits, np.float32)
+        state = self._first([r[:-1] for r in rows], room, choose, how, others)
+        state = replace(state, last=jax.numpy.asarray([r[-1] for r in rows], np.int32))
+        bytes_ = state.logits.dtype.itemsize
+        ours = np.asarray(self._programs.loop(state, 2, choose, how, others).logits, np.float32)
+        scale, off = np.abs(want).max(initial=0), np.abs(ours - want).max(initial=0)
+        if not off <= TOLERANCE[bytes_] * scale + 1e-6:
+            raise CacheError(
+                f"with a cache of fixed length ({room}) the logits differ by {off:.3g}, where the largest is "
+                f"{scale:.3g}: the model counts positions, or lets tokens see each other, by the extent of its cache. "
+                "Export it with position_ids among its inputs; until then call model.run with a cache that grows"
+            )
+        self._proved.add(key)
+
+
+def _rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
+    """The prompts, each without padding."""
+    if hasattr(tokens, "ndim") or not any(isinstance(t, Sequence) or np.ndim(t) for t in tokens):
+        tokens = np.atleast_2d(np.asarray(tokens))
+    rows = [np.asarray(row) for row in tokens]
+    if mask is not None:
+        live = np.atleast_2d(np.asarray(mask)) > 0
+        if live.shape != np.shape(tokens):
+            raise InputShapeError(f"attention_mask {live.shape} is not of the tokens' shape {np.shape(tokens)}")
+        rows = [row[m] for row, m in zip(rows, live, strict=True)]
+    for i, row in enumerate(rows):
+        if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
+            raise InputValueError(f"prompt {i} is {row.dtype} {row.shape}; it is one token id or more, as integers")
+        if vocabulary is not None and not (row.min() >= 0 and row.max() < vocabulary):
+            raise InputValueError(
+                f"prompt {i} has tokens from {row.min()} to {row.max()}; they are 0 to {vocabulary - 1}"
+            )
+    if not rows:
+        raise InputValueError("there is no prompt")
+    return [row.astype(np.int32) for row in rows]
+
+
+def _even(rows: list[np.ndarray], batch: int | None = None) -> np.ndarray:
+    """Prompts of one length as an array; one prompt stands for all of a batch."""
+    lengths = sorted({len(r) for r in rows})
+    if len(lengths) > 1:
+        raise InputShapeError(
+            f"prompts of {lengths} tokens: where nothing masks padding, or what comes after a text, they have to be "
+            "equally long; generate from them one by one"
+        )
+    if batch is not None and len(rows) not in (1, batch):
+        raise InputShapeError(f"{len(rows)} prompts come after {batch} texts")
+    return np.stack(rows if batch in (None, len(rows)) else rows * batch)
+
+
+def as_endings(stop: Any) -> list[list[int]]:
+    """What ends a text, each as a list of tokens.
+
+    >>> as_endings([2, [5, 6]])
+    [[2], [5, 6]]
+    """
+    several = list(stop) if hasattr(stop, "__len__") else [stop]
+    return [[int(t) for t in (s if hasattr(s, "__len__") else [s])] for s in several]
+
+
+def _choice(sampling: Any, rng: Any) -> tuple[Chooser, dict[str, Any]]:
+    """The function that chooses tokens, and what it is told in each call."""
+    key = jax.random.key(0) if rng is None else as_key(rng)
+    if isinstance(sampling, str):
+        if sampling not in BY_NAME:
+            raise InputValueError(f"sampling is {sampling!r}; by name there are {', '.join(map(repr, BY_NAME))}")
+        sampling = BY_NAME[sampling]
+    if isinstance(sampling, Sampling):
+        return greedy, {"key": key, "sampling": sampling.checked()}
+    if not callable(sampling):
+        raise InputValueError(f"sampling is {sampling!r}: a name, Sampling(...), or a function of logits and a key")
+    return sampling, {"key": key}

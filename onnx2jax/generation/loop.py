@@ -1,0 +1,202 @@
+"""Generation as one program: a loop on the device that feeds each token back, with the caches written in place.
+
+Two programs are compiled: the first call with the choice of the first token, and the loop with the rest. How many
+tokens are wanted, temperatures and what ends a text are arguments of theirs: other numbers are no other program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .. import compat
+from ..runtime.optimize.executable import Executable, Weights
+from .cache import Cache
+from .sampling import Chooser
+from .steps import Steps
+
+NEVER: Final = -2
+"""In an ending: matches no token."""
+ANY: Final = -1
+"""In an ending: matches every token."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """Texts while they are generated.
+
+    Attributes:
+        cache: of all tokens but the last.
+        last: int32[batch], the last token of each text.
+        logits: [batch, vocabulary], those behind the token before it.
+        tokens: int32[batch, room], what has been generated.
+        count: int32, how many tokens that is.
+        lengths: int32[batch], how many of them are of the text.
+        done: bool[batch], the texts that have ended.
+    """
+
+    cache: Cache
+    last: Any
+    logits: Any
+    tokens: Any
+    count: Any
+    lengths: Any
+    done: Any
+
+
+class Programs:
+    """What is compiled to generate with a decoder.
+
+    Attributes:
+        compilations: programs compiled so far.
+    """
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.compilations = 0
+        self._known: dict[Any, Any] = {}
+
+    def first(
+        self, tokens: Any, lengths: Any, room: int, choose: Chooser, how: Mapping[str, Any], others: Any
+    ) -> State:
+        """The first call: prompts int[batch, count] of these lengths, in a cache with room for so many tokens."""
+        steps = self.steps
+
+        def run(params: Any, tokens: Any, lengths: Any, how: Any, others: Any) -> State:
+            cache = steps.empty_cache(tokens.shape[0], room)
+            logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
+            return _begun(cache, logits, choose, how)
+
+        return self._call(("first", room, choose), run, (), tokens, lengths, how, others)
+
+    def further(self, cache: Cache, tokens: Any, choose: Chooser, how: Mapping[str, Any], others: Any) -> State:
+        """As ``first``, but the tokens, int[batch, count], come after those of a cache, which stays as it is."""
+        steps = self.steps
+
+        def run(params: Any, cache: Cache, tokens: Any, how: Any, others: Any) -> State:
+            logits, cache = steps.extend(params, cache, tokens, **others)
+            return _begun(cache, logits[:, -1], choose, how)
+
+        return self._call(("further", choose), run, (), cache, tokens, how, others)
+
+    def loop(self, state: State, limit: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> State:
+        """Generate until so many tokens are there or all texts have ended. The state given is used up."""
+        step, handed = self._step(state.cache, state.last, others)
+
+        def run(handed: Any, state: State, limit: Any, how: Any, others: Any) -> State:
+            def more(state: State) -> Any:
+                return (state.count < limit) & ~jnp.all(state.done)
+
+            def body(state: State) -> State:
+                logits, cache = step(handed, state.cache, state.last, others)
+                live = jnp.where(state.done[:, None], state.cache.live, cache.live)
+                return _chosen(replace(state, cache=replace(cache, live=live), logits=logits), choose, how)
+
+            return lax.while_loop(more, body, state)
+
+        return self._run(("loop", choose), run, (1,), handed, state, np.int32(limit), how, others)
+
+    def _step(self, cache: Cache, last: Any, others: Any) -> tuple[Callable[..., Any], Any]:
+        """One step to be called in a program: from what stands for weights, and the other arguments."""
+
+        def run(params: Any, cache: Cache, last: Any, others: Any) -> Any:
+            return self.steps.step(params, cache, last, **others)
+
+        key = ("step", _types((cache, last, others)))
+        if key not in self._known:
+            self._known[key] = self._prepared(run, cache, last, others)
+        found: tuple[Callable[..., Any], Any] = self._known[key]
+        return found
+
+    def _call(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
+        """The result of a function of the weights and these arguments, compiled."""
+        full = (*key, _types(args))
+        if full not in self._known:
+            self._known[full] = self._prepared(function, *args)
+        call, handed = self._known[full]
+        return self._run(key, call, donate, handed, *args)
+
+    def _run(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
+        full = ("run", *key, _types(args))
+        if full not in self._known:
+            self.compilations += 1
+            self._known[full] = jax.jit(function, donate_argnums=tuple(donate))
+        with compat.enable_x64():
+            return self._known[full](*args)
+
+    def _prepared(self, function: Any, *args: Any) -> Any:
+        """A function of the weights for a program of these arguments, optimised on a CPU, and what stands for them."""
+        weights = self.steps.model.weights
+        optimize = self.steps.model.settings.optimize and weights.on_one_cpu and compat.context_mesh().empty
+        if not optimize:
+            return function, dict(weights)
+        return _optimised(function, weights, *args)
+
+
+def _optimised(function: Any, weights: Weights, *args: Any) -> tuple[Any, Any]:
+    jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
+    with compat.enable_x64():
+        types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
+        executable = Executable(jitted, None, dict(weights), *types)
+        handed = executable.handed(weights)
+
+    def call(handed: Any, *args: Any) -> Any:
+        return jax.tree.unflatten(executable.structure, executable.main(handed, jax.tree.leaves(args)))
+
+    return call, handed
+
+
+def _begun(cache: Cache, logits: Any, choose: Chooser, how: Mapping[str, Any]) -> State:
+    """The state behind the prompt, with the first token chosen."""
+    batch = logits.shape[0]
+    tokens, zeros = jnp.zeros((batch, cache.length), np.int32), jnp.zeros(batch, np.int32)
+    return _chosen(State(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0), choose, how)
+
+
+def _chosen(state: State, choose: Chooser, how: Mapping[str, Any]) -> State:
+    """The state with one more token: drawn where its text has not ended, and otherwise what pads it."""
+    key = jax.random.fold_in(how["key"], state.count)
+    logits = state.logits.astype(np.float32)
+    last = how["sampling"](logits, key) if "sampling" in how else choose(logits, key)
+    last = jnp.where(state.done, how["pad"], last).astype(np.int32)
+    tokens = lax.dynamic_update_slice_in_dim(state.tokens, last[:, None], state.count, axis=1)
+    return replace(
+        state,
+        last=last,
+        tokens=tokens,
+        count=state.count + 1,
+        lengths=state.lengths + ~state.done,
+        done=state.done | _ends(tokens, state.count, how["endings"]),
+    )
+
+
+def _ends(tokens: Any, place: Any, endings: Any) -> Any:
+    """Which texts end at a place, by endings int32[n, m]."""
+    size = endings.shape[1]
+    behind = jnp.pad(tokens, ((0, 0), (size - 1, 0)), constant_values=NEVER)
+    said = lax.dynamic_slice_in_dim(behind, place, size, axis=1)
+    return jnp.any(jnp.all((said[:, None] == endings) | (endings == ANY), axis=2), axis=1)
+
+
+def endings(stop: Sequence[Sequence[int]]) -> np.ndarray:
+    """What ends a text, as one array: [n, m], n and m rounded up so that other endings are no other program.
+
+    >>> endings([[5], [7, 8]]).tolist()[:2]
+    [[-1, 5], [7, 8]]
+    """
+    size = 1 << max(max(map(len, stop), default=1) - 1, 0).bit_length()
+    rows = [[ANY] * (size - len(s)) + list(s) for s in stop]
+    rows += [[NEVER] * size] * (-len(rows) % 4 or 4 * (not rows))
+    return np.array(rows, np.int32)
+
+
+def _types(args: Any) -> Any:
+    leaves, structure = jax.tree.flatten(args)
+    return structure, tuple((np.shape(v), v.dtype) for v in leaves)

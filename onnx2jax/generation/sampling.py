@@ -1,0 +1,88 @@
+"""Which token comes next: from numbers for each token of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Chooser = Callable[[Any, Any], Any]
+"""From logits float32[batch, vocabulary] and a random key the next token of each sequence, int32[batch]."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sampling:
+    """Draw the next token at random.
+
+    Attributes:
+        temperature: logits are divided by it; below 1 likely tokens become likelier. 0 is greedy.
+        top_k: only so many of the likeliest tokens; 0 for all.
+        top_p: only the likeliest tokens that have this probability together; 1 for all.
+        min_p: only tokens with at least this part of the likeliest token's probability; 0 for all.
+
+    The limits apply in this order, each to what the one before has left.
+
+    >>> import jax, jax.numpy as jnp
+    >>> Sampling(temperature=0.7, top_k=1)(jnp.array([[0.0, 3.0, 1.0]]), jax.random.key(0))
+    Array([1], dtype=int32)
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __call__(self, logits: Any, key: Any) -> Any:
+        """The next token of each sequence, int32[batch]."""
+        logits = logits.astype(np.float32)
+        order = jnp.argsort(-logits, axis=-1, stable=True)
+        ranked = jnp.take_along_axis(logits, order, axis=-1)
+        warm = ranked / jnp.where(self.temperature == 0, 1, self.temperature).astype(np.float32)
+        rank = jnp.arange(logits.shape[-1], dtype=np.int32)
+        kept = (rank < self.top_k) | jnp.equal(self.top_k, 0)
+        likely = jax.nn.softmax(jnp.where(kept, warm, -jnp.inf))
+        before = jnp.cumsum(likely, axis=-1) - likely
+        kept &= (before < self.top_p) | jnp.greater_equal(self.top_p, 1)
+        likely = jax.nn.softmax(jnp.where(kept, warm, -jnp.inf))
+        kept &= likely >= self.min_p * likely[:, :1]
+        kept = jnp.where(jnp.equal(self.temperature, 0), rank == 0, kept | (rank == 0))
+        drawn = jax.random.categorical(key, jnp.where(kept, warm, -jnp.inf))
+        return jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0].astype(np.int32)
+
+    def checked(self) -> Sampling:
+        """The same as arrays, so that other numbers are no other program.
+
+        Raises:
+            ValueError: a number is out of its range.
+        """
+        ranges = {"temperature": (0, np.inf), "top_k": (0, np.inf), "top_p": (0, 1), "min_p": (0, 1)}
+        for field in fields(self):
+            value, (low, high) = getattr(self, field.name), ranges[field.name]
+            if not low <= value <= high or np.isnan(value):
+                raise ValueError(f"{field.name} is {value}; it lies between {low} and {high}")
+        if self.top_p == 0:
+            raise ValueError("top_p is 0, which leaves no token; greedy is sampling='greedy'")
+        numbers = (self.temperature, self.top_p, self.min_p)
+        temperature, top_p, min_p = (jnp.asarray(v, np.float32) for v in numbers)
+        return Sampling(temperature, jnp.asarray(self.top_k, np.int32), top_p, min_p)  # type: ignore[arg-type]
+
+
+def greedy(logits: Any, key: Any = None) -> Any:
+    """The likeliest token; of several the first, as NumPy's argmax."""
+    del key
+    return jnp.argmax(logits, axis=-1).astype(np.int32)
+
+
+BY_NAME: Final = {
+    "greedy": greedy,
+    "temperature": Sampling(),
+    "top_k": Sampling(top_k=50),
+    "top_p": Sampling(top_p=0.9),
+    "min_p": Sampling(min_p=0.05),
+}
+"""What a name alone stands for."""

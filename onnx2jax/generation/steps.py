@@ -1,0 +1,338 @@
+"""A decoder with caches of fixed length: what a file says about its caches, as two pure functions.
+
+Files grow their caches by appending, so that every step has other shapes and is compiled anew. Here an array of fixed
+length is written in place, by one of three ways:
+
+- An operator that writes into the cache it is given (GroupQueryAttention) is given all of it.
+- ``Concat(past, new)`` becomes a write into the array where one token is fed. The model is told of a past as long as
+  the array is but for that token, so everything that it computes from extents fits; the mask says what is real.
+- Where several tokens are fed at once, or the new ones are appended elsewhere, the model appends them to the whole
+  array, and they are written to their place afterwards.
+
+Order does not matter to attention, but positions do, and some models count them by the extent of the past, or let
+tokens see only so many places back. So whoever generates compares first (see ``generate``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import compat
+from ..errors import InputNameError, UnsupportedError
+from ..ir.graph import Graph
+from ..model.caches import BY_OPERATOR, Caches, Pair, caches, extents
+from ..model.model import Model
+from ..ops.registry import Operator
+from ..proto.types import TensorType, ValueInfo
+from . import cache as cached
+from .cache import Cache, Kind
+
+WRITE = Operator(
+    "onnx2jax.caches", "Write", 1, cached.write, ("buffer", "new", "start"), attributes=frozenset({"axis"})
+)
+"""Stands where a model appends to a cache."""
+START = "\0start"
+WHOLE = "\0whole "
+
+
+class Steps:
+    """A decoder's first call and its steps, over caches of fixed length, as pure functions.
+
+    Attributes:
+        model: the model of a step.
+        first: the model of the first call: the same, or that of a file of its own.
+        caches: what the model's inputs and outputs are for.
+        pairs: the caches, by input name.
+        kinds: how the model treats each of them.
+        vocabulary: the number of tokens that it tells apart; None where its file leaves it open.
+        others: inputs that a caller gives beside tokens, such as what an encoder gives.
+    """
+
+    def __init__(self, model: Model, first: Model | None = None) -> None:
+        self.caches = found = caches(model)
+        self.pairs = {p.past.name: p for p in found.pairs}
+        self.first = first or model
+        if "has_past" in found.roles:
+            name = found.roles["has_past"].name
+            self.first = model.with_graph(model.graph, {name: np.array([False])})
+            model = model.with_graph(model.graph, {name: np.array([True])})
+        self.model = model
+        self._outputs = {n: p.present for n, p in self.pairs.items()}
+        for value in found.others if first else ():  # what a step only reads, the first call has made
+            present = _made_by(first, value.name)
+            if present is not None and isinstance(value.type, TensorType):
+                self.pairs[value.name] = Pair(value, present, None)
+                self._outputs[value.name] = present
+        _check(model, found, self.pairs)
+        self.kinds: dict[str, Kind] = {
+            n: "crossed" if n not in {q.past.name for q in found.pairs} else cached.kind_of(p)
+            for n, p in self.pairs.items()
+        }
+        assert found.logits is not None
+        self._logits = found.logits
+        shape = next(v.shape for v in model.outputs if v.name == found.logits)
+        last = shape[-1] if shape else None
+        self.vocabulary = last if isinstance(last, int) else None
+        self.others = tuple(v.name for v in self.first.inputs if v.name not in self._known(self.first))
+
+    @property
+    def pads(self) -> bool:
+        """Whether prompts may be padded behind: a mask covers it, and no state would run on into it."""
+        has_mask = bool(self.caches.roles.keys() & {"mask", "lengths"})
+        return has_mask and "state" not in self.kinds.values() and not self._one_logit
+
+    @property
+    def fixed_length(self) -> int | None:
+        """The length that the file gives its caches, if it does."""
+        sizes = (p.dims[p.axis or 0] for n, p in self.pairs.items() if self.kinds[n] == "fixed")
+        return next((int(d) for d in sizes if isinstance(d, int)), None)
+
+    def empty_cache(self, batch: int, length: int) -> Cache:
+        """A cache for so many sequences of at most so many tokens.
+
+        Raises:
+            UnsupportedError: the file has caches of another length, or does not say the extents of its caches.
+        """
+        with compat.enable_x64():
+            return cached.empty(self.pairs, self.kinds, batch, length)
+
+    def prefill(
+        self, params: Mapping[str, Any], cache: Cache, tokens: Any, lengths: Any = None, **others: Any
+    ) -> tuple[Any, Cache]:
+        """The first call: whole prompts into an empty cache. A pure function.
+
+        Args:
+            params: the weights, ``decoder.model.params``.
+            cache: as ``empty_cache`` gives it; donate it.
+            tokens: int[batch, count], padded behind.
+            lengths: int[batch], the tokens of each prompt; all of them when left out.
+            **others: inputs of the model that no text is made of, such as what an encoder gives.
+
+        Returns:
+            The logits behind each prompt's last token, [batch, vocabulary], and the cache.
+        """
+        with compat.enable_x64():
+            tokens = jnp.asarray(tokens)
+            batch, count = tokens.shape[:2]
+            lengths = jnp.full(batch, count, np.int32) if lengths is None else jnp.asarray(lengths, np.int32)
+            places = jnp.arange(count, dtype=np.int32)
+            live = places < lengths[:, None]
+            marks = cached.filled(cache, lengths, jnp.max(lengths))
+            past = {n: v if self.kinds[n] != "appended" else self._none(n, batch) for n, v in cache.values.items()}
+            whole = "fixed" in self.kinds.values()
+            given = self._feeds(
+                self.first, tokens, jnp.broadcast_to(places, (batch, count)), marks.live if whole else live, places
+            )
+            results = self._run(self.first, params, given | past | others)
+            values = {n: self._kept(n, v, results, 0, count, first=True) for n, v in cache.values.items()}
+            logits = results[self._logits]
+            if logits.shape[1] > 1:
+                logits = jnp.take_along_axis(logits, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
+            return logits[:, -1], replace(marks, values=values)
+
+    def step(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[Any, Cache]:
+        """One more token for each sequence. A pure function; ``extend`` for one token.
+
+        Args:
+            params: the weights.
+            cache: what the call before gave; donate it.
+            tokens: int[batch].
+            **others: as for ``prefill``.
+
+        Returns:
+            The logits behind the token, [batch, vocabulary], and the cache. Logits are NaN where the cache is full.
+        """
+        with compat.enable_x64():
+            logits, cache = self.extend(params, cache, jnp.asarray(tokens)[:, None], **others)
+            return logits[:, -1], cache
+
+    def extend(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[Any, Cache]:
+        """Some more tokens for each sequence, none of them padding. A pure function.
+
+        Args:
+            params: the weights.
+            cache: what the call before gave; donate it.
+            tokens: int[batch, count].
+            **others: as for ``prefill``.
+
+        Returns:
+            The logits behind each token, [batch, count, vocabulary], and the cache. Logits are NaN where the cache is
+            full.
+        """
+        with compat.enable_x64():
+            tokens = jnp.asarray(tokens)
+            batch, count = tokens.shape[:2]
+            fits, lengths = cache.end + count <= cache.length, cache.lengths
+            positions = lengths[:, None] + jnp.arange(count, dtype=np.int32)
+            places = cache.end + jnp.arange(count, dtype=np.int32)
+            in_place = count == 1 and self._in_place is not None
+            model = self._in_place if in_place and self._in_place else self.model
+            marks = cached.advanced(cache, count)
+            if "shared" in self.kinds.values():  # which keep a sequence's tokens side by side
+                marks = cached.filled(cache, lengths + count, cache.end + count)
+            past, mask = dict(cache.values), marks.live
+            if in_place:
+                past |= {f"{WHOLE}{n}": past[n] for n in self._appended}
+                past |= {n: past[n].take(np.arange(cache.length - 1), self.pairs[n].axis) for n in self._appended}
+                past[START] = cache.end
+            elif self._appended:
+                mask = jnp.concatenate([cache.live, jnp.ones((batch, count), bool)], axis=1)
+            given = self._feeds(model, tokens, positions, mask, places)
+            results = self._run(model, params, given | past | others)
+            values = {
+                n: self._kept(n, v, results, cache.end, count, in_place=in_place) for n, v in cache.values.items()
+            }
+            logits = results[self._logits]
+            return jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype)), replace(marks, values=values)
+
+    @cached_property
+    def _appended(self) -> list[str]:
+        return [n for n, kind in self.kinds.items() if kind == "appended"]
+
+    @cached_property
+    def _in_place(self) -> Model | None:
+        """The model of one token with writes where it appends; None where an appending node is not at hand."""
+        makers = {self.pairs[n].maker: n for n in self._appended}
+        if not makers or None in makers or len(makers) < len(self._appended):
+            return None
+        if any(m is None or m.op_type != "Concat" or m.domain or m.inputs[0] != n for m, n in makers.items()):
+            return None
+        if any(m is not None and len(m.inputs) != 2 for m in makers):
+            return None
+        graph = self.model.graph
+        nodes = tuple(
+            replace(
+                node,
+                target=WRITE,
+                op_type=WRITE.name,
+                domain=WRITE.domain,
+                inputs=(WHOLE + makers[node], node.inputs[1], START),
+                attributes={"axis": self.pairs[makers[node]].axis},
+            )
+            if node in makers
+            else node
+            for node in graph.nodes
+        )
+        more = [ValueInfo(WHOLE + n, TensorType(self.pairs[n].dtype, None)) for n in self._appended]
+        start = ValueInfo(START, TensorType(np.dtype(np.int32), ()))
+        return self.model.with_graph(replace(graph, nodes=nodes, inputs=(*graph.inputs, *more, start)))
+
+    @cached_property
+    def _one_logit(self) -> bool:
+        """Whether the model gives the logits behind the last token alone."""
+        shape = next(v.shape for v in self.model.outputs if v.name == self.caches.logits)
+        return bool(shape and shape[1] == 1)
+
+    def _none(self, name: str, batch: int) -> Any:
+        pair = self.pairs[name]
+        return jnp.zeros(extents(pair, batch, 0), pair.dtype)
+
+    def _known(self, model: Model) -> set[str]:
+        """The inputs that are filled here."""
+        return {v.name for v in self.caches.roles.values()} | self.pairs.keys() | model.static.keys()
+
+    def _feeds(self, model: Model, tokens: Any, positions: Any, mask: Any, places: Any) -> dict[str, Any]:
+        """The inputs that follow from tokens [batch, count], their positions and places, and a mask of places."""
+        roles, lengths = self.caches.roles, jnp.sum(mask, axis=1, dtype=np.int32)
+        total = mask.shape[1]
+        values: dict[str, Any] = {
+            "tokens": tokens,
+            "embeddings": tokens,
+            "places": places,
+            "lengths": lengths - 1,
+            "total": np.asarray(total),
+            "past": np.asarray(total - tokens.shape[1]),
+        }
+        feeds = {}
+        for role, declared in roles.items():
+            shape, dtype = declared.shape or (), _dtype(declared)
+            if role == "mask":
+                value = _masked(mask, places, tokens.shape[1], dtype) if len(shape) == 4 else mask
+            elif role == "positions":
+                value = jnp.broadcast_to(positions, (3, *positions.shape)) if len(shape) == 3 else positions
+            else:
+                value = values.get(role)
+            if value is not None and any(v.name == declared.name for v in model.inputs):
+                if role in ("total", "past", "lengths"):
+                    value = value.reshape([-1] * len(shape) or [])
+                feeds[declared.name] = value.astype(dtype)
+        return feeds
+
+    def _run(self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
+        names = [v.name for v in model.inputs]
+        if unknown := sorted(set(feeds) - set(names) - self.pairs.keys()):
+            raise InputNameError(f"the decoder has no input {', '.join(map(repr, unknown))}; it has {names}")
+        if absent := [n for n in names if n not in feeds]:
+            raise InputNameError(f"input {absent[0]!r} of the decoder is not given: {absent[0]}=array")
+        results = model.apply(params, **{n: feeds[n] for n in names})
+        outputs = results if isinstance(results, tuple) else (results,)
+        return dict(zip((v.name for v in model.outputs), outputs, strict=True))
+
+    def _kept(
+        self, name: str, old: Any, results: Mapping[str, Any], start: Any, count: int, *, first: bool = False,
+        in_place: bool = False,
+    ) -> Any:  # fmt: skip
+        """What stays of a cache after a call."""
+        kind, pair, new = self.kinds[name], self.pairs[name], results.get(self._outputs[name])
+        if new is None or (kind == "crossed" and not first):
+            return old
+        if kind != "appended" or in_place:
+            return new
+        assert pair.axis is not None
+        return cached.write(old, new if first else cached.tail(new, count, pair.axis), start, axis=pair.axis)
+
+
+def _masked(mask: Any, places: Any, count: int, dtype: np.dtype) -> Any:
+    """A mask of places as one of queries and places, [batch, 1, count, places]."""
+    del places
+    total = mask.shape[1]
+    order = jnp.arange(total, dtype=np.int32) <= jnp.arange(total - count, total, dtype=np.int32)[:, None]
+    seen = mask[:, None, None] & order
+    return seen if dtype == bool else jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
+
+
+def _dtype(value: ValueInfo) -> np.dtype:
+    assert isinstance(value.type, TensorType)
+    return value.type.dtype
+
+
+def _made_by(model: Model | None, name: str) -> str | None:
+    """The output of the first call that is this input of a step."""
+    outputs = {v.name for v in model.outputs} if model else set()
+    candidates = (name.replace("past_key_values", "present"), name.replace("past", "present"))
+    return next((c for c in candidates if c != name and c in outputs), None)
+
+
+def positions_in_tables(graph: Graph) -> int | None:
+    """The positions that the shortest table of rotations has; None without."""
+    tables = [
+        graph.initializers[n].shape[0]
+        for node in graph.nodes
+        if node.op_type in ("GroupQueryAttention", "RotaryEmbedding")
+        for n in node.inputs
+        if "cos" in n and n in graph.initializers and graph.initializers[n].ndim == 2
+    ]
+    return min(tables, default=None)
+
+
+def _check(model: Model, found: Caches, pairs: Mapping[str, Pair]) -> None:
+    """Refuse what is no decoder with caches."""
+    if not found.roles.keys() & {"tokens", "embeddings"}:
+        raise UnsupportedError(
+            f"no input of model {model.graph.name!r} is for tokens: a decoder has input_ids, and this model "
+            f"{[v.name for v in model.inputs]}"
+        )
+    if found.logits is None:
+        raise UnsupportedError(f"model {model.graph.name!r} has no output of rank 3 for logits")
+    if not pairs:
+        makers = ", ".join(sorted({o for _, o in BY_OPERATOR}))
+        raise UnsupportedError(
+            f"model {model.graph.name!r} has no cache: no input leads to an output of its kind by Concat or {makers}; "
+            "export the decoder with its past (optimum: --task text-generation-with-past)"
+        )
