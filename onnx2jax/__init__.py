@@ -22,8 +22,10 @@ from .runtime.explained import DeviationWarning
 from .sharding.rules import ShardingWarning
 from .training.artifacts import Artifacts, load_artifacts
 from .training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
-from .training.finetune import FineTuning, FineTuningState, finetune
-from .training.state import TrainingState
+from .training.decoders import next_token_loss
+from .training.finetune import FineTuning, finetune
+from .training.lora import load_adapter
+from .training.state import FineTuningState, TrainingState
 from .training.training_model import TrainingModel
 
 __all__ = [
@@ -53,8 +55,10 @@ __all__ = [
     "demo_training_model",
     "errors",
     "finetune",
+    "load_adapter",
     "load_artifacts",
     "load_checkpoint",
+    "next_token_loss",
     "op",
     "read",
     "save",

@@ -117,11 +117,18 @@ def rebatched(imported: Imported, rebatch: bool | Mapping[str, int], static: Map
 
 def within_groups(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     """The graph changed; where its samples run in groups, what runs for each."""
-    if [n.target for n in graph.nodes] != [IN_GROUPS]:
+    inside = group_of(graph)
+    if inside is graph:
         return change(graph)
     (node,) = graph.nodes
-    inside = replace(node, attributes={**node.attributes, "body": change(node.attributes["body"])})
-    return replace(graph, nodes=(inside,))
+    return replace(graph, nodes=(replace(node, attributes={**node.attributes, "body": change(inside)}),))
+
+
+def group_of(graph: Graph) -> Graph:
+    """What runs for each group of samples; the graph itself where they do not run in groups."""
+    grouped = [n.target for n in graph.nodes] == [IN_GROUPS]
+    body: Graph = graph.nodes[0].attributes["body"] if grouped else graph
+    return body
 
 
 def _input_axes(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,20 @@ class Origin:
                 opened.put(tensor, data)
         self._serialized = message.SerializeToString()
         opened.message = None
+        self._changes: tuple[Callable[[Any], None], ...] = ()
+
+    def changed(self, change: Callable[[Any], None]) -> Origin:
+        """The same with a change that is made to each message opened; it can be pickled."""
+        new = copy.copy(self)
+        new._changes = (*self._changes, change)
+        return new
 
     def open(self) -> Opened:
         """A fresh copy of the message, to be changed and written."""
-        return self._opened.copy(ModelProto.FromString(self._serialized))
+        message = ModelProto.FromString(self._serialized)
+        for change in self._changes:
+            change(message)
+        return self._opened.copy(message)
 
 
 class Opened:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,37 +19,22 @@ from ..errors import InputNameError, InputShapeError, InputTypeError, KnownValue
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..model import arguments
+from ..model.caches import Caches, caches
 from ..model.model import Model
 from ..model.outputs import field_names, packed
 from ..runtime.evaluate import Context, evaluate
 from ..sharding import rules
-from .engine import State, Step, Training, counted
-from .finetune_arguments import Metrics, checked_batch, checked_loss, chosen
-from .form import training_form
+from . import lora as low_rank
+from .checkpoint import load_checkpoint, save_checkpoint
+from .decoders import completed, next_token_loss
+from .engine import Step, Training, counted
+from .finetune_arguments import Metrics, checked_batch, checked_loss, chosen, kept_in, part_of_mean, staged
+from .form import only, training_form
 from .progress import bar
+from .state import FineTuningState
 
-Loss = Callable[[Any, dict[str, Any]], Any]
+Loss = Callable[[Any, dict[str, Any]], Any] | Literal["next_token"]
 Trainable = str | Iterable[str] | Callable[[str, Any], bool] | None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class FineTuningState(State):
-    """Everything that a step changes: a pytree of arrays, to be kept and restored as a whole.
-
-    Attributes:
-        params: the parameters that are trained, by ONNX name. 16-bit ones are kept in float32 here.
-        stats: running statistics of batch normalisation by ONNX name; empty unless ``batchnorm="train"``.
-        opt_state: the optimizer's.
-        step: steps done, int32.
-        key: the random key from which each step draws its own.
-    """
-
-    params: dict[str, jax.Array]
-    stats: dict[str, jax.Array]
-    opt_state: Any
-    step: jax.Array
-    key: jax.Array
 
 
 class Progress(NamedTuple):
@@ -64,36 +51,45 @@ class FineTuning(Training):
         model: what ``convert`` made. It stays as it is.
         loss: ``loss(outputs, batch)``, a floating scalar, or the scalar and a dict of metrics. ``outputs`` is what
             ``model(...)`` returns, ``batch`` the dict that ``step`` was given. It is traced, in a scope with 64-bit
-            types, so that int64 labels stay int64.
+            types, so that int64 labels stay int64. "next_token" is ``next_token_loss``, of the output ``logits``.
         optimizer: an optax optimizer.
         trainable: which parameters: patterns of fnmatch (``"*.bias"``), or a predicate of name and array. Without it,
             the weights of linear maps, embeddings, convolutions, normalisations and recurrences: no rotary tables,
             masks, scales of quantization or constants (``left_out`` lists them). Running statistics of
             BatchNormalization and scalars of rank 0 (exponents and epsilons, more often than weights) are chosen only
             when named in full.
+        lora: a rank: every linear map (MatMul, Gemm or MatMulNBits with a stored matrix that no other node reads)
+            learns ``x A B`` beside ``x W``, with A [in, rank] and B [rank, out] in float32. Or ranks by patterns over
+            the names of weights and of nodes, the first that matches counting: ``{"*q_proj*": 8, "*v_proj*": 8}``.
+            The weights stay as they are, packed ones too; ``trainable`` then names what is trained beside.
+        lora_alpha: ``x A B`` is multiplied by ``lora_alpha / rank``, as in peft; by 1 when left out.
         batchnorm: "frozen" normalises by the running statistics of the file. "train" normalises by the batch and
             moves the statistics by the nodes' momentum, as ONNX says (``old * momentum + batch * (1 - momentum)``,
             the variance divided by n, where PyTorch moves it by that divided by n - 1).
         dropout: True lets Dropout nodes drop, at their ratios; a number does so at that rate. Nodes that an exporter
             has removed cannot be restored.
         accumulate: micro-batches into which a step divides its batch, one after the other in memory. Gradients and
-            metrics are their means: the same as those of the whole batch, for a loss that is a mean over it.
+            metrics are their means: the same as those of the whole batch, for a loss that is a mean over it. Where a
+            loss is a mean over something else, ``loss.weight(batch)`` says over how many; ``next_token_loss`` does.
         compute_dtype: "bfloat16" computes products, convolutions and recurrences of float32 in it. Parameters,
             optimizer, sums, normalisations and loss stay in float32.
         remat: patterns of node names. The nodes of each pattern, with what lies between them, keep no values
-            for the backward pass but compute them again (``jax.remat``): less memory, more time.
+            for the backward pass but compute them again (``jax.remat``): less memory, more time. True: the nodes of
+            each layer, by the number in their names (``/model/layers.0/...``).
         outputs: the outputs that the loss needs, when the model has others that cannot be compiled.
         mesh: devices over which batches are divided, along its first axis, and parameters as ``shardings`` says; those
             of the model when left out.
         shardings: PartitionSpecs by patterns of parameter names; what none matches is on every device.
 
     Attributes:
-        trainable: the names of the parameters that are trained.
+        trainable: the names of the parameters that are trained; of adapters ``NAME.lora_A`` and ``NAME.lora_B``,
+            where NAME is the weight.
 
     Raises:
         InputNameError: a pattern that matches nothing.
-        InputTypeError: a parameter that is no floating one; an optimizer that is none.
-        TrainingFormError: nothing to train; no BatchNormalization or Dropout to switch.
+        InputTypeError: a parameter that is no floating one, or no linear map; an optimizer that is none.
+        InputShapeError: a rank that is less than 1 or more than an extent of the weight.
+        TrainingFormError: nothing to train; no BatchNormalization or Dropout to switch; a weight that takes no adapter.
 
     >>> import numpy as np, onnx2jax, optax
     >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -115,11 +111,13 @@ class FineTuning(Training):
         optimizer: Any,
         *,
         trainable: Trainable = None,
+        lora: int | Mapping[str, int] | None = None,
+        lora_alpha: float | None = None,
         batchnorm: Literal["frozen", "train"] = "frozen",
         dropout: bool | float = False,
         accumulate: int = 1,
         compute_dtype: Any = None,
-        remat: str | Sequence[str] = (),
+        remat: bool | str | Sequence[str] = (),
         outputs: Sequence[str] | None = None,
         mesh: Mesh | None = None,
         shardings: Mapping[str, PartitionSpec] | None = None,
@@ -131,19 +129,26 @@ class FineTuning(Training):
             raise InputShapeError(f"accumulate is {accumulate}; it is a number of micro-batches, 1 or more")
         if shardings and mesh is None:
             raise ShardingError("shardings are given without the devices they speak of: finetune(..., mesh=mesh)")
+        if loss == "next_token":
+            loss, names = next_token_loss, [v.name for v in model.outputs]
+            outputs = ["logits"] if outputs is None and "logits" in names else outputs
+        if not callable(loss):
+            raise InputTypeError(f"loss is {loss!r:.60}; it is a function of outputs and batch, or 'next_token'")
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
+        graph = model.graph if outputs is None else only(model.graph, outputs)
+        self._adapters = low_rank.adapters(graph, lora, lora_alpha)
         self._form = training_form(
-            model.graph,
+            low_rank.adapted(graph, self._adapters, model),
             batchnorm=batchnorm,
             dropout=dropout,
             compute_dtype=compute_dtype,
-            remat=(remat,) if isinstance(remat, str) else remat,
-            outputs=outputs,
+            remat=remat,
         )
         self._fields = field_names(v.name for v in self._form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
         self._params = {n: model.params.get(n, v) for n, v in analysis.parameters(self._form.plain).items()}
-        self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable)
+        added = [n for a in self._adapters for n in (a.a, a.b)]
+        self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable, added)
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
         self._placement = model.placement if mesh is None else rules.by_rules(self._params, (), mesh, shardings or {})
@@ -162,6 +167,10 @@ class FineTuning(Training):
         return self._put_params({n: v for n, v in self._params.items() if n not in made})
 
     @cached_property
+    def _decoder(self) -> Caches:
+        return caches(self._model)
+
+    @cached_property
     def _step(self) -> Step:
         return Step(self, self._stepped, self._bound, self._frozen, donate=True)
 
@@ -173,16 +182,18 @@ class FineTuning(Training):
         """The state before the first step, with copies of the model's parameters.
 
         Args:
-            rng: a seed or a ``jax.random.key``, for dropout and other draws.
+            rng: a seed or a ``jax.random.key``, for adapters, dropout and other draws.
         """
         with compat.enable_x64():
-            values = {n: jnp.array(v, _kept_in(self._dtypes[n])) for n, v in self._initial.items()}
+            key = self._key(rng)
+            values = {n: jnp.array(v, kept_in(self._dtypes[n])) for n, v in self._initial.items()}
+            for adapter in self._adapters:
+                values |= adapter.drawn(key)
             params = {n: values[n] for n in self.trainable}
             stats = {n: values[n] for n in self._form.statistics}
             opt_state = jax.tree.map(
                 lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), self._optimizer.init(self._put(params))
             )
-            key = self._key(rng)
             return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key))
 
     def step(self, state: FineTuningState, batch: Mapping[str, Any]) -> tuple[FineTuningState, Metrics]:
@@ -212,15 +223,44 @@ class FineTuning(Training):
             return {n: jnp.array(v, self._dtypes[n]) for n, v in (state.params | state.stats).items()}
 
     def to_model(self, state: FineTuningState) -> Model:
-        """The model with the state's parameters: to call, to transform, to save."""
+        """The model with the state's parameters: to call, to transform, to save.
+
+        Adapters are added to floating weights, and rounded once to their type. Beside packed weights the model, and
+        the file that ``save`` makes of it, has them as nodes: MatMul, Mul, MatMul, Add.
+        """
         params = {n: np.asarray(v) for n, v in self.params(state).items()}
-        constants = [n for n in params if n not in self._model.params]
+        model, params = low_rank.finished(self._model, self._adapters, params, self._params)
+        constants = [n for n in params if n not in model.params]
         if constants:
             raise InputNameError(
                 f"{constants[:5]} are constants of the whole model, because shapes depend on what is computed from "
                 "them. Save, and convert the file: onnx2jax.save(model, path, params=tuned.params(state))"
             )
-        return self._model.with_params(params)
+        return model.with_params(params)
+
+    def save_adapter(self, path: str | os.PathLike[str], state: FineTuningState) -> Path:
+        """Write what is trained, and nothing else, to a safetensors file, for ``load_adapter``.
+
+        Raises:
+            ImportError: safetensors is not installed.
+        """
+        return save_checkpoint(path, self.params(state), position={"lora": low_rank.scales(self._adapters)})
+
+    def load_adapter(self, path: str | os.PathLike[str], rng: Any = 0) -> FineTuningState:
+        """The state before a first step that goes on from what ``save_adapter`` wrote.
+
+        Raises:
+            CheckpointError: the file is damaged, or of other parameters, ranks or scales.
+            ImportError: safetensors is not installed.
+            FileNotFoundError: no such file.
+        """
+        state = self.init(rng)
+        params, position = load_checkpoint(path, self.params(state))
+        low_rank.check_scales(path, position, self._adapters)
+        with compat.enable_x64():
+            new = {n: jnp.array(v, kept_in(v.dtype)) for n, v in params.items()}
+            params, stats = ({n: new[n] for n in old} for old in (state.params, state.stats))
+            return self._put(replace(state, params=params, stats=stats))
 
     def fit(
         self,
@@ -266,7 +306,7 @@ class FineTuning(Training):
         return self._described(self._model.graph.name, rows)
 
     def _bound(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self._put_batch(checked_batch(self._model, batch))
+        return self._put_batch(checked_batch(self._model, self._decoder, batch))
 
     def _stepped(
         self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]
@@ -306,17 +346,21 @@ class FineTuning(Training):
         if len(set(extents.values())) > 1 or any(extent % count for extent in extents.values()):
             raise InputShapeError(f"accumulate={count} does not divide the first axes of the batch evenly: {extents}")
         parts = {n: batch[n].reshape(count, extent // count, *batch[n].shape[1:]) for n, extent in extents.items()}
+        weigh = getattr(self._loss, "weight", lambda _: 1)
+        weights = [jnp.asarray(weigh({n: v[i] for n, v in parts.items()} | shared), jnp.float32) for i in range(count)]
+        shares = jnp.stack(weights) / jnp.maximum(sum(weights), 1e-30)
 
         def one(carry: Any, turn: Any) -> Any:
             stats, sums = carry
-            part, i = turn
+            part, i, share = turn
             (loss, (metrics, stats)), grads = gradient(state.params, stats, part | shared, jax.random.fold_in(key, i))
-            return (stats, jax.tree.map(jnp.add, sums, grads)), (loss, metrics)
+            sums = jax.tree.map(lambda total, g: total + part_of_mean(g, share), sums, grads)
+            return (stats, sums), jax.tree.map(lambda v: part_of_mean(v, share), (loss, metrics))
 
         zeros = jax.tree.map(jnp.zeros_like, state.params)
-        (stats, sums), (losses, metrics) = jax.lax.scan(one, (state.stats, zeros), (parts, jnp.arange(count)))
-        means = jax.tree.map(lambda v: v.mean(0), metrics)
-        return losses.mean(), means, stats, jax.tree.map(lambda g: g / count, sums)
+        (stats, grads), said = jax.lax.scan(one, (state.stats, zeros), (parts, jnp.arange(count), shares))
+        loss, metrics = jax.tree.map(lambda v: v.sum(0), said)
+        return loss, metrics, stats, grads
 
     def _evaluated(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
         """What jit compiles for ``evaluate``."""
@@ -335,7 +379,7 @@ class FineTuning(Training):
         """The loss of a batch; its metrics and the new statistics."""
         model = self._model
         names = {v.name for v in model.inputs} | model.optional.keys()
-        feeds = {n: v for n, v in batch.items() if n in names}
+        feeds = completed(self._decoder, {n: v for n, v in batch.items() if n in names})
         values = arguments.bind(model.inputs, model.optional, (), feeds) | dict(model.static)
         own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
         context = Context(frozen | self._known | own, key, self._settings)
@@ -343,29 +387,12 @@ class FineTuning(Training):
             with np.errstate(all="ignore"):
                 results = evaluate(graph, values, context)
         except KnownValueError as e:
-            raise _staged(e) from e
+            raise staged(e) from e
         count = len(self._form.plain.outputs)
         new = dict(zip(self._form.statistics, results[count:], strict=False)) or stats
         new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
         loss, metrics = checked_loss(self._loss(packed(self._fields, results[:count]), batch))
         return loss, (metrics, new)
-
-
-def _staged(error: KnownValueError) -> KnownValueError:
-    what, node = str(error).split(chr(10))[0], error.node
-    return KnownValueError(
-        f"{what}\nA step of training is one program, so the model cannot run in stages here. Pin the input that the "
-        "value comes from: convert(..., static={'input name': value}); bound what the node finds: convert(..., "
-        f"max_size={{{getattr(node, 'name', 'node')!r}: n}}); or leave out what the loss does not need: "
-        "finetune(..., outputs=['output name'])",
-        error.values,
-        node,
-    )
-
-
-def _kept_in(dtype: np.dtype) -> Any:
-    """Steps are too small for 16 bits: such parameters are kept in float32."""
-    return jnp.float32 if dtype.itemsize < 4 else dtype
 
 
 finetune = FineTuning  # the verb, beside convert

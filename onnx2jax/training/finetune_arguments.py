@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,17 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputNameError, InputTypeError, LossError, TrainingFormError
+from ..errors import InputNameError, InputTypeError, KnownValueError, LossError, TrainingFormError
 from ..ir.graph import Graph
+from ..model.caches import Caches
 from ..model.model import Model
+from .decoders import made, padded
 from .form import statistics_of
 from .weights import no_weights
 
 Metrics = dict[str, jax.Array]
 
 
-def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[tuple[str, ...], dict[str, str]]:
+def chosen(
+    graph: Graph, params: Mapping[str, Any], trainable: Any, adapters: Collection[str] = ()
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """The names of the parameters to train, in the model's order, and for each of the others why it is left out.
+
+    Those of ``adapters`` are trained in any case, and without ``trainable`` they alone.
 
     Raises:
         InputNameError: a pattern that matches nothing.
@@ -32,7 +38,7 @@ def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[tup
     floating = [n for n, v in params.items() if jnp.issubdtype(v.dtype, jnp.floating) and v.dtype.itemsize > 1]
     usual = [n for n in floating if n not in statistics and np.ndim(params[n])]
     if trainable is None:
-        names = params.keys() - others
+        names = set() if adapters else params.keys() - others
     elif callable(trainable):
         names = {n for n in usual if trainable(n, params[n])}
     else:
@@ -40,6 +46,7 @@ def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[tup
         for pattern in [trainable] if isinstance(trainable, str) else trainable:
             found = {pattern} if pattern in floating else {n for n in usual if fnmatchcase(n, pattern)}
             names |= found or _nothing(params, pattern)
+    names |= set(adapters)
     if not names:
         kinds = sorted({str(v.dtype) for v in params.values()})
         raise TrainingFormError(
@@ -48,7 +55,8 @@ def chosen(graph: Graph, params: Mapping[str, Any], trainable: Any) -> tuple[tup
             f"of layers have to be named: {dict(list(others.items())[:3])}"
         )
     trained = tuple(n for n in params if n in names)
-    return trained, {n: others.get(n, "not chosen by trainable=") for n in params if n not in names}
+    frozen = "frozen: adapters are trained" if adapters else "not chosen by trainable="
+    return trained, {n: others.get(n, frozen) for n in params if n not in names}
 
 
 def _nothing(params: Mapping[str, Any], pattern: str) -> set[str]:
@@ -63,14 +71,17 @@ def _nothing(params: Mapping[str, Any], pattern: str) -> set[str]:
     raise InputNameError(f"trainable has {pattern!r}, which no parameter matches; near it are {near}")
 
 
-def checked_batch(model: Model, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch as arrays by name, with an entry for each of the model's inputs.
+def checked_batch(model: Model, decoder: Caches, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch as arrays by name, with an entry for each of the model's inputs that cannot be made from others.
 
     Raises:
+        InputShapeError: lists that are not as long as those of ``input_ids``.
         InputNameError: an input is missing.
         InputTypeError: the batch is no dict, or holds what JAX cannot compute with.
     """
-    missing = [v.name for v in model.inputs if v.name not in batch]
+    batch = padded(model, batch)
+    given = {*batch, *made(decoder, batch)}
+    missing = [v.name for v in model.inputs if v.name not in given]
     if missing:
         raise InputNameError(
             f"the batch has no entry {', '.join(map(repr, missing))}; it has {list(batch)}, and the model's inputs "
@@ -101,3 +112,27 @@ def checked_loss(result: Any) -> tuple[Any, Metrics]:
             "'grad_norm' are taken"
         )
     return value, {n: jnp.asarray(v) for n, v in metrics.items()}
+
+
+def staged(error: KnownValueError) -> KnownValueError:
+    """The error of a model that is several programs, with what can be done about it."""
+    what, node = str(error).split(chr(10))[0], error.node
+    return KnownValueError(
+        f"{what}\nA step of training is one program, so the model cannot run in stages here. Pin the input that the "
+        "value comes from: convert(..., static={'input name': value}); bound what the node finds: convert(..., "
+        f"max_size={{{getattr(node, 'name', 'node')!r}: n}}); or leave out what the loss does not need: "
+        "finetune(..., outputs=['output name'])",
+        error.values,
+        node,
+    )
+
+
+def kept_in(dtype: np.dtype) -> Any:
+    """Steps are too small for 16 bits: such parameters are kept in float32."""
+    return jnp.float32 if dtype.itemsize < 4 else dtype
+
+
+def part_of_mean(value: Any, share: Any) -> Any:
+    """What a micro-batch adds to a mean."""
+    value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
+    return value * share.astype(value.dtype)

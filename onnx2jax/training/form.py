@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -20,6 +22,9 @@ from ..ops.registry import Operator, resolve
 from ..proto.types import ValueInfo
 
 PRIVATE: Final = "onnx2jax.finetune"
+LAYER: Final = re.compile(r"(.*?[._/]\d+)[./]")
+"""A name that begins with a layer's: ``/model/layers.0/attn/MatMul``, ``encoder.layer.11.output``."""
+LAYER_NUMBER: Final = re.compile(r"\d+$")
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,10 @@ def training_form(
     batchnorm: str,
     dropout: bool | float,
     compute_dtype: Any,
-    remat: Sequence[str],
-    outputs: Sequence[str] | None,
+    remat: bool | str | Sequence[str],
 ) -> Form:
     """A graph rewritten as ``finetune`` was told."""
-    plain = graph if outputs is None else only(graph, outputs)
-    training, statistics = plain, tuple[str, ...]()
+    plain, training, statistics = graph, graph, tuple[str, ...]()
     if batchnorm == "train":
         training, statistics = with_batch_statistics(training)
     elif batchnorm != "frozen":
@@ -74,15 +77,40 @@ def rematerialized(*, body: Any) -> Any:
 REMAT: Final = Operator(PRIVATE, "Remat", 1, rematerialized, attributes=frozenset({"body"}))
 
 
-def with_remat(graph: Graph, patterns: Sequence[str]) -> Graph:
-    """The graph with the nodes of each pattern, and what lies between them, under one ``jax.remat``."""
-    for pattern in patterns:
+def with_remat(graph: Graph, patterns: bool | str | Sequence[str]) -> Graph:
+    """The graph with the nodes of each pattern, or of each layer, and what lies between them, under ``jax.remat``."""
+    if isinstance(patterns, bool):
+        layers = _layers(graph) if patterns else {}
+        for name, nodes in layers.items():
+            graph = _under_remat(graph, nodes, f"remat {name}")
+        return graph
+    for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         found = [n for n in graph.nodes if fnmatchcase(n.name, pattern)]
         if not found:
             names = [n.name for n in graph.nodes]
             raise InputNameError(f"remat has {pattern!r}, which no node's name matches; there are {names[:8]}")
         graph = _under_remat(graph, found, f"remat {pattern}")
     return graph
+
+
+def _layers(graph: Graph) -> dict[str, list[Node]]:
+    """The nodes of each layer, by their names up to its number.
+
+    Raises:
+        InputNameError: the names tell of no layers.
+    """
+    layers: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if found := LAYER.match(node.name):
+            layers.setdefault(found[1], []).append(node)
+    kinds = Counter(LAYER_NUMBER.sub("", name) for name in layers)
+    layers = {n: v for n, v in layers.items() if kinds[LAYER_NUMBER.sub("", n)] > 1 and len(v) > 1}
+    if not layers:
+        raise InputNameError(
+            f"remat=True goes by the numbers of layers in names of nodes ('/model/layers.0/...'), of which "
+            f"{[n.name for n in graph.nodes][:4]} have none; give patterns of names: remat=['*block1*', '*block2*']"
+        )
+    return layers
 
 
 def _under_remat(graph: Graph, chosen: Collection[Node], name: str) -> Graph:

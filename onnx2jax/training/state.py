@@ -54,3 +54,23 @@ def assigned(
 def all_widened(values: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Variables in the types they are stored in, which a caller in 32-bit mode could not make."""
     return {n: widened(v, stored[n].dtype) for n, v in values.items()}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class FineTuningState(State):
+    """Everything that a step changes: a pytree of arrays, to be kept and restored as a whole.
+
+    Attributes:
+        params: the parameters that are trained, by ONNX name. 16-bit ones are kept in float32 here.
+        stats: running statistics of batch normalisation by ONNX name; empty unless ``batchnorm="train"``.
+        opt_state: the optimizer's.
+        step: steps done, int32.
+        key: the random key from which each step draws its own.
+    """
+
+    params: dict[str, jax.Array]
+    stats: dict[str, jax.Array]
+    opt_state: Any
+    step: jax.Array
+    key: jax.Array

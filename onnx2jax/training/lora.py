@@ -1,0 +1,336 @@
+"""Low-rank adapters: linear maps that learn by a product of two thin matrices, beside weights that stay as they are.
+
+    y = x W + (x A) scale B        A [in, rank] is drawn at random, B [rank, out] begins as zeros
+
+The added path is made of ONNX's own nodes, so it is trained, run and saved as all others are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import compat
+from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError
+from ..ir.graph import Graph, Node
+from ..model.detours import Detour, Step, detoured, opset_of, with_detours
+from ..model.model import Model
+from ..model.rebatch import group_of
+from ..proto.dtypes import to_code, to_dtype
+from .checkpoint import ABOUT
+
+MICROSOFT: Final = "com.microsoft"
+PRODUCTS: Final = {("", "MatMul"), ("", "Gemm")} | {(MICROSOFT, n) for n in ("FusedMatMul", "TransposeMatMul")}
+PACKED: Final = {(MICROSOFT, "MatMulNBits"), (MICROSOFT, "MatMulBnb4")}
+"""Products with a weight [out, in] packed in blocks, whose extents are the attributes K and N."""
+QUANTIZERS: Final = {"DequantizeLinear", "QuantizeLinear"}
+BETWEEN: Final = QUANTIZERS | {"Cast", "Identity", "Transpose"}
+"""What may stand between a stored weight and its product."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """A node that multiplies with a weight: ``y = factor * x W``, perhaps with a bias.
+
+    Attributes:
+        name: the weight, as it is stored.
+        between: the nodes between the stored weight and W.
+        shape: the extents of W, [in, out].
+        turned: whether it is stored as [out, in].
+        dtype: the element type of x and y.
+    """
+
+    node: Node
+    name: str
+    between: tuple[Node, ...]
+    shape: tuple[int, int]
+    turned: bool
+    dtype: np.dtype
+    factor: float = 1.0
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight is stored, or used, as integers: nothing can be merged into those."""
+        return (self.node.domain, self.node.op_type) in PACKED or any(n.op_type in QUANTIZERS for n in self.between)
+
+    def matches(self, pattern: str) -> bool:
+        return any(n == pattern or fnmatchcase(n, pattern) for n in (self.name, self.node.name))
+
+    def __str__(self) -> str:
+        return f"{self.name!r} {list(self.shape)} of {self.node}"
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """What a linear map learns by: ``a`` and ``b`` are the names of its two parameters."""
+
+    map: LinearMap
+    rank: int
+    scale: float
+
+    @property
+    def a(self) -> str:
+        return f"{self.map.name}.lora_A"
+
+    @property
+    def b(self) -> str:
+        return f"{self.map.name}.lora_B"
+
+    @property
+    def dtype(self) -> np.dtype:
+        """That of A and B: 16 bits are too few for the steps of an optimizer."""
+        return np.dtype(np.float64 if self.map.dtype == np.float64 else np.float32)
+
+    def detour(self) -> Detour:
+        """The added path, with zeros for A and B."""
+        node, scale = self.map.node, f"{self.map.name}.lora_scale"
+        (extent, out), value, x = self.map.shape, node.outputs[0], node.inputs[0]
+        name = {step: f"{node.name}/lora/{step}" for step in ("base", "x", "down", "scaled", "up", "delta", "add")}
+        steps = [
+            Step(name["down"], "MatMul", (x, self.a)),
+            Step(name["scaled"], "Mul", (name["down"], scale)),
+            Step(name["up"], "MatMul", (name["scaled"], self.b)),
+            Step(name["add"], "Add", (name["base"], name["up"]), value),
+        ]
+        if self.dtype != self.map.dtype:
+            wide, narrow = ({"to": to_code(d)} for d in (self.dtype, self.map.dtype))
+            steps[0] = Step(name["down"], "MatMul", (name["x"], self.a))
+            steps[3] = Step(name["add"], "Add", (name["base"], name["delta"]), value)
+            steps.insert(3, Step(name["delta"], "Cast", (name["up"],), attributes=narrow))
+            steps.insert(0, Step(name["x"], "Cast", (x,), attributes=wide))
+        constants = {
+            self.a: np.zeros((extent, self.rank), self.dtype),
+            self.b: np.zeros((self.rank, out), self.dtype),
+            scale: np.array(self.scale, self.dtype),
+        }
+        return Detour(value, name["base"], tuple(steps), constants)
+
+    def drawn(self, key: Any) -> dict[str, jax.Array]:
+        """A and B before the first step: uniform within 1 / sqrt(in), and zeros."""
+        (extent, out), rank = self.map.shape, self.rank
+        key, bound = jax.random.fold_in(key, zlib.crc32(self.a.encode())), 1 / math.sqrt(extent)
+        a = jax.random.uniform(key, (extent, rank), self.dtype, -bound, bound)
+        return {self.a: a, self.b: jnp.zeros((rank, out), self.dtype)}
+
+    def merged(self, weight: Any, a: Any, b: Any) -> np.ndarray:
+        """The stored weight with the adapter in it, rounded once to its element type."""
+        weight, a, b = map(np.asarray, (weight, a, b))
+        added = (a @ b) * self.scale / self.map.factor
+        wide: np.ndarray = weight.astype(self.dtype) + (added.T if self.map.turned else added)
+        return wide.astype(weight.dtype)
+
+
+def adapters(graph: Graph, lora: int | Mapping[str, int] | None, alpha: float | None) -> tuple[Adapter, ...]:
+    """The adapters that ``finetune`` was asked for, in the order of the graph.
+
+    Raises:
+        InputNameError: a pattern that matches nothing.
+        InputTypeError: what is no rank, or a pattern that matches no linear map.
+        InputShapeError: a rank below 1 or above an extent of the weight.
+        TrainingFormError: a weight that other nodes read too, or that has an adapter.
+    """
+    if lora is None:
+        if alpha is not None:
+            raise InputTypeError(f"lora_alpha is {alpha} without adapters to scale: finetune(..., lora=8)")
+        return ()
+    ranks = lora if isinstance(lora, Mapping) else {"*": lora}
+    for pattern, rank in ranks.items() or [("", None)]:
+        if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
+            raise InputTypeError(f"lora is {lora!r}; it is a rank, or ranks by patterns of names: {{'*q_proj*': 8}}")
+        if rank < 1:
+            raise InputShapeError(f"lora has rank {rank} for {pattern!r}; a rank is 1 or more")
+    if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
+        raise InputTypeError(f"lora_alpha is {alpha}; it is a number above 0, by default the rank")
+    maps, found = list(linear_maps(graph)), dict[LinearMap, int]()
+    faults = _faults(graph, maps)
+    for pattern, rank in ranks.items():
+        for linear in _matching(graph, maps, faults, pattern):
+            found.setdefault(linear, int(rank))
+    for linear, rank in found.items():
+        if rank > min(linear.shape):
+            raise InputShapeError(
+                f"lora has rank {rank} for {linear}, more than its extents; patterns give it another: the first that "
+                f"matches counts, {{{linear.name!r}: {min(linear.shape)}, '*': {rank}}}"
+            )
+    return tuple(Adapter(m, found[m], 1.0 if alpha is None else alpha / found[m]) for m in maps if m in found)
+
+
+def linear_maps(graph: Graph) -> Iterator[LinearMap]:
+    """The products with a stored matrix, in the main graph."""
+    nodes, constants = group_of(graph).nodes, graph.initializers
+    makers = {v: n for n in nodes for v in n.outputs}
+    for node in nodes:
+        kind = node.domain, node.op_type
+        if kind not in PRODUCTS | PACKED or node.inputs[0] in constants:
+            continue
+        between, name = [], node.inputs[1]
+        while name in makers and makers[name].op_type in BETWEEN:
+            between.append(makers[name])
+            name = makers[name].inputs[0]
+        if name in constants:
+            made = _packed(node, name, constants) if kind in PACKED else _product(node, name, between, constants)
+            if made is not None and jnp.issubdtype(made.dtype, jnp.floating):
+                yield made
+
+
+def _packed(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> LinearMap | None:
+    scales = constants.get(node.inputs[2])
+    shape = node.attributes["K"], node.attributes["N"]
+    return (
+        None
+        if scales is None or not node.attributes.get("transB", 1)
+        else LinearMap(node, name, (), shape, True, scales.dtype)
+    )
+
+
+def _product(node: Node, name: str, between: list[Node], constants: Mapping[str, np.ndarray]) -> LinearMap | None:
+    weight, turned, given = constants[name], False, node.attributes
+    dtype = weight.dtype
+    for step in reversed(between):
+        if step.op_type == "Transpose":
+            turned ^= tuple(step.attributes.get("perm", (1, 0))) == (1, 0)
+        elif step.op_type == "Cast":
+            dtype = to_dtype(step.attributes["to"])
+        elif step.op_type == "DequantizeLinear":
+            scale, code = constants.get(step.inputs[1]), step.attributes.get("output_dtype", 0)
+            if scale is None and not code:
+                return None
+            dtype = to_dtype(code) if scale is None or code else scale.dtype
+    factor = given.get("alpha", 1.0)
+    moved = any(given.get(k, 0) for k in ("transA", "transBatchA", "transBatchB"))
+    if weight.ndim != 2 or moved or not factor:
+        return None
+    turned ^= bool(given.get("transB", 0))
+    rows, columns = weight.shape
+    return LinearMap(node, name, tuple(between), (columns, rows) if turned else (rows, columns), turned, dtype, factor)
+
+
+def _faults(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
+    """Why some of the linear maps take no adapter."""
+    inner = group_of(graph)
+    readers = Counter(v for n in inner.nodes for v in n.reads) + Counter(v.name for v in inner.outputs)
+    faults = {}
+    for linear in maps:
+        stored = [linear.name, *(v for n in linear.between for v in n.outputs)]
+        others = [n for n in inner.nodes if n not in (linear.node, *linear.between) and set(n.reads) & set(stored)]
+        if any(readers[v] > 1 for v in stored):
+            faults[linear] = f"is read by {', '.join(map(str, others[:3])) or 'others'} too, which would change with it"
+        elif f"{linear.name}.lora_A" in graph.initializers:
+            faults[linear] = "has an adapter in the file; trainable='*.lora_[AB]' goes on training that"
+        elif linear.name.endswith((".lora_A", ".lora_B")):
+            faults[linear] = "is an adapter itself; trainable='*.lora_[AB]' goes on training it"
+    return faults
+
+
+def _matching(graph: Graph, maps: list[LinearMap], faults: Mapping[LinearMap, str], pattern: str) -> list[LinearMap]:
+    """The linear maps that a pattern chooses by the names of their weights or nodes."""
+    found = [m for m in maps if m.matches(pattern)]
+    sound = [m for m in found if m not in faults]
+    if sound:
+        return sound
+    if found:
+        raise TrainingFormError(f"lora has {pattern!r}, but {found[0]} {faults[found[0]]}")
+    nodes = {n.name: f"{n} in {g.name!r}" for g in graph.walk() for n in g.nodes}
+    weights = {g.key(n): f"{n!r} {v.dtype}{list(v.shape)}" for g in graph.walk() for n, v in g.initializers.items()}
+    others = [text for name, text in (nodes | weights).items() if name == pattern or fnmatchcase(name, pattern)]
+    known = "; ".join(map(str, maps[:3])) or "none"
+    if others:
+        raise InputTypeError(
+            f"lora has {pattern!r}, which is no linear map of the main graph: {', '.join(others[:3])}. Adapters are "
+            f"for MatMul, Gemm and MatMulNBits with a stored matrix; there are {known}"
+        )
+    near = difflib.get_close_matches(pattern, [n for m in maps for n in (m.name, m.node.name)], 3, 0.3)
+    raise InputNameError(f"lora has {pattern!r}, which no weight and no node matches; near it are {near or known}")
+
+
+def adapted(graph: Graph, found: tuple[Adapter, ...], model: Model) -> Graph:
+    """The graph with the adapters; the graph itself without any."""
+    return detoured(graph, [a.detour() for a in found], opset_of(model)) if found else graph
+
+
+def finished(
+    model: Model, found: tuple[Adapter, ...], params: Mapping[str, Any], weights: Mapping[str, Any]
+) -> tuple[Model, dict[str, Any]]:
+    """The model and the parameters for it: adapters in floating weights, or in nodes where those are packed."""
+    params = dict(params)
+    carried = [a.detour() for a in found if a.map.is_packed]
+    for adapter in found:
+        if not adapter.map.is_packed:
+            a, b, name = params.pop(adapter.a), params.pop(adapter.b), adapter.map.name
+            params[name] = adapter.merged(params.get(name, weights[name]), a, b)
+    return with_detours(model, carried) if carried else model, params
+
+
+def scales(found: tuple[Adapter, ...]) -> dict[str, float]:
+    """What an adapter's file says beside its arrays: the scale of each, by the name of the weight."""
+    return {a.map.name: a.scale for a in found}
+
+
+def check_scales(path: str | os.PathLike[str], position: Any, found: tuple[Adapter, ...]) -> None:
+    """Refuse a file whose adapters have other scales."""
+    saved = position.get("lora") if isinstance(position, Mapping) else None
+    if saved != scales(found):
+        raise CheckpointError(
+            f"{os.fspath(path)!r} has the scales {saved} by weight, and finetune was told {scales(found)} (lora_alpha)"
+        )
+
+
+def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
+    """The model with what ``FineTuning.save_adapter`` wrote: what ``to_model`` gave, from the two files.
+
+    Args:
+        model: the model that was tuned.
+        path: the adapter's file.
+
+    Raises:
+        CheckpointError: the file is no adapter, or one of another model.
+        ImportError: safetensors is not installed.
+        FileNotFoundError: no such file.
+
+    >>> import numpy as np, onnx2jax, optax, tempfile
+    >>> model = onnx2jax.convert(onnx2jax.demo_model())
+    >>> tuned = onnx2jax.finetune(model, lambda y, batch: (y**2).mean(), optax.sgd(0.1), lora=2)
+    >>> state, _ = tuned.step(tuned.init(), {"image": np.ones((4, 1, 8, 8), np.float32)})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = tuned.save_adapter(f"{folder}/adapter.safetensors", state)
+    ...     again = onnx2jax.load_adapter(model, path)
+    >>> all((again.params[name] == w).all() for name, w in tuned.to_model(state).params.items())
+    True
+    """
+    safetensors = compat.optional("safetensors", "checkpoint")
+    try:
+        with safetensors.safe_open(os.fspath(path), "numpy") as file:
+            position = json.loads((file.metadata() or {}).get(ABOUT, "{}")).get("position")
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{os.fspath(path)!r} is damaged, or no safetensors file ({error})") from error
+    if not isinstance(position, Mapping) or "lora" not in position:
+        raise CheckpointError(f"{os.fspath(path)!r} was not written by save_adapter")
+    maps = {m.name: m for m in linear_maps(model.graph)}
+    found = []
+    for name, scale in position["lora"].items():
+        a, b = (arrays.get(f"{name}.lora_{which}") for which in "AB")
+        linear = maps.get(name)
+        if linear is None or a is None or b is None or (a.shape[0], b.shape[1]) != linear.shape:
+            raise CheckpointError(f"{os.fspath(path)!r} has an adapter of {name!r}, {_misfit(linear, a, b)}")
+        found.append(Adapter(linear, a.shape[1], scale))
+    new, params = finished(model, tuple(found), arrays, model.params)
+    return new.with_params(params)
+
+
+def _misfit(linear: LinearMap | None, a: Any, b: Any) -> str:
+    if linear is None:
+        return "which is no linear map of the model"
+    return f"A {np.shape(a)} and B {np.shape(b)}, which do not fit {linear}"

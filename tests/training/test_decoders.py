@@ -1,0 +1,221 @@
+"""The loss of next tokens, and decoders whose masks, positions and caches a batch leaves out."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import optax
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax import next_token_loss
+from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, LossError
+from tests.support.models import mlp, model, value
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
+RNG = np.random.default_rng(0)
+WORDS, WIDTH, HEADS, LAYERS, F = 11, 16, 2, 2, np.float32
+IDS = RNG.integers(0, WORDS, (4, 6))
+
+
+@cache
+def decoder(layers: int = LAYERS, bits: int = 0) -> onnx.ModelProto:
+    """input_ids, attention_mask, position_ids, past_key_values.* -> logits, present.*; layers named by number."""
+    weights: dict[str, np.ndarray] = {
+        "embed": RNG.normal(size=(WORDS, WIDTH)).astype(F),
+        "places": RNG.normal(size=(16, WIDTH)).astype(F),
+        "head": RNG.normal(size=(WIDTH, WORDS)).astype(F) / 4,
+        "axes": np.array([1, 2]),
+    }
+    nodes = [
+        helper.make_node("Gather", ["embed", "input_ids"], ["tokens"], name="/embed"),
+        helper.make_node("Gather", ["places", "position_ids"], ["placed"], name="/place"),
+        helper.make_node("Add", ["tokens", "placed"], ["h0"], name="/add"),
+        helper.make_node("Cast", ["attention_mask"], ["real"], to=9, name="/cast"),
+        helper.make_node("Unsqueeze", ["real", "axes"], ["mask"], name="/mask"),
+    ]
+    pasts, presents = [], []
+    for i in range(layers):
+        at = f"/layers.{i}"
+        for which in "qkvo":
+            x = f"{at}/y" if which == "o" else f"h{i}"
+            inputs, name = [x, f"{which}{i}"], f"{at}/{which}_proj"
+            if bits:
+                weights[f"{which}{i}"] = RNG.integers(0, 256, (WIDTH, 1, WIDTH * bits // 8), np.uint8)
+                weights[f"{which}{i}.s"] = np.full((WIDTH, 1), 0.5 / 2**bits, F)
+                sizes = {"K": WIDTH, "N": WIDTH, "bits": bits, "block_size": WIDTH, "domain": "com.microsoft"}
+                nodes.append(
+                    helper.make_node("MatMulNBits", [*inputs, f"{which}{i}.s"], [f"{at}/{which}"], name, **sizes)
+                )
+            else:
+                weights[f"{which}{i}"] = RNG.normal(size=(WIDTH, WIDTH)).astype(F) / 4
+                nodes.append(helper.make_node("MatMul", inputs, [f"{at}/{which}"], name))
+            if which == "v":
+                cache = [f"past_key_values.{i}.{kind}" for kind in ("key", "value")]
+                made = [f"{at}/y", *(f"present.{i}.{kind}" for kind in ("key", "value"))]
+                inputs = [*(f"{at}/{c}" for c in "qkv"), "mask", *cache]
+                sizes = {"q_num_heads": HEADS, "kv_num_heads": HEADS, "is_causal": 1}
+                nodes.append(helper.make_node("Attention", inputs, made, f"{at}/attention", **sizes))
+                pasts += cache
+                presents += made[1:]
+        nodes.append(helper.make_node("Add", [f"{at}/o", f"h{i}"], [f"h{i + 1}"], f"{at}/add"))
+    nodes.append(helper.make_node("MatMul", [f"h{layers}", "head"], ["logits"], "/head"))
+    kept = ["b", HEADS, "past", WIDTH // HEADS]
+    inputs = [
+        value(n, np.int64, ["b", s]) for n, s in (("input_ids", "s"), ("attention_mask", "t"), ("position_ids", "s"))
+    ]
+    outputs = [value("logits", F, ["b", "s", WORDS]), *(value(n, F, [*kept[:2], "t", kept[3]]) for n in presents)]
+    return model(
+        nodes, [*inputs, *(value(n, F, kept) for n in pasts)], outputs, weights, opset=23, opsets={"com.microsoft": 1}
+    )
+
+
+def tuning(proto: Any = None, loss: Any = "next_token", **options: Any) -> onnx2jax.FineTuning:
+    return onnx2jax.finetune(onnx2jax.convert(proto or decoder()), loss, optax.adam(0.02), **options)
+
+
+def stepped(tuned: onnx2jax.FineTuning, batch: Any, steps: int = 2) -> tuple[Any, list[float]]:
+    state, losses = tuned.init(), []
+    for _ in range(steps):
+        state, metrics = tuned.step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return state.params, losses
+
+
+def close(a: Any, b: Any, rtol: float = 1e-5) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-6), a, b)
+
+
+def reference(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> float:
+    entropies = [
+        np.log(np.exp(logits[b, i - 1].astype(np.float64)).sum()) - logits[b, i - 1, labels[b, i]]
+        for b, i in np.argwhere(counts)
+        if i
+    ]
+    return float(np.mean(entropies))
+
+
+LOGITS = RNG.normal(size=(4, 6, WORDS)).astype(F)
+MASK = (np.arange(6) < [[6], [4], [2], [5]]).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "labels", "counts"),
+    [
+        ({"input_ids": IDS}, IDS, np.ones_like(IDS)),
+        ({"input_ids": IDS, "attention_mask": MASK}, IDS, MASK),
+        ({"input_ids": IDS, "labels": np.where(IDS % 3, IDS, -100)}, IDS, IDS % 3 != 0),
+        ({"labels": IDS.astype(np.int32), "attention_mask": np.pad(MASK, ((0, 0), (2, 0)))}, IDS, MASK),
+    ],
+    ids=["tokens", "mask", "labels", "mask of a past"],
+)
+def test_the_mean_entropy_of_what_counts(batch: Any, labels: Any, counts: Any) -> None:
+    expected = reference(LOGITS, labels, counts)
+    np.testing.assert_allclose(next_token_loss(LOGITS, batch), expected, rtol=1e-6)
+    half = next_token_loss(LOGITS.astype(np.float16), batch)
+    assert half.dtype == F
+    np.testing.assert_allclose(half, expected, rtol=1e-3)
+
+
+def test_what_does_not_count_has_no_gradient_even_where_it_is_nan() -> None:
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    logits = np.where(MASK[..., None], LOGITS, np.nan)
+    gradient = jax.grad(lambda x: next_token_loss(x, batch))(logits)
+    assert np.isfinite(gradient).all() and gradient[0].any() and not gradient[2, 1:].any()
+    assert next_token_loss(LOGITS, {"labels": np.full((4, 6), -100)}) == 0
+
+
+@pytest.mark.parametrize("label", [WORDS, -1])
+def test_a_label_that_is_no_word_gives_nan(label: int) -> None:
+    assert np.isnan(next_token_loss(LOGITS, {"labels": np.where(IDS[0, 1] == IDS, label, IDS)}))
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"x": IDS}, "neither 'labels' nor 'input_ids', only ['x']"),
+        ({"labels": IDS[:, :4]}, "logits [4, 6, 11] and labels [4, 4] do not fit"),
+        ({"labels": IDS[0]}, "'labels' is int64[6]; it is integers [batch, tokens]"),
+        ({"labels": IDS, "attention_mask": MASK[:, :4]}, "'attention_mask' [4, 4] does not cover 'labels' of 6"),
+    ],
+)
+def test_what_does_not_fit_is_refused(batch: Any, said: str) -> None:
+    with pytest.raises(LossError) as raised:
+        next_token_loss(LOGITS, batch)
+    assert said in str(raised.value)
+
+
+def test_masks_positions_and_caches_are_made() -> None:
+    past = {f"past_key_values.{i}.{k}": np.zeros((4, HEADS, 0, 8), F) for i in range(LAYERS) for k in ("key", "value")}
+    whole = {
+        "input_ids": IDS,
+        "attention_mask": np.ones_like(IDS),
+        "position_ids": np.tile(np.arange(6), (4, 1)),
+    } | past
+    params, losses = stepped(tuning(), {"input_ids": IDS})
+    expected, those = stepped(tuning(loss=lambda outputs, batch: next_token_loss(outputs, batch)), whole)
+    assert losses[1] < losses[0]
+    close((params, losses), (expected, those))
+
+
+def test_lists_of_unequal_lengths_are_padded_and_masked() -> None:
+    rows = [row[: sum(kept)].tolist() for row, kept in zip(IDS, MASK, strict=True)]
+    padded = {"input_ids": IDS * MASK, "attention_mask": MASK}
+    close(stepped(tuning(), {"input_ids": rows}), stepped(tuning(), padded))
+    labels = [[-100, *row[1:]] for row in rows]
+    close(stepped(tuning(), {"input_ids": rows, "labels": labels}), stepped(tuning(), padded))
+    with pytest.raises(InputShapeError, match=r"padded as 'input_ids' is, \[6, 4, 2, 5\], not as .*'labels'"):
+        stepped(tuning(), {"input_ids": rows, "labels": [[1], [2, 3], [1], [1]]})
+
+
+def test_positions_follow_a_mask_that_begins_with_what_is_not_real() -> None:
+    first = tuning().evaluate(tuning().init(), {"input_ids": IDS[:1, :4]})["loss"]
+    left = {"input_ids": np.pad(IDS[:1, :4], ((0, 0), (2, 0))), "attention_mask": np.array([[0, 0, 1, 1, 1, 1]])}
+    np.testing.assert_allclose(tuning().evaluate(tuning().init(), left)["loss"], first, rtol=1e-5)
+
+
+def test_micro_batches_weigh_as_many_tokens_as_count() -> None:
+    batch = {"input_ids": IDS, "attention_mask": MASK}
+    close(stepped(tuning(accumulate=4), batch), stepped(tuning(), batch))
+
+
+def test_only_logits_are_computed() -> None:
+    assert [v.name for v in tuning()._form.plain.outputs] == ["logits"]
+    with pytest.raises(LossError, match=r"none of the outputs \['y', 'twice'\] is named 'logits'"):
+        proto = mlp()
+        proto.graph.node.append(helper.make_node("Add", ["y", "y"], ["twice"]))
+        proto.graph.output.append(value("twice", F, None))
+        tuned = tuning(proto)
+        tuned.step(tuned.init(), {"x": np.ones((2, 4), F), "labels": np.ones((2, 1), int)})
+    with pytest.raises(InputTypeError, match="'entropy'; it is a function of outputs and batch, or 'next_token'"):
+        tuning(loss="entropy")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_decoders_learn_by_adapters(bits: int) -> None:
+    tuned = tuning(decoder(1, bits), lora={"*q_proj": 2, "*v_proj": 2})
+    assert len(tuned.trainable) == 4
+    _, losses = stepped(tuned, {"input_ids": IDS}, 5)
+    assert losses[-1] < losses[0]
+    _, narrow = stepped(
+        tuning(decoder(1, bits), lora={"*q_proj": 2, "*v_proj": 2}, compute_dtype="bfloat16"), {"input_ids": IDS}, 5
+    )
+    assert narrow != losses
+    np.testing.assert_allclose(narrow, losses, rtol=2e-2)
+
+
+def test_layers_keep_nothing_for_the_backward_pass() -> None:
+    plain, saving = tuning(lora=2), tuning(lora=2, remat=True)
+    close(stepped(plain, {"input_ids": IDS}), stepped(saving, {"input_ids": IDS}))
+    blocks = [n for n in saving._form.training.nodes if n.op_type == "Remat"]
+    assert [b.name for b in blocks] == ["remat /layers.0", "remat /layers.1"]
+    names = {n.name for n in blocks[1].graphs[0].nodes}
+    assert {"/layers.1/attention", "/layers.1/q_proj/lora/down"} <= names and "/head" not in names
+    with pytest.raises(InputNameError, match=r"of which .'hidden', 'act', 'head', 'bias'. have none; give patterns"):
+        tuning(mlp(), remat=True)

@@ -1,0 +1,354 @@
+"""Adapters of low rank: what they compute beside which weights, what stays as it is, files, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from onnx import helper
+
+import onnx2jax
+from onnx2jax.errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError
+from tests.conformance.test_devices import annotate
+from tests.support.helpers import mesh
+from tests.support.models import mlp, model, value
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
+
+RNG = np.random.default_rng(0)
+K, N, F, H = 32, 8, np.float32, np.float16
+W = RNG.normal(size=(K, N)).astype(F)
+X = RNG.normal(size=(4, K)).astype(F)
+BATCH = {"x": X, "t": RNG.normal(size=(4, N)).astype(F)}
+INT4 = RNG.integers(-8, 8, (K, N))
+PACKED = RNG.integers(0, 256, (N, 2, 8), np.uint8)
+SCALES = (np.abs(RNG.normal(size=(N, 2))) / 8 + 0.05).astype(F)
+
+
+def node(op: str, inputs: str, output: str = "y", **attributes: Any) -> Any:
+    return helper.make_node(op, inputs.split(), [output], name=f"/q_proj/{op}", **attributes)
+
+
+MS: dict[str, Any] = {"domain": "com.microsoft", "K": K, "N": N}
+KINDS: dict[str, tuple[list[Any], dict[str, np.ndarray], str, bool]] = {
+    "MatMul": ([node("MatMul", "x w")], {"w": W}, "w", False),
+    "Gemm": ([node("Gemm", "x w b", transB=1, alpha=2.0)], {"w": W.T.copy(), "b": W[0]}, "w", False),
+    "FusedMatMul": (
+        [node("FusedMatMul", "x w", transB=1, alpha=0.5, domain=MS["domain"])],
+        {"w": W.T.copy()},
+        "w",
+        False,
+    ),
+    "Transpose": ([node("Transpose", "w", "v"), node("MatMul", "x v")], {"w": W.T.copy()}, "w", False),
+    "float16 stored": ([node("Cast", "w", "v", to=1), node("MatMul", "x v")], {"w": W.astype(H)}, "w", False),
+    "float16": (
+        [node("Cast", "x", "h", to=10), node("MatMul", "h w", "m"), helper.make_node("Cast", ["m"], ["y"], to=1)],
+        {"w": W.astype(H)},
+        "w",
+        False,
+    ),
+    "MatMulNBits 4": (
+        [node("MatMulNBits", "x w s", bits=4, block_size=16, accuracy_level=1, **MS)],
+        {"w": PACKED, "s": SCALES},
+        "w",
+        True,
+    ),
+    "MatMulNBits 8": (
+        [node("MatMulNBits", "x w s", bits=8, block_size=16, accuracy_level=1, **MS)],
+        {"w": RNG.integers(0, 256, (N, 2, 16), np.uint8), "s": SCALES / 16},
+        "w",
+        True,
+    ),
+    "MatMulBnb4": (
+        [node("MatMulBnb4", "x w s", quant_type=1, block_size=16, **MS)],
+        {"w": RNG.integers(0, 256, K * N // 2, np.uint8), "s": np.abs(W).reshape(-1)[: K * N // 16] + F(0.1)},
+        "w",
+        True,
+    ),
+    "QDQ int4": (
+        [node("DequantizeLinear", "w s", "v", axis=0, block_size=16), node("MatMul", "x v")],
+        {"w": INT4.astype(ml_dtypes.int4), "s": SCALES.T.copy()},
+        "w",
+        True,
+    ),
+    "QDQ int8": (
+        [node("DequantizeLinear", "w s z", "v", axis=1), node("MatMul", "x v")],
+        {"w": (INT4 * 16).astype(np.int8), "s": SCALES[:, 0] / 16, "z": np.arange(N).astype(np.int8)},
+        "w",
+        True,
+    ),
+}
+
+
+def file(nodes: list[Any], weights: dict[str, np.ndarray], **options: Any) -> onnx.ModelProto:
+    """x [n, 32] -> y [n, 8]."""
+    ends = [value("x", F, ["n", K])], [value("y", F, ["n", N])]
+    four = {n: v for n, v in weights.items() if v.dtype == ml_dtypes.int4}
+    others = {n: v for n, v in weights.items() if n not in four}
+    proto = model(nodes, *ends, others, **({"opsets": {"com.microsoft": 1}} | options))
+    for name, v in four.items():
+        proto.graph.initializer.append(helper.make_tensor(name, 22, v.shape, v.astype(np.int8).ravel()))
+    return proto
+
+
+def squares(y: Any, batch: dict[str, Any]) -> Any:
+    return ((y - batch["t"]) ** 2).mean()
+
+
+def tuning(proto: onnx.ModelProto, lora: Any = 4, **options: Any) -> onnx2jax.FineTuning:
+    return onnx2jax.finetune(onnx2jax.convert(proto), squares, optax.adam(0.05), lora=lora, **options)
+
+
+def after(tuned: onnx2jax.FineTuning, steps: int = 5, batch: Any = BATCH) -> tuple[Any, list[float]]:
+    state, losses = tuned.init(3), []
+    for _ in range(steps):
+        state, metrics = tuned.step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_linear_map_learns_beside_its_weight(kind: str, tmp_path: Path) -> None:
+    nodes, weights, name, packed = KINDS[kind]
+    proto = file(nodes, weights)
+    base = onnx2jax.convert(proto)
+    tuned = tuning(proto, lora_alpha=6)
+    assert tuned.trainable == (f"{name}.lora_A", f"{name}.lora_B")
+    start = tuned.evaluate(tuned.init(), BATCH)["loss"]
+    np.testing.assert_allclose(start, squares(base(X), BATCH), rtol=1e-6)  # B is zero
+
+    state, losses = after(tuned)
+    assert losses[-1] < losses[0]
+    a, b = (np.asarray(state.params[f"{name}.lora_{which}"]) for which in "AB")
+    assert a.shape == (K, 4) and b.shape == (4, N) and a.dtype == b.dtype == F
+    learnt = tuned.to_model(state)
+    half = "float16" in kind
+    tolerance: dict[str, float] = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 1e-4, "atol": 1e-5}
+    np.testing.assert_allclose(learnt(X), np.asarray(base(X)) + X @ a @ b * 6 / 4, **tolerance)
+    np.testing.assert_allclose(
+        squares(learnt(X), BATCH), tuned.evaluate(state, BATCH)["loss"], rtol=2e-2 if half else 1e-4
+    )
+
+    # A packed weight stays as it is, beside nodes; a floating one is another, and nothing is added.
+    stored = base.params | dict(base.graph.initializers)
+    now = learnt.graph.initializers | dict(learnt.params)
+    same = {n for n, v in stored.items() if np.array_equal(v, now[n])}
+    assert (name in same) == packed and same >= stored.keys() - {name}
+    assert len(learnt.graph.nodes) - len(base.graph.nodes) == (4 if packed else 0)
+    path = onnx2jax.save(learnt, tmp_path / "learnt.onnx")
+    onnx.checker.check_model(path)
+    np.testing.assert_array_equal(onnx2jax.convert(path)(X), learnt(X))
+    plainly = onnxruntime.SessionOptions()  # optimised, it rounds what it multiplies with integers to 8 bits
+    plainly.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (found,) = onnxruntime.InferenceSession(path, plainly).run(None, {"x": X})
+    np.testing.assert_allclose(found, learnt(X), **tolerance)
+
+
+def test_beside_packed_weights_it_learns_as_beside_the_same_in_float32() -> None:
+    head = RNG.normal(size=(N, N)).astype(F)
+    tail = [helper.make_node("Tanh", ["h"], ["r"]), helper.make_node("MatMul", ["r", "head"], ["y"])]
+    packed = [node("MatMulNBits", "x w s", "h", bits=4, block_size=16, **MS)]
+    wide = ((np.stack([PACKED & 15, PACKED >> 4], -1).reshape(N, 2, 16) - F(8)) * SCALES[..., None]).reshape(N, K).T
+    kinds = (packed, {"w": PACKED, "s": SCALES}), ([node("MatMul", "x w", "h")], {"w": wide})
+    losses = [after(tuning(file([*n, *tail], w | {"head": head})), 30)[1] for n, w in kinds]
+    assert losses[0][-1] < losses[0][0] / 3
+    np.testing.assert_allclose(losses[0], losses[1], rtol=0.02)
+
+
+def test_patterns_are_of_weights_and_nodes_and_the_first_counts() -> None:
+    ranks = lambda lora: {a.map.name: a.rank for a in tuning(mlp(), lora)._adapters}  # noqa: E731
+    assert ranks(2) == {"w1": 2, "w2": 2}
+    assert ranks({"head": 1}) == {"w2": 1}  # the node's name
+    assert ranks({"w2": 1, "*": 3}) == {"w1": 3, "w2": 1}
+
+
+def test_a_and_b_at_first() -> None:
+    tuned = tuning(mlp(), 2)
+    first, second = tuned.init(0).params, tuned.init(1).params
+    assert not np.array_equal(first["w1.lora_A"], second["w1.lora_A"])
+    assert 0.3 < np.abs(first["w1.lora_A"]).max() <= 0.5  # uniform within 1 / sqrt(4)
+    assert not first["w1.lora_B"].any()
+
+
+def test_trainable_names_what_is_trained_beside() -> None:
+    tuned = tuning(mlp(), {"head": 2}, trainable=["b*", "w2"])
+    assert set(tuned.trainable) == {"w2.lora_A", "w2.lora_B", "b1", "b2", "w2"}
+    assert tuned.left_out()["w1"] == "frozen: adapters are trained"
+    x = RNG.normal(size=(4, 4)).astype(F)
+    state, _ = after(tuned, 3, {"x": x, "t": np.zeros((4, 2), F)})
+    learnt = tuned.to_model(state)
+    values = {n: np.asarray(v) for n, v in state.params.items()}
+    expected = values["w2"] + values["w2.lora_A"] @ values["w2.lora_B"]
+    np.testing.assert_allclose(learnt.params["w2"], expected, rtol=1e-6)
+
+
+def test_adapters_are_saved_apart(tmp_path: Path) -> None:
+    nodes, weights, *_ = KINDS["MatMulNBits 4"]
+    proto = file(nodes, weights)
+    tuned = tuning(proto, lora_alpha=8)
+    state, _ = after(tuned)
+    path = tuned.save_adapter(tmp_path / "adapter.safetensors", state)
+    assert path.stat().st_size < 4096
+    again = tuned.load_adapter(path)
+    assert again.step == 0 and np.array_equal(again.params["w.lora_B"], state.params["w.lora_B"])
+    found = onnx2jax.load_adapter(onnx2jax.convert(proto), path)(X)
+    np.testing.assert_array_equal(found, tuned.to_model(state)(X))
+
+    with pytest.raises(CheckpointError, match=r"scales \{'w': 2.0\} by weight, and finetune was told \{'w': 1.0\}"):
+        tuning(proto).load_adapter(path)
+    with pytest.raises(CheckpointError, match="does not fit"):
+        tuning(proto, 2, lora_alpha=4).load_adapter(path)
+    with pytest.raises(CheckpointError, match="'w', which is no linear map of the model"):
+        onnx2jax.load_adapter(onnx2jax.convert(mlp()), path)
+    onnx2jax.save_checkpoint(path, {"w": W})
+    with pytest.raises(CheckpointError, match="not written by save_adapter"):
+        onnx2jax.load_adapter(onnx2jax.convert(proto), path)
+
+
+def test_without_safetensors_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("safetensors", "safetensors.numpy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    tuned = tuning(mlp(), 2)
+    with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[checkpoint\]'"):
+        tuned.save_adapter(tmp_path / "a", tuned.init())
+    with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[checkpoint\]'"):
+        onnx2jax.load_adapter(onnx2jax.convert(mlp()), tmp_path / "a")
+
+
+def test_a_saved_adapter_goes_on_training(tmp_path: Path) -> None:
+    nodes, weights, *_ = KINDS["QDQ int8"]
+    tuned = tuning(file(nodes, weights))
+    state, losses = after(tuned)
+    path = onnx2jax.save(tuned.to_model(state), tmp_path / "carrying.onnx")
+    more = onnx2jax.finetune(onnx2jax.convert(path), squares, optax.adam(0.05), trainable="*.lora_[AB]")
+    assert set(more.trainable) == set(tuned.trainable)
+    assert after(more)[1][-1] < losses[-1]
+    with pytest.raises(TrainingFormError, match="has an adapter in the file; trainable="):
+        tuning(onnx.load(path), {"/q_proj/MatMul": 2})
+
+
+def test_models_that_carry_adapters_are_pickled_and_spread_over_devices() -> None:
+    nodes, weights, *_ = KINDS["MatMulNBits 4"]
+    proto = file(nodes, weights)
+    source = onnx2jax.convert(proto, mesh=mesh(data=4), bucket={"n": [8]})
+    tuned = onnx2jax.finetune(source, squares, optax.adam(0.05), lora=4)
+    state, losses = after(tuned)
+    np.testing.assert_allclose(losses, after(tuning(proto))[1], rtol=1e-5)
+    learnt = tuned.to_model(state)
+    assert learnt.placement is not None and set(learnt.placement.params) == set(learnt.params)
+    again = pickle.loads(pickle.dumps(learnt))
+    np.testing.assert_allclose(again(X[:3]), learnt(X)[:3], rtol=1e-5)
+
+
+def test_adapters_divided_over_devices() -> None:
+    rules = {"*.lora_A": P("model"), "*.lora_B": P(None, "model")}
+    tuned = tuning(file(*KINDS["QDQ int4"][:2]), mesh=mesh(data=2, model=4), shardings=rules)
+    state, losses = after(tuned)
+    assert state.params["w.lora_A"].sharding.spec == state.opt_state[0].mu["w.lora_A"].sharding.spec == P("model")
+    np.testing.assert_allclose(losses, after(tuning(file(*KINDS["QDQ int4"][:2])))[1], rtol=1e-4)
+
+
+def test_samples_in_groups() -> None:
+    nodes, weights, *_ = KINDS["MatMulNBits 4"]
+    proto = model(nodes, [value("x", F, [1, K])], [value("y", F, [1, N])], weights, opsets={"com.microsoft": 1})
+    tuned = onnx2jax.finetune(onnx2jax.convert(proto, rebatch=True), squares, optax.adam(0.05), lora=4)
+    state, losses = after(tuned)
+    np.testing.assert_allclose(losses, after(tuning(file(nodes, weights)))[1], rtol=1e-5)
+    np.testing.assert_allclose(
+        squares(tuned.to_model(state)(X), BATCH), tuned.evaluate(state, BATCH)["loss"], rtol=1e-5
+    )
+
+
+def test_annotations_for_devices_stay_with_the_product(tmp_path: Path) -> None:
+    proto = file(*KINDS["QDQ int8"][:2])
+    proto.ir_version = 11
+    proto.configuration.add(name="c", num_devices=2)
+    annotate(proto.graph.node[1], "y", [(1, 2)])
+    tuned = tuning(proto)
+    path = onnx2jax.save(tuned.to_model(tuned.init()), tmp_path / "m.onnx")
+    assert onnx2jax.check(path).ok
+    np.testing.assert_allclose(
+        onnx2jax.convert(path, device_configuration="c")(X), onnx2jax.convert(proto)(X), rtol=1e-5
+    )
+
+
+def test_a_file_of_contributed_operators_alone_imports_what_is_added(tmp_path: Path) -> None:
+    proto = file(*KINDS["MatMulNBits 4"][:2])
+    del proto.opset_import[0]
+    tuned = tuning(proto)
+    path = onnx2jax.save(tuned.to_model(tuned.init()), tmp_path / "m.onnx")
+    assert onnx2jax.check(path).ok and {o.domain for o in onnx.load(path).opset_import} == {"", "com.microsoft"}
+
+
+def tied() -> onnx.ModelProto:
+    """An embedding whose table is the head, too."""
+    weights = {"table": RNG.normal(size=(16, 8)).astype(F), "inner": RNG.normal(size=(8, 8)).astype(F)}
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], name="embed"),
+        helper.make_node("MatMul", ["e", "inner"], ["h"], name="inner"),
+        helper.make_node("Transpose", ["table"], ["turned"], name="turn"),
+        helper.make_node("MatMul", ["h", "turned"], ["y"], name="head"),
+    ]
+    return model(nodes, [value("ids", np.int64, ["n"])], [value("y", F, ["n", 16])], weights)
+
+
+def test_a_tied_head_is_left_as_it_is() -> None:
+    assert tuning(tied(), 4).trainable == ("inner.lora_A", "inner.lora_B")
+    with pytest.raises(TrainingFormError, match=r"'head'.* is read by node 'embed' .* too, which would change with it"):
+        tuning(tied(), {"head": 4})
+
+
+def test_a_product_in_a_branch_is_none_of_the_main_graph() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["z"], name="deep")], "b", [], [value("z", F, None)]
+    )
+    proto = model(
+        [helper.make_node("If", ["p"], ["y"], name="either", then_branch=branch, else_branch=branch)],
+        [value("x", F, ["n", K]), value("p", np.bool_, [])],
+        [value("y", F, ["n", N])],
+        {"w": W},
+    )
+    with pytest.raises(InputTypeError, match="'deep', which is no linear map of the main graph: node 'deep'"):
+        tuning(proto, {"deep": 2})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"lora": {"v_proj": 8}}, InputNameError, "which no weight and no node matches; near it are"),
+        ({"lora": {"act": 2}}, InputTypeError, "'act', which is no linear map of the main graph: node 'act' (Relu"),
+        ({"lora": {"b1": 2}}, InputTypeError, "'b1' float32[8]"),
+        ({"lora": 0}, InputShapeError, "rank 0 for '*'; a rank is 1 or more"),
+        (
+            {"lora": 3},
+            InputShapeError,
+            "rank 3 for 'w2' [8, 2] of node 'head' (MatMul, opset 21), more",
+        ),
+        ({"lora": {}}, InputTypeError, "lora is {}"),
+        ({"lora": True}, InputTypeError, "lora is True; it is a rank"),
+        ({"lora": {"w1": 2.5}}, InputTypeError, "it is a rank, or ranks by patterns"),
+        ({"lora": 2, "lora_alpha": 0}, InputTypeError, "lora_alpha is 0"),
+        ({"lora": None, "lora_alpha": 2}, InputTypeError, "without adapters to scale"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused_at_once(options: Any, error: Any, said: str) -> None:
+    with pytest.raises(error) as raised:
+        tuning(mlp(), **options)
+    assert said in str(raised.value)
+
+
+def test_no_gradient_is_kept_for_the_weights() -> None:
+    tuned = tuning(file(*KINDS["QDQ int4"][:2]))
+    state = tuned.init()
+    assert set(state.params) == {"w.lora_A", "w.lora_B"}
+    assert {jax.numpy.shape(v) for v in jax.tree.leaves(state.opt_state)} == {(), (K, 4), (4, N)}
