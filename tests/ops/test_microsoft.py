@@ -202,10 +202,7 @@ def test_gather_block_quantized_beyond_the_table():
     ("name", "inputs", "attributes"),
     [
         ("Attention", PROJECTION, {"num_heads": HEADS, "do_rotary": 1}),
-        ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3)], {**GROUPED, "sliding_window_cache": 1}),
         ("Attention", PROJECTION, {"num_heads": HEADS, "past_present_share_buffer": 1}),
-        ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3)], {**GROUPED, "k_quant_type": "PER_TENSOR"}),
-        ("GroupQueryAttention", [*grouped(3), None, None, I32([2]), I32(3), *[None] * 9, I32([2])], GROUPED),
         ("FusedConv", [real(1, 1, 3, 3), real(1, 1, 3, 3)], {"activation": "Mystery"}),
         ("MatMulNBits", [real(2, 16), A5, real(3, 1)], {"K": 16, "N": 3, "block_size": 16, "weight_prepacked": 1}),
     ],
@@ -234,6 +231,9 @@ def test_gradients_stay_finite():
 
 
 STEP = [*grouped(1), *past(5), I32([5, 5]), I32(6)]
+WINDOW = {**GROUPED, "local_window_size": 3, "sliding_window_cache": 1}
+EACH = {**GROUPED, "k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+STEP8 = [*grouped(1), *[bytes_(np.int8, 2, 2, 5, SIZE)] * 2, I32([5, 5]), I32(6), *[None] * 5, *[real(2, SIZE)] * 2]
 TURNED = {**GROUPED, "do_rotary": 1}
 COS, SIN = np.cos(ANGLES), np.sin(ANGLES)
 PASTS = [real(2, HEADS, 5, SIZE) for _ in range(2)]
@@ -248,7 +248,7 @@ def but(inputs, changes):
 
 
 UNFIT = [
-    ("GroupQueryAttention", STEP, {3: real(2, 2, 5, 8), 4: real(2, 2, 5, 8)}, GROUPED, r"past_key .*size=16\] \(it"),
+    ("GroupQueryAttention", STEP, {3: real(2, 2, 5, 8), 4: real(2, 2, 5, 8)}, GROUPED, r"past_key .*stored=16\] \(it"),
     ("GroupQueryAttention", STEP, {4: real(2, 2, 4, SIZE)}, GROUPED, r"past_value .*past=5, "),
     ("GroupQueryAttention", STEP, {3: real(1, 2, 5, SIZE), 4: real(1, 2, 5, SIZE)}, GROUPED, r"past_key .*\[batch=2"),
     ("GroupQueryAttention", STEP, {3: real(2, 1, 5, SIZE), 4: real(2, 1, 5, SIZE)}, GROUPED, r"past_key .*heads=2"),
@@ -263,6 +263,18 @@ UNFIT = [
     ("GroupQueryAttention", STEP, {10: real(2, 4, 1, 1)}, GROUPED, "attention_bias .*total=6"),
     ("GroupQueryAttention", STEP, {10: real(1, 4, 6)}, GROUPED, "attention_bias"),
     ("GroupQueryAttention", STEP, {11: real(1)}, GROUPED, "head_sink"),
+    ("GroupQueryAttention", STEP, {5: I32([6, 6]), 6: I32(7)}, GROUPED, r"\(7\) must count the past \(5\)"),
+    ("GroupQueryAttention", STEP, {5: I32([6, 6]), 6: I32(0)}, GROUPED, r"from 1 to 5"),
+    ("GroupQueryAttention", STEP, {}, {**GROUPED, "causal": 0, "local_window_size": 2}, "local_window_size"),
+    ("GroupQueryAttention", STEP, {}, {**WINDOW, "local_window_size": 6}, "room for at least as many .*have 5"),
+    ("GroupQueryAttention", STEP, {}, {**WINDOW, "local_window_size": -1}, "local_window_size above 0"),
+    ("GroupQueryAttention", STEP, {3: None, 4: None}, WINDOW, "past_key and past_value"),
+    ("GroupQueryAttention", STEP, {10: real(1, 1, 1, 5)}, WINDOW, "attention_bias .*total=6"),
+    ("GroupQueryAttention", STEP, {}, {**GROUPED, "kv_cache_bit_width": 8}, "and 0 for NONE"),
+    ("GroupQueryAttention", STEP8, {}, {**EACH, "kv_cache_bit_width": 0}, "4 or 8 for quantized"),
+    ("GroupQueryAttention", STEP8, {12: real(16)}, EACH, r"k_scale must have 32 elements .*has 16"),
+    ("GroupQueryAttention", STEP8, {13: None}, EACH, "v_scale .*is not given"),
+    ("GroupQueryAttention", STEP8, {}, {**EACH, "kv_cache_bit_width": 4}, "past_key .*stored=8"),
     ("MultiHeadAttention", QKV, {7: PASTS[1]}, WITH_HEADS, "past_key and past_value"),
     ("MultiHeadAttention", QKV, {6: PASTS[0][..., :8], 7: PASTS[1][..., :8]}, WITH_HEADS, "past_key"),
     ("MultiHeadAttention", QKV, {3: real(2 * HIDDEN + 1)}, WITH_HEADS, "bias .*192"),

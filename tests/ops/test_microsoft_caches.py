@@ -1,4 +1,4 @@
-"""GroupQueryAttention's caches: a total length that is traced."""
+"""GroupQueryAttention's caches: traced lengths, windows, quantized ones, padded chunks of a prompt."""
 
 from __future__ import annotations
 
@@ -13,12 +13,27 @@ from onnx import ValueInfoProto, helper
 import onnx2jax
 from onnx2jax import Model
 from onnx2jax.errors import KnownValueError
-from tests.ops.test_microsoft import ANGLES, GROUPED, HEADS, I32, MICROSOFT, SIZE, grouped, past, real
+from tests.ops.test_microsoft import (
+    ANGLES,
+    GROUPED,
+    HEADS,
+    I32,
+    MICROSOFT,
+    SIZE,
+    grouped,
+    onnxruntime_says,
+    past,
+    real,
+)
+
+GROUP = "GroupQueryAttention"
 
 NAMES = ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache"]
-NAMES += ["sin_cache", "position_ids", "attention_bias"]
+NAMES += ["sin_cache", "position_ids", "attention_bias", "head_sink", "k_scale", "v_scale", "q_norm_weight"]
+NAMES += ["k_norm_weight", "query_seqlens"]
 TURNED = {**GROUPED, "do_rotary": 1}
 TABLES = [np.cos(ANGLES), np.sin(ANGLES)]
+LONG = [x.astype(np.float32) for f in (np.cos, np.sin) for x in [f(real(32, SIZE // 2))]]
 ROOM = 9
 
 
@@ -26,7 +41,7 @@ def attention_model(operands: list[Any], **attributes: Any) -> Model:
     """One GroupQueryAttention, whose every operand is an input of free shape."""
     names = [n if x is not None else "" for n, x in zip(NAMES, operands, strict=False)]
     outputs = ["y", "present_key", "present_value"]
-    node = helper.make_node("GroupQueryAttention", names, outputs, domain=MICROSOFT, **attributes)
+    node = helper.make_node(GROUP, names, outputs, domain=MICROSOFT, **attributes)
     inputs = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
         for n, x in zip(names, operands, strict=True)
@@ -104,3 +119,111 @@ def test_a_cache_carried_through_a_loop() -> None:
     _, cache, seen = jax.jit(lambda s: lax.while_loop(lambda s: s[0] < 4, step, s))(begun)
     np.testing.assert_allclose(seen, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(cache[0], grown[0], rtol=1e-5, atol=1e-6)
+
+
+def compiled(operands: list[Any], attributes: dict[str, Any]) -> Any:
+    """The operator with every operand traced: steps of a prompt share one program."""
+    run = jax.jit(attention_model(operands, **attributes))
+    return lambda operands: [np.asarray(y) for y in run(*given(operands))]
+
+
+@pytest.mark.parametrize(
+    ("room", "lengths"), [(4, (10, 1, 1)), (6, (3, 1, 1, 1, 1, 1, 1, 1)), (6, (10, 3, 3, 1)), (9, (2, 12, 2))]
+)
+def test_a_sliding_cache_as_onnxruntime_has_it(room: int, lengths: tuple[int, ...]) -> None:
+    """Prompts beyond the window and the cache, chunks, steps; rows behind the resident tokens are nobody's."""
+    attributes = {**TURNED, "local_window_size": 4, "sliding_window_cache": 1}
+    theirs = ours = [np.zeros((1, HEADS // 2, room, SIZE), np.float32)] * 2
+    total, run = 0, None
+    for new in lengths:
+        total += new
+        fresh = [real(1, new, n) for n in (HEADS * SIZE, HEADS // 2 * SIZE, HEADS // 2 * SIZE)]
+        rest = [I32([total - 1]), I32(total), *LONG]
+        run = run or compiled([*fresh, *ours, *rest], attributes)
+        expected = onnxruntime_says(GROUP, [*fresh, *theirs, *rest], 3, attributes)
+        y, *ours = run([*fresh, *ours, *rest])
+        np.testing.assert_allclose(y, expected[0], rtol=2e-4, atol=2e-5)
+        slack = room - 3
+        held = total if total <= room else total - slack * -((room - total) // slack)
+        for cache, want in zip(ours, expected[1:], strict=True):
+            assert cache.shape == want.shape
+            np.testing.assert_allclose(cache[:, :, :held], want[:, :, :held], rtol=1e-5, atol=1e-6)
+        theirs = expected[1:]
+
+
+def test_a_sliding_cache_of_sequences_of_different_lengths() -> None:
+    """And a bias, whose columns are positions."""
+    operands = [*grouped(1), *past(6), I32([11, 3]), I32(12), *TABLES, None, real(1, HEADS, 1, 12)]
+    attributes = {**TURNED, "local_window_size": 4, "sliding_window_cache": 1}
+    expected = onnxruntime_says(GROUP, operands, 3, attributes)
+    for run in (
+        compiled(operands, attributes),
+        lambda operands: attention_model(operands, **attributes)(*given(operands)),
+    ):
+        results = run(operands)
+        np.testing.assert_allclose(results[0], expected[0], rtol=2e-4, atol=2e-5)
+        for sequence, held in enumerate((6, 4)):
+            np.testing.assert_allclose(*(x[1][sequence, :, :held] for x in (expected, results)), rtol=1e-5, atol=1e-6)
+
+
+def quantization(bits: int, kind: str) -> tuple[list[Any], dict[str, Any]]:
+    """Two scales, in the places behind head_sink, and the attributes for them."""
+    scales = [abs(real(1, HEADS // 2, 1, SIZE) if kind == "PER_CHANNEL" else real(1)) / 2**bits for _ in range(2)]
+    return scales, {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": bits}
+
+
+SLIDING = {"local_window_size": 6, "sliding_window_cache": 1}
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind", "more"),
+    [(8, "PER_TENSOR", {}), (8, "PER_CHANNEL", SLIDING), (4, "PER_TENSOR", {}), (4, "PER_CHANNEL", {})],
+)
+def test_a_quantized_cache_holds_the_bits_that_onnxruntime_stores(bits: int, kind: str, more: dict[str, int]) -> None:
+    scales, quantized = quantization(bits, kind)
+    cache = [np.zeros((2, HEADS // 2, 8, SIZE * bits // 8), np.int8 if bits == 8 else np.uint8)] * 2
+    run = None
+    for new, total in ((5, 5), (1, 6), (1, 7)):
+        operands = [*grouped(new), *cache, I32([total - 1] * 2), I32(total), *TABLES, *[None] * 3, *scales]
+        run = run or compiled(operands, {**TURNED, **quantized, **more})
+        want, *cache = onnxruntime_says(GROUP, operands, 3, {**TURNED, **quantized, **more})
+        y, *stored = run(operands)
+        np.testing.assert_allclose(y, want, rtol=2e-4, atol=2e-5)
+        for ours, theirs in zip(stored, cache, strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours[:, :, :total], theirs[:, :, :total])
+
+
+def test_a_quantized_cache_grows_from_nothing() -> None:
+    scales, quantized = quantization(8, "PER_TENSOR")
+    operands = [*grouped(3), None, None, I32([2, 2]), I32(3), *[None] * 5, *scales]
+    empty = [np.zeros((2, HEADS // 2, 0, SIZE), np.int8)] * 2  # which onnxruntime wants
+    want = onnxruntime_says(GROUP, [*operands[:3], *empty, *operands[5:]], 3, {**GROUPED, **quantized})
+    results = attention_model(operands, **GROUPED, **quantized)(*given(operands))
+    for ours, theirs in zip(results, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [{}, {"local_window_size": 4, "sliding_window_cache": 1}])
+def test_a_padded_chunk_of_a_prompt_is_the_chunk(window: dict[str, int]) -> None:
+    """Each sequence of a batch has tokens of its own number, also none."""
+    attributes = {**TURNED, **window}
+    valid, ends = [2, 3, 0], [6, 5, 4]
+    fresh, cache = ([np.concatenate([x, x[:1]]) for x in xs] for xs in (grouped(3), past(ROOM)))
+    chunk = [*fresh, *cache, I32(ends) - 1, I32(ROOM), *TABLES, *[None] * 7, I32(valid)]
+    y, *padded = compiled(chunk, attributes)(chunk)
+    for b, (count, end) in enumerate(zip(valid, ends, strict=True)):
+        if count:
+            alone = [*(x[b : b + 1, :count] for x in fresh), *(x[b : b + 1] for x in cache)]
+            want, *grown = onnxruntime_says(GROUP, [*alone, I32([end - 1]), I32(end), *TABLES], 3, attributes)
+            np.testing.assert_allclose(y[b, :count], want[0], rtol=2e-4, atol=2e-5)
+            for ours, theirs in zip(padded, grown, strict=True):
+                np.testing.assert_allclose(ours[b, :, :end], theirs[0, :, :end], rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(padded[0][b, :, :end], cache[0][b, :, :end])
+
+
+def test_a_chunk_that_does_not_fit_gives_nan() -> None:
+    chunk = [*grouped(3), *past(7), I32([6, 5]), I32(7), *[None] * 9, I32([2, 2])]  # five held, three rows
+    y = attention_model(chunk, **GROUPED)(*given(chunk))[0]
+    assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from typing import Literal
 
 import jax
@@ -15,33 +15,97 @@ from ..arrays import check_shapes, dims, is_traced, wide
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from .fused import MICROSOFT, simplified_layer_normalization
+from .quant import unpack
 
 
-def extents_of(total, past_key):
-    """How many keys queries may see, and for how many the cache has room."""
-    if not is_traced(total):
-        return total, total if past_key is None else max(total, past_key.shape[2])
-    if past_key is None:
-        raise KnownValueError(
-            "total_sequence_length is traced, and without past_key nothing else says how long the cache is: give a "
-            "past_key of its full length (zeros at first)"
+def full_room(total, past_key, new):
+    """How many keys the new queries may see, and rows for these tokens before and after the call."""
+    past = 0 if past_key is None else past_key.shape[2]
+    if is_traced(total):
+        if past_key is None:
+            raise KnownValueError(
+                "total_sequence_length is traced, and without past_key nothing else says how long the cache is: give a "
+                "past_key of its full length (zeros at first)"
+            )
+        total = past
+    known = all(isinstance(n, int) for n in (total, past, new))
+    if known and (new > total or past < total != past + new):
+        raise ValueError(
+            f"total_sequence_length ({total}) must count the past ({past}) and the new tokens ({new}), or else be "
+            f"from {new} to {past}, where the past is a buffer with room for more"
         )
-    return past_key.shape[2], past_key.shape[2]
+    length = total if past_key is None else max(total, past)
+    return total, length, length
 
 
-def appended(past, new, starts, length):
-    """The cache [batch, heads, length, size] with each sequence's new entries written at its own start."""
-    cache = jnp.zeros((*new.shape[:2], length, new.shape[3]), new.dtype)
+def window_room(past_key, new, size):
+    """The same for a cache of the last tokens, ``size`` of them or a few more."""
+    length = 0 if past_key is None else past_key.shape[2]
+    if not 0 < size <= length:
+        raise ValueError(
+            f"sliding_window_cache=1 needs a local_window_size above 0 (it is {size}), and past_key and past_value "
+            f"with room for at least as many tokens (they have {length})"
+        )
+    return length + new, 2 * length + new, length
+
+
+def resident(ends, length, size):
+    """How many of a sequence's last tokens a sliding cache holds: it drops as many at a time as it is too long."""
+    slack = length - size + 1
+    return ends + jnp.minimum(length - ends, 0) // slack * slack
+
+
+def per_sequence(function, *more):
+    """The function of slices along tokens for [batch, heads, tokens, size], each sequence at its own start."""
+    return jax.vmap(lambda *operands: function(*operands, *more, axis=1))
+
+
+def appended(past, new, starts, rows):
+    """The cache [batch, heads, rows, size] with each sequence's new entries written at its own start."""
+    cache = jnp.zeros((*new.shape[:2], rows, new.shape[3]), new.dtype)
     if past is not None:
         cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
-    return jax.vmap(functools.partial(lax.dynamic_update_slice_in_dim, axis=1))(cache, new, starts)
+    return per_sequence(lax.dynamic_update_slice_in_dim)(cache, new, starts)
+
+
+def cache_scale(name, scale, kind, bits, heads, size):
+    """The scale of a quantized cache [batch, heads, tokens, size]; None where it holds real numbers."""
+    if (kind == "NONE") != (bits == 0):
+        raise ValueError(f"kv_cache_bit_width ({bits}) is 4 or 8 for quantized keys and values, and 0 for {kind}")
+    if kind == "NONE":
+        return None
+    shape = (1, heads, 1, size) if kind == "PER_CHANNEL" else (1, 1, 1, 1)
+    if scale is None or scale.size != math.prod(shape):
+        given = "is not given" if scale is None else f"has {scale.size}"
+        raise ValueError(f"{name} must have {math.prod(shape)} elements for a cache quantized {kind}; it {given}")
+    return scale.reshape(shape)
+
+
+def quantized(x, scale, bits):
+    """Entries as the cache stores them: int8, or two of 4 bits in a byte, the first one low, 8 added to each."""
+    if scale is None:
+        return x
+    half = 2 ** (bits - 1)
+    q = jnp.clip(jnp.round(x.astype(np.float32) / scale), -half, half - 1)
+    if bits == 8:
+        return q.astype(np.int8)
+    low, high = ((q[..., i::2] + half).astype(np.uint8) for i in range(2))
+    return low | high << np.uint8(4)
+
+
+def dequantized(x, scale, bits, dtype):
+    """What ``quantized`` stored, as real numbers."""
+    if scale is None:
+        return x
+    x = x.astype(np.float32) if bits == 8 else unpack(x, bits).astype(np.float32) - 8
+    return (x * scale).astype(dtype)
 
 
 _CACHE = (
     "a sequence longer than its cache gives NaN; where the caller traces total_sequence_length, past_key is a "
-    "buffer of full length; a quantized cache and a sliding one are refused: use a floating one of full length; so is "
-    "query_seqlens: give each sequence a call of its own length"
+    "buffer of full length; a quantized cache is int8, or uint8 for 4 bits; output_qk of a sliding cache is refused"
 )
+Quantization = Literal["NONE", "PER_TENSOR", "PER_CHANNEL"]
 
 
 @op("GroupQueryAttention", domain=MICROSOFT, product=True, limits=_CACHE)
@@ -49,37 +113,46 @@ def group_query_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, seqlens_k,
     total_sequence_length: StaticIfKnown, cos_cache=None, sin_cache=None, position_ids=None, attention_bias=None,
     head_sink=None, k_scale=None, v_scale=None, q_norm_weight=None, k_norm_weight=None, query_seqlens=None,
-    *, causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type: Literal["NONE"] = "NONE",
-    kv_cache_bit_width: Literal[0] = 0, kv_num_heads, local_window_size=-1, num_heads, q_norm_epsilon=None,
-    qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None,
-    sliding_window_cache: Literal[0] = 0, smooth_softmax=-1, softcap=0.0, v_quant_type: Literal["NONE"] = "NONE",
-    n_outputs=1,
+    *, causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type: Quantization = "NONE",
+    kv_cache_bit_width: Literal[0, 4, 8] = 0, kv_num_heads, local_window_size=-1, num_heads, q_norm_epsilon=None,
+    qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None, sliding_window_cache: Literal[0, 1] = 0,
+    smooth_softmax=-1, softcap=0.0, v_quant_type: Quantization = "NONE", n_outputs=1,
 ):  # fmt: skip
-    """Attention with a growing cache in which several query heads share one head of keys and values.
+    """Attention with a cache in which several query heads share one head of keys and values.
 
-    Sequence b has ``seqlens_k[b] + 1`` tokens, the new ones last (but first in a prompt, which may be padded
-    behind); the cache holds ``total_sequence_length`` tokens, or as many as the past brought if those are more. A
-    total that is traced says nothing about shapes: then the past is a buffer as long as the cache will ever be.
+    Sequence b has ``seqlens_k[b] + 1`` tokens, the last ``query_seqlens[b]`` of them new (all that it has, or that are
+    given, where this is left out); what is given beyond these is padding. The cache holds ``total_sequence_length``
+    tokens, or as many as the past brought if those are more; a sliding one begins with the oldest token that is left.
     """
-    del k_quant_type, v_quant_type, kv_cache_bit_width, sliding_window_cache, k_scale, v_scale  # of quantized caches
-    if query_seqlens is not None:
-        raise NotImplementedError(f"query_seqlens is given: {_CACHE}")
     query = jnp.asarray(query)
     if key is None:
         size = query.shape[-1] // (num_heads + 2 * kv_num_heads)
         query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
     q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
-    total = total_sequence_length
+    (new, size), bits, total = q.shape[2:], kv_cache_bit_width, total_sequence_length
     total = total.reshape(()) if is_traced(total) else dims(total)[0]
-    keys, length = extents_of(total, past_key)
     check_paired(past_key=past_key, past_value=past_value)
     check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    fresh, kept = "batch heads new size", "batch heads past size"
+    if (not causal or past_key is None) and query_seqlens is not None:
+        raise ValueError(f"query_seqlens needs causal=1 (it is {causal}), past_key and past_value")
+    if not causal and local_window_size != -1:
+        raise ValueError(f"causal=0 takes no local_window_size (it is {local_window_size}): it must be -1")
+    if sliding_window_cache and n_outputs > 3:
+        raise NotImplementedError(f"output_qk: {_CACHE}")
+    scales = [cache_scale("k_scale", k_scale, k_quant_type, bits, kv_num_heads, size)]
+    scales += [cache_scale("v_scale", v_scale, v_quant_type, bits, kv_num_heads, size)]
+    room = window_room(past_key, new, local_window_size) if sliding_window_cache else full_room(total, past_key, new)
+    keys, rows, length = room
+    fresh, kept = "batch heads new size", "batch heads past stored"
+    extents = {"stored": size * bits // 8 if bits else size}
+    if not sliding_window_cache or not is_traced(total):
+        extents["total"] = keys if is_traced(total) else total
     check_shapes(
-        {"total": keys}, query=(q, "batch q_heads new size"), key=(k, fresh), value=(v, fresh),
+        extents,
+        query=(q, "batch q_heads new size"), key=(k, fresh), value=(v, fresh),
         past_key=(past_key, kept), past_value=(past_value, kept), seqlens_k=(seqlens_k.reshape(-1), "batch"),
         position_ids=(position_ids, "batch new"), head_sink=(head_sink, "q_heads"),
-        attention_bias=(attention_bias, "batch? q_heads? new total"),
+        attention_bias=(attention_bias, "batch? q_heads? new total"), query_seqlens=(query_seqlens, "batch"),
         q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
     if q_norm_weight is not None:
@@ -88,30 +161,42 @@ def group_query_attention(
             simplified_layer_normalization(x, w, epsilon=qk_norm_epsilon if epsilon is None else epsilon)[0]
             for x, w, epsilon in pairs
         )
-    new, ends = q.shape[2], jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
-    starts = jnp.maximum(ends - new, 0)
+    ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
+    starts = jnp.maximum(ends - new, 0) if query_seqlens is None else ends - query_seqlens.astype(np.int32)
     if do_rotary:
         positions = 1 if is_traced(total) else total
         if cos_cache is None or sin_cache is None or cos_cache.shape[0] < positions:
             raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache with {positions} positions or more")
         at = starts[:, None] + jnp.arange(new, dtype=np.int32)
         if position_ids is not None:  # a first prompt takes its first position only
-            first = position_ids.reshape(-1)[0].astype(np.int32) + at
-            at = jnp.where(total == new, first, position_ids.astype(np.int32))
+            given = position_ids.astype(np.int32)
+            at = jnp.where(total == new, given.reshape(-1)[0] + at, given) if query_seqlens is None else given
         turn = {"interleaved": rotary_interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
         q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **turn) for x in (q, k))
-    present_key, present_value = (appended(p, x, starts, length) for p, x in ((past_key, k), (past_value, v)))
-    starts, ends = starts.reshape(-1, 1, 1, 1), ends.reshape(-1, 1, 1, 1)
-    masks = window(new, keys, starts, max(local_window_size - 1, -1), 0 if causal else -1)
-    masks += [] if causal else [lax.iota(np.int32, keys) < ends]
+    first = resident(starts, length, local_window_size) if sliding_window_cache else starts
+    last = first + ends - starts
+    caches = [
+        appended(past, quantized(x, scale, bits), first, rows)
+        for past, x, scale in zip((past_key, past_value), (k, v), scales, strict=True)
+    ]
+    k, v = (dequantized(c[:, :, :keys], scale, bits, q.dtype) for c, scale in zip(caches, scales, strict=True))
+    if sliding_window_cache:
+        if attention_bias is not None:  # its columns are positions
+            columns = (starts - first)[:, None] + jnp.arange(keys, dtype=np.int32)
+            attention_bias = jnp.take_along_axis(attention_bias, columns[:, None, None], axis=3, mode="clip")
+        gone = last - resident(ends, length, local_window_size)
+        caches = [per_sequence(lax.dynamic_slice_in_dim, length)(cache, gone) for cache in caches]
+    fits = (starts >= 0) & (ends - starts <= new) & (last <= keys) & (first + new <= rows)
+    first, last, fits = (x.reshape(-1, 1, 1, 1) for x in (first, last, fits))
+    masks = window(new, keys, first, max(local_window_size - 1, -1), 0 if causal else -1)
+    masks += [] if causal else [lax.iota(np.int32, keys) < last]
     sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
     sink = sink if head_sink is None else wide(head_sink).reshape(1, -1, 1, 1)
     y, (*_, scores, weights) = attend(
-        q, present_key[:, :, :keys], present_value[:, :, :keys], scale=scale or None, softcap=softcap,
-        biases=[attention_bias], masks=masks, sink=sink,
-    )  # fmt: skip
+        q, k, v, scale=scale or None, softcap=softcap, biases=[attention_bias], masks=masks, sink=sink
+    )
     if n_outputs > 3 and qk_output not in (1, 2):
         raise ValueError(f"the output output_qk needs qk_output 1 (before softmax) or 2 (after), not {qk_output}")
     scores = weights if qk_output == 2 else jnp.where(jnp.isneginf(scores), 0, scores)
-    y = jnp.where((ends <= keys) & (total <= keys), y, np.nan)  # beyond the cache it would be some number
-    return merged(y), present_key, present_value, scores.astype(q.dtype)
+    y = jnp.where(fits, y, np.nan)  # beyond the cache it would be some number
+    return merged(y), *caches, scores.astype(q.dtype)
