@@ -86,6 +86,12 @@ class Pair:
         return next(free, None)
 
     @property
+    def window(self) -> int:
+        """How many tokens a cache that slides has room for from the first on; 0 for one that grows."""
+        said = self.maker.attributes if self.maker is not None else {}
+        return int(said.get("local_window_size", 0)) if said.get("sliding_window_cache") else 0
+
+    @property
     def dims(self) -> Dims:
         """The declared shape."""
         return self.past.shape or ()
@@ -114,8 +120,8 @@ class Caches:
     logits: str | None
 
     def empty(self, batch: int) -> dict[str, np.ndarray]:
-        """Every cache before the first token: tokens 0, states as zeros; by input name."""
-        return {p.past.name: np.zeros(extents(p, batch, 0), p.dtype) for p in self.pairs}
+        """Every cache before the first token: tokens 0, states and what slides as zeros; by input name."""
+        return {p.past.name: np.zeros(extents(p, batch, p.window), p.dtype) for p in self.pairs}
 
 
 def caches(model: Model) -> Caches:

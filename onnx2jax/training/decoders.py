@@ -96,35 +96,29 @@ def _targets(batch: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def made(decoder: Caches, batch: Mapping[str, Any]) -> set[str]:
-    """The inputs that ``completed`` makes for a batch that has tokens but not them."""
-    tokens = decoder.roles.get("tokens")
-    if tokens is None or np.ndim(batch.get(tokens.name, 0)) != 2:
+    """The inputs that ``completed`` makes for a batch that has tokens, but not them, nor caches that hold some."""
+    tokens, caches = decoder.roles.get("tokens"), {p.past.name for p in decoder.pairs}
+    if tokens is None or np.ndim(batch.get(tokens.name, 0)) != 2 or not caches.isdisjoint(batch):
         return set()
-    roles = {decoder.roles[r].name for r in ("mask", "positions") if len(_shape(decoder, r)) == 2}
-    flags = {decoder.roles[r].name for r in ("has_past",) if r in decoder.roles}
-    return (roles | flags | {p.past.name for p in decoder.pairs}) - batch.keys()
+    rows = {v.name for r, v in decoder.roles.items() if r in ("mask", "positions") and len(v.shape or ()) == 2}
+    flags = {v.name for r, v in decoder.roles.items() if r == "has_past"}
+    return (rows | flags | caches) - batch.keys()
 
 
 def completed(decoder: Caches, feeds: Mapping[str, Any]) -> dict[str, Any]:
     """What a batch feeds, with a mask of ones, positions from 0 on, and empty caches where it has none."""
-    feeds, missing = dict(feeds), made(decoder, feeds)
+    missing, roles = made(decoder, feeds), decoder.roles
     if not missing:
-        return feeds
-    roles = decoder.roles
-    batch, length = feeds[roles["tokens"].name].shape
-    pasts = [p for p in decoder.pairs if p.past.name in feeds and p.axis is not None]
-    past = feeds[pasts[0].past.name].shape[pasts[0].axis] if pasts else 0
-    if missing & {p.past.name for p in decoder.pairs}:
-        feeds = decoder.empty(batch) | feeds
+        return dict(feeds)
+    shape = batch, length = feeds[roles["tokens"].name].shape
     mask = feeds.get(roles["mask"].name) if "mask" in roles else None
-    values: dict[str, Any] = {"mask": np.ones((batch, past + length)), "has_past": np.full(1, past > 0)}
+    values: dict[str, Any] = {"mask": np.ones(shape), "has_past": np.zeros(1)}
     if mask is None:
-        values["positions"] = np.broadcast_to(np.arange(past, past + length), (batch, length))
+        values["positions"] = np.broadcast_to(np.arange(length), shape)
     else:  # as many tokens are before each as the mask has
-        counted = jnp.maximum(jnp.cumsum(jnp.asarray(mask), axis=1) - 1, 0)
-        values["positions"] = counted[:, counted.shape[1] - length :]
-    made_now = {roles[r].name: v.astype(_dtype(roles[r])) for r, v in values.items() if r in roles}
-    return feeds | {n: v for n, v in made_now.items() if n in missing}
+        values["positions"] = jnp.maximum(jnp.cumsum(jnp.asarray(mask), axis=1) - 1, 0)
+    known = {roles[r].name: v.astype(_dtype(roles[r])) for r, v in values.items() if r in roles}
+    return {n: v for n, v in (known | decoder.empty(batch)).items() if n in missing} | dict(feeds)
 
 
 def padded(model: Model, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,10 +149,6 @@ def padded(model: Model, batch: Mapping[str, Any]) -> dict[str, Any]:
 def _is_ragged(value: Any) -> bool:
     rows = isinstance(value, list | tuple) and all(isinstance(row, Sequence | np.ndarray) for row in value)
     return rows and len({len(row) for row in value}) > 1
-
-
-def _shape(decoder: Caches, role: str) -> tuple[Any, ...]:
-    return decoder.roles[role].shape or () if role in decoder.roles else ()
 
 
 def _dtype(value: ValueInfo) -> np.dtype:

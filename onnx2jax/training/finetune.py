@@ -136,7 +136,7 @@ class FineTuning(Training):
             raise InputTypeError(f"loss is {loss!r:.60}; it is a function of outputs and batch, or 'next_token'")
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else only(model.graph, outputs)
-        self._adapters = low_rank.adapters(graph, lora, lora_alpha)
+        self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
         self._form = training_form(
             low_rank.adapted(graph, self._adapters, model),
             batchnorm=batchnorm,

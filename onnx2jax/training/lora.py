@@ -132,8 +132,10 @@ class Adapter:
         return wide.astype(weight.dtype)
 
 
-def adapters(graph: Graph, lora: int | Mapping[str, int] | None, alpha: float | None) -> tuple[Adapter, ...]:
-    """The adapters that ``finetune`` was asked for, in the order of the graph.
+def adapters(
+    graph: Graph, whole: Graph, lora: int | Mapping[str, int] | None, alpha: float | None
+) -> tuple[Adapter, ...]:
+    """The adapters that ``finetune`` was asked for, in the order of the graph, a part of the ``whole`` one.
 
     Raises:
         InputNameError: a pattern that matches nothing.
@@ -154,9 +156,9 @@ def adapters(graph: Graph, lora: int | Mapping[str, int] | None, alpha: float | 
     if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
         raise InputTypeError(f"lora_alpha is {alpha}; it is a number above 0, by default the rank")
     maps, found = list(linear_maps(graph)), dict[LinearMap, int]()
-    faults = _faults(graph, maps)
+    faults = _faults(whole, maps)
     for pattern, rank in ranks.items():
-        for linear in _matching(graph, maps, faults, pattern):
+        for linear in _matching(whole, maps, faults, pattern):
             found.setdefault(linear, int(rank))
     for linear, rank in found.items():
         if rank > min(linear.shape):

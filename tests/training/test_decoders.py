@@ -164,6 +164,12 @@ def test_masks_positions_and_caches_are_made() -> None:
     close((params, losses), (expected, those))
 
 
+def test_beside_a_cache_that_is_given_nothing_is_made() -> None:
+    past = {f"past_key_values.0.{k}": np.zeros((4, HEADS, 3, 8), F) for k in ("key", "value")}
+    with pytest.raises(InputNameError, match=r"no entry 'attention_mask', 'position_ids', 'past_key_values.1.key'"):
+        stepped(tuning(), {"input_ids": IDS} | past)
+
+
 def test_lists_of_unequal_lengths_are_padded_and_masked() -> None:
     rows = [row[: sum(kept)].tolist() for row, kept in zip(IDS, MASK, strict=True)]
     padded = {"input_ids": IDS * MASK, "attention_mask": MASK}

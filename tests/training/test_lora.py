@@ -18,7 +18,14 @@ from jax.sharding import PartitionSpec as P
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError
+from onnx2jax.errors import (
+    CheckpointError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    TrainingFormError,
+    UnsupportedError,
+)
 from tests.conformance.test_devices import annotate
 from tests.support.helpers import mesh
 from tests.support.models import mlp, model, value
@@ -306,6 +313,20 @@ def test_a_tied_head_is_left_as_it_is() -> None:
     assert tuning(tied(), 4).trainable == ("inner.lora_A", "inner.lora_B")
     with pytest.raises(TrainingFormError, match=r"'head'.* is read by node 'embed' .* too, which would change with it"):
         tuning(tied(), {"head": 4})
+
+
+def test_a_weight_that_another_output_reads_is_shared_though_that_is_not_asked_for() -> None:
+    proto = mlp()
+    proto.graph.node.append(helper.make_node("ReduceSum", ["w2"], ["size"], name="size"))
+    proto.graph.output.append(value("size", F, None))
+    with pytest.raises(TrainingFormError, match="is read by node 'size'"):
+        tuning(proto, {"w2": 2}, outputs=["y"])
+
+
+def test_nodes_are_added_from_opset_7_on() -> None:
+    proto = model([node("MatMul", "x w")], [value("x", F, ["n", K])], [value("y", F, ["n", N])], {"w": W}, opset=6)
+    with pytest.raises(UnsupportedError, match="of opset 6; nodes can be added from opset 7 on"):
+        tuning(proto)
 
 
 def test_a_product_in_a_branch_is_none_of_the_main_graph() -> None:

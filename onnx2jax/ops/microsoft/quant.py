@@ -156,7 +156,7 @@ Bits = Literal[2, 4, 8]
 _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is never needed"
 
 
-@op("MatMulNBits", domain=MICROSOFT, heavy=True, limits=_LAYOUTS)
+@op("MatMulNBits", domain=MICROSOFT, product=True, limits=_LAYOUTS)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
     *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0,
