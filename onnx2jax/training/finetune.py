@@ -201,7 +201,9 @@ class FineTuning(Training):
 
         Args:
             state: from ``init``, an earlier step, or a checkpoint.
-            batch: arrays by name. Entries named as the model's inputs are fed; all go to the loss.
+            batch: arrays by name. Entries named as the model's inputs are fed; all go to the loss. Of a decoder that is
+                given tokens, lists of unequal lengths are padded on the right, and an attention mask, positions and
+                empty caches made where they are left out.
 
         Returns:
             The new state, and the metrics of the batch before the step: ``loss``, ``grad_norm``, those of the loss.

@@ -76,6 +76,16 @@ KINDS: dict[str, tuple[list[Any], dict[str, np.ndarray], str, bool]] = {
         "w",
         True,
     ),
+    "MatMulNBits float16": (
+        [
+            node("Cast", "x", "h", to=10),
+            node("MatMulNBits", "h w s", "m", bits=4, block_size=16, accuracy_level=1, **MS),
+            helper.make_node("Cast", ["m"], ["y"], to=1),
+        ],
+        {"w": PACKED, "s": SCALES.astype(H)},
+        "w",
+        True,
+    ),
     "MatMulBnb4": (
         [node("MatMulBnb4", "x w s", quant_type=1, block_size=16, **MS)],
         {"w": RNG.integers(0, 256, K * N // 2, np.uint8), "s": np.abs(W).reshape(-1)[: K * N // 16] + F(0.1)},
@@ -151,7 +161,7 @@ def test_a_linear_map_learns_beside_its_weight(kind: str, tmp_path: Path) -> Non
     now = learnt.graph.initializers | dict(learnt.params)
     same = {n for n, v in stored.items() if np.array_equal(v, now[n])}
     assert (name in same) == packed and same >= stored.keys() - {name}
-    assert len(learnt.graph.nodes) - len(base.graph.nodes) == (4 if packed else 0)
+    assert len(learnt.graph.nodes) - len(base.graph.nodes) == (4 + 2 * half if packed else 0)
     path = onnx2jax.save(learnt, tmp_path / "learnt.onnx")
     onnx.checker.check_model(path)
     np.testing.assert_array_equal(onnx2jax.convert(path)(X), learnt(X))
@@ -284,9 +294,15 @@ def test_annotations_for_devices_stay_with_the_product(tmp_path: Path) -> None:
     tuned = tuning(proto)
     path = onnx2jax.save(tuned.to_model(tuned.init()), tmp_path / "m.onnx")
     assert onnx2jax.check(path).ok
-    np.testing.assert_allclose(
-        onnx2jax.convert(path, device_configuration="c")(X), onnx2jax.convert(proto)(X), rtol=1e-5
-    )
+    divided = onnx2jax.convert(path, device_configuration="c")
+    np.testing.assert_allclose(divided(X), onnx2jax.convert(proto)(X), rtol=1e-5)
+    source = onnx2jax.convert(proto, device_configuration="c")
+    there = onnx2jax.finetune(source, squares, optax.adam(0.05), lora=4)
+    state, losses = after(there)
+    np.testing.assert_allclose(losses, after(tuned)[1], rtol=1e-5)
+    learnt = there.to_model(state)
+    assert learnt.placement is not None
+    np.testing.assert_allclose(squares(learnt(X), BATCH), there.evaluate(state, BATCH)["loss"], rtol=1e-5)
 
 
 def test_a_file_of_contributed_operators_alone_imports_what_is_added(tmp_path: Path) -> None:
