@@ -202,7 +202,6 @@ def test_gather_block_quantized_beyond_the_table():
     ("name", "inputs", "attributes"),
     [
         ("Attention", PROJECTION, {"num_heads": HEADS, "do_rotary": 1}),
-        ("Attention", PROJECTION, {"num_heads": HEADS, "past_present_share_buffer": 1}),
         ("FusedConv", [real(1, 1, 3, 3), real(1, 1, 3, 3)], {"activation": "Mystery"}),
         ("MatMulNBits", [real(2, 16), A5, real(3, 1)], {"K": 16, "N": 3, "block_size": 16, "weight_prepacked": 1}),
     ],

@@ -29,11 +29,15 @@ SCHEMAS = {
     if s.domain == ("" if s.name in ELSEWHERE else MICROSOFT)
 }
 KINDS = {"FLOAT": float, "INT": int, "STRING": str, "FLOATS": tuple, "INTS": tuple, "STRINGS": tuple}
+FILTERED = ["Attention", "MultiHeadAttention", "QAttention", "DecoderAttention", "DecoderMaskedMultiHeadAttention"]
+FILTERED += ["DecoderMaskedSelfAttention", "PackedMultiHeadAttention"]
 TEXT_ALONE = {
     ("DequantizeLinear", "axis"): 1,
     ("QuantizeLinear", "axis"): 1,
     ("RotaryEmbedding", "scale"): 1.0,
-    **{(name, "mask_filter_value"): -10000.0 for name in ("Attention", "MultiHeadAttention", "QAttention")},
+    **{(name, "mask_filter_value"): -10000.0 for name in FILTERED},
+    ("MRotaryEmbedding", "scale"): 1.0,
+    ("PagedAttention", "qk_norm_epsilon"): 1e-6,
 }
 """Defaults that stand in the text of the schema only; all others there are 0, empty, or none."""
 
@@ -65,6 +69,7 @@ def _problems(schema: Any, operator: Operator) -> Iterator[str]:
     variadic = [n for n, option in formals.items() if option == "Variadic"]
     newer = NEWER.get(schema.name, set()) - formals.keys() - schema.attributes.keys()
     takes = [n for n in (*operator.inputs, *filter(None, [operator.variadic])) if n not in newer]
+    takes = [n.removesuffix("_") for n in takes]  # of what is a word of Python's
     if takes != list(formals) or [operator.variadic] != (variadic or [None]):
         yield f"takes {takes}, in the schema {formals}"
     own = set(inspect.signature(operator.function).parameters) if operator.function else set()
@@ -73,7 +78,8 @@ def _problems(schema: Any, operator: Operator) -> Iterator[str]:
         yield f"has attributes {sorted(attributes)}, in the schema {sorted(schema.attributes)}"
     required = {n for n, option in formals.items() if option == "Single"}
     required |= {n for n, attribute in schema.attributes.items() if attribute.required}
-    if (ours := {*binding.required(operator)} | (required & operator.fixtures)) != required:
+    ours = {n.removesuffix("_") for n in binding.required(operator)} | (required & operator.fixtures)
+    if ours != required:
         yield f"requires {sorted(ours)}, the schema {sorted(required)}"
     defaults = {n: p.default for n, p in inspect.signature(operator.function).parameters.items()}
     for attribute in schema.attributes.values():
@@ -98,7 +104,7 @@ def _same(ours: Any, default: Any) -> bool:
     return bool(np.float32(ours) == np.float32(default)) if isinstance(default, float) else bool(ours == default)
 
 
-MORE = {"GroupQueryAttention": {"qk_output": 1}}
+MORE = {"GroupQueryAttention": {"qk_output": 1}, "DecoderMaskedMultiHeadAttention": {"output_qk": 1}}
 """Attributes that all outputs need."""
 
 

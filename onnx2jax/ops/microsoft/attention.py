@@ -7,19 +7,21 @@ from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from ..arrays import accumulator, check_shapes, wide
-from ..attention import attend, check_past, heads_of, merged, rotary_embedding, window
+from ..arrays import accumulator, check_shapes, is_traced, needs_known, wide, xp
+from ..attention import attend, check_past, heads_of, merged, window
 from ..linalg import product
 from ..registry import op, taking
 from .fused import MICROSOFT
 from .quant import matmul_integer_to_float
 
 _MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
-_SHARED = "do_rotary and a shared cache buffer are refused: use GroupQueryAttention"
+_MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
+_ANGLES = "do_rotary is refused, for no document says by which angles: use GroupQueryAttention"
 
-_BUFFER = "a shared cache buffer (past_sequence_length, cache_indirection); leave it off"
-OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None, "unidirectional": 0}
+BOTH_WAYS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None}
+OPTIONS = {**BOTH_WAYS, "unidirectional": 0}
 
 
 def padding_bias(mask, batch, queries, keys, filler):
@@ -43,52 +45,120 @@ def padding_bias(mask, batch, queries, keys, filler):
     return jnp.where(live, 0.0, np.float32(filler))
 
 
-def split_attention(q, k, v, *, num_heads, mask, past, bias, unidirectional, scale, mask_filter_value):
-    """What the operators below do behind their projections: the result, keys and values with the past's, the scores."""
-    q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
-    if unidirectional and k.shape[2] != q.shape[2]:
-        raise ValueError(f"unidirectional=1 needs a key for each query: {q.shape[2]} queries, {k.shape[2]} new keys")
-    check_past(q, k, v, *past)
-    if past[0] is not None:
-        k, v = (jnp.concatenate([old, new], axis=2) for old, new in zip(past, (k, v), strict=True))
-    (batch, _, queries, _), keys = q.shape, k.shape[2]
-    check_shapes(
-        {"total": keys}, query=(q, "batch heads queries size"), attention_bias=(bias, "batch? heads? queries total")
-    )
-    biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
-    masks = window(queries, keys, keys - queries, -1, 0) if unidirectional else ()
-    y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
-    return merged(y), k, v, scores.astype(q.dtype)
-
-
-def self_attention(qkv, sizes, past, **options):
-    """Attention and QAttention behind their projection; the second result holds keys and values."""
-    check_shapes({"2": 2}, past=(past, "2 batch heads past size"))
-    past = (None, None) if past is None else past
-    y, k, v, _ = split_attention(*jnp.split(qkv, np.cumsum(sizes)[:2].tolist(), axis=-1), past=past, **options)
-    return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
-
-
-@op("Attention", domain=MICROSOFT, product=True, limits=f"{_SHARED}; {_MASKS}")
-@taking(**OPTIONS)
-def attention(
-    input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
-    *, do_rotary: Literal[0] = 0, past_present_share_buffer: Literal[0] = 0, qkv_hidden_sizes=None,
-    rotary_embedding_dim: Literal[0] = 0, **options,
-):  # fmt: skip
-    """Self-attention with its input projection; masked keys are lowered by mask_filter_value."""
-    del do_rotary, past_present_share_buffer, rotary_embedding_dim
-    if past_sequence_length is not None:
-        raise NotImplementedError(_BUFFER)
-    sizes = qkv_hidden_sizes or (weights.shape[-1] // 3,) * 3
+def projected(input, weights, bias, sizes=None):
+    """Queries, keys and values [batch, tokens, size] of an input, by weights that lie side by side."""
+    sizes = sizes or (weights.shape[-1] // 3,) * 3
     operands = {"input": (input, "batch tokens features"), "weights": (weights, "features hidden")}
     check_shapes({"hidden": sum(sizes)}, **operands, bias=(bias, "hidden"))
     y = product(input, weights, accumulator(input.dtype))
     y = jnp.asarray(y if bias is None else y + wide(bias), input.dtype)
-    return self_attention(y, sizes, past, mask=mask_index, bias=attention_bias, **options)
+    return jnp.split(y, np.cumsum(sizes)[:-1].tolist(), axis=-1)
 
 
-@op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_SHARED}; {_MASKS}")
+def with_bias(bias, *operands):
+    """Queries, keys and values, each with its part of a bias; those of rank 4 have theirs already."""
+    if bias is None:
+        return operands
+    widths = [x.shape[-1] if x.ndim < 4 else x.shape[1] * x.shape[3] for x in operands]
+    check_shapes({"hidden": sum(widths)}, bias=(bias, "hidden"))
+    parts = jnp.split(jnp.asarray(bias), np.cumsum(widths)[:-1].tolist())
+    return [x if x.ndim == 4 else x + part for x, part in zip(operands, parts, strict=True)]
+
+
+def behind(x, extent):
+    """A mask or bias with 0 behind its last axis."""
+    return x if np.ndim(x) < 2 else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, extent - x.shape[-1])])
+
+
+def of_beams(cache, beams, length):
+    """A cache [batch, heads, tokens, size] as each beam sees it: before ``length`` it has tokens of other beams."""
+    (batch, heads, tokens, _), width = cache.shape, beams.shape[1]
+    check_shapes({"groups": batch // width, "tokens": tokens}, cache_indirection=(beams, "groups beams tokens"))
+    own, places = np.arange(batch, dtype=np.int32)[:, None], np.arange(tokens, dtype=np.int32)
+    source = jnp.where(places < length, own // width * width + beams.reshape(batch, tokens), own)
+    return cache[source[:, None], np.arange(heads, dtype=np.int32)[:, None], places]
+
+
+def in_buffers(past, fresh, length, mask):
+    """Buffers with new tokens behind those in use; how many those were, as a scalar; how many are now, if known."""
+    if past[0] is None or np.size(length) != 1 or np.ndim(mask) == 4:
+        raise ValueError("past_sequence_length must be one number and needs a past, and a mask of rank 1 to 3")
+    new, room, total = fresh[0].shape[2], past[0].shape[2], None
+    if not is_traced(length):
+        total = int(np.asarray(length).item()) + new
+        if not new <= total <= room:
+            raise ValueError(f"a past of {total - new} tokens and {new} more do not fit into a buffer of {room}")
+    start = xp.reshape(length, ())
+    return [lax.dynamic_update_slice_in_dim(*pair, start, 2) for pair in zip(past, fresh, strict=True)], start, total
+
+
+def split_attention(
+    q, k, v, *, num_heads, mask, past, bias, scale, mask_filter_value, unidirectional=0, length=None, beams=None
+):
+    """What the operators below do behind their projections: the result, keys and values with the past's, the scores.
+
+    With a ``length`` the past are buffers of which so many tokens count; ``beams`` say which beam each of these comes
+    from. The result is NaN where a traced length leaves no room, or has mask and bias end elsewhere than the buffer or
+    the tokens.
+    """
+    q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
+    (batch, _, queries, _), new, total = q.shape, k.shape[2], None
+    if unidirectional and new != queries:
+        raise ValueError(f"unidirectional=1 needs a key for each query: {queries} queries, {new} new keys")
+    check_past(q, k, v, *past)
+    offset, present = 0 if past[0] is None else past[0].shape[2], (k, v)
+    if length is not None:
+        present, offset, total = in_buffers(past, present, length, mask)
+    elif past[0] is not None:
+        present = [jnp.concatenate(pair, axis=2) for pair in zip(past, present, strict=True)]
+    k, v = present if beams is None else (of_beams(x, beams, offset) for x in present)
+    keys = k.shape[2]
+    extents = {} if total is None and length is not None else {"total": keys if total is None else total}
+    bias_shape = "batch? heads? queries total"
+    check_shapes(extents, query=(q, "batch heads queries size"), attention_bias=(bias, bias_shape))
+    masks = window(queries, keys, offset, -1, 0) if unidirectional else []
+    if length is not None:
+        rows = np.ndim(mask) > 1 and {2: "batch total", 3: "batch queries total"}[mask.ndim]
+        check_shapes(extents, mask=(mask if rows else None, rows or ""))
+        used, given = offset + new, extents.get("total", keys)
+        masks.append(lax.iota(np.int32, keys) < used)
+        v, mask, bias = jnp.where(masks[-1][:, None], v, 0), behind(mask, keys), behind(bias, keys)
+    biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
+    y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
+    if length is not None and total is None:
+        y = jnp.where((used <= keys) & ((given == keys) | (given == used)), y, np.nan)
+    return merged(y), *present, scores[..., :total].astype(q.dtype)
+
+
+def self_attention(qkv, past, **options):
+    """Attention, QAttention and their like behind the projection; the second result holds keys and values."""
+    check_shapes({"2": 2}, past=(past, "2 batch heads past size"))
+    past = (None, None) if past is None else past
+    y, k, v, _ = split_attention(*qkv, past=past, **options)
+    return (y, jnp.stack([k, v])) if k.shape == v.shape else (y,)
+
+
+def check_buffer(past_present_share_buffer, past_sequence_length):
+    """Refuse a shared buffer without its length, and a length without it."""
+    if bool(past_present_share_buffer) != (past_sequence_length is not None):
+        raise ValueError("past_present_share_buffer=1 and past_sequence_length belong together: give both or none")
+
+
+@op("Attention", domain=MICROSOFT, product=True, limits=f"{_ANGLES}; {_MASKS}")
+@taking(**OPTIONS)
+def attention(
+    input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
+    *, do_rotary: Literal[0] = 0, past_present_share_buffer=0, qkv_hidden_sizes=None,
+    rotary_embedding_dim: Literal[0] = 0, **options,
+):  # fmt: skip
+    """Self-attention with its input projection; masked keys are lowered by mask_filter_value."""
+    del do_rotary, rotary_embedding_dim
+    check_buffer(past_present_share_buffer, past_sequence_length)
+    options |= {"mask": mask_index, "bias": attention_bias, "length": past_sequence_length}
+    return self_attention(projected(input, weights, bias, qkv_hidden_sizes), past, **options)
+
+
+@op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_ANGLES}; past_present_share_buffer is refused; {_MASKS}")
 @taking(**OPTIONS)
 def qattention(
     input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
@@ -97,48 +167,24 @@ def qattention(
     """Attention whose input projection multiplies quantized tensors."""
     del do_rotary, past_present_share_buffer
     y = matmul_integer_to_float(input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
-    return self_attention(y, (y.shape[-1] // 3,) * 3, past, mask=mask_index, bias=None, **options)
+    return self_attention(jnp.split(y, 3, axis=-1), past, mask=mask_index, bias=None, **options)
 
 
-_CACHES = f"past_sequence_length and cache_indirection are refused; {_MASKS}"
-
-
-@op("MultiHeadAttention", domain=MICROSOFT, product=True, limits=_CACHES)
+@op("MultiHeadAttention", domain=MICROSOFT, product=True, limits=_MASKS)
 @taking(**OPTIONS)
 def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
-    past_sequence_length=None, cache_indirection=None, **options,
+    past_sequence_length=None, cache_indirection=None, *, n_outputs=1, **options,
 ):  # fmt: skip
     """Attention of projected queries on keys and values, packed together or apart, grown by those of the past."""
-    if past_sequence_length is not None or cache_indirection is not None:
-        raise NotImplementedError(_BUFFER)
+    if cache_indirection is not None and past_sequence_length is None:
+        raise ValueError("cache_indirection needs past_sequence_length")
+    if past_sequence_length is not None and n_outputs > 3:
+        past_sequence_length = needs_known(past_sequence_length, "it is the extent of the output qk")
     query = jnp.asarray(query)
     if query.ndim == 5:
         query, key, value = (query[:, :, :, i].reshape(*query.shape[:2], -1) for i in range(3))
     elif key.ndim == 5:
         key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
-    if bias is not None:
-        widths = [query.shape[-1], key.shape[-1] if key.ndim == 3 else query.shape[-1]]
-        last = value.shape[-1] if value.ndim == 3 else value.shape[1] * value.shape[3]
-        check_shapes({"hidden": sum(widths) + last}, bias=(bias, "hidden"))
-        q_bias, k_bias, v_bias = jnp.split(jnp.asarray(bias), np.cumsum(widths).tolist())
-        query = query + q_bias
-        key, value = (key + k_bias, value + v_bias) if key.ndim == 3 else (key, value)
-    past, bias = (past_key, past_value), attention_bias
-    return split_attention(query, key, value, mask=key_padding_mask, past=past, bias=bias, **options)
-
-
-@op("RotaryEmbedding", domain=MICROSOFT, limits="is_packed_batching and a scale other than 1 are refused")
-def ms_rotary_embedding(
-    input, position_ids, cos_cache, sin_cache, *, interleaved=0, is_packed_batching: Literal[0] = 0, num_heads=0,
-    rotary_embedding_dim=0, scale: Literal[1] = 1.0,  # type: ignore[assignment]
-):  # fmt: skip
-    """RotaryEmbedding at given positions, or from one position on."""
-    del is_packed_batching, scale
-    if rotary_embedding_dim and not num_heads and input.ndim == 3:
-        raise ValueError(f"rotary_embedding_dim ({rotary_embedding_dim}) needs the attribute num_heads")
-    if position_ids.size == 1 and position_ids.ndim == 1:
-        position_ids = position_ids + jnp.zeros((input.shape[0], 1), np.int64) + np.arange(input.shape[-2])
-    heads = num_heads or (input.shape[2] // (2 * cos_cache.shape[-1]) if input.ndim == 3 else None)
-    attributes = {"interleaved": interleaved, "num_heads": heads, "rotary_embedding_dim": rotary_embedding_dim}
-    return rotary_embedding(input, cos_cache, sin_cache, position_ids, **attributes)
+    options |= {"past": (past_key, past_value), "length": past_sequence_length, "beams": cache_indirection}
+    return split_attention(*with_bias(bias, query, key, value), mask=key_padding_mask, bias=attention_bias, **options)

@@ -1,0 +1,125 @@
+"""The com.microsoft domain: one step of decoding with a cache, and what goes with it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..arrays import check_shapes, is_traced
+from ..registry import MayBeEmpty, Static, StaticIfKnown, op, taking
+from .attention import BOTH_WAYS, check_buffer, multi_head_attention, projected, self_attention, split_attention
+from .fused import MICROSOFT
+
+_PLAIN = (
+    "a shared key buffer is [batch, heads, max_sequence_length, size] in memory, as onnxruntime's CPU provider has it; "
+    "its CUDA provider wants the keys reordered"
+)
+
+
+def check_step(query, beam_width, cache_indirection):
+    """Refuse more than one token, and beams that nothing tells apart."""
+    if query.ndim != 3 or query.shape[1] != 1:
+        raise ValueError(f"there must be one token at a time, [batch, 1, size] (it is {query.shape})")
+    given = 1 if cache_indirection is None else cache_indirection.shape[1]
+    width = given if is_traced(beam_width) else 1 if beam_width is None else int(beam_width.item())
+    if width != given:
+        raise ValueError(f"beam_width ({width}) must be the second extent of cache_indirection ({given})")
+
+
+@op("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, product=True, limits=_PLAIN)
+@taking(**BOTH_WAYS)
+def decoder_masked_multi_head_attention(
+    query, key=None, value=None, mask_index=None, attention_bias=None, past_key=None, past_value=None,
+    past_sequence_length=None, beam_width: StaticIfKnown = None, cache_indirection=None, bias=None,
+    *, output_qk=0, past_present_share_buffer=0, n_outputs=1, warn=None, **options,
+):  # fmt: skip
+    """MultiHeadAttention of one token; keys and values of rank 4 are another sequence's, whose beams do not matter."""
+    check_step(query, beam_width, cache_indirection)
+    if n_outputs > 3 and not output_qk:
+        raise ValueError("the output qk needs output_qk=1")
+    if key is None:
+        query, key, value = jnp.split(query, 3, axis=-1)
+    if key.ndim == 4:
+        past_sequence_length = cache_indirection = None
+    else:
+        check_buffer(past_present_share_buffer, past_sequence_length)
+        if past_sequence_length is not None:
+            warn(_PLAIN)
+    return multi_head_attention(
+        query, key, value, bias, mask_index, attention_bias, past_key, past_value, past_sequence_length,
+        cache_indirection, n_outputs=n_outputs, **options,
+    )  # fmt: skip
+
+
+@op(
+    "DecoderMaskedSelfAttention", domain=MICROSOFT, product=True,
+    limits="do_rotary is refused; a shared key buffer is in the documented order, 16 bytes of all positions at a time",
+)  # fmt: skip
+@taking(**BOTH_WAYS)
+def decoder_masked_self_attention(
+    input, weights, bias, mask_index: MayBeEmpty, past, attention_bias: MayBeEmpty, past_sequence_length,
+    beam_width: StaticIfKnown = None, cache_indirection=None, *, do_rotary: Literal[0] = 0,
+    past_present_share_buffer=0, **options,
+):  # fmt: skip
+    """Attention of one token with its input projection."""
+    del do_rotary
+    check_step(input, beam_width, cache_indirection)
+    check_buffer(past_present_share_buffer, past_sequence_length)
+    check_shapes({"2": 2}, past=(past, "2 batch heads past size"))
+    _, batch, heads, tokens, size = past.shape
+    parts = 16 // past.dtype.itemsize
+    if size % parts:
+        raise ValueError(f"the size of a head ({size}) must be a multiple of {parts} for keys in parts of 16 bytes")
+    keys = past[0].reshape(batch, heads, size // parts, tokens, parts).transpose(0, 1, 3, 2, 4)
+    y, present = self_attention(
+        projected(input, weights, bias), jnp.stack([keys.reshape(batch, heads, tokens, size), past[1]]),
+        mask=mask_index, bias=attention_bias, length=past_sequence_length, beams=cache_indirection, **options,
+    )  # fmt: skip
+    keys = present[0].reshape(batch, heads, tokens, size // parts, parts).transpose(0, 1, 3, 2, 4)
+    return y, present.at[0].set(keys.reshape(batch, heads, tokens, size))
+
+
+_MASK = "a key_padding_mask is refused, for no document says which keys it keeps"
+
+
+@op("DecoderAttention", domain=MICROSOFT, product=True, limits=_MASK)
+def decoder_attention(
+    query, key, q_weight, kv_weight, bias, key_padding_mask: MayBeEmpty, key_cache: MayBeEmpty, value_cache: MayBeEmpty,
+    static_kv: Static, use_past: Static, has_layer_state: Static, has_key_padding_mask: Static,
+    *, mask_filter_value=-10000.0, num_heads,
+):  # fmt: skip
+    """Attention of [tokens, batch, hidden] with its projections: on its own tokens, or on those of key (static_kv).
+
+    With use_past and has_layer_state the cache holds the keys and values of another sequence, or those before.
+    """
+    del key_padding_mask, mask_filter_value
+    static, cached = bool(static_kv.item()), bool(use_past.item() and has_layer_state.item())
+    if has_key_padding_mask.item():
+        raise NotImplementedError(_MASK)
+    hidden = query.shape[2]
+    (q,) = projected(query.swapaxes(0, 1), q_weight, bias[:hidden], [hidden])
+    past = (key_cache, value_cache) if cached else (None, None)
+    if cached and static:
+        (k, v), past = past, (None, None)
+    else:
+        k, v = projected((key if static else query).swapaxes(0, 1), kv_weight, bias[hidden:], [hidden, hidden])
+    y, k, v, _ = split_attention(
+        q, k, v, num_heads=num_heads, mask=None, past=past, bias=None, scale=None, mask_filter_value=0
+    )
+    return y.swapaxes(0, 1), k, v
+
+
+@op("NGramRepeatBlock", domain=MICROSOFT)
+def ngram_repeat_block(input_ids, scores, *, ngram_size):
+    """The scores, -inf for each token that would end a row of ``ngram_size`` tokens that was there before."""
+    check_shapes({}, input_ids=(input_ids, "batch tokens"), scores=(scores, "batch vocabulary"))
+    (batch, tokens), count = input_ids.shape, input_ids.shape[1] - ngram_size + 1
+    if ngram_size < 1:
+        raise ValueError(f"ngram_size ({ngram_size}) must be 1 or more")
+    if count < 1:
+        return scores
+    rows = input_ids[:, np.arange(count)[:, None] + np.arange(ngram_size)]
+    again = (rows[..., :-1] == input_ids[:, None, tokens - ngram_size + 1 :]).all(-1)
+    return jnp.asarray(scores).at[np.arange(batch)[:, None], rows[..., -1]].min(jnp.where(again, -np.inf, np.inf))
