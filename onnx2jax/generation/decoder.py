@@ -105,7 +105,8 @@ class Decoder(Steps):
         state, run = self._begin(tokens, max_new_tokens, **options, **others)
         state = run(state, max_new_tokens)
         tokens = np.asarray(state.tokens)[:, : int(state.count)].astype(np.int64)
-        return Generation(tokens, np.asarray(state.lengths, np.int64), state.cache, np.asarray(state.last)[:, None])
+        lengths = np.asarray(state.lengths, np.int64)
+        return Generation(tokens, lengths, state.cache, np.take_along_axis(tokens, lengths[:, None] - 1, axis=1))
 
     def stream(self, tokens: Prompts, max_new_tokens: int, **options: Any) -> Iterator[np.ndarray]:
         """Generate as ``generate`` does, token by token.
@@ -142,10 +143,10 @@ class Decoder(Steps):
     ) -> tuple[State, Callable[[State, int], State]]:  # fmt: skip
         """The state behind the prompts, and what runs it on to so many tokens."""
         rows = _rows(tokens, others.pop("attention_mask", None), self.vocabulary)
-        if count < 1:
-            raise InputValueError(f"max_new_tokens is {count}; it is 1 or more")
+        if count != int(count) or count < 1:
+            raise InputValueError(f"max_new_tokens is {count}; it is a whole number, 1 or more")
         choose, how = _choice(sampling, rng)
-        how |= {"endings": endings(self.stop if stop is None else as_endings(stop)), "pad": np.int32(self.pad)}
+        how |= {"endings": endings(self.stop if stop is None else self._stops(stop)), "pad": np.int32(self.pad)}
         with compat.enable_x64():
             others = {n: jax.numpy.asarray(v) for n, v in others.items()}
 
@@ -153,12 +154,26 @@ class Decoder(Steps):
             return self._programs.loop(state, limit, choose, how, others)
 
         if after is not None:
+            if not self.masks and len(set(after.lengths.tolist())) > 1:
+                raise InputShapeError(
+                    f"the texts before are of {sorted(set(after.lengths.tolist()))} tokens, and nothing in the model "
+                    "masks what stands behind the shorter ones: generate from them one by one"
+                )
             more = np.concatenate([after.last, _even(rows, len(after.last))], axis=1)
             self._check_room(after.cache, more.shape[1] + count)
-            return self._programs.further(after.cache, more, choose, how, others), run
+            state = self._programs.further(after.cache, more, choose, how, others)
+            self._prove_further(after.cache, more, state, choose, how, others)
+            return state, run
         room = self._room(max(map(len, rows)) + count, length)
         self._prove(rows, room, choose, how, others)
         return self._first(rows, room, choose, how, others), run
+
+    def _stops(self, stop: Any) -> list[list[int]]:
+        found = as_endings(stop)
+        largest = max((t for s in found for t in s), default=0)
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            raise InputValueError(f"stop has token {largest}; they are 0 to {self.vocabulary - 1}")
+        return found
 
     def _first(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Any, others: Any) -> State:
         lengths = np.array([len(r) for r in rows], np.int32)
@@ -203,19 +218,42 @@ class Decoder(Steps):
             return
         how = {**how, "endings": np.full_like(how["endings"], NEVER)}
         rows = [r if len(r) > 1 else np.concatenate([r, r]) for r in rows]
-        want = np.asarray(self._first(rows, room, choose, how, others).logits, np.float32)
+        want = self._first(rows, room, choose, how, others).logits
         state = self._first([r[:-1] for r in rows], room, choose, how, others)
         state = replace(state, last=jax.numpy.asarray([r[-1] for r in rows], np.int32))
-        bytes_ = state.logits.dtype.itemsize
-        ours = np.asarray(self._programs.loop(state, 2, choose, how, others).logits, np.float32)
-        scale, off = np.abs(want).max(initial=0), np.abs(ours - want).max(initial=0)
-        if not off <= TOLERANCE[bytes_] * scale + 1e-6:
-            raise CacheError(
-                f"with a cache of fixed length ({room}) the logits differ by {off:.3g}, where the largest is "
-                f"{scale:.3g}: the model counts positions, or lets tokens see each other, by the extent of its cache. "
-                "Export it with position_ids among its inputs; until then call model.run with a cache that grows"
-            )
+        _compare(want, self._programs.loop(state, 2, choose, how, others).logits, room)
         self._proved.add(key)
+
+    def _prove_further(
+        self, cache: Cache, more: np.ndarray, state: State, choose: Chooser, how: Mapping[str, Any], others: Any
+    ) -> None:
+        """Compare several tokens at once with one after another, once for each count of them.
+
+        Raises:
+            CacheError: they differ.
+        """
+        if more.shape[1] == 1 or (key := (more.shape, cache.length)) in self._proved:
+            return
+        how = {**how, "endings": np.full_like(how["endings"], NEVER)}
+        own = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
+        for last in more.T:
+            again = replace(own, last=last.astype(np.int32), count=np.int32(1), done=np.zeros(len(last), bool))
+            own = self._programs.loop(again, 2, choose, how, others)
+        _compare(state.logits, own.logits, cache.length)
+        self._proved.add(key)
+
+
+def _compare(want: Any, ours: Any, room: int) -> None:
+    """Refuse logits of a cache of fixed length that are not those wanted."""
+    tolerance = TOLERANCE[want.dtype.itemsize]
+    want, ours = np.asarray(want, np.float32), np.asarray(ours, np.float32)
+    scale, off = np.abs(want).max(initial=0), np.abs(ours - want).max(initial=0)
+    if not off <= tolerance * scale + 1e-6:
+        raise CacheError(
+            f"with a cache of fixed length ({room}) the logits differ by {off:.3g}, where the largest is "
+            f"{scale:.3g}: the model counts positions, or lets tokens see each other, by the extent of its cache. "
+            "Export it with position_ids among its inputs; until then call model.run with a cache that grows"
+        )
 
 
 def _rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
@@ -259,8 +297,12 @@ def as_endings(stop: Any) -> list[list[int]]:
     >>> as_endings([2, [5, 6]])
     [[2], [5, 6]]
     """
-    several = list(stop) if hasattr(stop, "__len__") else [stop]
-    return [[int(t) for t in (s if hasattr(s, "__len__") else [s])] for s in several]
+    stop = stop.tolist() if hasattr(stop, "tolist") else stop
+    several = [s.tolist() if hasattr(s, "tolist") else s for s in (stop if isinstance(stop, Sequence) else [stop])]
+    found = [s if isinstance(s, Sequence) else [s] for s in several]
+    if any(not s or not all(isinstance(t, int | np.integer) and t >= 0 for t in s) for s in found):
+        raise InputValueError(f"stop is {stop!r}: a token, or several, each a token or a list of tokens, 0 or more")
+    return [[int(t) for t in s] for s in found]
 
 
 def _choice(sampling: Any, rng: Any) -> tuple[Chooser, dict[str, Any]]:

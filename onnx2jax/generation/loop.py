@@ -133,7 +133,7 @@ class Programs:
 
     def _prepared(self, function: Any, *args: Any) -> Any:
         """A function of the weights for a program of these arguments, optimised on a CPU, and what stands for them."""
-        weights = self.steps.model.weights
+        weights = self.steps.weights
         optimize = self.steps.model.settings.optimize and weights.on_one_cpu and compat.context_mesh().empty
         if not optimize:
             return function, dict(weights)
@@ -165,14 +165,14 @@ def _chosen(state: State, choose: Chooser, how: Mapping[str, Any]) -> State:
     key = jax.random.fold_in(how["key"], state.count)
     logits = state.logits.astype(np.float32)
     last = how["sampling"](logits, key) if "sampling" in how else choose(logits, key)
-    last = jnp.where(state.done, how["pad"], last).astype(np.int32)
+    last = jnp.where(state.done, how["pad"], last.astype(np.int32))
     tokens = lax.dynamic_update_slice_in_dim(state.tokens, last[:, None], state.count, axis=1)
     return replace(
         state,
         last=last,
         tokens=tokens,
         count=state.count + 1,
-        lengths=state.lengths + ~state.done,
+        lengths=state.lengths + (~state.done).astype(np.int32),
         done=state.done | _ends(tokens, state.count, how["endings"]),
     )
 
@@ -189,9 +189,9 @@ def endings(stop: Sequence[Sequence[int]]) -> np.ndarray:
     """What ends a text, as one array: [n, m], n and m rounded up so that other endings are no other program.
 
     >>> endings([[5], [7, 8]]).tolist()[:2]
-    [[-1, 5], [7, 8]]
+    [[-1, -1, -1, 5], [-1, -1, 7, 8]]
     """
-    size = 1 << max(max(map(len, stop), default=1) - 1, 0).bit_length()
+    size = 1 << max(max(map(len, stop), default=0) - 1, 3).bit_length()
     rows = [[ANY] * (size - len(s)) + list(s) for s in stop]
     rows += [[NEVER] * size] * (-len(rows) % 4 or 4 * (not rows))
     return np.array(rows, np.int32)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..errors import InputValueError
+
 Chooser = Callable[[Any, Any], Any]
 """From logits float32[batch, vocabulary] and a random key the next token of each sequence, int32[batch]."""
 
@@ -58,15 +60,17 @@ class Sampling:
         """The same as arrays, so that other numbers are no other program.
 
         Raises:
-            ValueError: a number is out of its range.
+            InputValueError: a number is out of its range.
         """
         ranges = {"temperature": (0, np.inf), "top_k": (0, np.inf), "top_p": (0, 1), "min_p": (0, 1)}
         for field in fields(self):
             value, (low, high) = getattr(self, field.name), ranges[field.name]
-            if not low <= value <= high or np.isnan(value):
-                raise ValueError(f"{field.name} is {value}; it lies between {low} and {high}")
+            if not low <= value <= high:
+                raise InputValueError(f"{field.name} is {value}; it lies between {low} and {high}")
+        if self.top_k != int(self.top_k):
+            raise InputValueError(f"top_k is {self.top_k}; it is a whole number")
         if self.top_p == 0:
-            raise ValueError("top_p is 0, which leaves no token; greedy is sampling='greedy'")
+            raise InputValueError("top_p is 0, which leaves no token; greedy is sampling='greedy'")
         numbers = (self.temperature, self.top_p, self.min_p)
         temperature, top_p, min_p = (jnp.asarray(v, np.float32) for v in numbers)
         return Sampling(temperature, jnp.asarray(self.top_k, np.int32), top_p, min_p)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +30,7 @@ from ..model.caches import BY_OPERATOR, Caches, Pair, caches, extents
 from ..model.model import Model
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
+from ..runtime.optimize.executable import Weights
 from . import cache as cached
 from .cache import Cache, Kind
 
@@ -39,6 +40,8 @@ WRITE = Operator(
 """Stands where a model appends to a cache."""
 START = "\0start"
 WHOLE = "\0whole "
+FIRST: Final = "first/"
+"""Before the names of weights that only the file of the first call has."""
 
 
 class Steps:
@@ -57,7 +60,7 @@ class Steps:
     def __init__(self, model: Model, first: Model | None = None) -> None:
         self.caches = found = caches(model)
         self.pairs = {p.past.name: p for p in found.pairs}
-        self.first = first or model
+        self.first, self._two_files = first or model, first is not None
         if "has_past" in found.roles:
             name = found.roles["has_past"].name
             self.first = model.with_graph(model.graph, {name: np.array([False])})
@@ -67,7 +70,8 @@ class Steps:
         for value in found.others if first else ():  # what a step only reads, the first call has made
             present = _made_by(first, value.name)
             if present is not None and isinstance(value.type, TensorType):
-                self.pairs[value.name] = Pair(value, present, None)
+                axis = next((i for i, d in enumerate(value.shape or ()) if i and not isinstance(d, int)), None)
+                self.pairs[value.name] = Pair(value, present, axis)
                 self._outputs[value.name] = present
         _check(model, found, self.pairs)
         self.kinds: dict[str, Kind] = {
@@ -81,11 +85,35 @@ class Steps:
         self.vocabulary = last if isinstance(last, int) else None
         self.others = tuple(v.name for v in self.first.inputs if v.name not in self._known(self.first))
 
+    @cached_property
+    def params(self) -> Mapping[str, Any]:
+        """The weights: ``model.params``; those of a first call's own file that differ have FIRST before their names."""
+        return {**self.model.params, **{FIRST + n: self.first.params[n] for n in self._own}}
+
+    @cached_property
+    def weights(self) -> Weights:
+        """The weights on their devices."""
+        first = self.first.weights
+        return Weights({**self.model.weights, **{FIRST + n: first[n] for n in self._own if n in first}})
+
+    @cached_property
+    def _own(self) -> list[str]:
+        """The weights of the first call's file that are not the step's by name and numbers."""
+        if not self._two_files:
+            return []
+        ours, theirs = self.model.params, self.first.params
+        return [n for n, v in theirs.items() if n not in ours or not _same(v, ours[n])]
+
+    @property
+    def masks(self) -> bool:
+        """Whether what is padding stays out of sight: a mask covers it, and no state would run on into it."""
+        has_mask = bool(self.caches.roles.keys() & {"mask", "lengths"})
+        return has_mask and "state" not in self.kinds.values()
+
     @property
     def pads(self) -> bool:
-        """Whether prompts may be padded behind: a mask covers it, and no state would run on into it."""
-        has_mask = bool(self.caches.roles.keys() & {"mask", "lengths"})
-        return has_mask and "state" not in self.kinds.values() and not self._one_logit
+        """Whether prompts may be padded behind."""
+        return self.masks and not self._one_logit
 
     @property
     def fixed_length(self) -> int | None:
@@ -108,7 +136,7 @@ class Steps:
         """The first call: whole prompts into an empty cache. A pure function.
 
         Args:
-            params: the weights, ``decoder.model.params``.
+            params: the weights, ``decoder.params``.
             cache: as ``empty_cache`` gives it; donate it.
             tokens: int[batch, count], padded behind.
             lengths: int[batch], the tokens of each prompt; all of them when left out.
@@ -124,11 +152,13 @@ class Steps:
             places = jnp.arange(count, dtype=np.int32)
             live = places < lengths[:, None]
             marks = cached.filled(cache, lengths, jnp.max(lengths))
-            past = {n: v if self.kinds[n] != "appended" else self._none(n, batch) for n, v in cache.values.items()}
-            whole = "fixed" in self.kinds.values()
-            given = self._feeds(
-                self.first, tokens, jnp.broadcast_to(places, (batch, count)), marks.live if whole else live, places
-            )
+            sizes = _sizes(self.first, others)
+            past = {
+                n: self._none(n, batch, sizes) if self.kinds[n] in ("appended", "crossed") else v
+                for n, v in cache.values.items()
+            }
+            positions = jnp.broadcast_to(places, (batch, count))
+            given = self._feeds(self.first, tokens, positions, marks.live if self._is_fixed else live, places)
             results = self._run(self.first, params, given | past | others)
             values = {n: self._kept(n, v, results, 0, count, first=True) for n, v in cache.values.items()}
             logits = results[self._logits]
@@ -229,9 +259,15 @@ class Steps:
         shape = next(v.shape for v in self.model.outputs if v.name == self.caches.logits)
         return bool(shape and shape[1] == 1)
 
-    def _none(self, name: str, batch: int) -> Any:
+    @property
+    def _is_fixed(self) -> bool:
+        return "fixed" in self.kinds.values()
+
+    def _none(self, name: str, batch: int, sizes: Mapping[str, int]) -> Any:
+        """A cache before the first call; of what that makes, in the extents of the other inputs."""
         pair = self.pairs[name]
-        return jnp.zeros(extents(pair, batch, 0), pair.dtype)
+        length = sizes.get(str(pair.dims[pair.axis]), 0) if pair.axis is not None else 0
+        return jnp.zeros(extents(pair, batch, length), pair.dtype)
 
     def _known(self, model: Model) -> set[str]:
         """The inputs that are filled here."""
@@ -240,20 +276,21 @@ class Steps:
     def _feeds(self, model: Model, tokens: Any, positions: Any, mask: Any, places: Any) -> dict[str, Any]:
         """The inputs that follow from tokens [batch, count], their positions and places, and a mask of places."""
         roles, lengths = self.caches.roles, jnp.sum(mask, axis=1, dtype=np.int32)
-        total = mask.shape[1]
+        total, count = mask.shape[1], tokens.shape[1]
+        at = places if self._is_fixed else jnp.arange(total - count, total, dtype=np.int32)
         values: dict[str, Any] = {
             "tokens": tokens,
             "embeddings": tokens,
             "places": places,
             "lengths": lengths - 1,
             "total": np.asarray(total),
-            "past": np.asarray(total - tokens.shape[1]),
+            "past": np.asarray(total - count),
         }
         feeds = {}
         for role, declared in roles.items():
             shape, dtype = declared.shape or (), _dtype(declared)
             if role == "mask":
-                value = _masked(mask, places, tokens.shape[1], dtype) if len(shape) == 4 else mask
+                value = _masked(mask, at, dtype) if len(shape) == 4 else mask
             elif role == "positions":
                 value = jnp.broadcast_to(positions, (3, *positions.shape)) if len(shape) == 3 else positions
             else:
@@ -266,10 +303,13 @@ class Steps:
 
     def _run(self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         names = [v.name for v in model.inputs]
-        if unknown := sorted(set(feeds) - set(names) - self.pairs.keys()):
+        if unknown := sorted(set(feeds) - {v.name for v in (*self.first.inputs, *model.inputs)} - self.pairs.keys()):
             raise InputNameError(f"the decoder has no input {', '.join(map(repr, unknown))}; it has {names}")
         if absent := [n for n in names if n not in feeds]:
             raise InputNameError(f"input {absent[0]!r} of the decoder is not given: {absent[0]}=array")
+        if self._two_files:  # each has some of the weights
+            prefix = FIRST if model is self.first else ""
+            params = {n: params.get(prefix + n, params.get(n)) for n in model.params if {prefix + n, n} & params.keys()}
         results = model.apply(params, **{n: feeds[n] for n in names})
         outputs = results if isinstance(results, tuple) else (results,)
         return dict(zip((v.name for v in model.outputs), outputs, strict=True))
@@ -288,13 +328,20 @@ class Steps:
         return cached.write(old, new if first else cached.tail(new, count, pair.axis), start, axis=pair.axis)
 
 
-def _masked(mask: Any, places: Any, count: int, dtype: np.dtype) -> Any:
-    """A mask of places as one of queries and places, [batch, 1, count, places]."""
-    del places
-    total = mask.shape[1]
-    order = jnp.arange(total, dtype=np.int32) <= jnp.arange(total - count, total, dtype=np.int32)[:, None]
-    seen = mask[:, None, None] & order
+def _masked(mask: Any, at: Any, dtype: np.dtype) -> Any:
+    """A mask of places as one of new tokens, which are ``at`` some of them, and places: [batch, 1, count, places]."""
+    seen = mask[:, None, None] & (jnp.arange(mask.shape[1], dtype=np.int32) <= at[:, None])
     return seen if dtype == bool else jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
+
+
+def _sizes(model: Model, given: Mapping[str, Any]) -> dict[str, int]:
+    """The extents of what is given, by the names that the model has for them."""
+    shapes = [(v.shape or (), np.shape(given[v.name])) for v in model.inputs if v.name in given]
+    return {d: n for dims, shape in shapes for d, n in zip(dims, shape, strict=False) if isinstance(d, str)}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
 def _dtype(value: ValueInfo) -> np.dtype:

@@ -254,7 +254,7 @@ def _axis(past: ValueInfo, present: ValueInfo, maker: Node | None) -> int | None
     if maker is not None and maker.op_type == "Concat" and not maker.domain:
         return int(maker.attributes["axis"]) % len(before)
     said = [i for i, d in enumerate(before) if isinstance(d, str) and re.search("past|seq|len|cache_", d) and i]
-    moved = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b and not isinstance(a, int)]
+    moved = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if i and a != b and not isinstance(a, int)]
     if found := said or moved:
         return found[0]
     in_operator = maker is not None and maker.op_type.endswith("Attention") and not maker.op_type.startswith("Linear")

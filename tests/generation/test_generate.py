@@ -1,0 +1,221 @@
+"""What generate, stream and read promise: prompts, endings, continuations, and what is compiled for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import onnx2jax
+from onnx2jax import Decoder, Sampling
+from onnx2jax.errors import InputError, InputNameError, InputShapeError, InputValueError, UnsupportedError
+from tests.support import decoders
+from tests.support.decoders import by_hand, by_onnxruntime
+from tests.support.models import mlp
+
+P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
+FILE = decoders.group_query()
+RUN = by_onnxruntime(FILE)
+
+
+@cache
+def wanted(*prompt: int, count: int = 10) -> list[int]:
+    """The likeliest tokens after a prompt, by onnxruntime."""
+    return by_hand(FILE, prompt, count, RUN)[0]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[Decoder]:
+    yield onnx2jax.decoder(onnx2jax.convert(FILE.proto))
+
+
+@pytest.fixture(scope="module")
+def fixed() -> Decoder:
+    return onnx2jax.decoder(onnx2jax.convert(decoders.static(32).proto))
+
+
+def test_other_numbers_are_no_other_program(decoder: Decoder) -> None:
+    assert decoder.compilations == 0
+    decoder.generate([P, Q], 10)
+    assert decoder.compilations == 2
+    decoder.generate([Q, [1]], 3, stop=[[7], [8, 9]], rng=5)
+    decoder.generate([[2] * 16, P], 40, stop=())
+    list(decoder.stream([P, Q], 4))
+    assert decoder.compilations == 2
+    decoder.generate([P, Q], 3, sampling="temperature")
+    assert decoder.compilations == 4
+    decoder.generate([P, Q], 3, sampling=Sampling(temperature=0.3, top_k=7, top_p=0.8, min_p=0.1), rng=1)
+    decoder.generate([P, Q], 7, sampling="top_p", stop=4)
+    assert decoder.compilations == 4
+
+
+LEFT = np.array([P, [0, 0, *Q]]), np.array([[1] * 5, [0, 0, 1, 1, 1]])
+RIGHT = np.array([P, [*Q, 0, 0]]), np.array([[1] * 5, [1, 1, 1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask"),
+    [([P, Q], None), ([np.array(P), np.array(Q)], None), LEFT, RIGHT, tuple(map(jnp.asarray, RIGHT))],
+    ids=["lists", "arrays", "padded in front", "padded behind", "JAX's"],
+)
+def test_prompts_of_a_batch(decoder: Decoder, tokens: Any, mask: Any) -> None:
+    masked = {} if mask is None else {"attention_mask": mask}
+    texts = decoder.generate(tokens, 10, **masked)
+    assert texts.texts() == [wanted(*P), wanted(*Q)]
+    assert (texts.tokens.dtype, texts.tokens.shape, texts.lengths.tolist()) == (np.int64, (2, 10), [10, 10])
+
+
+@pytest.mark.parametrize(
+    "tokens", [Q, np.array(Q, np.int32), [Q], jnp.array([Q])], ids=["list", "1-D", "in a list", "2-D"]
+)
+def test_one_prompt(decoder: Decoder, tokens: Any) -> None:
+    assert decoder.generate(tokens, 4).texts() == [wanted(*Q)[:4]]
+
+
+def test_what_ends_a_text_is_its_last_token(decoder: Decoder) -> None:
+    one, two = wanted(*P), wanted(*Q)
+    stop = one[3]
+    assert stop not in two and stop not in one[:3]
+    texts = decoder.generate([P, Q], 10, stop=stop)
+    assert texts.texts() == [one[:4], two]
+    assert texts.lengths.tolist() == [4, 10]
+    assert texts.tokens[0, 4:].tolist() == [decoder.pad] * 6
+    assert texts.last.tolist() == [[stop], [two[-1]]]
+
+
+def test_a_text_ends_by_several_tokens_of_its_own(decoder: Decoder) -> None:
+    one, two = wanted(*P), wanted(*Q)
+    assert decoder.generate([P, Q], 10, stop=[one[2:5]]).texts() == [one[:5], two]
+    assert decoder.generate([P, Q], 10, stop=[[one[2], one[4]]]).texts() == [one, two], "not side by side"
+    assert decoder.generate([P, Q], 10, stop=[[P[-1], one[0]]]).texts() == [one, two], "begins in the prompt"
+    assert decoder.generate([P, Q], 10, stop=[two[:2], [one[5]]]).texts() == [one[: one.index(one[5]) + 1], two[:2]]
+
+
+def test_all_texts_ended_end_the_loop(decoder: Decoder) -> None:
+    texts = decoder.generate([P, Q], 10, stop=[wanted(*P)[0], wanted(*Q)[1]])
+    assert texts.tokens.shape == (2, 2)
+    assert texts.texts() == [wanted(*P)[:1], wanted(*Q)[:2]]
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "temperature"])
+def test_stream_yields_what_generate_gives(decoder: Decoder, sampling: str) -> None:
+    options: dict[str, Any] = {"sampling": sampling, "stop": wanted(*P)[3], "rng": 4}
+    texts = decoder.generate([P, Q], 10, **options)
+    assert np.array_equal(np.stack(list(decoder.stream([P, Q], 10, **options)), axis=1), texts.tokens)
+
+
+def test_further_tokens_come_after_texts(decoder: Decoder) -> None:
+    """Also after one that ended before the others."""
+    one, two = wanted(*P), wanted(*Q)
+    texts = decoder.generate([P, Q], 6, stop=one[3], length=64)
+    further = decoder.generate([[7, 9], [11, 1]], 5, after=texts, stop=())
+    assert further.texts() == [wanted(*P, *one[:4], 7, 9)[:5], wanted(*Q, *two[:6], 11, 1)[:5]]
+    again = decoder.generate([[4, 4], [6, 6]], 2, after=further)
+    assert again.texts()[0] == wanted(*P, *one[:4], 7, 9, *further.texts()[0], 4, 4)[:2]
+
+
+def test_one_beginning_for_several_continuations(decoder: Decoder) -> None:
+    beginning = decoder.read([P, Q], 64)
+    assert beginning.tokens.shape == (2, 0)
+    for more in ([7], [8], [7]):
+        texts = decoder.generate([more, more], 3, after=beginning).texts()
+        assert texts == [wanted(*P, *more)[:3], wanted(*Q, *more)[:3]]
+    assert decoder.generate([7], 3, after=beginning).texts() == [wanted(*P, 7)[:3], wanted(*Q, 7)[:3]], "one for all"
+
+
+def test_a_function_may_choose(decoder: Decoder) -> None:
+    def unlikeliest(logits: jax.Array, key: jax.Array) -> jax.Array:  # noqa: ARG001
+        return jnp.argmin(logits, axis=-1)
+
+    (token,) = decoder.generate(Q, 1, sampling=unlikeliest).texts()[0]
+    assert token == int(by_hand(FILE, Q, 1, RUN)[1].argmin())
+
+
+def test_threads_share_a_decoder(decoder: Decoder) -> None:
+    prompts: Sequence[list[list[int]]] = [[P, Q], [Q, P]] * 4
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda p: decoder.generate(p, 10).texts(), prompts))
+    assert texts == [[wanted(*one), wanted(*two)] for one, two in prompts]
+
+
+@pytest.mark.parametrize("bits", [False, True], ids=["32", "64"])
+def test_tokens_are_the_same_in_32_and_64_bits(decoder: Decoder, bits: bool) -> None:
+    with jax.enable_x64(bits):
+        texts = decoder.generate([P, Q], 10)
+    assert texts.tokens.dtype == np.int64
+    assert texts.texts() == [wanted(*P), wanted(*Q)]
+
+
+BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    ([], {}, InputError, "no prompt|one token id or more"),
+    ([P, []], {}, InputValueError, "prompt 1 is"),
+    ([1.5, 2.0], {}, InputValueError, "as integers"),
+    ("text", {}, InputValueError, "integers"),
+    ([[[1]]], {}, InputValueError, "one token id or more"),
+    ([1, 61], {}, InputValueError, "tokens from 1 to 61; they are 0 to 60"),
+    ([-1, 2], {}, InputValueError, "tokens from -1"),
+    (P, {"max_new_tokens": 0}, InputValueError, "max_new_tokens is 0"),
+    (P, {"max_new_tokens": 2.5}, InputValueError, r"max_new_tokens is 2\.5"),
+    (P, {"length": 10}, InputShapeError, "14 tokens, and the cache has room for 10: length=14"),
+    (P, {"max_new_tokens": 200}, InputShapeError, "205 tokens, and the model was made for 128"),
+    (P, {"attention_mask": [1, 1]}, InputShapeError, r"attention_mask \(1, 2\) is not of the tokens' shape \(1, 5\)"),
+    (P, {"attention_mask": [0] * 5}, InputValueError, "prompt 0 is"),
+    (P, {"pixels": np.zeros(3)}, InputNameError, "no input 'pixels'"),
+    (P, {"sampling": "beam"}, InputValueError, "'greedy', 'temperature'"),
+    (P, {"sampling": 3}, InputValueError, "a name, Sampling"),
+    (P, {"sampling": Sampling(temperature=-1)}, InputValueError, "temperature is -1"),
+    (P, {"sampling": Sampling(temperature=float("nan"))}, InputValueError, "temperature is nan"),
+    (P, {"sampling": Sampling(top_k=-1)}, InputValueError, "top_k is -1"),
+    (P, {"sampling": Sampling(top_k=2.5)}, InputValueError, r"top_k is 2\.5"),  # type: ignore[arg-type]
+    (P, {"sampling": Sampling(top_p=1.5)}, InputValueError, r"top_p is 1\.5"),
+    (P, {"sampling": Sampling(top_p=0)}, InputValueError, "top_p is 0"),
+    (P, {"sampling": Sampling(min_p=2)}, InputValueError, "min_p is 2"),
+    (P, {"stop": -1}, InputValueError, "stop is -1"),
+    (P, {"stop": [[]]}, InputValueError, r"stop is \[\[\]\]"),
+    (P, {"stop": "end"}, InputValueError, "stop is 'end'"),
+    (P, {"stop": [1.5]}, InputValueError, r"stop is \[1\.5\]"),
+    (P, {"stop": [[1], [[2]]]}, InputValueError, "stop is"),
+    (P, {"stop": 61}, InputValueError, "stop has token 61; they are 0 to 60"),
+    (P, {"rng": "seed"}, onnx2jax.errors.OnnxError, "rng|seed|key"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "options", "error", "says"), BAD)
+def test_what_is_refused(
+    decoder: Decoder, tokens: Any, options: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        decoder.generate(tokens, options.pop("max_new_tokens", 9), **options)
+
+
+def test_continuations_that_do_not_fit_are_refused(decoder: Decoder) -> None:
+    beginning = decoder.read([P, Q], 64)
+    with pytest.raises(InputShapeError, match="room for 64: begin with length=75"):
+        decoder.generate([[1] * 30] * 2, 40, after=beginning)
+    with pytest.raises(InputShapeError, match="3 prompts come after 2 texts"):
+        decoder.generate([[1], [2], [3]], 1, after=beginning)
+    with pytest.raises(InputShapeError, match=r"prompts of \[1, 2\] tokens"):
+        decoder.generate([[1], [2, 2]], 1, after=beginning)
+
+
+def test_the_length_of_a_file_counts(fixed: Decoder) -> None:
+    assert fixed.fixed_length == 32
+    assert fixed.read(P, 32).cache.length == 32
+    with pytest.raises(UnsupportedError, match="room for 32 tokens, not 64: length=32"):
+        fixed.generate(P, 9, length=64)
+    with pytest.raises(InputShapeError, match="35 tokens, and the cache has room for 32"):
+        fixed.generate(P, 30)
+
+
+def test_a_model_that_is_no_decoder_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no input of model 'main' is for tokens"):
+        onnx2jax.decoder(onnx2jax.convert(mlp()))
+    without, *_ = decoders.after_an_encoder(first=True).file(), None
+    with pytest.raises(UnsupportedError, match=r"has no cache.*with-past"):
+        onnx2jax.decoder(onnx2jax.convert(without.proto))

@@ -1,0 +1,134 @@
+"""Decoders in the styles of exporters generate what a loop over growing caches gives, by onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import onnx2jax
+from onnx2jax.errors import CacheError, InputShapeError
+from onnx2jax.generation.cache import Kind
+from tests.support import decoders
+from tests.support.decoders import File, by_hand, by_onnxruntime
+
+P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
+ENCODED = np.random.default_rng(3).normal(size=(2, 4, decoders.HIDDEN)).astype(np.float32)
+
+STYLES: dict[str, tuple[Callable[[], File], set[Kind]]] = {
+    "group query": (decoders.group_query, {"shared"}),
+    "group query, float16": (lambda: decoders.group_query(np.float16), {"shared"}),
+    "group query, 4 bits": (lambda: decoders.group_query(bits="symmetric"), {"shared"}),
+    "group query, 4 bits with zero points": (lambda: decoders.group_query(bits="asymmetric"), {"shared"}),
+    "Concat": (decoders.appending, {"appended"}),
+    "names of its own": (lambda: decoders.appending(names=("cache_{1}_{0}", "cache_{1}_{0}_out")), {"appended"}),
+    "names that say nothing": (lambda: decoders.appending(names=("a{1}{0}", "b{1}{0}")), {"appended"}),
+    "ScatterElements": (lambda: decoders.static(32), {"fixed"}),
+    "TensorScatter": (lambda: decoders.static(32, writer="TensorScatter"), {"fixed"}),
+    "ScatterElements, mask of rank 4": (lambda: decoders.static(32, mask_rank=4), {"fixed"}),
+    "Attention": (decoders.onnx_attention, {"appended"}),
+    "Attention, opset 24": (lambda: decoders.onnx_attention(24), {"appended"}),
+    "MultiHeadAttention": (decoders.multi_head, {"appended"}),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_prompts_of_different_lengths_are_as_each_alone(style: str) -> None:
+    build, kinds = STYLES[style]
+    file = build()
+    decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
+    assert set(decoder.kinds.values()) == kinds
+    run = by_onnxruntime(file)
+    wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P, Q)]
+    assert decoder.generate([P, Q], 8).texts() == wanted
+
+
+def test_our_own_growing_cache_gives_what_generate_gives() -> None:
+    file = decoders.appending()
+    model = onnx2jax.convert(file.proto)
+    tokens, _ = by_hand(file, Q, 3, lambda feeds: model.run(None, feeds))
+    assert onnx2jax.decoder(model).generate(Q, 3).texts() == [tokens]
+
+
+def test_all_styles_are_one_network() -> None:
+    """So that a fault of one of these files, or of one operator, would show."""
+    alike = [b for n, (b, _) in STYLES.items() if "bits" not in n]
+    texts = [by_hand(build(), P, 6)[0] for build in alike]
+    assert texts == [texts[0]] * len(alike)
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["two files", "merged"])
+def test_after_an_encoder(merged: bool) -> None:
+    later, first = (decoders.after_an_encoder(first=f).file() for f in (False, True))
+    wanted = [
+        by_hand(later, prompt, 8, first=first, encoder_hidden_states=ENCODED[i : i + 1])[0]
+        for i, prompt in enumerate((P, Q))
+    ]
+    if merged:
+        decoder = onnx2jax.decoder(onnx2jax.convert(decoders.merged().proto))
+    else:
+        decoder = onnx2jax.decoder(onnx2jax.convert(later.proto), prefill=onnx2jax.convert(first.proto))
+    assert set(decoder.kinds.values()) == {"appended", "crossed"}
+    assert decoder.others == ("encoder_hidden_states",)
+    assert decoder.generate([P, Q], 8, encoder_hidden_states=ENCODED).texts() == wanted
+
+
+def test_of_two_files_each_has_its_own_weights() -> None:
+    """Exporters number the weights of products, so that one name stands for other numbers in the other file."""
+    later, first = (decoders.after_an_encoder(first=f).file() for f in (False, True))
+    wanted = by_hand(later, P, 4, first=first, encoder_hidden_states=ENCODED[:1])[0]
+    swapped = {"0.q": "0.cross.q", "0.cross.q": "0.q"}
+    for node in first.proto.graph.node:
+        node.input[:] = [swapped.get(n, n) for n in node.input]
+    for tensor in first.proto.graph.initializer:
+        tensor.name = swapped.get(tensor.name, tensor.name)
+    decoder = onnx2jax.decoder(onnx2jax.convert(later.proto), prefill=onnx2jax.convert(first.proto))
+    assert {n for n in decoder.params if n.startswith("first/")} >= {"first/0.q", "first/0.cross.key"}
+    assert decoder.generate(P, 4, encoder_hidden_states=ENCODED[:1]).texts() == [wanted]
+
+
+def test_a_state_of_a_convolution() -> None:
+    """It would run on into padding, so prompts are equally long."""
+    file = decoders.convolving()
+    decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
+    assert set(decoder.kinds.values()) == {"appended", "state"}
+    run = by_onnxruntime(file)
+    wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P[:3], Q)]
+    texts = decoder.generate([P[:3], Q], 8, stop=wanted[0][1])
+    assert texts.texts() == [wanted[0][:2], wanted[1]]
+    with pytest.raises(InputShapeError, match=r"texts before are of \[2, 8\] tokens"):
+        decoder.generate([1], 1, after=texts)
+    with pytest.raises(InputShapeError, match=r"prompts of \[3, 5\] tokens"):
+        decoder.generate([P, Q], 8)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: decoders.appending(positions=False),
+        lambda: decoders.appending(window=4),
+        lambda: decoders.appending(window=63),
+        lambda: decoders.static(32, positions=False),
+    ],
+    ids=["positions by extent", "window by extent", "window as long as the cache", "positions by place"],
+)
+def test_what_depends_on_extents_is_refused(build: Callable[[], File]) -> None:
+    decoder = onnx2jax.decoder(onnx2jax.convert(build().proto))
+    with pytest.raises(CacheError, match="position_ids"):
+        decoder.generate([P, Q], 8)
+
+
+def test_what_depends_on_extents_runs_with_a_cache_that_grows() -> None:
+    file = decoders.appending(positions=False, window=4)
+    model = onnx2jax.convert(file.proto)
+    ours, theirs = by_hand(file, P, 3, lambda feeds: model.run(None, feeds)), by_hand(file, P, 3)
+    np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
+
+
+def test_a_window_that_only_several_tokens_at_once_exceed_is_refused() -> None:
+    decoder = onnx2jax.decoder(onnx2jax.convert(decoders.appending(window=64).proto))
+    beginning = decoder.read(P, 64)
+    assert decoder.generate([7], 2, after=beginning).texts() == [by_hand(decoders.appending(window=64), [*P, 7], 2)[0]]
+    with pytest.raises(CacheError, match="differ"):
+        decoder.generate([7, 9, 11, 1], 2, after=beginning)
