@@ -72,6 +72,7 @@ ON_CPU: list[tuple[str, list[Any], int, dict[str, Any]]] = [
     (STEPWISE, [*STEP, MASK, BIASES, *BUFFERS, LENGTH], 3, SHARED),
     (STEPWISE, [*STEP, MASK, None, *BUFFERS, LENGTH, TWO, BEAMS, BIAS], 3, SHARED),
     (STEPWISE, [*CROSS, *[None] * 7, BIAS], 1, {**WITH_HEADS, "scale": 0.3}),
+    (STEPWISE, [*CROSS, *[None] * 4, LENGTH, TWO, BEAMS], 1, WITH_HEADS),  # as its tools write cross attention
 ]
 
 

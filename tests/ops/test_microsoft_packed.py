@@ -6,11 +6,13 @@ The judge is onnxruntime where its CPU provider has the operator, and otherwise 
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import jax
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from jax.test_util import check_vjp
 from onnx import helper
@@ -122,24 +124,52 @@ def test_packed_attention() -> None:
     np.testing.assert_allclose(y, apart, rtol=1e-4, atol=1e-6)
 
 
-def test_a_model_that_removes_its_padding() -> None:
-    """How many tokens are left depends on data; padding makes no difference to the others."""
-    nodes = [
-        helper.make_node("RemovePadding", ["x", "counts"], ["p", "places", "ends", "most"], domain=MICROSOFT),
-        helper.make_node("PackedAttention", ["p", "w", "b", "places", "ends"], ["y"], domain=MICROSOFT, **WITH_HEADS),
-        helper.make_node("RestorePadding", ["y", "places"], ["z"], domain=MICROSOFT),
-    ]
-    inputs = [
-        helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", "tokens", WIDTH]),
-        helper.make_tensor_value_info("counts", onnx.TensorProto.INT32, ["batch"]),
-    ]
-    weights = {"w": real(WIDTH, 3 * WIDTH), "b": BIAS}
+def encoder() -> onnx.ModelProto:
+    """Embeddings with their mask, and two layers that it ends early, as onnxruntime's optimizer fuses BERT."""
+    weights: dict[str, np.ndarray] = {}
+
+    def weight(*shape: int) -> str:
+        name = f"w{len(weights)}"
+        weights[name] = real(*shape)
+        return name
+
+    node = functools.partial(helper.make_node, domain=MICROSOFT)
+    tables = [weight(n, WIDTH) for n in (9, 6, 2)] + [weight(WIDTH), weight(WIDTH)]
+    nodes = [node("EmbedLayerNormalization", ["ids", "segments", *tables, "mask"], ["x0", "counts"])]
+    for i in (0, 1):
+        attention = [f"x{i}", weight(WIDTH, 3 * WIDTH), weight(3 * WIDTH), "counts"]
+        nodes.append(node("Attention", attention, [f"a{i}"], **WITH_HEADS))
+        nodes.append(helper.make_node("MatMul", [f"a{i}", weight(WIDTH, WIDTH)], [f"m{i}"]))
+        nodes.append(
+            node(
+                "SkipLayerNormalization", [f"x{i}", f"m{i}", weight(WIDTH), weight(WIDTH)], [f"x{i + 1}"], name=f"n{i}"
+            )
+        )
+    nodes.append(helper.make_node("Identity", ["x2"], ["y"]))
+    inputs = [helper.make_tensor_value_info(n, onnx.TensorProto.INT32, ["b", "t"]) for n in ("ids", "segments", "mask")]
+    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["b", "t", WIDTH])]
     tensors = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "g", inputs, [onnx.ValueInfoProto(name="z")], tensors)
-    model = onnx2jax.convert(helper.make_model(graph, opset_imports=[helper.make_opsetid(MICROSOFT, 1)]))
-    whole = run_op("Attention", PADDED, *weights.values(), COUNTS, domain=MICROSOFT, **WITH_HEADS)
-    real_tokens = np.arange(3) < COUNTS[:, None]
-    np.testing.assert_allclose(model(PADDED, COUNTS), np.where(real_tokens[..., None], whole, 0), rtol=1e-4, atol=1e-6)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(
+        helper.make_graph(nodes, "g", inputs, outputs, tensors), opset_imports=imports, ir_version=8
+    )
+
+
+def test_a_model_that_onnxruntime_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens have the numbers they had with padding; how many there are depends on data."""
+    monkeypatch.syspath_prepend(f"{onnxruntime.__path__[0]}/transformers")
+    packing = importlib.import_module("onnxruntime.transformers.convert_to_packing_mode")
+    tools = importlib.import_module("onnxruntime.transformers.onnx_model")
+    mask = I32([[1, 1, 1, 1], [1, 1, 0, 0]])
+    feeds = {"ids": I32([[1, 2, 3, 4], [5, 6, 0, 0]]), "segments": I32([[0, 0, 1, 1], [0, 1, 0, 0]]), "mask": mask}
+    proto = encoder()
+    (expected,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feeds)
+    wrapped = tools.OnnxModel(proto)
+    packing.PackingMode(wrapped).convert(use_symbolic_shape_infer=False)
+    kinds = {n.op_type for n in wrapped.model.graph.node}
+    assert kinds > {"RemovePadding", "PackedAttention", "RestorePadding"} and "Attention" not in kinds
+    y = onnx2jax.convert(wrapped.model)(**feeds)
+    np.testing.assert_allclose(y, np.where(mask[..., None] > 0, expected, 0), rtol=1e-4, atol=1e-5)
 
 
 def turned(x: np.ndarray, position: int, first: int = 0) -> np.ndarray:
