@@ -99,6 +99,7 @@ CASES = [
     ("Attention", PROJECTION, 2, {"num_heads": HEADS, "unidirectional": 1}),
     ("Attention", [*PROJECTION, I32([2, 3])], 1, {"num_heads": HEADS}),
     ("Attention", [*PROJECTION, I32([3, 2, 1, 0])], 1, {"num_heads": HEADS}),
+    ("Attention", [*PROJECTION, I32([2, 3, 0, 3, 6, 0, 2, 5])], 1, {"num_heads": HEADS}),
     ("Attention", [*PROJECTION, I32([[0, 0, 0], [1, 0, 1]])], 1, {"num_heads": HEADS, "mask_filter_value": -5.0}),
     ("Attention", [*PROJECTION, None, real(2, 2, HEADS, 5, SIZE)], 2, {"num_heads": HEADS, "unidirectional": 1}),
     ("MultiHeadAttention", [real(2, 3, HIDDEN), *KV6, None, I32([2, 6])], 1, {"num_heads": HEADS}),

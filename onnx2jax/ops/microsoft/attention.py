@@ -16,8 +16,8 @@ from ..registry import op, taking
 from .fused import MICROSOFT
 from .quant import matmul_integer_to_float
 
-_MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
-_MASKS = "masks: [batch], [2 * batch], [batch, keys], of rank 3 and 4"
+_MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], of rank 3 and 4"
+_MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], of rank 3 and 4"
 _ANGLES = "do_rotary is refused, for no document says by which angles: use GroupQueryAttention"
 
 BOTH_WAYS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None}
@@ -29,8 +29,8 @@ def padding_bias(mask, batch, queries, keys, filler):
     if mask is None:
         return None
     places = jnp.arange(keys, dtype=np.int32)
-    if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch):
-        ends, starts = mask[:batch, None], mask[batch:, None] if mask.shape[0] > batch else 0
+    if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch, 3 * batch + 2):  # 2 * batch + 2 say what the ends say
+        ends, starts = mask[:batch, None], mask[batch:, None] if mask.shape[0] == 2 * batch else 0
         live = ((places < ends) & (places >= starts))[:, None, None]
     elif mask.shape == (batch, keys):
         live = (mask > 0)[:, None, None]
