@@ -17,7 +17,7 @@ import onnx2jax
 from onnx2jax.ir import binding
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import PADDED, Operator
-from tests.ops import test_microsoft_packed, test_microsoft_tensors
+from tests.ops import test_microsoft_decoding, test_microsoft_packed, test_microsoft_tensors
 from tests.ops.test_branches import folds, without_a_case
 from tests.ops.test_gradients import TABLE, WITHOUT, gradient_rows
 from tests.tables.folding import CASES
@@ -45,9 +45,10 @@ ALSO_CHECKED = {
     ("ai.onnx.preview.training", "Adagrad"): "tests/ops/test_preview_training.py",
     ("com.microsoft", "CDist"): "tests/ops/test_microsoft.py",
     **{
-        ("com.microsoft", name): "tests/ops/test_microsoft_tensors.py" for name in test_microsoft_tensors.DIFFERENTIABLE
+        ("com.microsoft", name): f"tests/ops/{file.__name__.rpartition('.')[2]}.py"
+        for file in (test_microsoft_decoding, test_microsoft_packed, test_microsoft_tensors)
+        for name in file.DIFFERENTIABLE
     },
-    **{("com.microsoft", name): "tests/ops/test_microsoft_packed.py" for name in test_microsoft_packed.DIFFERENTIABLE},
 }
 """Operators outside the table of tests/ops/test_gradients.py whose gradient another file tests."""
 

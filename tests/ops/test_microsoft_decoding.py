@@ -5,6 +5,7 @@ The judge is onnxruntime where its CPU provider has the operator, and otherwise 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from jax.test_util import check_vjp
 from onnx import helper
 
 import onnx2jax
@@ -294,6 +296,25 @@ def test_gradients_flow_through_a_buffer() -> None:
     for result, want in zip(grad(BUFFERS, LENGTH), grad(short), strict=True):
         np.testing.assert_allclose(result[:, :, :USED], want, rtol=1e-4, atol=1e-6)
         assert not np.asarray(result[:, :, USED:]).any()
+
+
+DIFFERENTIABLE = [STEPWISE, ALONE, "DecoderAttention", "SparseAttention"]
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients(name: str) -> None:
+    inputs, n_outputs, attributes = next(row[1:] for row in ROWS if row[0] == name)
+    if name == "SparseAttention":
+        inputs, attributes = SPARSE_CALLS["step"]
+    free = {i: x.astype(np.float64) for i, x in enumerate(inputs) if x is not None and x.dtype == F32}
+
+    @jax.jit
+    def call(free: dict[int, Any]) -> Any:
+        operands = [free.get(i, x) for i, x in enumerate(inputs)]
+        return run_op(name, *operands, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
+
+    with compat.enable_x64():
+        check_vjp(call, functools.partial(jax.vjp, call), (free,), rtol=1e-5, atol=1e-5)
 
 
 REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
