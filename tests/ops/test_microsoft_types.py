@@ -17,7 +17,12 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.ops import registry
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
-from tests.ops import test_microsoft_decoding, test_microsoft_packed, test_microsoft_tensors
+from tests.ops import (
+    test_microsoft_decoding,
+    test_microsoft_packed,
+    test_microsoft_streams,
+    test_microsoft_tensors,
+)
 from tests.ops.test_microsoft import CASES, HEADS, HIDDEN, I32, MICROSOFT, bytes_, onnxruntime_says, real, scalar
 from tests.support.drawing import is_float, limits
 from tests.support.helpers import run_op
@@ -105,7 +110,7 @@ OTHERS = {
     "SimplifiedLayerNormalization": "onnxruntime documents it in ONNX's own domain, where the types are tested",
 }
 CASES_AND_ROWS = [*CASES, *ROWS, *test_microsoft_tensors.ROWS]
-CASES_AND_ROWS += [*test_microsoft_decoding.ROWS, *test_microsoft_packed.ROWS]
+CASES_AND_ROWS += [*test_microsoft_decoding.ROWS, *test_microsoft_packed.ROWS, *test_microsoft_streams.ROWS]
 TABLE = {name: (inputs, outputs, attributes) for name, inputs, outputs, attributes in reversed(CASES_AND_ROWS)}
 TOLERANCE = {"float16": 1e-2, "bfloat16": 6e-2}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,12 +88,9 @@ def _parts(z):
 
 _PAIRS = "complex numbers are a last dimension of 2"
 _ONE = f"{_PAIRS}; one dimension, one side, not normalized"
-BRIEF: dict[str, tuple[Any, str]] = {
-    "ComplexMul": (lambda A, B: _parts(_complex(A) * _complex(B)), _PAIRS),
-    "ComplexMulConj": (lambda A, B: _parts(_complex(A) * _complex(B).conj()), _PAIRS),
-}
-for _name, (_function, _limits) in BRIEF.items():
-    op(_name, domain=MICROSOFT, half="float32", limits=_limits)(_function)
+_complex_op = partial(op, domain=MICROSOFT, half="float32", limits=_PAIRS)
+_complex_op("ComplexMul")(lambda A, B: _parts(_complex(A) * _complex(B)))
+_complex_op("ComplexMulConj")(lambda A, B: _parts(_complex(A) * _complex(B).conj()))
 
 
 @op("Rfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
@@ -195,3 +193,24 @@ def fused_matmul_activation(
     del activation_axis
     y = jnp.asarray(fused_matmul(A, B, **attributes))
     return activate(y, activation, activation_alpha, activation_beta if activation_gamma is None else activation_gamma)
+
+
+@op("DynamicTimeWarping", domain=MICROSOFT, limits="of moves that cost the same the diagonal one, then the one down")
+def dynamic_time_warping(input: Static):
+    """The path [2, steps] of the lowest cost through a matrix, from its first element to its last."""
+    if input.ndim not in (2, 3) or input.shape[:-2] not in ((), (1,)) or not input.size:
+        raise ValueError(f"input must have the shape [M, N] or [1, M, N] and elements (it has {input.shape})")
+    cost = input.reshape(input.shape[-2:])
+    rows, columns = cost.shape
+    total, moves = np.full((rows + 1, columns + 1), np.inf, cost.dtype), np.zeros((rows + 1, columns + 1), np.int8)
+    total[0, 0] = 0
+    for diagonal in range(2, rows + columns + 1):  # elements of one diagonal do not depend on each other
+        i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
+        j = diagonal - i
+        before = np.stack([total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]])
+        moves[i, j], total[i, j] = before.argmin(0), cost[i - 1, j - 1] + before.min(0)
+    place, path = (rows, columns), []
+    while place != (0, 0):
+        path.append(place)
+        place = place[0] - (moves[place] != 2), place[1] - (moves[place] != 1)
+    return np.array(path[::-1], np.int32).T - np.int32(1)

@@ -16,7 +16,7 @@ from ..arrays import accumulator, check_shapes, wide
 from ..attention import check_paired
 from ..cast import cast_to
 from ..linalg import gemm_wide, product
-from ..registry import MayBeEmpty, op, resolve
+from ..registry import MayBeEmpty, op, resolve, taking
 from .fused import MICROSOFT, embed_layer_normalization, simplified_layer_normalization, skip_sum
 from .quant import Bits, matmul_nbits, unpack
 
@@ -75,14 +75,12 @@ def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128):
     return _linear(x, blocked(B.astype(np.float32), b_scale, block_size), bias).astype(A.dtype)
 
 
-def _normed(A, skip, norm_scale, epsilon):
-    """RMSNormalization of ``A + skip`` where there is a scale, and the sum."""
-    if norm_scale is None:
-        if skip is not None:
-            raise ValueError("skip is given without norm_scale: give both, or add skip to A before")
-        return A, None
+def _normed(A, skip, norm_scale, epsilon, asked):
+    """RMSNormalization of ``A + skip`` where there is a scale, and the sum, which may be asked for."""
+    if (skip is not None and norm_scale is None) or (asked and skip is None):
+        raise ValueError("skip needs norm_scale, and the output input_skip_bias_sum needs skip: give both")
     total = A if skip is None else skip_sum(A, skip, None).astype(A.dtype)
-    return simplified_layer_normalization(total, norm_scale, epsilon=epsilon)[0], None if skip is None else total
+    return A if norm_scale is None else simplified_layer_normalization(total, norm_scale, epsilon=epsilon)[0], total
 
 
 @op("MatMulNBitsMlp", domain=MICROSOFT, heavy=True, limits="activation: silu")
@@ -93,19 +91,13 @@ def matmul_nbits_mlp(
 ):  # fmt: skip
     """``silu(gate) * up`` of two products by MatMulNBits, behind a normalization on request; and what it normalizes."""
     del activation
-    x, total = _normed(A, skip, norm_scale, epsilon)
+    x, total = _normed(A, skip, norm_scale, epsilon, n_outputs > 1)
     layout = {"K": K, "N": N, "accuracy_level": accuracy_level, "bits": bits, "block_size": block_size}
     gate, up = (
         matmul_nbits(x, B, scales, bias=bias, **layout)
         for B, scales, bias in ((gate_B, gate_scales, gate_bias), (up_B, up_scales, up_bias))
     )
-    return ((swish(wide(gate)).astype(A.dtype) * up), _summed(total, n_outputs > 1))[:n_outputs]
-
-
-def _summed(total, asked):
-    if asked and total is None:
-        raise ValueError("the output input_skip_bias_sum is the sum of A and skip: give skip and norm_scale")
-    return total
+    return (swish(wide(gate)).astype(A.dtype) * up, total)[:n_outputs]
 
 
 @op("MatMulNBitsQkv", domain=MICROSOFT, heavy=True)
@@ -114,11 +106,11 @@ def matmul_nbits_qkv(
     v_scales, v_bias=None, *, K, Nkv, Nq, accuracy_level=0, bits: Bits = 4, block_size, epsilon=1e-6, n_outputs=3,
 ):  # fmt: skip
     """Queries, keys and values by MatMulNBits of a normalized input; and what it normalizes."""
-    x, total = _normed(A, skip, norm_scale, epsilon)
+    x, total = _normed(A, skip, norm_scale, epsilon, n_outputs > 3)
     layout = {"K": K, "accuracy_level": accuracy_level, "bits": bits, "block_size": block_size}
     rows = (Nq, q_B, q_scales, q_bias), (Nkv, k_B, k_scales, k_bias), (Nkv, v_B, v_scales, v_bias)
     outs = (matmul_nbits(x, B, scales, bias=bias, N=N, **layout) for N, B, scales, bias in rows)
-    return (*outs, _summed(total, n_outputs > 3))[:n_outputs]
+    return (*outs, total)[:n_outputs]
 
 
 _SCALES = "scales are refused (the schema leaves open whether they multiply or divide); activation: RELU, NONE"
@@ -152,25 +144,23 @@ def reduce_sum_integer(data, *, axes, keepdims):
     return resolve("", "ReduceSum", 13).function(data, np.array(axes), keepdims=keepdims)
 
 
+_EMBEDDED = (
+    "input_ids segment_ids? word_embedding_quant position_embedding_quant segment_embedding? gamma_quant beta_quant "
+    "mask? word_embedding_scale position_embedding_scale segment_embedding_scale? gamma_scale beta_scale "
+    "word_embedding_zero_point position_embedding_zero_point segment_embedding_zero_point? gamma_zero_point "
+    "beta_zero_point"
+)
+
+
 @op("QEmbedLayerNormalization", domain=MICROSOFT)
-def q_embed_layer_normalization(
-    input_ids, segment_ids: MayBeEmpty, word_embedding_quant, position_embedding_quant, segment_embedding: MayBeEmpty,
-    gamma_quant, beta_quant, mask: MayBeEmpty, word_embedding_scale, position_embedding_scale,
-    segment_embedding_scale: MayBeEmpty, gamma_scale, beta_scale, word_embedding_zero_point,
-    position_embedding_zero_point, segment_embedding_zero_point: MayBeEmpty, gamma_zero_point, beta_zero_point,
-    *, epsilon=1e-12,
-):  # fmt: skip
+@taking(*_EMBEDDED.split(), epsilon=1e-12)
+def q_embed_layer_normalization(*operands, epsilon):
     """EmbedLayerNormalization with quantized tables and parameters."""
-    rows = (
-        (word_embedding_quant, word_embedding_scale, word_embedding_zero_point),
-        (position_embedding_quant, position_embedding_scale, position_embedding_zero_point),
-        (segment_embedding, segment_embedding_scale, segment_embedding_zero_point),
-        (gamma_quant, gamma_scale, gamma_zero_point),
-        (beta_quant, beta_scale, beta_zero_point),
-    )
-    check_paired(segment_ids=segment_ids, segment_embedding=segment_embedding)
-    word, position, segment, gamma, beta = (
-        None if x is None else quant.dequantize_linear(x, *(p.reshape(()) for p in scaled)) for x, *scaled in rows
-    )
-    parameters = word, position, segment, gamma, beta, mask
-    return embed_layer_normalization(input_ids, segment_ids, *parameters, epsilon=epsilon)[:2]
+    (ids, segments), tables, mask = operands[:2], operands[2:7], operands[7]
+    scales, zeros = operands[8:13], operands[13:]
+    check_paired(segment_ids=segments, segment_embedding=tables[2])
+    real = [
+        x if x is None else quant.dequantize_linear(x, scale.reshape(()), zero.reshape(()))
+        for x, scale, zero in zip(tables, scales, zeros, strict=True)
+    ]
+    return embed_layer_normalization(ids, segments, *real, mask, epsilon=epsilon)[:2]
