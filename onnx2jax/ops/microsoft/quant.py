@@ -10,13 +10,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from .. import quant
 from ..activation import leaky_relu, sigmoid
-from ..arrays import accumulator, axis_of, xp
+from ..arrays import accumulator, axis_of, wide, xp
 from ..conv import WINDOW
 from ..elementwise import where
+from ..linalg import product
+from ..packed import packed_product
 from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
 from ..registry import MayBeEmpty, op, resolve, taking
@@ -164,16 +165,19 @@ def matmul_nbits(
     """A times the transpose of an [N, K] weight quantized in blocks along K."""
     del accuracy_level, weight_prepacked  # a leave to compute in less precision, which is not taken; B lies as in ONNX
     blocks, work = -(-K // block_size), accumulator(A.dtype)
-    weight = unpack(B.reshape(N, blocks, -1), bits).astype(work)
-    zero_points, scales = unpacked(zero_points, (N, blocks), bits).astype(work), scales.reshape(N, blocks).astype(work)
+    x, packed, scales = jnp.asarray(A).reshape(-1, K), B.reshape(N, blocks, -1), scales.reshape(N, blocks)
+    zero_points = None if zero_points is None else unpacked(zero_points, (N, blocks), bits)
     if g_idx is None:
-        weight = ((weight - zero_points[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
+        y = packed_product(x, packed, scales, zero_points, bits)
     else:
-        zero_points, scales = (jnp.take(jnp.asarray(p), g_idx[:K], axis=1) for p in (zero_points, scales))
-        weight = (weight.reshape(N, -1)[:, :K] - zero_points) * scales
-    contract = (((A.ndim - 1,), (1,)), ((), ()))
-    y = lax.dot_general(jnp.asarray(A), jnp.asarray(weight.astype(A.dtype)), contract, preferred_element_type=work)
-    return (y if bias is None else y + bias.astype(work)).astype(A.dtype)
+        middle = np.full(scales.shape, 2 ** (bits - 1), work)
+        zeros, scales = (
+            jnp.take(wide(p), g_idx[:K], axis=1) for p in (middle if zero_points is None else zero_points, scales)
+        )
+        weight = (unpack(packed, bits).reshape(N, -1)[:, :K].astype(work) - zeros.astype(work)) * scales
+        y = product(x, weight.astype(A.dtype).T, work)
+    y = y if bias is None else y + bias.astype(work)
+    return y.reshape(*A.shape[:-1], N).astype(A.dtype)
 
 
 @op("GatherBlockQuantized", domain=MICROSOFT, limits="bits: 2, 4 and 8; an index out of range gives zeros")
