@@ -26,6 +26,7 @@ IDS = np.array([[1, 7, 3, 4, 5], [9, 8, 7, 7, 1]])
 PRIMES, SIZES = np.array([3, 5, 7]), np.array([11, 13])
 PAST, SEGMENTS = np.array([[7, 4], [7, 7]]), I32([[0, 0, 1, 1, 1], [0] * 5])
 HASHED = {"max_ngram_size": 3, "n_head_per_ngram": 1, "pad_id": 2}
+ENGRAM = [real(1, 2, 2, 3), real(1, 2, 2, 3), real(1, 2, 3), *(real(2, 3) for _ in range(3))]
 STREAMS, FLAT = real(4, 2, 3), real(4, 6)
 
 # operator, inputs, outputs, attributes; the first row of an operator is run in every type too
@@ -46,7 +47,7 @@ ROWS: list[tuple[str, list[Any], int, dict[str, Any]]] = [
     ("HyperConnectionPostMix", [STREAMS, real(4, 3), real(4, 2), real(4, 2, 2)], 1, {}),
     ("HyperConnectionPostMix", [FLAT, real(4, 3), real(4, 2, 1)], 1, {"num_branches": 2}),
     ("HyperConnectionPostMix", [STREAMS, real(4, 3), real(4, 2, 3)], 1, {}),
-    ("EngramGate", [real(1, 2, 2, 3), real(1, 2, 2, 3), real(1, 2, 3), *(real(2, 3) for _ in range(3))], 2, {}),
+    ("EngramGate", ENGRAM, 2, {}),
     ("NGramHashMapping", [IDS, PRIMES, np.array([11, 13, 17, 19])], 2, {**HASHED, "n_head_per_ngram": 2}),
     ("NGramHashMapping", [IDS, PRIMES, SIZES, PAST, np.array([0, 11]), np.array(7)], 2, HASHED),
     ("NGramHashMapping", [IDS, PRIMES, SIZES, PAST, None, np.array(7)], 2, {**HASHED, "reset_on_eos": 1}),
@@ -76,11 +77,17 @@ def test_results(name: str, inputs: list[Any], count: int, attributes: dict[str,
 @pytest.mark.parametrize(
     ("name", "inputs", "attributes", "said"),
     [
-        ("GatedAdd", [real(2, 3), real(2, 3), real(3)], {}, "rows=2"),
+        ("GatedAdd", [real(2, 3), real(2, 3), real(3)], {}, r"gate .*\[2, 1\]"),
+        ("GatedAdd", [real(2, 3), real(1, 3), real(2, 1)], {}, "Y must"),
+        ("GatedRMSNorm", [real(2, 6), real(3), real(6)], {}, "gate must"),
         ("GatedRMSNorm", [real(2, 6), real(3), real(2, 6)], {"activation": "tanh"}, "'tanh'"),
         ("BranchwiseRMSNorm", [STREAMS, real(2)], {}, "H=3"),
         ("HyperConnectionPreMix", [STREAMS, real(4, 3)], {}, "C=2"),
         ("HyperConnectionPostMix", [STREAMS, real(4, 3), real(4, 3)], {}, "C=2"),
+        ("HyperConnectionPostMix", [STREAMS, real(1, 3), real(4, 2)], {}, "block_output"),
+        ("EngramGate", [*ENGRAM[:3], real(3), real(2, 3)], {}, "key_norm_scale"),
+        ("NGramHashMapping", [IDS, PRIMES, np.array([11, 0])], HASHED, "positive"),
+        ("NGramHashMapping", [IDS, PRIMES, SIZES[:0]], {**HASHED, "max_ngram_size": 1}, "2 or more"),
         ("EngramGate", [real(1, 2, 2, 3), real(1, 2, 2, 3), real(1, 2, 4), real(2, 3), real(2, 3)], {}, "H=3"),
         (
             "EngramGate",

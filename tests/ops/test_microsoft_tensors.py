@@ -235,6 +235,7 @@ def bnb4(A: Any, B: Any, absmax: Any, K: int, N: int, quant_type: int, transB: i
         ("Rfft", [real(2, 8, 8)], {"signal_ndim": 2}, "signal_ndim"),
         ("GridSample", [bytes_(np.int8, 1, 1, 2, 2), bytes_(np.int8, 1, 1, 1, 2)], {}, "Cast it to float"),
         ("CropAndResize", [*CROPS[:2], I32([0]), CROPS[3]], {}, "batch_indices"),
+        ("CropAndResize", [*CROPS[:3], I32([0, 3])], {}, "a height and a width"),
         ("UnfoldTensor", [IMAGE], {"size": 5}, "do not fit into 4"),
         ("TorchEmbedding", [IMAGE, np.array([0]), None, np.array(True)], {}, "scale_grad_by_freq"),
         ("FusedMatMulActivation", [real(2, 2)] * 2, {"activation": "Softmax"}, "'Softmax'"),

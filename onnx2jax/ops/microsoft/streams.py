@@ -7,7 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jax import lax
 
-from ..arrays import check_shapes, wide
+from ..arrays import check_shape, check_shapes, is_known, wide
 from ..norm import standardize
 from ..registry import op
 from .fused import MICROSOFT
@@ -29,13 +29,15 @@ def scaled_silu(X, scale=None, *, alpha=1.0):
 @op("GatedAdd", domain=MICROSOFT)
 def gated_add(X, Y, gate):
     """``X + Y * gate`` with one gate a row, the product rounded to the type of X."""
-    check_shapes({"rows": X.size // X.shape[-1]}, gate=(gate.reshape(-1), "rows"))
+    check_shape("Y", Y, *X.shape)
+    check_shape("gate", gate, *X.shape[:-1], 1)
     return (wide(X) + wide((wide(Y) * wide(gate)).astype(X.dtype))).astype(X.dtype)
 
 
 @op("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(X, scale, gate, *, activation: Literal["silu", "swish", "sigmoid"] = "silu", epsilon=1e-5):
     """RMSNormalization of every group of as many elements as the scale has, times an activated gate."""
+    check_shape("gate", gate, *X.shape)
     x, z = X.reshape(*X.shape[:-1], -1, scale.size), wide(jnp.asarray(gate))
     y = rms_normalized(x, scale, epsilon).reshape(X.shape)
     return (y * lax.logistic(z) * (1 if activation == "sigmoid" else z)).astype(X.dtype)
@@ -76,6 +78,7 @@ def hyper_connection_pre_mix(streams, pre_mix, *, num_branches=0, reduction_scal
 def hyper_connection_post_mix(streams, block_output, post_mix, stream_mix=None, *, num_branches=0):
     """Streams [..., C, H] mixed by [..., from, to], plus a block's output by the gates of the streams."""
     x = wide(branches(streams, num_branches))
+    check_shape("block_output", block_output, *x.shape[:-2], x.shape[-1])
     mixed = x if stream_mix is None else jnp.einsum("...ck,...ch->...kh", wide(stream_mix), x)
     y = mixed + _mix(post_mix, x) * wide(block_output)[..., None, :]
     return y.reshape(streams.shape).astype(streams.dtype)
@@ -88,7 +91,15 @@ def engram_gate(
     """A value times how well each hyper-connection's key and query agree; and that, normalized."""
     if n_outputs > 1 and conv_norm_scale is None:
         raise ValueError("the output gated_value_normed needs conv_norm_scale")
-    check_shapes({}, key=(key, "batch length C H"), query=(query, "batch length C H"), value=(value, "batch length H"))
+    scales = {
+        "key_norm_scale": key_norm_scale,
+        "query_norm_scale": query_norm_scale,
+        "conv_norm_scale": conv_norm_scale,
+    }
+    check_shapes(
+        {}, key=(key, "batch length C H"), query=(query, "batch length C H"), value=(value, "batch length H"),
+        **{name: (scale, "C H") for name, scale in scales.items()},
+    )  # fmt: skip
     pair = (rms_normalized(x, s, epsilon) for x, s in ((key, key_norm_scale), (query, query_norm_scale)))
     dot = jnp.prod(jnp.stack([*pair]), axis=0).sum(-1, keepdims=True) * key.shape[-1] ** -0.5
     gate = lax.logistic(jnp.sign(dot) * jnp.sqrt(jnp.maximum(jnp.abs(dot), 1e-6)))
@@ -104,6 +115,8 @@ def ngram_hash_mapping(
 ):  # fmt: skip
     """Hashes of the n-grams that end at each token, modulo the sizes of the heads; the ids to go on from."""
     reach, ids = max_ngram_size - 1, jnp.asarray(input_ids)
+    if reach < 1 or (is_known(vocab_sizes) and vocab_sizes.min(initial=1) < 1):
+        raise ValueError(f"max_ngram_size ({max_ngram_size}) must be 2 or more, vocab_sizes ({vocab_sizes}) positive")
     (batch, length), heads = ids.shape, {"heads": reach * n_head_per_ngram}
     check_shapes(
         heads | {"batch": batch, "reach": reach, "length": length},
@@ -123,5 +136,5 @@ def ngram_hash_mapping(
         lost = lost | cut[:, reach - n + 1 : reach - n + 1 + length]
         mix = mix ^ (jnp.where(lost, filler, every[:, reach - n : reach - n + length]) * multipliers[n])
         outs += [mix] * n_head_per_ngram
-    hashes = jnp.stack(outs, axis=2) % vocab_sizes
+    hashes = jnp.where(vocab_sizes > 0, jnp.stack(outs, axis=2) % jnp.maximum(vocab_sizes, 1), 0)
     return (hashes if head_offsets is None else hashes + head_offsets), every[:, length:]

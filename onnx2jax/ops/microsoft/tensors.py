@@ -131,6 +131,8 @@ def crop_and_resize(
     check_shape("X", X, "batch", "channels", "height", "width")
     check_shape("rois", rois, "regions", 4)
     check_shape("batch_indices", batch_indices, rois.shape[0])
+    if min(sizes := dims(crop_size)) < 1 or len(sizes) != 2:
+        raise ValueError(f"crop_size ({sizes}) must be a height and a width of 1 or more")
     X = jnp.asarray(X)
 
     def places(first, last, count, extent):
@@ -141,7 +143,7 @@ def crop_and_resize(
 
     def region(arguments):
         image, roi = arguments
-        axes = [places(roi[k], roi[k + 2], n, X.shape[2 + k]) for k, n in enumerate(dims(crop_size))]
+        axes = [places(roi[k], roi[k + 2], n, X.shape[2 + k]) for k, n in enumerate(sizes)]
         inside = [(at >= 0) & (at <= extent - 1) for at, extent in zip(axes, X.shape[2:], strict=True)]
         y, x = (jnp.broadcast_to(at, (1, *map(len, axes))) for at in (axes[0][:, None], axes[1]))
         nearest = [[(jnp.floor(at + 0.5).astype(np.int32), jnp.ones_like(at))] for at in (y, x)]
