@@ -57,6 +57,8 @@ def projected(input, weights, bias, sizes=None):
 
 def with_bias(bias, *operands):
     """Queries, keys and values, each with its part of a bias; those of rank 4 have theirs already."""
+    if any(x is None for x in operands):
+        raise ValueError("key and value must be given, unless query has them packed with it")
     if bias is None:
         return operands
     widths = [x.shape[-1] if x.ndim < 4 else x.shape[1] * x.shape[3] for x in operands]
@@ -72,8 +74,8 @@ def behind(x, extent):
 
 def of_beams(cache, beams, length):
     """A cache [batch, heads, tokens, size] as each beam sees it: before ``length`` it has tokens of other beams."""
-    (batch, heads, tokens, _), width = cache.shape, beams.shape[1]
-    check_shapes({"groups": batch // width, "tokens": tokens}, cache_indirection=(beams, "groups beams tokens"))
+    (batch, heads, tokens, _), (groups, width) = cache.shape, (*beams.shape, 0, 0)[:2]
+    check_shapes({"tokens": tokens, "beams": batch / max(groups, 1)}, cache_indirection=(beams, "groups beams tokens"))
     own, places = np.arange(batch, dtype=np.int32)[:, None], np.arange(tokens, dtype=np.int32)
     source = jnp.where(places < length, own // width * width + beams.reshape(batch, tokens), own)
     return cache[source[:, None], np.arange(heads, dtype=np.int32)[:, None], places]
@@ -184,7 +186,7 @@ def multi_head_attention(
     query = jnp.asarray(query)
     if query.ndim == 5:
         query, key, value = (query[:, :, :, i].reshape(*query.shape[:2], -1) for i in range(3))
-    elif key.ndim == 5:
+    elif key is not None and key.ndim == 5:
         key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
     options |= {"past": (past_key, past_value), "length": past_sequence_length, "beams": cache_indirection}
     return split_attention(*with_bias(bias, query, key, value), mask=key_padding_mask, bias=attention_bias, **options)

@@ -22,7 +22,7 @@ def check_step(query, beam_width, cache_indirection):
     """Refuse more than one token, and beams that nothing tells apart."""
     if query.ndim != 3 or query.shape[1] != 1:
         raise ValueError(f"there must be one token at a time, [batch, 1, size] (it is {query.shape})")
-    given = 1 if cache_indirection is None else cache_indirection.shape[1]
+    given = 1 if cache_indirection is None else dict(enumerate(cache_indirection.shape)).get(1)
     width = given if is_traced(beam_width) else 1 if beam_width is None else int(beam_width.item())
     if width != given:
         raise ValueError(f"beam_width ({width}) must be the second extent of cache_indirection ({given})")
@@ -41,7 +41,7 @@ def decoder_masked_multi_head_attention(
         raise ValueError("the output qk needs output_qk=1")
     if key is None:
         query, key, value = jnp.split(query, 3, axis=-1)
-    if key.ndim == 4:
+    if np.ndim(key) == 4:
         past_sequence_length = cache_indirection = None
     else:
         check_buffer(past_present_share_buffer, past_sequence_length)
@@ -98,6 +98,7 @@ def decoder_attention(
     static, cached = bool(static_kv.item()), bool(use_past.item() and has_layer_state.item())
     if has_key_padding_mask.item():
         raise NotImplementedError(_MASK)
+    check_shapes({}, query=(query, "tokens batch hidden"), key=(key, "total batch hidden"))
     hidden = query.shape[2]
     (q,) = projected(query.swapaxes(0, 1), q_weight, bias[:hidden], [hidden])
     past = (key_cache, value_cache) if cached else (None, None)

@@ -102,6 +102,8 @@ def sparse_attention(
 
     The layouts are lists of blocks: those of row r are ``block_col_indices[l, rows[r]:rows[r + 1]]``.
     """
+    check_paired(key=key, value=value)
+    check_shapes({}, query=(query, "batch tokens size"), past_key=(past_key, "batch heads room size_each"))
     total, (batch, new, _) = total_sequence_length, query.shape
     keys = past_key.shape[2] if is_traced(total) else dims(total)[0]
     check_shape("key_total_sequence_lengths", key_total_sequence_lengths, batch)
