@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
@@ -17,7 +16,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputNameError, RandomKeyError
 from ..ir import analysis
-from ..ir.graph import Graph, Imported, ancestors, read_constants
+from ..ir.graph import Graph, Imported, read_constants
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
@@ -33,9 +32,10 @@ from .max_size import check_counts
 from .outputs import Declarations, bundled, field_names, packed
 from .params import Params, kept
 from .table import table
+from .views import Views
 
 
-class Model:
+class Model(Views):
     """An ONNX model as a JAX function. Made by ``convert``; it never changes: ``with_params`` makes another.
 
     Attributes:
@@ -93,6 +93,8 @@ class Model:
         self._compared = 0
         self._unpadded: dict[frozenset[str], Program | None] = {}
         """Without padding, by the variables that are padded; None once it has shown that they may be."""
+        self._showing: dict[tuple[str, ...], Model] = {}
+        """The model that ``values`` ran last, by the names that it shows."""
         program = Program(self.graph, self.settings)
         self._calls = Calls(program)
         self._program = program  # the last: a model that has one is complete
@@ -231,54 +233,10 @@ class Model:
             changes = {n: kept(arguments.as_param(n, v, self._types[n])) for n, v in params.items()}
         new = copy.copy(self)
         calls = Calls(self._program)
-        vars(new).update(params=Params(self.params | changes), _changes=self._changes | changes, _calls=calls)
-        vars(new).pop("_on_devices", None)
-        return new
-
-    def cut(self, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Model:
-        """The model between some values of its main graph, as a model of its own.
-
-        Args:
-            inputs: values that become inputs; others of the model's inputs remain where they are still read.
-            outputs: values that become the outputs; the model's own when left out.
-
-        Raises:
-            InputNameError: there is no such value.
-
-        >>> import numpy as np, onnx2jax
-        >>> model = onnx2jax.convert(onnx2jax.demo_model())
-        >>> node = model.graph.nodes[0]
-        >>> model.cut(outputs=node.outputs)(np.zeros((1, 1, 8, 8), np.float32)).shape[0]
-        1
-        """
-        graph = self.graph
-        wanted = tuple(outputs) or tuple(v.name for v in graph.outputs)
-        if unknown := sorted({*inputs, *wanted} - graph.defines):
-            raise InputNameError(f"the main graph has no value {', '.join(map(repr, unknown))}")
-        nodes = tuple(ancestors(graph.nodes, wanted, given=inputs))
-        reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
-        known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
-        own = [v for v in graph.inputs if v.name in reads and v.name not in inputs]
-        return self.with_graph(
-            replace(
-                graph,
-                inputs=(*(known.get(n, ValueInfo(n)) for n in inputs), *own),
-                outputs=tuple(known.get(n, ValueInfo(n)) for n in wanted),
-                initializers={n: v for n, v in graph.initializers.items() if n in reads and n not in inputs},
-                nodes=nodes,
-            )
+        vars(new).update(
+            params=Params(self.params | changes), _changes=self._changes | changes, _calls=calls, _showing={}
         )
-
-    def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None) -> Model:
-        """The model with another graph over the same weights, and more inputs fixed."""
-        declared = {v.name: v for v in (*self.inputs, *self.optional.values())}
-        own = {v.name for v in self.graph.inputs} - declared.keys() - self.static.keys()  # below IR 4: weights
-        inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name not in own)
-        imported = Imported(replace(graph, inputs=inputs), self.opsets, self.metadata, ir_version=4)
-        names = {v.name for v in inputs}
-        fixed = {n: v for n, v in {**self.static, **(static or {})}.items() if n in names}
-        new = Model(imported, self.settings, static=fixed, placement=self.placement)
-        vars(new)["_changes"] = {n: v for n, v in self._changes.items() if n in new._types}
+        vars(new).pop("_on_devices", None)
         return new
 
     def explain(self) -> str:
@@ -301,7 +259,7 @@ class Model:
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: all but what is compiled, and what lies on devices."""
         kept = {**vars(self), "params": self.params}
-        begun = ("_program", "_calls", "_declared", "_compared", "_fields", "_on_devices", "_unpadded")
+        begun = ("_program", "_calls", "_declared", "_compared", "_fields", "_on_devices", "_unpadded", "_showing")
         return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items() if n not in begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,91 @@
+"""What a Model shows of itself, and the models that it makes of parts of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from ..ir.graph import Graph
+from . import parts
+
+
+class Views:
+    """The methods of a Model that look at values inside it, or make another model of its graph."""
+
+    graph: Graph
+    _bucket: dict[str, list[int]]
+    _max_size: dict[str, int]
+    _showing: dict[tuple[str, ...], Any]
+
+    def cut(self, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Self:
+        """The model between some values of its main graph, as a model of its own.
+
+        Args:
+            inputs: values that become inputs; others of the model's inputs remain where they are still read.
+            outputs: values that become the outputs; the model's own when left out.
+
+        Raises:
+            InputNameError: there is no such value.
+
+        >>> import numpy as np, onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> node = model.graph.nodes[0]
+        >>> model.cut(outputs=node.outputs)(np.zeros((1, 1, 8, 8), np.float32)).shape[0]
+        1
+        """
+        return self.with_graph(parts.cut(self.graph, inputs, outputs))
+
+    def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
+        """What the nodes of the main graph compute in a call, by name, in the order of the graph: one more program.
+
+        Inside a jit of yours it is traced like the model. Of many values only those that are asked for are kept.
+
+        Args:
+            *args, **named: inputs, as for a call; one that is called ``names`` goes by position.
+            names: patterns as in a shell (``*``, ``?``, ``[ab]``) over ONNX names; a name itself matches too.
+            rng: random key, as for a call.
+
+        Raises:
+            InputNameError: a pattern matches nothing.
+            InputError: the arguments do not fit ``model.inputs``.
+
+        >>> import numpy as np, onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> values = model.values(np.zeros((1, 1, 8, 8), np.float32), names=["logits", "*conv*"])
+        >>> values["logits"].shape
+        (1, 10)
+        """
+        wanted = parts.matching(self.graph, names)
+        if tuple(wanted) not in self._showing:
+            self._showing.clear()  # each keeps its program, and its weights on devices
+            self._showing[tuple(wanted)] = parts.showing(self, wanted)
+        results = self._showing[tuple(wanted)](*args, rng=rng, **named)
+        single = len(wanted) == 1 and not self._max_size
+        return dict(zip(wanted, (results,) if single else results, strict=False))
+
+    def replace(self, functions: Mapping[str, Callable[[Any], Any]]) -> Self:
+        """The model in which some values go through functions before anything reads them: probes, ablation, patching.
+
+        Args:
+            functions: by patterns as in ``values``, over what the nodes of the main graph make. A function takes the
+                value and returns one of its element type and shape. It is traced by JAX, and differentiated, like the
+                model; where the model runs on the host, and for what shapes decide, it gets NumPy arrays. Of several
+                patterns that match a value the first acts first. To see a value: ``jax.debug.print`` in it.
+
+        Returns:
+            A Model for calls and transformations; a file cannot hold the functions, so ``save`` refuses it.
+
+        Raises:
+            InputNameError: a pattern matches nothing.
+
+        >>> import jax.numpy as jnp, numpy as np, onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> silent = model.replace({"logits": jnp.zeros_like})
+        >>> float(silent(np.ones((1, 1, 8, 8), np.float32)).max())
+        0.0
+        """
+        return parts.remade(self, parts.replaced(self.graph, functions), bucket=self._bucket, max_size=self._max_size)
+
+    def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None) -> Self:
+        """The model with another graph over the same weights, and more inputs fixed."""
+        return parts.remade(self, graph, static)

@@ -1,0 +1,157 @@
+"""Values inside a model: shown in one call, replaced inside the program; in stages and in groups too."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnx2jax
+from onnx2jax import Model, errors
+
+
+def made(text: str) -> Model:
+    message = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]>\n{text}')
+    return onnx2jax.convert(message)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Model:
+    return made(
+        "g (float[n, 3] x) => (float[n, 3] y) <float[3, 3] w = {2, 0, 0, 0, 3, 0, 0, 0, 4}>\n"
+        "{ h = MatMul(x, w)\n r = Relu(h)\n s = Shape(r)\n y = Add(r, x) }"
+    )
+
+
+@pytest.fixture(scope="module")
+def staged() -> Model:
+    """NonZero decides a shape, so this runs in stages."""
+    return made(
+        "g (float[n] x) => (float[m] y) <int64[1] flat = {-1}>\n"
+        "{ big = Mul(x, x)\n at = NonZero(big)\n i = Reshape(at, flat)\n some = Gather(x, i)\n y = Exp(some) }"
+    )
+
+
+X = np.float32([[1, -1, 2], [0.5, 1, -3]])
+W = np.diag(np.float32([2, 3, 4]))
+
+
+def test_values_are_what_the_nodes_make_in_their_order(plain: Model) -> None:
+    values = plain.values(X)
+    assert list(values) == ["h", "r", "s", "y"]
+    np.testing.assert_array_equal(values["h"], X @ W)
+    np.testing.assert_array_equal(values["s"], [2, 3])
+    np.testing.assert_array_equal(values["y"], plain(X))
+
+
+@pytest.mark.parametrize("names, found", [("h", ["h"]), (["[ry]"], ["r", "y"]), (["?", "h"], ["h", "r", "s", "y"])])
+def test_values_are_chosen_by_patterns(plain: Model, names: Any, found: list[str]) -> None:
+    assert list(plain.values(x=X, names=names)) == found
+
+
+def test_values_that_are_asked_for_again_are_not_compiled_again(plain: Model) -> None:
+    plain.values(X, names="r")
+    (shown,) = plain._showing.values()
+    plain.values(X + 1, names="r")
+    assert list(plain._showing.values()) == [shown]
+    assert shown.compilations == 1
+
+
+def test_values_follow_new_weights(plain: Model) -> None:
+    plain.values(X, names="h")
+    np.testing.assert_array_equal(plain.with_params({"w": 2 * W}).values(X, names="h")["h"], 2 * X @ W)
+
+
+def test_values_of_a_model_in_stages(staged: Model) -> None:
+    values = staged.values(np.float32([0, 2, 0, 1]))
+    np.testing.assert_array_equal(values["at"], [[1, 3]])
+    np.testing.assert_array_equal(values["some"], [2, 1])
+    np.testing.assert_allclose(values["y"], np.exp([2, 1]), rtol=1e-6)
+
+
+def test_values_inside_a_callers_jit(plain: Model) -> None:
+    norms = jax.jit(lambda x: {n: jnp.abs(v).sum() for n, v in plain.values(x, names=["h", "r"]).items()})(X)
+    assert (float(norms["h"]), float(norms["r"])) == (np.abs(X @ W).sum(), np.maximum(X @ W, 0).sum())
+
+
+def test_values_padded_to_a_size_are_counted() -> None:
+    file = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 22]> g (float[n] x) => (int64[1, m] y) { [nz] y = NonZero(x)\n}'
+    )
+    model = onnx2jax.convert(file, max_size={"nz": 2})
+    np.testing.assert_array_equal(model.values(np.float32([0, 1, 1]), names="y")["y"], [[1, 2]])
+    with pytest.raises(errors.InputShapeError, match="3 results, more than its max_size"):
+        model.values(np.float32([1, 1, 1]), names="y")
+
+
+@pytest.mark.parametrize("ask", [lambda m: m.values(X, names=["h", "q*"]), lambda m: m.replace({"q*": jnp.abs})])
+def test_a_pattern_that_matches_nothing_is_an_error(plain: Model, ask: Any) -> None:
+    with pytest.raises(errors.InputNameError, match=r"matches 'q\*'; they make 'h', 'r'"):
+        ask(plain)
+
+
+def test_a_name_with_brackets_is_itself() -> None:
+    node = helper.make_node("Neg", ["x"], ["y[0]"])
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in ("x", "y[0]"))
+    model = onnx2jax.convert(helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=10))
+    assert list(model.values(np.ones(1, np.float32), names="y[0]")) == ["y[0]"]
+
+
+def test_replaced_values_are_what_is_read_from_there_on(plain: Model) -> None:
+    patched = plain.replace({"r": lambda v: v.at[:, 0].set(0)})
+    want = np.maximum(X @ W, 0) * np.float32([0, 1, 1]) + X
+    np.testing.assert_array_equal(patched(X), want)
+    np.testing.assert_array_equal(jax.jit(patched)(X), want)
+    np.testing.assert_array_equal(patched.values(X, names="r")["r"], want - X)
+    np.testing.assert_array_equal(plain(X), np.maximum(X @ W, 0) + X)  # it is as it was
+
+
+def test_several_patterns_act_in_their_order(plain: Model) -> None:
+    patched = plain.replace({"h": lambda v: v + 1, "[hr]": lambda v: 2 * v})
+    np.testing.assert_array_equal(patched(X), 2 * np.maximum(2 * (X @ W + 1), 0) + X)
+
+
+def test_a_replaced_model_is_differentiated_through_the_function(plain: Model) -> None:
+    patched = plain.replace({"h": jnp.sin})
+    gradient = jax.grad(lambda x: patched(x).sum())(X)
+    np.testing.assert_allclose(gradient, 1 + (np.cos(X @ W) * (np.sin(X @ W) > 0)) @ W, rtol=1e-5)
+
+
+def test_a_function_gets_numpy_where_the_model_runs_on_the_host(staged: Model) -> None:
+    seen: list[Any] = []
+    patched = staged.replace({"at": lambda v: seen.append(type(v)) or v[:, ::-1], "some": lambda v: v - 1})
+    np.testing.assert_allclose(patched(np.float32([0, 2, 0, 1])), np.exp([0, 1]), rtol=1e-6)
+    assert np.ndarray in seen
+
+
+def test_a_model_in_groups_is_replaced_for_each_group() -> None:
+    file = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 22]>\ng (float[1, 3] x) => (float[1, 3] y) { h = Neg(x)\n y = Relu(h) }'
+    )
+    patched = onnx2jax.convert(file, rebatch=True).replace({"h": lambda v: v - v.mean()})
+    np.testing.assert_allclose(patched(X), np.maximum(X.mean(1, keepdims=True) - X, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function, said",
+    [
+        (lambda _: None, "returned None"),
+        (lambda v: v.sum(), r"turned float32\[2, 3\] into float32\[\]"),
+        (lambda v: v.astype(jnp.float16), r"into float16\[2, 3\]"),
+    ],
+)
+def test_what_is_no_replacement_is_an_error(plain: Model, function: Any, said: str) -> None:
+    with pytest.raises(errors.OperatorError, match=f"'h/before'.*{said}"):
+        plain.replace({"h": function})(X)
+
+
+def test_a_replaced_model_is_pickled(plain: Model) -> None:
+    patched = plain.replace({"h": operator.neg})
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(patched))(X), patched(X))
