@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .checker.check import Report, check
 from .data import demo_model, demo_training_model
+from .generation.beam import Beams
 from .generation.decoder import Decoder, Generation
 from .generation.files import decoder
 from .generation.sampling import Sampling
@@ -30,6 +31,7 @@ from .training.training_model import TrainingModel
 
 __all__ = [
     "Artifacts",
+    "Beams",
     "Checkpoints",
     "DeclarationWarning",
     "Decoder",

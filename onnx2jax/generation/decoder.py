@@ -13,6 +13,7 @@ from .. import compat
 from ..errors import CacheError, InputShapeError, InputValueError
 from ..model.arguments import as_key
 from ..model.model import Model
+from .beam import Beams, search
 from .cache import Cache
 from .loop import NEVER, Programs, State, endings
 from .sampling import BY_NAME, Chooser, Sampling, greedy
@@ -123,6 +124,38 @@ class Decoder(Steps):
             if count > max_new_tokens or np.asarray(state.done).all():
                 return
             state = run(state, count)
+
+    def beam_search(
+        self, tokens: Prompts, max_new_tokens: int, *, beams: int = 4, length_penalty: float = 1.0,
+        early_stopping: bool = False, stop: Any = None, length: int | None = None, **others: Any,
+    ) -> Beams:  # fmt: skip
+        """The likeliest texts, as a beam search finds them: of the best ``beams`` texts, all next tokens are weighed.
+
+        Args:
+            tokens, max_new_tokens, stop, length, **others: as for ``generate``.
+            beams: the texts kept for each prompt, and returned.
+            length_penalty: texts are compared by the sum of their log-probabilities divided by length ** this; above 0
+                it prefers long texts.
+            early_stopping: end when as many texts as ``beams`` have ended, rather than when none can be better.
+
+        Raises:
+            InputError, CacheError: as for ``generate``.
+        """
+        if beams < 1:
+            raise InputValueError(f"beams is {beams}; it is 1 or more")
+        state, _ = self._begin(tokens, max_new_tokens, stop=stop, length=length, **others)
+        others.pop("attention_mask", None)
+        how = {
+            "endings": endings(self.stop if stop is None else self._stops(stop)),
+            "length_penalty": np.float32(length_penalty),
+            "early": np.bool_(early_stopping),
+        }
+        with compat.enable_x64():
+            found = search(self._programs, state, beams, max_new_tokens, how, jax.tree.map(jax.numpy.asarray, others))
+        lengths = np.asarray(found.lengths, np.int64)
+        texts = np.asarray(found.ended).astype(np.int64)[:, :, : int(found.count)]
+        behind = np.arange(texts.shape[2]) >= lengths[..., None]
+        return Beams(np.where(behind, self.pad, texts), lengths, np.asarray(found.scores))
 
     def read(self, tokens: Prompts, length: int, **others: Any) -> Generation:
         """Read prompts and generate nothing: a beginning that several calls of ``generate(..., after=it)`` share.

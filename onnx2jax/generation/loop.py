@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -88,7 +89,7 @@ class Programs:
 
     def loop(self, state: State, limit: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> State:
         """Generate until so many tokens are there or all texts have ended. The state given is used up."""
-        step, handed = self._step(state.cache, state.last, others)
+        step, handed = self.step(state.cache, state.last, others)
 
         def run(handed: Any, state: State, limit: Any, how: Any, others: Any) -> State:
             def more(state: State) -> Any:
@@ -101,9 +102,9 @@ class Programs:
 
             return lax.while_loop(more, body, state)
 
-        return self._run(("loop", choose), run, (1,), handed, state, np.int32(limit), how, others)
+        return self.run(("loop", choose), run, (1,), handed, state, np.int32(limit), how, others)
 
-    def _step(self, cache: Cache, last: Any, others: Any) -> tuple[Callable[..., Any], Any]:
+    def step(self, cache: Cache, last: Any, others: Any) -> tuple[Callable[..., Any], Any]:
         """One step to be called in a program: from what stands for weights, and the other arguments."""
 
         def run(params: Any, cache: Cache, last: Any, others: Any) -> Any:
@@ -121,13 +122,14 @@ class Programs:
         if full not in self._known:
             self._known[full] = self._prepared(function, *args)
         call, handed = self._known[full]
-        return self._run(key, call, donate, handed, *args)
+        return self.run(key, call, donate, handed, *args)
 
-    def _run(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
+    def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
+        """The result of a function of these arguments, compiled for their types; ``fixed`` ones go with the key."""
         full = ("run", *key, _types(args))
         if full not in self._known:
             self.compilations += 1
-            self._known[full] = jax.jit(function, donate_argnums=tuple(donate))
+            self._known[full] = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
         with compat.enable_x64():
             return self._known[full](*args)
 
@@ -173,11 +175,11 @@ def _chosen(state: State, choose: Chooser, how: Mapping[str, Any]) -> State:
         tokens=tokens,
         count=state.count + 1,
         lengths=state.lengths + (~state.done).astype(np.int32),
-        done=state.done | _ends(tokens, state.count, how["endings"]),
+        done=state.done | ends(tokens, state.count, how["endings"]),
     )
 
 
-def _ends(tokens: Any, place: Any, endings: Any) -> Any:
+def ends(tokens: Any, place: Any, endings: Any) -> Any:
     """Which texts end at a place, by endings int32[n, m]."""
     size = endings.shape[1]
     behind = jnp.pad(tokens, ((0, 0), (size - 1, 0)), constant_values=NEVER)
