@@ -105,6 +105,7 @@ LEFT_OUT = {
 """(operator, a type parameter or the beginning of a type's name) that the row cannot take, with the reason."""
 SCHEMAS = {s.name: s for s in onnxruntime_state.get_all_operator_schema() if s.domain == MICROSOFT}
 OTHERS = {
+    **dict.fromkeys(("BeamSearch", "GreedySearch", "Sampling"), "their graphs: tests/ops/test_microsoft_generation.py"),
     "MurmurHash3": "on the host: tests/ops/test_text.py",
     "Tokenizer": "strings alone: tests/ops/test_text.py",
     "SimplifiedLayerNormalization": "onnxruntime documents it in ONNX's own domain, where the types are tested",

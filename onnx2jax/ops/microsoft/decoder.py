@@ -112,15 +112,20 @@ def decoder_attention(
     return y.swapaxes(0, 1), k, v
 
 
+def repeated(ids, size):
+    """For each n-gram of ``size`` tokens in rows of ids: whether it begins as the row ends, and its last token."""
+    rows = ids[:, np.arange(ids.shape[1] - size + 1)[:, None] + np.arange(size)]
+    return (rows[..., :-1] == ids[:, None, ids.shape[1] - size + 1 :]).all(-1), rows[..., -1]
+
+
 @op("NGramRepeatBlock", domain=MICROSOFT)
 def ngram_repeat_block(input_ids, scores, *, ngram_size):
     """The scores, -inf for each token that would end a row of ``ngram_size`` tokens that was there before."""
     check_shapes({}, input_ids=(input_ids, "batch tokens"), scores=(scores, "batch vocabulary"))
-    (batch, tokens), count = input_ids.shape, input_ids.shape[1] - ngram_size + 1
+    batch, tokens = input_ids.shape
     if ngram_size < 1:
         raise ValueError(f"ngram_size ({ngram_size}) must be 1 or more")
-    if count < 1:
+    if tokens < ngram_size:
         return scores
-    rows = input_ids[:, np.arange(count)[:, None] + np.arange(ngram_size)]
-    again = (rows[..., :-1] == input_ids[:, None, tokens - ngram_size + 1 :]).all(-1)
-    return jnp.asarray(scores).at[np.arange(batch)[:, None], rows[..., -1]].min(jnp.where(again, -np.inf, np.inf))
+    again, last = repeated(input_ids, ngram_size)
+    return jnp.asarray(scores).at[np.arange(batch)[:, None], last].min(jnp.where(again, -np.inf, np.inf))
