@@ -10,17 +10,15 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..errors import CacheError, InputShapeError, InputValueError
-from ..model.arguments import as_key
+from ..errors import CacheError, InputShapeError, InputValueError, UnsupportedError
 from ..model.model import Model
 from .beam import Beams, search
 from .cache import Cache
 from .loop import NEVER, Programs, State, endings
-from .sampling import BY_NAME, Chooser, Sampling, greedy
+from .prompts import Prompts, as_endings, choice, even, rows_of
+from .sampling import Chooser, Sampling
+from .speculative import speculate
 from .steps import Steps, positions_in_tables
-
-Prompts = Any
-"""Token ids: of one prompt, of several (lists of different lengths, too), or an array [batch, count]."""
 
 SMALLEST: Final = 16
 """Prompts are padded to this or a power of two above it, so that few lengths are compiled."""
@@ -37,12 +35,14 @@ class Generation:
         lengths: int64[batch], the tokens of each.
         cache: of prompts and texts but for the texts' last tokens. ``generate(..., after=this)`` goes on with it.
         last: int64[batch, 1], those last tokens; [batch, 0] behind ``read``.
+        rounds: of ``speculate``, how often the large decoder was asked for several tokens.
     """
 
     tokens: np.ndarray
     lengths: np.ndarray
     cache: Cache
     last: np.ndarray
+    rounds: int | None = None
 
     def texts(self) -> list[list[int]]:
         """The tokens of each text, as lists without padding."""
@@ -157,6 +157,47 @@ class Decoder(Steps):
         behind = np.arange(texts.shape[2]) >= lengths[..., None]
         return Beams(np.where(behind, self.pad, texts), lengths, np.asarray(found.scores))
 
+    def speculate(
+        self, tokens: Prompts, max_new_tokens: int, draft: Decoder, *, count: int = 4, stop: Any = None,
+        length: int | None = None, **others: Any,
+    ) -> Generation:  # fmt: skip
+        """Generate the texts of ``generate``, the likeliest, with fewer calls: a smaller decoder drafts some tokens.
+
+        Args:
+            tokens, max_new_tokens, stop, length, **others: as for ``generate``.
+            draft: a faster decoder for the same tokens. The better it foretells this one, the fewer calls there are.
+            count: the tokens drafted at a time.
+
+        Returns:
+            The texts; ``rounds`` says how often this decoder was asked.
+
+        Raises:
+            UnsupportedError: a decoder whose caches cannot take tokens back: states, or caches that slide.
+            InputError, CacheError: as for ``generate``.
+        """
+        if count < 1:
+            raise InputValueError(f"count is {count}; it is 1 or more")
+        for each in (self, draft):
+            each.check_takes_back()
+        if self.vocabulary != draft.vocabulary:
+            raise InputValueError(f"the draft tells {draft.vocabulary} tokens apart, and this one {self.vocabulary}")
+        rows = rows_of(tokens, others.pop("attention_mask", None), self.vocabulary)
+        room = self._room(max(map(len, rows)) + max_new_tokens + count + 1, length)
+        options = {"stop": stop, "length": room}
+        state, _ = self._begin(rows, max_new_tokens, **options, **others)
+        small, _ = draft._begin(rows, max_new_tokens, **options, **{n: others[n] for n in draft.others if n in others})
+        small = replace(small, last=state.last)
+        with compat.enable_x64():
+            given = jax.tree.map(jax.numpy.asarray, (others, {n: others[n] for n in draft.others if n in others}))
+        self._prove_extension(state, rows, count + 1, given[0])
+        how = {"endings": endings(self.stop if stop is None else self._stops(stop)), "pad": np.int32(self.pad)}
+        with compat.enable_x64():
+            done = speculate(self._programs, state, draft._programs, small, count, max_new_tokens, how, given)
+        lengths = np.asarray(done.lengths, np.int64)
+        texts = np.asarray(done.tokens).astype(np.int64)[:, : int(lengths.max())]
+        texts = np.where(np.arange(texts.shape[1]) < lengths[:, None], texts, self.pad)
+        return Generation(texts, lengths, done.cache, np.asarray(done.last, np.int64)[:, None], int(done.rounds))
+
     def read(self, tokens: Prompts, length: int, **others: Any) -> Generation:
         """Read prompts and generate nothing: a beginning that several calls of ``generate(..., after=it)`` share.
 
@@ -175,10 +216,10 @@ class Decoder(Steps):
         length: int | None = None, after: Generation | None = None, **others: Any,
     ) -> tuple[State, Callable[[State, int], State]]:  # fmt: skip
         """The state behind the prompts, and what runs it on to so many tokens."""
-        rows = _rows(tokens, others.pop("attention_mask", None), self.vocabulary)
+        rows = rows_of(tokens, others.pop("attention_mask", None), self.vocabulary)
         if count != int(count) or count < 1:
             raise InputValueError(f"max_new_tokens is {count}; it is a whole number, 1 or more")
-        choose, how = _choice(sampling, rng)
+        choose, how = choice(sampling, rng)
         how |= {"endings": endings(self.stop if stop is None else self._stops(stop)), "pad": np.int32(self.pad)}
         with compat.enable_x64():
             others = {n: jax.numpy.asarray(v) for n, v in others.items()}
@@ -192,7 +233,7 @@ class Decoder(Steps):
                     f"the texts before are of {sorted(set(after.lengths.tolist()))} tokens, and nothing in the model "
                     "masks what stands behind the shorter ones: generate from them one by one"
                 )
-            more = np.concatenate([after.last, _even(rows, len(after.last))], axis=1)
+            more = np.concatenate([after.last, even(rows, len(after.last))], axis=1)
             self._check_room(after.cache, more.shape[1] + count)
             state = self._programs.further(after.cache, more, choose, how, others)
             self._prove_further(after.cache, more, state, choose, how, others)
@@ -200,6 +241,21 @@ class Decoder(Steps):
         room = self._room(max(map(len, rows)) + count, length)
         self._prove(rows, room, choose, how, others)
         return self._first(rows, room, choose, how, others), run
+
+    def check_takes_back(self) -> None:
+        """Refuse caches from which tokens cannot be taken back.
+
+        Raises:
+            UnsupportedError: naming one.
+        """
+        for name, kind in self.kinds.items():
+            maker = self.pairs[name].maker
+            slides = maker is not None and maker.attributes.get("sliding_window_cache")
+            if kind == "state" or slides:
+                what = "slides" if slides else "is a state"
+                raise UnsupportedError(f"the cache {name!r} {what}, so no token can be taken back: use generate")
+        if not self.masks:
+            raise UnsupportedError("nothing in the model masks tokens that are taken back: use generate")
 
     def _stops(self, stop: Any) -> list[list[int]]:
         found = as_endings(stop)
@@ -215,7 +271,7 @@ class Decoder(Steps):
 
     def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
         if not self.pads:
-            return _even(rows)
+            return even(rows)
         longest = max(map(len, rows))
         size = min(max(SMALLEST, 1 << (longest - 1).bit_length()), room)
         return np.stack([np.pad(r, (0, size - len(r))) for r in rows])
@@ -275,6 +331,21 @@ class Decoder(Steps):
         _compare(state.logits, own.logits, cache.length)
         self._proved.add(key)
 
+    def _prove_extension(self, state: State, rows: list[np.ndarray], count: int, others: Any) -> None:
+        """Compare so many tokens at once with one after another, once.
+
+        Raises:
+            CacheError: they differ.
+        """
+        if (("extension", len(rows), count, state.cache.length)) in self._proved:
+            return
+        more = np.stack([np.resize(r, count) for r in rows])
+        choose, how = choice("greedy", None)
+        how |= {"endings": endings(()), "pad": np.int32(0)}
+        after = self._programs.further(state.cache, more, choose, how, others)
+        self._prove_further(state.cache, more, after, choose, how, others)
+        self._proved.add(("extension", len(rows), count, state.cache.length))
+
 
 def _compare(want: Any, ours: Any, room: int) -> None:
     """Refuse logits of a cache of fixed length that are not those wanted."""
@@ -287,66 +358,3 @@ def _compare(want: Any, ours: Any, room: int) -> None:
             f"{scale:.3g}: the model counts positions, or lets tokens see each other, by the extent of its cache. "
             "Export it with position_ids among its inputs; until then call model.run with a cache that grows"
         )
-
-
-def _rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
-    """The prompts, each without padding."""
-    if hasattr(tokens, "ndim") or not any(isinstance(t, Sequence) or np.ndim(t) for t in tokens):
-        tokens = np.atleast_2d(np.asarray(tokens))
-    rows = [np.asarray(row) for row in tokens]
-    if mask is not None:
-        live = np.atleast_2d(np.asarray(mask)) > 0
-        if live.shape != np.shape(tokens):
-            raise InputShapeError(f"attention_mask {live.shape} is not of the tokens' shape {np.shape(tokens)}")
-        rows = [row[m] for row, m in zip(rows, live, strict=True)]
-    for i, row in enumerate(rows):
-        if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
-            raise InputValueError(f"prompt {i} is {row.dtype} {row.shape}; it is one token id or more, as integers")
-        if vocabulary is not None and not (row.min() >= 0 and row.max() < vocabulary):
-            raise InputValueError(
-                f"prompt {i} has tokens from {row.min()} to {row.max()}; they are 0 to {vocabulary - 1}"
-            )
-    if not rows:
-        raise InputValueError("there is no prompt")
-    return [row.astype(np.int32) for row in rows]
-
-
-def _even(rows: list[np.ndarray], batch: int | None = None) -> np.ndarray:
-    """Prompts of one length as an array; one prompt stands for all of a batch."""
-    lengths = sorted({len(r) for r in rows})
-    if len(lengths) > 1:
-        raise InputShapeError(
-            f"prompts of {lengths} tokens: where nothing masks padding, or what comes after a text, they have to be "
-            "equally long; generate from them one by one"
-        )
-    if batch is not None and len(rows) not in (1, batch):
-        raise InputShapeError(f"{len(rows)} prompts come after {batch} texts")
-    return np.stack(rows if batch in (None, len(rows)) else rows * batch)
-
-
-def as_endings(stop: Any) -> list[list[int]]:
-    """What ends a text, each as a list of tokens.
-
-    >>> as_endings([2, [5, 6]])
-    [[2], [5, 6]]
-    """
-    stop = stop.tolist() if hasattr(stop, "tolist") else stop
-    several = [s.tolist() if hasattr(s, "tolist") else s for s in (stop if isinstance(stop, Sequence) else [stop])]
-    found = [s if isinstance(s, Sequence) else [s] for s in several]
-    if any(not s or not all(isinstance(t, int | np.integer) and t >= 0 for t in s) for s in found):
-        raise InputValueError(f"stop is {stop!r}: a token, or several, each a token or a list of tokens, 0 or more")
-    return [[int(t) for t in s] for s in found]
-
-
-def _choice(sampling: Any, rng: Any) -> tuple[Chooser, dict[str, Any]]:
-    """The function that chooses tokens, and what it is told in each call."""
-    key = jax.random.key(0) if rng is None else as_key(rng)
-    if isinstance(sampling, str):
-        if sampling not in BY_NAME:
-            raise InputValueError(f"sampling is {sampling!r}; by name there are {', '.join(map(repr, BY_NAME))}")
-        sampling = BY_NAME[sampling]
-    if isinstance(sampling, Sampling):
-        return greedy, {"key": key, "sampling": sampling.checked()}
-    if not callable(sampling):
-        raise InputValueError(f"sampling is {sampling!r}: a name, Sampling(...), or a function of logits and a key")
-    return sampling, {"key": key}

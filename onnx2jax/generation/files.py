@@ -11,7 +11,8 @@ from .. import compat
 from ..errors import ModelError
 from ..model.convert import convert
 from ..model.model import Model
-from .decoder import Decoder, as_endings
+from .decoder import Decoder
+from .prompts import as_endings
 
 NAMES: Final = (
     ("model.onnx", None),

@@ -116,6 +116,18 @@ class Programs:
         found: tuple[Callable[..., Any], Any] = self._known[key]
         return found
 
+    def extend(self, cache: Cache, tokens: Any, others: Any) -> tuple[Callable[..., Any], Any]:
+        """Some tokens at once, likewise."""
+        key = ("extend", _types((cache, tokens, others)))
+        if key not in self._known:
+
+            def run(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
+                return self.steps.extend(params, cache, tokens, **others)
+
+            self._known[key] = self._prepared(run, cache, tokens, others)
+        found: tuple[Callable[..., Any], Any] = self._known[key]
+        return found
+
     def _call(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
         """The result of a function of the weights and these arguments, compiled."""
         full = (*key, _types(args))

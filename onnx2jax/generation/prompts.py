@@ -1,0 +1,79 @@
+"""What people give to a decoder: prompts, what ends a text, and how to choose tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import InputShapeError, InputValueError
+from ..model.arguments import as_key
+from .sampling import BY_NAME, Chooser, Sampling, greedy
+
+Prompts = Any
+"""Token ids: of one prompt, of several (lists of different lengths, too), or an array [batch, count]."""
+
+
+def rows_of(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
+    """The prompts, each without padding."""
+    if hasattr(tokens, "ndim") or not any(isinstance(t, Sequence) or np.ndim(t) for t in tokens):
+        tokens = np.atleast_2d(np.asarray(tokens))
+    rows = [np.asarray(row) for row in tokens]
+    if mask is not None:
+        live = np.atleast_2d(np.asarray(mask)) > 0
+        if live.shape != np.shape(tokens):
+            raise InputShapeError(f"attention_mask {live.shape} is not of the tokens' shape {np.shape(tokens)}")
+        rows = [row[m] for row, m in zip(rows, live, strict=True)]
+    for i, row in enumerate(rows):
+        if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
+            raise InputValueError(f"prompt {i} is {row.dtype} {row.shape}; it is one token id or more, as integers")
+        if vocabulary is not None and not (row.min() >= 0 and row.max() < vocabulary):
+            raise InputValueError(
+                f"prompt {i} has tokens from {row.min()} to {row.max()}; they are 0 to {vocabulary - 1}"
+            )
+    if not rows:
+        raise InputValueError("there is no prompt")
+    return [row.astype(np.int32) for row in rows]
+
+
+def even(rows: list[np.ndarray], batch: int | None = None) -> np.ndarray:
+    """Prompts of one length as an array; one prompt stands for all of a batch."""
+    lengths = sorted({len(r) for r in rows})
+    if len(lengths) > 1:
+        raise InputShapeError(
+            f"prompts of {lengths} tokens: where nothing masks padding, or what comes after a text, they have to be "
+            "equally long; generate from them one by one"
+        )
+    if batch is not None and len(rows) not in (1, batch):
+        raise InputShapeError(f"{len(rows)} prompts come after {batch} texts")
+    return np.stack(rows if batch in (None, len(rows)) else rows * batch)
+
+
+def as_endings(stop: Any) -> list[list[int]]:
+    """What ends a text, each as a list of tokens.
+
+    >>> as_endings([2, [5, 6]])
+    [[2], [5, 6]]
+    """
+    stop = stop.tolist() if hasattr(stop, "tolist") else stop
+    several = [s.tolist() if hasattr(s, "tolist") else s for s in (stop if isinstance(stop, Sequence) else [stop])]
+    found = [s if isinstance(s, Sequence) else [s] for s in several]
+    if any(not s or not all(isinstance(t, int | np.integer) and t >= 0 for t in s) for s in found):
+        raise InputValueError(f"stop is {stop!r}: a token, or several, each a token or a list of tokens, 0 or more")
+    return [[int(t) for t in s] for s in found]
+
+
+def choice(sampling: Any, rng: Any) -> tuple[Chooser, dict[str, Any]]:
+    """The function that chooses tokens, and what it is told in each call."""
+    key = jax.random.key(0) if rng is None else as_key(rng)
+    if isinstance(sampling, str):
+        if sampling not in BY_NAME:
+            raise InputValueError(f"sampling is {sampling!r}; by name there are {', '.join(map(repr, BY_NAME))}")
+        sampling = BY_NAME[sampling]
+    if isinstance(sampling, Sampling):
+        return greedy, {"key": key, "sampling": sampling.checked()}
+    if not callable(sampling):
+        raise InputValueError(f"sampling is {sampling!r}: a name, Sampling(...), or a function of logits and a key")
+    return sampling, {"key": key}

@@ -1,0 +1,64 @@
+"""Speculative decoding gives the large decoder's own text, whatever the draft."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import onnx2jax
+from onnx2jax import Decoder
+from onnx2jax.errors import InputValueError, UnsupportedError
+from tests.support import decoders
+
+PROMPTS = [[5, 17, 3, 40, 8], [9, 2, 31]]
+FILES = {
+    "shared": decoders.group_query,
+    "int4": lambda: decoders.group_query(bits="symmetric"),
+    "appended": decoders.appending,
+    "state": decoders.convolving,
+}
+
+
+@cache
+def decoder(name: str) -> Decoder:
+    return onnx2jax.decoder(onnx2jax.convert(FILES[name]().proto))
+
+
+@pytest.mark.parametrize(("large", "small"), [("shared", "int4"), ("appended", "shared"), ("shared", "shared")])
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_text_is_the_large_decoders_own(large: str, small: str, count: int) -> None:
+    own, draft = decoder(large), decoder(small)
+    want = own.generate(PROMPTS, 12, stop=())
+    found = own.speculate(PROMPTS, 12, draft, count=count, stop=())
+    assert found.texts() == want.texts()
+    assert found.rounds is not None
+    assert -(-11 // (count + 1)) <= found.rounds <= 11
+    if large == small:
+        assert found.rounds == -(-11 // (count + 1))
+
+
+def test_ends_where_a_text_ends_also_within_a_round() -> None:
+    own = decoder("shared")
+    tokens = own.generate(PROMPTS, 12, stop=()).tokens
+    for stop in ([int(tokens[0, 4]), int(tokens[1, 7])], [tokens[0, 4:6].tolist()]):
+        want = own.generate(PROMPTS, 12, stop=stop)
+        found = own.speculate(PROMPTS, 12, own, count=3, stop=stop)
+        assert found.texts() == want.texts()
+        np.testing.assert_array_equal(found.last, want.last)
+
+
+def test_goes_on_behind_it() -> None:
+    own = decoder("appended")
+    found, want = own.speculate(PROMPTS, 6, own, count=3, length=64), own.generate(PROMPTS, 6, length=64)
+    after = [own.generate([[1, 4]], 5, after=each).texts() for each in (found, want)]
+    assert after[0] == after[1]
+
+
+def test_what_is_refused() -> None:
+    own = decoder("shared")
+    with pytest.raises(UnsupportedError, match=r"the cache 'past_conv.0' is a state, so no token can be taken back"):
+        own.speculate(PROMPTS, 3, decoder("state"))
+    with pytest.raises(InputValueError, match="count is 0; it is 1 or more"):
+        own.speculate(PROMPTS, 3, own, count=0)
