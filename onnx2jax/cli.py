@@ -1,4 +1,4 @@
-"""People at a terminal: ``python -m onnx2jax run model.onnx``, ``inspect model.onnx``, ``check model.onnx``."""
+"""People at a terminal: ``python -m onnx2jax run model.onnx``, ``inspect``, ``check``, ``generate``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from urllib.parse import quote
 import numpy as np
 
 from .checker.check import check
+from .cli_generate import add_generate
 from .errors import OnnxError
 from .ir import analysis
 from .ir.graph import Function, Imported
@@ -56,7 +57,9 @@ def _said(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m onnx2jax", description="Run, inspect and check ONNX models.")
+    parser = argparse.ArgumentParser(
+        prog="python -m onnx2jax", description="Run, inspect and check ONNX models, and generate text with them."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a model on files or random numbers")
@@ -96,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
+    add_generate(commands)
     return parser
 
 
