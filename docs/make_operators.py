@@ -93,7 +93,8 @@ MISSING = {
     "WordConvEmbedding": "the schema names neither the activation nor how long a word is",
     **dict.fromkeys(
         (
-            *("DynamicSparseAttention", "GatedDeltaNet", "PackedSparseAttentionIndexer", "SparseAttentionIndexer"),
+            *("CausalConvWithState", "DynamicSparseAttention", "GatedDeltaNet", "LinearAttention"),
+            *("LinearAttentionGate", "MoE", "PackedSparseAttentionIndexer", "QMoE", "SparseAttentionIndexer"),
             *("SparsePagedAttention", "VarlenCausalConvWithState", "VarlenNGramHashMapping"),
         ),
         _UNWRITTEN,

@@ -1,4 +1,4 @@
-"""People at a terminal: ``python -m onnx2jax run model.onnx``, ``inspect``, ``check``, ``generate``."""
+"""People at a terminal: ``onnx2jax run model.onnx``, ``inspect model.onnx``, ``check model.onnx``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from urllib.parse import quote
 
 import numpy as np
 
+from . import commands as more
 from .checker.check import check
-from .cli_generate import add_generate
-from .errors import OnnxError
+from .errors import InputTypeError, OnnxError
 from .ir import analysis
 from .ir.graph import Function, Imported
 from .model.convert import convert, open_model
 from .model.model import Model
+from .model.samples import random_value
 from .proto.types import TensorType, ValueInfo
 
 SHOWN = 12
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (OnnxError, OSError) as error:
+    except (OnnxError, OSError, ImportError) as error:
         print("\n".join([f"error: {_said(error)}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 1
     return status
@@ -57,9 +58,7 @@ def _said(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m onnx2jax", description="Run, inspect and check ONNX models, and generate text with them."
-    )
+    parser = argparse.ArgumentParser(prog="onnx2jax", description="Run, inspect, check and verify ONNX models.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a model on files or random numbers")
@@ -99,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
-    add_generate(commands)
+    more.add(commands)
     return parser
 
 
@@ -177,15 +176,10 @@ def _as_declared(array: np.ndarray, info: ValueInfo) -> np.ndarray:
 
 
 def _random(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
-    if not isinstance(info.type, TensorType) or info.type.shape is None:
-        raise CommandError(f"input {info} has no shape to fill at random; give it with --input {info.name}=FILE.npy")
-    shape = [d if isinstance(d, int) else 1 for d in info.type.shape]
-    dtype = info.type.dtype
-    if dtype == object:
-        return np.full(shape, "a", object)
-    if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"
-        return rng.integers(0, 2, shape).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
+    try:
+        return random_value(info, rng)
+    except InputTypeError as e:
+        raise CommandError(f"{e}; give it with --input {info.name}=FILE.npy") from None
 
 
 def _type_of(value: Any) -> str:

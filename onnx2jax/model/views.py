@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from ..ir.graph import Graph
 from . import parts
+from .verify import Verification, verify
 
 
 class Views:
@@ -85,6 +87,45 @@ class Views:
         0.0
         """
         return parts.remade(self, parts.replaced(self.graph, functions), bucket=self._bucket, max_size=self._max_size)
+
+    def verify(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        against: str | os.PathLike[str] | None = None,
+        *,
+        each_node: bool = False,
+        rtol: float | None = None,
+        atol: float | None = None,
+        seed: int = 0,
+    ) -> Verification:
+        """Compare the model with what others compute of its file, and find the first node that differs.
+
+        Args:
+            inputs: by name. Without them those of the test data beside the model's file (``test_data_set_0`` with
+                ``input_0.pb``), or random numbers where there are none.
+            against: ``"onnxruntime"``, ``"reference"`` (ONNX's own implementation), or a folder with test data, whose
+                outputs count. Without it the test data beside the file, or else onnxruntime. The packages come with
+                ``pip install 'onnx2jax[verify]'``.
+            each_node: compare what every node of the main graph makes of the other's operands. That is done anyway
+                once an output differs; it looks into the bodies of loops and branches too.
+            rtol, atol: what may differ: ``atol + rtol * |theirs|``. By element type when left out: 1e-4 for float32,
+                1e-9 for float64, 1e-2 for float16, 5e-2 for bfloat16, one step for 8 bits, nothing for integers;
+                ``atol`` is the same times the largest number of a tensor. NaN equals NaN.
+            seed: of the random numbers.
+
+        Returns:
+            A Verification: ``ok``, the comparisons in numbers, and ``first``, whose operands can be saved.
+
+        Raises:
+            UnsupportedError: the other implementation does not run the model.
+            ImportError: it is not installed.
+
+        >>> import onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> model.verify(against="onnxruntime").ok
+        True
+        """
+        return verify(self, inputs, against, each_node, rtol, atol, seed)
 
     def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None) -> Self:
         """The model with another graph over the same weights, and more inputs fixed."""

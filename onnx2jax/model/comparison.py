@@ -1,0 +1,165 @@
+"""Two results of one value beside each other, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+TOLERANCES: Final = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4, "float16": 1e-2}
+"""For each element type what sums in another order may change, of a number and of the largest in its tensor."""
+BFLOAT16: Final = 5e-2
+EIGHT_BITS: Final = 0.26
+"""Of floats with 8 bits and fewer: a step from one to the next."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of one value here and there.
+
+    Attributes:
+        value: its ONNX name.
+        ours, theirs: element type and shape, or what else it is.
+        absolute, relative: the largest differences; infinite where one has NaN or another infinity, None where shapes
+            or types differ.
+        ok: whether all differences are within the tolerance.
+        why: what is wrong, in words; empty when nothing is.
+        node: the node that makes it, if one of the model's does.
+    """
+
+    value: str
+    ours: str
+    theirs: str
+    absolute: float | None
+    relative: float | None
+    ok: bool
+    why: str = ""
+    node: str = ""
+
+
+def tolerance(dtype: np.dtype) -> float:
+    """What is allowed of an element type when nothing else is said; integers have to be equal.
+
+    >>> tolerance(np.dtype("float32"))
+    0.0001
+    """
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    return TOLERANCES.get(dtype.name, EIGHT_BITS if dtype.itemsize == 1 else BFLOAT16)
+
+
+def compared(
+    value: str,
+    ours: Any,
+    theirs: Any,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    only_types: bool = False,
+    node: str = "",
+) -> Comparison:
+    """Compare two results: NaN equals NaN, and floats are within ``atol + rtol * |theirs|``.
+
+    Args:
+        value: the name.
+        ours, theirs: arrays, lists, dicts, or nothing.
+        rtol: by element type when left out (see ``tolerance``).
+        atol: likewise, times the largest finite number in ``theirs``.
+        only_types: numbers do not count: they are random.
+        node: who makes the value.
+
+    >>> compared("y", np.float32([1, 2]), np.float32([1, 3])).absolute
+    1.0
+    """
+    found = list(_differences(ours, theirs, rtol, atol, only_types))
+    whys = [why for _, _, why in found if why]
+    absolute, relative = None, None
+    if all(a is not None for a, _, _ in found):
+        absolute, relative = max((a for a, _, _ in found), default=0.0), max((r for _, r, _ in found), default=0.0)
+    why = whys[0] if whys else ""
+    return Comparison(value, described(ours), described(theirs), absolute, relative, not whys, why, node)
+
+
+def described(value: Any) -> str:
+    """Element type and shape.
+
+    >>> described([np.zeros(3)])
+    'list of 1: float64[3]'
+    """
+    if isinstance(value, list | tuple | Mapping):
+        inside = value.values() if isinstance(value, Mapping) else value
+        kinds = list(dict.fromkeys(map(described, inside)))
+        more = ", ..." if len(kinds) > 2 else ""
+        kind = "dict" if isinstance(value, Mapping) else "list"
+        return f"{kind} of {len(value)}" + (f": {', '.join(kinds[:2])}{more}" if kinds else "")
+    if value is None:
+        return "nothing"
+    array = np.asarray(value)
+    return f"{'string' if array.dtype.kind in 'OU' else array.dtype}{list(array.shape)}"
+
+
+Difference = tuple[Any, Any, str]
+"""The largest absolute and relative ones, if they can be said, and what is wrong."""
+
+
+def _differences(ours: Any, theirs: Any, rtol: Any, atol: Any, only_types: bool) -> Iterator[Difference]:
+    """For each array inside."""
+    wrong = f"{described(ours)} instead of {described(theirs)}"
+    kinds = [list if isinstance(v, tuple) else dict if isinstance(v, Mapping) else type(v) for v in (ours, theirs)]
+    if any(k in (list, dict) or v is None for k, v in zip(kinds, (ours, theirs), strict=True)):
+        if kinds[0] != kinds[1] or (theirs is not None and len(ours) != len(theirs)):
+            yield None, None, wrong
+        elif kinds[0] is dict:
+            if ours.keys() != theirs.keys():
+                yield None, None, "other keys"
+            else:
+                yield from (d for k in theirs for d in _differences(ours[k], theirs[k], rtol, atol, only_types))
+        elif theirs is not None:
+            pairs = zip(ours, theirs, strict=True)
+            yield from (d for a, b in pairs for d in _differences(a, b, rtol, atol, only_types))
+        return
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    texts = [a.dtype.kind in "OU" for a in (ours, theirs)]
+    if ours.shape != theirs.shape or (ours.dtype != theirs.dtype and not all(texts)):
+        yield None, None, wrong
+    elif only_types:
+        yield 0.0, 0.0, ""
+    elif all(texts):
+        count = int((ours.astype(object) != theirs.astype(object)).sum())
+        yield (None, None, f"{count} of {ours.size} texts differ") if count else (0.0, 0.0, "")
+    else:
+        yield _in_numbers(ours, theirs, rtol, atol)
+
+
+def _in_numbers(ours: np.ndarray, theirs: np.ndarray, rtol: float | None, atol: float | None) -> Difference:
+    dtype = theirs.dtype
+    exact = not jnp.issubdtype(dtype, jnp.inexact)
+    if exact and np.array_equal(ours, theirs):  # 64-bit integers are no float64s
+        return 0.0, 0.0, ""
+    wide = np.complex128 if dtype.kind == "c" else np.float64
+    a, b = ours.astype(wide), theirs.astype(wide)
+    size = np.abs(b)
+    scale = size[np.isfinite(size)].max(initial=0)
+    rtol = tolerance(dtype) if rtol is None else rtol
+    atol = tolerance(dtype) * scale if atol is None else atol
+    with np.errstate(all="ignore"):
+        same = (a == b) | ((a != a) & (b != b))
+        apart = np.where(same, 0, np.abs(a - b))
+        apart = np.where(np.isnan(apart), np.inf, apart)
+        relative = np.where(same, 0, apart / size)
+    allowed = np.where(np.isfinite(size), atol + rtol * np.where(np.isfinite(size), size, 0), 0)
+    bad = ~same & ~(apart <= allowed)
+    if exact and not (rtol or atol):
+        bad = ours != theirs
+    absolute, relatively = (float(np.max(np.where(np.isnan(d), np.inf, d), initial=0)) for d in (apart, relative))
+    if not bad.any():
+        return absolute, relatively, ""
+    where = tuple(map(int, np.unravel_index(int(np.argmax(np.where(bad, apart, -1))), bad.shape)))
+    text = (
+        f"{int(bad.sum())} of {bad.size} numbers differ, by up to {absolute:.3g} absolutely and {relatively:.3g} "
+        f"relatively; at {list(where)} it is {ours[where]} instead of {theirs[where]}"
+    )
+    return absolute, relatively, text

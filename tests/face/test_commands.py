@@ -1,0 +1,65 @@
+"""The command ``verify``: what it prints, saves and returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnx2jax import cli, demo_model
+from onnx2jax.ops import registry
+
+MODEL = str(demo_model())
+
+
+def test_verify_a_right_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["verify", MODEL, "--dim", "batch=2", "--operands", str(tmp_path / "x.npz")]) == 0
+    assert "1 outputs compared with onnxruntime, 0 differ" in (out := capsys.readouterr().out)
+    assert "float32[2, 10]" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_verify_a_wrong_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = registry.resolve("", "Relu")
+    assert operator is not None
+
+    def wrong(X: Any) -> Any:
+        return abs(X)
+
+    monkeypatch.setitem(registry._OPERATORS, ("", "Relu"), [dataclasses.replace(operator, since=1, function=wrong)])
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["verify", MODEL, "--against", "reference", "--json"]) == 1
+    said = capsys.readouterr()
+    facts = json.loads(said.out)
+    assert (facts["ok"], facts["first"]["value"]) == (False, "relu1.out")
+    assert {c["value"] for c in facts["nodes"]["inputs"] if not c["ok"]} == {"relu1.out", "relu2.out", "relu3.out"}
+    assert "digits-difference.npz" in said.err
+    with np.load("digits-difference.npz") as saved:
+        assert {"bn1.out", "ours|relu1.out", "theirs|relu1.out"} == set(saved.files)
+
+
+@pytest.mark.parametrize("option, said", [("--against=nobody", "called 'nobody'"), ("--dim=batch", "expected NAME=N")])
+def test_verify_says_what_is_wrong_with_its_options(capsys: pytest.CaptureFixture[str], option: str, said: str) -> None:
+    assert cli.main(["verify", MODEL, option]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_package_is_an_error_that_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert cli.main(["verify", MODEL]) == 1
+    assert "pip install 'onnx2jax[verify]'" in capsys.readouterr().err
+
+
+def test_the_program_is_called_onnx2jax() -> None:
+    done = subprocess.run([sys.executable, "-m", "onnx2jax", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: onnx2jax ")
