@@ -93,8 +93,7 @@ MISSING = {
     "WordConvEmbedding": "the schema names neither the activation nor how long a word is",
     **dict.fromkeys(
         (
-            *("CausalConvWithState", "DynamicSparseAttention", "GatedDeltaNet", "LinearAttention"),
-            *("LinearAttentionGate", "MoE", "PackedSparseAttentionIndexer", "QMoE", "SparseAttentionIndexer"),
+            *("DynamicSparseAttention", "GatedDeltaNet", "PackedSparseAttentionIndexer", "SparseAttentionIndexer"),
             *("SparsePagedAttention", "VarlenCausalConvWithState", "VarlenNGramHashMapping"),
         ),
         _UNWRITTEN,

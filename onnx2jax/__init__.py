@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from .checker.check import Report, check
-from .data import demo_model, demo_training_model
+from .data import demo_decoder, demo_model, demo_training_model
 from .generation.beam import Beams
 from .generation.decoder import Decoder, Generation
 from .generation.files import decoder
@@ -53,6 +53,7 @@ __all__ = [
     "check",
     "convert",
     "decoder",
+    "demo_decoder",
     "demo_model",
     "demo_training_model",
     "errors",

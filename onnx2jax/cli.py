@@ -1,4 +1,4 @@
-"""People at a terminal: ``onnx2jax run model.onnx``, ``inspect model.onnx``, ``check model.onnx``."""
+"""People at a terminal: ``onnx2jax run model.onnx``, ``inspect``, ``check``, ``verify``, ``generate``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from . import commands as more
 from .checker.check import check
+from .cli_generate import add_generate
 from .errors import InputTypeError, OnnxError
 from .ir import analysis
 from .ir.graph import Function, Imported
@@ -58,7 +59,9 @@ def _said(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="onnx2jax", description="Run, inspect, check and verify ONNX models.")
+    parser = argparse.ArgumentParser(
+        prog="onnx2jax", description="Run, inspect, check and verify ONNX models, and generate text with them."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="run a model on files or random numbers")
@@ -98,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
+!!!
+    add_generate(commands)
+=====
     more.add(commands)
     return parser
 

@@ -21,6 +21,15 @@ def demo_training_model() -> Path:
     return Path(str(files("onnx2jax") / "data" / "digits_training.onnx"))
 
 
+def demo_decoder() -> Path:
+    """The path of a small trained decoder that counts in English, letter by letter; a token is an ASCII code.
+
+    It goes on from any number below a hundred, to 256 letters; after ninety-nine comes zero. Its file is laid out as
+    onnxruntime-genai's builder lays out large ones: ``input_ids``, ``attention_mask`` and caches.
+    """
+    return Path(str(files("onnx2jax") / "data" / "counting.onnx"))
+
+
 def demo_samples() -> dict[str, np.ndarray]:
     """Test images the classifier never saw (``images``), their ``labels`` and the reference ``logits``."""
     with np.load(str(files("onnx2jax") / "data" / "digits_samples.npz")) as samples:

@@ -101,6 +101,12 @@ class Decoder(Steps):
             InputError: prompts that are empty, out of the vocabulary, too long for the cache or for the model, or of
                 different lengths where the model has no mask.
             CacheError: the model gives other numbers with a cache of fixed length.
+
+        >>> import onnx2jax
+        >>> counting = onnx2jax.decoder(onnx2jax.demo_decoder())  # a token is a letter's ASCII code
+        >>> texts = counting.generate(list(b"nineteen twenty "), 22)
+        >>> bytes(texts.texts()[0])
+        b'twenty-one twenty-two '
         """
         options = {"sampling": sampling, "stop": stop, "rng": rng, "length": length, "after": after}
         state, run = self._begin(tokens, max_new_tokens, **options, **others)

@@ -48,6 +48,11 @@ def decoder(
     Raises:
         UnsupportedError: the model has no caches, or nothing that is an input for tokens.
         ModelError: a folder without a decoder in it.
+
+    >>> import onnx2jax
+    >>> counting = onnx2jax.decoder(onnx2jax.demo_decoder())
+    >>> counting.context, counting.vocabulary
+    (256, 128)
     """
     said: dict[str, Any] = {}
     if isinstance(source, str | Path):

@@ -202,10 +202,10 @@ def ends(tokens: Any, place: Any, endings: Any) -> Any:
 def endings(stop: Sequence[Sequence[int]]) -> np.ndarray:
     """What ends a text, as one array: [n, m], n and m rounded up so that other endings are no other program.
 
-    >>> endings([[5], [7, 8]]).tolist()[:2]
-    [[-1, -1, -1, 5], [-1, -1, 7, 8]]
+    >>> endings([[5], [7, 8]])[:2, -2:].tolist()
+    [[-1, 5], [7, 8]]
     """
-    size = 1 << max(max(map(len, stop), default=0) - 1, 3).bit_length()
+    size = 1 << max(max(map(len, stop), default=0) - 1, 15).bit_length()
     rows = [[ANY] * (size - len(s)) + list(s) for s in stop]
     rows += [[NEVER] * size] * (-len(rows) % 4 or 4 * (not rows))
     return np.array(rows, np.int32)

@@ -128,8 +128,9 @@ def caches(model: Model) -> Caches:
     """What a decoder's inputs and outputs are for.
 
     >>> import onnx2jax
-    >>> caches(onnx2jax.convert(onnx2jax.demo_model())).pairs
-    ()
+    >>> found = caches(onnx2jax.convert(onnx2jax.demo_decoder()))
+    >>> sorted(found.roles), [p.past.name for p in found.pairs][:2], found.pairs[0].axis, found.logits
+    (['mask', 'tokens'], ['past_key_values.0.key', 'past_key_values.0.value'], 2, 'logits')
     """
     roles: dict[str, ValueInfo] = {}
     for role, pattern in ROLES.items():

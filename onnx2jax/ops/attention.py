@@ -247,18 +247,24 @@ def _rotated(x, cos, sin, interleaved):
     return xp.concatenate([turned, rest], axis=-1)
 
 
+Swish = Literal["none", "silu", "swish"]
+
+
 @op("CausalConvWithState", since=27, heavy=True)
-def causal_conv_with_state(
-    input, weight, bias=None, past_state=None, *, activation: Literal["none", "silu", "swish"] = "none"
-):
+def causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation: Swish = "none"):
     """A depthwise convolution over the past only, as shifted multiply-adds; the state is the last k - 1 inputs."""
+    return causal_conv(input, weight, bias, past_state, activation, 1)
+
+
+def causal_conv(input, weight, bias, past_state, activation, dilation):
+    """CausalConvWithState with ``dilation - 1`` inputs skipped between two taps; the state is longer by these."""
     if input.ndim != 3 or weight.ndim != 3 or weight.shape[:2] != (input.shape[1], 1):
         raise ValueError(f"input [batch, channels, length] {input.shape} needs weight [channels, 1, k] {weight.shape}")
     (batch, channels, length), taps, wide = input.shape, weight.shape[2], accumulator(input.dtype)
-    line = xp.concatenate([_state(past_state, (batch, channels, taps - 1), input), input], axis=2)
+    line = xp.concatenate([_state(past_state, (batch, channels, (taps - 1) * dilation), input), input], axis=2)
     y = np.zeros((), wide) if bias is None else bias[:, None].astype(wide)
     for i in range(taps):
-        y = y + line[:, :, i : i + length].astype(wide) * weight[:, :, i].astype(wide)
+        y = y + line[:, :, i * dilation : i * dilation + length].astype(wide) * weight[:, :, i].astype(wide)
     if activation != "none":
         y = y.astype(input.dtype).astype(wide)
         y = y / (1 + xp.exp(-y))

@@ -151,7 +151,8 @@ def op(
 def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
     """Spell out what a function takes as ``*inputs`` and ``**attributes``; attributes not given come as declared here.
 
-    The name of an optional input ends in "?"; a required attribute has the default ``Parameter.empty``.
+    The name of an optional input ends in "?"; a required attribute has the default ``Parameter.empty``, one declared as
+    ``Literal`` the first of its values.
 
     >>> @taking("A", "B?", axis=0)
     ... def f(*inputs, keepdims=1, **attributes): ...
@@ -171,10 +172,13 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
         def filled(*inputs: Any, **given: Any) -> Any:
             return function(*inputs, **defaults | given)
 
-        filled.__annotations__ = function.__annotations__ | {n[:-1]: MayBeEmpty for n in inputs if n.endswith("?")}
+        empty = {n[:-1]: MayBeEmpty for n in inputs if n.endswith("?")}
+        filled.__annotations__ = function.__annotations__ | empty | choices
         filled.__signature__ = Signature(sorted(own, key=lambda p: p.kind))  # type: ignore[attr-defined]
         return typing.cast(F, filled)
 
+    choices = {name: value for name, value in attributes.items() if typing.get_origin(value) is Literal}
+    attributes |= {name: typing.get_args(value)[0] for name, value in choices.items()}
     defaults = {name: value for name, value in attributes.items() if value is not Parameter.empty}
     return declare
 

@@ -16,6 +16,7 @@ from tests.support.helpers import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DATA = {
     "ir/types.txt",
+    "data/counting.onnx",
     "data/digits.onnx",
     "data/digits_samples.npz",
     "proto/onnx.proto",

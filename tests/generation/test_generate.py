@@ -20,7 +20,7 @@ from tests.support.decoders import by_hand, by_onnxruntime
 from tests.support.models import mlp
 
 P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
-FILE = decoders.group_query()
+FILE = decoders.group_query(layers=2)
 RUN = by_onnxruntime(FILE)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from onnx2jax.errors import CacheError, InputShapeError
+from onnx2jax.errors import CacheError, InputNameError, InputShapeError
 from onnx2jax.generation.cache import Kind
 from tests.support import decoders
 from tests.support.decoders import File, by_hand, by_onnxruntime
@@ -17,11 +17,11 @@ P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
 ENCODED = np.random.default_rng(3).normal(size=(2, 4, decoders.HIDDEN)).astype(np.float32)
 
 STYLES: dict[str, tuple[Callable[[], File], set[Kind]]] = {
-    "group query": (decoders.group_query, {"shared"}),
+    "group query, two layers": (lambda: decoders.group_query(layers=2), {"shared"}),
     "group query, float16": (lambda: decoders.group_query(np.float16), {"shared"}),
     "group query, 4 bits": (lambda: decoders.group_query(bits="symmetric"), {"shared"}),
     "group query, 4 bits with zero points": (lambda: decoders.group_query(bits="asymmetric"), {"shared"}),
-    "Concat": (decoders.appending, {"appended"}),
+    "Concat, two layers": (lambda: decoders.appending(layers=2), {"appended"}),
     "names of its own": (lambda: decoders.appending(names=("cache_{1}_{0}", "cache_{1}_{0}_out")), {"appended"}),
     "names that say nothing": (lambda: decoders.appending(names=("a{1}{0}", "b{1}{0}")), {"appended"}),
     "ScatterElements": (lambda: decoders.static(32), {"fixed"}),
@@ -53,7 +53,7 @@ def test_our_own_growing_cache_gives_what_generate_gives() -> None:
 
 def test_all_styles_are_one_network() -> None:
     """So that a fault of one of these files, or of one operator, would show."""
-    alike = [b for n, (b, _) in STYLES.items() if "bits" not in n]
+    alike = [b for n, (b, _) in STYLES.items() if "bits" not in n and "two" not in n]
     texts = [by_hand(build(), P, 6)[0] for build in alike]
     assert texts == [texts[0]] * len(alike)
 
@@ -77,6 +77,7 @@ def test_after_an_encoder(merged: bool) -> None:
 def test_of_two_files_each_has_its_own_weights() -> None:
     """Exporters number the weights of products, so that one name stands for other numbers in the other file."""
     later, first = (decoders.after_an_encoder(first=f).file() for f in (False, True))
+    original = decoders.after_an_encoder(first=True).file()
     wanted = by_hand(later, P, 4, first=first, encoder_hidden_states=ENCODED[:1])[0]
     swapped = {"0.q": "0.cross.q", "0.cross.q": "0.q"}
     for node in first.proto.graph.node:
@@ -85,7 +86,12 @@ def test_of_two_files_each_has_its_own_weights() -> None:
         tensor.name = swapped.get(tensor.name, tensor.name)
     decoder = onnx2jax.decoder(onnx2jax.convert(later.proto), prefill=onnx2jax.convert(first.proto))
     assert {n for n in decoder.params if n.startswith("first/")} >= {"first/0.q", "first/0.cross.key"}
-    assert decoder.generate(P, 4, encoder_hidden_states=ENCODED[:1]).texts() == [wanted]
+    texts = decoder.generate(P, 4, encoder_hidden_states=ENCODED[:1])
+    assert texts.texts() == [wanted]
+    more = by_hand(later, [*P, *wanted, 7, 8], 2, first=original, encoder_hidden_states=ENCODED[:1])[0]
+    assert decoder.generate([7, 8], 2, after=texts).texts() == [more], "the cache holds what the encoder gave"
+    with pytest.raises(InputNameError, match="'encoder_hidden_states' of the decoder is not given"):
+        decoder.generate(P, 4)
 
 
 def test_a_state_of_a_convolution() -> None:

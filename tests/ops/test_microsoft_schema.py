@@ -59,7 +59,18 @@ def test_operators_that_take_strings() -> None:
     assert all(places in ([], [0]) for places in takes.values())
 
 
-NEWER = {"GroupQueryAttention": {"query_seqlens", "q_norm_epsilon", "k_norm_epsilon"}}
+NEWER = {
+    "CausalConvWithState": {
+        "input_channel_offset",
+        "input_channels",
+        "state_channels_last",
+        "state_length",
+        "state_update_capacity",
+    },
+    "GroupQueryAttention": {"query_seqlens", "q_norm_epsilon", "k_norm_epsilon"},
+    "MoE": {"swiglu_limit_after_activation"},
+    "QMoE": {"swiglu_limit_after_activation"},
+}
 """What onnxruntime 1.32 has added, and an older one does not know."""
 
 

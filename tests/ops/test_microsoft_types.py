@@ -37,6 +37,11 @@ LSTM = {"hidden_size": 8}
 GATES = np.full((1, 32), 0.004, np.float32), np.zeros((1, 32), np.uint8)
 WEIGHTS = bytes_(np.int8, 1, 4, 32).astype(np.uint8) // 4, bytes_(np.int8, 1, 8, 32).astype(np.uint8) // 4
 PROJECTED = bytes_(np.uint8, 2, 3, 16) // 2, bytes_(np.uint8, 16, 3 * HIDDEN) // 2
+ROUTER = np.array([[2, -1, 1, 0], [0, 3, 1, -2], [1, 0, -1, 2], [-1, 1, 3, 0], [0.5, -0.5, 1.5, 2.5]], np.float32)
+EXPERTS = {"activation_type": "swiglu", "k": 2, "normalize_routing_weights": 1, "swiglu_fusion": 1}
+PACKED = [bytes_(np.uint8, 4, 32, 8), abs(real(4, 32)) / 8, bytes_(np.uint8, 4, 16, 8), abs(real(4, 16)) / 8]
+GATED = [real(2, 3, 16), real(2, 3, 8), real(2, 3, 8)]
+SHARED = {"kv_num_heads": 2, "q_num_heads": 4}
 
 # operator, inputs, outputs, attributes: what test_microsoft.py's table has no row for
 ROWS: list[tuple[str, list[Any], int, dict[str, Any]]] = [
@@ -56,7 +61,12 @@ ROWS: list[tuple[str, list[Any], int, dict[str, Any]]] = [
         1,
         {"K": 32, "N": 3, "bits": 4, "block_size": 16},
     ),
+    ("MoE", [real(5, 8), ROUTER, real(4, 12, 8), real(4, 12), real(4, 8, 6), real(4, 8)], 1, EXPERTS),
     ("MulInteger", [BYTES, ZERO, BYTES, ZERO], 1, {}),
+    ("QMoE", [real(5, 16), ROUTER, *PACKED[:2], real(4, 32), *PACKED[2:], real(4, 16)], 1, EXPERTS),
+    ("CausalConvWithState", [real(2, 4, 5), real(4, 1, 3), real(4), real(2, 4, 4)], 2, {"dilation": 2}),
+    ("LinearAttention", [*GATED, real(2, 2, 4, 4), -abs(real(2, 3, 2)), abs(real(2, 3, 2))], 2, SHARED),
+    ("LinearAttentionGate", [real(2, 3, 4), real(4), -abs(real(4)), real(2, 3, 4)], 2, {}),
     ("NhwcConv", [LAST, real(4, 8, 3, 3), real(4)], 1, {"pads": (1, 1, 1, 1)}),
     ("NhwcFusedConv", [LAST, real(4, 8, 3, 3), real(4)], 1, {"activation": "Relu"}),
     ("NhwcMaxPool", [np.moveaxis(PIXELS, 1, -1).copy()], 1, {"kernel_shape": (2, 2)}),
@@ -94,6 +104,7 @@ LEFT_OUT = {
     ("GatherBlockQuantized", "T1"): "packed and unpacked data differ in shape: test_microsoft.py has both",
     ("GroupQueryAttention", "T_CACHE"): "another type than the queries' needs scales: test_microsoft_caches.py",
     ("MatMulNBits", "T3"): "packed and real zero points differ in shape: test_microsoft.py has both",
+    ("QMoE", "float8"): "weights and scales of quant_type fp8, which is refused",
     ("FusedGemm", "int"): "the row's activation makes fractions of integers",
     ("FusedGemm", "uint"): "the row's activation makes fractions of integers",
     **dict.fromkeys(

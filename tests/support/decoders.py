@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from tests.support.models import NP, model, value
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, SIZE, VOCABULARY = 2, 32, 4, 2, 16, 61
+HIDDEN, HEADS, KV_HEADS, SIZE, VOCABULARY = 32, 4, 2, 16, 61
 CONTEXT = 128
 """Rows of the tables of rotations."""
 MS = "com.microsoft"
@@ -48,6 +48,7 @@ class Net:
     bits: str = ""
     """Weights of products: "" as they are, "symmetric" or "asymmetric" in 4 bits."""
     names: tuple[str, str] = ("past_key_values.{}.{}", "present.{}.{}")
+    layers: int = 1
     seed: int = 0
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: NP = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Net:
         ids = x or self.give("input_ids", np.int64, "batch_size", "sequence_length")
         table = self.weight("embedding", VOCABULARY, HIDDEN).astype(self.dtype)
         x = self("Gather", self.constant(table, "embedding"), ids)
-        for i in range(LAYERS):
+        for i in range(self.layers):
             h = self.norm(x, f"{i}.norm")
             q, k, v = (
                 self.linear(h, f"{i}.{n}", HIDDEN, SIZE * m)
@@ -214,9 +215,9 @@ def in_four_bits(weight: np.ndarray, *, asymmetric: bool) -> tuple[np.ndarray, n
     return packed, scales, z[:, ::2] | z[:, 1::2] << 4
 
 
-def group_query(dtype: Any = np.float32, bits: str = "") -> File:
+def group_query(dtype: Any = np.float32, bits: str = "", layers: int = 1) -> File:
     """GroupQueryAttention with rotations, as the builder of onnxruntime-genai writes it."""
-    net = Net(dtype, bits)
+    net = Net(dtype, bits, layers=layers)
     mask = net.give("attention_mask", np.int64, "batch_size", "total_sequence_length")
     lengths = net("Cast", net("Sub", net("ReduceSum", mask, np.array([1]), keepdims=0), np.int64(1)), to=6)
     total = net("Cast", net("Squeeze", net.extent(mask, 1)), to=6)
@@ -242,9 +243,9 @@ def group_query(dtype: Any = np.float32, bits: str = "") -> File:
     return net.file()
 
 
-def appending(*, positions: bool = True, window: int = 0, names: tuple[str, str] | None = None) -> File:
+def appending(*, positions: bool = True, window: int = 0, names: tuple[str, str] = Net.names, layers: int = 1) -> File:
     """Concat(past, new), as torch exports it by way of optimum."""
-    net = Net(names=names or Net.names)
+    net = Net(names=names, layers=layers)
     mask = net.give("attention_mask", np.int64, "batch_size", "total_sequence_length")
     where = net.give("position_ids", np.int64, "batch_size", "sequence_length") if positions else ""
     net.network(appended(mask, where, window))

@@ -1,16 +1,18 @@
-"""The com.microsoft domain, attention."""
+"""The com.microsoft domain, attention; linear attention, and what stands before and behind it."""
 
 from __future__ import annotations
 
+import math
 from inspect import Parameter
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..arrays import accumulator, check_shapes, is_traced, needs_known, wide, xp
-from ..attention import attend, check_past, heads_of, merged, window
+from ..attention import Swish, attend, causal_conv, check_past, heads_of, linear_attention, merged, window
 from ..linalg import product
 from ..registry import op, taking
 from .fused import MICROSOFT
@@ -190,3 +192,62 @@ def multi_head_attention(
         key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
     options |= {"past": (past_key, past_value), "length": past_sequence_length, "beams": cache_indirection}
     return split_attention(*with_bias(bias, query, key, value), mask=key_padding_mask, bias=attention_bias, **options)
+
+
+_WINDOW = "state_window, with which states can be taken back, is refused"
+
+
+def in_places(x, heads, places):
+    """[batch, tokens, heads * size] with each head repeated where there are more places."""
+    if heads >= places:
+        return x
+    if heads < 1 or places % heads:
+        raise ValueError(f"{heads} heads of queries or keys cannot be shared by {places} heads of values")
+    split = x.reshape(*x.shape[:2], heads, x.shape[2] // heads)
+    return jnp.repeat(split, places // heads, axis=2).reshape(*x.shape[:2], places * split.shape[3])
+
+
+@op("LinearAttention", domain=MICROSOFT, heavy=True, limits=_WINDOW)
+@taking(
+    chunk_size=64, scale=0.0, state_window=Literal[0], update_rule=Literal["gated_delta", "linear", "gated", "delta"]
+)
+def ms_linear_attention(
+    query, key, value, past_state=None, decay=None, beta=None, *, kv_num_heads, q_num_heads, state_window=0, **options
+):
+    """LinearAttention, in which a head of queries and keys may also serve several heads of values."""
+    del state_window
+    check_shapes({}, query=(query, "batch tokens features"), key=(key, "batch tokens key_features"))
+    key = in_places(key, key.shape[2] * q_num_heads // max(query.shape[2], 1), kv_num_heads)
+    query, heads = in_places(query, q_num_heads, kv_num_heads), max(q_num_heads, kv_num_heads)
+    options |= {"kv_num_heads": kv_num_heads, "q_num_heads": heads}
+    return linear_attention(query, key, value, past_state, decay, beta, **options)
+
+
+@op("LinearAttentionGate", domain=MICROSOFT, half="float32")
+def linear_attention_gate(a, dt_bias, decay_scale, b=None):
+    """What goes into LinearAttention as decay and beta, from their projections."""
+    whole, each = "batch tokens heads", "heads"
+    check_shapes({}, a=(a, whole), b=(b, whole), dt_bias=(dt_bias, each), decay_scale=(decay_scale, each))
+    decay = decay_scale * jax.nn.softplus(a + dt_bias)
+    return decay if b is None else (decay, jax.nn.sigmoid(b))
+
+
+_PLAIN = dict.fromkeys(("input_channel_offset", "input_channels", "state_length", "state_window"), Literal[0])
+_PLAIN |= {"ndim": Literal[1], "state_channels_last": Literal[-1], "state_update_capacity": Literal[0]}
+_LIMITS = f"ndim 1; {_WINDOW}, and so are a part of the channels and other layouts of the state"
+
+
+@op("CausalConvWithState", domain=MICROSOFT, heavy=True, limits=_LIMITS)
+@taking(activation=Swish, channels_last=Literal[0, 1], dilation=1, **_PLAIN)
+def ms_causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation, channels_last, dilation, **_):
+    """CausalConvWithState with taps apart from each other; the channels may stand last, on several axes."""
+    if dilation < 1:
+        raise ValueError(f"dilation ({dilation}) must be 1 or more")
+    if not channels_last:
+        return causal_conv(input, weight, bias, past_state, activation, dilation)
+
+    def channels_first(x):
+        return None if x is None else xp.moveaxis(x.reshape(*x.shape[:2], math.prod(x.shape[2:])), 2, 1)
+
+    results = causal_conv(channels_first(input), weight, bias, channels_first(past_state), activation, dilation)
+    return tuple(xp.moveaxis(y, 1, 2).reshape(y.shape[0], y.shape[2], *input.shape[2:]) for y in results)

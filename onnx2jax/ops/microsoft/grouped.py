@@ -21,19 +21,13 @@ from .quant import unpack
 def full_room(total, past_key, new):
     """How many keys the new queries may see, and rows for these tokens before and after the call."""
     past = 0 if past_key is None else past_key.shape[2]
-    if is_traced(total):
-        if past_key is None:
-            raise KnownValueError(
-                "total_sequence_length is traced, and without past_key nothing else says how long the cache is: give a "
-                "past_key of its full length (zeros at first)"
-            )
-        total = past
+    if is_traced(total) and past_key is None:
+        raise KnownValueError("total_sequence_length is traced: without it, past_key must have the cache's full length")
+    total = past if is_traced(total) else total
     known = all(isinstance(n, int) for n in (total, past, new))
     if known and (new > total or past < total != past + new):
-        raise ValueError(
-            f"total_sequence_length ({total}) must count the past ({past}) and the new tokens ({new}), or else be "
-            f"from {new} to {past}, where the past is a buffer with room for more"
-        )
+        wanted = f"{past + new}, or from {new} to {past} where the past is a buffer with room for more"
+        raise ValueError(f"total_sequence_length ({total}) must be that of the past and the new tokens: {wanted}")
     length = total if past_key is None else max(total, past)
     return total, length, length
 
@@ -42,10 +36,7 @@ def window_room(past_key, new, size):
     """The same for a cache of the last tokens, ``size`` of them or a few more."""
     length = 0 if past_key is None else past_key.shape[2]
     if not 0 < size <= length:
-        raise ValueError(
-            f"sliding_window_cache=1 needs a local_window_size above 0 (it is {size}), and past_key and past_value "
-            f"with room for at least as many tokens (they have {length})"
-        )
+        raise ValueError(f"past_key has room for {length} tokens, a sliding one needs local_window_size ({size}) > 0")
     return length + new, 2 * length + new, length
 
 
@@ -139,8 +130,8 @@ def group_query_attention(
         raise ValueError(f"causal=0 takes no local_window_size (it is {local_window_size}): it must be -1")
     if sliding_window_cache and n_outputs > 3:
         raise NotImplementedError(f"output_qk: {_CACHE}")
-    scales = [cache_scale("k_scale", k_scale, k_quant_type, bits, kv_num_heads, size)]
-    scales += [cache_scale("v_scale", v_scale, v_quant_type, bits, kv_num_heads, size)]
+    named = ("k_scale", k_scale, k_quant_type), ("v_scale", v_scale, v_quant_type)
+    scales = [cache_scale(*scale, bits, kv_num_heads, size) for scale in named]
     room = window_room(past_key, new, local_window_size) if sliding_window_cache else full_room(total, past_key, new)
     keys, rows, length = room
     fresh, kept = "batch heads new size", "batch heads past stored"
@@ -156,11 +147,9 @@ def group_query_attention(
         q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
     if q_norm_weight is not None:
-        pairs = ((q, q_norm_weight, q_norm_epsilon), (k, k_norm_weight, k_norm_epsilon))
-        q, k = (
-            simplified_layer_normalization(x, w, epsilon=qk_norm_epsilon if epsilon is None else epsilon)[0]
-            for x, w, epsilon in pairs
-        )
+        q_epsilon, k_epsilon = (qk_norm_epsilon if e is None else e for e in (q_norm_epsilon, k_norm_epsilon))
+        q = simplified_layer_normalization(q, q_norm_weight, epsilon=q_epsilon)[0]
+        k = simplified_layer_normalization(k, k_norm_weight, epsilon=k_epsilon)[0]
     ends = jnp.asarray(seqlens_k).reshape(-1).astype(np.int32) + 1
     starts = jnp.maximum(ends - new, 0) if query_seqlens is None else ends - query_seqlens.astype(np.int32)
     if do_rotary:
@@ -175,10 +164,8 @@ def group_query_attention(
         q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **turn) for x in (q, k))
     first = resident(starts, length, local_window_size) if sliding_window_cache else starts
     last = first + ends - starts
-    caches = [
-        appended(past, quantized(x, scale, bits), first, rows)
-        for past, x, scale in zip((past_key, past_value), (k, v), scales, strict=True)
-    ]
+    stored = [quantized(x, scale, bits) for x, scale in zip((k, v), scales, strict=True)]
+    caches = [appended(past, x, first, rows) for past, x in zip((past_key, past_value), stored, strict=True)]
     k, v = (dequantized(c[:, :, :keys], scale, bits, q.dtype) for c, scale in zip(caches, scales, strict=True))
     if sliding_window_cache:
         if attention_bias is not None:  # its columns are positions
@@ -192,9 +179,8 @@ def group_query_attention(
     masks += [] if causal else [lax.iota(np.int32, keys) < last]
     sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
     sink = sink if head_sink is None else wide(head_sink).reshape(1, -1, 1, 1)
-    y, (*_, scores, weights) = attend(
-        q, k, v, scale=scale or None, softcap=softcap, biases=[attention_bias], masks=masks, sink=sink
-    )
+    options = {"scale": scale or None, "softcap": softcap, "biases": [attention_bias], "masks": masks, "sink": sink}
+    y, (*_, scores, weights) = attend(q, k, v, **options)
     if n_outputs > 3 and qk_output not in (1, 2):
         raise ValueError(f"the output output_qk needs qk_output 1 (before softmax) or 2 (after), not {qk_output}")
     scores = weights if qk_output == 2 else jnp.where(jnp.isneginf(scores), 0, scores)

@@ -36,7 +36,7 @@ def blocked(values, scales, block_size):
     return values * jnp.repeat(scales, block_size, axis=1)[:, : values.shape[1]]
 
 
-def _linear(A, weight, bias):
+def linear(A, weight, bias):
     """A times the transpose of a weight [out, in], summed in float32 and rounded once."""
     check_shapes({}, B=(weight, "N K"), A=(A.reshape(-1, A.shape[-1]), "rows K"), bias=(bias, "N"))
     y = product(A, weight.T, accumulator(A.dtype))
@@ -52,7 +52,7 @@ def matmul_bnb4(A, B, absmax, *, K, N, block_size, quant_type: Literal[0, 1], tr
     codes = jnp.stack([B.reshape(-1) >> 4, B.reshape(-1) & 15], axis=1).reshape(1, -1)[:, : N * K]
     values = jnp.asarray(CODES[quant_type])[codes]
     weight = blocked(values, wide(absmax)[None], block_size).reshape(N, K).astype(A.dtype)
-    return _linear(A, weight if transB else weight.T, None)
+    return linear(A, weight if transB else weight.T, None)
 
 
 @op("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, heavy=True)
@@ -63,7 +63,7 @@ def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, 
     magnitude = jnp.asarray(np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6]))[halves & 7]
     scales = lax.bitcast_convert_type(jnp.asarray(weight_scale), jnp.dtype(ml_dtypes.float8_e4m3fn))
     values = jnp.where(halves > 7, -magnitude, magnitude) * weight_scale_2.reshape(())
-    return _linear(A, blocked(values, scales.astype(np.float32), block_size).astype(A.dtype), bias)
+    return linear(A, blocked(values, scales.astype(np.float32), block_size).astype(A.dtype), bias)
 
 
 @op("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, heavy=True, limits="A beyond float8's range takes its end")
@@ -72,7 +72,7 @@ def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128):
     x = wide(A)
     if a_scale is not None:
         x = cast_to(x / a_scale.reshape(()), B.dtype).astype(np.float32) * a_scale.reshape(())
-    return _linear(x, blocked(B.astype(np.float32), b_scale, block_size), bias).astype(A.dtype)
+    return linear(x, blocked(B.astype(np.float32), b_scale, block_size), bias).astype(A.dtype)
 
 
 def _normed(A, skip, norm_scale, epsilon, asked):

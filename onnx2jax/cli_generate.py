@@ -1,0 +1,108 @@
+"""``python -m onnx2jax generate model.onnx --prompt "..."``: what a decoder says, as it comes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .errors import UnsupportedError
+from .generation.decoder import Decoder
+from .generation.files import decoder, tokenizer
+from .generation.sampling import Sampling
+
+MOST = 128
+"""Tokens that are generated at most unless asked for more, or the model was made for fewer."""
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""Ends a text whose last letter is not complete yet."""
+
+
+def add_generate(commands: Any) -> None:
+    """Add the command to a parser's."""
+    generate = commands.add_parser("generate", help="generate text with a decoder")
+    generate.set_defaults(command=_generate, refuse=generate.error)
+    generate.add_argument("model", type=Path, help="a decoder's file, or the folder in which it lies")
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="needs tokenizer.json beside the model")
+    prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="the prompt as tokens; prints tokens")
+    generate.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help=f"(default: {MOST}, or what there is room for)"
+    )
+    generate.add_argument("--temperature", type=float, metavar="T", help="0 for the likeliest token, the default")
+    generate.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    generate.add_argument(
+        "--top-p", type=float, metavar="P", help="only the likeliest tokens of probability P together"
+    )
+    generate.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
+    generate.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
+    generate.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="ends the text, as do 1,2 with --prompt-ids; repeatable",
+    )
+
+
+def _ids(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(p.strip().isdecimal() for p in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of tokens such as 1,2,3")
+    return [int(p) for p in parts]
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    if arguments.prompt_ids is not None:
+        return _print_ids(arguments)
+    try:
+        words = tokenizer(arguments.model)
+    except ImportError as error:
+        raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
+    model = decoder(arguments.model)
+    for piece in _pieces(words, _tokens(model, arguments, words.encode(arguments.prompt).ids), arguments.stop):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def _print_ids(arguments: argparse.Namespace) -> int:
+    try:
+        stop = [_ids(s) for s in arguments.stop]
+    except argparse.ArgumentTypeError as error:
+        arguments.refuse(f"argument --stop: {error}")
+    for i, token in enumerate(_tokens(decoder(arguments.model), arguments, arguments.prompt_ids, stop)):
+        print(f" {token}" if i else token, end="", flush=True)
+    print()
+    return 0
+
+
+def _tokens(
+    model: Decoder, arguments: argparse.Namespace, prompt: Sequence[int], stop: Sequence[Sequence[int]] = ()
+) -> Iterator[int]:
+    """The tokens that come after a prompt."""
+    count = arguments.max_new_tokens
+    if count is None:
+        room = model.fixed_length if model.context is None else model.context
+        count = MOST if room is None else max(1, min(MOST, room - len(prompt)))
+    limits = {n: v for n in ("temperature", "top_k", "top_p", "min_p") if (v := getattr(arguments, n)) is not None}
+    sampling: Any = Sampling(**limits) if limits else "greedy"
+    for tokens in model.stream(prompt, count, sampling=sampling, rng=arguments.seed, stop=[*model.stop, *stop]):
+        yield int(tokens[0])
+
+
+def _pieces(words: Any, tokens: Iterator[int], stop: Sequence[str]) -> Iterator[str]:
+    """The text of tokens as it grows, up to what ends it, which may lie across tokens."""
+    held = max((len(s) - 1 for s in stop), default=0)
+    ids: list[int] = []
+    text, shown = "", 0
+    for token in tokens:
+        ids.append(token)
+        text = words.decode(ids)
+        if ends := [text.index(s) + len(s) for s in stop if s and s in text]:
+            text = text[: min(ends)]
+            break
+        if not text.endswith(UNFINISHED) and len(text) - held > shown:
+            yield text[shown : len(text) - held]
+            shown = len(text) - held
+    yield text[shown:]
