@@ -101,9 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
-!!!
     add_generate(commands)
-=====
     more.add(commands)
     return parser
 
