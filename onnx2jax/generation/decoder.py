@@ -169,6 +169,8 @@ class Decoder(Steps):
     ) -> Generation:  # fmt: skip
         """Generate the texts of ``generate``, the likeliest, with fewer calls: a smaller decoder drafts some tokens.
 
+        Several texts go on together, by as many tokens as are right in each of them.
+
         Args:
             tokens, max_new_tokens, stop, length, **others: as for ``generate``.
             draft: a faster decoder for the same tokens. The better it foretells this one, the fewer calls there are.

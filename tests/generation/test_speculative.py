@@ -49,6 +49,15 @@ def test_ends_where_a_text_ends_also_within_a_round() -> None:
         np.testing.assert_array_equal(found.last, want.last)
 
 
+def test_rows_for_which_the_draft_is_right_at_different_places_keep_to_their_room() -> None:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 61, n).tolist() for n in (2, 8, 3, 5, 4, 6)]
+    own = decoder("appended")
+    found = own.speculate(prompts, 30, decoder("int4"), count=3, stop=(), length=8 + 30 + 4)
+    assert found.texts() == own.generate(prompts, 30, stop=()).texts()
+    assert int(found.cache.end) <= found.cache.length
+
+
 def test_goes_on_behind_it() -> None:
     own = decoder("appended")
     found, want = own.speculate(PROMPTS, 6, own, count=3, length=64), own.generate(PROMPTS, 6, length=64)
