@@ -243,6 +243,9 @@ class Decoder(Steps):
                 )
             more = np.concatenate([after.last, even(rows, len(after.last))], axis=1)
             self._check_room(after.cache, more.shape[1] + count)
+            if self._ragged(after.cache):  # which the prompts may not have been
+                rows = [np.resize(row, min(6, after.cache.length) - i % 2) for i, row in enumerate(more)]
+                self._prove(rows, after.cache.length, choose, how, others)
             state = self._programs.further(after.cache, more, choose, how, others)
             self._prove_further(after.cache, more, state, choose, how, others)
             return state, run
@@ -271,6 +274,11 @@ class Decoder(Steps):
         if self.vocabulary is not None and largest >= self.vocabulary:
             raise InputValueError(f"stop has token {largest}; they are 0 to {self.vocabulary - 1}")
         return found
+
+    @staticmethod
+    def _ragged(cache: Cache) -> bool:
+        """Whether sequences have different numbers of tokens, so that their places are not their positions."""
+        return len(set(np.asarray(cache.lengths).tolist())) > 1
 
     def _first(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Any, others: Any) -> State:
         lengths = np.array([len(r) for r in rows], np.int32)
@@ -308,10 +316,12 @@ class Decoder(Steps):
     def _prove(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> None:
         """Compare a step over the cache with the first call, once for each batch and length of the cache.
 
+        Once for prompts of one length, and once for others, whose places in the cache are not their positions.
+
         Raises:
             CacheError: they differ.
         """
-        if (key := (len(rows), room)) in self._proved:
+        if (key := (len(rows), room, len(set(map(len, rows))) > 1)) in self._proved:
             return
         how = {**how, "endings": np.full_like(how["endings"], NEVER)}
         rows = [r if len(r) > 1 else np.concatenate([r, r]) for r in rows]
@@ -329,7 +339,7 @@ class Decoder(Steps):
         Raises:
             CacheError: they differ.
         """
-        if more.shape[1] == 1 or (key := (more.shape, cache.length)) in self._proved:
+        if more.shape[1] == 1 or (key := (more.shape, cache.length, self._ragged(cache))) in self._proved:
             return
         how = {**how, "endings": np.full_like(how["endings"], NEVER)}
         own = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))

@@ -125,6 +125,21 @@ def test_what_depends_on_extents_is_refused(build: Callable[[], File]) -> None:
         decoder.generate([P, Q], 8)
 
 
+def test_places_that_are_positions_while_texts_are_equally_long() -> None:
+    file = decoders.static(32, positions=False)
+    decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
+    prompts = [P, P[::-1]]
+    wanted = [by_hand(file, prompt, 6, run)[0] for prompt in prompts]
+    texts = decoder.generate(prompts, 6)
+    assert texts.texts() == wanted
+    assert decoder.generate([[7], [7]], 2, after=texts).texts()[0] == by_hand(file, [*P, *wanted[0], 7], 2, run)[0]
+    with pytest.raises(CacheError):
+        decoder.generate([P, Q], 6)
+    ended = decoder.generate(prompts, 6, stop=next(t for t in wanted[0] if t not in wanted[1]))
+    with pytest.raises(CacheError):
+        decoder.generate([[7], [7]], 2, after=ended)
+
+
 def test_what_depends_on_extents_runs_with_a_cache_that_grows() -> None:
     file = decoders.appending(positions=False, window=4)
     model = onnx2jax.convert(file.proto)
