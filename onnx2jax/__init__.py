@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from . import backend
 from .checker.check import Report, check
 from .data import demo_decoder, demo_model, demo_training_model
 from .generation.beam import Beams
@@ -20,6 +21,7 @@ from .model.save import save
 from .ops.registry import MayBeEmpty, Shaped, Static, op, supported
 from .runtime.compiled import RecompilationWarning
 from .runtime.explained import DeviationWarning
+from .session import InferenceSession
 from .sharding.rules import ShardingWarning
 from .training.artifacts import Artifacts, load_artifacts
 from .training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
@@ -39,6 +41,7 @@ __all__ = [
     "FineTuning",
     "FineTuningState",
     "Generation",
+    "InferenceSession",
     "MayBeEmpty",
     "Model",
     "OnnxFile",
@@ -50,6 +53,7 @@ __all__ = [
     "Static",
     "TrainingModel",
     "TrainingState",
+    "backend",
     "check",
     "convert",
     "decoder",

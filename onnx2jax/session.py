@@ -1,0 +1,193 @@
+"""onnxruntime's calls by their own names, for code that was written for it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+
+from .errors import UnsupportedError
+from .model.convert import convert
+from .proto.dtypes import ELEMENT_TYPES, to_code
+from .proto.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType, ValueInfo
+
+PROVIDER: Final = "JaxExecutionProvider"
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output: numbers, names and None are its ``shape``, and ``type`` is said as onnxruntime does."""
+
+    name: str
+    shape: list[int | str | None]
+    type: str
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What the file says of itself."""
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: dict[str, str]
+
+
+class InferenceSession:
+    """A model with the calls of ``onnxruntime.InferenceSession``, run by JAX.
+
+    Args:
+        path_or_bytes: the file, or its bytes.
+        sess_options, providers, provider_options: taken and left alone, with one warning where they ask for something
+            else than what JAX does by itself: devices are JAX's (``jax.default_device``, ``convert(..., mesh=)``).
+        **told: keywords of ``onnx2jax.convert``.
+
+    Attributes:
+        model: the Model, for ``grad``, ``vmap``, arrays that stay on their device, and all else.
+
+    >>> import numpy as np, onnx2jax
+    >>> session = onnx2jax.InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
+    >>> session.get_inputs()[0]
+    NodeArg(name='image', shape=['batch', 1, 8, 8], type='tensor(float)')
+    >>> (logits,) = session.run(None, {"image": np.zeros((2, 1, 8, 8), np.float32)})
+    >>> logits.shape
+    (2, 10)
+    """
+
+    _warned = False
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **told: Any,
+    ) -> None:
+        self.model = convert(path_or_bytes, **told)
+        self._say_once(sess_options, providers, provider_options)
+
+    @classmethod
+    def _say_once(cls, sess_options: Any, providers: Any, provider_options: Any) -> None:
+        own = {PROVIDER} | ({"CPUExecutionProvider"} if jax.default_backend() == "cpu" else set())
+        names = {p if isinstance(p, str) else p[0] for p in providers or ()}
+        given = {"sess_options": sess_options is not None, "providers": bool(names - own)}
+        given["provider_options"] = any(provider_options or ())
+        ignored = [name for name, is_given in given.items() if is_given]
+        if ignored and not InferenceSession._warned:
+            InferenceSession._warned = True
+            warnings.warn(
+                f"onnx2jax.InferenceSession leaves {', '.join(ignored)} alone: the model runs by JAX on "
+                f"{jax.default_backend()}. To choose devices: jax.default_device, or InferenceSession(..., mesh=mesh)",
+                stacklevel=3,
+            )
+
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
+    ) -> list[Any]:
+        """NumPy in, a list of NumPy out; ``None`` (or nothing) asks for all outputs.
+
+        Raises:
+            InputError: the feeds do not fit the model.
+        """
+        if run_options is not None:
+            self._say_once(run_options, None, None)
+        return self.model.run(output_names or None, input_feed)
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs that a run needs."""
+        return list(map(_node_arg, self.model.inputs))
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs, in order."""
+        return list(map(_node_arg, self.model.outputs))
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Inputs that have a default."""
+        return list(map(_node_arg, self.model.optional.values()))
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the file says of itself."""
+        assert self.model.origin is not None
+        m = self.model.origin.open().message
+        return ModelMetadata(
+            producer_name=m.producer_name,
+            graph_name=m.graph.name,
+            domain=m.domain,
+            description=m.doc_string,
+            graph_description=m.graph.doc_string,
+            version=m.model_version,
+            custom_metadata_map={p.key: p.value for p in m.metadata_props},
+        )
+
+    def get_providers(self) -> list[str]:
+        """What runs the model: JAX."""
+        return [PROVIDER]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """None."""
+        return {PROVIDER: {}}
+
+    def set_providers(self, providers: Sequence[Any], provider_options: Any = None) -> None:
+        """Taken and left alone, with one warning."""
+        self._say_once(None, providers, provider_options)
+
+    def io_binding(self) -> Any:
+        """Refused.
+
+        Raises:
+            UnsupportedError: always; it says what to do instead.
+        """
+        raise self._no_binding("io_binding")
+
+    def run_with_iobinding(self, *_: Any) -> Any:
+        """Refused, as ``io_binding`` is."""
+        raise self._no_binding("run_with_iobinding")
+
+    def run_with_ort_values(self, *_: Any) -> Any:
+        """Refused, as ``io_binding`` is."""
+        raise self._no_binding("run_with_ort_values")
+
+    def _no_binding(self, what: str) -> UnsupportedError:
+        names = ", ".join(v.name for v in self.model.inputs)
+        return UnsupportedError(
+            f"there is no {what}: JAX arrays stay on their device by themselves. Call the model, "
+            f"session.model({names}), with arrays that jax.device_put has placed; what it returns lies there too"
+        )
+
+
+def _node_arg(info: ValueInfo) -> NodeArg:
+    return NodeArg(info.name, list(info.shape or ()), _said(info.type))
+
+
+def _said(kind: Any) -> str:
+    """A type in onnxruntime's words.
+
+    >>> import numpy as np
+    >>> _said(SequenceType(MapType(np.dtype("int64"), TensorType(np.dtype("float32"), ()))))
+    'seq(map(int64,tensor(float)))'
+    """
+    match kind:
+        case SparseTensorType():
+            return f"sparse_tensor({_element(kind.dtype)})"
+        case TensorType():
+            return f"tensor({_element(kind.dtype)})"
+        case SequenceType():
+            return f"seq({_said(kind.element)})"
+        case OptionalType():
+            return f"optional({_said(kind.element)})"
+        case MapType():
+            return f"map({_element(kind.key)},{_said(kind.value)})"
+        case _:
+            return str(kind or "")
+
+
+def _element(dtype: Any) -> str:
+    return ELEMENT_TYPES[to_code(dtype)].name.lower()

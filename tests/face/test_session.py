@@ -1,0 +1,93 @@
+"""``InferenceSession`` beside onnxruntime's: the same calls give the same things."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnx2jax
+from onnx2jax import InferenceSession, errors
+
+FILE = onnx.parser.parse_model(
+    """<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 1],
+    producer_name: "me", domain: "org.me", model_version: 7,
+    doc_string: "what it is", metadata_props: ["k": "v"]>
+    g (float[n, 3] x, int64[] at, string[2] s, float16[?, 1] h, bool[1] b)
+    => (float[n, 3] y, seq(float) z, string[2] t, float16[m, 1] i, bool[1] c, double[1] w) <float[3] w0 = {1, 2, 3}>
+    { y = Mul(x, w0)\n z = SplitToSequence(x)\n t = Identity(s)\n i = Neg(h)\n c = Not(b)\n p = Cast<to = 11>(at)
+      one = Constant<value = int64[1] {1}>()\n w = Reshape(p, one) }"""
+).SerializeToString()
+FEEDS = {
+    "x": np.float32([[1, 2, 3], [4, 5, 6]]),
+    "at": np.array(4),
+    "s": np.array(["a", "b"], object),
+    "h": np.ones((2, 1), np.float16),
+    "b": np.array([True]),
+}
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The warning has not been given yet."""
+    monkeypatch.setattr(InferenceSession, "_warned", False)
+    yield
+
+
+@pytest.fixture(scope="module")
+def both() -> tuple[InferenceSession, onnxruntime.InferenceSession]:
+    return InferenceSession(FILE), onnxruntime.InferenceSession(FILE, providers=["CPUExecutionProvider"])
+
+
+def test_inputs_and_outputs_are_described_alike(both: tuple[InferenceSession, onnxruntime.InferenceSession]) -> None:
+    for what in ("get_inputs", "get_outputs"):
+        ours, theirs = ([(v.name, v.shape, v.type) for v in getattr(s, what)()] for s in both)
+        assert ours == theirs
+
+
+def test_what_the_file_says_of_itself(both: tuple[InferenceSession, onnxruntime.InferenceSession]) -> None:
+    ours, theirs = (s.get_modelmeta() for s in both)
+    for name in ("producer_name", "graph_name", "domain", "description", "version", "custom_metadata_map"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize("names", [None, [], ["w", "y"]])
+def test_runs_give_the_same(both: tuple[InferenceSession, onnxruntime.InferenceSession], names: list[str]) -> None:
+    ours, theirs = (s.run(names, FEEDS) for s in both)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert type(a) is type(b)
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_providers_are_left_alone_with_one_warning() -> None:
+    with pytest.warns(UserWarning, match="leaves sess_options, providers alone") as caught:
+        InferenceSession(FILE, onnxruntime.SessionOptions(), ["TensorrtExecutionProvider"])
+        session = InferenceSession(FILE, providers=[("CUDAExecutionProvider", {"device_id": 0})])
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert session.get_providers() == ["JaxExecutionProvider"]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_what_jax_does_by_itself_is_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("call", ["io_binding", "run_with_iobinding", "run_with_ort_values"])
+def test_bindings_are_refused_with_the_cure(
+    both: tuple[InferenceSession, onnxruntime.InferenceSession], call: str
+) -> None:
+    with pytest.raises(errors.UnsupportedError, match=rf"no {call}: .* session.model\(x, at, s, h, b\)"):
+        getattr(both[0], call)()
+
+
+def test_feeds_that_do_not_fit_are_errors(both: tuple[InferenceSession, onnxruntime.InferenceSession]) -> None:
+    with pytest.raises(errors.InputTypeError, match="float64"):
+        both[0].run(None, {**FEEDS, "x": np.ones((2, 3))})
