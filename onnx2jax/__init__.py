@@ -15,6 +15,7 @@ from .generation.files import decoder
 from .generation.sampling import Sampling
 from .ir.file import OnnxFile, read
 from .model.convert import convert
+from .model.exported import ExportedModel, load_exported
 from .model.model import Model
 from .model.outputs import DeclarationWarning
 from .model.save import save
@@ -38,6 +39,7 @@ __all__ = [
     "DeclarationWarning",
     "Decoder",
     "DeviationWarning",
+    "ExportedModel",
     "FineTuning",
     "FineTuningState",
     "Generation",
@@ -65,6 +67,7 @@ __all__ = [
     "load_adapter",
     "load_artifacts",
     "load_checkpoint",
+    "load_exported",
     "next_token_loss",
     "op",
     "read",

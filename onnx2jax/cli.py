@@ -1,4 +1,4 @@
-"""People at a terminal: ``onnx2jax run model.onnx``, ``inspect``, ``check``, ``verify``, ``generate``."""
+"""People at a terminal: ``onnx2jax run model.onnx``, ``inspect``, ``check``, ``verify``, ``export``, ``generate``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from . import commands as more
 from .checker.check import check
+from .cli_export import add_export
 from .cli_generate import add_generate
 from .errors import InputTypeError, OnnxError
 from .ir import analysis
@@ -102,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
     add_generate(commands)
+    add_export(commands)
     more.add(commands)
     return parser
 

@@ -28,6 +28,7 @@ from ..runtime.values import to_host
 from ..sharding.rules import Placement
 from . import arguments, buckets
 from .calls import Calls
+from .export import Exports
 from .max_size import check_counts
 from .outputs import Declarations, bundled, field_names, packed
 from .params import Params, kept
@@ -35,7 +36,7 @@ from .table import table
 from .views import Views
 
 
-class Model(Views):
+class Model(Views, Exports):
     """An ONNX model as a JAX function. Made by ``convert``; it never changes: ``with_params`` makes another.
 
     Attributes:

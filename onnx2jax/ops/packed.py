@@ -59,7 +59,8 @@ def packed_product(x, packed, scales, zero_points, bits):
         scale = scale.astype(work)
         zero = np.full((1, 1), 2 ** (bits - 1), work) if zero is None else zero.astype(work)
         inputs = x.reshape(-1, blocks, size, per).transpose(0, 2, 3, 1)
-        if len(inputs) <= FEW:
+        rows = inputs.shape[0]
+        if isinstance(rows, int) and rows <= FEW:  # and no symbol of jax.export
             results.append(lax.platform_dependent(inputs, lanes, scale, zero, cpu=_row_by_row, default=_rows))
         else:
             results.append(_rows(inputs, lanes, scale, zero))
