@@ -19,7 +19,22 @@ from typing import Final
 import onnx2jax
 
 STOREYS: Final = (
-    ("face", ("", "__main__", "backend", "cli", "cli_export", "cli_generate", "commands", "demo", "data", "session")),
+    (
+        "face",
+        (
+            "",
+            "__main__",
+            "backend",
+            "cli",
+            "cli_export",
+            "cli_generate",
+            "commands",
+            "data",
+            "demo",
+            "session",
+            "terminal",
+        ),
+    ),
     ("training", ("training", "generation")),
     ("model", ("model",)),
     ("side by side", ("checker", "sharding", "runtime")),

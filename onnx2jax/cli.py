@@ -25,6 +25,7 @@ from .model.convert import convert, open_model
 from .model.model import Model
 from .model.samples import random_value
 from .proto.types import TensorType, ValueInfo
+from .terminal import print_table
 
 SHOWN = 12
 """Parameters that ``inspect`` lists unless asked for all."""
@@ -130,7 +131,7 @@ def _run(arguments: argparse.Namespace) -> int:
     feeds |= {v.name: _random(v, rng) for v in absent}
     outputs = dict(zip((v.name for v in model.outputs), model.run(None, feeds), strict=True))
     for title, values in (("inputs", feeds), ("outputs", outputs)):
-        _print_table(title, ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in values.items()])
+        print_table(title, ("name", "type", "values"), [(n, _type_of(x), _summary(x)) for n, x in values.items()])
     _save(outputs, arguments.output_dir, arguments.output_file)
     return 0
 
@@ -283,21 +284,21 @@ def _print_facts(facts: dict[str, Any], everything: bool) -> None:
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
     print(f"IR {facts['ir_version']}, opsets: {opsets}")
     if facts["metadata"]:
-        _print_table("metadata", ("name", "value"), facts["metadata"].items())
+        print_table("metadata", ("name", "value"), facts["metadata"].items())
     for part in ("inputs", "optional_inputs", "outputs"):
         if facts[part]:
-            _print_table(part.replace("_", " "), ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
+            print_table(part.replace("_", " "), ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
     parameters = sorted(facts["parameters"], key=lambda p: -p["bytes"])
     shown = parameters if everything else parameters[:SHOWN]
     total = sum(p["bytes"] for p in parameters)
-    _print_table(
+    print_table(
         f"parameters: {len(parameters)}, {_size(total)}"
         + (f"; the {SHOWN} largest" if len(shown) < len(parameters) else ""),
         ("name", "type", "size"),
         [(p["name"], p["type"], _size(p["bytes"])) for p in shown],
     )
     missing = sum(not o["supported"] for o in facts["operators"])
-    _print_table(
+    print_table(
         f"operators: {len(facts['operators'])}, {f'{missing} missing' if missing else 'none missing'}",
         ("domain", "operator", "opset", "count", ""),
         [
@@ -319,26 +320,3 @@ def _size(n: float) -> str:
             return f"{n:.3g} {unit}"
         n /= 1000
     return f"{n:.3g} GB"
-
-
-def _print_table(title: str, headers: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """A table: rich's on a terminal that has it, plain columns in a pipe, where each row stays one line."""
-    rows = list(rows)
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-            from rich.markup import escape
-            from rich.table import Table
-        except ImportError:
-            pass
-        else:
-            table = Table(*headers, title=escape(title), title_justify="left", header_style="bold")
-            for row in rows:
-                table.add_row(*map(escape, row))
-            Console().print(table)
-            return
-    print(f"\n{title}")
-    rows.insert(0, tuple(headers))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(headers))]
-    for row in rows:
-        print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,4 +1,4 @@
-"""``onnx2jax verify model.onnx``: what takes more than the file to say."""
+"""``onnx2jax verify model.onnx``, ``onnx2jax summary model.onnx``: what takes more than the file to say."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 from .errors import InputNameError
 from .model.convert import convert
+from .model.summary import HEAD
+from .terminal import print_table
 
 
 def add(commands: Any) -> None:
@@ -31,6 +33,12 @@ def add(commands: Any) -> None:
         "--operands", type=Path, metavar="FILE.npz", help="where to save what the first node that differs reads"
     )
     verify.add_argument("--json", action="store_true", help="print everything as JSON")
+
+    summary = commands.add_parser("summary", help="show each node's output shapes, parameters, FLOPs and bytes")
+    summary.set_defaults(command=_summary)
+    summary.add_argument("model", type=Path)
+    summary.add_argument("--dim", action="append", default=[], metavar="NAME=N", help="a free dimension; repeatable")
+    summary.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def dims(options: list[str]) -> dict[str, int]:
@@ -62,3 +70,12 @@ def _verify(arguments: argparse.Namespace) -> int:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")
         print(f"its operands and results are in {found.first.save(path)}", file=sys.stderr)
     return 0 if found else 1
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    found = convert(arguments.model).summary(dims=dims(arguments.dim))
+    if arguments.json:
+        print(found.to_json())
+    else:
+        print_table(found.total, HEAD, found.rows())
+    return 0

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..ir.graph import Graph
 from . import parts
+from .summary import Summary, summary
 from .verify import Verification, verify
 
 
@@ -126,6 +127,26 @@ class Views:
         True
         """
         return verify(self, inputs, against, each_node, rtol, atol, seed)
+
+    def summary(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Summary:
+        """A table of the nodes: shapes of what they make, parameters, FLOPs, bytes read and written.
+
+        The model is traced, not run; one that needs the host runs once.
+
+        Args:
+            inputs: by name, arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others are as declared.
+            dims: extents of dimension variables, 1 when left out.
+
+        Raises:
+            InputError: they do not fit the model.
+
+        >>> import onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> found = model.summary(dims={"batch": 2})
+        >>> found.nodes[-1].operator, dict(found.nodes[-1].outputs), found.nodes[-1].flops
+        ('Gemm', {'logits': 'float32[2, 10]'}, 40980)
+        """
+        return summary(self, inputs, dims)
 
     def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None) -> Self:
         """The model with another graph over the same weights, and more inputs fixed."""

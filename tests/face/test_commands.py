@@ -63,3 +63,12 @@ def test_a_missing_package_is_an_error_that_says_so(
 def test_the_program_is_called_onnx2jax() -> None:
     done = subprocess.run([sys.executable, "-m", "onnx2jax", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: onnx2jax ")
+
+
+def test_summary_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["summary", MODEL, "--dim", "batch=2"]) == 0
+    out = capsys.readouterr().out
+    assert "12 nodes; 33,882 parameters, 135,528 bytes" in out
+    assert "float32[2, 10]" in out
+    assert cli.main(["summary", MODEL, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"][-1]["outputs"] == {"logits": "float32[1, 10]"}

@@ -1,0 +1,102 @@
+"""What ``model.summary`` says of nodes: shapes, parameters, FLOPs and bytes, counted by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import pytest
+
+import onnx2jax
+from onnx2jax import errors
+
+
+def made(text: str) -> onnx2jax.Model:
+    return onnx2jax.convert(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]>\n{text}'))
+
+
+@pytest.fixture(scope="module")
+def plain() -> onnx2jax.Model:
+    return made(
+        """g (float[n, 3] x, float[1, 2, k, k] image) => (float[n, 5] y, float[1, 4, a, b] z, float s)
+        <float[3, 5] w, float[4, 2, 3, 3] filters>
+        { h = MatMul(x, w)
+          y = Relu(h)
+          z = Conv(image, filters)
+          s = ReduceSum<keepdims = 0>(y) }"""
+        .replace("float[3, 5] w", "float[3, 5] w = {" + ", ".join("1" * 15) + "}")
+        .replace("float[4, 2, 3, 3] filters", "float[4, 2, 3, 3] filters = {" + ", ".join("1" * 72) + "}")
+    )  # fmt: skip
+
+
+def test_nodes_are_counted(plain: onnx2jax.Model) -> None:
+    found = plain.summary(dims={"n": 2, "k": 6})
+    nodes = {n.operator: n for n in found.nodes}
+    assert [n.operator for n in found.nodes] == ["MatMul", "Relu", "Conv", "ReduceSum"]
+    assert nodes["MatMul"].outputs == {"h": "float32[2, 5]"}
+    assert (nodes["MatMul"].flops, nodes["MatMul"].parameters) == (2 * 2 * 3 * 5, 15)
+    assert nodes["MatMul"].bytes == 4 * (2 * 3 + 3 * 5 + 2 * 5)
+    assert (nodes["Relu"].flops, nodes["Relu"].parameters) == (10, 0)
+    assert nodes["Conv"].outputs == {"z": "float32[1, 4, 4, 4]"}
+    assert nodes["Conv"].parameters == 72
+    assert nodes["Conv"].flops == pytest.approx(2 * 4 * 16 * 2 * 9, rel=0.01)  # and a number of its own arithmetic
+    assert nodes["ReduceSum"].outputs == {"s": "float32[]"}
+    assert nodes["ReduceSum"].flops == 10
+    assert (found.parameters, found.parameter_bytes) == (87, 348)
+    assert found.flops == sum(n.flops or 0 for n in found.nodes)
+
+
+@pytest.mark.parametrize("given", [np.ones((7, 3), np.float32), (7, 3), jax.ShapeDtypeStruct((7, 3), np.float32)])
+def test_inputs_are_arrays_or_shapes(plain: onnx2jax.Model, given: Any) -> None:
+    found = plain.summary({"x": given}, dims={"k": 3})
+    assert found.inputs == {"x": "float32[7, 3]", "image": "float32[1, 2, 3, 3]"}
+    assert found.nodes[0].flops == 2 * 7 * 15
+
+
+def test_loops_count_their_trips() -> None:
+    found = made(
+        """g (float[3] x) => (float[3] y) { m = Constant<value = int64 {4}>()
+        y = Loop(m, , x) <body = b (int64 i, bool c, float[3] s) => (bool o, float[3] t) { o = Identity(c)
+        t = Exp(s) }> }"""
+    ).summary()
+    assert 12 <= (found.nodes[0].flops or 0) <= 20  # and the trips themselves
+
+
+def test_a_model_in_stages_is_counted_too() -> None:
+    model = made(
+        """g (float[n] x) => (float[m] y) <int64[1] flat = {-1}>
+        { big = Mul(x, x)\n at = NonZero(big)\n i = Reshape(at, flat)\n some = Gather(x, i)\n y = Exp(some) }"""
+    )
+    x = np.zeros(5000, np.float32)
+    x[:7] = 1
+    found = model.summary({"x": x})
+    nodes = {n.operator: n for n in found.nodes}
+    assert (nodes["Mul"].flops, nodes["Exp"].flops, nodes["NonZero"].flops) == (5000, 7, None)
+    assert nodes["Exp"].outputs == {"y": "float32[7]"}
+    assert "host" in str(found)
+
+
+def test_lists_and_strings_have_shapes_too() -> None:
+    found = made(
+        "g (float[2, 3] x, string[2] s) => (seq(float) y, string[2] t) { y = SplitToSequence(x)\n t = Identity(s) }"
+    )
+    outputs = [dict(n.outputs) for n in found.summary().nodes]
+    assert outputs == [{"y": "list of 2: float32[1, 3]"}, {"t": "string[2]"}]
+
+
+def test_a_summary_is_a_table_and_json(plain: onnx2jax.Model) -> None:
+    found = plain.summary(dims={"n": 2, "k": 6})
+    assert "MatMul" in str(found) and "87 parameters, 348 bytes" in str(found)
+    assert json.loads(found.to_json())["nodes"][0]["flops"] == 60
+
+
+def test_what_does_not_fit_is_an_error(plain: onnx2jax.Model) -> None:
+    with pytest.raises(errors.InputNameError, match="no input w"):
+        plain.summary({"w": (1,)})
+    with pytest.raises(errors.InputNameError, match=r"dimension variables are \['k', 'n'\]"):
+        plain.summary(dims={"batch": 1})
+    with pytest.raises(errors.InputShapeError):
+        plain.summary({"x": (7, 4)}, dims={"k": 3})
