@@ -158,7 +158,7 @@ def _optimised(function: Any, weights: Weights, *args: Any) -> tuple[Any, Any]:
     jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
     with compat.enable_x64():
         types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-        executable = Executable(jitted, None, dict(weights), *types)
+        executable = Executable(jitted, None, weights.types, *types)
         handed = executable.handed(weights)
 
     def call(handed: Any, *args: Any) -> Any:

@@ -93,8 +93,7 @@ class Steps:
     @cached_property
     def weights(self) -> Weights:
         """The weights on their devices."""
-        first = self.first.weights
-        return Weights({**self.model.weights, **{FIRST + n: first[n] for n in self._own if n in first}})
+        return self.model.weights.beside(FIRST, self.first.weights, self._own) if self._own else self.model.weights
 
     @cached_property
     def _own(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from ..errors import InputNameError, RandomKeyError
 from ..ir import analysis
 from ..ir.graph import Graph, Imported, read_constants
 from ..ops.arrays import is_traced
+from ..proto.external import load
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.compiled import Known
@@ -211,11 +212,11 @@ class Model(Views, Exports):
         narrow = compat.in_32_bits()
         with compat.enable_x64():
             values, rng = self._bound(args, named, rng)
-            given = self._put({n: arguments.as_param(n, v, self._types[n]) for n, v in params.items()})
+            given = _put(self.placement, {n: arguments.as_param(n, v, self._types[n]) for n, v in params.items()})
             own: dict[str, Any] = {}
             if len(given) < len(self._types):
                 placed, known = self._on_devices
-                own = placed | self._put(known.scalars)
+                own = {n: placed[n] for n in placed if n not in given} | _put(self.placement, known.scalars)
             feeds = values
             if self.placement is not None:
                 feeds, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
@@ -344,15 +345,21 @@ class Model(Views, Exports):
 
         device_put, unlike jnp.asarray, shares the memory of a NumPy array on the CPU.
         """
-        scalars = {n: np.asarray(v) for n, v in self.params.items() if np.size(v) == 1}
-        with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
-            placed = self._put({n: v for n, v in self.params.items() if n not in scalars})
-        return Weights(placed), Known(scalars, self.static)
+        values = analysis.parameters(self.graph) | self._changes
+        put = partial(_put, self.placement)
 
-    def _put(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        if self.placement is not None:
-            return self.placement.put_params(params)
-        return {n: jax.device_put(v) for n, v in params.items()}
+        def read(name: str) -> Any:  # without the model, which would hold itself
+            return load(values[name])
+
+        scalars = {n: np.asarray(read(n)) for n, v in values.items() if np.size(v) == 1}
+        types = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in values.items() if n not in scalars}
+        return Weights(types, read, lambda n, v: put({n: v})[n]), Known(scalars, self.static)
+
+
+def _put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any]:
+    if placement is not None:
+        return placement.put_params(params)
+    return {n: jax.device_put(v) for n, v in params.items()}
 
 
 def _is_key(value: Any) -> bool:

@@ -138,7 +138,7 @@ class Compiled:
             if (types := signature(leaves)) is not None:
                 own = (key, structure, types)
                 if own not in self._executables:
-                    self._executables[own] = Executable(self._jitted, key, self._given(params), values, rng)
+                    self._executables[own] = Executable(self._jitted, key, self._given(weights.types), values, rng)
                 return self._executables[own](weights, leaves)
         return in_turn(self._jitted, key, self._given(params), values, rng)
 

@@ -19,6 +19,7 @@ from onnx2jax.runtime.optimize import convolution
 from onnx2jax.runtime.optimize.layout import channels_last
 from onnx2jax.runtime.optimize.prepare import split
 from onnx2jax.runtime.optimize.winograd import POINTS, matrices
+from tests.support.helpers import as_weights
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 6, 8, 10)).astype(np.float32)
@@ -41,7 +42,7 @@ def transposes(function: Callable[..., Any], *inputs: Any, rtol: float = 1e-5) -
         check_jaxpr(changed.jaxpr)
         parts = split(changed, weights)
         check_jaxpr(parts.main.jaxpr)
-        ours = jaxpr_as_fun(parts.main)(*parts.prepare([W, *inputs]), *inputs)
+        ours = jaxpr_as_fun(parts.main)(*parts.prepare(*as_weights([W, *inputs])), *inputs)
         for a, b in zip(ours, jax.tree.leaves(function(jnp.asarray(W), *inputs)), strict=True):
             np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(1, float(jnp.max(jnp.abs(b), initial=0))))
             assert a.dtype == b.dtype
@@ -285,7 +286,7 @@ def test_integer_convolutions_are_one_of_int8_and_exact(signed: bool, asymmetric
     with compat.enable_x64():
         closed = jax.jit(function).trace(w, x).jaxpr
         parts = split(channels_last(closed, [True, False]), [True, False])
-        (ours,) = jaxpr_as_fun(parts.main)(*parts.prepare([w, x]), x)
+        (ours,) = jaxpr_as_fun(parts.main)(*parts.prepare(*as_weights([w, x])), x)
         kinds = [
             e.invars[0].aval.dtype
             for e in parts.main.jaxpr.eqns

@@ -17,6 +17,7 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.runtime.optimize.on_numpy import RULES, compute, is_computable
 from onnx2jax.runtime.optimize.prepare import split
+from tests.support.helpers import as_weights
 from tests.support.models import mlp
 
 W = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
@@ -28,7 +29,7 @@ def halves(function: Callable[..., Any], *weights: Any, inputs: tuple[Any, ...] 
     """The two halves of a function of weights and inputs, shown to compute what it computes."""
     closed = jax.make_jaxpr(function)(*weights, *inputs)
     parts = split(closed, [True] * len(weights) + [False] * len(inputs))
-    handed = parts.prepare([*weights, *inputs])
+    handed = parts.prepare(*as_weights([*weights, *inputs]))
     ours = jaxpr_as_fun(parts.main)(*handed, *inputs)
     for a, b in zip(ours, jax.tree.leaves(function(*weights, *inputs)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from onnx2jax import compat
@@ -16,6 +18,7 @@ from onnx2jax.ir.graph import Graph, Node
 from onnx2jax.proto.names import normal_domain
 from onnx2jax.proto.types import ValueInfo
 from onnx2jax.runtime.evaluate import Context, evaluate
+from onnx2jax.runtime.optimize.executable import Weights
 
 ON_PURPOSE = (OnnxError, ValueError, NotImplementedError, TypeError, OverflowError, MemoryError)
 """What operators raise to refuse operands, and what NumPy and JAX raise."""
@@ -70,3 +73,10 @@ def mesh(**axes: int) -> jax.sharding.Mesh:
     """A mesh over the first virtual devices: ``mesh(data=8)``, ``mesh(data=4, model=2)``."""
     devices = jax.devices("cpu")[: math.prod(axes.values())]
     return jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices)
+
+
+def as_weights(values: Sequence[Any]) -> tuple[list[str], Weights]:
+    """Arrays as a model's parameters: their names, and they."""
+    named = {str(i): jnp.asarray(v) for i, v in enumerate(values)}
+    types = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in named.items()}
+    return list(named), Weights(types, named.__getitem__, lambda _, value: value)

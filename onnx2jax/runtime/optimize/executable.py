@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,25 +13,68 @@ from ...ops.arrays import is_traced
 from ..jit import on_several_devices
 from ..values import to_device
 from .layout import channels_last
-from .prepare import Prepared, split
+from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
 
 
-class Weights(dict[str, Any]):
-    """A model's parameters on its devices, by name, and what programs have prepared of them."""
+class Weights(Mapping[str, Any]):
+    """A model's parameters on its devices, by name, put there when first asked for; and what is prepared of them.
 
-    def __init__(self, placed: Mapping[str, Any]) -> None:
-        super().__init__(placed)
+    Programs that prepare the same of the same weights share it. A weight that programs take in another form alone is
+    read for that, and not kept.
+
+    Attributes:
+        types: shapes and dtypes.
+        on_one_cpu: whether all of them lie, or would lie, on one CPU.
+    """
+
+    def __init__(
+        self, types: Mapping[str, jax.ShapeDtypeStruct], read: Callable[[str], Any], place: Callable[[str, Any], Any]
+    ) -> None:
+        """``read`` gives the values of a parameter, ``place`` puts them on a device."""
+        self.types, self.read = dict(types), read
+        self._place, self._placed = place, dict[str, Any]()
         self.prepared: dict[Executable, list[Any]] = {}
-        devices = [v.devices() for v in self.values()]
+        self.made = Made()
+        first = [self[n] for n in list(self.types)[:1]]
+        devices = [v.devices() for v in first]
         self.on_one_cpu = all(len(d) == 1 and next(iter(d)).platform == "cpu" for d in devices)
+
+    def beside(self, prefix: str, other: Weights, names: Sequence[str]) -> Weights:
+        """These and some of another model's, before whose names a prefix stands."""
+        theirs = {prefix + n: n for n in names if n in other}
+
+        def read(name: str) -> Any:
+            return other.read(theirs[name]) if name in theirs else self.read(name)
+
+        def place(name: str, value: Any) -> Any:
+            return other[theirs[name]] if name in theirs else self._place(name, value)
+
+        return Weights(self.types | {n: other.types[own] for n, own in theirs.items()}, read, place)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._placed:
+            if name not in self.types:
+                raise KeyError(name)
+            with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
+                self._placed.setdefault(name, self._place(name, self.read(name)))
+        return self._placed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.types)
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.types
 
 
 class Executable:
     """A jitted function's program for one signature: what weights alone decide is prepared, the rest is compiled."""
 
     def __init__(self, jitted: Any, key: Any, *args: Any) -> None:
-        """``jitted`` takes a static key, weights, and the other arguments."""
+        """``jitted`` takes a static key, weights (their types will do), and the other arguments."""
         self._jitted, self._key = jitted, key
         self._types = jax.tree.map(_as_type, args)
         self._names = sorted(args[0])
@@ -60,7 +103,7 @@ class Executable:
         handed = weights.prepared.get(self)
         if handed is None:
             with compat.outside():
-                handed = weights.prepared[self] = self._prepare([weights[n] for n in self._names])
+                handed = weights.prepared[self] = self._prepare(self._names, weights)
         return handed
 
     def _as_split(self, traced: Any) -> Prepared:

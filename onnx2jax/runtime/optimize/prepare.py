@@ -11,10 +11,11 @@ After, what is prepared from w and s, by NumPy, and the program of that and x:
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
@@ -26,6 +27,35 @@ from .on_numpy import compute, is_computable
 
 CHEAP: Final = frozenset({"broadcast_in_dim", "iota", "pad", "reshape", "slice", "split", "squeeze"})
 """These cost less inside the program, where they fuse with what reads them, than their results as arguments."""
+
+
+class Made:
+    """What has been prepared of a model's weights, by what was computed, for the programs of the model to share."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Any] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, *what: Any) -> int:
+        """A number that stands for what is computed."""
+        return self._numbers.setdefault(what, len(self._numbers))
+
+    def get(self, what: int) -> Any:
+        """The value; None where nobody has prepared it."""
+        return self._values.get(what)
+
+    def keep(self, what: int, value: Any) -> Any:
+        """The value to be used, which another thread may have made meanwhile."""
+        return self._values.setdefault(what, value)
+
+
+class Source(Protocol):
+    """Weights as ``prepare`` sees them."""
+
+    made: Made
+    read: Callable[[str], Any]
+
+    def __getitem__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +76,45 @@ class Prepared:
     handed: Sequence[Any]
     main: ClosedJaxpr
 
-    def prepare(self, arguments: Sequence[Any]) -> list[Any]:
-        """What is handed to the program, from all arguments of the whole."""
-        values = dict(self.constants)
-        values |= {variable: arguments[place] for place, variable in self.weights.items()}
-        if self.equations:
-            read = {v for e in self.equations for v in variables(e.invars)}
-            values |= {v: np.asarray(values[v]) for v in read & values.keys()}
-        for equation in self.equations:
-            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.invars]
+    def prepare(self, names: Sequence[str], weights: Source) -> list[Any]:
+        """What is handed to the program, from weights and the names of those that stand among the arguments."""
+        given = {variable: names[place] for place, variable in self.weights.items()}
+        known = self._identities(given, weights.made)
+        found = {v: weights.made.get(known[v]) for v in self.handed if v not in given}
+        absent = [v for v, value in found.items() if value is None]
+        found |= {v: weights.made.keep(known[v], value) for v, value in self._computed(absent, given, weights)}
+        return [weights[given[v]] if v in given else found[v] for v in self.handed]
+
+    def _computed(self, results: Sequence[Any], given: Mapping[Any, str], weights: Source) -> Iterator[tuple[Any, Any]]:
+        """The values of some variables, each value that they come from kept no longer than it is read."""
+        equations = _needed(self.equations, results)
+        last = {v: e for e in equations for v in variables(e.invars)}
+        values: dict[Any, Any] = dict(self.constants)
+        wanted = set(results)
+        for equation in equations:
+            for v in variables(equation.invars):
+                if v not in values:
+                    values[v] = np.asarray(weights.read(given[v]))
+            operands = [v.val if isinstance(v, Literal) else np.asarray(values[v]) for v in equation.invars]
             values.update(zip(equation.outvars, compute(equation, operands), strict=True))
-        return [jax.device_put(values[v]) for v in self.handed]
+            yield from ((v, jax.device_put(values[v])) for v in equation.outvars if v in wanted)
+            for v in variables(equation.invars):
+                if last[v] is equation and v not in self.constants:
+                    values.pop(v, None)
+        yield from ((v, jax.device_put(values[v])) for v in results if v in self.constants)
+
+    def _identities(self, given: Mapping[Any, str], made: Made) -> dict[Any, int]:
+        """For each variable a number that is the same where the same is computed of the same weights."""
+        known = {v: made.number("weight", name) for v, name in given.items()}
+        for v, value in self.constants.items():
+            array = np.asarray(value)
+            content = hashlib.sha256(array.tobytes()).digest()
+            known[v] = made.number("constant", array.dtype.name, array.shape, content)
+        for equation in self.equations:
+            operands = tuple(repr(v) if isinstance(v, Literal) else known[v] for v in equation.invars)
+            own = made.number(equation.primitive.name, repr(sorted(equation.params.items())), operands)
+            known |= {v: made.number(own, i) for i, v in enumerate(equation.outvars)}
+        return known
 
 
 def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
