@@ -359,7 +359,7 @@ class Model(Views, Exports):
 def _put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any]:
     if placement is not None:
         return placement.put_params(params)
-    return {n: jax.device_put(v) for n, v in params.items()}
+    return {n: v if is_traced(v) else jax.device_put(v) for n, v in params.items()}
 
 
 def _is_key(value: Any) -> bool:

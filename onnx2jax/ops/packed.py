@@ -3,7 +3,7 @@
 A weight [out, in] comes as bytes [out, blocks, size], low bits first, with a scale for each block, and a zero point.
 Its bytes are turned to [size, blocks, out]: numbers for neighbouring outputs are neighbours, and a CPU takes several at
 a time. That depends on weights alone and is done once for a model (see runtime/optimize/prepare.py). Unpacking, which
-takes eight times the memory, would be too, if ``optimization_barrier`` did not tie the bytes to the input.
+takes eight times the memory, would be too, if it did not wait for the input.
 
 4 bits in blocks of 32, one row, ms on 2 cores beside other work (in brackets: by a float32 weight):
 
@@ -54,8 +54,7 @@ def packed_product(x, packed, scales, zero_points, bits):
     for start in range(0, out, width):
         some = slice(start, start + width)
         own = packed[some], scales[some], None if zero_points is None else zero_points[some]
-        own = (None if v is None else jnp.asarray(v).transpose() for v in own)
-        x, lanes, scale, zero = lax.optimization_barrier((x, *own))
+        lanes, scale, zero = (None if v is None else jnp.asarray(v).transpose() for v in own)
         scale = scale.astype(work)
         zero = np.full((1, 1), 2 ** (bits - 1), work) if zero is None else zero.astype(work)
         inputs = x.reshape(-1, blocks, size, per).transpose(0, 2, 3, 1)
@@ -67,10 +66,19 @@ def packed_product(x, packed, scales, zero_points, bits):
     return jnp.concatenate(results, axis=1)
 
 
-def _values(lanes, per, dtype):
+def _nothing(x):
+    """0, which no compiler knows: uint8.
+
+    What is computed with it waits for x. Otherwise unpacked weights would be prepared once (see
+    runtime/optimize/prepare.py), or XLA would unpack those of all products first: 471 MB for a decoder of 173.
+    """
+    return (jnp.tanh(jnp.sum(wide(x.reshape(-1)[:1]))) > 2).astype(np.uint8)
+
+
+def _values(lanes, per, dtype, nothing):
     """The numbers in bytes: first those in their lowest bits, and so on. Stacked they would be stored before used."""
     bits = 8 // per
-    each = ((lanes >> np.uint8(k * bits)) & np.uint8(2**bits - 1) for k in range(per))
+    each = ((lanes >> (np.uint8(k * bits) + nothing)) & np.uint8(2**bits - 1) for k in range(per))
     return [v.astype(np.int32).astype(dtype) for v in each]
 
 
@@ -87,7 +95,7 @@ def _one_row(x, lanes, scale, zero):
 
     def add(total, byte):
         numbers, inputs = byte
-        values = _values(numbers, len(inputs), x.dtype)
+        values = _values(numbers, len(inputs), x.dtype, np.uint8(0))
         return sum((v * inputs[k, :, None] for k, v in enumerate(values)), total), None
 
     total, _ = lax.scan(add, jnp.zeros(lanes.shape[1:], x.dtype), (lanes, x))
@@ -98,11 +106,13 @@ def _rows(x, lanes, scale, zero):
     """x [rows, size, per, blocks] by bytes [size, blocks, out]: [rows, out]."""
     rows, size, per, blocks = x.shape
 
-    def some(of):
-        values = _values(lanes[..., of], per, scale.dtype)
+    def some(of, nothing):
+        values = _values(lanes[..., of], per, scale.dtype, nothing)
         weights = [(v - (zero if zero.shape[1] == 1 else zero[:, of])) * scale[:, of] for v in values]
         pairs = ((x[:, :, k].reshape(rows, -1), w.reshape(size * blocks, -1)) for k, w in enumerate(weights))
         return sum(product(inputs, weight.astype(x.dtype), scale.dtype) for inputs, weight in pairs)
 
-    width = max(1, PIECE // max(1, size * blocks * per))
-    return jnp.concatenate([some(slice(i, i + width)) for i in range(0, lanes.shape[2], width)], axis=1)
+    width, results = max(1, PIECE // max(1, size * blocks * per)), [x]
+    for start in range(0, lanes.shape[2], width):
+        results.append(some(slice(start, start + width), _nothing(results[-1])))  # one piece after another
+    return jnp.concatenate(results[1:], axis=1)
