@@ -131,8 +131,8 @@ class Writer:
         for i in range(s.layers):
             for part in ("key", "value"):
                 ends = s.kv_heads, s.head
-                past = ["batch_size", ends[0], "past_sequence_length", ends[1]]
-                after = ["batch_size", ends[0], "total_sequence_length", ends[1]]
+                past: list[Any] = ["batch_size", ends[0], "past_sequence_length", ends[1]]
+                after: list[Any] = ["batch_size", ends[0], "total_sequence_length", ends[1]]
                 inputs.append(tensor(f"past_key_values.{i}.{part}", TensorProto.FLOAT, past))
                 outputs.append(tensor(f"present.{i}.{part}", TensorProto.FLOAT, after))
         graph = helper.make_graph(self.nodes, "decoder", inputs, outputs, self.weights)
@@ -162,7 +162,12 @@ def write(folder: Path, size: Size, bits: int) -> None:
             "present_value_names": "present.%d.value",
         },
     }
-    model = {"bos_token_id": 1, "eos_token_id": size.vocabulary - 1, "pad_token_id": 0, "context_length": 2048}
+    model: dict[str, Any] = {
+        "bos_token_id": 1,
+        "eos_token_id": size.vocabulary - 1,
+        "pad_token_id": 0,
+        "context_length": 2048,
+    }
     model |= {"decoder": decoder, "type": "llama", "vocab_size": size.vocabulary}
     search = {"do_sample": False, "max_length": 2048, "past_present_share_buffer": True, "num_beams": 1}
     (folder / "genai_config.json").write_text(json.dumps({"model": model, "search": search}))

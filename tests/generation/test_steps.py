@@ -110,3 +110,11 @@ def test_gradients_go_through_prefill() -> None:
     got, want = (jax.jit(jax.grad(f))(params)["embedding"] for f in (ours, theirs))
     assert np.abs(want).max() > 0.01
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_weights_of_four_bits_are_held_once_and_packed() -> None:
+    decoder = onnx2jax.decoder(onnx2jax.convert(decoders.group_query(bits="asymmetric").proto))
+    decoder.generate([[1, 2, 3]], 4, stop=())
+    weights = decoder.weights
+    held = sum(v.nbytes for v in (*weights._placed.values(), *weights.made._values.values()))
+    assert held <= 1.1 * sum(v.nbytes for v in decoder.model.params.values())
