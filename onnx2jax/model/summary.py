@@ -172,14 +172,19 @@ def _traced(shown: Any, feeds: Mapping[str, Any], nodes: Sequence[Node]) -> tupl
     rng = jax.random.key(0) if shown.graph.draws else None
     arrays = {n: v for n, v in feeds.items() if isinstance(v, np.ndarray | jax.Array) and v.dtype != object}
     others = {n: v for n, v in feeds.items() if n not in arrays}
+    types: dict[str, Any] = {}
+
+    def call(params: Any, arrays: Mapping[str, Any]) -> None:
+        results = shown.apply(params, **arrays, **others, rng=rng)
+        results = (results,) if len(names) == 1 else results
+        types.update(zip(names, map(_type, results), strict=True))  # texts among them, which a jaxpr cannot return
+
     with compat.enable_x64():
-        call = lambda params, arrays: shown.apply(params, **arrays, **others, rng=rng)  # noqa: E731
-        jaxpr, results = jax.make_jaxpr(call, return_shape=True)(shown.params, arrays)
+        jaxpr = jax.make_jaxpr(call)(shown.params, arrays)
     for owner, count in _counted(jaxpr.jaxpr, None, 1):
         if owner is not None and owner < len(nodes):
             flops[owner] += count
-    results = (results,) if len(names) == 1 else results
-    return dict(zip(names, results, strict=True)), flops
+    return types, flops
 
 
 def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], Counter[int], set[int]]:
@@ -207,7 +212,7 @@ def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dic
             flops += _traced(part, {n: scope[n] for n in own if n not in part.static}, alone.nodes)[1]
         except (KnownValueError, TypeError):  # it needs the host: TypeError of what JAX cannot hold, strings
             unknown.add(i)
-    return {n: jax.tree.map(_type, v) for n, v in values.items()}, flops, unknown
+    return {n: _type(v) for n, v in values.items()}, flops, unknown
 
 
 def _counted(jaxpr: Any, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:

@@ -100,3 +100,10 @@ def test_what_does_not_fit_is_an_error(plain: onnx2jax.Model) -> None:
         plain.summary(dims={"batch": 1})
     with pytest.raises(errors.InputShapeError):
         plain.summary({"x": (7, 4)}, dims={"k": 3})
+
+
+def test_texts_that_a_node_makes_have_shapes() -> None:
+    model = made("g (float[2] x, string[2] s) => (string[2] t, float[2] y) { t = StringConcat(s, s)\n y = Exp(x) }")
+    found = model.summary({"s": np.array(["a", "b"], object)})
+    assert [dict(n.outputs) for n in found.nodes] == [{"t": "string[2]"}, {"y": "float32[2]"}]
+    assert found.nodes[1].flops == 2
