@@ -162,7 +162,8 @@ def write(folder: Path, size: Size, bits: int) -> None:
             "present_value_names": "present.%d.value",
         },
     }
-    model: dict[str, Any] = {
+    model: dict[str, Any]
+    model = {
         "bos_token_id": 1,
         "eos_token_id": size.vocabulary - 1,
         "pad_token_id": 0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ import numpy as np
 from ..errors import OnnxError, UnsupportedError
 from ..ir.graph import Graph, Node
 from ..proto.types import TensorType, ValueInfo
-from .model import Model
+
+if TYPE_CHECKING:
+    from .model import Model
 
 Dims = tuple[int | str | None, ...]
 

@@ -30,6 +30,7 @@ from ..sharding.rules import Placement
 from . import arguments, buckets
 from .calls import Calls
 from .export import Exports
+from .growth import Growth
 from .max_size import check_counts
 from .outputs import Declarations, bundled, field_names, packed
 from .params import Params, kept
@@ -92,7 +93,7 @@ class Model(Views, Exports):
         """What is not part of the model: programs, arrays on devices, warnings given."""
         self._fields = field_names(v.name for v in self.outputs)
         self._declared = Declarations(self.graph.inputs, self.outputs)
-        self._compared = 0
+        self._compared, self._growth = 0, Growth()
         self._unpadded: dict[frozenset[str], Program | None] = {}
         """Without padding, by the variables that are padded; None once it has shown that they may be."""
         self._showing: dict[tuple[str, ...], Model] = {}
@@ -261,7 +262,17 @@ class Model(Views, Exports):
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: all but what is compiled, and what lies on devices."""
         kept = {**vars(self), "params": self.params}
-        begun = ("_program", "_calls", "_declared", "_compared", "_fields", "_on_devices", "_unpadded", "_showing")
+        begun = (
+            "_program",
+            "_calls",
+            "_declared",
+            "_compared",
+            "_growth",
+            "_fields",
+            "_on_devices",
+            "_unpadded",
+            "_showing",
+        )
         return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items() if n not in begun}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -315,6 +326,7 @@ class Model(Views, Exports):
         if compilations != self._compared and not self._max_size:  # else every shape has been met before
             vars(self)["_compared"] = compilations
             self._declared.compare(values | dict(self.static), results)
+            self._growth.note(self, values)
         return results
 
     def _outputs(self, program: Program, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:

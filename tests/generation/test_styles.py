@@ -44,6 +44,7 @@ def test_prompts_of_different_lengths_are_as_each_alone(style: str) -> None:
     assert decoder.generate([P, Q], 8).texts() == wanted
 
 
+@pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
 def test_our_own_growing_cache_gives_what_generate_gives() -> None:
     file = decoders.appending()
     model = onnx2jax.convert(file.proto)
@@ -140,6 +141,7 @@ def test_places_that_are_positions_while_texts_are_equally_long() -> None:
         decoder.generate([[7], [7]], 2, after=ended)
 
 
+@pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
 def test_what_depends_on_extents_runs_with_a_cache_that_grows() -> None:
     file = decoders.appending(positions=False, window=4)
     model = onnx2jax.convert(file.proto)

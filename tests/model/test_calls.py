@@ -23,6 +23,7 @@ import onnx2jax
 from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError
 from onnx2jax.model import arguments
 from onnx2jax.runtime.compiled import RecompilationWarning
+from tests.support import decoders
 from tests.support.helpers import mesh
 from tests.support.models import mlp, mlp_reference, model, one_node, value
 
@@ -401,3 +402,20 @@ def test_what_run_returns_is_the_memory_of_the_program() -> None:
     for _ in range(2):
         (y,) = m.run(None, {"x": X})
         assert not y.flags.owndata
+
+
+def test_a_cache_that_grows_is_warned_of_once_with_the_way_out() -> None:
+    model = onnx2jax.convert(decoders.appending().proto)
+    rows = {"input_ids": np.array([[3]]), "position_ids": np.array([[0]])}
+
+    def call(past: int) -> None:
+        caches = {
+            n: np.zeros((1, 2, past, 16), np.float32) for n in ("past_key_values.0.key", "past_key_values.0.value")
+        }
+        model.run(None, {**rows, "attention_mask": np.ones((1, past + 1), np.int64), **caches})
+
+    call(0)
+    call(1)
+    with pytest.warns(RecompilationWarning, match=r"its cache 'past_key_values.0.key' grows: \(1, 2, 0, 16\), "):
+        call(2)
+    call(3)
