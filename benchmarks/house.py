@@ -26,6 +26,7 @@ STOREYS: Final = (
             "__main__",
             "backend",
             "cli",
+            "cli_draw",
             "cli_export",
             "cli_generate",
             "commands",

@@ -1,4 +1,4 @@
-"""People at a terminal: ``onnx2jax run model.onnx``, ``inspect``, ``check``, ``verify``, ``export``, ``generate``."""
+"""At a terminal: ``onnx2jax run``, ``inspect``, ``check``, ``verify``, ``export``, ``draw``, ``generate``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from . import commands as more
 from .checker.check import check
+from .cli_draw import add_draw
 from .cli_export import add_export
 from .cli_generate import add_generate
 from .errors import InputTypeError, OnnxError
@@ -105,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
     add_generate(commands)
     add_export(commands)
+    add_draw(commands)
     more.add(commands)
     return parser
 

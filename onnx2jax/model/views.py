@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from ..ir.graph import Graph
+from ..proto import atomic
+from ..runtime.program import Program
 from . import parts
+from .card import card
+from .drawing import page
 from .summary import Summary, summary
 from .verify import Verification, verify
 
@@ -19,6 +24,7 @@ class Views:
     _bucket: dict[str, list[int]]
     _max_size: dict[str, int]
     _showing: dict[tuple[str, ...], Any]
+    _program: Program
 
     def cut(self, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Self:
         """The model between some values of its main graph, as a model of its own.
@@ -147,6 +153,33 @@ class Views:
         ('Gemm', {'logits': 'float32[2, 10]'}, 40980)
         """
         return summary(self, inputs, dims)
+
+    def draw(self, path: str | os.PathLike[str]) -> Path:
+        """Write the main graph as a page of HTML, for a browser and without a network.
+
+        Nodes lie in layers below those that they read, with element types and shapes on the way where the file says
+        them. Names divide nodes into scopes, at ``/`` or ``.``: one box for each, to the depth that is chosen on the
+        page; a click on one goes a step deeper. A field finds operators, nodes and values.
+
+        Args:
+            path: the file; one that is there is replaced.
+
+        Returns:
+            The path.
+
+        >>> import onnx2jax, tempfile
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.draw(f"{folder}/digits.html").read_text().count("<svg")
+        1
+        """
+        path = Path(path)
+        with atomic.replacing(path) as file:
+            file.write(page(self.graph, self.graph.name).encode())
+        return path
+
+    def _repr_html_(self) -> str:
+        return card(self, self._program.rows())
 
     def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None) -> Self:
         """The model with another graph over the same weights, and more inputs fixed."""
