@@ -158,11 +158,20 @@ def _feeds(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> di
         if given is None:
             shape = [dims.get(d, 1) if isinstance(d, str) else d or 1 for d in info.shape or ()]
         if given is None or isinstance(given, tuple | jax.ShapeDtypeStruct):
-            typed = isinstance(info.type, TensorType) and info.shape is None and given is not None
-            whole = replace(info, type=replace(info.type, shape=tuple(shape))) if typed else info.reshaped(tuple(shape))
+            whole = info.reshaped(tuple(shape))
+            if (
+                given is not None
+                and info.shape is None
+                and (dtype := getattr(given, "dtype", _dtype(info))) is not None
+            ):
+                whole = replace(info, type=TensorType(np.dtype(dtype), tuple(shape)))
             given = random_value(whole, rng)
         feeds[name] = given
     return feeds
+
+
+def _dtype(info: ValueInfo) -> Any:
+    return info.type.dtype if isinstance(info.type, TensorType) else None
 
 
 def _traced(shown: Any, feeds: Mapping[str, Any], nodes: Sequence[Node]) -> tuple[dict[str, Any], Counter[int]]:

@@ -251,7 +251,9 @@ class _Verifier:
                 if n in theirs:
                     got = compared(n, to_host(values[n]), theirs[n], only_types=n in self.moved, **self.limits)
                     if not got.ok:
-                        return Difference(str(node), n, got, self._operands(node, scope, values), accumulated=True)
+                        return Difference(
+                            str(node), n, got, self._operands(self.model.graph, node, scope, values), accumulated=True
+                        )
         return None
 
     def _alone(
@@ -282,14 +284,15 @@ class _Verifier:
                     inside = self._inside(node, steps, scope) if node.graphs else None
                     if inside is not None:
                         return replace(inside, node=f"{node}, inside it {inside.node}")
-                    return Difference(str(node), value, wrong[value], self._operands(node, scope, ours))
+                    return Difference(str(node), value, wrong[value], self._operands(graph, node, scope, ours))
         return None
 
-    def _operands(self, node: Node, scope: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-        values = ChainMap(dict(scope), dict(self.model.graph.initializers))
-        read = {n: self.model.params.get(n, values.get(n)) for n in node.reads if n in values or n in scope}
-        made = [n for n in node.outputs if n in ours]
-        return {**read, **{f"ours/{n}": to_host(ours[n]) for n in made}, **{f"theirs/{n}": scope[n] for n in made}}
+    def _operands(self, graph: Graph, node: Node, scope: Mapping[str, Any], ours: Any) -> dict[str, Any]:
+        own = {n: self.model.params.get(graph.key(n), v) for n, v in graph.initializers.items()}
+        values = {**self.model.graph.initializers, **self.model.params, **own, **scope}
+        results = [n for n in node.outputs if n in ours and n in scope]
+        mine, theirs = ({f"ours/{n}": to_host(ours[n]) for n in results}, {f"theirs/{n}": scope[n] for n in results})
+        return {n: to_host(values[n]) for n in node.reads if n in values} | mine | theirs
 
     def _inside(self, node: Node, steps: tuple[Step, ...], scope: Mapping[str, Any]) -> Difference | None:
         """The first difference in the graphs of a node, as they are called one after another."""

@@ -114,7 +114,8 @@ class Views:
                 outputs count. Without it the test data beside the file, or else onnxruntime. The packages come with
                 ``pip install 'onnx2jax[verify]'``.
             each_node: compare what every node of the main graph makes of the other's operands. That is done anyway
-                once an output differs; it looks into the bodies of loops and branches too.
+                once an output differs; it looks into the bodies of loops and branches too. Of a function in the file
+                the node that calls it is named.
             rtol, atol: what may differ: ``atol + rtol * |theirs|``. By element type when left out: 1e-4 for float32,
                 1e-9 for float64, 1e-2 for float16, 5e-2 for bfloat16, one step for 8 bits, nothing for integers;
                 ``atol`` is the same times the largest number of a tensor. NaN equals NaN.

@@ -56,6 +56,13 @@ def test_inputs_are_arrays_or_shapes(plain: onnx2jax.Model, given: Any) -> None:
     assert found.nodes[0].flops == 2 * 7 * 15
 
 
+def test_what_declares_no_type_takes_one_with_its_shape(plain: onnx2jax.Model) -> None:
+    part = plain.cut(inputs=["h"], outputs=["y"])
+    assert part.summary({"h": jax.ShapeDtypeStruct((2, 5), np.float32)}).flops == 10
+    with pytest.raises(errors.InputTypeError, match="h: None has no shape"):
+        part.summary()
+
+
 def test_loops_count_their_trips() -> None:
     found = made(
         """g (float[3] x) => (float[3] y) { m = Constant<value = int64 {4}>()

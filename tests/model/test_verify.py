@@ -74,6 +74,22 @@ BRANCH = """g (float[3] x) => (float[3] y)
  p = Sqrt(q) }, else_branch = b () => (float[3] p) { p = Neg(x) }> }"""
 
 
+NESTED = """g (float[3] x) => (float[3] y)
+{ m = Constant<value = int64 {4}>()
+  go = Constant<value = bool {1}>()
+  two = Constant<value = int64 {2}>()
+  start = Neg(x)
+  y = Loop(m, go, start) <body = inner (int64 i, bool c, float[3] state) => (bool on, float[3] out)
+    { on = Identity(c)
+      late = Equal(i, two)
+      out = If(late) <then_branch = a () => (float[3] p) { q = Sinh(state)
+ p = Add(q, start) }, else_branch = b () => (float[3] p) { p = Abs(state) }> }> }"""
+SCAN = """g (float[3] x, float[5, 3] xs) => (float[3] t, float[5, 3] ys)
+{ t, ys = Scan<num_scan_inputs = 1, body = b (float[3] a, float[3] r) => (float[3] c, float[3] d) { c = Add(a, r)
+ k = Constant<value = float[3] {1, 2, 3}>()
+ d = Div(k, c) }>(x, xs) }"""
+
+
 @pytest.mark.parametrize("against", ["onnxruntime", "reference"])
 @pytest.mark.parametrize("text", [PLAIN, STAGED, LOOP, BRANCH], ids=["plain", "staged", "loop", "branch"])
 def test_right_models_are_the_same_node_by_node(text: str, against: str) -> None:
@@ -92,13 +108,15 @@ def test_right_models_are_the_same_node_by_node(text: str, against: str) -> None
         (LOOP, "Exp", "e", ("Loop", "Exp")),
         (LOOP, "Neg", "start", ()),
         (BRANCH, "Sqrt", "p", ("If", "Sqrt")),
+        (NESTED, "Sinh", "q", ("Loop", "If", "Sinh")),  # in the third trip
+        (SCAN, "Div", "d", ("Scan", "Div")),
     ],
 )
 def test_a_planted_bug_is_found_at_its_node(
     plant: Plant, tmp_path: Path, text: str, operator: str, value: str, inside: Any
 ) -> None:
     plant(operator)
-    x = {"x": np.ones(3, np.float32) * 0.3} if text is not PLAIN else None
+    x = {"x": np.ones(3, np.float32) * 0.3} if text not in (PLAIN, SCAN) else None
     found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
     assert not found and found.first is not None
     assert found.first.value == value and not found.first.accumulated
@@ -108,6 +126,7 @@ def test_a_planted_bug_is_found_at_its_node(
     with np.load(found.first.save(tmp_path / "operands.npz")) as saved:
         np.testing.assert_allclose(saved[f"ours|{value}"], 1.5 * saved[f"theirs|{value}"], rtol=1e-4)
         assert len(saved.files) > 2
+        assert operator != "Div" or saved["k"].tolist() == [1, 2, 3]
 
 
 def test_only_the_node_that_is_wrong_differs(plant: Plant) -> None:
