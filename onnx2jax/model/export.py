@@ -148,17 +148,18 @@ def _check(model: Exports) -> None:
         raise ShardingError("the model lies on a mesh, and a program is for one device: convert it without mesh=")
     for info in model.inputs:
         if not isinstance(info.type, TensorType) or info.type.dtype.hasobject:
-            raise UnsupportedError(
-                f"input {info} is no tensor of numbers, which is all that an exported program takes: fix it, "
-                f"convert(..., static={{{info.name!r}: value}})"
-            )
+            cure = f": fix it, convert(..., static={{{info.name!r}: strings}})" if info.shape is not None else ""
+            raise UnsupportedError(f"input {info} is no tensor of numbers, all that an exported program takes{cure}")
 
 
 def _write(
     folder: Path, model: Exports, exported: export.Exported, params: Mapping[str, Any], constraints: Sequence[str],
     text: bool,
 ) -> None:  # fmt: skip
-    program = bytes(exported.serialize())
+    try:
+        program = bytes(exported.serialize())
+    except KeyError as e:
+        raise UnsupportedError(f"an input or output is of {e.args[0]}, which jax.export cannot store") from None
     names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
     about = {**names, "constraints": constraints, "sha256": digest(names, program), "jax": jax.__version__}
     folder.mkdir(parents=True, exist_ok=True)

@@ -325,6 +325,15 @@ def test_texts_and_meshes_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UnsupportedError, match=r"input x.*no declared rank"):
         onnx2jax.convert(ranks).export(tmp_path)
+    bits = model(
+        [helper.make_node("Cast", ["x"], ["y"], to=1)],
+        [value("x", ml_dtypes.uint2, [3])],
+        [value("y", np.float32, [3])],
+        opset=25,
+        ir_version=13,
+    )
+    with pytest.raises(UnsupportedError, match=r"uint2.*cannot store"):
+        onnx2jax.convert(bits).export(tmp_path)
     with pytest.raises(ShardingError, match="mesh"):
         onnx2jax.convert(mlp(), mesh=mesh(data=2)).export(tmp_path)
 
