@@ -23,6 +23,7 @@ from .ops.registry import MayBeEmpty, Shaped, Static, op, supported
 from .runtime.compiled import RecompilationWarning
 from .runtime.explained import DeviationWarning
 from .session import InferenceSession
+from .sharding.plans import Plan
 from .sharding.rules import ShardingWarning
 from .training.artifacts import Artifacts, load_artifacts
 from .training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
@@ -47,6 +48,7 @@ __all__ = [
     "MayBeEmpty",
     "Model",
     "OnnxFile",
+    "Plan",
     "RecompilationWarning",
     "Report",
     "Sampling",

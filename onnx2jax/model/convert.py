@@ -16,6 +16,7 @@ from ..proto.origin import Origin
 from ..proto.walk import tensors
 from ..runtime.evaluate import Settings
 from ..sharding.configurations import placement
+from ..sharding.plans import Plan
 from .max_size import with_max_size
 from .model import Model
 from .rebatch import rebatched
@@ -33,7 +34,7 @@ def convert(
     warn_after: int = 16,
     optimize: bool = True,
     mesh: Mesh | None = None,
-    shardings: Mapping[str, PartitionSpec] | None = None,
+    shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
     device_configuration: str | None = None,
     devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
     **reading: Unpack[Reading],
@@ -68,7 +69,9 @@ def convert(
         mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
             first where that divides it; weights are on every device, unless ``shardings`` says otherwise.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
-            matches counts: ``{"*.weight": PartitionSpec(None, "model")}``.
+            matches counts: ``{"*.weight": PartitionSpec(None, "model")}``. Or a plan that is found in the graph, over
+            the mesh's axes ``data`` and ``model``: "data", "fsdp", "tensor", "data+tensor", "fsdp+tensor"; with other
+            names of axes and rules of your own, ``Plan("tensor", model="tp", rules={...})``.
         device_configuration: the name of one of the file's own device configurations, to be followed. Without it
             they are ignored; results are the same.
         devices: the devices of that configuration, by label or number or in order; those of JAX when left out.

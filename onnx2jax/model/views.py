@@ -12,6 +12,7 @@ from ..proto import atomic
 from ..runtime.program import Program
 from . import parts
 from .card import card
+from .devices import explained
 from .drawing import page
 from .summary import Summary, summary
 from .verify import Verification, verify
@@ -181,6 +182,32 @@ class Views:
 
     def _repr_html_(self) -> str:
         return card(self, self._program.rows())
+
+    def explain_sharding(self, /, *args: Any, **named: Any) -> str:
+        """Where the parameters of a model over a mesh lie, and what its devices send each other, as tables.
+
+        Args:
+            *args, **named: inputs as for a call, or a ``jax.ShapeDtypeStruct`` for each. A program is compiled for
+                them, as ``jax.jit(model.apply)`` compiles one; without them there is no second table.
+
+        Returns:
+            For each parameter its shape, spec, bytes on one device, and why a plan does not divide it; for each kind
+            of exchange how many the compiled program has, and the bytes of their results on one device. What stands
+            inside a loop of the program is counted once.
+
+        Raises:
+            ShardingError: the model lies on one device.
+            InputError: the arguments do not fit ``model.inputs``.
+            KnownValueError: the model is no single program (see ``explain``).
+
+        >>> import jax, onnx2jax
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> model = onnx2jax.convert(onnx2jax.demo_model(), mesh=mesh, shardings="data")
+        >>> image = jax.ShapeDtypeStruct((8, 1, 8, 8), "float32")
+        >>> print(model.explain_sharding(image).splitlines()[-1])
+        collective-permute  0       0
+        """
+        return explained(self, args, named)
 
     def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None) -> Self:
         """The model with another graph over the same weights, and more inputs fixed."""

@@ -16,8 +16,10 @@ Of many rows, a product with what has been unpacked is faster, a piece at a time
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -33,7 +35,7 @@ PIECE: Final = 1 << 21
 """Numbers of a weight that are unpacked at a time."""
 
 
-def packed_product(x, packed, scales, zero_points, bits):
+def packed_product(x, packed, scales, zero_points, bits, spread=False):
     """x times the transpose of a packed weight.
 
     Args:
@@ -42,6 +44,7 @@ def packed_product(x, packed, scales, zero_points, bits):
         scales: float[out, blocks].
         zero_points: float or uint8[out, blocks]; None for the middle of the range.
         bits: 2, 4 or 8.
+        spread: whether the model lies on several devices; there, waiting for x would be an exchange.
 
     Returns:
         [rows, out] of the type in which sums of x are kept: float32 for halves.
@@ -50,7 +53,7 @@ def packed_product(x, packed, scales, zero_points, bits):
     x = jnp.pad(x, ((0, 0), (0, blocks * size * per - x.shape[1])))
     pieces = -(-out // max(1, LARGEST // max(1, x.shape[1])))
     width = -(-out // pieces)
-    results = []
+    results, rows_of = [], partial(_rows, spread=spread)
     for start in range(0, out, width):
         some = slice(start, start + width)
         own = packed[some], scales[some], None if zero_points is None else zero_points[some]
@@ -60,9 +63,9 @@ def packed_product(x, packed, scales, zero_points, bits):
         inputs = x.reshape(-1, blocks, size, per).transpose(0, 2, 3, 1)
         rows = inputs.shape[0]
         if isinstance(rows, int) and rows <= FEW:  # and no symbol of jax.export
-            results.append(lax.platform_dependent(inputs, lanes, scale, zero, cpu=_row_by_row, default=_rows))
+            results.append(lax.platform_dependent(inputs, lanes, scale, zero, cpu=_row_by_row, default=rows_of))
         else:
-            results.append(_rows(inputs, lanes, scale, zero))
+            results.append(rows_of(inputs, lanes, scale, zero))
     return jnp.concatenate(results, axis=1)
 
 
@@ -73,6 +76,24 @@ def _nothing(x):
     runtime/optimize/prepare.py), or XLA would unpack those of all products first: 471 MB for a decoder of 173.
     """
     return (jnp.tanh(jnp.sum(wide(x.reshape(-1)[:1]))) > 2).astype(np.uint8)
+
+
+def divided_product(x, weight, bits, shards):
+    """``packed_product`` of a weight that lies on several devices: each multiplies the blocks, or rows, that it has."""
+    axis = int(shards.along == "in")
+    if shards.parts == 1 or weight[0].shape[axis] % shards.parts:
+        return packed_product(x, *weight, bits, shards.spread)
+
+    def parts(a):
+        return jnp.moveaxis(a.reshape(*a.shape[:axis], shards.parts, -1, *a.shape[axis + 1 :]), axis, 0)
+
+    own = jax.tree.map(parts, jax.tree.map(jnp.asarray, weight))
+    if axis == 0:
+        y = jax.vmap(lambda w: packed_product(x, *w, bits, shards.spread))(own)
+        return jnp.moveaxis(y, 0, 1).reshape(x.shape[0], -1)
+    width = weight[0].shape[1] * weight[0].shape[2] * 8 // bits
+    inputs = parts(jnp.pad(x, ((0, 0), (0, width - x.shape[1]))))
+    return jax.vmap(lambda x, w: packed_product(x, *w, bits, shards.spread))(inputs, own).sum(axis=0)
 
 
 def _values(lanes, per, dtype, nothing):
@@ -102,7 +123,7 @@ def _one_row(x, lanes, scale, zero):
     return jnp.sum((total - zero * jnp.sum(x, axis=(0, 1))[:, None]) * scale, axis=0)
 
 
-def _rows(x, lanes, scale, zero):
+def _rows(x, lanes, scale, zero, spread):
     """x [rows, size, per, blocks] by bytes [size, blocks, out]: [rows, out]."""
     rows, size, per, blocks = x.shape
 
@@ -114,5 +135,6 @@ def _rows(x, lanes, scale, zero):
 
     width, results = max(1, PIECE // max(1, size * blocks * per)), [x]
     for start in range(0, lanes.shape[2], width):
-        results.append(some(slice(start, start + width), _nothing(results[-1])))  # one piece after another
+        nothing = np.uint8(0) if spread else _nothing(results[-1])  # one piece after another
+        results.append(some(slice(start, start + width), nothing))
     return jnp.concatenate(results[1:], axis=1)

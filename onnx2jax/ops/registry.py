@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Final, Literal, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypedDict, TypeVar, Unpack
 
 from ..proto.names import normal_domain
 from .arrays import in_float32
@@ -27,9 +27,26 @@ MayBeEmpty = Annotated[Any, "may be empty"]
 """Marks an input that a node may leave empty although one that it must give stands behind it."""
 
 FIXTURES = frozenset(
-    ("rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only", "warn", "once")
+    ("rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only", "warn", "once", "shards")
 )
 """Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
+
+
+class Shards(NamedTuple):
+    """Into how many parts, each on devices of its own, the weights of an operator are divided, and along what.
+
+    Attributes:
+        parts: as many; 1 where they are not.
+        along: "experts", or the "in" or "out" of a product.
+        spread: whether the model lies on several devices at all.
+    """
+
+    parts: int = 1
+    along: str = ""
+    spread: bool = False
+
+
+WHOLE: Final = Shards()
 
 PADDED: Final = "onnx2jax.padded"
 """The domain of operators that take a ``size`` and return, before their outputs, how many entries are real."""

@@ -24,7 +24,7 @@ from ..errors import OperatorError
 from ..ir import binding
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
 from ..ops.arrays import is_known, is_traced
-from ..ops.registry import Operator
+from ..ops.registry import Operator, Shards
 from ..proto.types import ValueInfo
 from .explained import NoKey, explained, forward_only, needs_known, operands, warn
 from .tape import Derivation, Derivatives, Frame, Tape
@@ -32,6 +32,16 @@ from .thresholds import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, NESTED_JITS
 from .values import to_host
 
 Scope = MutableMapping[str, Any]
+
+
+class Place(Protocol):
+    """Who says on which devices values lie."""
+
+    def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """The values of a node's inputs or outputs, with that said of them."""
+
+    def shards(self, node: Node, /) -> Shards:
+        """Into how many parts, on devices of their own, the weights of a node are divided."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Settings:
     """Trips after which a Loop is an error; None lets a loop run for ever."""
     warn_after: int = 16
     """Compilations of one program after which a RecompilationWarning names the input and the cure."""
-    place: Callable[[Node, Sequence[str], Sequence[Any]], list[Any]] | None = None
+    place: Place | None = None
     """Says on which devices the values at a node lie."""
     optimize: bool = True
     """Whether programs for a CPU are optimised (see runtime/optimize)."""
@@ -262,6 +272,7 @@ def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) ->
         "compiled": lambda: host and partial(host.trips, node, scope, context.rng),
         "forward_only": lambda: partial(forward_only, node),
         "once": lambda: partial(_once, node),
+        "shards": lambda: Shards() if context.settings.place is None else context.settings.place.shards(node),
         "warn": lambda: partial(warn, node, context.settings.warned),
         "rng": lambda: NoKey(node) if context.rng is None else _fold(context.rng, node),
     }

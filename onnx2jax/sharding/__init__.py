@@ -1,4 +1,4 @@
-"""Where arrays lie on many devices: a user's rules by name, and the device configurations of a file.
+"""Where arrays lie on many devices: a user's rules by name, plans from the graph, the device configurations of a file.
 
-Both end as NamedShardings over one mesh; the values that are computed stay the same.
+All end as NamedShardings over one mesh; the values that are computed stay the same.
 """

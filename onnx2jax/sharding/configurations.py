@@ -23,7 +23,19 @@ from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from ..proto.devices import Configuration, NodeDevices, Sharding, problems
 from .mesh import best
-from .rules import Arrays, Devices, Placement, Rules, Shardings, ShardingWarning, by_rules, entries, fitting
+from .plans import Plan, as_plan, by_plan
+from .rules import (
+    Arrays,
+    Constraint,
+    Placement,
+    Rules,
+    Shardings,
+    ShardingWarning,
+    by_rules,
+    entries,
+    fitting,
+    own_rules,
+)
 
 Axes = tuple[tuple[str, ...], ...]
 """For each split of a sharding the axes of the mesh that make it, outermost first."""
@@ -34,7 +46,7 @@ def placement(
     configuration: str | None,
     devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None,
     mesh: Mesh | None,
-    rules: Rules | None,
+    rules: Rules | str | Plan | None,
     training: tuple[Sequence[Graph], Mapping[str, np.ndarray]] | None = None,
 ) -> Placement | None:
     """Where a model's arrays lie: by one of its own configurations, by a user's rules, or None: on one device.
@@ -58,8 +70,15 @@ def placement(
     if configuration is not None:
         return _configured(imported, configuration, devices, graphs, weights)
     assert mesh is not None
+    plan = as_plan(rules)
+    if plan is not None and training:
+        raise ShardingError(
+            f"plan {plan.kind!r} is for convert; training_info takes patterns over names: shardings={{}}"
+        )
+    if plan is not None:
+        return by_plan(imported.graph, weights, mesh, plan)
     inputs = () if training else [v.name for v in imported.graph.inputs]
-    return by_rules(weights, inputs, mesh, rules or {})
+    return by_rules(weights, inputs, mesh, own_rules(rules))
 
 
 def _configured(
@@ -250,7 +269,7 @@ def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
     return result
 
 
-class Constraints(Devices):
+class Constraints(Constraint):
     """What the evaluation loop asks about a node's inputs and outputs: constraints on where they lie, never values.
 
     Attributes:

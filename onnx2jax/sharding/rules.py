@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .. import compat
 from ..errors import ShardingError
 from ..ops.arrays import is_traced
+from ..ops.registry import Shards
 
 
 class ShardingWarning(UserWarning):
@@ -97,6 +98,20 @@ def check_patterns(rules: Rules, names: Iterable[str]) -> None:
             )
 
 
+def own_rules(shardings: Any) -> Rules:
+    """The rules that a user gives.
+
+    Raises:
+        ShardingError: they are no mapping.
+    """
+    if not isinstance(shardings, Mapping | None):
+        raise ShardingError(
+            f"shardings={shardings!r:.60} are no patterns with specs: {{'*.weight': PartitionSpec('model')}}. Names "
+            "of plans are for convert(..., mesh=mesh, shardings='tensor'), whose model finetune takes as it lies"
+        )
+    return shardings or {}
+
+
 def fitting(name: str, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec, source: str) -> NamedSharding:
     """The sharding, when the spec fits the shape.
 
@@ -164,6 +179,18 @@ def _device(platform: str, number: int) -> jax.Device:
     return next(d for d in jax.devices(platform) if d.id == number)
 
 
+class Constraint(Devices):
+    """What the evaluation loop asks about the values at a node: where they lie, never what they are."""
+
+    def __call__(self, node: Any, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        """The values of the inputs or of the outputs of a node, constrained."""
+        raise NotImplementedError
+
+    def shards(self, _node: Any, /) -> Shards:
+        """Into how many parts, on devices of their own, the weights of a node are divided."""
+        return Shards(spread=True)
+
+
 @dataclass(frozen=True)
 class Placement(Devices):
     """Where a model's arrays lie.
@@ -177,6 +204,7 @@ class Placement(Devices):
         stages: the pipeline stage of each node that has one. A hint, kept for you: all nodes run as one program.
         notes: what could not be followed, and why.
         constrain: what the evaluation loop asks about the values at a node.
+        reasons: for each parameter that a plan leaves whole, why.
     """
 
     mesh: Mesh
@@ -186,7 +214,8 @@ class Placement(Devices):
     configuration: str | None = None
     stages: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    constrain: Callable[[Any, Sequence[str], Sequence[Any]], list[Any]] | None = None
+    constrain: Constraint | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def everywhere(self) -> NamedSharding:

@@ -151,7 +151,9 @@ class FineTuning(Training):
         self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable, added)
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
-        self._placement = model.placement if mesh is None else rules.by_rules(self._params, (), mesh, shardings or {})
+        self._placement = (
+            model.placement if mesh is None else rules.by_rules(self._params, (), mesh, rules.own_rules(shardings))
+        )
         self._settings = model.settings if mesh is None else replace(model.settings, place=None)
         # Scalars are part of the program: x ** 2 costs less than x ** y.
         self._known = {n: np.asarray(v) for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}

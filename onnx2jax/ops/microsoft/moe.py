@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..arrays import check_shapes, wide
-from ..registry import op, taking
+from ..registry import WHOLE, op, taking
 from .fused import MICROSOFT
 from .quant import Bits, matmul_nbits, unpack
 from .weights import linear
@@ -29,7 +29,7 @@ _SPARSE = (
 
 def mixture(
     input, router_probs, router_weights, layers, project, *, activation_alpha, activation_beta, activation_type, k,
-    normalize_routing_weights, swiglu_fusion, swiglu_limit, **_,
+    normalize_routing_weights, swiglu_fusion, swiglu_limit, shards=WHOLE, **_,
 ):  # fmt: skip
     """What MoE and QMoE do: each token's k experts, weighted by the softmax of the router or by what is given.
 
@@ -64,14 +64,18 @@ def mixture(
     shares = jax.nn.softmax(logits) if router_weights is None else jnp.asarray(wide(router_weights))
     shares = jnp.take_along_axis(shares, chosen, axis=1)
     shares = shares / shares.sum(axis=1, keepdims=True) if normalize_routing_weights else shares
-    if isinstance(tokens, int) and tokens * k < experts:
+    if isinstance(tokens, int) and tokens * k < experts and shards.parts == 1:
         own = jax.tree.map(lambda a: a[chosen], layers)
         y = (jax.vmap(jax.vmap(expert, (None, 0)))(x, own) * shares[..., None]).sum(axis=1)
     else:
-        of_expert = jnp.zeros((experts, x.shape[0]), shares.dtype)
-        of_expert = of_expert.at[chosen, jnp.arange(x.shape[0])[:, None]].set(shares)
+        of_expert = jnp.where(np.arange(experts, dtype=chosen.dtype)[:, None, None] == chosen, shares, 0).sum(axis=2)
         step = lambda total, one: (total + one[0][:, None] * expert(x, one[1]), None)  # noqa: E731
-        y, _ = lax.scan(step, jnp.zeros(x.shape, shares.dtype), (of_expert, layers))
+        some = lambda every: lax.scan(step, jnp.zeros(x.shape, shares.dtype), every)[0]  # noqa: E731
+        every = of_expert, layers
+        if shards.parts == 1 or experts % shards.parts:
+            y = some(every)
+        else:  # each device its own, and one sum over them
+            y = jax.vmap(some)(jax.tree.map(lambda a: a.reshape(shards.parts, -1, *a.shape[1:]), every)).sum(axis=0)
     return y.astype(x.dtype).reshape(input.shape)
 
 
@@ -80,11 +84,11 @@ _LAYERS = "input router_probs fc1_experts_weights fc1_experts_bias? fc2_experts_
 
 @op("MoE", domain=MICROSOFT, product=True, limits=_SPARSE)
 @taking(*_LAYERS.split(), "fc3_experts_weights?", "fc3_experts_bias?", **OPTIONS)
-def moe(*inputs, **options):
+def moe(*inputs, shards=WHOLE, **options):
     """A mixture of experts: each token through the k networks of two or three layers that its router prefers."""
     x, router, *layers = (*inputs, *[None] * 6)[:8]
     pairs = [(layers[i], layers[i + 1]) for i in (0, 2, 4)]
-    return mixture(x, router, None, pairs, lambda _, x, layer: linear(x, *layer), **options)
+    return mixture(x, router, None, pairs, lambda _, x, layer: linear(x, *layer), shards=shards, **options)
 
 
 _PACKED = (
@@ -104,7 +108,7 @@ _OWN = dict.fromkeys((f"fc{i}_expert_weight_bits" for i in (1, 2, 3)), Literal[N
 @taking(*_PACKED.split(), **OPTIONS, **_OWN)
 def qmoe(
     *inputs, accuracy_level=0, block_size=None, expert_weight_bits: Bits = 4, quant_type: Literal["int"] = "int",
-    weights_prepacked: Literal[-1, 0] = -1, warn=None, **options,
+    weights_prepacked: Literal[-1, 0] = -1, warn=None, shards=WHOLE, **options,
 ):  # fmt: skip
     """MoE with packed weights, one scale for each row or for each block of it."""
     del accuracy_level, quant_type, weights_prepacked  # the first is a leave to compute in less precision
@@ -130,4 +134,5 @@ def qmoe(
         sizes = {"K": size, "N": len(weight), "bits": bits, "block_size": block_size or size}
         return matmul_nbits(x, weight, scale, zero_point, None, bias, **sizes)
 
-    return mixture(x, router, rest[12], [(*rest[3 * i : 3 * i + 3], rest[9 + i]) for i in range(3)], project, **options)
+    layers = [(*rest[3 * i : 3 * i + 3], rest[9 + i]) for i in range(3)]
+    return mixture(x, router, rest[12], layers, project, shards=shards, **options)

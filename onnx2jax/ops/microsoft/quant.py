@@ -17,10 +17,10 @@ from ..arrays import accumulator, axis_of, wide, xp
 from ..conv import WINDOW
 from ..elementwise import where
 from ..linalg import product
-from ..packed import packed_product
+from ..packed import divided_product
 from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
-from ..registry import MayBeEmpty, op, resolve, taking
+from ..registry import WHOLE, MayBeEmpty, op, resolve, taking
 from .fused import MICROSOFT, nhwc
 
 
@@ -160,7 +160,7 @@ _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is nev
 @op("MatMulNBits", domain=MICROSOFT, product=True, limits=_LAYOUTS)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
-    *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0,
+    *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0, shards=WHOLE,
 ):  # fmt: skip
     """A times the transpose of an [N, K] weight quantized in blocks along K."""
     del accuracy_level, weight_prepacked  # a leave to compute in less precision, which is not taken; B lies as in ONNX
@@ -168,7 +168,7 @@ def matmul_nbits(
     x, packed, scales = jnp.asarray(A).reshape(-1, K), B.reshape(N, blocks, -1), scales.reshape(N, blocks)
     zero_points = None if zero_points is None else unpacked(zero_points, (N, blocks), bits)
     if g_idx is None:
-        y = packed_product(x, packed, scales, zero_points, bits)
+        y = divided_product(x, (packed, scales, zero_points), bits, shards)
     else:
         middle = np.full(scales.shape, 2 ** (bits - 1), work)
         zeros, scales = (

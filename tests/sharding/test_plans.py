@@ -1,0 +1,231 @@
+"""Plans from the graph: the numbers of one device, a part of the weights on each, exchanges as the books say."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections import Counter
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import onnx2jax
+from onnx2jax import Plan
+from onnx2jax.errors import ShardingError
+from onnx2jax.sharding.collectives import collectives
+from onnx2jax.sharding.rules import bytes_per_device
+from tests.sharding import networks
+from tests.support import decoders
+from tests.support.helpers import mesh
+from tests.support.models import mlp
+
+NETWORKS: dict[str, Callable[[], networks.Written]] = {
+    "bert": networks.bert,
+    "gpt, packed": networks.gpt,
+    "gpt, packed by heads": lambda: networks.gpt("beside"),
+    "mixture of experts": networks.mixture,
+    "4 bits": lambda: networks.in_four_bits("symmetric"),
+}
+PLANS = {"data": {"data": 8}, "fsdp": {"data": 4}, "tensor": {"model": 2}, "data+tensor": {"data": 4, "model": 2}}
+ROUTED = Counter({"all-gather": networks.LAYERS})
+"""XLA chooses experts by a sort that it does not divide: along the batch, it gathers the numbers of each router."""
+
+
+@cache
+def written(name: str) -> networks.Written:
+    return NETWORKS[name]()
+
+
+@cache
+def alone(name: str) -> list[np.ndarray]:
+    return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(written(name).proto)(**written(name).inputs))]
+
+
+def compiled(model: onnx2jax.Model, inputs: dict[str, Any]) -> tuple[list[Any], Counter[str]]:
+    """What the model gives, and the exchanges in its program."""
+    assert model.placement is not None
+    with jax.enable_x64(True):
+        operands = model.placement.put_params(model.params), model.placement.put_inputs(inputs)
+        program = jax.jit(lambda params, inputs: model.apply(params, **inputs)).lower(*operands).compile()
+        results = jax.block_until_ready(program(*operands))
+    return jax.tree.leaves(results), Counter(c.kind for c in collectives(program.as_text()))
+
+
+def same(results: Any, expected: list[np.ndarray]) -> None:
+    for result, e in zip(jax.tree.leaves(results), expected, strict=True):
+        np.testing.assert_allclose(result, e, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_numbers_weights_and_exchanges(name: str, plan: str) -> None:
+    network, axes = written(name), PLANS[plan]
+    model = onnx2jax.convert(network.proto, mesh=mesh(**axes), shardings=plan)
+    results, found = compiled(model, network.inputs)
+    same(results, alone(name))
+
+    placement = model.placement
+    assert placement is not None
+    divided = {n for n, s in placement.params.items() if not s.is_fully_replicated}
+    weights = {n for n, v in model.params.items() if v.size > 1}
+    whole = {n for n in weights if any(fnmatchcase(n, pattern) for pattern in network.whole)}
+    assert divided == {"data": set(), "fsdp": weights}.get(plan, weights - whole)
+    parts = axes.get("model", 4)
+    held = bytes_per_device(placement.put_params({n: v for n, v in model.params.items() if n in divided}))
+    assert set(held.values()) == ({sum(model.params[n].nbytes for n in divided) // parts} if divided else set())
+
+    routed = ROUTED if name.startswith("mixture") and "data" in axes else Counter[str]()
+    gathered = Counter({"all-gather": len(divided)}) if plan == "fsdp" else Counter[str]()
+    summed = Counter({"all-reduce": network.sums}) if "tensor" in plan else Counter[str]()
+    assert found == routed + gathered + summed
+
+
+@pytest.mark.parametrize("plan", ["tensor", "fsdp+tensor"])
+def test_a_call_and_its_gradient(plan: str) -> None:
+    network = written("gpt, packed")
+    plain = onnx2jax.convert(network.proto)
+    spread = onnx2jax.convert(network.proto, mesh=mesh(data=4, model=2), shardings=plan)
+    same(spread(**network.inputs), alone("gpt, packed"))
+    if plan == "tensor":
+        return
+    placement = spread.placement
+    assert placement is not None
+
+    def loss(model: Any) -> Any:
+        return jax.jit(jax.grad(lambda p: (model.apply(p, network.inputs["ids"]) ** 2).mean()))
+
+    with jax.enable_x64(True):
+        expected = loss(plain)(plain.params)
+        gradients = loss(spread)(placement.put_params(spread.params))
+    for n, g in gradients.items():
+        np.testing.assert_allclose(g, expected[n], rtol=1e-3, atol=1e-5, err_msg=n)
+
+
+FILES = [decoders.group_query, decoders.multi_head, decoders.onnx_attention, decoders.appending]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.__name__)
+def test_attention_of_all_kinds_is_divided_by_heads_with_its_caches(file: Callable[[], decoders.File]) -> None:
+    written = file()
+    model = onnx2jax.convert(written.proto, mesh=mesh(data=2, model=2), shardings="data+tensor")
+    assert model.placement is not None
+    specs = {n: s.spec for n, s in model.placement.params.items()}
+    assert {specs[f"0.{n}"] for n in ("q", "k", "v", "up")} == {P(None, "model")}
+    assert {specs[f"0.{n}"] for n in ("o", "down")} == {P("model")}
+    caches = {n: np.zeros((4, *shape[1:]), dtype) for n, (_, shape, dtype) in written.caches.items()}
+    for placed in model.placement.put_inputs(caches).values():
+        assert placed.sharding.spec == P("data", "model", None, None)
+    # A vocabulary of 61 is listed with the reason, in the table as in the head.
+    text = "\n".join(model.placement.notes)
+    assert "'embedding' is not divided over 'model': axis 0 of 61 cannot be divided evenly over 2 devices" in text
+    assert "'head' is not divided over 'model': the 61 columns of MatMul" in text
+
+
+def test_keys_of_fewer_heads_than_devices_are_whole_and_queries_divided() -> None:
+    model = onnx2jax.convert(decoders.appending().proto, mesh=mesh(model=4), shardings="tensor")
+    assert model.placement is not None
+    specs = {n: s.spec for n, s in model.placement.params.items()}
+    assert (specs["0.q"], specs["0.k"], specs["0.o"]) == (P(None, "model"), P(), P("model"))
+    assert "Reshape" in model.placement.reasons["0.k"]
+
+
+def test_names_of_axes_and_rules_of_the_users_own() -> None:
+    rules = {"w1": P(), "x": P(None, "tp")}
+    plan = Plan("tensor", model="tp", rules=rules)
+    model = onnx2jax.convert(mlp(), mesh=mesh(tp=2), shardings=plan)
+    assert model.placement is not None
+    specs = {n: s.spec for n, s in model.placement.params.items()}
+    assert specs == {"w1": P(), "b1": P("tp"), "w2": P("tp"), "b2": P()}
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    assert model.placement.put_inputs({"x": x})["x"].sharding.spec == P(None, "tp")
+    np.testing.assert_allclose(model(x), onnx2jax.convert(mlp())(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(pickle.loads(pickle.dumps(model))(x), model(x), rtol=1e-6)
+
+
+def test_both_axes_of_a_mesh_may_divide_one_weight() -> None:
+    model = onnx2jax.convert(mlp(), mesh=mesh(data=2, model=2), shardings="fsdp+tensor")
+    assert model.placement is not None
+    specs = {n: s.spec for n, s in model.placement.params.items()}
+    assert specs == {"w1": P("data", "model"), "b1": P(("model", "data")), "w2": P("model", "data"), "b2": P("data")}
+
+
+def test_what_cannot_be_divided_is_whole_and_listed() -> None:
+    model = onnx2jax.convert(mlp(), mesh=mesh(model=3), shardings="tensor")
+    assert model.placement is not None
+    assert all(s.is_fully_replicated for s in model.placement.params.values())
+    assert model.placement.reasons["w1"] == (
+        "is not divided over 'model': the 8 columns of Gemm 'hidden' cannot be divided evenly over 3 devices"
+    )
+    model = onnx2jax.convert(mlp(), mesh=mesh(data=5), shardings="fsdp")
+    assert model.placement is not None
+    assert model.placement.notes[0] == "'w1' is not divided over 'data': no axis of [4, 8] is a multiple of 5"
+
+
+def test_the_tables() -> None:
+    model = onnx2jax.convert(mlp(), mesh=mesh(data=2, model=2), shardings="data+tensor")
+    text = model.explain_sharding(jax.ShapeDtypeStruct((8, 4), np.float32))
+    first, weights, exchanges = text.split("\n\n")
+    assert first == "mesh data: 2 x model: 2 over devices 0, 1, 2, 3"
+    assert [re.split(r"  +", line)[:4] for line in weights.split("\n")[1:4]] == [
+        ["w1", "[4, 8]", "P(None, 'model')", "64"],
+        ["b1", "[8]", "P('model',)", "16"],
+        ["w2", "[8, 2]", "P('model',)", "32"],
+    ]
+    assert "Add 'bias' takes it whole" in weights
+    assert exchanges.split("\n")[1].split() == ["all-reduce", "1", "32"]
+    assert model.explain_sharding() == f"{first}\n\n{weights}"
+    with pytest.raises(ShardingError, match="the model lies on one device: give it a mesh"):
+        onnx2jax.convert(mlp()).explain_sharding()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("%a = (f32[2]{0}, bf16[4,2]{1,0}) all-reduce(%b, %c), channel_id=1", [("all-reduce", 24)]),
+        ("%a = (f32[2]{0}, f32[8]{0}) all-gather-start(%b), dimensions={0}", [("all-gather", 32)]),
+        ("%a = f32[8]{0} all-gather-done(%b)", []),
+        ("ROOT %a = pred[] all-reduce(%b)", [("all-reduce", 1)]),
+        ("%a = f32[2]{0} add(%all-reduce.1, %all-to-all)", []),
+    ],
+)
+def test_exchanges_in_the_text_of_a_program(line: str, expected: list[tuple[str, int]]) -> None:
+    assert [(c.kind, c.bytes) for c in collectives(line)] == expected
+
+
+@pytest.mark.parametrize(
+    ("axes", "shardings", "match"),
+    [
+        ({"data": 2}, "pipeline", "there is no plan 'pipeline'; the plans are 'data', 'fsdp', 'tensor', 'data+tensor'"),
+        ({"data": 2}, "data+tensor", "divides over axis 'model', the mesh has ['data']"),
+        ({"x": 2, "y": 2}, "tensor", "divides over axis 'model', the mesh has ['x', 'y']"),
+        ({"x": 2}, Plan("tensor", rules={"w9": P()}, model="x"), "'w9' matches none of the 5 names"),
+        (
+            {"x": 3},
+            Plan("tensor", rules={"w1": P(None, "x")}, model="x"),
+            "axis 1 of 8 cannot be divided evenly over 3",
+        ),
+        (None, "tensor", "shardings= needs the mesh"),
+        ({"data": 2}, 3, "shardings=3 are no patterns with specs"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(axes: Any, shardings: Any, match: str) -> None:
+    with pytest.raises(ShardingError, match=re.escape(match)):
+        onnx2jax.convert(mlp(), mesh=mesh(**axes) if axes else None, shardings=shardings)
+
+
+def test_plans_of_one_axis_twice_and_plans_elsewhere() -> None:
+    with pytest.raises(ShardingError, match="both are 'x'"):
+        Plan("data+tensor", data="x", model="x")
+    over: Any = {"mesh": mesh(data=2), "shardings": "data"}
+    with pytest.raises(ShardingError, match="plan 'data' is for convert"):
+        onnx2jax.TrainingModel(onnx2jax.demo_training_model(), **over)
+    with pytest.raises(ShardingError, match="are for convert"):
+        onnx2jax.finetune(onnx2jax.convert(mlp()), lambda y, _: y.sum(), optax.sgd(0.1), **over)
