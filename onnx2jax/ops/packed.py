@@ -27,7 +27,7 @@ from jax import lax
 from .arrays import accumulator, wide
 from .linalg import product
 
-FEW: Final = 8
+FEW: Final = 4
 """Rows up to this many are taken one by one."""
 LARGEST: Final = 1 << 23
 """Numbers of a weight that one loop takes: so the sums of its blocks stay in the processor's cache."""
