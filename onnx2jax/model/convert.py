@@ -20,6 +20,7 @@ from ..sharding.plans import Plan
 from .max_size import with_max_size
 from .model import Model
 from .rebatch import rebatched
+from .unpack import with_weights
 
 
 def convert(
@@ -31,6 +32,7 @@ def convert(
     max_size: Mapping[str, int] | None = None,
     max_trips: int | None = None,
     rebatch: bool | Mapping[str, int] = False,
+    weights: Any = None,
     warn_after: int = 16,
     optimize: bool = True,
     mesh: Mesh | None = None,
@@ -62,6 +64,8 @@ def convert(
             for all samples. Outputs have it where their declaration alone has it, and else, with True, on the first
             axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
             number for each sample becomes a vector.
+        weights: a floating type, "float32" or "bfloat16", in which weights that the file packs in 2, 4 or 8 bits
+            (MatMulNBits) are kept; packed as they are when left out, and unpacked on the way.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         optimize: optimise what is compiled for a CPU: channels lie last, and what weights alone decide is computed
             once, not in every call. False leaves it as it was traced.
@@ -97,6 +101,8 @@ def convert(
     imported = importer.model()
     binding.check_served(imported.missing, imported.refused)
     imported = with_max_size(imported, max_size or {})
+    if weights is not None:
+        imported = with_weights(imported, weights)
     if rebatch:
         imported = rebatched(imported, rebatch, static or {})
     placed = placement(imported, device_configuration, devices, mesh, shardings)

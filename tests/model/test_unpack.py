@@ -1,0 +1,35 @@
+"""``convert(weights=...)``: packed weights become floating ones, and results stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx2jax
+from onnx2jax.errors import InputTypeError
+from tests.support import decoders
+
+
+@pytest.mark.parametrize("bits", ["symmetric", "asymmetric"])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 5e-2), (np.float16, 5e-3)])
+def test_results_stay(bits: str, dtype: Any, rtol: float) -> None:
+    proto = decoders.group_query(bits=bits).proto
+    packed, floating = onnx2jax.convert(proto), onnx2jax.convert(proto, weights=dtype)
+    feeds: dict[str, Any] = {"input_ids": np.array([[3, 1, 4]]), "attention_mask": np.ones((1, 3), np.int64)}
+    feeds |= {v.name: np.zeros((1, 2, 0, 16), np.float32) for v in packed.inputs if v.name not in feeds}
+    want, ours = (m.run(["logits"], feeds)[0] for m in (packed, floating))
+    np.testing.assert_allclose(ours, want, atol=rtol * np.abs(want).max())
+    assert ours.dtype == want.dtype
+    assert {n.op_type for n in floating.graph.nodes}.isdisjoint({"MatMulNBits"})
+    weight = floating.params["0.q.packed"]
+    assert (weight.dtype, weight.shape) == (np.dtype(dtype) if dtype != "bfloat16" else weight.dtype, (32, 64))
+    assert str(weight.dtype) == str(np.dtype(dtype) if dtype != "bfloat16" else "bfloat16")
+    assert "0.q.scales" not in floating.params
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float4711", object])
+def test_what_is_no_floating_type_is_refused(dtype: Any) -> None:
+    with pytest.raises(InputTypeError, match="'float32', 'bfloat16' or 'float16' say how to keep packed weights"):
+        onnx2jax.convert(onnx2jax.demo_model(), weights=dtype)
