@@ -19,23 +19,7 @@ from typing import Final
 import onnx2jax
 
 STOREYS: Final = (
-    (
-        "face",
-        (
-            "",
-            "__main__",
-            "backend",
-            "cli",
-            "cli_draw",
-            "cli_export",
-            "cli_generate",
-            "commands",
-            "data",
-            "demo",
-            "session",
-            "terminal",
-        ),
-    ),
+    ("face", ("", "__main__", "backend", "cli", "data", "demo", "session")),
     ("training", ("training", "generation")),
     ("model", ("model",)),
     ("side by side", ("checker", "sharding", "runtime")),

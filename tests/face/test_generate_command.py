@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import onnx2jax
-from onnx2jax import Decoder, cli, cli_generate, demo_decoder
+from onnx2jax import Decoder, cli, demo_decoder
+from onnx2jax.cli import generate
 
 PROMPT = "nineteen twenty "
 IDS = ",".join(str(ord(c)) for c in PROMPT)
@@ -39,7 +40,7 @@ def counting() -> Decoder:
 @pytest.fixture
 def compiled(counting: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if files were converted anew, without the time."""
-    monkeypatch.setattr(cli_generate, "decoder", lambda _: counting)
+    monkeypatch.setattr(generate, "decoder", lambda _: counting)
 
 
 @pytest.fixture

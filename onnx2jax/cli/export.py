@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .model.convert import convert
-from .model.export import PLATFORMS
-from .model.exported import load_exported
+from ..model.convert import convert
+from ..model.export import PLATFORMS
+from ..model.exported import load_exported
 
 
-def add_export(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add the command to a parser's."""
     export = commands.add_parser("export", help="write a program that runs with jax alone")
     export.set_defaults(command=_export)

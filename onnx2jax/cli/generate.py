@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import UnsupportedError
-from .generation.decoder import Decoder
-from .generation.files import decoder, tokenizer
-from .generation.sampling import Sampling
+from ..errors import UnsupportedError
+from ..generation.decoder import Decoder
+from ..generation.files import decoder, tokenizer
+from ..generation.sampling import Sampling
 
 MOST = 128
 """Tokens that are generated at most unless asked for more, or the model was made for fewer."""
@@ -18,7 +18,7 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """Ends a text whose last letter is not complete yet."""
 
 
-def add_generate(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add the command to a parser's."""
     generate = commands.add_parser("generate", help="generate text with a decoder")
     generate.set_defaults(command=_generate, refuse=generate.error)

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .model.convert import open_model
-from .model.model import Model
+from ..model.convert import open_model
+from ..model.model import Model
 
 
-def add_draw(commands: Any) -> None:
+def add(commands: Any) -> None:
     """Add the command to a parser's."""
     draw = commands.add_parser("draw", help="write the main graph as a page that a browser shows")
     draw.set_defaults(command=_draw)

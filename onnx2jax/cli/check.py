@@ -1,0 +1,33 @@
+"""``onnx2jax check model.onnx``: what breaks the ONNX specification."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..checker.check import check
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's."""
+    checks = commands.add_parser("check", help="list everything that breaks the ONNX specification")
+    checks.set_defaults(command=_check)
+    checks.add_argument("model", type=Path)
+    checks.add_argument("--json", action="store_true", help="print the findings as JSON")
+    checks.add_argument(
+        "--verify-checksums", action="store_true", help="compare checksums of external data, reading all of it"
+    )
+    checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
+    checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    report = check(
+        arguments.model,
+        external_data_dir=arguments.external_data_dir,
+        follow_links=arguments.follow_links,
+        verify_checksums=arguments.verify_checksums,
+    )
+    print(report.to_json() if arguments.json else report)
+    return 0 if report.ok else 1

@@ -1,0 +1,120 @@
+"""``onnx2jax inspect model.onnx``: inputs, outputs, parameters and operators, also of a model that cannot run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ..ir import analysis
+from ..ir.graph import Function, Imported
+from ..model.convert import open_model
+from ..model.model import Model
+from ..proto.types import ValueInfo
+from .terminal import print_table, type_of
+
+SHOWN = 12
+"""Parameters that ``inspect`` lists unless asked for all."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's."""
+    inspect = commands.add_parser("inspect", help="show inputs, outputs, parameters, operators, and which are missing")
+    inspect.set_defaults(command=_inspect)
+    inspect.add_argument("model", type=Path)
+    inspect.add_argument("--json", action="store_true", help="print everything as JSON")
+    inspect.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    imported = open_model(arguments.model, {}).model()
+    facts = describe(imported)
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _print_facts(facts, everything=arguments.all)
+    return 3 if any(not o["supported"] for o in facts["operators"]) else 0
+
+
+def describe(imported: Imported) -> dict[str, Any]:
+    """What ``inspect`` shows, as plain data: everything JSON can hold."""
+    model = Model(imported)
+    counts: Counter[tuple[str, str, int, bool, bool]] = Counter()
+    for graph in imported.graph.walk():
+        for node in graph.nodes:
+            is_function = isinstance(node.target, Function)
+            counts[node.domain, node.op_type, node.opset, is_function, node.target is not None] += 1
+    return {
+        "ir_version": imported.ir_version,
+        "opsets": {domain or "ai.onnx": version for domain, version in imported.opsets.items()},
+        "metadata": dict(imported.metadata),
+        "inputs": [_described(v) for v in model.inputs],
+        "optional_inputs": [_described(v) for v in model.optional.values()],
+        "outputs": [_described(v) for v in model.outputs],
+        "parameters": [
+            {"name": name, "type": type_of(array), "bytes": int(array.nbytes)}
+            for name, array in analysis.parameters(imported.graph).items()
+        ],
+        "operators": [
+            {
+                "domain": domain or "ai.onnx",
+                "name": name,
+                "opset": opset,
+                "count": count,
+                "supported": served,
+                "function": is_function,
+            }
+            for (domain, name, opset, is_function, served), count in sorted(counts.items())
+        ],
+    }
+
+
+def _described(info: ValueInfo) -> dict[str, Any]:
+    facts: dict[str, Any] = {"name": info.name, "type": str(info.type or "undeclared")}
+    if info.shape is not None:
+        facts["shape"] = list(info.shape)
+    return facts
+
+
+def _print_facts(facts: dict[str, Any], everything: bool) -> None:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
+    print(f"IR {facts['ir_version']}, opsets: {opsets}")
+    if facts["metadata"]:
+        print_table("metadata", ("name", "value"), facts["metadata"].items())
+    for part in ("inputs", "optional_inputs", "outputs"):
+        if facts[part]:
+            print_table(part.replace("_", " "), ("name", "type"), [(v["name"], v["type"]) for v in facts[part]])
+    parameters = sorted(facts["parameters"], key=lambda p: -p["bytes"])
+    shown = parameters if everything else parameters[:SHOWN]
+    total = sum(p["bytes"] for p in parameters)
+    print_table(
+        f"parameters: {len(parameters)}, {_size(total)}"
+        + (f"; the {SHOWN} largest" if len(shown) < len(parameters) else ""),
+        ("name", "type", "size"),
+        [(p["name"], p["type"], _size(p["bytes"])) for p in shown],
+    )
+    missing = sum(not o["supported"] for o in facts["operators"])
+    print_table(
+        f"operators: {len(facts['operators'])}, {f'{missing} missing' if missing else 'none missing'}",
+        ("domain", "operator", "opset", "count", ""),
+        [
+            (o["domain"], o["name"], str(o["opset"]), str(o["count"]), _remark(o))
+            for o in sorted(facts["operators"], key=lambda o: (o["supported"], -o["count"]))
+        ],
+    )
+
+
+def _remark(operator: dict[str, Any]) -> str:
+    if not operator["supported"]:
+        return "missing"
+    return "function of the model" if operator["function"] else ""
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB"
