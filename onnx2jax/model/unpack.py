@@ -47,13 +47,10 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
             continue
         initializers[node.inputs[1]] = _weight(node, packed).astype(kind)
         nodes += _product(node)
-    read = {n for node in nodes for n in node.reads} | {v.name for v in graph.outputs}
-    initializers = {n: v for n, v in initializers.items() if n in read or n not in _all_read(graph)}
+    gone = {n for node in graph.nodes for n in node.reads} - {n for node in nodes for n in node.reads}
+    gone -= {v.name for v in graph.outputs}
+    initializers = {n: v for n, v in initializers.items() if n not in gone}
     return replace(imported, graph=replace(graph, nodes=tuple(nodes), initializers=initializers))
-
-
-def _all_read(graph: Graph) -> set[str]:
-    return {n for node in graph.nodes for n in node.reads}
 
 
 def _operands(graph: Graph, node: Node) -> Sequence[np.ndarray | None] | None:
