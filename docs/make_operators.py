@@ -94,7 +94,10 @@ MISSING = {
     **dict.fromkeys(
         (
             *("DynamicSparseAttention", "GatedDeltaNet", "PackedSparseAttentionIndexer", "SparseAttentionIndexer"),
-            *("SparsePagedAttention", "VarlenCausalConvWithState", "VarlenNGramHashMapping"),
+            *("SparsePagedAttention", "VarlenCausalConvWithState", "VarlenNGramHashMapping", "ConvStateReplay"),
+            *("GatedDeltaNetStateReplay", "HyperConnectionLowRankMix", "Mamba2Verify", "MatMulNBitsQLoRA"),
+            *("MoEGroupRouter", "PackedSparseAttentionIndexerMerge", "RMSNormRotary", "RouterGateUpProj"),
+            *("SpeculativePrefixCommit", "SwiGLU", "GatherPacked", "MatMulPacked", "MoEPacked"),
         ),
         _UNWRITTEN,
     ),

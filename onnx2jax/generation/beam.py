@@ -97,7 +97,7 @@ def _begun(cache: Cache, logits: Any, how: Any, *, pairs: Mapping[str, Pair], wi
     """The search behind the prompt: its best first tokens."""
     batch, room = cache.live.shape
     values = {n: _repeated(v, width, pairs[n].batch or 0) for n, v in cache.values.items()}
-    cache = Cache(values, _repeated(cache.live, width, 0), cache.end)
+    cache = replace(cache, values=values, live=_repeated(cache.live, width, 0))
     tokens = jnp.zeros((batch, width, room), np.int32)
     sums = jnp.where(jnp.arange(width) == 0, 0.0, jnp.float32(-np.inf)) + jnp.zeros((batch, 1), np.float32)
     nothing = jnp.full((batch, width), -np.inf, np.float32)
@@ -129,7 +129,7 @@ def _advanced(search: Search, logits: Any, pairs: Mapping[str, Pair], how: Mappi
     beaten = search.scores[:, -1] >= sums[:, 0] / _power(count, how)
     return replace(
         search,
-        cache=Cache(values, search.cache.live[rows], search.cache.end),
+        cache=replace(search.cache, values=values, live=search.cache.live[rows]),
         tokens=jnp.take_along_axis(tokens, kept[..., None], axis=1),
         sums=sums,
         count=count,

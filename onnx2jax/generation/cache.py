@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import jax
@@ -37,11 +37,14 @@ class Cache:
         values: the model's caches, by the name of its input.
         live: bool[batch, length], the places that hold a token.
         end: int32, the places that are taken in every sequence, with or without a token.
+        aligned: whether tokens lie at the end of their arrays, rather than behind each other from the first place on:
+            so models want it that let a token see so many places back.
     """
 
     values: dict[str, Any]
     live: Any
     end: Any
+    aligned: bool = field(default=False, metadata={"static": True})
 
     @property
     def length(self) -> int:
@@ -65,7 +68,9 @@ def kind_of(pair: Pair) -> Kind:
     return "fixed" if isinstance(pair.dims[pair.axis], int) else "appended"
 
 
-def empty(pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], batch: int, length: int) -> Cache:
+def empty(
+    pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], batch: int, length: int, *, aligned: bool = False
+) -> Cache:
     """A cache without tokens, for so many sequences of at most so many tokens.
 
     Raises:
@@ -77,20 +82,27 @@ def empty(pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], batch: int, leng
         if kind == "fixed" and length != (own := pair.dims[pair.axis or 0]):
             raise UnsupportedError(f"the file's own caches have room for {own} tokens, not {length}: length={own}")
         values[name] = jnp.zeros(extents(pair, batch, 0 if kind == "crossed" else length), pair.dtype)
-    return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32))
+    return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32), aligned)
 
 
 def filled(cache: Cache, lengths: Any, end: Any) -> Cache:
     """The marks of a cache whose sequences have so many tokens each, in their first places."""
     live = jnp.arange(cache.length, dtype=np.int32) < jnp.reshape(lengths, (-1, 1))
-    return Cache(cache.values, live, jnp.asarray(end, np.int32))
+    return replace(cache, live=live, end=jnp.asarray(end, np.int32))
 
 
 def advanced(cache: Cache, new: int) -> Cache:
     """The marks of a cache to which every sequence has added so many tokens, at its end."""
     places = jnp.arange(cache.length, dtype=np.int32)
     written = (places >= cache.end) & (places < cache.end + new)
-    return Cache(cache.values, cache.live | written, cache.end + new)
+    return replace(cache, live=cache.live | written, end=cache.end + new)
+
+
+def to_the_end(buffer: Any, lengths: Any, axis: Any, batch: Any) -> Any:
+    """A cache whose sequences have these many tokens in its first places, with them in its last ones."""
+    shifts = buffer.shape[axis] - lengths
+    turn = jax.vmap(lambda row, shift: jnp.roll(row, shift, axis - (batch < axis)), in_axes=(batch, 0), out_axes=batch)
+    return turn(buffer, shifts)
 
 
 def write(buffer: Any, new: Any, start: Any, *, axis: int) -> Any:

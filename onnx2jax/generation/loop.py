@@ -65,17 +65,25 @@ class Programs:
         self._known: dict[Any, Any] = {}
 
     def first(
-        self, tokens: Any, lengths: Any, room: int, choose: Chooser, how: Mapping[str, Any], others: Any
+        self,
+        tokens: Any,
+        lengths: Any,
+        room: int,
+        choose: Chooser,
+        how: Mapping[str, Any],
+        others: Any,
+        *,
+        aligned: bool = False,
     ) -> State:
         """The first call: prompts int[batch, count] of these lengths, in a cache with room for so many tokens."""
         steps = self.steps
 
         def run(params: Any, tokens: Any, lengths: Any, how: Any, others: Any) -> State:
-            cache = steps.empty_cache(tokens.shape[0], room)
+            cache = steps.empty_cache(tokens.shape[0], room, aligned=aligned)
             logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
             return _begun(cache, logits, choose, how)
 
-        return self._call(("first", room, choose), run, (), tokens, lengths, how, others)
+        return self._call(("first", room, choose, aligned), run, (), tokens, lengths, how, others)
 
     def further(self, cache: Cache, tokens: Any, choose: Chooser, how: Mapping[str, Any], others: Any) -> State:
         """As ``first``, but the tokens, int[batch, count], come after those of a cache, which stays as it is."""
@@ -97,7 +105,10 @@ class Programs:
 
             def body(state: State) -> State:
                 logits, cache = step(handed, state.cache, state.last, others)
-                live = jnp.where(state.done[:, None], state.cache.live, cache.live)
+                resting = state.cache.live
+                if cache.aligned:  # everything has moved on
+                    resting = jnp.pad(resting[:, 1:], ((0, 0), (0, 1)))
+                live = jnp.where(state.done[:, None], resting, cache.live)
                 return _chosen(replace(state, cache=replace(cache, live=live), logits=logits), choose, how)
 
             return lax.while_loop(more, body, state)

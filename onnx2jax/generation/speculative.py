@@ -118,7 +118,7 @@ def _taken_back(before: Cache, after: Cache, new: Any) -> Cache:
     """A cache with the first ``new`` tokens, int32[batch], of those that were added to it."""
     added = after.live & ~before.live
     live = before.live | (added & (jnp.cumsum(added, axis=1, dtype=np.int32) <= new[:, None]))
-    return Cache(after.values, live, before.end + jnp.max(new))
+    return replace(after, live=live, end=before.end + jnp.max(new))
 
 
 def _ends(tokens: Any, places: Any, endings: Any) -> Any:

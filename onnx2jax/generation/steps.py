@@ -15,6 +15,7 @@ tokens see only so many places back. So whoever generates compares first (see ``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -103,6 +104,13 @@ class Steps:
         ours, theirs = self.model.params, self.first.params
         return [n for n, v in theirs.items() if n not in ours or not _same(v, ours[n])]
 
+    @cached_property
+    def rounds(self) -> bool:
+        """Whether the model rounds what it computes with to 8 bits, so that the least difference can grow."""
+        nodes = (node for graph in self.model.graph.walk() for node in graph.nodes)
+        rounded = re.compile("(Dynamic)?Quantize|QLinear|QAttention|QGemm|MatMulInteger")
+        return any(rounded.match(n.op_type) for n in nodes) or any(p.dtype.itemsize == 1 for p in self.pairs.values())
+
     @property
     def masks(self) -> bool:
         """Whether what is padding stays out of sight: a mask covers it, and no state would run on into it."""
@@ -120,14 +128,19 @@ class Steps:
         sizes = (p.dims[p.axis or 0] for n, p in self.pairs.items() if self.kinds[n] == "fixed")
         return next((int(d) for d in sizes if isinstance(d, int)), None)
 
-    def empty_cache(self, batch: int, length: int) -> Cache:
+    def empty_cache(self, batch: int, length: int, *, aligned: bool = False) -> Cache:
         """A cache for so many sequences of at most so many tokens.
+
+        Args:
+            batch, length: how many.
+            aligned: keep tokens at the end of their arrays, which costs a copy of them for each token; for models that
+                append to their caches and let a token see so many places back. ``generate`` finds out.
 
         Raises:
             UnsupportedError: the file has caches of another length, or does not say the extents of its caches.
         """
         with compat.enable_x64():
-            return cached.empty(self.pairs, self.kinds, batch, length)
+            return cached.empty(self.pairs, self.kinds, batch, length, aligned=aligned)
 
     def prefill(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, lengths: Any = None, **others: Any
@@ -160,6 +173,10 @@ class Steps:
             given = self._feeds(self.first, tokens, positions, marks.live if self._is_fixed else live, places)
             results = self._run(self.first, params, given | past | others)
             values = {n: self._kept(n, v, results, 0, count, first=True) for n, v in cache.values.items()}
+            if cache.aligned:
+                rows = {n: (v, self.pairs[n]) for n, v in values.items() if self.kinds[n] == "appended"}
+                values |= {n: cached.to_the_end(v, lengths, p.axis, p.batch) for n, (v, p) in rows.items()}
+                marks = replace(marks, live=marks.live[:, ::-1])
             logits = results[self._logits]
             if logits.shape[1] > 1:
                 logits = jnp.take_along_axis(logits, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
@@ -195,6 +212,8 @@ class Steps:
             full.
         """
         with compat.enable_x64():
+            if cache.aligned:
+                return self._extend_aligned(params, cache, jnp.asarray(tokens), others)
             tokens = jnp.asarray(tokens)
             batch, count = tokens.shape[:2]
             fits, lengths = cache.end + count <= cache.length, cache.lengths
@@ -219,6 +238,23 @@ class Steps:
             }
             logits = results[self._logits]
             return jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype)), replace(marks, values=values)
+
+    def _extend_aligned(
+        self, params: Mapping[str, Any], cache: Cache, tokens: Any, others: Mapping[str, Any]
+    ) -> tuple[Any, Cache]:
+        """``extend`` where tokens lie at the end of the arrays: the model appends, and as many fall off in front."""
+        count, fits = tokens.shape[1], cache.end + tokens.shape[1] <= cache.length
+        positions = cache.lengths[:, None] + jnp.arange(count, dtype=np.int32)
+        live = jnp.pad(cache.live[:, count:], ((0, 0), (0, count)), constant_values=True)
+        ends = {n: self.pairs[n].axis or 0 for n in self._appended}
+        past = {n: cached.tail(v, cache.length - count, ends[n]) if n in ends else v for n, v in cache.values.items()}
+        places = jnp.arange(cache.length - count, cache.length, dtype=np.int32)
+        given = self._feeds(self.model, tokens, positions, live, places)
+        results = self._run(self.model, params, {**given, **past, **others})
+        values = {n: self._kept(n, v, results, 0, count, in_place=True) for n, v in cache.values.items()}
+        logits = results[self._logits]
+        logits = jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype))
+        return logits, replace(cache, values=values, live=live, end=cache.end + count)
 
     @cached_property
     def _appended(self) -> list[str]:

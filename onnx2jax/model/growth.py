@@ -30,7 +30,7 @@ class Growth:
         """Note the shapes of a call for which something was compiled; warn once, when a cache has grown by and by."""
         if self._names is None:
             self._names = frozenset(p.past.name for p in caches(model).pairs if p.axis is not None)
-        for name in self._names & values.keys():
+        for name in filter(self._names.__contains__, values):
             shapes = self._seen.setdefault(name, [])
             shapes.append(np.shape(values[name]))
             last = shapes[-MOST:]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from onnx2jax.errors import CacheError, InputNameError, InputShapeError
+from onnx2jax.errors import CacheError, InputNameError, InputShapeError, UnsupportedError
 from onnx2jax.generation.cache import Kind
 from tests.support import decoders
 from tests.support.decoders import File, by_hand, by_onnxruntime
@@ -114,16 +114,32 @@ def test_a_state_of_a_convolution() -> None:
     "build",
     [
         lambda: decoders.appending(positions=False),
-        lambda: decoders.appending(window=4),
-        lambda: decoders.appending(window=63),
         lambda: decoders.static(32, positions=False),
     ],
-    ids=["positions by extent", "window by extent", "window as long as the cache", "positions by place"],
+    ids=["positions by extent", "positions by place"],
 )
 def test_what_depends_on_extents_is_refused(build: Callable[[], File]) -> None:
     decoder = onnx2jax.decoder(onnx2jax.convert(build().proto))
     with pytest.raises(CacheError, match="position_ids"):
         decoder.generate([P, Q], 8)
+
+
+@pytest.mark.parametrize("window", [4, 63])
+def test_a_window_of_places_has_its_tokens_at_the_end(window: int) -> None:
+    file = decoders.appending(window=window)
+    decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
+    wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P, Q)]
+    texts = decoder.generate([P, Q], 8)
+    assert texts.texts() == wanted
+    assert texts.cache.aligned
+    more = [by_hand(file, [*p, *w, 7, 9], 3, run)[0] for p, w in zip((P, Q), wanted, strict=True)]
+    assert decoder.generate([[7, 9]] * 2, 3, after=texts).texts() == more
+    ended = decoder.generate([P, Q], 8, stop=next(t for t in wanted[0] if t not in wanted[1]))
+    assert ended.texts()[1] == wanted[1]
+    with pytest.raises(InputShapeError, match="texts before are of"):
+        decoder.generate([7], 1, after=ended)
+    with pytest.raises(UnsupportedError, match="counts places backwards"):
+        decoder.speculate([P, Q], 4, decoder)
 
 
 def test_places_that_are_positions_while_texts_are_equally_long() -> None:

@@ -48,20 +48,19 @@ def test_every_missing_operator_is_listed_at_once() -> None:
 
 def test_every_node_whose_attributes_are_refused_is_listed_at_once() -> None:
     """No call is needed, as it would be for what depends on operands."""
-    cache = ["x", "", "", "", "", "n", "t"]
-    heads = {"domain": "com.microsoft", "num_heads": 1, "kv_num_heads": 1}
+    weight = {"domain": "com.microsoft", "K": 1, "N": 1, "block_size": 16}
     nodes = [
-        helper.make_node("GroupQueryAttention", cache, ["a", "", ""], "n1", sliding_window_cache=1, **heads),
-        helper.make_node("GroupQueryAttention", cache, ["b", "", ""], "n2", k_quant_type="PER_TENSOR", **heads),
-        helper.make_node("GroupQueryAttention", cache, ["c", "", ""], "n3", **heads),
+        helper.make_node("Attention", ["x", "x"], ["a"], "n1", domain="com.microsoft", num_heads=1, do_rotary=1),
+        helper.make_node("MatMulNBits", ["x", "n", "x"], ["b"], "n2", weight_prepacked=1, **weight),
+        helper.make_node("MatMulNBits", ["x", "n", "x"], ["c"], "n3", **weight),
         helper.make_node("ScatterND", ["c", "i", "x"], ["y"], "n4", reduction="mean"),
     ]
     proto = model(nodes, *ENDS, {"n": np.array([0]), "t": np.array(1), "i": np.array([[0]])}, 21, {"com.microsoft": 1})
-    with pytest.raises(UnsupportedError, match="of full length") as caught:
+    with pytest.raises(UnsupportedError, match="must be 0") as caught:
         onnx2jax.convert(proto)
     lines = str(caught.value).splitlines()
     assert [line.split("'")[1] for line in lines] == ["n1", "n2", "n4"]
-    assert "sliding_window_cache (1) must be 0" in lines[0] and "k_quant_type ('PER_TENSOR') must be 'NONE'" in lines[1]
+    assert "do_rotary (1) must be 0" in lines[0] and "weight_prepacked (1) must be 0" in lines[1]
     assert "reduction ('mean') must be one of 'none', 'add'" in lines[2]
     del proto.graph.node[:2]
     with pytest.raises(OperatorError, match="'n4'"):

@@ -157,6 +157,7 @@ def encoder() -> onnx.ModelProto:
 
 def test_a_model_that_onnxruntime_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens have the numbers they had with padding; how many there are depends on data."""
+    importlib.import_module("onnxruntime.transformers")  # which adds itself to the path, for good
     monkeypatch.syspath_prepend(f"{onnxruntime.__path__[0]}/transformers")
     packing = importlib.import_module("onnxruntime.transformers.convert_to_packing_mode")
     tools = importlib.import_module("onnxruntime.transformers.onnx_model")

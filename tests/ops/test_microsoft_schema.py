@@ -59,7 +59,10 @@ def test_operators_that_take_strings() -> None:
     assert all(places in ([], [0]) for places in takes.values())
 
 
+LEFT_OUT = {"CausalConvWithState": {"state_update"}}
+"""Outputs that onnxruntime 1.32 has added, for CUDA alone; a node that asks for one is refused."""
 NEWER = {
+    "GatedAdd": {"gate_weight"},
     "CausalConvWithState": {
         "input_channel_offset",
         "input_channels",
@@ -123,7 +126,7 @@ MORE = {"GroupQueryAttention": {"qk_output": 1}, "DecoderMaskedMultiHeadAttentio
 def test_outputs(name: str) -> None:
     """As many as the schema has."""
     inputs, _, attributes = TABLE[name]
-    most = SCHEMAS[name].max_output
+    most = SCHEMAS[name].max_output - sum(f.name in LEFT_OUT.get(name, ()) for f in SCHEMAS[name].outputs)
     options = {**attributes, **MORE.get(name, {}), "domain": MICROSOFT, "n_outputs": most}
     results = jax.eval_shape(lambda: run_op(name, *inputs, **options))  # staged, not computed
     assert (len(results) if isinstance(results, tuple) else 1) == most

@@ -26,9 +26,11 @@ def scaled_silu(X, scale=None, *, alpha=1.0):
     return (wide(z) * wide(lax.logistic(wide(jnp.asarray(z))).astype(X.dtype))).astype(X.dtype)
 
 
-@op("GatedAdd", domain=MICROSOFT)
-def gated_add(X, Y, gate):
+@op("GatedAdd", domain=MICROSOFT, limits="gate_weight, which only CUDA has, is refused: compute the gate before")
+def gated_add(X, Y, gate, gate_weight=None):
     """``X + Y * gate`` with one gate a row, the product rounded to the type of X."""
+    if gate_weight is not None:
+        raise NotImplementedError("gate_weight is given: compute gate as Sigmoid(MatMul(gate, gate_weight)) before")
     check_shape("Y", Y, *X.shape)
     check_shape("gate", gate, *X.shape[:-1], 1)
     return (wide(X) + wide((wide(Y) * wide(gate)).astype(X.dtype))).astype(X.dtype)
