@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import OnnxError, UnsupportedError
+from ..ir import analysis
 from ..ir.graph import Graph, Node
 from ..proto.types import TensorType, ValueInfo
 
@@ -183,7 +184,8 @@ def _written(model: Model, pair: Pair) -> Sequence[int]:
         for v in before.inputs
         if isinstance(v.type, TensorType)
     }
-    params = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in before.params.items()}
+    stored = analysis.parameters(before.graph)  # without reading what lies in files
+    params = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in stored.items()}
     try:
         shape: Sequence[int] = jax.eval_shape(lambda p, f: before.apply(p, **f), params, feeds).shape
     except (OnnxError, TypeError):
