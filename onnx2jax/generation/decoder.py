@@ -156,7 +156,7 @@ class Decoder(Steps):
         state, _ = self._begin(tokens, max_new_tokens, stop=stop, length=length, **others)
         others.pop("attention_mask", None)
         how = {
-            "endings": endings(self.stop if stop is None else self._stops(stop)),
+            "endings": self._endings(stop),
             "length_penalty": np.float32(length_penalty),
             "early": np.bool_(early_stopping),
         }
@@ -196,15 +196,16 @@ class Decoder(Steps):
         rows = rows_of(tokens, others.pop("attention_mask", None), self.vocabulary)
         room = self._room(max(map(len, rows)) + max_new_tokens + count + 1, length)
         options = {"stop": stop, "length": room}
+        shared = {n: others[n] for n in draft.others if n in others}
         state, _ = self._begin(rows, max_new_tokens, **options, **others)
-        small, _ = draft._begin(rows, max_new_tokens, **options, **{n: others[n] for n in draft.others if n in others})
+        small, _ = draft._begin(rows, max_new_tokens, **options, **shared)
         small = replace(small, last=state.last)
         with compat.enable_x64():
-            given = jax.tree.map(jax.numpy.asarray, (others, {n: others[n] for n in draft.others if n in others}))
+            given = jax.tree.map(jax.numpy.asarray, (others, shared))
         if state.cache.aligned or small.cache.aligned:
             raise UnsupportedError("the model counts places backwards, so no token can be taken back: use generate")
         self._prove_extension(state, rows, count + 1, given[0])
-        how = {"endings": endings(self.stop if stop is None else self._stops(stop)), "pad": np.int32(self.pad)}
+        how = {"endings": self._endings(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
             done = speculate(self._programs, state, draft._programs, small, count, max_new_tokens, how, given)
         lengths = np.asarray(done.lengths, np.int64)
@@ -234,7 +235,7 @@ class Decoder(Steps):
         if count != int(count) or count < 1:
             raise InputValueError(f"max_new_tokens is {count}; it is a whole number, 1 or more")
         choose, how = choice(sampling, rng)
-        how |= {"endings": endings(self.stop if stop is None else self._stops(stop)), "pad": np.int32(self.pad)}
+        how |= {"endings": self._endings(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
             others = {n: jax.numpy.asarray(v) for n, v in others.items()}
 
@@ -274,12 +275,15 @@ class Decoder(Steps):
         if not self.masks:
             raise UnsupportedError("nothing in the model masks tokens that are taken back: use generate")
 
-    def _stops(self, stop: Any) -> list[list[int]]:
+    def _endings(self, stop: Any) -> np.ndarray:
+        """What ends a text, as programs take it; the decoder's own for None."""
+        if stop is None:
+            return endings(self.stop)
         found = as_endings(stop)
         largest = max((t for s in found for t in s), default=0)
         if self.vocabulary is not None and largest >= self.vocabulary:
             raise InputValueError(f"stop has token {largest}; they are 0 to {self.vocabulary - 1}")
-        return found
+        return endings(found)
 
     @staticmethod
     def _ragged(cache: Cache) -> bool:

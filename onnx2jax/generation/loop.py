@@ -121,31 +121,28 @@ class Programs:
         def run(params: Any, cache: Cache, last: Any, others: Any) -> Any:
             return self.steps.step(params, cache, last, **others)
 
-        key = ("step", _types((cache, last, others)))
-        if key not in self._known:
-            self._known[key] = self._prepared(run, cache, last, others)
-        found: tuple[Callable[..., Any], Any] = self._known[key]
-        return found
+        return self._part(("step",), run, cache, last, others)
 
     def extend(self, cache: Cache, tokens: Any, others: Any) -> tuple[Callable[..., Any], Any]:
         """Some tokens at once, likewise."""
-        key = ("extend", _types((cache, tokens, others)))
-        if key not in self._known:
 
-            def run(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
-                return self.steps.extend(params, cache, tokens, **others)
+        def run(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
+            return self.steps.extend(params, cache, tokens, **others)
 
-            self._known[key] = self._prepared(run, cache, tokens, others)
-        found: tuple[Callable[..., Any], Any] = self._known[key]
-        return found
+        return self._part(("extend",), run, cache, tokens, others)
 
     def _call(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
         """The result of a function of the weights and these arguments, compiled."""
+        call, handed = self._part(key, function, *args)
+        return self.run(key, call, donate, handed, *args)
+
+    def _part(self, key: Any, function: Any, *args: Any) -> tuple[Callable[..., Any], Any]:
+        """A function of the weights to be called in a program, prepared once for the types of its other arguments."""
         full = (*key, _types(args))
         if full not in self._known:
             self._known[full] = self._prepared(function, *args)
-        call, handed = self._known[full]
-        return self.run(key, call, donate, handed, *args)
+        found: tuple[Callable[..., Any], Any] = self._known[full]
+        return found
 
     def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
         """The result of a function of these arguments, compiled for their types; ``fixed`` ones go with the key."""
