@@ -178,11 +178,8 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the demo; the exit status is 1 when an extra is missing."""
-    parser = argparse.ArgumentParser(prog="python -m onnx2jax.demo", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
-    arguments = parser.parse_args(argv)
+def run(picture: Path) -> int:
+    """Compute, print and draw; the exit status is 1 when an extra is missing."""
     try:
         import matplotlib  # noqa: F401
         from rich.console import Console
@@ -191,9 +188,16 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     found = compute()
     show(found, Console())
-    draw(found, arguments.output)
-    print(f"picture: {arguments.output}")
+    draw(found, picture)
+    print(f"picture: {picture}")
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The same with the picture's path among arguments."""
+    parser = argparse.ArgumentParser(prog="python -m onnx2jax.demo", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
+    return run(parser.parse_args(argv).output)
 
 
 if __name__ == "__main__":

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from ..errors import OnnxError
-from . import check, draw, export, generate, inspect, run, summary, verify
+from . import bench, check, demo, draw, export, generate, inspect, operators, run, summary, train, verify
 from .terminal import CommandError
 
-COMMANDS = (run, inspect, summary, check, verify, export, draw, generate)
+COMMANDS = (*(run, inspect, summary, check, verify, bench, train, generate, export, draw, operators, demo),)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
     0: done. 1: the model or the data is at fault, and standard error says how. 2: the command line is.
-    1 also: ``check`` found errors. 3: ``inspect`` found operators that nothing serves.
+    1 also: ``check`` found errors, ``verify`` and ``bench`` differences. 3: operators that nothing serves are in the
+    file of ``inspect`` or ``operators``. 130: interrupted.
     """
     arguments = _parser().parse_args(argv)
     try:
         status: int = arguments.command(arguments)
+        sys.stdout.flush()
     except CommandError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # who reads has seen enough, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (OnnxError, OSError, ImportError) as error:
         print("\n".join([f"error: {_said(error)}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 1
@@ -33,14 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _said(error: Exception) -> str:
     """What an error says, without the number that the operating system gives it."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error)
+    if isinstance(error, OnnxError) or not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="onnx2jax", description="Run, inspect, check and verify ONNX models, and generate text with them."
+        prog="onnx2jax",
+        description="Run, inspect, check, verify, time and train ONNX models, and generate text with them.",
+        epilog="onnx2jax COMMAND --help has an example and the exit statuses",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -7,14 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from ..checker.check import check
+from .terminal import add_command, working
 
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    checks = commands.add_parser("check", help="list everything that breaks the ONNX specification")
-    checks.set_defaults(command=_check)
+    checks = add_command(
+        commands,
+        "check",
+        _check,
+        "list everything that breaks the ONNX specification",
+        example="check model.onnx --json",
+        statuses={1: "there are errors, or the file cannot be read"},
+    )
     checks.add_argument("model", type=Path)
-    checks.add_argument("--json", action="store_true", help="print the findings as JSON")
     checks.add_argument(
         "--verify-checksums", action="store_true", help="compare checksums of external data, reading all of it"
     )
@@ -23,11 +29,12 @@ def add(commands: Any) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    report = check(
-        arguments.model,
-        external_data_dir=arguments.external_data_dir,
-        follow_links=arguments.follow_links,
-        verify_checksums=arguments.verify_checksums,
-    )
+    with working(f"checking {arguments.model.name}"):
+        report = check(
+            arguments.model,
+            external_data_dir=arguments.external_data_dir,
+            follow_links=arguments.follow_links,
+            verify_checksums=arguments.verify_checksums,
+        )
     print(report.to_json() if arguments.json else report)
     return 0 if report.ok else 1

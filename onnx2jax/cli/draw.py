@@ -8,18 +8,30 @@ from typing import Any
 
 from ..model.convert import open_model
 from ..model.model import Model
+from .terminal import add_command, loading, print_json
 
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    draw = commands.add_parser("draw", help="write the main graph as a page that a browser shows")
-    draw.set_defaults(command=_draw)
+    draw = add_command(
+        commands,
+        "draw",
+        _draw,
+        "write the main graph as a page that a browser shows",
+        example="draw model.onnx page.html",
+        json="print the page's path and size as JSON",
+    )
     draw.add_argument("model", type=Path)
     draw.add_argument("page", type=Path, help="the file to write: HTML with its picture, styles and script inside")
 
 
 def _draw(arguments: argparse.Namespace) -> int:
-    # Also where operators are missing.
-    path = Model(open_model(arguments.model, {}).model()).draw(arguments.page)
-    print(f"{path}  {path.stat().st_size:,} bytes")
+    with loading(arguments.model):
+        # Also where operators are missing.
+        path = Model(open_model(arguments.model, {}).model()).draw(arguments.page)
+    size = path.stat().st_size
+    if arguments.json:
+        print_json({"page": str(path), "bytes": size})
+    else:
+        print(f"{path}  {size:,} bytes")
     return 0

@@ -9,22 +9,22 @@ from typing import Any
 from ..model.convert import convert
 from ..model.export import PLATFORMS
 from ..model.exported import load_exported
+from .terminal import add_command, add_dims, extents, loading, print_json, working
 
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    export = commands.add_parser("export", help="write a program that runs with jax alone")
-    export.set_defaults(command=_export)
+    export = add_command(
+        commands,
+        "export",
+        _export,
+        "write a program that runs with jax alone",
+        example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
+        json="print inputs, outputs, platforms and files as JSON",
+    )
     export.add_argument("model", type=Path)
     export.add_argument("folder", type=Path)
-    export.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        type=_dim,
-        metavar="NAME=N",
-        help="a number, or an expression such as past+1, for a free dimension; repeatable",
-    )
+    add_dims(export, "a free dimension: a number, or an expression such as past+1; a symbol where it is not given")
     export.add_argument(
         "--constraint", action="append", default=[], metavar="'A <= 512'", help="what holds of dimensions; repeatable"
     )
@@ -39,23 +39,25 @@ def add(commands: Any) -> None:
     export.add_argument("--text", action="store_true", help="write the program as StableHLO too")
 
 
-def _dim(text: str) -> tuple[str, int | str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=N")
-    return name, int(value) if value.isdecimal() else value
-
-
 def _export(arguments: argparse.Namespace) -> int:
-    folder = convert(arguments.model).export(
-        arguments.folder,
-        dims=dict(arguments.dim),
-        constraints=arguments.constraint,
-        platforms=arguments.platforms,
-        weights=arguments.weights,
-        text=arguments.text,
-    )
-    print(load_exported(folder))
-    for file in sorted(folder.iterdir()):
-        print(f"  {file}  {file.stat().st_size:,} bytes")
+    sizes = extents(arguments.dim)
+    with loading(arguments.model):
+        model = convert(arguments.model)
+    with working(f"lowering for {', '.join(arguments.platforms)}"):
+        folder = model.export(
+            arguments.folder,
+            dims=sizes,
+            constraints=arguments.constraint,
+            platforms=arguments.platforms,
+            weights=arguments.weights,
+            text=arguments.text,
+        )
+    program, files = load_exported(folder), {str(f): f.stat().st_size for f in sorted(folder.iterdir())}
+    if arguments.json:
+        inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
+        print_json({"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files})
+        return 0
+    print(program)
+    for file, size in files.items():
+        print(f"  {file}  {size:,} bytes")
     return 0

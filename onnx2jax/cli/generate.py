@@ -1,4 +1,4 @@
-"""``python -m onnx2jax generate model.onnx --prompt "..."``: what a decoder says, as it comes."""
+"""``onnx2jax generate model.onnx --prompt "..."``: what a decoder says, as it comes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..errors import UnsupportedError
 from ..generation.decoder import Decoder
 from ..generation.files import decoder, tokenizer
 from ..generation.sampling import Sampling
+from .terminal import add_command, loading, print_json, whole
 
 MOST = 128
 """Tokens that are generated at most unless asked for more, or the model was made for fewer."""
@@ -20,8 +21,15 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    generate = commands.add_parser("generate", help="generate text with a decoder")
-    generate.set_defaults(command=_generate, refuse=generate.error)
+    generate = add_command(
+        commands,
+        "generate",
+        _generate,
+        "generate text with a decoder",
+        example='generate folder --prompt "Once upon a time" --temperature 0.7',
+        json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
+    )
+    generate.set_defaults(refuse=generate.error)
     generate.add_argument("model", type=Path, help="a decoder's file, or the folder in which it lies")
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="needs tokenizer.json beside the model")
@@ -35,7 +43,7 @@ def add(commands: Any) -> None:
         "--top-p", type=float, metavar="P", help="only the likeliest tokens of probability P together"
     )
     generate.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
-    generate.add_argument("--seed", type=int, default=0, help="of what is drawn (default: %(default)s)")
+    generate.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
     generate.add_argument(
         "--stop",
         action="append",
@@ -59,11 +67,25 @@ def _generate(arguments: argparse.Namespace) -> int:
         words = tokenizer(arguments.model)
     except ImportError as error:
         raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
-    model = decoder(arguments.model)
-    for piece in _pieces(words, _tokens(model, arguments, words.encode(arguments.prompt).ids), arguments.stop):
+    with loading(arguments.model):
+        model = decoder(arguments.model)
+    found: list[int] = []
+    tokens = _noted(_tokens(model, arguments, words.encode(arguments.prompt).ids), found)
+    pieces = _pieces(words, tokens, arguments.stop)
+    if arguments.json:
+        print_json({"text": "".join(pieces), "tokens": found})
+        return 0
+    for piece in pieces:
         print(piece, end="", flush=True)
     print()
     return 0
+
+
+def _noted(tokens: Iterator[int], found: list[int]) -> Iterator[int]:
+    """The tokens, each put into a list as it goes by."""
+    for token in tokens:
+        found.append(token)
+        yield token
 
 
 def _print_ids(arguments: argparse.Namespace) -> int:
@@ -71,7 +93,13 @@ def _print_ids(arguments: argparse.Namespace) -> int:
         stop = [_ids(s) for s in arguments.stop]
     except argparse.ArgumentTypeError as error:
         arguments.refuse(f"argument --stop: {error}")
-    for i, token in enumerate(_tokens(decoder(arguments.model), arguments, arguments.prompt_ids, stop)):
+    with loading(arguments.model):
+        model = decoder(arguments.model)
+    tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
+    if arguments.json:
+        print_json({"tokens": list(tokens)})
+        return 0
+    for i, token in enumerate(tokens):
         print(f" {token}" if i else token, end="", flush=True)
     print()
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from ..ir.graph import Function, Imported
 from ..model.convert import open_model
 from ..model.model import Model
 from ..proto.types import ValueInfo
-from .terminal import print_table, type_of
+from .terminal import add_command, loading, print_json, print_table, type_of
 
 SHOWN = 12
 """Parameters that ``inspect`` lists unless asked for all."""
@@ -21,18 +20,23 @@ SHOWN = 12
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    inspect = commands.add_parser("inspect", help="show inputs, outputs, parameters, operators, and which are missing")
-    inspect.set_defaults(command=_inspect)
+    inspect = add_command(
+        commands,
+        "inspect",
+        _inspect,
+        "show inputs, outputs, parameters, operators, and which are missing",
+        example="inspect model.onnx --json",
+        statuses={3: "nothing serves some of its operators"},
+    )
     inspect.add_argument("model", type=Path)
-    inspect.add_argument("--json", action="store_true", help="print everything as JSON")
     inspect.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    imported = open_model(arguments.model, {}).model()
-    facts = describe(imported)
+    with loading(arguments.model):
+        facts = describe(open_model(arguments.model, {}).model())
     if arguments.json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         _print_facts(facts, everything=arguments.all)
     return 3 if any(not o["supported"] for o in facts["operators"]) else 0
@@ -41,11 +45,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def describe(imported: Imported) -> dict[str, Any]:
     """What ``inspect`` shows, as plain data: everything JSON can hold."""
     model = Model(imported)
-    counts: Counter[tuple[str, str, int, bool, bool]] = Counter()
-    for graph in imported.graph.walk():
-        for node in graph.nodes:
-            is_function = isinstance(node.target, Function)
-            counts[node.domain, node.op_type, node.opset, is_function, node.target is not None] += 1
     return {
         "ir_version": imported.ir_version,
         "opsets": {domain or "ai.onnx": version for domain, version in imported.opsets.items()},
@@ -57,18 +56,28 @@ def describe(imported: Imported) -> dict[str, Any]:
             {"name": name, "type": type_of(array), "bytes": int(array.nbytes)}
             for name, array in analysis.parameters(imported.graph).items()
         ],
-        "operators": [
-            {
-                "domain": domain or "ai.onnx",
-                "name": name,
-                "opset": opset,
-                "count": count,
-                "supported": served,
-                "function": is_function,
-            }
-            for (domain, name, opset, is_function, served), count in sorted(counts.items())
-        ],
+        "operators": operators(imported),
     }
+
+
+def operators(imported: Imported) -> list[dict[str, Any]]:
+    """The operators of a file with their numbers, those in graphs inside nodes and in functions too."""
+    counts: Counter[tuple[str, str, int, bool, bool]] = Counter()
+    for graph in imported.graph.walk():
+        for node in graph.nodes:
+            is_function = isinstance(node.target, Function)
+            counts[node.domain, node.op_type, node.opset, is_function, node.target is not None] += 1
+    return [
+        {
+            "domain": domain or "ai.onnx",
+            "name": name,
+            "opset": opset,
+            "count": count,
+            "supported": served,
+            "function": is_function,
+        }
+        for (domain, name, opset, is_function, served), count in sorted(counts.items())
+    ]
 
 
 def _described(info: ValueInfo) -> dict[str, Any]:
@@ -100,13 +109,14 @@ def _print_facts(facts: dict[str, Any], everything: bool) -> None:
         f"operators: {len(facts['operators'])}, {f'{missing} missing' if missing else 'none missing'}",
         ("domain", "operator", "opset", "count", ""),
         [
-            (o["domain"], o["name"], str(o["opset"]), str(o["count"]), _remark(o))
+            (o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark(o))
             for o in sorted(facts["operators"], key=lambda o: (o["supported"], -o["count"]))
         ],
     )
 
 
-def _remark(operator: dict[str, Any]) -> str:
+def remark(operator: dict[str, Any]) -> str:
+    """What is to be said of one of ``operators``."""
     if not operator["supported"]:
         return "missing"
     return "function of the model" if operator["function"] else ""

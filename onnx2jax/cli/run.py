@@ -3,114 +3,94 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from ..errors import InputTypeError
 from ..model.convert import convert
-from ..model.samples import random_value
-from ..proto.types import TensorType, ValueInfo
-from .terminal import CommandError, print_table, type_of
+from .inputs import add_inputs, filled, given
+from .terminal import (
+    CommandError,
+    add_command,
+    add_dims,
+    dims,
+    loading,
+    note,
+    print_json,
+    print_table,
+    type_of,
+    working,
+)
 
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    run = commands.add_parser("run", help="run a model on files or random numbers")
-    run.set_defaults(command=_run)
-    run.add_argument("model", type=Path)
-    run.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="NAME=FILE.npy",
-        help="an input's value; FILE.npz alone gives several; repeatable",
+    run = add_command(
+        commands,
+        "run",
+        _run,
+        "run a model on files, images, texts or random numbers",
+        example="run model.onnx --input image=cat.png --output-dir results",
+        json="print inputs and outputs as JSON, with values of outputs up to 1000 numbers",
     )
+    run.add_argument("model", type=Path)
+    add_inputs(run)
     run.add_argument(
         "--random",
         action="store_true",
         help="fill the other inputs: normal floats; integers 0 or 1, which serve as masks and as indices",
     )
-    run.add_argument("--seed", type=int, default=0, help="of --random (default: %(default)s)")
-    run.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=N", help="a free dimension (default: 1); repeatable"
-    )
+    add_dims(run)
     run.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
     run.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
 
 
+MOST: int = 1000
+"""Numbers of an output that JSON holds."""
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    dims = {name: _count(name, value) for name, value in _pairs("--dim", arguments.dim)}
-    model = convert(arguments.model, dim_overrides=dims)
-    feeds = _files(arguments.input, {v.name: v for v in model.inputs} | dict(model.optional))
+    sizes = dims(arguments.dim)
+    with loading(arguments.model):
+        model = convert(arguments.model, dim_overrides=sizes)
+    feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is not given: --input {absent[0].name}=FILE.npy, or --random")
-    rng = np.random.default_rng(arguments.seed)
-    feeds |= {v.name: _random(v, rng) for v in absent}
-    outputs = dict(zip((v.name for v in model.outputs), model.run(None, feeds), strict=True))
-    for title, values in (("inputs", feeds), ("outputs", outputs)):
-        print_table(title, ("name", "type", "values"), [(n, type_of(x), _summary(x)) for n, x in values.items()])
+    feeds = filled(model, feeds, arguments.seed)
+    with working("compiling and running"):
+        results = model.run(None, feeds)
+    outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
+    if arguments.json:
+        described = {n: {"type": type_of(x)} for n, x in feeds.items()}
+        print_json({"inputs": described, "outputs": {n: _described(x) for n, x in outputs.items()}})
+    else:
+        for title, values in (("inputs", feeds), ("outputs", outputs)):
+            print_table(title, ("name", "type", "values"), [(n, type_of(x), _summary(x)) for n, x in values.items()])
     _save(outputs, arguments.output_dir, arguments.output_file)
     return 0
 
 
-def _pairs(option: str, values: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for text in values:
-        name, equals, value = text.rpartition("=")
-        if not (name and equals and value):
-            raise CommandError(f"{option} {text}: expected NAME=VALUE")
-        yield name, value
+def _described(value: Any) -> dict[str, Any]:
+    """An output as JSON can hold it: NaN and infinities are texts there."""
+    if not isinstance(value, np.ndarray):
+        return {"type": type_of(value), "values": _plain(value)}
+    facts: dict[str, Any] = {"type": type_of(value)}
+    return facts | ({"values": _plain(value.tolist())} if value.size <= MOST else {"summary": _summary(value)})
 
 
-def _count(name: str, value: str) -> int:
-    if not value.isdecimal():
-        raise CommandError(f"--dim {name}={value}: {value!r} is not a whole number")
-    return int(value)
-
-
-def _files(options: Iterable[str], declared: dict[str, ValueInfo]) -> dict[str, Any]:
-    """The arrays of ``NAME=FILE.npy`` and ``FILE.npz`` options."""
-    feeds: dict[str, Any] = {}
-    for option in options:
-        if "=" not in option and option.endswith(".npz"):
-            with _load(option) as arrays:
-                feeds |= {name: arrays[name] for name in arrays.files}
-        else:
-            ((name, path),) = _pairs("--input", [option])
-            feeds[name] = _load(path)
-    unknown = [name for name in feeds if name not in declared]
-    if unknown:
-        raise CommandError(f"the model has no input {unknown[0]!r}; it has {', '.join(map(repr, declared)) or 'none'}")
-    return {name: _as_declared(array, declared[name]) for name, array in feeds.items()}
-
-
-def _load(path: str) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except ValueError as error:
-        raise CommandError(f"{path} is no .npy or .npz file that can be read: {error}") from None
-
-
-def _as_declared(array: np.ndarray, info: ValueInfo) -> np.ndarray:
-    """Undo what .npy files do to types NumPy does not know: text is fixed-width there, bfloat16 raw bytes."""
-    if array.dtype.kind == "U":
-        return array.astype(object)
-    if array.dtype.kind == "V" and isinstance(info.type, TensorType):
-        return array.view(info.type.dtype)
-    return array
-
-
-def _random(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
-    try:
-        return random_value(info, rng)
-    except InputTypeError as e:
-        raise CommandError(f"{e}; give it with --input {info.name}=FILE.npy") from None
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    odd = isinstance(value, complex | bytes) or (isinstance(value, float) and not np.isfinite(value))
+    return str(value) if odd or not isinstance(value, str | int | float | bool | None) else value
 
 
 def _summary(value: Any) -> str:
@@ -141,7 +121,7 @@ def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> No
                     np.lib.format.write_array(stream, array, allow_pickle=False)
     left_out = [name for name in outputs if name not in arrays]
     if left_out and (folder or file):
-        print(f"not saved, being no tensors: {', '.join(left_out)}", file=sys.stderr)
+        note(f"not saved, being no tensors: {', '.join(left_out)}")
 
 
 def _storable(array: np.ndarray) -> np.ndarray:

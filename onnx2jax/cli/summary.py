@@ -8,20 +8,26 @@ from typing import Any
 
 from ..model.convert import convert
 from ..model.summary import HEAD
-from .terminal import dims, print_table
+from .terminal import add_command, add_dims, dims, loading, print_table
 
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    summary = commands.add_parser("summary", help="show each node's output shapes, parameters, FLOPs and bytes")
-    summary.set_defaults(command=_summary)
+    summary = add_command(
+        commands,
+        "summary",
+        _summary,
+        "show each node's output shapes, parameters, FLOPs and bytes",
+        example="summary model.onnx --dim batch=8",
+    )
     summary.add_argument("model", type=Path)
-    summary.add_argument("--dim", action="append", default=[], metavar="NAME=N", help="a free dimension; repeatable")
-    summary.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_dims(summary)
 
 
 def _summary(arguments: argparse.Namespace) -> int:
-    found = convert(arguments.model).summary(dims=dims(arguments.dim))
+    sizes = dims(arguments.dim)
+    with loading(arguments.model):
+        found = convert(arguments.model).summary(dims=sizes)
     if arguments.json:
         print(found.to_json())
     else:

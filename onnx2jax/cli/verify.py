@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
-from .terminal import dims
+from .inputs import add_inputs, filled, given
+from .terminal import add_command, add_dims, dims, loading, note, working
 
 
 def add(commands: Any) -> None:
     """Add the command to a parser's."""
-    verify = commands.add_parser("verify", help="compare with onnxruntime, and name the first node that differs")
-    verify.set_defaults(command=_verify)
+    verify = add_command(
+        commands,
+        "verify",
+        _verify,
+        "compare with onnxruntime, and name the first node that differs",
+        example="verify model.onnx --dim batch=2 --each-node",
+        statuses={1: "outputs differ, or the model or the data is at fault"},
+    )
     verify.add_argument("model", type=Path)
     verify.add_argument(
         "--against",
@@ -25,25 +31,29 @@ def add(commands: Any) -> None:
     verify.add_argument("--each-node", action="store_true", help="compare every node, also where outputs are the same")
     verify.add_argument("--rtol", type=float, help="relative tolerance (default: by element type)")
     verify.add_argument("--atol", type=float, help="absolute tolerance (default: by element type and size)")
-    verify.add_argument("--seed", type=int, default=0, help="of random inputs (default: %(default)s)")
-    verify.add_argument("--dim", action="append", default=[], metavar="NAME=N", help="a free dimension; repeatable")
+    add_inputs(verify)
+    add_dims(verify)
     verify.add_argument(
         "--operands", type=Path, metavar="FILE.npz", help="where to save what the first node that differs reads"
     )
-    verify.add_argument("--json", action="store_true", help="print everything as JSON")
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    model = convert(arguments.model, dim_overrides=dims(arguments.dim))
-    found = model.verify(
-        against=arguments.against,
-        each_node=arguments.each_node,
-        rtol=arguments.rtol,
-        atol=arguments.atol,
-        seed=arguments.seed,
-    )
+    sizes = dims(arguments.dim)
+    with loading(arguments.model):
+        model = convert(arguments.model, dim_overrides=sizes)
+    feeds = given(model, arguments)
+    with working("comparing"):
+        found = model.verify(
+            filled(model, feeds, arguments.seed) if feeds else None,
+            against=arguments.against,
+            each_node=arguments.each_node,
+            rtol=arguments.rtol,
+            atol=arguments.atol,
+            seed=arguments.seed,
+        )
     print(found.to_json() if arguments.json else found)
     if found.first is not None:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")
-        print(f"its operands and results are in {found.first.save(path)}", file=sys.stderr)
+        note(f"its operands and results are in {found.first.save(path)}")
     return 0 if found else 1

@@ -61,14 +61,28 @@ def read_values(folder: Path, what: str, declared: Sequence[ValueInfo]) -> dict[
         if not place.isdecimal() or int(place) >= len(declared):
             raise ModelError(f"{path} is for an {what} that the model does not have; its are {sorted(names)}")
         info = declared[int(place)]
-        try:
-            name, value = _parsed(info.type, path.read_bytes())
-        except ModelError:
-            raise
-        except Exception as e:
-            raise ModelError(f"{path} holds no value for {info}: {e}") from e
+        name, value = _read(info, path)
         values[name if name in names else info.name] = value
     return values
+
+
+def read_value(info: ValueInfo, path: Path) -> Any:
+    """What a file of test data holds for an input.
+
+    Raises:
+        ModelError: it is no such value.
+    """
+    return _read(info, path)[1]
+
+
+def _read(info: ValueInfo, path: Path) -> tuple[str, Any]:
+    data = path.read_bytes()
+    try:
+        return _parsed(info.type, data)
+    except ModelError:
+        raise
+    except Exception as e:
+        raise ModelError(f"{path} holds no value for {info}: {e}") from e
 
 
 def _parsed(kind: Any, data: bytes) -> tuple[str, Any]:

@@ -34,7 +34,12 @@ def replacements(path: Path) -> Iterator[dict[Path, Path]]:
 def beside(final: Path, new: dict[Path, Path]) -> Iterator[Any]:
     """A file to write, in the folder where it is to replace another, safe on the disk at the end."""
     new[final] = temporary = _temporary(final)
-    with temporary.open("xb+") as file:
+    try:
+        opened = temporary.open("xb+")
+    except OSError as e:
+        e.filename = str(final)  # nobody asked for the other
+        raise
+    with opened as file:
         yield file
         file.flush()
         os.fsync(file.fileno())

@@ -46,10 +46,19 @@ def test_verify_a_wrong_model(
         assert {"bn1.out", "ours|relu1.out", "theirs|relu1.out"} == set(saved.files)
 
 
-@pytest.mark.parametrize("option, said", [("--against=nobody", "called 'nobody'"), ("--dim=batch", "expected NAME=N")])
-def test_verify_says_what_is_wrong_with_its_options(capsys: pytest.CaptureFixture[str], option: str, said: str) -> None:
-    assert cli.main(["verify", MODEL, option]) == 1
-    assert said in capsys.readouterr().err
+def test_verify_says_what_is_wrong_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", MODEL, "--against=nobody"]) == 1
+    assert "called 'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "summary", "verify", "bench", "export"])
+def test_extents_are_read_alike(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    arguments = [command, MODEL, *(["folder"] if command == "export" else [])]
+    assert cli.main([*arguments, "--dim", "batch"]) == 2
+    assert capsys.readouterr().err == "error: --dim batch: expected NAME=SIZE\n"
+    if command != "export":  # there it may be an expression
+        assert cli.main([*arguments, "--dim", "batch=many"]) == 2
+        assert capsys.readouterr().err == "error: --dim batch=many: 'many' is not a whole number\n"
 
 
 def test_a_missing_package_is_an_error_that_says_so(
@@ -60,9 +69,23 @@ def test_a_missing_package_is_an_error_that_says_so(
     assert "pip install 'onnx2jax[verify]'" in capsys.readouterr().err
 
 
-def test_the_program_is_called_onnx2jax() -> None:
-    done = subprocess.run([sys.executable, "-m", "onnx2jax", "--help"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: onnx2jax ")
+def test_as_a_module_that_ends_when_nobody_reads() -> None:
+    command = f"{sys.executable} -m onnx2jax operators | head -2"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert "operators; opsets at which" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", [c.__name__.rpartition(".")[2] for c in cli.COMMANDS])
+def test_help_has_an_example_and_the_statuses(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: onnx2jax {command} ")
+    assert f"example:\n  onnx2jax {command} " in said
+    assert "exit status:\n  0  done" in said
+    assert "--json" in said
 
 
 def test_summary_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:

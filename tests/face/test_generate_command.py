@@ -120,3 +120,13 @@ def test_without_tokenizers(folder: Path, capsys: pytest.CaptureFixture[str], mo
     said = capsys.readouterr().err
     assert "pip install 'onnx2jax[text]'" in said
     assert "--prompt-ids" in said
+
+
+@pytest.mark.usefixtures("compiled")
+def test_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", str(folder), "--prompt-ids", IDS, "--stop", f"{ord('-')}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"tokens": [ord(c) for c in "twenty-"]}
+    assert cli.main(["generate", str(folder), "--prompt", PROMPT, "--stop", "-", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["text"] == "twené-"
+    assert said["tokens"] == [ord(c) for c in "twenty-"]

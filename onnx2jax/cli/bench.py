@@ -1,0 +1,137 @@
+"""``onnx2jax bench model.onnx``: how long a call takes, beside onnxruntime where that is installed."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from .. import compat
+from ..model.comparison import compared
+from ..model.convert import convert
+from .inputs import add_inputs, filled, given
+from .terminal import add_command, add_dims, dims, loading, note, print_json, print_table, seconds, whole, working
+
+BLOCK: Final = 0.1
+"""Seconds of calls that are counted, at least."""
+WARM: Final = 0.06
+"""Seconds of calls before them that are not: onnxruntime's threads spin for 40 ms after its last call, and XLA's first
+calls after a pause are slow."""
+OURS, THEIRS = "onnx2jax", "onnxruntime"
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's."""
+    bench = add_command(
+        commands,
+        "bench",
+        _bench,
+        "time a model's call, beside onnxruntime where that is installed",
+        example="bench model.onnx --dim batch=8",
+        statuses={1: "outputs differ, so that nothing is timed; or the model or the data is at fault"},
+    )
+    bench.add_argument("model", type=Path)
+    add_inputs(bench)
+    add_dims(bench)
+    bench.add_argument("--rounds", type=whole, default=9, metavar="N", help="blocks of each (default: %(default)s)")
+    bench.add_argument("--alone", action="store_true", help="without onnxruntime")
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    sizes = dims(arguments.dim)
+    with loading(arguments.model):
+        model, load_time = _timed(lambda: convert(arguments.model, dim_overrides=sizes))
+    feeds = filled(model, given(model, arguments), arguments.seed)
+    with working("compiling"):
+        ours, first = _timed(lambda: model.run(None, feeds))
+    calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
+    if not arguments.alone and (session := _session(arguments.model, feeds)) is not None:
+        theirs = dict(zip((v.name for v in session.get_outputs()), session.run(None, feeds), strict=True))
+        draws = model.graph.draws
+        found = [
+            compared(v.name, o, theirs[v.name], only_types=draws) for v, o in zip(model.outputs, ours, strict=True)
+        ]
+        if bad := [c for c in found if not c.ok]:
+            note(f"output {bad[0].value!r} differs from onnxruntime's: {bad[0].why}; see onnx2jax verify")
+            return 1
+        calls[THEIRS] = lambda: session.run(None, feeds)
+    with working("timing"):
+        times = measured(calls, max(1, arguments.rounds))
+    _print(times, load_time, first, arguments.json)
+    return 0
+
+
+def measured(
+    calls: Mapping[str, Callable[[], Any]], rounds: int, block: float = BLOCK, warm: float = WARM
+) -> dict[str, list[float]]:
+    """Seconds a call of each, one number a round: warmed blocks in turn, the order turned round by round."""
+    names, times = [*calls], dict[str, list[float]]((name, []) for name in calls)
+    for call in calls.values():
+        call()
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            times[name].append(_block(calls[name], block, warm))
+    return times
+
+
+def _block(call: Callable[[], Any], block: float, warm: float) -> float:
+    """Seconds a call over a block without a look at the clock in between."""
+    quick, begun, clock = math.inf, time.perf_counter(), time.perf_counter
+    while quick == math.inf or clock() - begun < warm:
+        before = clock()
+        call()
+        quick = min(quick, clock() - before)
+    count = max(1, math.ceil(block / max(quick, 1e-7)))
+    begun = clock()
+    for _ in range(count):
+        call()
+    return (clock() - begun) / count
+
+
+def _session(path: Path, feeds: Mapping[str, Any]) -> Any:
+    """onnxruntime with the file, as it is by default on a CPU; None, with a remark, where it cannot run it."""
+    try:
+        ort = compat.optional("onnxruntime", "verify")
+    except ImportError as error:
+        note(f"timed alone: {error}")
+        return None
+    try:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session.run(None, dict(feeds))
+    except Exception as error:  # onnxruntime has classes of its own for each kind
+        note(f"timed alone: onnxruntime does not run the model: {str(error).strip()}")
+        return None
+    return session
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    begun = time.perf_counter()
+    result = work()
+    return result, time.perf_counter() - begun
+
+
+def _print(times: Mapping[str, Sequence[float]], load_time: float, first: float, as_json: bool) -> None:
+    quarters = {n: [float(q) for q in np.quantile(t, (0.25, 0.5, 0.75))] for n, t in times.items()}
+    device = jax.devices()[0].device_kind
+    if as_json:
+        each = {
+            n: {"median": m, "quartiles": [low, high], "rounds": list(times[n])}
+            for n, (low, m, high) in quarters.items()
+        }
+        print_json({"device": device, "load": load_time, "first_call": first, "seconds": each})
+        return
+    rows = [
+        (n, seconds(m), f"{seconds(low)} to {seconds(high)}", f"{1 / m:,.4g}") for n, (low, m, high) in quarters.items()
+    ]
+    print(f"loaded in {seconds(load_time)}, first call with its compilation in {seconds(first)}, on {device}")
+    print_table("a call, from NumPy to NumPy", ("", "median", "half of the rounds", "calls/s"), rows)
+    if THEIRS in quarters:
+        print(f"onnxruntime's median is {quarters[THEIRS][1] / quarters[OURS][1]:.3g} times that of onnx2jax")

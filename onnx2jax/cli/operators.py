@@ -1,0 +1,66 @@
+"""``onnx2jax operators``: which operators and versions are served, of all or of a file."""
+
+from __future__ import annotations
+
+import argparse
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..model.convert import open_model
+from ..ops.registry import supported
+from .inspect import operators, remark
+from .terminal import CommandError, add_command, loading, print_json, print_table
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's."""
+    lists = add_command(
+        commands,
+        "operators",
+        _operators,
+        "list the operators that are served, or those of a file",
+        example="operators --domain com.microsoft --name '*Attention*'",
+        statuses={3: "nothing serves some operators of the file"},
+    )
+    lists.add_argument("model", type=Path, nargs="?", help="a file, whose operators are listed")
+    lists.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
+    lists.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; case does not count")
+
+
+def _operators(arguments: argparse.Namespace) -> int:
+    def matches(domain: str, name: str) -> bool:
+        return fnmatchcase(domain, arguments.domain) and fnmatchcase(name.lower(), arguments.name.lower())
+
+    if arguments.model is not None:
+        return _of_file(arguments, matches)
+    found = [
+        (domain or "ai.onnx", name, since)
+        for domain, names in sorted(supported().items())
+        for name, since in names.items()
+        if matches(domain or "ai.onnx", name)
+    ]
+    if arguments.json:
+        print_json([{"domain": domain, "name": name, "since": list(since)} for domain, name, since in found])
+        return 0
+    if not found:
+        raise CommandError(f"no operator {arguments.name!r} of domain {arguments.domain!r} is served")
+    rows = [(domain, name, ", ".join(map(str, since))) for domain, name, since in found]
+    print_table(f"{len(rows)} operators; opsets at which their meaning changes", ("domain", "operator", "since"), rows)
+    return 0
+
+
+def _of_file(arguments: argparse.Namespace, matches: Any) -> int:
+    with loading(arguments.model):
+        found = operators(open_model(arguments.model, {}).model())
+    found = [o for o in found if matches(o["domain"], o["name"])]
+    missing = sum(not o["supported"] for o in found)
+    if arguments.json:
+        print_json(found)
+    else:
+        print_table(
+            f"{len(found)} operators in {arguments.model.name}, {missing or 'none'} missing",
+            ("domain", "operator", "opset", "nodes", ""),
+            [(o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark(o)) for o in found],
+        )
+    return 3 if missing else 0

@@ -1,0 +1,201 @@
+"""``onnx2jax train model.onnx data.npz trained.onnx``: training as the file says, or fine-tuning with a loss."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from .. import compat
+from ..ir.file import read
+from ..model.convert import convert
+from ..model.save import save
+from ..training.checkpoint import load_checkpoint, save_checkpoint
+from ..training.finetune import FineTuning
+from ..training.progress import bar
+from ..training.training_model import TrainingModel
+from .terminal import CommandError, add_command, loading, note, print_json, whole, working
+
+LOSSES: Final = ("cross_entropy", "mse", "next_token")
+OPTIMIZERS: Final = ("adam", "adamw", "sgd")
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's."""
+    train = add_command(
+        commands,
+        "train",
+        _train,
+        "train a model as its training_info says, or with a loss and an optimizer of optax",
+        example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
+        json="print the means of each epoch as JSON",
+    )
+    train.add_argument("model", type=Path)
+    train.add_argument("data", type=Path, help="an .npz file of arrays by input, samples along their first axes")
+    train.add_argument("output", type=Path, help="the trained model's file")
+    train.add_argument("--epochs", type=whole, default=1, metavar="N", help="(default: %(default)s)")
+    train.add_argument(
+        "--batch-size",
+        type=whole,
+        metavar="N",
+        help="(default: what the model is made for, or 32); what is left at the end of an epoch is left out",
+    )
+    train.add_argument("--seed", type=whole, default=0, help="of the order and of draws (default: %(default)s)")
+    train.add_argument("--checkpoint", type=Path, metavar="FILE.safetensors", help="written after each epoch")
+    train.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    own = train.add_argument_group("for a file with training_info")
+    own.add_argument("--algorithm", metavar="NAME", help="the one that is run (default: all, in order)")
+    fine = train.add_argument_group("for any other file")
+    fine.add_argument("--loss", choices=LOSSES)
+    fine.add_argument("--target", metavar="NAME", help="the array that the loss wants (default: the only other one)")
+    fine.add_argument("--of", metavar="OUTPUT", help="the output for the loss (default: the first)")
+    fine.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
+    fine.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="(default: %(default)s)")
+    fine.add_argument("--trainable", action="append", metavar="PATTERN", help="parameters to train; repeatable")
+    fine.add_argument("--lora", type=whole, metavar="RANK", help="train adapters of that rank instead")
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    if arguments.resume and arguments.checkpoint is None:
+        raise CommandError("--resume needs --checkpoint FILE.safetensors")
+    if arguments.output.is_dir() or not arguments.output.parent.is_dir():
+        raise CommandError(f"{arguments.output} cannot be written: its folder is not there, or it is one itself")
+    data = _data(arguments.data)
+    with loading(arguments.model):
+        file = read(arguments.model)
+        has_own = bool(file.open()[0].training_info)
+        trains = _as_the_file_says(file, arguments) if has_own else _fine_tuning(file, data, arguments)
+    size = min(arguments.batch_size or trains.extent or 32, len(next(iter(data.values()))))
+    state, begin = trains.state, 0
+    if arguments.resume:
+        state, position = load_checkpoint(arguments.checkpoint, state)
+        begin = position["epoch"]
+    told = []
+    for epoch in range(begin, arguments.epochs):
+        state, metrics = _epoch(trains.step, state, data, size, (arguments.seed, epoch), f"epoch {epoch + 1}")
+        told.append({"epoch": epoch + 1, **metrics})
+        if not arguments.json:
+            numbers = "  ".join(f"{n} {v:.4g}" for n, v in metrics.items())
+            print(f"epoch {epoch + 1} of {arguments.epochs}  {numbers}", flush=True)
+        if arguments.checkpoint is not None:
+            save_checkpoint(arguments.checkpoint, state, position={"epoch": epoch + 1})
+    with working(f"saving {arguments.output.name}"):
+        trains.save(state, arguments.output)
+    if arguments.json:
+        print_json({"epochs": told, "batch_size": size, "output": str(arguments.output)})
+    else:
+        print(f"saved {arguments.output}")
+    return 0
+
+
+class _Trains:
+    """What trains, whichever way: a state, a step, the batch that the model is made for, and how it is saved."""
+
+    def __init__(self, state: Any, step: Callable[..., Any], inputs: Any, save: Callable[[Any, Path], Any]) -> None:
+        self.state, self.step, self.save = state, step, save
+        fixed = [v.shape[0] for v in inputs if v.shape and isinstance(v.shape[0], int)]
+        self.extent = fixed[0] if fixed else None
+
+
+def _as_the_file_says(file: Any, arguments: argparse.Namespace) -> _Trains:
+    given = [n for n in ("loss", "target", "of", "trainable", "lora") if getattr(arguments, n) is not None]
+    if given:
+        raise CommandError(f"the file has training_info, which says all that --{given[0]} would")
+    trainer = TrainingModel(file, rng=arguments.seed)
+    trainer.initialize()
+
+    def step(state: Any, batch: Mapping[str, Any]) -> Any:
+        return trainer.step(state, batch, algorithm=arguments.algorithm)
+
+    inputs = [v for each in trainer.step_inputs.values() for v in each]
+    return _Trains(trainer.state, step, inputs, lambda state, path: save(trainer, path, state=state))
+
+
+def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespace) -> _Trains:
+    if arguments.loss is None:
+        raise CommandError(f"the file has no training_info: --loss {'|'.join(LOSSES)}")
+    if arguments.algorithm is not None:
+        raise CommandError("the file has no training_info, and no algorithm to name")
+    optax = compat.optional("optax", "train")
+    model = convert(file)
+    output = arguments.of or model.outputs[0].name
+    if output not in [v.name for v in model.outputs]:
+        raise CommandError(f"the model has no output {output!r}; it has {[v.name for v in model.outputs]}")
+    loss = _loss(arguments, data, model, optax)
+    tuned = FineTuning(
+        model,
+        loss,
+        getattr(optax, arguments.optimizer)(arguments.learning_rate),
+        trainable=arguments.trainable,
+        lora=arguments.lora,
+        outputs=None if loss == "next_token" and arguments.of is None else [output],
+    )
+    state = tuned.init(arguments.seed)
+    return _Trains(state, tuned.step, model.inputs, lambda state, path: save(tuned.to_model(state), path))
+
+
+def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, optax: Any) -> Any:
+    if arguments.loss == "next_token":
+        return "next_token"
+    others = [n for n in data if n not in {v.name for v in model.inputs} | model.optional.keys()]
+    if arguments.target is None and len(others) != 1:
+        raise CommandError(f"--target NAME: which array does the loss want? Beside inputs there are {others or 'none'}")
+    target = arguments.target or others[0]
+    if target not in data:
+        raise CommandError(f"--target {target}: the data has {sorted(data)}")
+
+    def cross_entropy(output: Any, batch: Mapping[str, Any]) -> Any:
+        labels = batch[target]
+        losses = optax.softmax_cross_entropy_with_integer_labels(output, labels)
+        return losses.mean(), {"accuracy": (output.argmax(-1) == labels).mean(dtype=jnp.float32)}
+
+    def mse(output: Any, batch: Mapping[str, Any]) -> Any:
+        return jnp.square(output - batch[target].reshape(output.shape).astype(output.dtype)).mean()
+
+    if arguments.loss == "cross_entropy" and data[target].dtype.kind not in "iu":
+        raise CommandError(f"cross_entropy wants classes as integers; {target!r} is {data[target].dtype}")
+    return cross_entropy if arguments.loss == "cross_entropy" else mse
+
+
+def _data(path: Path) -> dict[str, np.ndarray]:
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise ValueError("it holds one array without a name; np.savez(path, name=array) writes names")
+        with file:
+            data = {n: file[n] for n in file.files}
+    except (ValueError, EOFError) as error:
+        raise CommandError(f"{path} is no .npz file that can be read: {error}") from None
+    extents = {n: len(v) if v.ndim else None for n, v in data.items()}
+    if len(set(extents.values())) != 1 or not all(extents.values()):
+        raise CommandError(f"the arrays of {path} do not have as many samples each, along their first axes: {extents}")
+    return data
+
+
+def _batches(data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
+    """An epoch's batches, in an order that its seed says: who resumes meets the same."""
+    count = len(next(iter(data.values())))
+    order = np.random.default_rng(seed).permutation(count)
+    for i in range(0, count - size + 1, size):
+        yield {n: v[order[i : i + size]] for n, v in data.items()}
+
+
+def _epoch(
+    step: Callable[..., Any], state: Any, data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int], what: str
+) -> tuple[Any, dict[str, float]]:
+    """The state after an epoch, and the means of its metrics."""
+    told: dict[str, list[Any]] = {}
+    with bar(None, len(next(iter(data.values()))) // size) as show:
+        for batch in _batches(data, size, seed):
+            state, metrics = step(state, batch)
+            metrics = {n: v for n, v in metrics.items() if np.size(v) == 1 and jnp.issubdtype(v.dtype, jnp.floating)}
+            show(metrics)
+            for name, value in metrics.items():
+                told.setdefault(name, []).append(value)
+    if not told:
+        note(f"{what}: the training gives no number to tell")
+    return state, {n: float(np.mean([np.asarray(v, np.float64) for v in values])) for n, values in told.items()}

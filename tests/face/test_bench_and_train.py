@@ -1,0 +1,181 @@
+"""The commands ``bench``, ``train``, ``operators`` and ``demo``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax import cli, demo_model, demo_training_model
+from onnx2jax.cli import bench
+from onnx2jax.data import demo_samples
+from tests.support.models import mlp, model, value
+
+MODEL = str(demo_model())
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Eight images with their digits."""
+    box = demo_samples()
+    np.savez(tmp_path / "digits.npz", image=box["images"][:8], label=box["labels"][:8].astype(np.int64))
+    return tmp_path / "digits.npz"
+
+
+# ------------------------------------------------------------------------------------------------------ bench
+
+
+def test_bench_times_both_in_turn(capsys: Capture, tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "m.onnx")
+    assert cli.main(["bench", str(tmp_path / "m.onnx"), "--rounds", "1", "--dim", "batch=3", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["seconds"].keys() == {"onnx2jax", "onnxruntime"}
+    assert all(0 < t["median"] < 1 and len(t["rounds"]) == 1 for t in facts["seconds"].values())
+    assert facts["first_call"] > facts["seconds"]["onnx2jax"]["median"]
+
+
+def test_blocks_take_turns_and_the_first_is_another_in_each_round() -> None:
+    order: list[str] = []
+    times = bench.measured({n: (lambda n=n: order.append(n)) for n in "ab"}, 3, block=0, warm=0)  # type: ignore[misc]
+    assert {n: len(t) for n, t in times.items()} == {"a": 3, "b": 3}
+    assert "".join(order) == "ab" + "aabb" + "bbaa" + "aabb"
+
+
+def test_what_differs_is_not_timed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Session:
+        def run(self, _: Any, feeds: Any) -> list[np.ndarray]:
+            return [np.zeros((len(feeds["image"]), 10), np.float32)]
+
+        def get_outputs(self) -> list[Any]:
+            return [helper.make_tensor_value_info("logits", 1, None)]
+
+    monkeypatch.setattr(bench, "_session", lambda *_: Session())
+    assert cli.main(["bench", MODEL]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "output 'logits' differs from onnxruntime's" in said.err
+
+
+def test_bench_without_onnxruntime(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert cli.main(["bench", MODEL, "--rounds", "1"]) == 0
+    said = capsys.readouterr()
+    assert "pip install 'onnx2jax[verify]'" in said.err
+    assert "onnx2jax" in said.out and "onnxruntime" not in said.out
+
+
+# ------------------------------------------------------------------------------------------------------ train
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_who_resumes_ends_where_one_who_did_not_stop_does(capsys: Capture, tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "m.onnx")
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, label=(x[:, 0] > 0).astype(np.int64))
+
+    def train(output: str, *more: str) -> list[dict[str, Any]]:
+        command = ["train", "m.onnx", "d.npz", output, "--loss", "cross_entropy", "--batch-size", "4", "--json"]
+        places = [str(tmp_path / a) if a.endswith((".onnx", ".npz", ".safetensors")) else a for a in (*command, *more)]
+        assert cli.main([*places, "--learning-rate", "0.1"]) == 0
+        epochs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["epochs"]
+        return epochs
+
+    straight = train("straight.onnx", "--epochs", "2")
+    train("half.onnx", "--epochs", "1", "--checkpoint", "c.safetensors")
+    assert train("resumed.onnx", "--epochs", "2", "--checkpoint", "c.safetensors", "--resume") == straight[1:]
+    assert straight[1]["loss"] < straight[0]["loss"]
+    assert 0 <= straight[1]["accuracy"] <= 1
+    before, one, other = (onnx2jax.convert(tmp_path / f"{n}.onnx").params for n in ("m", "straight", "resumed"))
+    assert all((one[n] == other[n]).all() and (one[n] != before[n]).any() for n in before)
+
+
+def test_a_file_trains_as_it_says(capsys: Capture, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).uniform(0, 16, (32, 64)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", image=images, label=np.full(32, 3))
+    output = tmp_path / "t.onnx"
+    assert cli.main(["train", str(demo_training_model()), str(tmp_path / "d.npz"), str(output), "--epochs", "3"]) == 0
+    losses = [float(line.split("loss ")[1]) for line in capsys.readouterr().out.splitlines() if "loss" in line]
+    assert losses[0] > losses[1] > losses[2]
+    assert onnx2jax.TrainingModel(output).algorithms  # it can go on
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_mean_squares_and_adapters(capsys: Capture, tmp_path: Path) -> None:
+    onnx.save(mlp(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((4, 4), np.float32), wanted=np.zeros((4, 2), np.float32))
+    arguments = ["train", str(tmp_path / "m.onnx"), str(tmp_path / "d.npz"), str(tmp_path / "t.onnx")]
+    assert cli.main([*arguments, "--loss", "mse", "--lora", "1", "--optimizer", "sgd", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epochs"][0]["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "the file has no training_info: --loss cross_entropy|mse|next_token"),
+        (["--loss", "mse", "--target", "nothing"], "--target nothing: the data has ['image', 'label']"),
+        (["--loss", "mse", "--of", "nothing"], "no output 'nothing'; it has ['logits']"),
+        (["--loss", "mse", "--resume"], "--resume needs --checkpoint"),
+        (["--loss", "mse", "--algorithm", "a"], "no algorithm to name"),
+    ],
+)
+@pytest.mark.usefixtures("standard_promotion")
+def test_what_train_wants_to_know(capsys: Capture, tmp_path: Path, digits: Path, options: list[str], says: str) -> None:
+    assert cli.main(["train", MODEL, str(digits), str(tmp_path / "t.onnx"), *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_data_that_is_none(capsys: Capture, tmp_path: Path) -> None:
+    def said(*arguments: str) -> str:
+        assert cli.main(["train", MODEL, str(tmp_path / "d.npz"), *arguments, "--loss", "mse"]) == 2
+        return capsys.readouterr().err
+
+    (tmp_path / "d.npz").write_bytes(b"not a file of arrays")
+    assert "no .npz file that can be read" in said(str(tmp_path / "t.onnx"))
+    assert "cannot be written" in said(str(tmp_path))
+    np.savez(tmp_path / "d.npz", image=np.zeros((4, 1, 8, 8)), label=np.zeros(3))
+    assert "{'image': 4, 'label': 3}" in said(str(tmp_path / "t.onnx"))
+
+
+def test_training_info_leaves_no_choice_of_a_loss(capsys: Capture, tmp_path: Path, digits: Path) -> None:
+    arguments = ["train", str(demo_training_model()), str(digits), str(tmp_path / "t.onnx"), "--loss", "mse"]
+    assert cli.main(arguments) == 2
+    assert "the file has training_info, which says all that --loss would" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------- operators and demo
+
+
+def test_operators_are_listed_by_domain_and_name(capsys: Capture) -> None:
+    assert cli.main(["operators", "--domain", "ai.onnx", "--name", "softmax*", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {o["name"] for o in found} == {"Softmax", "SoftmaxCrossEntropyLoss"}
+    assert found[0] == {"domain": "ai.onnx", "name": "Softmax", "since": [1, 13]}
+    assert cli.main(["operators", "--name", "Softmacks"]) == 2
+    assert "no operator 'Softmacks' of domain '*' is served" in capsys.readouterr().err
+
+
+def test_operators_of_a_file(capsys: Capture, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Odd", ["a"], ["y"], domain="com.example")]
+    x, y = (value(n, np.float32, [2]) for n in "xy")
+    onnx.save(model(nodes, [x], [y], opsets={"com.example": 1}), tmp_path / "m.onnx")
+    assert cli.main(["operators", str(tmp_path / "m.onnx")]) == 3
+    out = capsys.readouterr().out
+    assert "2 operators in m.onnx, 1 missing" in out
+    assert ["com.example", "Odd", "1", "1", "missing"] in [line.split() for line in out.splitlines()]
+    assert cli.main(["operators", str(tmp_path / "m.onnx"), "--domain", "ai.onnx"]) == 0
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_demo_says_what_it_draws_with(capsys: Capture, tmp_path: Path) -> None:
+    assert cli.main(["demo", "--output", str(tmp_path / "d.png")]) == 1
+    assert "pip install 'onnx2jax[demo]'" in capsys.readouterr().err
+    assert cli.main(["demo", "--json"]) == 0  # for which it needs neither
+    assert json.loads(capsys.readouterr().out)["right"] >= 15

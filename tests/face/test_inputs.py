@@ -1,0 +1,115 @@
+"""Inputs on the command line: test data, images, texts, random numbers that fit what is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from PIL import Image
+
+from onnx2jax import cli, demo_model
+from onnx2jax.cli import inputs
+from onnx2jax.data import demo_samples
+from tests.support.models import model, value
+
+Capture = pytest.CaptureFixture[str]
+
+
+def same(path: Path, kind: Any, shape: list[Any], *more: Any) -> str:
+    """A model that gives back x."""
+    nodes = [helper.make_node("Identity", [n], [f"{n}_again"]) for n in ("x", *(m.name for m in more))]
+    outputs = [value(n.output[0], kind, shape) for n in nodes]
+    onnx.save(model(nodes, [value("x", kind, shape), *more], outputs), path / "m.onnx")
+    return str(path / "m.onnx")
+
+
+def ran(capsys: Capture, *arguments: Any) -> dict[str, Any]:
+    """What ``run --json`` gives."""
+    assert cli.main(["run", *map(str, arguments), "--json"]) == 0, capsys.readouterr().err
+    outputs: dict[str, Any] = json.loads(capsys.readouterr().out)["outputs"]
+    return outputs
+
+
+def refused(capsys: Capture, *arguments: Any) -> str:
+    assert cli.main(["run", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+def test_test_data_as_onnx_has_them(capsys: Capture, tmp_path: Path) -> None:
+    image = demo_samples()["images"][:2]
+    folder = tmp_path / "test_data_set_0"
+    folder.mkdir()
+    (folder / "input_0.pb").write_bytes(numpy_helper.from_array(image, "image").SerializeToString())
+    by_folder = ran(capsys, demo_model(), "--input", tmp_path)
+    by_file = ran(capsys, demo_model(), "--input", f"image={folder / 'input_0.pb'}")
+    assert by_folder == by_file
+    np.testing.assert_allclose(by_file["logits"]["values"], demo_samples()["logits"][:2], atol=1e-4)
+    (folder / "input_0.pb").write_bytes(b"\xff")
+    assert "holds no value for image" in refused(capsys, demo_model(), "--input", f"image={folder / 'input_0.pb'}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "index"),
+    [([1, 3, 2, 4], np.s_[0, 2, 1, 3]), (["n", 2, 4, 3], np.s_[0, 1, 3, 2]), ([3, None, None], np.s_[2, 1, 3])],
+)
+def test_images_come_in_the_layout_that_is_declared(
+    capsys: Capture, tmp_path: Path, shape: list[Any], index: Any
+) -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10
+    Image.fromarray(pixels).save(tmp_path / "i.png")
+    scaled = np.array(
+        ran(capsys, same(tmp_path, np.float32, shape), "--input", f"x={tmp_path}/i.png")["x_again"]["values"]
+    )
+    assert scaled[index] == pytest.approx(pixels[1, 3, 2] / 255)
+    options = ["--mean", "0.5,0.5,0.5", "--std", "0.1,0.2,0.4"]
+    normal = ran(capsys, tmp_path / "m.onnx", "--input", f"x={tmp_path}/i.png", *options)["x_again"]["values"]
+    assert np.array(normal)[index] == pytest.approx((pixels[1, 3, 2] / 255 - 0.5) / 0.4)
+
+
+def test_images_are_made_as_large_and_as_grey_as_is_declared(capsys: Capture, tmp_path: Path) -> None:
+    Image.new("RGB", (30, 20), (200, 200, 200)).save(tmp_path / "i.png")
+    got = ran(capsys, same(tmp_path, np.uint8, [1, 1, 2, 3]), "--input", f"x={tmp_path}/i.png")["x_again"]
+    assert got == {"type": "uint8[1, 1, 2, 3]", "values": [[[[200] * 3] * 2]]}
+    (tmp_path / "odd.png").write_bytes(b"no image")
+    assert "is no image that can be read" in refused(capsys, tmp_path / "m.onnx", "--input", f"x={tmp_path}/odd.png")
+    options = ["--mean", "1,2", "--input", f"x={tmp_path}/i.png"]
+    assert "--mean has 2 numbers, and the image 3" in refused(capsys, same(tmp_path, np.float32, [3, 2, 3]), *options)
+    assert "does not say which axis" in refused(capsys, same(tmp_path, np.float32, [7, 2, 9]), *options)
+
+
+def test_texts_fill_the_shape_that_is_declared(capsys: Capture, tmp_path: Path) -> None:
+    path = same(tmp_path, np.object_, ["n", 1])
+    (tmp_path / "t.txt").write_text("one\ntwå\n")
+    assert ran(capsys, path, "--input", f"x={tmp_path}/t.txt")["x_again"]["values"] == [["one"], ["twå"]]
+    assert ran(capsys, path, "--text", "x=a=b")["x_again"]["values"] == [["a=b"]]
+    assert "does not take 1 texts" in refused(capsys, same(tmp_path, np.object_, [2]), "--text", "x=a")
+    assert "takes no text" in refused(capsys, same(tmp_path, np.float32, [2]), "--text", "x=a")
+
+
+def test_texts_become_tokens_and_their_masks(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = SimpleNamespace(ids=[7, 8, 9], attention_mask=[1, 1, 1], type_ids=[0, 0, 0])
+    monkeypatch.setattr(inputs, "tokenizer", lambda _: SimpleNamespace(encode=lambda _: said))
+    path = same(tmp_path, np.int64, ["batch", "tokens"], value("attention_mask", np.int64, ["batch", "tokens"]))
+    got = ran(capsys, path, "--text", "x=some words")
+    assert got["x_again"]["values"] == [[7, 8, 9]]
+    assert got["attention_mask_again"]["values"] == [[1, 1, 1]]
+
+
+def test_random_numbers_have_the_extents_that_others_bring(capsys: Capture, tmp_path: Path) -> None:
+    path = same(tmp_path, np.float32, ["n", 2], value("more", np.float32, [3, "n"]))
+    np.save(tmp_path / "x.npy", np.full((5, 2), np.nan, np.float32))
+    got = ran(capsys, path, "--input", f"x={tmp_path}/x.npy", "--random")
+    assert got["more_again"]["type"] == "float32[3, 5]"
+    assert got["x_again"]["values"] == [["nan", "nan"]] * 5  # JSON has no such number
+
+
+def test_verify_takes_inputs_too(capsys: Capture, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", demo_samples()["images"][:3])
+    assert cli.main(["verify", str(demo_model()), "--input", f"image={tmp_path}/x.npy"]) == 0
+    assert "float32[3, 10]" in capsys.readouterr().out
