@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,6 +29,23 @@ from jax.sharding import (
 def enable_x64() -> AbstractContextManager[Any]:
     """A scope in which 64-bit types exist; the process-wide setting stays as it is."""
     return jax.enable_x64(True)
+
+
+@contextmanager
+def profiled() -> Iterator[list[bytes]]:
+    """A scope that JAX's profiler records; afterwards the list holds what it wrote, an XSpace for each process."""
+    written: list[bytes] = []
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls are many
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            yield written
+        written += [path.read_bytes() for path in sorted(Path(folder).rglob("*.xplane.pb"))]
+
+
+def annotation(name: str) -> AbstractContextManager[Any]:
+    """A scope on the host that profiles show by name."""
+    return jax.profiler.TraceAnnotation(name)
 
 
 def optional(module: str, extra: str) -> Any:

@@ -15,8 +15,9 @@ import numpy as np
 from .. import compat
 from ..model.comparison import compared
 from ..model.convert import convert
+from ..model.profile import duration
 from .inputs import add_inputs, filled, given
-from .terminal import add_command, add_dims, dims, loading, note, print_json, print_table, seconds, whole, working
+from .terminal import add_command, add_dims, dims, loading, note, print_json, print_table, whole, working
 
 BLOCK: Final = 0.1
 """Seconds of calls that are counted, at least."""
@@ -129,9 +130,10 @@ def _print(times: Mapping[str, Sequence[float]], load_time: float, first: float,
         print_json({"device": device, "load": load_time, "first_call": first, "seconds": each})
         return
     rows = [
-        (n, seconds(m), f"{seconds(low)} to {seconds(high)}", f"{1 / m:,.4g}") for n, (low, m, high) in quarters.items()
+        (name, duration(middle), f"{duration(low)} to {duration(high)}", f"{1 / middle:,.4g}")
+        for name, (low, middle, high) in quarters.items()
     ]
-    print(f"loaded in {seconds(load_time)}, first call with its compilation in {seconds(first)}, on {device}")
+    print(f"loaded in {duration(load_time)}, first call with its compilation in {duration(first)}, on {device}")
     print_table("a call, from NumPy to NumPy", ("", "median", "half of the rounds", "calls/s"), rows)
     if THEIRS in quarters:
         print(f"onnxruntime's median is {quarters[THEIRS][1] / quarters[OURS][1]:.3g} times that of onnx2jax")

@@ -158,15 +158,3 @@ def type_of(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return str(TensorType(value.dtype, value.shape))
     return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
-
-
-def seconds(time: float) -> str:
-    """A time in three digits.
-
-    >>> seconds(0.0001234), seconds(0.0256), seconds(12.5)
-    ('123 us', '25.6 ms', '12.5 s')
-    """
-    for unit, size in (("us", 1e-6), ("ms", 1e-3)):
-        if time < 999.5 * size:
-            return f"{time / size:.3g} {unit}"
-    return f"{time:.3g} s"

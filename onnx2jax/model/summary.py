@@ -227,7 +227,7 @@ def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dic
 def _counted(jaxpr: Any, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:
     """FLOPs of equations, with the position of the node that they come from."""
     for eqn in jaxpr.eqns:
-        found = owner if owner is not None else _owner(str(eqn.source_info.name_stack))
+        found = owner if owner is not None else node_of(str(eqn.source_info.name_stack))
         kind, inner = eqn.primitive.name, list(_inner(eqn.params))
         if kind == "cond":
             branches = [list(_counted(b, found, times)) for b in inner]
@@ -249,7 +249,8 @@ def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
                 yield part
 
 
-def _owner(stack: str) -> int | None:
+def node_of(stack: str) -> int | None:
+    """The position of the node in whose scope something was traced, by the names of scopes around it."""
     _, mark, rest = stack.partition(MARK)
     digits = rest.split("/")[0].rstrip(")")
     return int(digits) if mark and digits.isdecimal() else None

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
+from .. import compat
 from ..errors import OperatorError
 from ..ir import binding
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
@@ -187,8 +188,9 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
         values = list(map(to_host, values))
     if place is not None:
         values = place(node, node.inputs, values)
-    # Names are for what is traced.
-    with nullcontext() if on_host and node.is_plain else jax.named_scope(node.name):
+    # Scopes name what is traced, and annotations what runs here, in profiles.
+    here = compat.annotation(node.name) if on_host else nullcontext()
+    with here, nullcontext() if on_host and node.is_plain else jax.named_scope(node.name):
         try:
             results = _call(node, values, scope, context)
         except Exception as e:

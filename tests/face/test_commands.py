@@ -51,7 +51,7 @@ def test_verify_says_what_is_wrong_with_its_options(capsys: pytest.CaptureFixtur
     assert "called 'nobody'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "summary", "verify", "bench", "export"])
+@pytest.mark.parametrize("command", ["run", "summary", "verify", "bench", "profile", "export"])
 def test_extents_are_read_alike(capsys: pytest.CaptureFixture[str], command: str) -> None:
     arguments = [command, MODEL, *(["folder"] if command == "export" else [])]
     assert cli.main([*arguments, "--dim", "batch"]) == 2

@@ -475,7 +475,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize(
     ("options", "status", "said"),
-    [(["--dim", "batch"], 2, "expected NAME=SIZE"), (["--dim", "n=2"], 1, "'batch'"), (["--platforms", "xpu"], 1, "xpu")],
+    [
+        (["--dim", "batch"], 2, "expected NAME=SIZE"),
+        (["--dim", "n=2"], 1, "'batch'"),
+        (["--platforms", "xpu"], 1, "xpu"),
+    ],
 )
 def test_the_command_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], status: int, said: str

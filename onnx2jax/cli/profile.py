@@ -1,0 +1,51 @@
+"""``onnx2jax profile model.onnx``: where the time of a call goes, by node and by operator."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..model.convert import convert
+from ..model.profile import HEAD, SHOWN, duration
+from .inputs import add_inputs, filled, given
+from .terminal import CommandError, add_command, add_dims, dims, loading, print_table, whole, working
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's."""
+    profile = add_command(
+        commands,
+        "profile",
+        _profile,
+        "show where the time of a call goes, by node and by operator",
+        example="profile model.onnx --dim batch=8",
+    )
+    profile.add_argument("model", type=Path)
+    add_inputs(profile)
+    add_dims(profile)
+    profile.add_argument("--calls", type=whole, default=20, metavar="N", help="to record (default: %(default)s)")
+    profile.add_argument("--all", action="store_true", help=f"list every node, not the first {SHOWN}")
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    if arguments.calls < 1:
+        raise CommandError("--calls 0: at least one has to be recorded")
+    sizes = dims(arguments.dim)
+    with loading(arguments.model):
+        model = convert(arguments.model, dim_overrides=sizes)
+    feeds = filled(model, given(model, arguments), arguments.seed)
+    by_place = [feeds.pop(v.name) for v in model.inputs]  # one may be called like an argument
+    with working("compiling and recording"):
+        found = model.profile(*by_place, calls=arguments.calls, **feeds)
+    if arguments.json:
+        print(found.to_json())
+        return 0
+    rows = list(found.rows())
+    shown = rows if arguments.all else rows[:SHOWN]
+    print_table(f"{len(rows)} nodes" + (f"; the first {SHOWN}" if len(shown) < len(rows) else ""), HEAD, shown)
+    every = sum(found.operators.values())
+    kinds = [(n, duration(s), f"{s / every:.1%}") for n, s in found.operators.items()]
+    print_table("operators", ("operator", "a call", "share"), kinds)
+    print(found.total)
+    return 0
