@@ -134,7 +134,8 @@ def call_in_64_bits(jitted: Any, *args: Any) -> Any:
     if not (context_mesh().empty and all(map(_is_plain, leaves))):
         return jitted(*args)
     traced = jitted.trace(*args)
-    results = _in_64_bits.bind(*leaves, jaxpr=traced.lojax.jaxpr)
+    closed_over = traced.lojax._consts  # tracers of the caller's, in functions that `Model.replace` was given
+    results = _in_64_bits.bind(*closed_over, *leaves, jaxpr=traced.lojax.jaxpr)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
 
 

@@ -1,10 +1,12 @@
 """The notebooks run from top to bottom, and what is committed in them is what they give.
 
-``python tests/face/test_notebooks.py`` executes them and keeps the outputs.
+``python tests/face/test_notebooks.py`` executes them, all or those that are named, and keeps the outputs; the richest
+picture of each goes into ``notebooks/pictures`` for the list in ``notebooks/README.md``.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import sys
@@ -54,15 +56,34 @@ def test_runs_and_gives_what_is_committed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_outputs_hold_pictures_and_no_paths(path: Path) -> None:
+def test_it_opens_with_what_one_will_see_and_is_listed(path: Path) -> None:
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert re.match(r"# .+\n\nWhat you will see: ", first.source)
+    listed = (path.parent / "README.md").read_text()
+    assert f"({path.name})" in listed and f"(pictures/{path.stem}.png)" in listed
+    assert (path.parent / "pictures" / f"{path.stem}.png").exists()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_outputs_hold_pictures_and_neither_warnings_nor_paths(path: Path) -> None:
     outputs = [o for cell in nbformat.read(path, as_version=4).cells for o in cell.get("outputs", ())]
     assert any("image/png" in o.get("data", {}) for o in outputs)
+    assert not any(o.get("name") == "stderr" for o in outputs)
     text = "\n".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in outputs)
     assert not re.search(r"(?<![\w.:/])/(home|opt|root|tmp|usr|var|Users)/|[A-Z]:\\", text)
     assert str(ROOT) not in text
 
 
+def richest_picture(notebook: Any) -> bytes:
+    outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
+    return base64.b64decode(max((o.data["image/png"] for o in outputs if "image/png" in o.get("data", {})), key=len))
+
+
 if __name__ == "__main__":
     for notebook_path in NOTEBOOKS:
-        nbformat.write(execute(notebook_path), notebook_path)
-        print(f"{notebook_path.name}: done")
+        if not sys.argv[1:] or notebook_path.stem in sys.argv[1:]:
+            executed = execute(notebook_path)
+            nbformat.write(executed, notebook_path)
+            picture = notebook_path.parent / "pictures" / f"{notebook_path.stem}.png"
+            picture.write_bytes(richest_picture(executed))
+            print(f"{notebook_path.name}: done")

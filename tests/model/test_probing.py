@@ -124,6 +124,16 @@ def test_a_replaced_model_is_differentiated_through_the_function(plain: Model) -
     np.testing.assert_allclose(gradient, 1 + (np.cos(X @ W) * (np.sin(X @ W) > 0)) @ W, rtol=1e-5)
 
 
+def test_a_function_may_hold_tracers_of_the_caller(plain: Model) -> None:
+    def scaled(s: Any) -> Any:
+        return plain.replace({"h": lambda v: v * s}).apply(plain.params, X).sum()
+
+    scales = jnp.float32([1, -2])
+    want = [np.maximum(X @ W * s, 0).sum() + X.sum() for s in (1, -2)]
+    np.testing.assert_allclose(jax.jit(jax.vmap(scaled))(scales), want, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.grad(scaled))(scales[0]), np.maximum(X @ W, 0).sum(), rtol=1e-5)
+
+
 def test_a_function_gets_numpy_where_the_model_runs_on_the_host(staged: Model) -> None:
     seen: list[Any] = []
     patched = staged.replace({"at": lambda v: seen.append(type(v)) or v[:, ::-1], "some": lambda v: v - 1})
