@@ -16,6 +16,7 @@ from .generation.sampling import Sampling
 from .ir.file import OnnxFile, read
 from .model.convert import convert
 from .model.exported import ExportedModel, load_exported
+from .model.join import join
 from .model.model import Model
 from .model.outputs import DeclarationWarning
 from .model.save import save
@@ -66,6 +67,7 @@ __all__ = [
     "demo_training_model",
     "errors",
     "finetune",
+    "join",
     "load_adapter",
     "load_artifacts",
     "load_checkpoint",

@@ -81,6 +81,21 @@ def save(
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; a model goes to a file in it")
+    opened = open_model(model, params, state)
+    every = list(tensors(opened.message))
+    outside = _outside(opened, every, external_data, size_threshold)
+    with atomic.replacements(path) as new:
+        if outside:
+            name = external_data if isinstance(external_data, str) else f"{path.name}.data"
+            with atomic.beside(_data_path(path, name), new) as file:
+                _write_data(opened, outside, name, file)
+        with atomic.beside(path, new) as file:
+            file.write(_serialized(opened, every))
+    return path
+
+
+def open_model(model: Any, params: Mapping[str, Any] | None = None, state: Any = None) -> Opened:
+    """What a model's file says, with the weights that the model has now; the arguments are those of ``save``."""
     values: dict[str, Any] = {}
     if state is not None and not hasattr(model, "init"):
         raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
@@ -93,16 +108,7 @@ def save(
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)
     _assign(opened, values | dict(params or {}))
-    every = list(tensors(opened.message))
-    outside = _outside(opened, every, external_data, size_threshold)
-    with atomic.replacements(path) as new:
-        if outside:
-            name = external_data if isinstance(external_data, str) else f"{path.name}.data"
-            with atomic.beside(_data_path(path, name), new) as file:
-                _write_data(opened, outside, name, file)
-        with atomic.beside(path, new) as file:
-            file.write(_serialized(opened, every))
-    return path
+    return opened
 
 
 def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
