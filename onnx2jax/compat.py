@@ -93,6 +93,21 @@ def reshard(x: Any, sharding: NamedSharding | PartitionSpec) -> Any:
     return jax.sharding.reshard(x, sharding)
 
 
+def primal(x: Any) -> Any:
+    """The value that is differentiated, of what ``jax.grad`` and its like pass outside a jit; all else as it is."""
+    while isinstance(x, jax.core.Tracer) and hasattr(x, "primal"):
+        x = x.primal
+    return x
+
+
+def in_a_program(x: Any) -> bool:
+    """Whether a value is traced for a program, as inside ``jax.jit``, rather than differentiated or batched outside."""
+    x = primal(x)
+    while isinstance(x, jax.core.Tracer) and hasattr(x, "batch_dim"):
+        x = primal(x.val)
+    return isinstance(x, jax.core.Tracer)
+
+
 def forward_only(x: Any, error: Exception) -> Any:
     """x; who differentiates it in reverse meets the error."""
     return _forward_only.bind(x, error=error)

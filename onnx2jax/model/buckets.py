@@ -104,10 +104,10 @@ def prove(
     """
     names = _quoted(extents)
     for output, ours, want in zip(graph.outputs, results, run(graph, values), strict=True):
-        if not _alike(ours, want):
+        if not alike(ours, want):
             node = _culprit(graph, run, values, padded, output.name)
             raise BucketError(
-                f"bucket pads {names}, and output {output.name!r} is another than without: {_compared(ours, want)}. "
+                f"bucket pads {names}, and output {output.name!r} is another than without: {compared(ours, want)}. "
                 f"{f'The difference begins at {node}. ' if node else ''}Padding is right only where the model masks "
                 f"it, and cut off only where an output declares the variable: leave {names} out of bucket="
             )
@@ -119,7 +119,7 @@ def _quoted(extents: Mapping[str, int]) -> str:
     return ", ".join(map(repr, extents))
 
 
-def _alike(ours: Any, want: Any) -> bool:
+def alike(ours: Any, want: Any) -> bool:
     """Whether two results are the same but for the order in which numbers were added."""
     pairs = [list(map(np.asarray, jax.tree.leaves(r))) for r in (ours, want)]
     return len(pairs[0]) == len(pairs[1]) and all(map(_same, *pairs))
@@ -139,7 +139,7 @@ def _culprit(graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, A
     makers = {n: node for node in graph.nodes for n in node.outputs if n}
     every = replace(graph, outputs=tuple(map(ValueInfo, makers)))
     both = zip(makers, run(every, padded), run(every, values), strict=True)
-    other = {n for n, ours, want in both if not _alike(_corner(ours, want), want)} | {name}
+    other = {n for n, ours, want in both if not alike(_corner(ours, want), want)} | {name}
     node = None
     while name in other and name in makers:
         node = makers[name]
@@ -154,7 +154,7 @@ def _corner(ours: Any, want: Any) -> Any:
     return np.asarray(ours)[tuple(map(slice, np.shape(want)))]
 
 
-def _compared(ours: Any, want: Any) -> str:
+def compared(ours: Any, want: Any) -> str:
     if np.shape(ours) != np.shape(want):
         return f"its shape is {list(np.shape(ours))} instead of {list(np.shape(want))}"
     if not jnp.issubdtype(np.asarray(want).dtype, jnp.inexact):

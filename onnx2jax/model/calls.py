@@ -26,6 +26,7 @@ from ..ir.graph import Graph
 from ..runtime.compiled import Known
 from ..runtime.optimize.executable import Weights
 from ..runtime.program import Program
+from .pipeline import Pipeline
 
 _Known = tuple[Graph, Callable[[list[Any]], list[Any]], list[int] | None]
 """The graph as it was cut, the call of the program, and which arguments that takes; None for all as they come."""
@@ -34,7 +35,7 @@ _Known = tuple[Graph, Callable[[list[Any]], list[Any]], list[int] | None]
 class Calls:
     """The calls of one model, by kind."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program | Pipeline) -> None:
         self._program = program
         self._known: dict[Any, _Known] = {}
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
+from ..errors import ShardingError
 from ..ir import binding
 from ..ir.file import Reading, opened
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
 from ..runtime.evaluate import Settings
-from ..sharding.configurations import placement
+from ..sharding.configurations import by_count, placement
 from ..sharding.plans import Plan
+from ..sharding.rules import Placement
+from .balance import costs
 from .max_size import with_max_size
 from .model import Model
 from .rebatch import rebatched
@@ -39,6 +43,8 @@ def convert(
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
     device_configuration: str | None = None,
     devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
+    stages: int | None = None,
+    microbatches: int = 1,
     **reading: Unpack[Reading],
 ) -> Model:
     """Turn an ONNX model into a JAX function.
@@ -79,6 +85,14 @@ def convert(
         device_configuration: the name of one of the file's own device configurations, to be followed. Without it
             they are ignored; results are the same.
         devices: the devices of that configuration, by label or number or in order; those of JAX when left out.
+            Where it gives nodes pipeline stages, and these devices of their own, each stage runs on its own.
+        stages: into how many stages the nodes are divided, alike in FLOPs and bytes of weights, each a program on
+            devices of its own: the slices of ``mesh`` along its axis "stage", along whose other axes each is divided
+            as ``shardings`` says; the first devices when there is no mesh. The model is then called, and
+            differentiated, outside of ``jax.jit``.
+        microbatches: parts of a batch that go through the stages one behind the other, so that all compute at once.
+            Right only where the samples of a batch do not mix: the first call also runs the whole batch at once, and
+            raises ShardingError where an output differs. What draws random numbers is not compared.
         **reading: how to read the file: ``strict``, ``external_data_dir`` and the other keywords of ``read``.
 
     Returns:
@@ -105,7 +119,12 @@ def convert(
         imported = with_weights(imported, weights)
     if rebatch:
         imported = rebatched(imported, rebatch, static or {})
-    placed = placement(imported, device_configuration, devices, mesh, shardings)
+    if stages is not None:
+        if device_configuration is not None:
+            raise ShardingError("stages= are found in the graph, device_configuration= has those of the file: give one")
+        placed: Placement | None = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported))
+    else:
+        placed = placement(imported, device_configuration, devices, mesh, shardings, microbatches=microbatches)
     return Model(
         imported,
         Settings(max_trips, warn_after, placed.constrain if placed else None, optimize),

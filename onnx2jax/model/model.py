@@ -34,6 +34,7 @@ from .growth import Growth
 from .max_size import check_counts
 from .outputs import Declarations, bundled, field_names, packed
 from .params import Params, kept
+from .pipeline import Pipeline, program_of
 from .table import table
 from .views import Views
 
@@ -94,11 +95,11 @@ class Model(Views, Exports):
         self._fields = field_names(v.name for v in self.outputs)
         self._declared = Declarations(self.graph.inputs, self.outputs)
         self._compared, self._growth = 0, Growth()
-        self._unpadded: dict[frozenset[str], Program | None] = {}
+        self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
         """Without padding, by the variables that are padded; None once it has shown that they may be."""
         self._showing: dict[tuple[str, ...], Model] = {}
         """The model that ``values`` ran last, by the names that it shows."""
-        program = Program(self.graph, self.settings)
+        program = program_of(self.graph, self.settings, self.placement)
         self._calls = Calls(program)
         self._program = program  # the last: a model that has one is complete
 
@@ -329,7 +330,7 @@ class Model(Views, Exports):
             self._growth.note(self, values)
         return results
 
-    def _outputs(self, program: Program, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
+    def _outputs(self, program: Program | Pipeline, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
         params, known = self._on_devices
         if self.placement is not None:
             values, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
@@ -340,12 +341,12 @@ class Model(Views, Exports):
     ) -> None:
         """Compare with what the model gives without padding, once for each set of variables that are padded."""
         names = frozenset(extents)
-        plain = self._unpadded.setdefault(names, Program(self.graph, self.settings))
+        plain = self._unpadded.setdefault(names, program_of(self.graph, self.settings, self.placement))
         if plain is None:
             return
 
         def run(graph: Graph, values: dict[str, Any]) -> tuple[Any, ...]:
-            program = plain if graph is self.graph else Program(graph, self.settings)
+            program = plain if graph is self.graph else program_of(graph, self.settings, self.placement)
             return self._outputs(program, values, None, narrow)
 
         if buckets.prove(self.graph, run, values, padded, results, extents):

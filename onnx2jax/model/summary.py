@@ -114,11 +114,13 @@ def short(number: float) -> str:
 
 def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int] | None) -> Summary:
     """See ``Model.summary``."""
-    feeds = _feeds(model, inputs or {}, dims or {})
+    feeds = feeds_of(model, inputs or {}, dims or {})
     nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
     marked = replace(model.graph, nodes=nodes)
     try:
-        types, flops = _traced(showing(remade(model, marked, max_size=model._max_size), made(marked)), feeds, nodes)
+        types, flops = traced(
+            showing(remade(model, marked, max_size=model._max_size), made(marked)), None, feeds, nodes
+        )
         unknown: set[int] = set()
     except KnownValueError:
         types, flops, unknown = _in_stages(model, marked, feeds)
@@ -140,7 +142,7 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
     )
 
 
-def _feeds(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, Any]:
+def feeds_of(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, Any]:
     """Arrays for the inputs: those given, or some of the shape that is given or declared."""
     declared = {v.name: v for v in (*model.inputs, *model.optional.values())}
     if unknown := sorted(inputs.keys() - declared.keys()):
@@ -174,8 +176,17 @@ def _dtype(info: ValueInfo) -> Any:
     return info.type.dtype if isinstance(info.type, TensorType) else None
 
 
-def _traced(shown: Any, feeds: Mapping[str, Any], nodes: Sequence[Node]) -> tuple[dict[str, Any], Counter[int]]:
-    """The types of the outputs of a model by name, and the FLOPs of its nodes by position."""
+def traced(
+    shown: Any, params: Mapping[str, Any] | None, feeds: Mapping[str, Any], nodes: Sequence[Node]
+) -> tuple[dict[str, Any], Counter[int]]:
+    """The types of the outputs of a model by name, and the FLOPs of its nodes by position.
+
+    Args:
+        shown: a model whose nodes are named by ``MARK`` and their position.
+        params: its parameters, or their shapes and dtypes; its own when None.
+        feeds: inputs by name.
+        nodes: the nodes that are counted.
+    """
     flops: Counter[int] = Counter()
     names = [v.name for v in shown.outputs]
     rng = jax.random.key(0) if shown.graph.draws else None
@@ -189,7 +200,7 @@ def _traced(shown: Any, feeds: Mapping[str, Any], nodes: Sequence[Node]) -> tupl
         types.update(zip(names, map(_type, results), strict=True))  # texts among them, which a jaxpr cannot return
 
     with compat.enable_x64():
-        jaxpr = jax.make_jaxpr(call)(shown.params, arrays)
+        jaxpr = jax.make_jaxpr(call)(shown.params if params is None else params, arrays)
     for owner, count in _counted(jaxpr.jaxpr, None, 1):
         if owner is not None and owner < len(nodes):
             flops[owner] += count
@@ -218,7 +229,7 @@ def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dic
         static = {n: scope[n] for n in fixed if isinstance(scope[n], np.ndarray) and is_small(scope[n])}
         try:
             part = remade(model, graph, static)
-            flops += _traced(part, {n: scope[n] for n in own if n not in part.static}, alone.nodes)[1]
+            flops += traced(part, None, {n: scope[n] for n in own if n not in part.static}, alone.nodes)[1]
         except (KnownValueError, TypeError):  # it needs the host: TypeError of what JAX cannot hold, strings
             unknown.add(i)
     return {n: _type(v) for n, v in values.items()}, flops, unknown

@@ -14,6 +14,7 @@ from . import parts
 from .card import card
 from .devices import explained
 from .drawing import page
+from .pipeline import Pipeline
 from .profile import Profile, profile
 from .summary import Summary, summary
 from .verify import Verification, verify
@@ -26,7 +27,7 @@ class Views:
     _bucket: dict[str, list[int]]
     _max_size: dict[str, int]
     _showing: dict[tuple[str, ...], Any]
-    _program: Program
+    _program: Program | Pipeline
 
     def cut(self, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Self:
         """The model between some values of its main graph, as a model of its own.

@@ -5,9 +5,8 @@ Annotations are hints (rule DV-01). What cannot be said by one mesh is left out,
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,26 +18,24 @@ from .. import compat
 from ..errors import ShardingError, with_rules
 from ..ir import analysis
 from ..ir.graph import Graph, Imported, Node
-from ..ops.arrays import is_traced
-from ..ops.registry import Operator
 from ..proto.devices import Configuration, NodeDevices, Sharding, problems
+from .constraints import Axes, Constraints, factored, is_excluded, warn
 from .mesh import best
 from .plans import Plan, as_plan, by_plan
 from .rules import (
     Arrays,
-    Constraint,
     Placement,
     Rules,
     Shardings,
-    ShardingWarning,
     by_rules,
-    entries,
     fitting,
     own_rules,
 )
+from .stages import AXIS, cut, in_stages, slices, staged
+from .walk import key as of_node
 
-Axes = tuple[tuple[str, ...], ...]
-"""For each split of a sharding the axes of the mesh that make it, outermost first."""
+Kept = tuple[Node, Sharding, str | None]
+"""What is said: the node, the sharding, and the key of the initializer that it is about."""
 
 
 def placement(
@@ -48,10 +45,12 @@ def placement(
     mesh: Mesh | None,
     rules: Rules | str | Plan | None,
     training: tuple[Sequence[Graph], Mapping[str, np.ndarray]] | None = None,
+    microbatches: int = 1,
 ) -> Placement | None:
     """Where a model's arrays lie: by one of its own configurations, by a user's rules, or None: on one device.
 
     ``training`` gives the graphs and the arrays of a model that trains; those of a Model follow from ``imported``.
+    ``microbatches`` go through the stages of a configuration one behind the other.
 
     Raises:
         ShardingError: the arguments contradict one another or the model.
@@ -64,11 +63,13 @@ def placement(
         raise ShardingError("devices= maps the labels of a device_configuration=, which is not given")
     if mesh is None and rules is not None:
         raise ShardingError("shardings= needs the mesh that its specs name: mesh=jax.make_mesh((8,), ('data',))")
+    if microbatches != 1 and configuration is None:
+        raise ShardingError(f"microbatches={microbatches} go through stages, of which there are none: stages=n")
     if configuration is None and mesh is None:
         return None
     graphs, weights = training or ((imported.graph,), analysis.parameters(imported.graph))
     if configuration is not None:
-        return _configured(imported, configuration, devices, graphs, weights)
+        return _configured(imported, configuration, devices, graphs, weights, training is not None, microbatches)
     assert mesh is not None
     plan = as_plan(rules)
     if plan is not None and training:
@@ -82,7 +83,13 @@ def placement(
 
 
 def _configured(
-    imported: Imported, name: str, table: Any, graphs: Sequence[Graph], weights: Mapping[str, np.ndarray]
+    imported: Imported,
+    name: str,
+    table: Any,
+    graphs: Sequence[Graph],
+    weights: Mapping[str, np.ndarray],
+    training: bool,
+    microbatches: int,
 ) -> Placement | None:
     configuration = next((c for c in imported.configurations if c.name == name), None)
     if configuration is None:
@@ -93,32 +100,121 @@ def _configured(
     devices = _devices(configuration, table)
     if len(devices) < configuration.devices:
         wants = f"it wants {configuration.devices} devices, there are {len(devices)}"
-        _warn(with_rules(f"configuration {name!r} is ignored: {wants}", "DV-22"))
+        warn(with_rules(f"configuration {name!r} is ignored: {wants}", "DV-22"))
         return None
     said = _Said(imported, configuration, graphs)
-    layout = best([s.pattern for _, s, _ in said.kept], configuration.devices)
-    array = np.array([devices[i] for i in layout.order]).reshape(layout.shape)
-    mesh = compat.auto(Mesh(array, layout.axis_names))
-    axes = {s: layout.named(s.pattern) for _, s, _ in said.kept if s.pattern in layout.uses}
-    for node, s, _ in said.kept:
-        members = sorted({d for group in s.holders for d in group})
+    stages = None if training else _stages(imported.graph, said, name, configuration.devices)
+    if stages is None:
+        if microbatches != 1:
+            raise ShardingError(
+                f"microbatches={microbatches} go through stages with devices of their own, which {name!r} does not have"
+            )
+        result = _over(range(configuration.devices), devices, said.kept, said, name, weights)
+        result = replace(result, stages=said.stages)
+    else:
+        of_nodes, groups = stages
+        own = {id(node): stage for node, stage in zip(imported.graph.nodes, of_nodes, strict=True)}
+
+        def kept(stage: int) -> list[Kept]:
+            """What is said of its nodes, and of nodes inside others, by whether it is for its devices."""
+            return [k for k in said.kept if own.get(id(k[0]), stage) == stage and _members(k[1]) <= {*groups[stage]}]
+
+        parts = [_over(group, devices, kept(k), said, name, weights) for k, group in enumerate(groups)]
+        mesh = Mesh(np.array([devices[d] for group in groups for d in group]), ("devices",))
+        told = {"configuration": name, "stages": said.stages}
+        result = in_stages(imported.graph, weights, of_nodes, mesh, parts, microbatches, **told)
+    if said.misses:
+        more = f"\nand {len(said.misses) - 5} more: model.placement.notes" if len(said.misses) > 5 else ""
+        warn("\n".join([f"configuration {name!r} is followed in part; results are the same:", *said.misses[:5]]) + more)
+    return replace(result, notes=(*said.misses, *said.notes))
+
+
+def _over(
+    numbers: Sequence[int],
+    devices: Sequence[jax.Device],
+    kept: Sequence[Kept],
+    said: _Said,
+    name: str,
+    weights: Mapping[str, np.ndarray],
+) -> Placement:
+    """What is said, over one mesh of the devices with these numbers."""
+    place = {d: i for i, d in enumerate(numbers)}
+    patterns = {s: (tuple(tuple(place[d] for d in g) for g in s.holders), s.pattern[1]) for _, s, _ in kept}
+    layout = best([patterns[s] for _, s, _ in kept], len(numbers))
+    order = [numbers[i] for i in layout.order]
+    mesh = compat.auto(Mesh(np.array([devices[d] for d in order]).reshape(layout.shape), layout.axis_names))
+    axes = {s: layout.named(pattern) for s, pattern in patterns.items() if pattern in layout.uses}
+    for node, s, _ in kept:
+        members = sorted(_members(s))
         where = f"{node}, sharding of {s.tensor!r}"
         if s not in axes:
             held = [list(group) if len(group) > 1 else group[0] for group in s.holders]
-            others = f"{dict(mesh.shape)} over devices {list(layout.order)}"
+            others = f"{dict(mesh.shape)} over devices {order}"
             said.miss(f"{where}: shards on devices {held} cannot be said by the mesh of the others, {others}", "DV-23")
-        elif members and len(members) < configuration.devices:
+        elif members and len(members) < len(numbers):
             said.miss(f"{where}: it is for devices {members}; the others hold copies", "DV-23")
-    if said.misses:
-        more = f"\nand {len(said.misses) - 5} more: model.placement.notes" if len(said.misses) > 5 else ""
-        _warn(
-            "\n".join([f"configuration {name!r} is followed in part; results are the same:", *said.misses[:5]]) + more
-        )
-    params = _params(weights, mesh, [(k, s, axes[s]) for _, s, k in said.kept if k and s in axes], said.notes)
-    notes = (*said.misses, *said.notes)
+    params = _params(weights, mesh, [(k, s, axes[s]) for _, s, k in kept if k and s in axes], said.notes)
     # A configuration says nothing about inputs, so each device gets them whole (rule DV-13).
     of_params, of_inputs = (partial(_everywhere, mesh, but) for but in (params, {}))
-    return Placement(mesh, params, of_params, of_inputs, name, said.stages, notes, Constraints(name, mesh, axes))
+    return Placement(mesh, params, of_params, of_inputs, name, constrain=Constraints(name, mesh, axes))
+
+
+def _members(sharding: Sharding) -> set[int]:
+    return {d for group in sharding.holders for d in group}
+
+
+def _stages(graph: Graph, said: _Said, name: str, devices: int) -> tuple[list[int], list[list[int]]] | None:
+    """The stage of each node, counted from 0, and the devices of each stage.
+
+    Those are the devices that hold what is said of its nodes; stages of which nothing is said share the others evenly.
+    None where there is one stage, or where stages have devices in common: then all nodes are one program.
+    """
+    given = {of_node(n): n.devices[name].stage for n in graph.nodes if name in n.devices}
+    numbers = sorted({s for s in given.values() if s is not None})
+    if len(numbers) < 2:
+        return None
+    stages = staged(graph.nodes, {k: numbers.index(s) for k, s in given.items() if s is not None})
+    own = {id(node): stage for node, stage in zip(graph.nodes, stages, strict=True)}
+    held: list[set[int]] = [set() for _ in numbers]
+    for node, sharding, _ in said.kept:
+        if id(node) in own:
+            held[own[id(node)]] |= _members(sharding)
+    taken = set().union(*held)
+    if sum(map(len, held)) > len(taken):
+        return None
+    free, bare = [d for d in range(devices) if d not in taken], [k for k, group in enumerate(held) if not group]
+    if bare and (len(free) < len(bare) or len(free) % len(bare)):
+        said.miss(f"{len(bare)} pipeline stages share {len(free)} devices unevenly: all nodes are one program", "DV-20")
+        return None
+    each = len(free) // len(bare) if bare else 0
+    return stages, [
+        sorted(group) if group else free[bare.index(k) * each : (bare.index(k) + 1) * each]
+        for k, group in enumerate(held)
+    ]
+
+
+def by_count(
+    imported: Imported,
+    count: int,
+    microbatches: int,
+    mesh: Mesh | None,
+    rules: Rules | str | Plan | None,
+    costs: Callable[[], Sequence[float]],
+) -> Placement:
+    """The placement of a model in as many stages as wanted, each divided as ``rules`` say.
+
+    Raises:
+        ShardingError: there are too few devices or nodes, or the rules do not fit.
+    """
+    whole, parts = slices(mesh, count)
+    if mesh is None and rules is not None:
+        raise ShardingError(
+            f"shardings= divide each stage over a mesh: mesh=jax.make_mesh(({count}, 2), ('{AXIS}', 'data'))"
+        )
+    placed = [placement(imported, None, None, part, rules) for part in parts]
+    stages = cut(imported.graph, costs(), count)
+    weights = analysis.parameters(imported.graph)
+    return in_stages(imported.graph, weights, stages, whole, [p for p in placed if p], microbatches)
 
 
 def _everywhere(mesh: Mesh, but: Shardings, values: Arrays, _batch: bool = False) -> Shardings:
@@ -137,7 +233,7 @@ class _Said:
     """
 
     def __init__(self, imported: Imported, configuration: Configuration, graphs: Sequence[Graph]) -> None:
-        self.kept: list[tuple[Node, Sharding, str | None]] = []
+        self.kept: list[Kept] = []
         self.stages: dict[str, int] = {}
         self.misses: list[str] = []
         self.notes: list[str] = []
@@ -163,7 +259,7 @@ class _Said:
         elif wrong := list(problems(sharding, devices)):
             for rule, text in wrong:
                 self.miss(f"{where}: {text}", rule)
-        elif _is_excluded(node):
+        elif is_excluded(node):
             self.notes.append(with_rules(f"{where}: ONNX gives it no meaning for {node.op_type}", "DV-18"))
         else:
             self.kept.append((node, sharding, keys.get(sharding.tensor) if sharding.tensor in node.inputs else None))
@@ -179,7 +275,7 @@ def _params(
             continue
         shape = weights[key].shape
         try:
-            factors, places = _factored(sharding, axes, shape)
+            factors, places = factored(sharding, axes, shape)
             if len(factors) > len(shape):
                 raise ShardingError(f"its axes are fused from {list(factors)}")
             params[key] = fitting(key, shape, mesh, PartitionSpec(*places), "its node")
@@ -208,10 +304,6 @@ def _devices(configuration: Configuration, table: Any) -> list[jax.Device]:
     return found
 
 
-def _is_excluded(node: Node) -> bool:
-    return isinstance(node.target, Operator) and node.target.unsharded
-
-
 def _annotated(graphs: Iterable[Graph]) -> Iterator[tuple[Node, dict[str, str]]]:
     """Annotated nodes of graphs, all graphs inside and functions, once each, with the keys of the weights they see."""
     seen: set[int] = set()
@@ -234,77 +326,3 @@ def _annotated(graphs: Iterable[Graph]) -> Iterator[tuple[Node, dict[str, str]]]
 
     for graph in graphs:
         yield from visit(graph, {})
-
-
-def _factored(sharding: Sharding, axes: Axes, shape: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The shape in which every divided factor is an axis, and the axes of the mesh for each."""
-    factored: list[Any] = []
-    places: list[Any] = []
-    by_axis = _by_axis(sharding, len(shape))
-    for axis, extent in enumerate(shape):
-        splits = by_axis.get(axis, [])
-        places += [entries(axes[i]) for i in splits] or [None]
-        if len(splits) < 2:
-            factored.append(extent)
-            continue
-        factors = [sharding.splits[i].extent for i in splits]
-        free = [f for f in factors if not isinstance(f, int)]
-        known = math.prod(f for f in factors if isinstance(f, int))
-        if len(free) > 1 or known < 1 or extent % known or (not free and known != extent):
-            raise ShardingError(f"axis {axis} of {extent} is no product of {factors}", rule="DV-10")
-        factored += [f if isinstance(f, int) else extent // known for f in factors]
-    return tuple(factored), places
-
-
-def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
-    """The positions of the splits of each axis, axes counted from the front (rule DV-09)."""
-    axes = [a + rank if a < 0 else a for a in sharding.axes]
-    if not all(0 <= a < rank for a in axes):
-        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank}", rule="DV-09")
-    if len(set(axes)) < len(axes):
-        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank} name one twice", rule="DV-09")
-    result: dict[int, list[int]] = {}
-    for i, split in enumerate(sharding.splits):
-        result.setdefault(split.axis + rank if split.axis < 0 else split.axis, []).append(i)
-    return result
-
-
-class Constraints(Constraint):
-    """What the evaluation loop asks about a node's inputs and outputs: constraints on where they lie, never values.
-
-    Attributes:
-        axes: the axes of the mesh for each sharding that is followed.
-    """
-
-    def __init__(self, name: str, mesh: Mesh, axes: Mapping[Sharding, Axes]) -> None:
-        self.name, self.mesh, self.axes = name, mesh, axes
-        self._said: set[tuple[str, str]] = set()
-
-    def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        values = list(values)
-        if self.name not in node.devices or _is_excluded(node):
-            return values
-        for s in node.devices[self.name].shardings:
-            for i, (name, value) in enumerate(zip(names, values, strict=False)):
-                if name == s.tensor and s in self.axes and is_traced(value) and hasattr(value, "ndim"):
-                    values[i] = self._constrained(node, s, value)
-        return values
-
-    def _constrained(self, node: Node, sharding: Sharding, value: Any) -> Any:
-        try:
-            factors, places = _factored(sharding, self.axes[sharding], value.shape)
-        except ShardingError as e:
-            if (node.name, sharding.tensor) not in self._said:
-                self._said.add((node.name, sharding.tensor))
-                _warn(f"{node}, sharding of {sharding.tensor!r} is left out: {e}")
-            return value
-        constrain = jax.lax.with_sharding_constraint
-        spec = NamedSharding(self.mesh, PartitionSpec(*places))
-        if len(factors) == value.ndim:
-            return constrain(value, spec)
-        # The factors of a fused axis are divided one by one, so that its shards are not contiguous (rule DV-11).
-        return constrain(value.reshape(factors), spec).reshape(value.shape)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, ShardingWarning, stacklevel=2)

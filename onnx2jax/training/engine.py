@@ -134,7 +134,9 @@ class Step:
                 except (RuntimeError, ValueError):
                     _check_not_used_up(state)
                     raise
-            new, outputs = self.compute(*args)
+            if not self.updates:
+                return in_turn(self.compute, *args)
+            new, outputs = in_turn(self.compute, *args)
             return self.training._put(new), {n: to_device(v) for n, v in outputs.items()}
 
     def _compiled(self, state: Any) -> Any:

@@ -22,8 +22,12 @@ from ..model import arguments
 from ..model.caches import Caches, caches
 from ..model.model import Model
 from ..model.outputs import field_names, packed
+from ..model.pipeline import program_of
+from ..runtime.compiled import Known
 from ..runtime.evaluate import Context, evaluate
+from ..runtime.spread import Spread
 from ..sharding import rules
+from ..sharding.stages import Staged
 from . import lora as low_rank
 from .checkpoint import load_checkpoint, save_checkpoint
 from .decoders import completed, next_token_loss
@@ -42,6 +46,10 @@ class Progress(NamedTuple):
 
     state: FineTuningState
     metrics: Metrics
+
+
+def _refuse_again(_: Any) -> Any:
+    raise ShardingError("an optimizer that computes the loss anew, for a line search, takes one program: no stages")
 
 
 class FineTuning(Training):
@@ -155,8 +163,31 @@ class FineTuning(Training):
             model.placement if mesh is None else rules.by_rules(self._params, (), mesh, rules.own_rules(shardings))
         )
         self._settings = model.settings if mesh is None else replace(model.settings, place=None)
+        if self._in_stages and (accumulate > 1 or batchnorm == "train"):
+            raise ShardingError(
+                "a model in stages has micro-batches of its own, convert(..., stages=n, microbatches=m): leave out "
+                "accumulate=, and batchnorm='train', which would normalise each of them by itself"
+            )
         # Scalars are part of the program: x ** 2 costs less than x ** y.
         self._known = {n: np.asarray(v) for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
+
+    @property
+    def _in_stages(self) -> bool:
+        """Whether a step is several programs, on devices of their own."""
+        return isinstance(self._placement, Staged)
+
+    @cached_property
+    def _pipelines(self) -> dict[Graph, Any]:
+        """What runs graphs in stages."""
+        return {g: program_of(g, self._settings, self._placement) for g in (self._form.training, self._form.plain)}
+
+    @cached_property
+    def _jitted_loss(self) -> Any:
+        return jax.jit(self._of_loss)
+
+    @cached_property
+    def _update(self) -> Any:
+        return Spread(self._updated)
 
     def left_out(self) -> dict[str, str]:
         """For each parameter that is not trained, why."""
@@ -174,11 +205,11 @@ class FineTuning(Training):
 
     @cached_property
     def _step(self) -> Step:
-        return Step(self, self._stepped, self._bound, self._frozen, donate=True)
+        return Step(self, self._stepped, self._bound, self._frozen, donate=True, _staged=self._in_stages)
 
     @cached_property
     def _evaluate(self) -> Step:
-        return Step(self, self._evaluated, self._bound, self._frozen, updates=False)
+        return Step(self, self._evaluated, self._bound, self._frozen, updates=False, _staged=self._in_stages)
 
     def init(self, rng: Any = 0) -> FineTuningState:
         """The state before the first step, with copies of the model's parameters.
@@ -193,9 +224,8 @@ class FineTuning(Training):
                 values |= adapter.drawn(key)
             params = {n: values[n] for n in self.trainable}
             stats = {n: values[n] for n in self._form.statistics}
-            opt_state = jax.tree.map(
-                lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), self._optimizer.init(self._put(params))
-            )
+            begin = Spread(self._optimizer.init) if self._in_stages else self._optimizer.init
+            opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), begin(self._put(params)))
             return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key))
 
     def step(self, state: FineTuningState, batch: Mapping[str, Any]) -> tuple[FineTuningState, Metrics]:
@@ -326,14 +356,22 @@ class FineTuning(Training):
             (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
         else:
             loss, metrics, stats, grads = self._accumulated(gradient, state, batch, key)
+        if self._in_stages:
+            return self._update(state, grads, (loss, metrics, stats))
+
+        def again(params: dict[str, Any]) -> Any:
+            return total(params, state.stats, batch, key)[0]
+
+        return self._updated(state, grads, (loss, metrics, stats), again)
+
+    def _updated(
+        self, state: FineTuningState, grads: dict[str, Any], found: tuple[Any, ...], again: Any = _refuse_again
+    ) -> tuple[FineTuningState, Metrics]:
+        """The next state, given gradients, and loss, metrics and statistics; ``again`` computes the loss anew."""
+        loss, metrics, stats = found
         optax = compat.optional("optax", "train")
         updates, opt_state = optax.with_extra_args_support(self._optimizer).update(
-            grads,
-            state.opt_state,
-            state.params,
-            value=loss,
-            grad=grads,
-            value_fn=lambda params: total(params, state.stats, batch, key)[0],
+            grads, state.opt_state, state.params, value=loss, grad=grads, value_fn=again
         )
         # The state keeps its types, so that the step is compiled once and its memory is used again.
         opt_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), opt_state, state.opt_state)
@@ -386,17 +424,24 @@ class FineTuning(Training):
         feeds = completed(self._decoder, {n: v for n, v in batch.items() if n in names})
         values = arguments.bind(model.inputs, model.optional, (), feeds) | dict(model.static)
         own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
-        context = Context(frozen | self._known | own, key, self._settings)
         try:
             with np.errstate(all="ignore"):
-                results = evaluate(graph, values, context)
+                if self._in_stages:
+                    known = Known(self._known, model.static)
+                    results = self._pipelines[graph].outputs(values, frozen | own, known, key, own)
+                else:
+                    results = evaluate(graph, values, Context(frozen | self._known | own, key, self._settings))
         except KnownValueError as e:
             raise staged(e) from e
         count = len(self._form.plain.outputs)
         new = dict(zip(self._form.statistics, results[count:], strict=False)) or stats
         new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
-        loss, metrics = checked_loss(self._loss(packed(self._fields, results[:count]), batch))
+        of_loss = self._jitted_loss if self._in_stages else self._of_loss
+        loss, metrics = of_loss(results[:count], batch)
         return loss, (metrics, new)
+
+    def _of_loss(self, results: Sequence[Any], batch: dict[str, Any]) -> tuple[Any, Metrics]:
+        return checked_loss(self._loss(packed(self._fields, results), batch))
 
 
 finetune = FineTuning  # the verb, beside convert

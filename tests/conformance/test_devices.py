@@ -477,11 +477,13 @@ def test_two_stages_of_two_devices_each() -> None:
     first, _, _, second = proto.graph.node
     annotate(first, "w1", [(1, 2)], (0, 1), stage=0)
     annotate(second, "w2", [(0, 2)], (2, 3), stage=1)
-    with pytest.warns(ShardingWarning, match=r"it is for devices \[2, 3\]; the others hold copies"):
-        converted = agrees(proto, BATCH)
+    converted = agrees(proto, BATCH)
     assert converted.placement.stages == {"first": 0, "second": 1}
+    w1 = jax.device_put(converted.params["w1"], converted.placement.params["w1"])
+    assert pieces(w1).keys() == {0, 1}
     w2 = jax.device_put(converted.params["w2"], converted.placement.params["w2"])
     halves = {d: np.asarray(p).tolist() for d, p in pieces(w2).items()}
+    assert halves.keys() == {2, 3}
     same(halves[2], converted.params["w2"][:3])
     same(halves[3], converted.params["w2"][3:])
 

@@ -36,6 +36,8 @@ class Weights(Mapping[str, Any]):
         self._place, self._placed = place, dict[str, Any]()
         self.prepared: dict[Executable, list[Any]] = {}
         self.made = Made()
+        self.elsewhere: dict[Any, Weights] = {}
+        """Some of them on other devices, by who wants them there."""
         first = [self[n] for n in list(self.types)[:1]]
         devices = [v.devices() for v in first]
         self.on_one_cpu = all(len(d) == 1 and next(iter(d)).platform == "cpu" for d in devices)

@@ -1,0 +1,99 @@
+"""What a device configuration says of the values at a node, as constraints for the compiler."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..errors import ShardingError
+from ..ir.graph import Node
+from ..ops.arrays import is_traced
+from ..ops.registry import Operator
+from ..proto.devices import Sharding
+from .rules import Constraint, ShardingWarning, entries
+
+Axes = tuple[tuple[str, ...], ...]
+"""For each split of a sharding the axes of the mesh that make it, outermost first."""
+
+
+def is_excluded(node: Node) -> bool:
+    return isinstance(node.target, Operator) and node.target.unsharded
+
+
+def factored(sharding: Sharding, axes: Axes, shape: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
+    """The shape in which every divided factor is an axis, and the axes of the mesh for each."""
+    factored: list[Any] = []
+    places: list[Any] = []
+    by_axis = _by_axis(sharding, len(shape))
+    for axis, extent in enumerate(shape):
+        splits = by_axis.get(axis, [])
+        places += [entries(axes[i]) for i in splits] or [None]
+        if len(splits) < 2:
+            factored.append(extent)
+            continue
+        factors = [sharding.splits[i].extent for i in splits]
+        free = [f for f in factors if not isinstance(f, int)]
+        known = math.prod(f for f in factors if isinstance(f, int))
+        if len(free) > 1 or known < 1 or extent % known or (not free and known != extent):
+            raise ShardingError(f"axis {axis} of {extent} is no product of {factors}", rule="DV-10")
+        factored += [f if isinstance(f, int) else extent // known for f in factors]
+    return tuple(factored), places
+
+
+def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
+    """The positions of the splits of each axis, axes counted from the front (rule DV-09)."""
+    axes = [a + rank if a < 0 else a for a in sharding.axes]
+    if not all(0 <= a < rank for a in axes):
+        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank}", rule="DV-09")
+    if len(set(axes)) < len(axes):
+        raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank} name one twice", rule="DV-09")
+    result: dict[int, list[int]] = {}
+    for i, split in enumerate(sharding.splits):
+        result.setdefault(split.axis + rank if split.axis < 0 else split.axis, []).append(i)
+    return result
+
+
+class Constraints(Constraint):
+    """What the evaluation loop asks about a node's inputs and outputs: constraints on where they lie, never values.
+
+    Attributes:
+        axes: the axes of the mesh for each sharding that is followed.
+    """
+
+    def __init__(self, name: str, mesh: Mesh, axes: Mapping[Sharding, Axes]) -> None:
+        self.name, self.mesh, self.axes = name, mesh, axes
+        self._said: set[tuple[str, str]] = set()
+
+    def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
+        values = list(values)
+        if self.name not in node.devices or is_excluded(node):
+            return values
+        for s in node.devices[self.name].shardings:
+            for i, (name, value) in enumerate(zip(names, values, strict=False)):
+                if name == s.tensor and s in self.axes and is_traced(value) and hasattr(value, "ndim"):
+                    values[i] = self._constrained(node, s, value)
+        return values
+
+    def _constrained(self, node: Node, sharding: Sharding, value: Any) -> Any:
+        try:
+            factors, places = factored(sharding, self.axes[sharding], value.shape)
+        except ShardingError as e:
+            if (node.name, sharding.tensor) not in self._said:
+                self._said.add((node.name, sharding.tensor))
+                warn(f"{node}, sharding of {sharding.tensor!r} is left out: {e}")
+            return value
+        constrain = jax.lax.with_sharding_constraint
+        spec = NamedSharding(self.mesh, PartitionSpec(*places))
+        if len(factors) == value.ndim:
+            return constrain(value, spec)
+        # The factors of a fused axis are divided one by one, so that its shards are not contiguous (rule DV-11).
+        return constrain(value.reshape(factors), spec).reshape(value.shape)
+
+
+def warn(text: str) -> None:
+    warnings.warn(text, ShardingWarning, stacklevel=2)

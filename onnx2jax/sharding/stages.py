@@ -1,0 +1,238 @@
+"""Pipelines: where a graph is cut into stages, each on devices of its own.
+
+A stage is a part of the nodes with the weights that they read. It lies on one slice of a mesh along its axis "stage",
+where a placement of its own divides it further, as a mesh without stages would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from ..errors import ShardingError
+from ..ir.graph import Graph, Node
+from .rules import Arrays, Placement, Shardings
+from .walk import Key, key
+
+AXIS: Final = "stage"
+SLACK: Final = 0.1
+"""Of a stage's share: how far from an even division a cut may lie where fewer values cross it."""
+
+
+@dataclass(frozen=True)
+class Staged(Placement):
+    """Where the arrays of a model in stages lie.
+
+    Attributes:
+        parts: for each stage where its arrays lie.
+        of_nodes: the stage of nodes of the main graph, by ``walk.key``.
+        homes: the stage on which a parameter lies: that of the first node that reads it.
+        microbatches: into how many parts a batch is divided, which go through the stages one behind the other.
+    """
+
+    parts: tuple[Placement, ...] = ()
+    of_nodes: Mapping[Key, int] = field(default_factory=dict)
+    homes: Mapping[str, int] = field(default_factory=dict)
+    microbatches: int = 1
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """On the devices of the last stage, where a loss is computed."""
+        return self.parts[-1].everywhere
+
+    def put_inputs(self, values: Arrays) -> dict[str, Any]:
+        """As they are: each stage takes what it reads."""
+        return dict(values)
+
+    def put_batch(self, values: Arrays) -> dict[str, Any]:
+        """A batch to train on, where the loss is computed."""
+        return self.parts[-1].put_batch(values)
+
+    def segments(self, graph: Graph) -> list[tuple[int, list[Node]]]:
+        """The nodes of a graph by stages, in an order in which each segment reads only what earlier ones make.
+
+        A stage is one segment, unless it reads what a later one makes: then it has a second part.
+        """
+        stages = staged(graph.nodes, self.of_nodes)
+        levels: dict[str, tuple[int, int]] = {}
+        found: dict[tuple[int, int], list[Node]] = {}
+        for node, stage in zip(graph.nodes, stages, strict=True):
+            before = [levels[n] for n in node.reads if n in levels]
+            level = max((own + (other != stage) for own, other in before), default=0)
+            place = max(level, stage), stage
+            found.setdefault(place, []).append(node)
+            levels.update((n, place) for n in node.outputs if n)
+        return [(stage, nodes) for (_, stage), nodes in sorted(found.items(), key=lambda item: item[0])]
+
+    def __str__(self) -> str:
+        """The mesh, the devices and the number of weights of each stage, and notes."""
+        lines = [super().__str__().split("\n")[0]]
+        for k, part in enumerate(self.parts):
+            devices = ", ".join(str(d.id) for d in part.mesh.devices.flat)
+            lines.append(f"stage {k} on devices {devices}: {sum(h == k for h in self.homes.values())} parameters")
+        return "\n".join([*lines, *self.notes])
+
+
+def staged(nodes: Sequence[Node], of_nodes: Mapping[Key, int]) -> list[int]:
+    """The stage of each node; one that has none goes where the last of what it reads is made, or is first read."""
+    found: list[int | None] = []
+    made: dict[str, int] = {}
+    for node in nodes:
+        stage = of_nodes.get(key(node), max((made[n] for n in node.reads if n in made), default=None))
+        found.append(stage)
+        if stage is not None:
+            made.update((n, stage) for n in node.outputs if n)
+    read: dict[str, int] = {}
+    for i, node in reversed(list(enumerate(nodes))):
+        stage = found[i]
+        if stage is None:
+            stage = found[i] = min((read[n] for n in node.outputs if n in read), default=0)
+        read.update((n, stage) for n in node.reads)
+    return [stage or 0 for stage in found]
+
+
+def homes(graph: Graph, stages: Sequence[int]) -> dict[str, int]:
+    """For each initializer, by ``Graph.key``, the stage of the first node that reads it, in the order of the stages."""
+    found: dict[str, int] = {}
+    for stage, node in sorted(zip(stages, graph.nodes, strict=True), key=lambda pair: pair[0]):
+        for name in weights_read(graph, node):
+            found.setdefault(name, stage)
+    return found
+
+
+def weights_read(graph: Graph, node: Node) -> Iterator[str]:
+    """The initializers that a node and the graphs inside it read, by ``Graph.key``."""
+    yield from (graph.key(n) for n in node.reads if n in graph.initializers)
+    yield from (inner.key(n) for body in node.bodies for inner in body.walk() for n in inner.initializers)
+
+
+def cut(graph: Graph, costs: Sequence[float], count: int) -> list[int]:
+    """The stage of each node: as many runs of nodes as wanted, alike in cost, cut where few values cross.
+
+    Args:
+        graph: its nodes, in their order.
+        costs: what each costs.
+        count: the number of stages.
+
+    Raises:
+        ShardingError: there are fewer nodes than stages.
+    """
+    if count > len(costs):
+        raise ShardingError(
+            f"{count} stages of {len(costs)} nodes: a stage has one node at least, so stages={len(costs)} is the most"
+        )
+    total = sum(costs)
+    sums = list(accumulate(costs)) if total > 0 else list(range(1, len(costs) + 1))
+    crossing = _crossing(graph)
+    ends: list[int] = []
+    for k in range(1, count):
+        wanted, first = sums[-1] * k / count, (ends[-1] if ends else 0) + 1
+        places = range(first, len(costs) - (count - k) + 1)
+        nearest = min(abs(sums[p - 1] - wanted) for p in places)
+        limit = max(nearest, SLACK * sums[-1] / count)
+        near = [p for p in places if abs(sums[p - 1] - wanted) <= limit]
+        ends.append(min(near, key=lambda p: (crossing[p], abs(sums[p - 1] - wanted))))
+    return [sum(i >= end for end in ends) for i in range(len(costs))]
+
+
+def _crossing(graph: Graph) -> list[int]:
+    """For each place between nodes how many values made before it are read behind it."""
+    last: dict[str, int] = {v.name: len(graph.nodes) for v in graph.outputs}
+    for i, node in enumerate(graph.nodes):
+        last.update((n, max(i, last.get(n, 0))) for n in node.reads)
+    change = [0] * (len(graph.nodes) + 2)
+    for i, node in enumerate(graph.nodes):
+        for name in filter(None, node.outputs):
+            if last.get(name, i) > i:
+                change[i + 1] += 1
+                change[last[name] + 1] -= 1
+    return list(accumulate(change))
+
+
+def slices(mesh: Mesh | None, count: int | None) -> tuple[Mesh, list[Mesh]]:
+    """A mesh with an axis of stages, and its slices along that.
+
+    Args:
+        mesh: the user's; the first devices, one a stage, when left out.
+        count: the number of stages; as many as the mesh has when left out.
+
+    Raises:
+        ShardingError: it has no such axis, or one of another extent, or there are too few devices.
+    """
+    if mesh is None:
+        devices = jax.devices()
+        if count is None or not 1 <= count <= len(devices):
+            raise ShardingError(
+                f"stages={count}: each stage lies on a device of its own at least, and there are {len(devices)}"
+            )
+        mesh = Mesh(np.array(devices[:count]), (AXIS,))
+    if AXIS not in mesh.axis_names:
+        axes = {AXIS: count, **mesh.shape}
+        raise ShardingError(
+            f"stages={count} lie along axis {AXIS!r} of the mesh, which has {list(mesh.axis_names)}: "
+            f"jax.make_mesh({tuple(axes.values())}, {tuple(axes)})"
+        )
+    if count is not None and mesh.shape[AXIS] != count:
+        raise ShardingError(f"stages={count}, and axis {AXIS!r} of the mesh has {mesh.shape[AXIS]} devices")
+    place = mesh.axis_names.index(AXIS)
+    names = tuple(n for n in mesh.axis_names if n != AXIS) or ("data",)
+    shape = tuple(mesh.shape[n] for n in mesh.axis_names if n != AXIS) or (1,)
+    return mesh, [Mesh(part.reshape(shape), names) for part in np.split(mesh.devices, mesh.shape[AXIS], place)]
+
+
+def in_stages(
+    graph: Graph,
+    weights: Arrays,
+    of_nodes: Sequence[int],
+    mesh: Mesh,
+    parts: Sequence[Placement],
+    microbatches: int,
+    **said: Any,
+) -> Staged:
+    """The placement of a graph whose stages are known.
+
+    Args:
+        graph: the main graph.
+        weights: the parameters by name.
+        of_nodes: the stage of each node.
+        mesh: all devices.
+        parts: for each stage where its arrays lie.
+        microbatches: into how many parts a batch is divided.
+        **said: what else a placement has: ``configuration``, ``stages``, ``notes``.
+
+    Raises:
+        ShardingError: ``microbatches`` is less than 1.
+    """
+    if microbatches < 1:
+        raise ShardingError(f"microbatches={microbatches}; it is a number of parts of a batch, 1 or more")
+    own = homes(graph, of_nodes)
+    of_params = _OfParams(tuple(parts), own)
+    return Staged(
+        *(mesh, of_params(weights), of_params, parts[-1].of_inputs),
+        **{"reasons": parts[0].reasons, "notes": parts[0].notes, **said},
+        parts=tuple(parts),
+        of_nodes={key(node): stage for node, stage in zip(graph.nodes, of_nodes, strict=True)},
+        homes={n: own.get(n, len(parts) - 1) for n in weights},
+        microbatches=microbatches,
+    )
+
+
+@dataclass(frozen=True)
+class _OfParams:
+    """Where arrays lie that are named as parameters are: each with its stage."""
+
+    parts: tuple[Placement, ...]
+    homes: Mapping[str, int]
+
+    def __call__(self, values: Arrays) -> Shardings:
+        found: dict[str, NamedSharding] = {}
+        for name, value in values.items():
+            stage = self.homes.get(name, len(self.parts) - 1)
+            found |= self.parts[stage].of_params({name: value})
+        return found

@@ -1,0 +1,267 @@
+"""Pipelines: stages on devices of their own give the numbers of one device, in calls, gradients and training."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from onnx import helper
+
+import onnx2jax
+from onnx2jax.errors import InputShapeError, ShardingError
+from onnx2jax.model.devices import HANDED, programs
+from onnx2jax.runtime.spread import Spread
+from onnx2jax.sharding.rules import bytes_per_device
+from onnx2jax.sharding.stages import Staged
+from tests.conformance.test_devices import annotate
+from tests.sharding import networks
+from tests.support.helpers import mesh
+from tests.support.models import cut_in_the_middle, mlp, model, value
+
+NETWORKS = {
+    "bert": networks.bert,
+    "gpt": networks.gpt,
+    "mixture of experts": networks.mixture,
+    "4 bits": lambda: networks.in_four_bits("symmetric"),
+}
+MICROBATCHES = {("bert", 1): 4, ("gpt", 2): 2}
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+
+
+@cache
+def written(name: str) -> networks.Written:
+    """Two layers and few words, so that two stages can be alike."""
+    with mock.patch.multiple(networks, WORDS=8, LAYERS=2):
+        return NETWORKS[name]()
+
+
+@cache
+def alone(name: str) -> list[np.ndarray]:
+    return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(written(name).proto)(**written(name).inputs))]
+
+
+def staged(proto: Any, stages: int = 2, **named: Any) -> tuple[onnx2jax.Model, Staged]:
+    converted = onnx2jax.convert(proto, stages=stages, **named)
+    assert isinstance(converted.placement, Staged)
+    return converted, converted.placement
+
+
+def same(results: Any, expected: Any, atol: float = 1e-5) -> None:
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
+    for r, e in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(r, e, rtol=1e-5, atol=atol)
+
+
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stages_of_networks(name: str, data: int) -> None:
+    network = written(name)
+    over: Any = {"mesh": mesh(stage=2, data=2), "shardings": "data"} if data > 1 else {}
+    converted, placement = staged(network.proto, microbatches=MICROBATCHES.get((name, data), 1), **over)
+    results = jax.tree.leaves(converted(**network.inputs))
+    same(results, alone(name))
+    assert {d.id for d in results[0].devices()} == {*range(data, 2 * data)}
+
+    held = bytes_per_device(placement.put_params(converted.params))
+    assert sorted(d.id for d in held) == [*range(2 * data)]
+    each = sum(v.nbytes for v in converted.params.values()) / 2
+    # Stages are cut between layers, and words in float32 beside layers in 4 bits weigh as much as half a layer.
+    assert max(abs(n - each) for n in held.values()) < (0.1 if name == "4 bits" else 0.05) * each
+
+
+def test_what_stages_hand_on() -> None:
+    converted, _ = staged(mlp())
+    first, second = programs(converted, (X,), {})
+    assert list(first.exchanges()) == []
+    assert [(c.kind, c.bytes) for c in second.exchanges()] == [(HANDED, 8 * 8 * 4)]
+    text = converted.explain_sharding(jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert "stage 1 on devices 1: 2 parameters" in text
+    assert text.splitlines()[-1].split() == ["between", "stages", "1", "256"]
+
+
+def tied() -> onnx.ModelProto:
+    """A table of words in the first stage, and in the last."""
+    rng = np.random.default_rng(0)
+    weights = {n: rng.normal(size=s).astype(np.float32) for n, s in {"words": (8, 4), "w": (4, 4)}.items()}
+    nodes = [
+        helper.make_node("Gather", ["words", "ids"], ["x"]),
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Transpose", ["words"], ["head"], perm=[1, 0]),
+        helper.make_node("MatMul", ["h", "head"], ["y"]),
+    ]
+    return model(nodes, [value("ids", np.int64, ["n"])], [value("y", np.float32, ["n", 8])], weights)
+
+
+def test_gradients_of_a_weight_that_stages_share() -> None:
+    ids = np.array([1, 7, 3, 3])
+
+    def gradients(m: onnx2jax.Model) -> Any:
+        return jax.grad(lambda p: (m.apply(p, ids) ** 2).mean())(m.params)
+
+    found = gradients(staged(tied(), microbatches=2)[0])
+    same(dict(found), dict(gradients(onnx2jax.convert(tied()))))
+    assert {d.id for d in found["words"].devices()} == {0}
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize("over", [{}, {"mesh": mesh(stage=2, data=2)}], ids=["stages", "stages and data"])
+def test_training(over: Any) -> None:
+    batch = {"x": X, "label": np.arange(8) % 2}
+
+    def loss(logits: Any, batch: Any) -> Any:
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return each.mean(), {"worst": each.max()}
+
+    def losses(m: onnx2jax.Model) -> Any:
+        optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
+        tuned = onnx2jax.finetune(m, loss, optimizer, trainable="*")
+        state, seen = tuned.init(), []
+        for _ in range(3):
+            state, metrics = tuned.step(state, batch)
+            seen.append(jax.tree.map(float, dict(metrics)))
+        return [*seen, float(tuned.evaluate(state, batch)["loss"])], tuned.to_model(state)(X), state
+
+    expected, after, _ = losses(onnx2jax.convert(mlp()))
+    found, results, state = losses(staged(mlp(), microbatches=4, **over)[0])
+    same(found, expected)
+    same(results, after)
+    w1, w2 = ({d.id for d in state.params[n].devices()} for n in ("w1", "w2"))
+    assert w1.isdisjoint(w2)
+    assert {d.id for d in jax.tree.leaves(state.opt_state)[1].devices()} <= w1 | w2
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_training_that_stages_refuse() -> None:
+    converted, _ = staged(mlp())
+
+    def tuned(optimizer: Any = None, **options: Any) -> onnx2jax.FineTuning:
+        return onnx2jax.finetune(
+            converted, lambda y, _: (y**2).mean(), optimizer or optax.sgd(0.1), trainable="*", **options
+        )
+
+    with pytest.raises(ShardingError, match="leave out accumulate="):
+        tuned(accumulate=2)
+    with pytest.raises(ShardingError, match="for a line search, takes one program"):
+        search = tuned(optax.lbfgs())
+        search.step(search.init(), {"x": X})
+
+
+def shapes_across() -> onnx.ModelProto:
+    """The shape of the input, taken in the first stage, is that of the output of the second."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.normal(size=(4, 4)).astype(np.float32) for i in range(2)}
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("MatMul", ["x", "w0"], ["h"]),
+        helper.make_node("MatMul", ["h", "w1"], ["z"]),
+        helper.make_node("Reshape", ["z", "shape"], ["y"]),
+    ]
+    return model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 4])], weights)
+
+
+def test_shapes_are_known_in_later_stages() -> None:
+    plain, (spread, _) = onnx2jax.convert(shapes_across()), staged(shapes_across())
+    same(spread(X), plain(X))
+    same(jax.grad(lambda x: spread(x).sum())(X), jax.grad(lambda x: plain(x).sum())(X))
+
+
+def test_a_stage_on_the_host_and_copies() -> None:
+    spread, _ = staged(cut_in_the_middle())
+    same(list(spread(X)), list(onnx2jax.convert(cut_in_the_middle())(X)))
+    spread, placement = staged(mlp(), microbatches=2)
+    same(pickle.loads(pickle.dumps(spread))(X), onnx2jax.convert(mlp())(X))
+    same(spread.with_params({"b2": np.ones(2, np.float32)})(X), spread(X) - spread.params["b2"] + 1)
+    same(spread.values(X, names="h")["h"], onnx2jax.convert(mlp()).values(X, names="h")["h"])
+    text = "mesh stage: 2 over devices 0, 1\nstage 0 on devices 0: 2 parameters\nstage 1 on devices 1: 2 parameters"
+    assert str(placement) == text
+    assert "stage 1 on devices 1" in spread.explain()
+
+
+def test_a_file_whose_stages_go_back_and_forth() -> None:
+    proto = mlp()
+    proto.ir_version = 11
+    proto.configuration.add(name="c", num_devices=4)
+    for node, stage in zip(proto.graph.node, (5, 0, None, 5), strict=True):
+        annotate(node, "", stage=stage)
+    converted = onnx2jax.convert(proto, device_configuration="c", microbatches=2)
+    assert isinstance(converted.placement, Staged)
+    nodes = [[n.op_type for n in part] for _, part in converted.placement.segments(converted.graph)]
+    assert nodes == [["Gemm"], ["Relu", "MatMul"], ["Add"]]
+    same(converted(X), onnx2jax.convert(mlp())(X))
+    assert [[d.id for d in p.mesh.devices.flat] for p in converted.placement.parts] == [[0, 1], [2, 3]]
+    assert {d.id for d in jax.device_put(X, converted.placement.params["w1"]).devices()} == {2, 3}
+
+
+def mixing() -> onnx.ModelProto:
+    """Each sample less the mean over the batch."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]),
+        helper.make_node("Sub", ["x", "mean"], ["y"]),
+    ]
+    return model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 4])], opset=13)
+
+
+def summed() -> onnx.ModelProto:
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("ReduceSum", ["r"], ["y"], keepdims=0)]
+    return model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, [])], opset=13)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"stages": 9}, "stages=9: each stage lies on a device of its own at least, and there are 8"),
+        ({"stages": 0}, "stages=0"),
+        ({"stages": 5}, "5 stages of 4 nodes: a stage has one node at least, so stages=4 is the most"),
+        ({"stages": 2, "mesh": mesh(data=2)}, "has ['data']: jax.make_mesh((2, 2), ('stage', 'data'))"),
+        ({"stages": 2, "mesh": mesh(stage=4)}, "stages=2, and axis 'stage' of the mesh has 4 devices"),
+        ({"stages": 2, "shardings": "data"}, "mesh=jax.make_mesh((2, 2), ('stage', 'data'))"),
+        ({"stages": 2, "microbatches": 0}, "microbatches=0"),
+        ({"microbatches": 2}, "microbatches=2 go through stages, of which there are none"),
+        ({"stages": 2, "device_configuration": "c"}, "give one"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(options: Any, match: str) -> None:
+    with pytest.raises(ShardingError, match=re.escape(match)):
+        onnx2jax.convert(mlp(), **options)
+
+
+def test_calls_that_are_refused() -> None:
+    spread, _ = staged(mlp(), microbatches=3)
+    with pytest.raises(InputShapeError, match=r"3 micro-batches do not divide the batch evenly: .'x': 8"):
+        spread(X)
+    with pytest.raises(ShardingError, match="call it outside of jit"):
+        jax.jit(lambda p: spread.apply(p, X))(spread.params)
+    with pytest.raises(ShardingError, match="output 'y' is another with 2 micro-batches than with the whole batch"):
+        staged(mixing(), microbatches=2)[0](X)
+    with pytest.raises(ShardingError, match="output 'y' is another"):
+        jax.grad(lambda x: staged(mixing(), microbatches=2)[0](x)[0, 0])(X)
+    with pytest.raises(ShardingError, match="'y' has no axis along which micro-batches could be joined"):
+        staged(summed(), microbatches=2)[0](X)
+    same(staged(mixing())[0](X), X - X.mean(0))
+
+
+def test_computing_where_operands_lie() -> None:
+    meshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 2]), ("data",)) for i in (0, 2)]
+    x, y = (jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(m, P("data"))) for m in meshes)
+    scale = jnp.float32(2)
+
+    def function(tree: Any, scale: Any) -> Any:
+        norm = jnp.sqrt(sum(jnp.sum(v * v) for v in tree.values()))
+        return jax.tree.map(lambda v: v / norm * scale, tree), scale + 1, jnp.float32(7)
+
+    spread = Spread(function)
+    found = spread({"x": x, "y": y}, scale)
+    same(found, function({"x": np.asarray(x), "y": np.asarray(y)}, scale))
+    assert [{d.id for d in found[0][n].devices()} for n in "xy"] == [{0, 1}, {2, 3}]
