@@ -50,6 +50,8 @@ def check(source: Any, **reading: Unpack[Reading]) -> Report:
         if _is_operator_set(source):
             return check_document(*parse(source, follow_links=reading.get("follow_links", False)), collector)
         file, model, files = opened(source, reading)
+        for tensor in model.graph.initializer:
+            files.apart.join(tensor)
     except ModelError as e:
         collector.error(e, "file")
         return collector.report()

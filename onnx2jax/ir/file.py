@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from ..proto.apart import Apart
 from ..proto.external import ExternalFiles
-from ..proto.files import parse, read_bytes
+from ..proto.files import named, parse, read_bytes
 from ..proto.operator_sets import OperatorSet, read_operator_sets
+from ..proto.skeleton import skeleton
 
 
 class Reading(TypedDict, total=False):
@@ -45,7 +47,9 @@ class OnnxFile:
         operator_sets: Iterable[Any] = (),
         verify_checksums: bool = False,
     ) -> None:
-        self._data, self.what, folder = read_bytes(source)
+        parts = skeleton(source) if isinstance(source, str | os.PathLike) and not strict else None
+        self._data, self.what, folder = read_bytes(source) if parts is None else (parts[0], *named(source))
+        self._apart = None if parts is None else parts[1]
         self._message: Any = parse(self._data, self.what)
         self._folder = folder if external_data_dir is None else Path(external_data_dir)
         self._follow_links, self._buffers = follow_links, buffers
@@ -57,7 +61,10 @@ class OnnxFile:
         message, self._message = self._message or parse(self._data, self.what), None
         if last:
             self._data = b""
-        return message, ExternalFiles(self._folder, follow_links=self._follow_links, buffers=self._buffers)
+        files = ExternalFiles(
+            self._folder, follow_links=self._follow_links, buffers=self._buffers, apart=Apart(self._apart)
+        )
+        return message, files
 
     def __repr__(self) -> str:
         return f"OnnxFile({self.what})"

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ops.registry import Operator
 from ..proto.devices import Configuration, NodeDevices
-from ..proto.external import load
+from ..proto.mapped import load, waits
 from ..proto.names import inside
 from ..proto.types import ValueInfo
 
@@ -234,8 +234,15 @@ class Imported:
     """For each node that its operator refuses by its attributes alone, the error."""
 
 
-def read_constants(graph: Graph, params: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Read the initializers that lie in files beside the model, in all its graphs, but those with a key in ``params``.
+def read_constants(
+    graph: Graph, params: Collection[str] = (), known: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Read the initializers that still lie in files, in all its graphs, but those with a key in ``params``.
+
+    Args:
+        graph: holds what is read from now on.
+        params: keys of those that are left where they are.
+        known: what some of them would be, when somebody has read them already.
 
     Returns:
         What was read, and what was in memory already, by Graph.key.
@@ -245,7 +252,8 @@ def read_constants(graph: Graph, params: Collection[str] = ()) -> dict[str, np.n
     """
     every: dict[str, np.ndarray] = {}
     for inner in graph.walk():
-        constants = {n: load(v) for n, v in inner.initializers.items() if inner.key(n) not in params}
+        wanted = {n: (inner.key(n), v) for n, v in inner.initializers.items() if inner.key(n) not in params}
+        constants = {n: known[k] if known and k in known and waits(v) else load(v) for n, (k, v) in wanted.items()}
         cast(dict[str, np.ndarray], inner.initializers).update(constants)
         every |= {inner.key(n): v for n, v in constants.items()}
     return every

@@ -18,7 +18,7 @@ from ..errors import InputNameError, RandomKeyError
 from ..ir import analysis
 from ..ir.graph import Graph, Imported, read_constants
 from ..ops.arrays import is_traced
-from ..proto.external import load
+from ..proto.mapped import load
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.compiled import Known
@@ -120,7 +120,8 @@ class Model(Views, Exports):
         Raises:
             ExternalDataError: such a file was changed after the model was converted.
         """
-        values = read_constants(self.graph)
+        known = self._on_devices[0].on_host() if "_on_devices" in vars(self) else {}
+        values = read_constants(self.graph, known={n: v for n, v in known.items() if n not in self._changes})
         return Params({n: self._changes.get(n, values[n]) for n in self._types})
 
     @property

@@ -187,7 +187,7 @@ def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> Non
     shared: dict[tuple[int, int, int], int] = {}
     for tensor in outside:
         data = np.frombuffer(opened.data(tensor), np.uint8)
-        mapped = tensor.data_location == EXTERNAL and opened.place(tensor) is None
+        mapped = tensor.data_location == EXTERNAL and opened.in_place(tensor) is None
         source, start = opened.files.locate(tensor, data.size) if mapped else (None, 0)
         region = id(source), start, data.size
         if mapped and region in shared:
@@ -199,7 +199,7 @@ def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> Non
             file.write(data)
             if mapped:
                 shared[region] = offset
-        opened.take_place(tensor)
+        opened.take(tensor)
         for field in ("raw_data", ELEMENT_TYPES[tensor.data_type].field):
             tensor.ClearField(field)
         if tensor.data_location != EXTERNAL:
@@ -244,7 +244,7 @@ def _locations(path: Path) -> set[str]:
 
 def _size(opened: Opened, every: list[tuple[Any, str]]) -> int:
     """Bytes of the message with what is apart now but not to be in files."""
-    inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.place(t) is not None]
+    inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.in_place(t) is not None]
     return opened.message.ByteSize() + sum(map(nbytes, inside))
 
 

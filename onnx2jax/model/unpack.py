@@ -13,7 +13,7 @@ from ..errors import InputTypeError
 from ..ir.graph import Graph, Imported, Node
 from ..ops import registry
 from ..ops.microsoft.quant import unpack, unpacked
-from ..proto.external import load
+from ..proto.mapped import load
 
 PACKED: Final = ("com.microsoft", "MatMulNBits")
 OPSET: Final = 21

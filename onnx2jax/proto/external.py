@@ -1,17 +1,9 @@
-"""Tensor data in files beside the model: found, checked, and read when it is needed.
-
-A map of a file that somebody shortens ends the process when it is touched (SIGBUS). So values are only ever read from
-the open file, and a file that was changed since it was opened is an error; a map stands for those that nobody has asked
-for yet. What touches it all the same is code that reads ``Graph.initializers`` past ``load``.
-"""
+"""Tensor data in files beside the model: found, checked, and read when it is needed."""
 
 from __future__ import annotations
 
-import hashlib
-import mmap
 import os
 import stat
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,24 +11,22 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ExternalDataError, ExternalDataNotFoundError
+from .apart import Apart
 from .dtypes import ELEMENT_TYPES
+from .mapped import WORTH_WAITING, File
 
 WORTH_SHARING: Final = 1024
 """From how many bytes on a tensor's raw_data is not kept a second time."""
 
-
 DENSE_LIMIT: Final = 2**24
 """Elements that sparse tensors may have when made dense, if fewer than one in a thousand is stored."""
-
-WORTH_WAITING: Final = 64 * 1024
-"""From how many bytes on a tensor is read when it is needed, rather than at once."""
-
-ALIGNMENT: Final = 64
-"""Of memory that JAX takes over without a copy."""
 
 
 class ExternalFiles:
     """The files beside one model, each opened once.
+
+    Attributes:
+        apart: bytes of tensors that were left in the model's own file.
 
     Args:
         folder: where ``location`` starts (rule EX-01); None when the model did not come from a file.
@@ -45,9 +35,15 @@ class ExternalFiles:
     """
 
     def __init__(
-        self, folder: Path | None, *, follow_links: bool = False, buffers: Mapping[str, Any] | None = None
+        self,
+        folder: Path | None,
+        *,
+        follow_links: bool = False,
+        buffers: Mapping[str, Any] | None = None,
+        apart: Apart | None = None,
     ) -> None:
         self.folder = folder
+        self.apart = apart or Apart()
         self.follow_links = follow_links
         self.buffers = {location: _own(buffer) for location, buffer in (buffers or {}).items()}
         self._files: dict[Path, File] = {}
@@ -221,79 +217,6 @@ class ExternalFiles:
                 raise ExternalDataError(text, rule="EX-10")
             self._files[path] = file
         return self._files[path]
-
-
-class File:
-    """A file kept open as long as something of it may be read."""
-
-    def __init__(self, descriptor: int, name: str) -> None:
-        self._descriptor, self._name = descriptor, name
-        self._lock = threading.Lock()
-        status = os.fstat(descriptor)
-        self.size, self.written = status.st_size, status.st_mtime_ns
-
-    def __del__(self, close: Any = os.close) -> None:  # while Python ends, os may be gone
-        close(self._descriptor)
-
-    def mapped(self) -> np.ndarray:
-        """The bytes of the file, not to be touched but by ``load``."""
-        memory = _Map(self._descriptor, 0, access=mmap.ACCESS_READ)
-        memory.file = self
-        return np.frombuffer(memory, np.uint8)
-
-    def read(self, start: int, nbytes: int) -> np.ndarray:
-        """Bytes of the file, in memory of their own that JAX need not copy."""
-        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
-        first = -memory.ctypes.data % ALIGNMENT
-        result = memory[first : first + nbytes]
-        with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
-            file.seek(start)
-            done = 0
-            while done < nbytes:
-                count = file.readinto(result[done:].data)
-                if not count:
-                    break
-                done += count
-            self._check(complete=done == nbytes)
-        result.flags.writeable = False
-        return result
-
-    def sha1(self) -> str:
-        """The checksum of the whole file."""
-        with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
-            file.seek(0)
-            result = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
-            self._check()
-        return result
-
-    def _check(self, complete: bool = True) -> None:
-        """Refuse a file that is no longer what was opened, by size and time (whose clock ticks in milliseconds)."""
-        status = os.fstat(self._descriptor)
-        if (status.st_size, status.st_mtime_ns) != (self.size, self.written) or not complete:
-            raise ExternalDataError(
-                f"{self._name!r} was changed after the model was converted: it has {status.st_size} bytes and had "
-                f"{self.size}; convert the model again, and do not change its files meanwhile",
-                rule="EX-10",
-            )
-
-
-class _Map(mmap.mmap):
-    file: File
-
-
-def load(array: np.ndarray) -> np.ndarray:
-    """An array with its values in memory: read now, if ``ExternalFiles.later`` made it.
-
-    Raises:
-        ExternalDataError: the file is no longer what it was.
-    """
-    base: Any = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, _Map):
-        return array
-    start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
-    return base.file.read(start, array.nbytes).view(array.dtype).reshape(array.shape)
 
 
 def _own(buffer: Any) -> Any:

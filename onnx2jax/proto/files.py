@@ -30,9 +30,8 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
     """The bytes of a source, what to call it in messages, and its folder if it has one."""
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        folder = path.parent
-        what, data = f"file {str(path)!r}", path.read_bytes()
+        what, folder = named(source)
+        data = Path(source).read_bytes()
     elif isinstance(source, bytes | bytearray | memoryview):
         what, data = "the bytes given", bytes(source)
     elif hasattr(source, "SerializeToString"):
@@ -49,6 +48,11 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
             f"not {type(source).__name__} ({source!r:.80})"
         )
     return data, what, folder
+
+
+def named(path: str | os.PathLike[str]) -> tuple[str, Path]:
+    """What to call a file in messages, and its folder."""
+    return f"file {str(Path(path))!r}", Path(path).parent
 
 
 def parse(data: bytes, what: str) -> Any:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
-import secrets
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..errors import ModelError
+from .apart import Apart
 from .dtypes import ELEMENT_TYPES
 from .external import ExternalFiles
+from .mapped import load
 from .messages import ModelProto
 from .tensors import EXTERNAL, from_array, to_array, to_field
 
@@ -48,25 +49,21 @@ class Origin:
         return self._opened.copy(message)
 
 
-class Opened:
+class Opened(Apart):
     """A message of which the bytes of some tensors lie apart, until it is written."""
 
-    def __init__(self, message: Any, files: ExternalFiles) -> None:
+    def __init__(self, message: Any, files: ExternalFiles, apart: Apart | None = None) -> None:
+        super().__init__(apart or files.apart)
         self.message, self.files = message, files
-        self._apart: list[bytes] = []
-        # A tensor whose bytes are apart says where in an entry of `external_data` under a key that no file has.
-        self._key = f"apart {secrets.token_hex(8)}"
 
     def copy(self, message: Any) -> Opened:
         """The same for a copy of the message."""
-        result = Opened(message, self.files)
-        result._apart, result._key = list(self._apart), self._key
-        return result
+        return Opened(message, self.files, self)
 
     def data(self, tensor: Any) -> Any:
-        """The elements of a tensor in the layout of raw_data: bytes, or a view of its file."""
-        if (i := self.place(tensor)) is not None:
-            return self._apart[i]
+        """The elements of a tensor in the layout of raw_data: bytes, or an array of them."""
+        if (data := self.in_place(tensor)) is not None:
+            return load(data)
         if tensor.data_location == EXTERNAL:
             return self.files.read(tensor, nbytes(tensor))
         return tensor.raw_data if tensor.HasField("raw_data") else from_array(to_array(tensor))["raw_data"]
@@ -80,7 +77,7 @@ class Opened:
         """New elements, written as the old ones were: raw, in the typed field, or in a file."""
         del tensor.dims[:]
         tensor.dims.extend(array.shape)
-        if tensor.data_location == EXTERNAL or tensor.HasField("raw_data") or self.place(tensor) is not None:
+        if tensor.data_location == EXTERNAL or tensor.HasField("raw_data") or self.in_place(tensor) is not None:
             self.put(tensor, from_array(array)["raw_data"])
         else:
             field = ELEMENT_TYPES[tensor.data_type].field
@@ -88,28 +85,15 @@ class Opened:
             getattr(tensor, field).extend(to_field(array))
 
     def put(self, tensor: Any, data: bytes) -> None:
-        """Keep the bytes of a tensor apart."""
-        self.take_place(tensor)
+        """Keep the bytes of a tensor apart, in place of those that it had."""
+        self.take(tensor)
         tensor.ClearField("raw_data")
-        tensor.external_data.add(key=self._key, value=str(len(self._apart)))
-        self._apart.append(data)
+        self.add(tensor, data)
 
     def join(self, tensor: Any) -> None:
         """Bring the bytes of a tensor back into the message, unless they belong into a file."""
-        if tensor.data_location != EXTERNAL and (i := self.take_place(tensor)) is not None:
-            tensor.raw_data = self._apart[i]
-
-    def place(self, tensor: Any) -> int | None:
-        """Which of the bytes apart are a tensor's."""
-        entries = tensor.external_data
-        return int(entries[-1].value) if entries and entries[-1].key == self._key else None
-
-    def take_place(self, tensor: Any) -> int | None:
-        """The same, and the tensor forgets it."""
-        place = self.place(tensor)
-        if place is not None:
-            del tensor.external_data[-1]
-        return place
+        if tensor.data_location != EXTERNAL:
+            super().join(tensor)
 
 
 def nbytes(tensor: Any) -> int:

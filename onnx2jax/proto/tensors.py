@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import ModelError
 from .dtypes import ELEMENT_TYPES, STRING, ElementType, to_code
 from .external import ExternalFiles
+from .mapped import load
 
 EXTERNAL = 1
 DATA_FIELDS: Final = ("raw_data", *sorted({row.field for row in ELEMENT_TYPES.values()}))
@@ -47,22 +48,28 @@ def _decoded(tensor: Any, files: ExternalFiles | None, later: bool) -> np.ndarra
         raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting", rule="TD-14")
     count = math.prod(shape)
     external = tensor.data_location == EXTERNAL
+    apart = files.apart.in_place(tensor) if files else None
     used = [field for field in DATA_FIELDS if len(getattr(tensor, field))]
+    used[:0] = [] if apart is None else ["raw_data"]
     if len(used) > (not external):
         given = used if len(used) > 1 else [*used, "an external file"]
         raise ModelError(
             f"tensor {tensor.name!r} has its data twice: in {' and in '.join(given)}", rule=("TD-01", "EX-13")
         )
     if row.dtype == object:
-        if external or tensor.HasField("raw_data"):
+        if external or "raw_data" in used or tensor.HasField("raw_data"):
             raise ModelError(f"tensor {tensor.name!r}: strings belong in string_data", rule="TD-12")
         _expect(tensor, "string_data", len(tensor.string_data), count)
         return _strings(tensor.string_data).reshape(shape)
     nbytes = -(-count * row.bits // 8)
+    later = later and row.bits >= 8 and (row.dtype.kind in "fcV" or row.dtype.itemsize == 1) and row.name != "BOOL"
     if external:
         files = files or ExternalFiles(None)
-        weight = row.bits >= 8 and (row.dtype.kind in "fcV" or row.dtype.itemsize == 1) and row.name != "BOOL"
-        raw = (files.later if later and weight else files.read)(tensor, nbytes)
+        raw = (files.later if later else files.read)(tensor, nbytes)
+        return _from_bytes(raw, row, count).reshape(shape)
+    if apart is not None:
+        _expect(tensor, "raw_data", len(apart), nbytes, "bytes")
+        raw = np.frombuffer(apart, np.uint8) if isinstance(apart, bytes) else apart if later else load(apart)
         return _from_bytes(raw, row, count).reshape(shape)
     if tensor.HasField("raw_data"):
         data = tensor.raw_data

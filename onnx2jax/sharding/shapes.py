@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ir.graph import Graph, Node
 from ..ops.registry import Operator
-from ..proto.external import load
+from ..proto.mapped import load
 
 Extent = int | str
 Shape = tuple[Extent, ...]

@@ -22,7 +22,7 @@ from ..ir.graph import Graph
 from ..model import arguments
 from ..model.model import Model
 from ..model.outputs import field_names, packed
-from ..proto.external import load
+from ..proto.mapped import load
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings
 from ..runtime.program import Program

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from ... import compat
@@ -61,6 +62,10 @@ class Weights(Mapping[str, Any]):
             with compat.outside():  # inside a jit or shard_map of the caller's own, it would make tracers
                 self._placed.setdefault(name, self._place(name, self.read(name)))
         return self._placed[name]
+
+    def on_host(self) -> dict[str, np.ndarray]:
+        """Those that a program was given already, as NumPy arrays that share their memory, where that is a CPU's."""
+        return {n: np.asarray(v) for n, v in self._placed.items()} if self.on_one_cpu else {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.types)

@@ -1,0 +1,106 @@
+"""Values that stay in their file until they are needed.
+
+A map of a file that somebody shortens ends the process when it is touched (SIGBUS). So values are only ever read from
+the open file, and a file that was changed since it was opened is an error; a map stands for those that nobody has asked
+for yet. What touches it all the same is code that reads ``Graph.initializers`` past ``load``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import threading
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import ExternalDataError
+
+WORTH_WAITING: Final = 64 * 1024
+"""From how many bytes on a tensor is read when it is needed, rather than at once."""
+
+ALIGNMENT: Final = 64
+"""Of memory that JAX takes over without a copy."""
+
+
+class File:
+    """A file kept open as long as something of it may be read."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self._descriptor, self._name = descriptor, name
+        self._lock = threading.Lock()
+        status = os.fstat(descriptor)
+        self.size, self.written = status.st_size, status.st_mtime_ns
+
+    def __del__(self, close: Any = os.close) -> None:  # while Python ends, os may be gone
+        close(self._descriptor)
+
+    def mapped(self) -> np.ndarray:
+        """The bytes of the file, not to be touched but by ``load``."""
+        memory = _Map(self._descriptor, 0, access=mmap.ACCESS_READ)
+        memory.file = self
+        return np.frombuffer(memory, np.uint8)
+
+    def read(self, start: int, nbytes: int) -> np.ndarray:
+        """Bytes of the file, in memory of their own that JAX need not copy."""
+        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        first = -memory.ctypes.data % ALIGNMENT
+        result = memory[first : first + nbytes]
+        with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
+            file.seek(start)
+            done = 0
+            while done < nbytes:
+                count = file.readinto(result[done:].data)
+                if not count:
+                    break
+                done += count
+            self._check(complete=done == nbytes)
+        result.flags.writeable = False
+        return result
+
+    def sha1(self) -> str:
+        """The checksum of the whole file."""
+        with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
+            file.seek(0)
+            result = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+            self._check()
+        return result
+
+    def _check(self, complete: bool = True) -> None:
+        """Refuse a file that is no longer what was opened, by size and time (whose clock ticks in milliseconds)."""
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.written) or not complete:
+            raise ExternalDataError(
+                f"{self._name!r} was changed after the model was converted: it has {status.st_size} bytes and had "
+                f"{self.size}; convert the model again, and do not change its files meanwhile",
+                rule="EX-10",
+            )
+
+
+class _Map(mmap.mmap):
+    file: File
+
+
+def load(array: Any) -> Any:
+    """An array, or bytes, with its values in memory: read now, where it is a view of a map.
+
+    Raises:
+        ExternalDataError: the file is no longer what it was.
+    """
+    if (memory := _map_of(array)) is None:
+        return array
+    start = array.ctypes.data - np.frombuffer(memory, np.uint8).ctypes.data
+    return memory.file.read(start, array.nbytes).view(array.dtype).reshape(array.shape)
+
+
+def waits(array: Any) -> bool:
+    """Whether the values of an array are still in a file."""
+    return _map_of(array) is not None
+
+
+def _map_of(array: Any) -> _Map | None:
+    base = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return base if isinstance(base, _Map) else None
