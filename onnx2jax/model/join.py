@@ -125,7 +125,7 @@ def _in_memory(parts: Sequence[Opened]) -> dict[str, np.ndarray]:
         data = np.frombuffer(part.data(tensor), np.uint8)
         data.flags.writeable = False
         buffers[location] = data
-        part.take_place(tensor)
+        part.take(tensor)
         tensor.ClearField("raw_data")
         tensor.ClearField("external_data")
         tensor.data_location = EXTERNAL
