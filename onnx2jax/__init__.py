@@ -31,6 +31,7 @@ from .training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 from .training.decoders import next_token_loss
 from .training.finetune import FineTuning, finetune
 from .training.lora import load_adapter
+from .training.modules import to_equinox, to_nnx
 from .training.state import FineTuningState, TrainingState
 from .training.training_model import TrainingModel
 
@@ -78,5 +79,7 @@ __all__ = [
     "save",
     "save_checkpoint",
     "supported",
+    "to_equinox",
+    "to_nnx",
 ]
 __version__ = "0.1.0"
