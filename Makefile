@@ -8,7 +8,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test test-long test-zoo bench gate lint docs notebooks clean
+.PHONY: help demo test test-long test-zoo bench gate lint docs site notebooks clean
 
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
@@ -19,6 +19,7 @@ help:
 	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       write docs/operators.md"
+	@echo "make site       build the documentation into .venv/site; a warning is an error"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 
 demo: $(VENV)/.demo
@@ -50,6 +51,10 @@ lint: $(VENV)/.test
 
 docs: $(VENV)/.test
 	$(BIN)/python -m docs.make_operators
+
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir $(VENV)/site
+	@echo "$(VENV)/site/index.html; with its search: python3 -m http.server --directory $(VENV)/site"
 
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/face/test_notebooks.py

@@ -65,6 +65,7 @@ class NextTokenLoss:
 
 
 next_token_loss = NextTokenLoss()
+"""``next_token_loss(outputs, batch)``: see NextTokenLoss."""
 
 
 def _logits(outputs: Any) -> Any:

@@ -444,4 +444,5 @@ class FineTuning(Training):
         return checked_loss(self._loss(packed(self._fields, results), batch))
 
 
-finetune = FineTuning  # the verb, beside convert
+finetune = FineTuning
+"""The verb, beside ``convert``: another name of FineTuning, whose arguments it takes."""

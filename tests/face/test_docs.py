@@ -1,8 +1,12 @@
-"""The code that README.md and CONTRIBUTING.md show does run."""
+"""What the pages show is true: README.md, CONTRIBUTING.md and those of the site."""
 
 from __future__ import annotations
 
+import functools
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,59 +16,80 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import onnx2jax
+from onnx2jax.cli import COMMANDS
 from onnx2jax.data import demo_samples
 from onnx2jax.ops import registry
 from tests.ops import test_branches, test_gradients, test_opset_matrix
+from tests.support import pages
 from tests.support.helpers import ROOT
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 
-def run_examples(name: str) -> dict[str, Any]:
-    """Execute the Python blocks of a page in order; what they defined."""
-    names: dict[str, Any] = {"__name__": "example"}
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, name, "exec"), names)
-    return names
+@functools.cache
+def shared(make: Any, source: Path) -> Any:
+    """What pages make of a file in the box, compiled once for all of them."""
+    return make(source)
 
 
-def run_contributing() -> dict[str, Any]:
-    registry._OPERATORS.pop(("com.example", "SoftClip"), None)
-    return run_examples("CONTRIBUTING.md")
+@pytest.fixture
+def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A reader's empty folder, and models in the box that pages share."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_OPERATORS", dict(registry._OPERATORS))
+    for make in (onnx2jax.convert, onnx2jax.decoder):
+
+        def made(source: Any, make: Any = make, **told: Any) -> Any:
+            return shared(make, source) if isinstance(source, Path) and not told else make(source, **told)
+
+        monkeypatch.setattr(onnx2jax, make.__name__, made)
 
 
-def test_readme(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    names = run_examples("README.md")
+@pytest.mark.usefixtures("box")
+@pytest.mark.parametrize("page", pages.SITE, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def test_a_page_runs(page: Path) -> None:
+    pages.run(page)
+
+
+@pytest.mark.usefixtures("box")
+def test_readme() -> None:
+    names = pages.run(ROOT / "README.md")
     assert names["logits"].shape == (4, 10)
     np.testing.assert_array_equal(names["logits"], names["same"])
     assert names["by_weight"].keys() == names["model"].params.keys()
-    # A call finds what weights alone decide computed before; apply computes it in its program, with other roundings.
-    again, applied = names["again"](names["images"]), names["model"].apply(names["trained"], names["images"])
-    np.testing.assert_allclose(again, applied, rtol=1e-5)
     assert names["by_pixel"].shape == names["images"].shape
     labels = demo_samples()["labels"][:4]
     np.testing.assert_array_equal(names["model"](demo_samples()["images"][:4]).argmax(-1), labels)
 
 
-def test_errors_of_the_readme() -> None:
-    page = (ROOT / "README.md").read_text()
-    with pytest.raises(onnx2jax.errors.InputTypeError) as caught:
-        onnx2jax.convert(onnx2jax.demo_model())(np.zeros((4, 1, 8, 8)))
-    assert f"\n{caught.value}\n" in page
+def test_every_command_is_on_its_page() -> None:
+    shown = re.findall(r"^onnx2jax (\w+)", (ROOT / "docs" / "guides" / "terminal.md").read_text(), re.MULTILINE)
+    assert {*shown} == {command.__name__.rpartition(".")[2] for command in COMMANDS}
 
-    nodes = [
-        helper.make_node("FancyNorm", ["x"], ["a"], name="norm_1", domain="com.example"),
-        helper.make_node("FancyNorm", ["a"], ["y"], name="norm_2", domain="com.example"),
-    ]
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xy")
-    opsets = [helper.make_opsetid("", 22), helper.make_opsetid("com.example", 1)]
-    graph = helper.make_graph(nodes, "g", [x], [y])
-    with pytest.raises(onnx2jax.errors.UnsupportedOperatorError) as refused:
-        onnx2jax.convert(helper.make_model(graph, opset_imports=opsets, ir_version=10))
-    assert f"\n{refused.value}\n" in page
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    """The site's own are checked where it is built."""
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text())
+    assert [link for link in links if not link.startswith("https://") and not (ROOT / link).exists()] == []
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    text = "".join(p.read_text() for p in (ROOT / "docs" / "reference").glob("*.md"))
+    assert sorted(re.findall(r"^::: onnx2jax\.(\w+)$", text, re.MULTILINE)) == sorted(onnx2jax.__all__)
+
+
+def test_the_site_is_built_without_a_warning_and_asks_no_network(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        loads = re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=.?((?:https?:)?//[^\s\"'>]+)", page.read_text())
+        assert loads == [], page
+
+
+def run_contributing() -> dict[str, Any]:
+    registry._OPERATORS.pop(("com.example", "SoftClip"), None)
+    return pages.run(ROOT / "CONTRIBUTING.md")
 
 
 @settings(max_examples=1, database=None, deadline=None, phases=[Phase.generate])
