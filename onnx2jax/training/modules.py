@@ -31,10 +31,9 @@ def to_nnx(model: Model, *, trainable: Any = None) -> Any:
         ImportError: flax is not installed.
 
     >>> import numpy as np, onnx2jax
-    >>> module = onnx2jax.to_nnx(onnx2jax.convert(onnx2jax.demo_model()))  # doctest: +SKIP
-    >>> module(np.zeros((1, 1, 8, 8), np.float32)).shape  # doctest: +SKIP
+    >>> module = onnx2jax.to_nnx(onnx2jax.convert(onnx2jax.demo_model()))
+    >>> module(np.zeros((1, 1, 8, 8), np.float32)).shape
     (1, 10)
-    >>> optimizer = nnx.Optimizer(module, optax.adam(1e-3), wrt=nnx.Param)  # doctest: +SKIP
     """
     return _nnx()(model, _params(model, trainable))
 
@@ -54,8 +53,8 @@ def to_equinox(model: Model, *, trainable: Any = None) -> Any:
         ImportError: equinox is not installed.
 
     >>> import numpy as np, onnx2jax
-    >>> module = onnx2jax.to_equinox(onnx2jax.convert(onnx2jax.demo_model()))  # doctest: +SKIP
-    >>> module(np.zeros((1, 1, 8, 8), np.float32)).shape  # doctest: +SKIP
+    >>> module = onnx2jax.to_equinox(onnx2jax.convert(onnx2jax.demo_model()))
+    >>> module(np.zeros((1, 1, 8, 8), np.float32)).shape
     (1, 10)
     """
     return _equinox()(_params(model, trainable), model)
