@@ -12,15 +12,17 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from ..errors import ExternalDataError, InputNameError, InputShapeError, InputTypeError, ModelError
+from ..errors import ExternalDataError, InputNameError, InputShapeError, InputTypeError, ModelError, ShardingError
 from ..ir.file import opened as opened_file
 from ..proto import atomic
+from ..proto.devices import write_configuration, write_node
 from ..proto.dtypes import ELEMENT_TYPES, STRING
 from ..proto.files import read_model
 from ..proto.origin import Opened, nbytes
 from ..proto.tensors import EXTERNAL
 from ..proto.walk import tensors, weights
 from ..runtime.values import widened
+from ..sharding.writing import configured
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
@@ -39,6 +41,7 @@ def save(
     state: Any = None,
     external_data: bool | str | None = None,
     size_threshold: int = 1024,
+    configuration: str | None = None,
 ) -> Path:
     """Write a model with new weights to a file.
 
@@ -61,6 +64,9 @@ def save(
             file would pass 2 GiB. True moves them out to ``<name of the file>.data``, a text to the file of that
             name beside the model; False brings them all in. Either way there is one data file.
         size_threshold: the smallest initializer in bytes that is moved out.
+        configuration: a name under which the placement of a Model on a mesh, its pipeline stages included, is written
+            as a device configuration (IR 11): ``convert(path, device_configuration=name)`` follows it. What a plan
+            says beyond where weights, inputs and values of the main graph lie is not in it.
 
     Returns:
         The path.
@@ -68,6 +74,7 @@ def save(
     Raises:
         InputNameError, InputShapeError, InputTypeError: ``params`` or ``state`` does not fit the model.
         ExternalDataError: the data file would overwrite one that is not this model's.
+        ShardingError: ``configuration`` of a model on one device, or that follows one of the file's.
 
     >>> import tempfile, onnx2jax
     >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -82,6 +89,8 @@ def save(
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; a model goes to a file in it")
     opened = open_model(model, params, state)
+    if configuration is not None:
+        _configure(model, opened.message, configuration)
     every = list(tensors(opened.message))
     outside = _outside(opened, every, external_data, size_threshold)
     with atomic.replacements(path) as new:
@@ -109,6 +118,21 @@ def open_model(model: Any, params: Mapping[str, Any] | None = None, state: Any =
         opened = Opened(message, files)
     _assign(opened, values | dict(params or {}))
     return opened
+
+
+def _configure(model: Any, message: Any, name: str) -> None:
+    """Write a model's placement into its message."""
+    placement = getattr(model, "placement", None)
+    if placement is None:
+        raise ShardingError(
+            f"configuration={name!r} is where a model lies on a mesh: save(convert(..., mesh=mesh), path, ...)"
+        )
+    found, said = configured(model.graph, model.params, placement, name)
+    write_configuration(message, found)
+    for node in message.graph.node:
+        own = node.op_type, tuple(node.output)
+        if own in said:
+            write_node(node, name, said[own])
 
 
 def _assign(opened: Opened, values: Mapping[str, Any]) -> None:

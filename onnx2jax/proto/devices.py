@@ -89,6 +89,34 @@ def _splits(spec: Any) -> Iterator[Split]:
             yield Split(dim.axis, s.num_shards, getattr(s, kind) if kind else None)
 
 
+def write_configuration(model: Any, configuration: Configuration) -> None:
+    """Put a configuration into a ModelProto, in place of one of its name; what nodes say about that goes."""
+    kept = [c for c in model.configuration if c.name != configuration.name]
+    del model.configuration[:]
+    model.configuration.extend(kept)
+    model.configuration.add(name=configuration.name, num_devices=configuration.devices, device=configuration.labels)
+    model.ir_version = max(model.ir_version, 11)  # which has configurations (rule DV-27)
+    for node in model.graph.node:
+        others = [e for e in node.device_configurations if e.configuration_id != configuration.name]
+        del node.device_configurations[:]
+        node.device_configurations.extend(others)
+
+
+def write_node(node: Any, name: str, said: NodeDevices) -> None:
+    """Put what a node says about a configuration into its NodeProto."""
+    entry = node.device_configurations.add(configuration_id=name)
+    if said.stage is not None:
+        entry.pipeline_stage = said.stage
+    for sharding in said.shardings:
+        spec = entry.sharding_spec.add(tensor_name=sharding.tensor)
+        for i, group in enumerate(sharding.holders):
+            spec.device.append(group[0] if len(group) == 1 else -1 - i)
+            if len(group) > 1:
+                spec.index_to_device_group_map.add(key=-1 - i, value=group)
+        for split in sharding.splits:
+            spec.sharded_dim.add(axis=split.axis).simple_sharding.add(num_shards=split.shards)
+
+
 def problems(sharding: Sharding, devices: int) -> Iterator[tuple[str, str]]:
     """The rules that a sharding breaks whatever the shape of its tensor, each with what is wrong."""
     members = [d for group in sharding.holders for d in group]

@@ -154,9 +154,31 @@ def _over(
         elif members and len(members) < len(numbers):
             said.miss(f"{where}: it is for devices {members}; the others hold copies", "DV-23")
     params = _params(weights, mesh, [(k, s, axes[s]) for _, s, k in kept if k and s in axes], said.notes)
-    # A configuration says nothing about inputs, so each device gets them whole (rule DV-13).
-    of_params, of_inputs = (partial(_everywhere, mesh, but) for but in (params, {}))
-    return Placement(mesh, params, of_params, of_inputs, name, constrain=Constraints(name, mesh, axes))
+    # An input lies where the first node that reads it wants it, as a weight does, and else whole (rule DV-13).
+    made = {n for node, _, _ in kept for n in node.outputs}
+    read = {s.tensor: s for node, s, k in reversed(kept) if not k and s in axes and s.tensor not in made}
+    of_params = partial(_everywhere, mesh, params)
+    of_inputs = partial(_inputs, mesh, {n: (s, axes[s]) for n, s in read.items()})
+    divided = [n for n, sharding in params.items() if not sharding.is_fully_replicated]
+    constrain = Constraints(name, mesh, axes, divided)
+    return Placement(mesh, params, of_params, of_inputs, name, constrain=constrain)
+
+
+def _inputs(mesh: Mesh, asked: Mapping[str, tuple[Sharding, Axes]], values: Arrays, _batch: bool = False) -> Shardings:
+    return {n: _asked(mesh, *asked[n], v.shape) if n in asked else whole_on(mesh) for n, v in values.items()}
+
+
+def _asked(mesh: Mesh, sharding: Sharding, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
+    try:
+        factors, places = factored(sharding, axes, shape)
+        fits = len(factors) == len(shape)
+        return fitting("", shape, mesh, PartitionSpec(*places), "its node") if fits else whole_on(mesh)
+    except ShardingError:  # extents that the devices do not divide
+        return whole_on(mesh)
+
+
+def whole_on(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
 
 
 def _members(sharding: Sharding) -> set[int]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -13,12 +13,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..errors import ShardingError
 from ..ir.graph import Node
 from ..ops.arrays import is_traced
-from ..ops.registry import Operator
+from ..ops.registry import Operator, Shards
 from ..proto.devices import Sharding
 from .rules import Constraint, ShardingWarning, entries
 
 Axes = tuple[tuple[str, ...], ...]
 """For each split of a sharding the axes of the mesh that make it, outermost first."""
+
+
+ALONG: Final = {"MatMulNBits": (1, 1, "in"), "MoE": (2, 0, "experts"), "QMoE": (2, 0, "experts")}
+"""Operators that have to know how a weight is divided: which input it is, along which axis, and what that means."""
 
 
 def is_excluded(node: Node) -> bool:
@@ -63,10 +67,11 @@ class Constraints(Constraint):
 
     Attributes:
         axes: the axes of the mesh for each sharding that is followed.
+        divided: the weights that lie divided.
     """
 
-    def __init__(self, name: str, mesh: Mesh, axes: Mapping[Sharding, Axes]) -> None:
-        self.name, self.mesh, self.axes = name, mesh, axes
+    def __init__(self, name: str, mesh: Mesh, axes: Mapping[Sharding, Axes], divided: Collection[str] = ()) -> None:
+        self.name, self.mesh, self.axes, self.divided = name, mesh, axes, frozenset(divided)
         self._said: set[tuple[str, str]] = set()
 
     def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
@@ -78,6 +83,13 @@ class Constraints(Constraint):
                 if name == s.tensor and s in self.axes and is_traced(value) and hasattr(value, "ndim"):
                     values[i] = self._constrained(node, s, value)
         return values
+
+    def shards(self, node: Node, /) -> Shards:
+        place, axis, along = ALONG.get(node.op_type, (0, 0, ""))
+        for s in node.devices[self.name].shardings if along and self.name in node.devices else ():
+            if s.tensor == node.inputs[place] and s.tensor in self.divided and s.axes == (axis,) and len(s.splits) == 1:
+                return Shards(s.splits[0].shards, along, True)
+        return Shards(spread=True)
 
     def _constrained(self, node: Node, sharding: Sharding, value: Any) -> Any:
         try:

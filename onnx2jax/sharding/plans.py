@@ -192,7 +192,7 @@ class Constraints(Constraint):
     """
 
     def __init__(self, mesh: Mesh, plan: Plan, graph: Graph, found: Found, specs: Specs) -> None:
-        self.mesh, self.model = mesh, plan.model
+        self.mesh, self.model, self.batch = mesh, plan.model, plan.data if plan.batch else None
         self.results = found.values
         self.along = found.shards
         self.parts = mesh.shape[plan.model] if plan.tensor else 1

@@ -40,15 +40,16 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 
 
 @cache
-def written(name: str) -> networks.Written:
+def written(name: str, words: int = 8) -> networks.Written:
     """Two layers and few words, so that two stages can be alike."""
-    with mock.patch.multiple(networks, WORDS=8, LAYERS=2):
+    with mock.patch.multiple(networks, WORDS=words, LAYERS=2):
         return NETWORKS[name]()
 
 
 @cache
-def alone(name: str) -> list[np.ndarray]:
-    return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(written(name).proto)(**written(name).inputs))]
+def alone(name: str, words: int = 8) -> list[np.ndarray]:
+    network = written(name, words)
+    return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(network.proto)(**network.inputs))]
 
 
 def staged(proto: Any, stages: int = 2, **named: Any) -> tuple[onnx2jax.Model, Staged]:
