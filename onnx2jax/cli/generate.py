@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..errors import UnsupportedError
 from ..generation.decoder import Decoder
 from ..generation.files import decoder, tokenizer
 from ..generation.sampling import Sampling
-from .terminal import add_command, loading, print_json, whole
+from .terminal import add_command, loading, print_json, whole, working
 
 MOST = 128
 """Tokens that are generated at most unless asked for more, or the model was made for fewer."""
@@ -115,7 +116,10 @@ def _tokens(
         count = MOST if room is None else max(1, min(MOST, room - len(prompt)))
     limits = {n: v for n in ("temperature", "top_k", "top_p", "min_p") if (v := getattr(arguments, n)) is not None}
     sampling: Any = Sampling(**limits) if limits else "greedy"
-    for tokens in model.stream(prompt, count, sampling=sampling, rng=arguments.seed, stop=[*model.stop, *stop]):
+    stream = model.stream(prompt, count, sampling=sampling, rng=arguments.seed, stop=[*model.stop, *stop])
+    with working("compiling, and reading the prompt"):
+        first = list(islice(stream, 1))
+    for tokens in chain(first, stream):
         yield int(tokens[0])
 
 

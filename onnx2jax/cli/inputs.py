@@ -107,7 +107,10 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
                 raise CommandError(f"--input {option}: the folder has no input_0.pb, and no test_data_set_0")
             feeds |= read_values(folders[0], "input", free)
         elif "=" not in option and option.endswith(".npz"):
-            with _load(option) as arrays:
+            arrays = _load(option)
+            if isinstance(arrays, np.ndarray):
+                raise CommandError(f"{option} holds one array without a name: --input NAME={option}")
+            with arrays:
                 feeds |= {n: _as_declared(arrays[n], _known(n, declared)) for n in arrays.files}
         else:
             ((name, path),) = pairs("--input", [option], "FILE")
@@ -128,7 +131,10 @@ def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace) -> Any:
         return _texts(info, path.read_text(encoding="utf-8").splitlines())
     if kind in IMAGES:
         return _image(info, path, arguments.mean, arguments.std)
-    return _as_declared(_load(str(path)), info)
+    array = _load(str(path))
+    if not isinstance(array, np.ndarray):
+        raise CommandError(f"{path} holds arrays with names of their own: --input {path} alone gives them all")
+    return _as_declared(array, info)
 
 
 def _load(path: str) -> Any:

@@ -62,8 +62,9 @@ def add(commands: Any) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.checkpoint is None:
         raise CommandError("--resume needs --checkpoint FILE.safetensors")
-    if arguments.output.is_dir() or not arguments.output.parent.is_dir():
-        raise CommandError(f"{arguments.output} cannot be written: its folder is not there, or it is one itself")
+    for path in filter(None, (arguments.output, arguments.checkpoint)):  # rather now than after hours
+        if path.is_dir() or not path.parent.is_dir():
+            raise CommandError(f"{path} cannot be written: its folder is not there, or it is one itself")
     data = _data(arguments.data)
     with loading(arguments.model):
         file = read(arguments.model)
@@ -156,9 +157,18 @@ def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, op
     def mse(output: Any, batch: Mapping[str, Any]) -> Any:
         return jnp.square(output - batch[target].reshape(output.shape).astype(output.dtype)).mean()
 
-    if arguments.loss == "cross_entropy" and data[target].dtype.kind not in "iu":
-        raise CommandError(f"cross_entropy wants classes as integers; {target!r} is {data[target].dtype}")
-    return cross_entropy if arguments.loss == "cross_entropy" else mse
+    if arguments.loss == "mse":
+        return mse
+    classes = data[target]
+    if classes.dtype.kind not in "iu":
+        raise CommandError(f"cross_entropy wants classes as integers; {target!r} is {classes.dtype}")
+    shape = next(v for v in model.outputs if v.name == (arguments.of or model.outputs[0].name)).shape
+    count = shape[-1] if shape and isinstance(shape[-1], int) else int(classes.max()) + 1
+    if classes.min() < 0 or classes.max() >= count:
+        raise CommandError(
+            f"{target!r} has classes {classes.min()} to {classes.max()}; the output is of 0 to {count - 1}"
+        )
+    return cross_entropy
 
 
 def _data(path: Path) -> dict[str, np.ndarray]:

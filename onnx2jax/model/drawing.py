@@ -210,7 +210,7 @@ svg{display:block;margin:auto}
 text{text-anchor:middle;font:13px ui-monospace,monospace}
 .edge path{fill:none;stroke:#99a}
 .edge.up path{stroke-dasharray:4}
-.type{font-size:11px;fill:#556}
+.type{font-size:11px;fill:#556;stroke:#fff;stroke-width:4px;paint-order:stroke}
 .edge:hover path{stroke:#000;stroke-width:2}
 .block rect{fill:#e8eefc;stroke:#5b7bc4}
 .input rect,.output rect{fill:#e6f5e6;stroke:#4c9a4c}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -33,6 +34,8 @@ def replacements(path: Path) -> Iterator[dict[Path, Path]]:
 @contextmanager
 def beside(final: Path, new: dict[Path, Path]) -> Iterator[Any]:
     """A file to write, in the folder where it is to replace another, safe on the disk at the end."""
+    if final.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(final))
     new[final] = temporary = _temporary(final)
     try:
         opened = temporary.open("xb+")

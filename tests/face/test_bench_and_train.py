@@ -140,8 +140,20 @@ def test_data_that_is_none(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(b"not a file of arrays")
     assert "no .npz file that can be read" in said(str(tmp_path / "t.onnx"))
     assert "cannot be written" in said(str(tmp_path))
+    assert "cannot be written" in said(str(tmp_path / "t.onnx"), "--checkpoint", str(tmp_path / "no" / "c"))
     np.savez(tmp_path / "d.npz", image=np.zeros((4, 1, 8, 8)), label=np.zeros(3))
     assert "{'image': 4, 'label': 3}" in said(str(tmp_path / "t.onnx"))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+@pytest.mark.parametrize(
+    ("labels", "says"), [([0, 10], "classes 0 to 10; the output is of 0 to 9"), ([0.0, 1.0], "float64")]
+)
+def test_classes_that_are_none(capsys: Capture, tmp_path: Path, labels: list[Any], says: str) -> None:
+    np.savez(tmp_path / "d.npz", image=np.zeros((2, 1, 8, 8), np.float32), label=labels)
+    arguments = ["train", MODEL, str(tmp_path / "d.npz"), str(tmp_path / "t.onnx"), "--loss", "cross_entropy"]
+    assert cli.main(arguments) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_training_info_leaves_no_choice_of_a_loss(capsys: Capture, tmp_path: Path, digits: Path) -> None:

@@ -115,6 +115,8 @@ def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, 
         (["run", MODEL, "--random", "--dim", "width=8"], 1, "'width'"),
         (["run", MODEL, "--random", "--dim", "batch=many"], 2, "'many' is not a whole number"),
         (["inspect", "{text}"], 1, "not an ONNX model"),
+        (["draw", MODEL, "{folder}"], 1, "{folder}: Is a directory"),
+        (["draw", MODEL, "{folder}/no/page.html"], 1, "{folder}/no/page.html: No such file or directory"),
     ],
 )
 def test_errors_are_one_clean_message(
@@ -123,12 +125,12 @@ def test_errors_are_one_clean_message(
     np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
     for name in ("x.txt", "x.bin"):
         (tmp_path / name).write_text("{}")
-    files = {"npy": tmp_path / "x.npy", "text": tmp_path / "x.txt", "other": tmp_path / "x.bin"}
+    files = {"npy": tmp_path / "x.npy", "text": tmp_path / "x.txt", "other": tmp_path / "x.bin", "folder": tmp_path}
     got, out, err = command(*(a.format(**files) for a in arguments))
     assert got == status
     assert out == ""
     assert err.startswith("error: ")
-    assert text in err
+    assert text.format(**files) in err if "{folder}" in text else text in err
     assert "Traceback" not in err
 
 
@@ -184,6 +186,20 @@ def test_inspect_names_what_is_missing_and_run_refuses(command: Command, tmp_pat
     assert status == 1
     for text in ("Frobnicate", "com.example", "'first'", "'second'"):
         assert text in err
+
+
+def test_what_takes_long_says_so_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command("inspect", MODEL)[2] == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    _, out, err = command("inspect", MODEL)
+    assert "loading digits.onnx" in err
+    assert "loading" not in out
+
+
+@pytest.mark.usefixtures("without_rich")
+def test_without_rich_it_is_a_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert command("inspect", MODEL)[2] == "loading digits.onnx ...\n"
 
 
 def test_a_table_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,15 @@ def test_random_numbers_have_the_extents_that_others_bring(capsys: Capture, tmp_
     assert got["x_again"]["values"] == [["nan", "nan"]] * 5  # JSON has no such number
 
 
+def test_files_of_one_array_and_of_several_are_told_apart(capsys: Capture, tmp_path: Path) -> None:
+    path = same(tmp_path, np.float32, [2])
+    np.savez(tmp_path / "several.npz", x=np.ones(2, np.float32))
+    assert "alone gives them all" in refused(capsys, path, "--input", f"x={tmp_path}/several.npz")
+    with open(tmp_path / "one.npz", "wb") as file:
+        np.save(file, np.ones(2, np.float32))
+    assert "one array without a name" in refused(capsys, path, "--input", f"{tmp_path}/one.npz")
+
+
 def test_verify_takes_inputs_too(capsys: Capture, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", demo_samples()["images"][:3])
     assert cli.main(["verify", str(demo_model()), "--input", f"image={tmp_path}/x.npy"]) == 0
