@@ -5,15 +5,21 @@ BIN    := $(VENV)/bin
 # What Python compiles lies there too, so that a run leaves nothing in the working tree.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
 
+# Which tests `make pytest` runs; all of them where none are named.
+TESTS  ?=
+
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test test-long test-zoo bench gate lint docs site notebooks clean
+.PHONY: help demo test pytest test-long test-newest test-versions test-zoo bench gate lint docs site notebooks clean
 
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and all tests but the long ones"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
+	@echo "make pytest     the tests alone (TESTS=files and folders)"
+	@echo "make test-newest    what touches JAX's interfaces, on the newest Python of this machine (minutes)"
+	@echo "make test-versions  all tests on each Python from 3.11 on, and on the lowest versions allowed (hours)"
 	@echo "make test-zoo   exports by many frameworks, made on the spot (hours); writes docs/exporters.md"
 	@echo "make bench      measure speed and memory beside other runtimes; writes docs/performance.md (MODELS=folders)"
 	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
@@ -25,13 +31,21 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/python -m onnx2jax.demo
 
-test: lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal --durations 20 \
+test: lint pytest
+
+pytest: $(VENV)/.test
+	$(BIN)/python -m pytest $(TESTS) --numprocesses auto --maxprocesses 8 --dist worksteal --durations 20 \
 		--timeout 600 --timeout-method thread
 
 test-long: $(VENV)/.test
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m long
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest tests/conformance/test_official.py
+
+test-newest:
+	$(PYTHON) -m tests.versions --newest
+
+test-versions:
+	$(PYTHON) -m tests.versions
 
 test-zoo: $(VENV)/.zoo
 	-$(BIN)/python -m pytest tests/zoo -m "zoo or not zoo" --numprocesses auto --maxprocesses 4 --timeout 1200

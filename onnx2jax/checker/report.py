@@ -45,6 +45,7 @@ class Report:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
+        """The findings that break the specification; the others are warnings."""
         return tuple(f for f in self.findings if f.severity == "error")
 
     def __str__(self) -> str:

@@ -1,0 +1,103 @@
+"""What users may rely on: each public name with its signature, in a table whose changes a review sees.
+
+python -m tests.face.test_public   # writes the table where a change is meant: see docs/versions.md
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Any, get_origin
+
+import pytest
+
+import onnx2jax
+from tests.support.helpers import ROOT
+
+TABLE = ROOT / "tests" / "tables" / "public.txt"
+RETURNED = {"Artifacts", "Beams", "Decoder", "ExportedModel", "Generation", "Model", "PreparedModel", "Report"}
+"""Classes that functions make: how they do is their own affair."""
+
+
+class Something:
+    """A default that is no literal, in a signature."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+def names() -> Iterator[tuple[str, Any]]:
+    """What is public, by name: ``onnx2jax.__all__``, and what the modules there define."""
+    for name in sorted(onnx2jax.__all__):
+        value = getattr(onnx2jax, name)
+        if not inspect.ismodule(value):
+            yield name, value
+            continue
+        for inner, thing in sorted(vars(value).items()):
+            own = getattr(thing, "__module__", "") == value.__name__ and not inner.startswith("_")
+            if own and (inspect.isclass(thing) or name != "errors"):
+                yield f"{name}.{inner}", thing
+
+
+def members(value: type) -> dict[str, Any]:
+    """The public members of a class and of its bases in this package; what only objects have is None."""
+    found: set[str] = set()
+    for owner in (c for c in value.__mro__ if c.__module__.startswith("onnx2jax.")):
+        found |= {*inspect.get_annotations(owner), *vars(owner)}
+        if "__init__" in vars(owner) and owner.__init__.__module__ == owner.__module__ and not is_dataclass(owner):
+            found |= attributes(owner.__init__)
+    return {n: getattr(value, n, None) for n in sorted(found) if not n.startswith("_") or n == "__call__"}
+
+
+def attributes(function: Any) -> set[str]:
+    """What it sets of ``self``."""
+    nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    stores = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
+    return {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
+
+
+def parameters(value: Any) -> str:
+    """Names, kinds and defaults. Types are left out: what is taken may become more."""
+    if not callable(value) or get_origin(value):  # a property; a marker of types
+        return ""
+    signature = inspect.signature(value)
+    literal = bool | int | float | str | tuple | type | None
+    plain = [
+        p.replace(annotation=p.empty, default=p.default if isinstance(p.default, literal) else Something())
+        for p in signature.parameters.values()
+        if p.name != "self"
+    ]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+def lines() -> Iterator[str]:
+    """The table."""
+    for name, value in names():
+        if not inspect.isclass(value):
+            yield name + parameters(value)
+        elif issubclass(value, Exception):
+            yield f"{name} < {', '.join(base.__name__ for base in value.__bases__)}"
+        elif value.__name__ != name.split(".")[-1]:
+            yield f"{name} = {value.__name__}"
+        else:
+            yield name + ("" if value.__name__ in RETURNED else parameters(value))
+            yield from (f"  .{member}{parameters(thing)}" for member, thing in members(value).items())
+
+
+def test_the_table_says_what_is_public() -> None:
+    told = TABLE.read_text().splitlines()
+    assert list(lines()) == told, "if this change is meant: python -m tests.face.test_public"
+
+
+@pytest.mark.parametrize("value", [pytest.param(v, id=n) for n, v in names() if not get_origin(v)])
+def test_what_is_public_has_a_docstring(value: Any) -> None:
+    assert inspect.getdoc(value)
+    if inspect.isclass(value):
+        assert [n for n, member in members(value).items() if member is not None and not inspect.getdoc(member)] == []
+
+
+if __name__ == "__main__":
+    TABLE.write_text("\n".join(lines()) + "\n")
