@@ -82,6 +82,8 @@ def test_the_site_is_built_without_a_warning_and_asks_no_network(tmp_path: Path)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "reference" / "model.html").read_text()
+    assert '<span class="gp">' in reference and "<blockquote>" not in reference  # examples of docstrings are code
     for page in tmp_path.rglob("*.html"):
         loads = re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=.?((?:https?:)?//[^\s\"'>]+)", page.read_text())
         assert loads == [], page
