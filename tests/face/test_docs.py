@@ -73,6 +73,13 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not link.startswith("https://") and not (ROOT / link).exists()] == []
 
 
+def test_figures_are_the_same_on_both_pages() -> None:
+    rows = re.findall(r"^\| (?:onnxruntime|JAX by hand) \|.*\d.*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    speed = (ROOT / "docs" / "guides" / "speed.md").read_text().splitlines()
+    assert len(rows) == 2
+    assert {*rows} <= {*speed}
+
+
 def test_every_public_name_is_in_the_reference_once() -> None:
     text = "".join(p.read_text() for p in (ROOT / "docs" / "reference").glob("*.md"))
     assert sorted(re.findall(r"^::: onnx2jax\.(\w+)$", text, re.MULTILINE)) == sorted(onnx2jax.__all__)
