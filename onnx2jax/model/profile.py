@@ -184,7 +184,9 @@ def _marked(model: Any) -> Any:
     def mark(graph: Graph) -> Graph:
         return replace(graph, nodes=tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(graph.nodes)))
 
-    marked = remade(model, within_groups(model.graph, mark), bucket=model._bucket, max_size=model._max_size)
+    settings = replace(model.settings, annotate=True)
+    told = {"bucket": model._bucket, "max_size": model._max_size, "settings": settings}
+    marked = remade(model, within_groups(model.graph, mark), **told)
     if "_on_devices" in vars(model):
         vars(marked)["_on_devices"] = model._on_devices
     return marked

@@ -57,6 +57,8 @@ class Settings:
     """Says on which devices the values at a node lie."""
     optimize: bool = True
     """Whether programs for a CPU are optimised (see runtime/optimize)."""
+    annotate: bool = False
+    """Whether profiles name nodes on the host, too; it costs each a microsecond or two."""
     warned: set[str] = field(default_factory=set, compare=False)
     """The kinds of nodes of which a DeviationWarning has been given."""
 
@@ -189,7 +191,7 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     if place is not None:
         values = place(node, node.inputs, values)
     # Scopes name what is traced, and annotations what runs here, in profiles.
-    here = compat.annotation(node.name) if on_host else nullcontext()
+    here = compat.annotation(node.name) if on_host and context.settings.annotate else nullcontext()
     with here, nullcontext() if on_host and node.is_plain else jax.named_scope(node.name):
         try:
             results = _call(node, values, scope, context)
