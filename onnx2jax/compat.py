@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import serialize_executable
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import (
@@ -58,6 +59,37 @@ def optional(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as e:
         raise ImportError(f"this needs {module} ({e}): pip install 'onnx2jax[{extra}]'", name=module) from e
+
+
+_DECIDES = (
+    "jax_debug_infs",
+    "jax_debug_nans",
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_disable_jit",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+def configuration() -> tuple[Any, ...]:
+    """Of how JAX is configured where the caller is, what decides what is compiled."""
+    return tuple(getattr(jax.config, name, None) for name in _DECIDES)
+
+
+def dump_compiled(compiled: Any) -> Any:
+    """A compiled function as something that can be pickled, for ``load_compiled`` on such a machine; None at times."""
+    try:
+        return serialize_executable.serialize(compiled)
+    except (NotImplementedError, ValueError):  # it holds arrays, or code of this process
+        return None
+
+
+def load_compiled(dumped: Any) -> Any:
+    """The compiled function, on the first device."""
+    code, arguments, results = dumped
+    first = jax.local_devices()[:1]
+    return serialize_executable.deserialize_and_load(code, arguments, results, execution_devices=first)
 
 
 def in_32_bits() -> bool:

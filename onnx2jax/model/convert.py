@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import jax
@@ -39,6 +41,7 @@ def convert(
     weights: Any = None,
     warn_after: int = 16,
     optimize: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
     device_configuration: str | None = None,
@@ -76,6 +79,10 @@ def convert(
         optimize: optimise what is compiled for a CPU: channels lie last, and what weights alone decide is computed
             once, not in every call. False leaves it as it was traced.
             Your own ``jit`` or ``grad`` around ``model.apply`` is left as it is.
+        cache_dir: a folder for compiled programs. What a process has compiled for a CPU the next one, of the same
+            versions and on the same kind of processor, reads in place of tracing and compiling; weights are no part of
+            it. Trust it as you trust code; anything in it may be deleted. Other devices, operators of your own, and
+            programs that call libraries of linear algebra are compiled as ever: JAX's own cache is for them.
         mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
             first where that divides it; weights are on every device, unless ``shardings`` says otherwise.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
@@ -111,6 +118,7 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
+    folder = None if cache_dir is None else Path(cache_dir)
     importer = open_model(source, reading)
     imported = importer.model()
     binding.check_served(imported.missing, imported.refused)
@@ -127,7 +135,7 @@ def convert(
         placed = placement(imported, device_configuration, devices, mesh, shardings, microbatches=microbatches)
     return Model(
         imported,
-        Settings(max_trips, warn_after, placed.constrain if placed else None, optimize),
+        Settings(max_trips, warn_after, placed.constrain if placed else None, optimize, cache_dir=folder),
         static=static or {},
         dim_overrides=dim_overrides or {},
         bucket=bucket or {},

@@ -35,6 +35,7 @@ from .max_size import check_counts
 from .outputs import Declarations, bundled, field_names, packed
 from .params import Params, kept
 from .pipeline import Pipeline, program_of
+from .summary import feeds_of
 from .table import table
 from .views import Views
 
@@ -189,6 +190,31 @@ class Model(Views, Exports):
                 results = self._call(values, key, narrow)
                 self._remember((), feeds, values, key)
         return [to_host(results[i]) for i in wanted]
+
+    def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
+        """Compile for inputs of some shapes, and prepare the weights, ahead of the first call.
+
+        The model runs once, on random numbers where no values are given. With ``convert(..., cache_dir=folder)`` other
+        processes need not compile for these shapes either.
+
+        Args:
+            inputs: by name, arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others are as declared. Where
+                values decide the course of the computation, give them.
+            dims: extents of dimension variables, 1 when left out.
+
+        Returns:
+            The model.
+
+        Raises:
+            InputError: they do not fit the model.
+
+        >>> import onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model()).compile(dims={"batch": 8})
+        >>> model.compilations
+        1
+        """
+        self.run(None, feeds_of(self, inputs or {}, dims or {}))
+        return self
 
     def apply(self, params: Mapping[str, Any], /, *args: Any, rng: Any = None, **named: Any) -> Any:
         """The model as a pure function, for jit, grad, vmap, sharding and export of your own.

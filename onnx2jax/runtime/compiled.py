@@ -14,12 +14,14 @@ import numpy as np
 from .. import compat
 from ..errors import KnownValueError
 from ..ir import analysis
+from ..ir.fingerprint import fingerprint
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Operator
 from .evaluate import Beside, Context, Settings, evaluate, unpacked
 from .jit import in_auto_mode, in_turn
 from .optimize.executable import Executable, Weights, signature
+from .store import Store
 from .thresholds import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .values import is_jax, to_device
 
@@ -34,7 +36,7 @@ class Compiled:
     Attributes:
         graph: a whole graph, or a part of one that captures what the others compute.
         by_value: what it captures that has to be known: it is part of the compile key.
-        compiles, seconds: how often it was compiled, and how long that took.
+        compiles, seconds: how often it was compiled, or found in ``cache_dir``, and how long that took.
     """
 
     def __init__(self, graph: Graph, settings: Settings, *, chosen: Collection[str] = ()) -> None:
@@ -138,9 +140,27 @@ class Compiled:
             if (types := signature(leaves)) is not None:
                 own = (key, structure, types)
                 if own not in self._executables:
-                    self._executables[own] = Executable(self._jitted, key, self._given(weights.types), values, rng)
+                    self._executables[own] = self._executable(own, weights, leaves)
                 return self._executables[own](weights, leaves)
         return in_turn(self._jitted, key, self._given(params), values, rng)
+
+    def _executable(self, own: Any, weights: Weights, leaves: list[Any]) -> Executable:
+        """The program for a kind of calls: from ``cache_dir``, where another process left it, or traced now."""
+        key, structure, types = own
+        args = (self._given(weights.types), *jax.tree.unflatten(structure, leaves))
+        store = Store(self.settings.cache_dir) if self.settings.cache_dir else None
+        meaning = fingerprint(self.graph, self._keys.keys() & weights.types.keys()) if store else None
+        path = store.path(meaning, key, structure, types, sorted(args[0].items())) if store and meaning else None
+        if store is None or path is None:
+            return Executable(self._jitted, key, *args)
+        if kept := store.read(path):
+            self.compiles += 1
+            return Executable(self._jitted, key, *args, kept=kept)
+        warned = len(self.settings.warned)
+        executable = Executable(self._jitted, key, *args)
+        if len(self.settings.warned) == warned and (new := executable.kept(weights, leaves)):  # else none would warn
+            store.write(path, new)
+        return executable
 
     def _given(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters that the graph reads."""
@@ -260,6 +280,9 @@ class Known:
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __repr__(self) -> str:
+        return f"Known{self._key}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Known) and self._key == other._key

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -59,6 +60,8 @@ class Settings:
     """Whether programs for a CPU are optimised (see runtime/optimize)."""
     annotate: bool = False
     """Whether profiles name nodes on the host, too; it costs each a microsecond or two."""
+    cache_dir: Path | None = None
+    """Where compiled programs are kept for other processes (see runtime/store.py)."""
     warned: set[str] = field(default_factory=set, compare=False)
     """The kinds of nodes of which a DeviationWarning has been given."""
 

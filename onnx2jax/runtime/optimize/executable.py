@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -77,20 +78,46 @@ class Weights(Mapping[str, Any]):
         return name in self.types
 
 
+@dataclass(frozen=True)
+class Kept:
+    """An Executable as another process can use it, to be pickled.
+
+    Attributes:
+        results: a tree like that of its results, with numbers in place of arrays.
+        prepared: what weights alone decide.
+        compiled: the program's code as JAX writes it, or as a function.
+    """
+
+    results: Any
+    prepared: Prepared
+    compiled: Any
+
+    def loaded(self) -> Kept:
+        """The same with the code as a function."""
+        return replace(self, compiled=compat.load_compiled(self.compiled))
+
+
 class Executable:
     """A jitted function's program for one signature: what weights alone decide is prepared, the rest is compiled."""
 
-    def __init__(self, jitted: Any, key: Any, *args: Any) -> None:
-        """``jitted`` takes a static key, weights (their types will do), and the other arguments."""
+    def __init__(self, jitted: Any, key: Any, *args: Any, kept: Kept | None = None) -> None:
+        """``jitted`` takes a static key, weights (their types will do), and the other arguments.
+
+        What was ``kept`` of it, loaded, is used without tracing.
+        """
         self._jitted, self._key = jitted, key
         self._types = jax.tree.map(_as_type, args)
         self._names = sorted(args[0])
-        traced = jitted.trace(key, *args)
-        self.structure = jax.tree.structure(traced.out_info)
-        self.is_flat = isinstance(traced.out_info, list) and jax.tree_util.all_leaves(traced.out_info)
+        self._split: Prepared | None = None
+        """The program, until it is compiled."""
+        if kept is None:
+            traced = jitted.trace(key, *args)
+            self._split = self._as_split(traced)
+            kept = Kept(jax.tree.map(lambda _: 0, traced.out_info), replace(self._split, main=None), None)
+        self._results, self._prepared = kept.results, kept.prepared
+        self.structure = jax.tree.structure(self._results)
+        self.is_flat = isinstance(self._results, list) and jax.tree_util.all_leaves(self._results)
         """Whether the results are those of the program as they come."""
-        self._split: Prepared | None = self._as_split(traced)
-        self._prepare = self._split.prepare
 
         def main(handed: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
             # Traced a second time when the context differs, such as the precision of products: then the whole is too.
@@ -99,7 +126,9 @@ class Executable:
             return list(map(to_device, jaxpr_as_fun(now.main)(*handed, *leaves)))  # NumPy's in jax.disable_jit
 
         main.__name__ = jitted.__name__  # profiles show it
-        self.main = jax.jit(main)
+        self.main: Callable[..., list[Any]] = jax.jit(main)
+        if kept.compiled is not None:
+            self.main = _unless_configured(kept.compiled, self.main)
 
     def __call__(self, weights: Weights, leaves: list[Any]) -> Any:
         """The results, from a model's weights and the leaves of the other arguments."""
@@ -110,13 +139,36 @@ class Executable:
         handed = weights.prepared.get(self)
         if handed is None:
             with compat.outside():
-                handed = weights.prepared[self] = self._prepare(self._names, weights)
+                handed = weights.prepared[self] = self._prepared.prepare(self._names, weights)
         return handed
+
+    def kept(self, weights: Weights, leaves: list[Any]) -> Kept | None:
+        """What another process can use; None where the program's code only serves this one.
+
+        It is compiled for these arguments, and what is compiled serves calls here, too.
+        """
+        lowered: Any = self.main.lower(self.handed(weights), leaves)  # type: ignore[attr-defined]
+        if "custom_call" in lowered.as_text():  # of code of this process, or of libraries that lowering makes ready
+            return None
+        compiled = lowered.compile()
+        self.main = _unless_configured(compiled, self.main)
+        dumped = compat.dump_compiled(compiled)
+        return None if dumped is None else Kept(self._results, self._prepared, dumped)
 
     def _as_split(self, traced: Any) -> Prepared:
         count = len(jax.tree.leaves(self._types[0]))
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
         return split(rows_by_rows(channels_last(traced.jaxpr, weights), weights), weights)
+
+
+def _unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """What was compiled, for calls with JAX configured as it is now; ``otherwise`` compiles for others."""
+    configuration = compat.configuration()
+
+    def call(handed: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        return (compiled if compat.configuration() == configuration else otherwise)(handed, leaves)
+
+    return call
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...] | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal
 
 Rule = Callable[..., Any]
 
@@ -112,13 +114,54 @@ def is_computable(equation: Any) -> bool:
             return True
 
 
-def compute(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """The results of an equation."""
-    arrays = [np.asarray(x, v.aval.dtype) for x, v in zip(operands, equation.invars, strict=True)]
-    with np.errstate(all="ignore"):
-        results = RULES[equation.primitive.name](*arrays, **equation.params)
-    several = results if equation.primitive.multiple_results else [results]
-    return [np.asarray(r, v.aval.dtype) for r, v in zip(several, equation.outvars, strict=True)]
+@dataclass(frozen=True, eq=False)
+class Step:
+    """An equation that NumPy computes, apart from its jaxpr: it can be pickled.
+
+    Attributes:
+        name, parameters: of the primitive.
+        operands: the number of a variable, or a literal's value.
+        results: the numbers of variables.
+        dtypes: of these.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    operands: tuple[int | np.ndarray, ...]
+    results: tuple[int, ...]
+    dtypes: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, equation: Any, numbers: Mapping[Any, int]) -> Step:
+        """The step of an equation that ``is_computable``, with a number for each of its variables."""
+        invars: tuple[Any, ...] = tuple(equation.invars)
+        operands = tuple(np.asarray(v.val, v.aval.dtype) if _is_literal(v) else numbers[v] for v in invars)
+        results = tuple(numbers[v] for v in equation.outvars)
+        dtypes = tuple(v.aval.dtype for v in equation.outvars)
+        return cls(equation.primitive.name, equation.params, operands, results, dtypes)
+
+    @property
+    def reads(self) -> list[int]:
+        """The numbers of the variables among its operands."""
+        return [v for v in self.operands if isinstance(v, int)]
+
+    def computed(self, values: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Its results, from the values of variables."""
+        arrays = [values[v] if isinstance(v, int) else v for v in self.operands]
+        with np.errstate(all="ignore"):
+            results = RULES[self.name](*arrays, **self.parameters)
+        several = results if isinstance(results, list) else [results]
+        return {n: np.asarray(r, t) for n, r, t in zip(self.results, several, self.dtypes, strict=True)}
+
+    def identity(self, known: Mapping[int, int]) -> tuple[Any, ...]:
+        """What it computes of what, the latter by numbers that others gave: equal where the results are."""
+        literals = {id(v): (v.dtype.name, v.shape, v.tobytes()) for v in self.operands if isinstance(v, np.ndarray)}
+        operands = tuple(known[v] if isinstance(v, int) else literals[id(v)] for v in self.operands)
+        return self.name, repr(sorted(self.parameters.items())), operands
+
+
+def _is_literal(variable: Any) -> bool:
+    return isinstance(variable, Literal)
 
 
 def _is_plain(variable: Any) -> bool:

@@ -19,11 +19,11 @@ from typing import Any, Final, Protocol
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr
 
 from ..thresholds import MOST_GROWTH, SMALL_GROWTH
 from .inline import for_the_cpu, inlined, renamed, variables
-from .on_numpy import compute, is_computable
+from .on_numpy import Step, is_computable
 
 CHEAP: Final = frozenset({"broadcast_in_dim", "iota", "pad", "reshape", "slice", "split", "squeeze"})
 """These cost less inside the program, where they fuse with what reads them, than their results as arguments."""
@@ -60,21 +60,21 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A program split in two.
+    """A program split in two. Without ``main`` it can be pickled.
 
     Attributes:
-        equations: what weights alone decide, in order.
+        steps: what weights alone decide, in order, over variables that have numbers.
         weights: the places of those among the arguments, with the variables that they give values to.
-        constants: values of other variables that ``equations`` read.
+        constants: values of other variables that ``steps`` read.
         handed: the variables that the program takes in place of the weights.
         main: the program of ``handed`` and the other arguments.
     """
 
-    equations: Sequence[Any]
-    weights: Mapping[int, Any]
-    constants: Mapping[Any, Any]
-    handed: Sequence[Any]
-    main: ClosedJaxpr
+    steps: Sequence[Step]
+    weights: Mapping[int, int]
+    constants: Mapping[int, np.ndarray]
+    handed: Sequence[int]
+    main: ClosedJaxpr | None
 
     def prepare(self, names: Sequence[str], weights: Source) -> list[Any]:
         """What is handed to the program, from weights and the names of those that stand among the arguments."""
@@ -85,35 +85,40 @@ class Prepared:
         found |= {v: weights.made.keep(known[v], value) for v, value in self._computed(absent, given, weights)}
         return [weights[given[v]] if v in given else found[v] for v in self.handed]
 
-    def _computed(self, results: Sequence[Any], given: Mapping[Any, str], weights: Source) -> Iterator[tuple[Any, Any]]:
+    def _computed(self, results: Sequence[int], given: Mapping[int, str], weights: Source) -> Iterator[tuple[int, Any]]:
         """The values of some variables, each value that they come from kept no longer than it is read."""
-        equations = _needed(self.equations, results)
-        last = {v: e for e in equations for v in variables(e.invars)}
-        values: dict[Any, Any] = dict(self.constants)
+        steps = self._needed(results)
+        last = {v: step for step in steps for v in step.reads}
+        values = dict(self.constants)
         wanted = set(results)
-        for equation in equations:
-            for v in variables(equation.invars):
+        for step in steps:
+            for v in step.reads:
                 if v not in values:
                     values[v] = np.asarray(weights.read(given[v]))
-            operands = [v.val if isinstance(v, Literal) else np.asarray(values[v]) for v in equation.invars]
-            values.update(zip(equation.outvars, compute(equation, operands), strict=True))
-            yield from ((v, jax.device_put(values[v])) for v in equation.outvars if v in wanted)
-            for v in variables(equation.invars):
-                if last[v] is equation and v not in self.constants:
+            values.update(step.computed(values))
+            yield from ((v, jax.device_put(values[v])) for v in step.results if v in wanted)
+            for v in step.reads:
+                if last[v] is step and v not in self.constants:
                     values.pop(v, None)
-        yield from ((v, jax.device_put(values[v])) for v in results if v in self.constants)
 
-    def _identities(self, given: Mapping[Any, str], made: Made) -> dict[Any, int]:
+    def _needed(self, results: Sequence[int]) -> list[Step]:
+        """Those of the steps that lead to the results."""
+        wanted, needed = set(results), []
+        for step in reversed(self.steps):
+            if wanted.intersection(step.results):
+                needed.append(step)
+                wanted.update(step.reads)
+        return needed[::-1]
+
+    def _identities(self, given: Mapping[int, str], made: Made) -> dict[int, int]:
         """For each variable a number that is the same where the same is computed of the same weights."""
         known = {v: made.number("weight", name) for v, name in given.items()}
-        for v, value in self.constants.items():
-            array = np.asarray(value)
+        for v, array in self.constants.items():
             content = hashlib.sha256(array.tobytes()).digest()
             known[v] = made.number("constant", array.dtype.name, array.shape, content)
-        for equation in self.equations:
-            operands = tuple(repr(v) if isinstance(v, Literal) else known[v] for v in equation.invars)
-            own = made.number(equation.primitive.name, repr(sorted(equation.params.items())), operands)
-            known |= {v: made.number(own, i) for i, v in enumerate(equation.outvars)}
+        for step in self.steps:
+            own = made.number(*step.identity(known))
+            known |= {v: made.number(own, i) for i, v in enumerate(step.results)}
         return known
 
 
@@ -150,14 +155,22 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
     outputs = [renamed(v, names) for v in jaxpr.outvars]
     handed, back = _frontier(late, outputs, known, constants, roots)
     rest = [v for v, is_weight in zip(jaxpr.invars, weights, strict=True) if not is_weight]
-    needed = _needed(early, handed)
     main = jaxpr.replace(
         constvars=[*constants],
         invars=[*handed, *rest],
         eqns=[*(e for e in early if id(e) in back), *late],
         outvars=outputs,
     )
-    return Prepared(needed, given, constants, handed, ClosedJaxpr(main, [*constants.values()]))
+    needed = _needed(early, handed)
+    read = {v for e in needed for v in variables(e.invars)}
+    numbers = {v: i for i, v in enumerate((*known, *constants))}
+    return Prepared(
+        [Step.of(e, numbers) for e in needed],
+        {place: numbers[v] for place, v in given.items()},
+        {numbers[v]: np.asarray(value, v.aval.dtype) for v, value in constants.items() if v in read},
+        [numbers[v] for v in handed],
+        ClosedJaxpr(main, [*constants.values()]),
+    )
 
 
 def _frontier(
