@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,15 +179,16 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def run(picture: Path) -> int:
-    """Compute, print and draw; the exit status is 1 when an extra is missing."""
+def run(picture: Path, working: AbstractContextManager[Any] | None = None) -> int:
+    """Compute, within ``working``, print and draw; the exit status is 1 when an extra is missing."""
     try:
         import matplotlib  # noqa: F401
         from rich.console import Console
     except ImportError as error:
         print(f"The demo draws with matplotlib and rich ({error}): pip install 'onnx2jax[demo]'", file=sys.stderr)
         return 1
-    found = compute()
+    with working or nullcontext():
+        found = compute()
     show(found, Console())
     draw(found, picture)
     print(f"picture: {picture}")

@@ -25,9 +25,10 @@ def add(commands: Any) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
+    sign = working("converting, compiling and differentiating")
     if not arguments.json:
-        return demo.run(arguments.output)
-    with working("converting, compiling and differentiating"):
+        return demo.run(arguments.output, sign)
+    with sign:
         found = demo.compute()
     samples = found.samples
     print_json(
