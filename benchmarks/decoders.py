@@ -67,10 +67,16 @@ class Writer:
         self.weights.append(numpy_helper.from_array(array, name))
         return name
 
+    def drawn(self, rows: int, columns: int, scale: float) -> np.ndarray:
+        return (self.rng.standard_normal((rows, columns)) * scale).astype(np.float32)
+
+    def weight(self, name: str, rows: int, columns: int, scale: float) -> str:
+        return self.keep(name, self.drawn(rows, columns, scale))
+
     def linear(self, x: str, name: str, rows: int, columns: int) -> str:
-        weight = (self.rng.standard_normal((rows, columns)) * rows**-0.5).astype(np.float32)
         if not self.bits:
-            return self.node("MatMul", x, self.keep(name, weight), out=f"{name}/MatMul")
+            return self.node("MatMul", x, self.weight(name, rows, columns, rows**-0.5), out=f"{name}/MatMul")
+        weight = self.drawn(rows, columns, rows**-0.5)
         blocks = weight.T.reshape(columns, -1, 32)
         scales = np.abs(blocks).max(-1) / 7
         q = np.clip(np.round(blocks / scales[..., None]) + 8, 0, 15).astype(np.uint8)
@@ -117,7 +123,7 @@ class Writer:
         self.node("Cast", self.node("Sub", ones, "one"), out="lengths", to=TensorProto.INT32)
         extent = self.node("Gather", self.node("Shape", "attention_mask"), "first")
         self.node("Cast", extent, out="total", to=TensorProto.INT32)
-        table = self.keep("embedding", (self.rng.standard_normal((s.vocabulary, s.hidden)) * 0.5).astype(np.float32))
+        table = self.weight("embedding", s.vocabulary, s.hidden, 0.5)
         x = self.node("Gather", table, "input_ids")
         for i in range(s.layers):
             x = self.layer(x, i)

@@ -140,6 +140,12 @@ def in_a_program(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
+def flops(compiled: Any) -> float:
+    """XLA's count for a compiled program, on one device; 0 where it gives none."""
+    found = compiled.cost_analysis() or {}
+    return float((found[0] if isinstance(found, list) else found).get("flops", 0))
+
+
 def forward_only(x: Any, error: Exception) -> Any:
     """x; who differentiates it in reverse meets the error."""
     return _forward_only.bind(x, error=error)

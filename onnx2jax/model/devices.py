@@ -31,17 +31,17 @@ class Stage:
     Attributes:
         placement: where its arrays lie.
         compiled: what JAX made of it.
-        handed: what it reads that other stages make.
+        handed: of what it reads that other stages make, the bytes on one device.
     """
 
     placement: Placement
     compiled: Any
-    handed: Sequence[Any] = ()
+    handed: Sequence[int] = ()
 
     def exchanges(self) -> Iterator[Collective]:
         """What its devices send each other, and what is sent to them by others."""
         yield from collectives(self.compiled.as_text() or "")
-        yield from (Collective(HANDED, v.size * np.dtype(v.dtype).itemsize) for v in self.handed)
+        yield from (Collective(HANDED, size) for size in self.handed)
 
 
 def explained(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> str:
@@ -107,8 +107,9 @@ def _of_stages(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
     for segment in pipeline.segments:
         compiled, results = _lowered(model, segment, types, fixed, key)
         types |= results
-        names = [n for n in segment.takes if n in types and made.get(n, segment.stage) != segment.stage]
-        found.append(Stage(segment.placement, compiled, [types[n] for n in names]))
+        others = {n: types[n] for n in segment.takes if n in types and made.get(n, segment.stage) != segment.stage}
+        lies = segment.placement.of_inputs(others, False)
+        found.append(Stage(segment.placement, compiled, [bytes_held(t, lies[n]) for n, t in others.items()]))
         made |= {v.name: segment.stage for v in segment.graph.outputs}
     return found
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import onnx2jax
 from onnx2jax import Plan
 from onnx2jax.errors import ShardingError
-from onnx2jax.sharding.collectives import collectives
+from onnx2jax.sharding.collectives import Collective, collectives
 from onnx2jax.sharding.rules import bytes_per_device
 from tests.sharding import networks
 from tests.support import decoders
@@ -48,14 +48,14 @@ def alone(name: str) -> list[np.ndarray]:
     return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(written(name).proto)(**written(name).inputs))]
 
 
-def compiled(model: onnx2jax.Model, inputs: dict[str, Any]) -> tuple[list[Any], Counter[str]]:
+def compiled(model: onnx2jax.Model, inputs: dict[str, Any]) -> tuple[list[Any], list[Collective]]:
     """What the model gives, and the exchanges in its program."""
     assert model.placement is not None
     with jax.enable_x64(True):
         operands = model.placement.put_params(model.params), model.placement.put_inputs(inputs)
         program = jax.jit(lambda params, inputs: model.apply(params, **inputs)).lower(*operands).compile()
         results = jax.block_until_ready(program(*operands))
-    return jax.tree.leaves(results), Counter(c.kind for c in collectives(program.as_text()))
+    return jax.tree.leaves(results), list(collectives(program.as_text()))
 
 
 def same(results: Any, expected: list[np.ndarray]) -> None:
@@ -84,7 +84,12 @@ def test_numbers_weights_and_exchanges(name: str, plan: str) -> None:
     routed = ROUTED if name.startswith("mixture") and "data" in axes else Counter[str]()
     gathered = Counter({"all-gather": len(divided)}) if plan == "fsdp" else Counter[str]()
     summed = Counter({"all-reduce": network.sums}) if "tensor" in plan else Counter[str]()
-    assert found == routed + gathered + summed
+    assert Counter(c.kind for c in found) == routed + gathered + summed
+    # Each sum is of a value [batch, length, hidden] in float32; a weight is gathered whole.
+    hidden = networks.BATCH * networks.LENGTH * networks.HIDDEN * 4 // axes.get("data", 1)
+    assert {c.bytes for c in found if c.kind == "all-reduce"} <= {hidden}
+    if plan == "fsdp" and not routed:
+        assert sorted(c.bytes for c in found) == sorted(model.params[n].nbytes for n in divided)
 
 
 @pytest.mark.parametrize("plan", ["tensor", "fsdp+tensor"])

@@ -81,6 +81,21 @@ def test_stages_of_networks(name: str, data: int) -> None:
     assert max(abs(n - each) for n in held.values()) < (0.1 if name == "4 bits" else 0.05) * each
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bert", "gpt"])
+def test_twelve_layers_in_four_stages(name: str) -> None:
+    with mock.patch.multiple(networks, WORDS=8, LAYERS=12):
+        network = NETWORKS[name]()
+    converted, placement = staged(network.proto, 4, mesh=mesh(stage=4, data=2), shardings="data", microbatches=2)
+    same(converted(**network.inputs), onnx2jax.convert(network.proto)(**network.inputs))
+    held = bytes_per_device(placement.put_params(converted.params))
+    each = sum(v.nbytes for v in converted.params.values()) / 4
+    assert max(abs(n - each) for n in held.values()) < 0.05 * each
+    handed = [c.bytes for p in programs(converted, (), network.inputs) for c in p.exchanges() if c.kind == HANDED]
+    half = networks.BATCH * networks.LENGTH * networks.HIDDEN * 4 // 2
+    assert [n for n in handed if n >= half] == [half] * 3
+
+
 def test_what_stages_hand_on() -> None:
     converted, _ = staged(mlp())
     first, second = programs(converted, (X,), {})

@@ -1,0 +1,67 @@
+"""The command ``plan``: what a model would cost on devices that are not there, from a file without its weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+
+from onnx2jax import cli
+from onnx2jax.errors import InputNameError
+from onnx2jax.model.cost import cost
+from tests.support.models import mlp
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Path:
+    """x [batch, 4] -> Gemm, Relu, MatMul, Add; its weights stand in a file that is not there."""
+    path = tmp_path / "model.onnx"
+    onnx.save(mlp(), path, save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "weights").unlink()
+    return path
+
+
+def test_more_devices_than_there_are(described: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mesh = "data=3,model=4"
+    assert cli.main(["plan", str(described), "--mesh", mesh, "--plan", "data+tensor", "--dim=batch=24", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    weights = (4 * 2 + 2 + 2 * 2 + 2) * 4  # w1 by columns and its bias, w2 by rows, b2 whole
+    sizes = {"parameters": 4 * 8 + 8 + 8 * 2 + 2, "weight_bytes": weights, "input_bytes": 8 * 4 * 4}
+    assert {n: found[n] for n in ("mesh", "dims", *sizes)} == {
+        **{"mesh": {"data": 3, "model": 4}, "dims": {"batch": 24}},
+        **sizes,
+    }
+    assert found["exchanges"] == [{"kind": "all-reduce", "number": 1, "bytes": 8 * 2 * 4}]
+    assert found["flops"] >= 2 * 8 * (4 * 2 + 2 * 2)
+
+
+def test_plans_in_a_process_with_devices(described: Path) -> None:
+    whole = cost(described, {"data": 2}, dims={"batch": 8})
+    assert (whole.weight_bytes, whole.input_bytes, whole.exchanges) == (58 * 4, 4 * 4 * 4, ())
+    stages = cost(described, {"stage": 2, "data": 2})
+    assert stages.dims == {"batch": 4}
+    assert stages.weight_bytes == (4 * 8 + 8) * 4
+    assert [(e.kind, e.number, e.bytes) for e in stages.exchanges] == [("between stages", 1, 2 * 8 * 4)]
+    parts = cost(described, {"data": 2}, "fsdp", compiled=False)
+    assert (parts.weight_bytes, parts.flops, parts.scratch_bytes, parts.exchanges) == (58 * 2, None, None, ())
+    with pytest.raises(InputNameError, match=re.escape("dims has ['rows']; the model's dimension variables")):
+        cost(described, {"data": 2}, dims={"rows": 8})
+    assert [p.name for p in described.parent.iterdir()] == ["model.onnx"]
+
+
+def test_a_table(described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # as in the process that it starts
+    assert cli.main(["plan", str(described), "--mesh=model=2", "--plan=tensor"]) == 0
+    text = capsys.readouterr().out
+    assert "mesh model: 2, plan tensor; batch=2" in text
+    assert re.search(r"bytes of weights a device +120\n", text)
+    assert re.search(r"all-reduce +1 +16\n", text)
+
+
+@pytest.mark.parametrize("mesh", ["data", "data=0", "data=2,data=2", "data=x"])
+def test_meshes_that_are_none(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "model.onnx", "--mesh", mesh]) == 2
+    assert f"--mesh {mesh}: expected" in capsys.readouterr().err
