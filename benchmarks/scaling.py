@@ -78,8 +78,8 @@ class Machine:
 
 MACHINES: Final = {
     "TPU v5e": Machine(16e9, 197e12, 200e9),
-    "H100, NVLink": Machine(80e9, 989e12, 450e9),
-    "H100, 400 Gbit/s": Machine(80e9, 989e12, 50e9),
+    "H100 (NVLink)": Machine(80e9, 989e12, 450e9),
+    "H100 (400 Gbit/s)": Machine(80e9, 989e12, 50e9),
     "TPU v5p": Machine(95e9, 459e12, 600e9),
 }
 MOVED: Final = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1}
@@ -145,11 +145,11 @@ HEAD: Final = f"""# What large decoders cost on many devices
 
 Written by `python -m benchmarks.scaling`, on paper: nothing was run, and no weight exists. Two decoders are described
 as ONNX with shapes alone, as the builder of onnxruntime-genai writes those of llama: 7B has 32 layers of width 4096,
-70B has 80 of width 8192 with 8 heads for keys and values. A step reads {BATCH} sequences of {LENGTH} tokens, forward
-only.
+70B has 80 of width 8192 with 8 heads for keys and values. A step, forward only,
+reads {BATCH} sequences of {LENGTH} tokens.
 
-Each row is `onnx2jax plan decoder.onnx --mesh ... --plan ...`, which compiles the program for as many devices of a CPU
-and counts FLOPs and exchanges in it:
+Each row is what `onnx2jax plan decoder.onnx --mesh ... --plan ...` says, which compiles the program for as many devices
+of a CPU and counts FLOPs and exchanges in it:
 
 - **Weights** are those of the whole decoder, on the device that has most. The other figures follow from decoders of
   one layer and of two: layers are alike, and to compile all of them would take too long.
@@ -166,6 +166,20 @@ over more than 8 H100 leave NVLink, for which there is a row of its own.
 
 | machine, by its data sheet | memory, GB | TFLOP/s, bfloat16 | GB/s between devices, one way | FLOPs a byte |
 |---|---|---|---|---|
+"""
+FOOT: Final = """
+
+What the figures say:
+
+- `fsdp` gathers every weight in every step, however many tokens it reads. So its FLOPs a byte are about as many as the
+  tokens that a device computes in a step: 1024 where 8 devices share the batch, 128 where 64 do. It wants large
+  batches.
+- `tensor` adds values up, two all-reduces a layer and one for the words, so bytes grow with tokens, and FLOPs a byte
+  with the width of the model, divided by the devices of the axis. It wants the fastest links, and few devices.
+- `data+tensor` divides the tokens as well: the same FLOPs a byte, each weight as often in memory as the axis of the
+  data is long. `fsdp+tensor` divides the weights by both axes, and pays for both.
+- Stages move least. What they cost is waiting: of `m` micro-batches through `n` stages, `(n - 1) / (m + n - 1)` of the
+  time of each device.
 """
 COLUMNS: Final = (
     *("decoder", "mesh", "plan", "weights, GB a device", "TFLOPs a device", "exchanges", "moved, GB a device"),
@@ -201,7 +215,7 @@ def main() -> None:
     for i in range(len(ROWS)):
         lines.append(in_a_process(i))
         print(lines[-1], flush=True)
-    PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+    PAGE.write_text(HEAD + "\n".join(lines) + FOOT)
 
 
 if __name__ == "__main__":
