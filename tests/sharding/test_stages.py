@@ -201,6 +201,7 @@ def test_a_stage_on_the_host_and_copies() -> None:
     same(spread.values(X, names="h")["h"], onnx2jax.convert(mlp()).values(X, names="h")["h"])
     text = "mesh stage: 2 over devices 0, 1\nstage 0 on devices 0: 2 parameters\nstage 1 on devices 1: 2 parameters"
     assert str(placement) == text
+    assert str(spread.summary(dims={"batch": 8})) == str(onnx2jax.convert(mlp()).summary(dims={"batch": 8}))
     assert "stage 1 on devices 1" in spread.explain()
 
 
