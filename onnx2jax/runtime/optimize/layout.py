@@ -98,6 +98,7 @@ class _Layout:
         self.equations: list[Any] = []
         self.values: dict[Any, Value] = {}
         self.constants = constants
+        self._traced: dict[Any, Any] = {}
         self._at: Any = None
         """The equation that is at work: what is written stands at its place in the model."""
 
@@ -138,10 +139,15 @@ class _Layout:
         self.equations.append(old.replace(invars=[*operands], outvars=new, params={**old.params, **changed}))
         return [self.holding(n, order, aval=v.aval) for v, n, order in zip(old.outvars, new, orders, strict=True)]
 
-    def trace(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """The variable of what a function gives of variables, whose equations are written."""
-        types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-        closed = jax.make_jaxpr(function)(*types)
+    def trace(self, function: Callable[..., Any], fixed: tuple[Any, ...], *operands: Any) -> Any:
+        """The variable of what a function gives of variables and of fixed arguments behind them.
+
+        Its equations are written; those for operands of the same types are traced once.
+        """
+        types = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands)
+        if (closed := self._traced.get((function, fixed, types))) is None:
+            closed = jax.make_jaxpr(lambda *xs: function(*xs, *fixed))(*types)
+            self._traced[function, fixed, types] = closed
         names = dict(zip(closed.jaxpr.invars, operands, strict=True))
         constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         for equation in inlined(closed.jaxpr.eqns, names, constants, lambda _: True, for_the_cpu):
@@ -239,7 +245,7 @@ def _broadcast(layout: _Layout, equation: Any, operands: Sequence[Value]) -> lis
     def make(order: Order) -> Any:
         axes = tuple(sorted(range(x.rank), key=lambda axis: order.index(along[axis])))
         wanted, places = permuted(shape, order), tuple(order.index(along[axis]) for axis in axes)
-        return layout.trace(lambda v: lax.broadcast_in_dim(v, wanted, places), x.within(axes))
+        return layout.trace(lax.broadcast_in_dim, (wanted, places), x.within(axes))
 
     return [layout.holding(None, x.order if x.rank == len(shape) else None, aval=aval, make=make)]
 
@@ -255,7 +261,7 @@ def _reshaped(layout: _Layout, x: Value, aval: Any) -> list[Value]:
     """Axes fall into groups of equal extent before and after. One that lies together, in order, can stay there."""
     shape, order = aval.shape, x.order
     if math.prod(shape) < 2:
-        return [layout.holding(layout.trace(lambda v: lax.reshape(v, shape), x.plain()), aval=aval)]
+        return [layout.holding(layout.trace(lax.reshape, (shape,), x.plain()), aval=aval)]
     groups = _groups(x.shape, shape)
     group_of = {axis: group for group in groups for axis in group[0]}
     stored = [axis for axis in order if x.shape[axis] != 1]
@@ -267,7 +273,7 @@ def _reshaped(layout: _Layout, x: Value, aval: Any) -> list[Value]:
     for axis, extent in enumerate(shape):
         if extent == 1:
             after.insert(after.index(axis - 1) + 1 if axis and axis - 1 in after else 0, axis)
-    new = layout.trace(lambda v: lax.reshape(v, permuted(shape, after)), x.within(order))
+    new = layout.trace(lax.reshape, (permuted(shape, after),), x.within(order))
     return [layout.holding(new, tuple(after), aval=aval)]
 
 
@@ -328,17 +334,16 @@ def _convolution(layout: _Layout, equation: Any, operands: Sequence[Value]) -> l
         return None
     numbers, aval = given["dimension_numbers"], equation.outvars[0].aval
     image, kernel, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-
-    def function(x: Any, w: Any) -> Any:
-        strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
-        window = Window(w.shape[:-2], strides, tuple(map(tuple, pads)), dilations)
-        y = convolve(x, w, window, given["feature_group_count"], tuple(given["lhs_dilation"]))
-        return y.astype(aval.dtype)
-
-    y = layout.trace(
-        function, x.within((image[0], *image[2:], image[1])), w.within((*kernel[2:], kernel[1], kernel[0]))
-    )
+    strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
+    window = Window(permuted(w.shape, kernel[2:]), strides, tuple(map(tuple, pads)), dilations)
+    how = window, given["feature_group_count"], tuple(given["lhs_dilation"]), aval.dtype
+    operands = x.within((image[0], *image[2:], image[1])), w.within((*kernel[2:], kernel[1], kernel[0]))
+    y = layout.trace(_convolved, how, *operands)
     return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
+
+
+def _convolved(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...], dtype: Any) -> Any:
+    return convolve(x, w, window, groups, stretch).astype(dtype)
 
 
 ELEMENTWISE: Final = (
