@@ -24,8 +24,8 @@ def remade(model: Any, graph: Graph, static: Mapping[str, Any] | None = None, **
     imported = Imported(replace(graph, inputs=inputs), model.opsets, model.metadata, ir_version=4)
     names = {v.name for v in inputs}
     fixed = {n: v for n, v in {**model.static, **(static or {})}.items() if n in names}
-    told = {"settings": model.settings, **told}
-    new = type(model)(imported, static=fixed, placement=model.placement, **told)
+    told = {"settings": model.settings, "placement": model.placement, **told}
+    new = type(model)(imported, static=fixed, **told)
     vars(new)["_changes"] = {n: v for n, v in model.changed().items() if n in new._types}
     return new
 
