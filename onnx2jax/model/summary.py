@@ -18,6 +18,7 @@ from ..ir import analysis
 from ..ir.graph import Graph, Node
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.compiled import is_small
+from ..sharding.stages import Staged
 from .parts import made, remade, showing
 from .samples import random_value
 from .table import table
@@ -117,10 +118,11 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
     feeds = feeds_of(model, inputs or {}, dims or {})
     nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
     marked = replace(model.graph, nodes=nodes)
+    # What is traced, not run, needs no devices; of a model in stages it would be several programs.
+    lies = None if isinstance(model.placement, Staged) else model.placement
     try:
-        types, flops = traced(
-            showing(remade(model, marked, max_size=model._max_size), made(marked)), None, feeds, nodes
-        )
+        shown = showing(remade(model, marked, max_size=model._max_size, placement=lies), made(marked))
+        types, flops = traced(shown, None, feeds, nodes)
         unknown: set[int] = set()
     except KnownValueError:
         types, flops, unknown = _in_stages(model, marked, feeds)
