@@ -22,6 +22,7 @@ from jax.sharding import (
     Mesh,
     NamedSharding,
     PartitionSpec,
+    Sharding,
     get_abstract_mesh,
     use_abstract_mesh,
 )
@@ -144,6 +145,34 @@ def flops(compiled: Any) -> float:
     """XLA's count for a compiled program, on one device; 0 where it gives none."""
     found = compiled.cost_analysis() or {}
     return float((found[0] if isinstance(found, list) else found).get("flops", 0))
+
+
+def spread(x: jax.Array, sharding: Sharding) -> jax.Array:
+    """An array of several processes, put where another sharding over the same devices says; all of them call this."""
+    return jax.jit(_itself, out_shardings=sharding)(x)
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def gathered(x: jax.Array) -> np.ndarray:
+    """The values of an array of several processes, as NumPy in each; all of them call this."""
+    from jax.experimental import multihost_utils
+
+    with enable_x64():
+        return np.asarray(x) if x.is_fully_replicated else multihost_utils.process_allgather(x, tiled=True)
+
+
+def noticeboard() -> Any:
+    """What the processes of ``jax.distributed.initialize`` write texts to and read them from; None without it.
+
+    It has ``key_value_set(key, text)``, ``blocking_key_value_get(key, milliseconds)``, ``key_value_dir_get(folder)``
+    and ``key_value_delete(key)``.
+    """
+    from jax._src import distributed
+
+    return distributed.global_state.client
 
 
 def forward_only(x: Any, error: Exception) -> Any:

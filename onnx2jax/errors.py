@@ -20,6 +20,7 @@ __all__ = [
     "ModelError",
     "OnnxError",
     "OperatorError",
+    "ProcessError",
     "RandomKeyError",
     "RebatchError",
     "ShardingError",
@@ -137,6 +138,10 @@ class RebatchError(OnnxError, ValueError):
 
 class ShardingError(OnnxError, ValueError):
     """A sharding does not fit the mesh or an array, or a device configuration the model."""
+
+
+class ProcessError(OnnxError, RuntimeError):
+    """The processes of one program do not do the same: they differ in a file or in arrays, or one of them stopped."""
 
 
 class LossError(OnnxError, TypeError):

@@ -19,6 +19,7 @@ from ..errors import BucketError, OperatorError
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..proto.types import ValueInfo
+from ..runtime.values import to_host
 from .arguments import override_dims
 
 TOLERANCE: Final = 5e-3
@@ -46,7 +47,7 @@ def pad(
         shape = declared.shape or ()
         if not bucket.keys() & set(shape):
             continue
-        array = np.asarray(values[declared.name])
+        array = np.asarray(to_host(values[declared.name]))
         widths = []
         for name, have in zip(shape, array.shape, strict=True):
             want = next((n for n in bucket.get(name, ()) if n >= have), have) if isinstance(name, str) else have
@@ -78,7 +79,7 @@ def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping
         return results
 
     ends = [[extents.get(d) if isinstance(d, str) else None for d in v.shape or ()] for v in outputs]
-    return tuple(np.asarray(r)[tuple(map(slice, e))] for r, e in zip(results, ends, strict=True))
+    return tuple(np.asarray(to_host(r))[tuple(map(slice, e))] for r, e in zip(results, ends, strict=True))
 
 
 def prove(
@@ -111,7 +112,8 @@ def prove(
                 f"{f'The difference begins at {node}. ' if node else ''}Padding is right only where the model masks "
                 f"it, and cut off only where an output declares the variable: leave {names} out of bucket="
             )
-    given = (np.asarray(values[v.name]) for v in graph.inputs if v.name in values and set(v.shape or ()) & set(extents))
+    read = (v.name for v in graph.inputs if v.name in values and set(v.shape or ()) & set(extents))
+    given = (np.asarray(to_host(values[n])) for n in read)
     return any((v != v.flat[0]).any() for v in given if v.size)
 
 
@@ -121,7 +123,7 @@ def _quoted(extents: Mapping[str, int]) -> str:
 
 def alike(ours: Any, want: Any) -> bool:
     """Whether two results are the same but for the order in which numbers were added."""
-    pairs = [list(map(np.asarray, jax.tree.leaves(r))) for r in (ours, want)]
+    pairs = [[np.asarray(to_host(v)) for v in jax.tree.leaves(r)] for r in (ours, want)]
     return len(pairs[0]) == len(pairs[1]) and all(map(_same, *pairs))
 
 
@@ -151,7 +153,7 @@ def _corner(ours: Any, want: Any) -> Any:
     """What a value would be without what padding put behind the ends of its axes."""
     if np.ndim(ours) != np.ndim(want):
         return ours
-    return np.asarray(ours)[tuple(map(slice, np.shape(want)))]
+    return np.asarray(to_host(ours))[tuple(map(slice, np.shape(want)))]
 
 
 def compared(ours: Any, want: Any) -> str:

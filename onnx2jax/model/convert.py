@@ -21,7 +21,9 @@ from ..proto.walk import tensors
 from ..runtime.evaluate import Settings
 from ..sharding.configurations import by_count, placement
 from ..sharding.plans import Plan
+from ..sharding.processes import several, together
 from ..sharding.rules import Placement
+from ..sharding.stages import Staged
 from .balance import costs
 from .max_size import with_max_size
 from .model import Model
@@ -110,6 +112,7 @@ def convert(
         UnsupportedOperatorError: nothing serves some of its operators; the message lists all of them.
         OperatorError, UnsupportedError: operators refuse the values of attributes; the message lists all of them.
         ShardingError: a rule does not fit an array or the mesh, or there is no such device configuration.
+        ProcessError: the mesh is over several processes, and they differ in the file or in arguments.
         RebatchError: ``rebatch`` leaves open where the batch is. What shows while compiling, the first call raises.
         FileNotFoundError: no such file.
 
@@ -119,30 +122,49 @@ def convert(
     'image'
     """
     folder = None if cache_dir is None else Path(cache_dir)
-    importer = open_model(source, reading)
-    imported = importer.model()
-    binding.check_served(imported.missing, imported.refused)
-    imported = with_max_size(imported, max_size or {})
-    if weights is not None:
-        imported = with_weights(imported, weights)
-    if rebatch:
-        imported = rebatched(imported, rebatch, static or {})
-    if stages is not None:
-        if device_configuration is not None:
-            raise ShardingError("stages= are found in the graph, device_configuration= has those of the file: give one")
-        placed: Placement | None = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported))
-    else:
-        placed = placement(imported, device_configuration, devices, mesh, shardings, microbatches=microbatches)
-    return Model(
-        imported,
-        Settings(max_trips, warn_after, placed.constrain if placed else None, optimize, cache_dir=folder),
-        static=static or {},
-        dim_overrides=dim_overrides or {},
-        bucket=bucket or {},
-        max_size=max_size or {},
-        origin=Origin(importer.message, importer.files),
-        placement=placed,
-    )
+    with together(mesh, "convert") as said:
+        importer = open_model(source, reading)
+        imported = importer.model()
+        binding.check_served(imported.missing, imported.refused)
+        imported = with_max_size(imported, max_size or {})
+        if weights is not None:
+            imported = with_weights(imported, weights)
+        if rebatch:
+            imported = rebatched(imported, rebatch, static or {})
+        if stages is not None:
+            if device_configuration is not None:
+                raise ShardingError(
+                    "stages= are found in the graph, device_configuration= has those of the file: give one"
+                )
+            cost = partial(costs, imported)
+            placed: Placement | None = by_count(imported, stages, microbatches, mesh, shardings, cost)
+        else:
+            placed = placement(imported, device_configuration, devices, mesh, shardings, microbatches=microbatches)
+        if isinstance(placed, Staged) and several(placed.mesh):
+            raise ShardingError("stages lie on devices of one process: a mesh of jax.local_devices()")
+        model = Model(
+            imported,
+            Settings(max_trips, warn_after, placed.constrain if placed else None, optimize, cache_dir=folder),
+            static=static or {},
+            dim_overrides=dim_overrides or {},
+            bucket=bucket or {},
+            max_size=max_size or {},
+            origin=Origin(importer.message, importer.files),
+            placement=placed,
+        )
+        told = (static, dim_overrides, bucket, max_size, max_trips, rebatch, str(weights), optimize, stages)
+        said.same(seen(placed, model.origin, told))
+    if mesh is None and placed is not None:  # a configuration of the file: the devices are known only now
+        with together(placed.mesh, "convert") as said:
+            said.same(seen(placed, model.origin, told))
+    return model
+
+
+def seen(placed: Placement | None, origin: Origin | None, told: Any) -> dict[str, Any]:
+    """What has to be the same in all processes over whose devices a model lies."""
+    if placed is None or not several(placed.mesh):
+        return {}
+    return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": told}
 
 
 def open_model(source: Any, reading: Reading) -> Importer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import secrets
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from .. import compat
 from ..errors import InputNameError, RandomKeyError
@@ -26,6 +26,7 @@ from ..runtime.evaluate import Settings
 from ..runtime.optimize.executable import Weights
 from ..runtime.program import Program
 from ..runtime.values import to_host
+from ..sharding.processes import alike, one_seed
 from ..sharding.rules import Placement
 from . import arguments, buckets
 from .calls import Calls
@@ -153,6 +154,9 @@ class Model(Views, Exports):
                 model with an input of this name, whatever is no typed key (``jax.random.key``) is that input.
             **named: inputs by name.
 
+        Of several processes NumPy arrays, and JAX's of one process, are the same in all; rows that each has for itself
+        go through ``placement.from_process``, and those of an output come out of ``placement.to_process``.
+
         Returns:
             The output, or a named tuple when there are several. Arrays are JAX arrays with the dtypes that ONNX
             says, 64-bit ones included; strings and maps stay with NumPy and Python.
@@ -165,13 +169,15 @@ class Model(Views, Exports):
             return bundled(self._fields, known)
         narrow = compat.in_32_bits()
         with compat.enable_x64():
-            values, key = self._bound(args, named, rng)
+            values, key = alike(self._mesh, "a call of the model", lambda: self._bound(args, named, rng))
             results = self._call(values, key, narrow)
             self._remember(args, named, values, key)
             return packed(self._fields, results)
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
+
+        Of a model over several processes each gets all of the outputs, gathered; a call leaves them where they lie.
 
         Args:
             output_names: the outputs wanted, in the order wanted; None for all.
@@ -185,8 +191,12 @@ class Model(Views, Exports):
         if results is None:
             narrow = compat.in_32_bits()
             with compat.enable_x64():
-                values = arguments.bind(self.inputs, self.optional, (), feeds)
-                key = None if rng is None else arguments.as_key(rng)
+
+                def bind() -> tuple[dict[str, Any], Any]:
+                    bound = arguments.bind(self.inputs, self.optional, (), feeds)
+                    return bound, None if rng is None else arguments.as_key(rng)
+
+                values, key = alike(self._mesh, "a run of the model", bind)
                 results = self._call(values, key, narrow)
                 self._remember((), feeds, values, key)
         return [to_host(results[i]) for i in wanted]
@@ -240,7 +250,8 @@ class Model(Views, Exports):
         arguments.check_names(params, self._types)
         narrow = compat.in_32_bits()
         with compat.enable_x64():
-            values, rng = self._bound(args, named, rng)
+            mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh
+            values, rng = alike(mesh, "model.apply", partial(self._bound, args, named, rng))
             given = _put(self.placement, {n: arguments.as_param(n, v, self._types[n]) for n, v in params.items()})
             own: dict[str, Any] = {}
             if len(given) < len(self._types):
@@ -264,10 +275,9 @@ class Model(Views, Exports):
             changes = {n: kept(arguments.as_param(n, v, self._types[n])) for n, v in params.items()}
         new = copy.copy(self)
         calls = Calls(self._program)
-        vars(new).update(
-            params=Params(self.params | changes), _changes=self._changes | changes, _calls=calls, _showing={}
-        )
-        vars(new).pop("_on_devices", None)
+        vars(new).update(_changes=self._changes | changes, _calls=calls, _showing={})
+        for begun in ("params", "_on_devices"):
+            vars(new).pop(begun, None)
         return new
 
     def explain(self) -> str:
@@ -329,6 +339,10 @@ class Model(Views, Exports):
         values = arguments.bind(self.inputs, self.optional, args, named)
         return values, None if rng is None else arguments.as_key(rng)
 
+    @property
+    def _mesh(self) -> Mesh | None:
+        return self.placement.mesh if self.placement else None
+
     def _remember(self, args: Sequence[Any], named: Mapping[str, Any], values: dict[str, Any], rng: Any) -> None:
         """Let the next call of this kind go straight to the program, where nothing else is to be done."""
         more = rng is not None or self.graph.draws or self._bucket or self._max_size or self.placement is not None
@@ -337,12 +351,12 @@ class Model(Views, Exports):
 
     def _call(self, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:
-            rng = jax.random.key(secrets.randbits(32))
-            if is_traced(values, rng):
+            if is_traced(values):
                 raise RandomKeyError(
                     f"model {self.graph.name!r} draws random numbers, and inside jit, grad or vmap they would be drawn "
                     "once and stay as they are: pass a key, model(..., rng=jax.random.key(0))"
                 )
+            rng = jax.random.key(one_seed(self._mesh))
         padded, extents = buckets.pad(self.inputs, values, self._bucket)
         with buckets.blamed(extents):
             results = self._outputs(self._program, padded, rng, narrow)
@@ -387,19 +401,15 @@ class Model(Views, Exports):
         """
         values = analysis.parameters(self.graph) | self._changes
         put = partial(_put, self.placement)
-
-        def read(name: str) -> Any:  # without the model, which would hold itself
-            return load(values[name])
-
-        scalars = {n: np.asarray(read(n)) for n, v in values.items() if np.size(v) == 1}
+        scalars = {n: np.asarray(to_host(load(v))) for n, v in values.items() if np.size(v) == 1}
         types = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in values.items() if n not in scalars}
-        return Weights(types, read, lambda n, v: put({n: v})[n]), Known(scalars, self.static)
+        return Weights(types, values.__getitem__, lambda n, v: put({n: v})[n]), Known(scalars, self.static)
 
 
 def _put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any]:
     if placement is not None:
         return placement.put_params(params)
-    return {n: v if is_traced(v) else jax.device_put(v) for n, v in params.items()}
+    return {n: v if is_traced(v) else jax.device_put(load(v)) for n, v in params.items()}
 
 
 def _is_key(value: Any) -> bool:

@@ -28,6 +28,7 @@ from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings
 from ..runtime.optimize.executable import Weights
 from ..runtime.program import Program
+from ..sharding.put import put
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged, weights_read
 from . import buckets
@@ -184,7 +185,7 @@ class Segment:
         """Those of a model's parameters that it reads, on its own devices."""
 
         def place(name: str, value: Any) -> Any:
-            return jax.device_put({name: value}, plain(self.placement.of_params({name: value})))[name]
+            return put(value, plain(self.placement.of_params({name: value}))[name])
 
         if self not in params.elsewhere:
             own = {n: t for n, t in params.types.items() if n in self.keys}

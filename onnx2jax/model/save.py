@@ -21,7 +21,8 @@ from ..proto.files import read_model
 from ..proto.origin import Opened, nbytes
 from ..proto.tensors import EXTERNAL
 from ..proto.walk import tensors, weights
-from ..runtime.values import widened
+from ..runtime.values import to_host, widened
+from ..sharding.processes import together, writes
 from ..sharding.writing import configured
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
@@ -49,7 +50,8 @@ def save(
     every tensor. What ``convert`` was told (``static``, ``dim_overrides``) is not part of the file.
 
     Nothing is overwritten before everything is written: a failure leaves the old files as they were. ``path`` may be
-    the file that the model came from. A symbolic link at ``path`` is replaced, not followed.
+    the file that the model came from. A symbolic link at ``path`` is replaced, not followed. Of weights over several
+    processes the first process writes the file, and all of them call this.
 
     Args:
         model: a Model, a TrainingModel, or what ``convert`` takes. Of a Model the weights now in ``model.params`` are
@@ -88,23 +90,26 @@ def save(
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; a model goes to a file in it")
-    opened = open_model(model, params, state)
-    if configuration is not None:
-        _configure(model, opened.message, configuration)
-    every = list(tensors(opened.message))
-    outside = _outside(opened, every, external_data, size_threshold)
-    with atomic.replacements(path) as new:
-        if outside:
-            name = external_data if isinstance(external_data, str) else f"{path.name}.data"
-            with atomic.beside(_data_path(path, name), new) as file:
-                _write_data(opened, outside, name, file)
-        with atomic.beside(path, new) as file:
-            file.write(_serialized(opened, every))
+    opened, values = _opened(model, params, state)
+    ours, mesh = writes(values)
+    with together(mesh, "save"):
+        _assign(opened, values)
+        if configuration is not None:
+            _configure(model, opened.message, configuration)
+        if ours:
+            _write(opened, path, external_data, size_threshold)
     return path
 
 
-def open_model(model: Any, params: Mapping[str, Any] | None = None, state: Any = None) -> Opened:
-    """What a model's file says, with the weights that the model has now; the arguments are those of ``save``."""
+def open_model(model: Any) -> Opened:
+    """What a model's file says, with the weights that the model has now."""
+    opened, values = _opened(model, None, None)
+    _assign(opened, values)
+    return opened
+
+
+def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[Opened, dict[str, Any]]:
+    """What a model's file says, and the weights that are new; the arguments are those of ``save``."""
     values: dict[str, Any] = {}
     if state is not None and not hasattr(model, "init"):
         raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
@@ -116,8 +121,19 @@ def open_model(model: Any, params: Mapping[str, Any] | None = None, state: Any =
     else:
         _, message, files = opened_file(model, {})
         opened = Opened(message, files)
-    _assign(opened, values | dict(params or {}))
-    return opened
+    return opened, values | dict(params or {})
+
+
+def _write(opened: Opened, path: Path, external_data: bool | str | None, size_threshold: int) -> None:
+    every = list(tensors(opened.message))
+    outside = _outside(opened, every, external_data, size_threshold)
+    with atomic.replacements(path) as new:
+        if outside:
+            name = external_data if isinstance(external_data, str) else f"{path.name}.data"
+            with atomic.beside(_data_path(path, name), new) as file:
+                _write_data(opened, outside, name, file)
+        with atomic.beside(path, new) as file:
+            file.write(_serialized(opened, every))
 
 
 def _configure(model: Any, message: Any, name: str) -> None:
@@ -154,7 +170,7 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
 
 
 def _fitting(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    array = np.asarray(value)
+    array = np.asarray(to_host(value))
     if isinstance(value, jax.Array):
         array = widened(array, dtype)
     if dtype == object and array.dtype.kind in "UT":

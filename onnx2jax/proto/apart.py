@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import Any
 
-from .mapped import load
+from .mapped import load, sample
 
 
 class Apart:
@@ -22,6 +23,13 @@ class Apart:
     def __getstate__(self) -> dict[str, Any]:
         """What pickle keeps: the bytes themselves, not where in a file they are."""
         return vars(self) | {"_data": list(map(load, self._data))}
+
+    def digest(self, *others: bytes) -> str:
+        """A checksum of the bytes, as far as ``sample`` takes them, and of messages to which they belong."""
+        result = hashlib.sha256()
+        for data in (*(o.replace(self._key.encode(), b"") for o in others), *map(sample, self._data)):
+            result.update(data)
+        return result.hexdigest()
 
     def add(self, tensor: Any, data: Any) -> None:
         """Keep the bytes of a tensor that has none: bytes, or an array of them, which may still be in a file."""

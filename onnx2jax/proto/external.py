@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import ExternalDataError, ExternalDataNotFoundError
 from .apart import Apart
 from .dtypes import ELEMENT_TYPES
-from .mapped import WORTH_WAITING, File
+from .mapped import WORTH_WAITING, File, sample
 
 WORTH_SHARING: Final = 1024
 """From how many bytes on a tensor's raw_data is not kept a second time."""
@@ -115,6 +115,11 @@ class ExternalFiles:
         self._dense += elements
         self._stored += stored
         return self._dense <= max(DENSE_LIMIT, 1000 * self._stored)
+
+    def sample(self) -> bytes:
+        """Sizes and some bytes of the files that are open."""
+        files = [file for file in self._files.values() if file.size]
+        return b"".join(f"{file.size} ".encode() + sample(file.mapped()) for file in files)
 
     def is_link(self, location: str) -> bool:
         """Whether a location in the folder is a symbolic link."""

@@ -8,9 +8,11 @@ for yet. What touches it all the same is code that reads ``Graph.initializers`` 
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +21,9 @@ from ..errors import ExternalDataError
 
 WORTH_WAITING: Final = 64 * 1024
 """From how many bytes on a tensor is read when it is needed, rather than at once."""
+
+SAMPLE: Final = 1024
+"""Bytes in one of the places of a file by which it is told from others."""
 
 ALIGNMENT: Final = 64
 """Of memory that JAX takes over without a copy."""
@@ -44,18 +49,21 @@ class File:
 
     def read(self, start: int, nbytes: int) -> np.ndarray:
         """Bytes of the file, in memory of their own that JAX need not copy."""
-        memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        return self.read_runs([start], nbytes)
+
+    def read_runs(self, starts: Sequence[int], nbytes: int) -> np.ndarray:
+        """Runs of so many bytes each, one behind the other."""
+        memory = np.empty(len(starts) * nbytes + ALIGNMENT, np.uint8)
         first = -memory.ctypes.data % ALIGNMENT
-        result = memory[first : first + nbytes]
+        result = memory[first : first + len(starts) * nbytes]
         with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
-            file.seek(start)
             done = 0
-            while done < nbytes:
-                count = file.readinto(result[done:].data)
-                if not count:
-                    break
-                done += count
-            self._check(complete=done == nbytes)
+            for i, start in enumerate(starts):
+                file.seek(start)
+                end = (i + 1) * nbytes
+                while done < end and (count := file.readinto(result[done:end].data)):
+                    done += count
+            self._check(complete=done == result.size)
         result.flags.writeable = False
         return result
 
@@ -82,16 +90,43 @@ class _Map(mmap.mmap):
     file: File
 
 
-def load(array: Any) -> Any:
+def load(array: Any, index: tuple[slice, ...] | None = None) -> Any:
     """An array, or bytes, with its values in memory: read now, where it is a view of a map.
+
+    Args:
+        array: the array.
+        index: a slice of step 1 for each axis: gives the part there, of which nothing else is read.
 
     Raises:
         ExternalDataError: the file is no longer what it was.
     """
     if (memory := _map_of(array)) is None:
-        return array
+        return array if index is None else array[index]
     start = array.ctypes.data - np.frombuffer(memory, np.uint8).ctypes.data
-    return memory.file.read(start, array.nbytes).view(array.dtype).reshape(array.shape)
+    starts, shape = _runs(array, index or (slice(None),) * array.ndim)
+    nbytes = math.prod(shape) * array.itemsize // max(len(starts), 1)
+    return memory.file.read_runs([start + s for s in starts], nbytes).view(array.dtype).reshape(shape)
+
+
+def _runs(array: np.ndarray, index: tuple[slice, ...]) -> tuple[list[int], list[int]]:
+    """Where the runs of bytes begin that make a part of an array, counted from its first, and the shape of the part."""
+    bounds = [part.indices(extent)[:2] for part, extent in zip(index, array.shape, strict=True)]
+    shape = [end - first for first, end in bounds]
+    last = max((i for i, n in enumerate(array.shape) if shape[i] != n), default=0)
+    starts = np.zeros(1, np.int64)
+    for i, (first, end) in enumerate(bounds[: last + 1]):
+        places = np.arange(first, end) if i < last else np.array([first])
+        starts = (starts[:, None] + places * array.strides[i]).ravel()
+    return starts.tolist(), shape
+
+
+def sample(data: Any) -> Any:
+    """Bytes that are in memory; of those in a file, some from all over them: they tell the weights of one training from
+    those of another."""
+    if not waits(data):
+        return data
+    starts = np.linspace(0, max(data.size - SAMPLE, 0), 16).astype(np.int64).tolist()
+    return b"".join(load(data, (slice(s, s + SAMPLE),)).tobytes() for s in starts)
 
 
 def waits(array: Any) -> bool:

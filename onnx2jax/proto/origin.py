@@ -41,6 +41,10 @@ class Origin:
         new._changes = (*self._changes, change)
         return new
 
+    def digest(self) -> str:
+        """What tells files apart: a checksum of the message, and of bytes all over those that wait in files."""
+        return self._opened.digest(self._serialized, self._opened.files.sample())
+
     def open(self) -> Opened:
         """A fresh copy of the message, to be changed and written."""
         message = ModelProto.FromString(self._serialized)

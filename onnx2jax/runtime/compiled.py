@@ -23,7 +23,7 @@ from .jit import in_auto_mode, in_turn
 from .optimize.executable import Executable, Weights, signature
 from .store import Store
 from .thresholds import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
-from .values import is_jax, to_device
+from .values import is_jax, to_device, to_host
 
 
 class RecompilationWarning(UserWarning):
@@ -125,7 +125,8 @@ class Compiled:
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Of the values that the graph reads, those that are part of the compile key, and the others."""
         reads = {n: scope[n] for n in self._reads if n in scope}
-        pinned = {n: np.asarray(v) for n, v in reads.items() if n in fixed or (n in self.by_value and not is_traced(v))}
+        known = {n for n, v in reads.items() if n in fixed or (n in self.by_value and not is_traced(v))}
+        pinned = {n: np.asarray(to_host(reads[n])) for n in reads if n in known}
         return pinned, {n: v for n, v in reads.items() if n not in pinned}
 
     def _run(

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .. import compat
+
 _WIDENINGS = {
     (np.dtype(narrow), np.dtype(wide)) for narrow, wide in (("i4", "i8"), ("u4", "u8"), ("f4", "f8"), ("c8", "c16"))
 }
@@ -26,11 +28,16 @@ def is_jax(value: Any) -> bool:
 
 
 def to_host(value: Any) -> Any:
-    """Values for people and other runtimes: arrays as NumPy; dicts, and what is only traced, as they are."""
+    """Values for people and other runtimes: arrays as NumPy; dicts, and what is only traced, as they are.
+
+    An array over devices of several processes is gathered, so all of them call this.
+    """
     if type(value) is np.ndarray:  # most of them; to ask for a jax.Array takes ten times as long
         return value
     if isinstance(value, jax.Array):
-        return value if isinstance(value, jax.core.Tracer) else np.asarray(value)
+        if isinstance(value, jax.core.Tracer):
+            return value
+        return np.asarray(value) if value.is_fully_addressable else compat.gathered(value)
     return [to_host(v) for v in value] if isinstance(value, list | tuple) else value
 
 

@@ -21,6 +21,8 @@ from .. import compat
 from ..errors import ShardingError
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
+from .processes import together
+from .put import from_process, put, to_process
 
 
 class ShardingWarning(UserWarning):
@@ -224,12 +226,12 @@ class Placement(Devices):
 
     def put_params(self, params: Arrays) -> dict[str, Any]:
         """Parameters on their devices; tracers as they are."""
-        return {n: v if is_traced(v) else jax.device_put(v, self.params[n]) for n, v in params.items()}
+        return {n: v if is_traced(v) else put(v, self.params[n]) for n, v in params.items()}
 
     def put_inputs(self, values: Arrays) -> dict[str, Any]:
         """Inputs on the devices; what JAX cannot hold stays as it is."""
         shardings = self.of_inputs({n: v for n, v in values.items() if _can_lie(v)}, False)
-        return {n: jax.device_put(v, shardings[n]) if n in shardings else self.put_whole(v) for n, v in values.items()}
+        return {n: put(v, shardings[n]) if n in shardings else self.put_whole(v) for n, v in values.items()}
 
     def put_batch(self, values: Arrays) -> dict[str, Any]:
         """A batch to train on.
@@ -237,13 +239,45 @@ class Placement(Devices):
         Raises:
             ShardingError: the first axis of an array is no multiple of its number of devices.
         """
-        return jax.device_put(dict(values), dict(self.of_inputs(values, True)))
+        shardings = self.of_inputs(values, True)
+        return {n: put(v, shardings[n]) for n, v in values.items()}
 
     def put_whole(self, value: Any) -> Any:
         """An array, or a list of such, on every device."""
         if isinstance(value, list):
             return [self.put_whole(v) for v in value]
-        return jax.device_put(value, self.everywhere) if _can_lie(value) else value
+        return put(value, self.everywhere) if _can_lie(value) else value
+
+    def from_process(self, values: Arrays) -> dict[str, jax.Array]:
+        """Inputs or a batch of which each process gives its own part, as arrays over the devices of all.
+
+        Args:
+            values: by name, the rows along the first axis that lie on devices of this process, as many in each; where
+                the first axis is not divided over processes, all rows. Numbers alone are the same in all processes.
+
+        Raises:
+            ShardingError: rows cannot be divided over the devices.
+            ProcessError: processes give other names, shapes or types.
+
+        >>> import jax, numpy as np, onnx2jax
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> model = onnx2jax.convert(onnx2jax.demo_model(), mesh=mesh)
+        >>> inputs = model.placement.from_process({"image": np.zeros((2, 1, 8, 8), np.float32)})
+        >>> model(**inputs).shape
+        (2, 10)
+        """
+
+        def of(name: str) -> Callable[[Any], NamedSharding]:
+            return lambda whole: self.of_inputs({name: whole}, True)[name]
+
+        with together(self.mesh, "arrays from processes") as said, compat.enable_x64():
+            said.same({n: _said(v) for n, v in values.items()})
+            rows = {n: v for n, v in values.items() if np.ndim(v)}
+            return {n: from_process(n, v, of(n)) if n in rows else self.put_whole(v) for n, v in values.items()}
+
+    def to_process(self, value: jax.Array) -> np.ndarray:
+        """The part of an output that lies in this process: the rows that ``from_process`` took there, as NumPy."""
+        return to_process(value)
 
     def __str__(self) -> str:
         """A table: the mesh, how each parameter is divided, pipeline stages, and what could not be followed."""
@@ -251,6 +285,11 @@ class Placement(Devices):
         stages = [f"stage {stage}  node {node!r}" for node, stage in self.stages.items()]
         devices = ", ".join(str(d.id) for d in self.mesh.devices.flat)
         return "\n".join([f"{_described(self.mesh)} over devices {devices}", *rows, *stages, *self.notes])
+
+
+def _said(value: Any) -> str:
+    """The type and shape of an array, or what is no array."""
+    return f"{value.dtype}{list(value.shape)}" if np.ndim(value) else repr(value)
 
 
 def _can_lie(value: Any) -> bool:

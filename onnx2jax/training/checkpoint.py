@@ -15,10 +15,14 @@ from typing import Any, Final, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from .. import compat
 from ..errors import CheckpointError
 from ..proto import atomic
+from ..runtime.values import to_host
+from ..sharding.processes import together, writes
+from ..sharding.put import by_parts, put
 from .engine import is_key
 
 T = TypeVar("T")
@@ -37,6 +41,8 @@ IN_ORBAX: Final = READ_BACK | {"complex128"} | {f"float8_{x}" for x in ("e4m3fn"
 
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any = None) -> Path:
     """Write a training state to a safetensors file, whole or not at all.
+
+    Of several processes all call this, and the first gathers and writes; ``Checkpoints`` gathers nothing.
 
     Args:
         path: the file; one that is there is replaced.
@@ -63,11 +69,17 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
     path = Path(path)
     arrays, about = _entries(state, position)
-    # Pointers go to safetensors, so each array has to be one block in order.
-    blocks = {name: np.asarray(value, order="C") for name, value in arrays.items()}
-    blocks = {n: a if a.dtype.name in READ_BACK else _bytes(a) for n, a in blocks.items()}
-    with atomic.replacing(path) as file:
-        save_file(blocks, file.name, {ABOUT: json.dumps(about)})
+    ours, mesh = writes(arrays)
+    with together(mesh, "save_checkpoint"):
+        blocks = {}
+        for name, value in arrays.items():
+            # Pointers go to safetensors, so each array has to be one block in order.
+            block = np.asarray(to_host(value), order="C")
+            if ours:
+                blocks[name] = block if block.dtype.name in READ_BACK else _bytes(block)
+        if ours:
+            with atomic.replacing(path) as file:
+                save_file(blocks, file.name, {ABOUT: json.dumps(about)})
     return path
 
 
@@ -104,7 +116,7 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
             about = (file.metadata() or {}).get(ABOUT)
             if about is None:
                 raise CheckpointError(f"{str(path)!r} was not written by save_checkpoint")
-            return _restored(str(path), json.loads(about), like, file.get_tensor)
+            return _restored(str(path), json.loads(about), like, file.get_tensor, file.get_slice)
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} is damaged, or no safetensors file ({error})") from error
 
@@ -113,7 +125,8 @@ class Checkpoints:
     """A folder of checkpoints by step, written by orbax while training goes on; the newest few are kept.
 
     Each step appears whole or not at all. Arrays that are spread over devices or processes are written and read in
-    pieces, never gathered. Use it in a ``with`` statement, or call ``close``.
+    pieces, never gathered, and may be read onto another mesh. All processes make the same calls, over one folder.
+    Use it in a ``with`` statement, or call ``close``.
 
     Args:
         folder: where they are, made when it is not there.
@@ -155,10 +168,12 @@ class Checkpoints:
             ValueError: ``step`` is not above the newest one.
             TypeError: a leaf is no array, or JSON cannot hold ``position``.
         """
-        newest = self._manager.latest_step()
-        if newest is not None and step <= newest:
-            raise ValueError(f"step {step} is not above {newest}, the newest in {str(self.folder)!r}")
         arrays, about = _entries(state, position)
+        with together(writes(arrays)[1], "Checkpoints.save") as said:
+            newest = self._manager.latest_step()
+            if newest is not None and step <= newest:
+                raise ValueError(f"step {step} is not above {newest}, the newest in {str(self.folder)!r}")
+            said.same({"step": step, "newest": newest, "position": position})
         # orbax refuses empty arrays, and types that it does not hold only later, in the background.
         arrays = {n: a if a.dtype.name in IN_ORBAX else _bytes(a) for n, a in arrays.items() if a.size}
         args = self._orbax.args
@@ -176,12 +191,15 @@ class Checkpoints:
             CheckpointError: as in ``load_checkpoint``.
             FileNotFoundError: no such step, or none at all.
         """
-        steps = self.steps
-        if not steps or step not in (None, *steps):
-            raise FileNotFoundError(f"no checkpoint {step or ''} in {str(self.folder)!r}; the steps there are {steps}")
-        number = steps[-1] if step is None else step
-        where, args = f"step {number} of {str(self.folder)!r}", self._orbax.args
         leaves, _ = _leaves(like)
+        with together(writes(leaves)[1], "Checkpoints.load") as said:
+            steps = self.steps
+            if not steps or step not in (None, *steps):
+                known = f"the steps there are {steps}"
+                raise FileNotFoundError(f"no checkpoint {step or ''} in {str(self.folder)!r}; {known}")
+            number = steps[-1] if step is None else step
+            said.same({"step": number})
+        where, args = f"step {number} of {str(self.folder)!r}", self._orbax.args
 
         def target(leaf: Any) -> Any:
             sharding = _sharding(leaf) if leaf.dtype.name in IN_ORBAX else None
@@ -238,6 +256,10 @@ def _sharding(leaf: Any) -> Any:
     return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
 
 
+def _put(value: Any, sharding: Any) -> Any:
+    return put(value, sharding) if isinstance(sharding, NamedSharding) else jax.device_put(value, sharding)
+
+
 def _leaves(state: Any) -> tuple[dict[str, Any], Any]:
     """The leaves of a state by name, and its structure."""
     paths, structure = jax.tree_util.tree_flatten_with_path(state)
@@ -275,7 +297,7 @@ def _entries(state: Any, position: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _bytes(array: Any) -> np.ndarray:
-    return np.asarray(array, order="C").reshape(-1).view(np.uint8)
+    return np.asarray(to_host(array), order="C").reshape(-1).view(np.uint8)
 
 
 def _check(where: str, about: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
@@ -287,20 +309,28 @@ def _check(where: str, about: Mapping[str, Any], leaves: Mapping[str, Any]) -> N
         raise CheckpointError(f"{where} does not fit the state it is loaded for:\n  " + "\n  ".join(lines))
 
 
-def _restored(where: str, about: Mapping[str, Any], like: S, read: Callable[[str], Any]) -> tuple[S, Any]:
-    """The state of which ``read`` gives the arrays by name, and its position."""
+def _restored(
+    where: str, about: Mapping[str, Any], like: S, read: Callable[[str], Any], parts: Callable[[str], Any] | None = None
+) -> tuple[S, Any]:
+    """The state of which ``read`` gives the arrays by name, and ``parts`` some of one at an index; its position."""
     leaves, structure = _leaves(like)
     _check(where, about, leaves)
 
     def placed(name: str, leaf: Any) -> Any:
+        sharding = _sharding(leaf)
+        if parts and isinstance(sharding, NamedSharding) and leaf.size > 1 and leaf.dtype.name in READ_BACK:
+            part = parts(name)
+            fits = tuple(part.get_shape()) == leaf.shape
+            if fits and part[(slice(1),) * leaf.ndim].dtype == leaf.dtype:
+                return by_parts(leaf.shape, leaf.dtype, sharding, part.__getitem__)
         value = read(name)
         if is_key(leaf):
-            return jax.device_put(jax.random.wrap_key_data(value, impl=about["keys"][name]), _sharding(leaf))
+            return _put(jax.random.wrap_key_data(value, impl=about["keys"][name]), sharding)
         if value.dtype == np.uint8 != leaf.dtype and value.nbytes == leaf.size * leaf.dtype.itemsize:
             value = value.view(leaf.dtype).reshape(leaf.shape)
         if (value.dtype, value.shape) != (leaf.dtype, leaf.shape):
             raise CheckpointError(f"{where} says that {name} is {_type(leaf)}, but it is {_type(value)}")
-        return value if isinstance(leaf, np.ndarray | np.generic) else jax.device_put(value, _sharding(leaf))
+        return value if isinstance(leaf, np.ndarray | np.generic) else _put(value, sharding)
 
     with compat.enable_x64():
         return jax.tree.unflatten(structure, [placed(*item) for item in leaves.items()]), about["position"]

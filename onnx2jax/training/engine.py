@@ -16,8 +16,11 @@ from .. import compat
 from ..errors import InputError, InputTypeError, KnownValueError
 from ..model import arguments
 from ..ops.arrays import is_traced
+from ..proto.mapped import load
 from ..runtime.jit import in_auto_mode, in_turn
-from ..runtime.values import to_device
+from ..runtime.values import to_device, to_host
+from ..sharding.processes import EQUAL, together
+from ..sharding.put import put
 from ..sharding.rules import Placement
 
 S = TypeVar("S")
@@ -27,7 +30,7 @@ class State:
     """What a step changes: a dataclass that is a pytree of arrays, and keeps 64-bit types when pickled or copied."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {n: jax.tree.map(lambda v: v if is_key(v) else np.asarray(v), v) for n, v in vars(self).items()}
+        return {n: jax.tree.map(lambda v: v if is_key(v) else to_host(v), v) for n, v in vars(self).items()}
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         with compat.enable_x64():
@@ -68,15 +71,39 @@ class Training:
 
     def _put(self, state: S) -> S:
         """A state on the devices."""
-        return jax.device_put(state, self.shardings(state)) if self._placement else state
+        return jax.tree.map(put, state, self.shardings(state)) if self._placement else state
+
+    def _begun(self, optimizer: Any, params: dict[str, jax.Array]) -> Any:
+        """An optimizer's state before the first step; over a mesh no device ever holds more of it than its part."""
+        if self._placement is None:
+            return optimizer.init(params)
+        lies = self.shardings(jax.eval_shape(optimizer.init, params))
+        return jax.jit(optimizer.init, out_shardings=lies)(params)
 
     def _put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters on the devices, also where the caller is inside a transformation of JAX."""
         with compat.enable_x64(), compat.outside():
-            return {n: jax.device_put(v, self._places.get(n)) for n, v in params.items()}
+            return {n: self._laid(n, v) for n, v in params.items()}
+
+    def _laid(self, name: str, value: Any) -> jax.Array:
+        """A parameter on its devices, of which no more is read from its file than lies there."""
+        return put(value, self._places[name]) if self._placement else jax.device_put(load(value))
 
     def _put_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         return self._placement.put_batch(batch) if self._placement else batch
+
+    def from_process(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """A batch of which each of several processes gives its own rows, for ``step``; the rows as they are without a
+        mesh.
+
+        Args:
+            batch: arrays by name, with as many rows in each process.
+
+        Raises:
+            ShardingError: rows cannot be divided over the devices.
+            ProcessError: processes give other names, shapes or types.
+        """
+        return self._placement.from_process(batch) if self._placement else dict(batch)
 
     def _key(self, rng: Any) -> Any:
         """A key or seed of the caller's as a key of the state's own: a step takes its memory."""
@@ -123,7 +150,7 @@ class Step:
         if not isinstance(batch, Mapping):
             raise InputTypeError(f"a batch is a dict of arrays by name, not {type(batch).__name__}")
         with compat.enable_x64():
-            args = (state, self.constants, self.bind(batch), *rest)
+            args = (state, self.constants, self._bound(batch, rest), *rest)
             if not self._staged:
                 try:
                     return in_turn(self._program or self._compiled(state), *args)
@@ -138,6 +165,15 @@ class Step:
                 return in_turn(self.compute, *args)
             new, outputs = in_turn(self.compute, *args)
             return self.training._put(new), {n: to_device(v) for n, v in outputs.items()}
+
+    def _bound(self, batch: Any, rest: Any) -> Any:
+        placement = self.training._placement
+        if placement is None or is_traced(batch):
+            return self.bind(batch)
+        with together(placement.mesh, "a step of training", EQUAL) as said:
+            bound = self.bind(batch)
+            said.same({**batch, "rng": list(rest)})
+        return bound
 
     def _compiled(self, state: Any) -> Any:
         @wraps(self.compute)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..errors import UnsupportedError
-from ..ir import binding
+from ..ir import analysis, binding
 from ..ir.file import Reading
 from ..ir.graph import Imported, read_constants
 from ..ir.training_info import TrainingInfo, read_training
@@ -39,5 +39,5 @@ def open_training(source: Any, reading: Reading) -> Opened:
     infos = read_training(importer.message, imported.graph, importer)
     binding.check_served(importer.missing, importer.refused)
     for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
-        read_constants(graph)
+        read_constants(graph, analysis.parameters(graph))
     return Opened(imported, infos, Origin(importer.message, importer.files))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,13 +20,16 @@ from ..ir import analysis
 from ..ir.graph import Graph
 from ..model import arguments
 from ..model.caches import Caches, caches
+from ..model.convert import seen
 from ..model.model import Model
 from ..model.outputs import field_names, packed
 from ..model.pipeline import program_of
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Context, evaluate
 from ..runtime.spread import Spread
+from ..runtime.values import to_host
 from ..sharding import rules
+from ..sharding.processes import together
 from ..sharding.stages import Staged
 from . import lora as low_rank
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -154,7 +157,8 @@ class FineTuning(Training):
         )
         self._fields = field_names(v.name for v in self._form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
-        self._params = {n: model.params.get(n, v) for n, v in analysis.parameters(self._form.plain).items()}
+        self._params = analysis.parameters(self._form.plain)
+        self._params |= {n: v for n, v in model.changed().items() if n in self._params}
         added = [n for a in self._adapters for n in (a.a, a.b)]
         self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable, added)
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
@@ -169,7 +173,10 @@ class FineTuning(Training):
                 "accumulate=, and batchnorm='train', which would normalise each of them by itself"
             )
         # Scalars are part of the program: x ** 2 costs less than x ** y.
-        self._known = {n: np.asarray(v) for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
+        scalars = {n: v for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
+        self._known = {n: np.asarray(to_host(v)) for n, v in scalars.items()}
+        with together(self._placement.mesh if self._placement else None, "finetune") as said:
+            said.same(seen(self._placement, model.origin, self.trainable))
 
     @property
     def _in_stages(self) -> bool:
@@ -219,12 +226,12 @@ class FineTuning(Training):
         """
         with compat.enable_x64():
             key = self._key(rng)
-            values = {n: jnp.array(v, kept_in(self._dtypes[n])) for n, v in self._initial.items()}
+            values = {n: jnp.array(self._laid(n, v), kept_in(self._dtypes[n])) for n, v in self._initial.items()}
             for adapter in self._adapters:
                 values |= adapter.drawn(key)
             params = {n: values[n] for n in self.trainable}
             stats = {n: values[n] for n in self._form.statistics}
-            begin = Spread(self._optimizer.init) if self._in_stages else self._optimizer.init
+            begin = Spread(self._optimizer.init) if self._in_stages else partial(self._begun, self._optimizer)
             opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), begin(self._put(params)))
             return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key))
 
@@ -233,7 +240,8 @@ class FineTuning(Training):
 
         Args:
             state: from ``init``, an earlier step, or a checkpoint.
-            batch: arrays by name. Entries named as the model's inputs are fed; all go to the loss. Of a decoder that is
+            batch: arrays by name. Entries named as the model's inputs are fed; all go to the loss. NumPy arrays are
+                the same in all processes; rows of each process go through ``from_process``. Of a decoder that is
                 given tokens, lists of unequal lengths are padded on the right, and an attention mask, positions and
                 empty caches made where they are left out.
 
@@ -262,9 +270,10 @@ class FineTuning(Training):
         Adapters are added to floating weights, and rounded once to their type. Beside packed weights the model, and
         the file that ``save`` makes of it, has them as nodes: MatMul, Mul, MatMul, Add.
         """
-        params = {n: np.asarray(v) for n, v in self.params(state).items()}
+        spread = self._model.placement is not None
+        params = {n: v if spread else np.asarray(to_host(v)) for n, v in self.params(state).items()}
         model, params = low_rank.finished(self._model, self._adapters, params, self._params)
-        constants = [n for n in params if n not in model.params]
+        constants = sorted(params.keys() - analysis.parameters(model.graph).keys())
         if constants:
             raise InputNameError(
                 f"{constants[:5]} are constants of the whole model, because shapes depend on what is computed from "

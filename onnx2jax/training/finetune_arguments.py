@@ -15,6 +15,7 @@ from ..errors import InputNameError, InputTypeError, KnownValueError, LossError,
 from ..ir.graph import Graph
 from ..model.caches import Caches
 from ..model.model import Model
+from ..proto.mapped import load
 from .decoders import made, padded
 from .form import statistics_of
 from .weights import no_weights
@@ -40,7 +41,7 @@ def chosen(
     if trainable is None:
         names = set() if adapters else params.keys() - others
     elif callable(trainable):
-        names = {n for n in usual if trainable(n, params[n])}
+        names = {n for n in usual if trainable(n, load(params[n]))}
     else:
         names = set()
         for pattern in [trainable] if isinstance(trainable, str) else trainable:

@@ -29,6 +29,8 @@ from ..model.detours import Detour, Step, detoured, opset_of, with_detours
 from ..model.model import Model
 from ..model.rebatch import group_of
 from ..proto.dtypes import to_code, to_dtype
+from ..proto.mapped import load
+from ..runtime.values import to_host
 from .checkpoint import ABOUT
 
 MICROSOFT: Final = "com.microsoft"
@@ -126,7 +128,7 @@ class Adapter:
 
     def merged(self, weight: Any, a: Any, b: Any) -> np.ndarray:
         """The stored weight with the adapter in it, rounded once to its element type."""
-        weight, a, b = map(np.asarray, (weight, a, b))
+        weight, a, b = (np.asarray(to_host(load(v))) for v in (weight, a, b))
         added = (a @ b) * self.scale / self.map.factor
         wide: np.ndarray = weight.astype(self.dtype) + (added.T if self.map.turned else added)
         return wide.astype(weight.dtype)

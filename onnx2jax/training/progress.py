@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import jax
 import numpy as np
 
 from .. import compat
@@ -21,13 +22,14 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
     """A function to be called with the metrics of each step.
 
     Args:
-        wanted: None draws where rich is installed and the error stream is a terminal.
+        wanted: None draws where rich is installed and the error stream is a terminal. Of several processes the first
+            draws.
         total: steps in all, when known.
 
     Raises:
         ImportError: a bar is wanted, but there is no rich.
     """
-    if wanted is False or (wanted is None and not sys.stderr.isatty()):
+    if wanted is False or (wanted is None and not sys.stderr.isatty()) or jax.process_index():
         yield _silent
         return
     try:

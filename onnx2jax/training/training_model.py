@@ -26,7 +26,9 @@ from ..proto.mapped import load
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings
 from ..runtime.program import Program
+from ..runtime.values import to_host
 from ..sharding.configurations import placement
+from ..sharding.processes import EQUAL, several, together
 from .engine import Step, Training, counted
 from .file import open_training
 from .state import TrainingState, all_widened, assigned
@@ -88,13 +90,16 @@ class TrainingModel(Training):
         max_trips: int | None = None,
         **reading: Unpack[Reading],
     ) -> None:
-        self._imported, self._infos, self.origin = imported, infos, _ = open_training(source, reading)
+        with together(mesh, "TrainingModel") as said:
+            self._imported, self._infos, self.origin = imported, infos, _ = open_training(source, reading)
+            if several(mesh):
+                said.same({"the file": self.origin.digest(), "shardings=": str(shardings)})
         self.algorithms = tuple(info.name for info in infos)
 
         main = imported.graph.initializers
         variables = set().union(*(info.assigned for info in infos))
         self._stored = {n: v for n, v in main.items() if n in variables}
-        self._own_stored = tuple({n: load(v) for n, v in info.own.items() if n in info.assigned} for info in infos)
+        self._own_stored = tuple({n: v for n, v in info.own.items() if n in info.assigned} for info in infos)
         self._variables = {n: v for each in (*reversed(self._own_stored), self._stored) for n, v in each.items()}
         if strings := [n for n, v in self._variables.items() if v.dtype.hasobject]:
             raise UnsupportedError(f"variables {strings} hold strings, which JAX does not")
@@ -117,7 +122,8 @@ class TrainingModel(Training):
 
     @cached_property
     def _structure(self) -> Any:
-        return jax.tree.structure(jax.eval_shape(self.init))
+        variables, *own = (dict.fromkeys(s, 0) for s in (self._stored, *self._own_stored))
+        return jax.tree.structure(TrainingState(variables, tuple(own), 0))  # type: ignore[arg-type]
 
     @cached_property
     def _parts(self) -> dict[Graph, _Part]:
@@ -132,7 +138,8 @@ class TrainingModel(Training):
     def init(self) -> TrainingState:
         """The state that the file holds (rule TR-03)."""
         with compat.enable_x64():
-            variables, *own = ({n: jnp.array(v) for n, v in s.items()} for s in (self._stored, *self._own_stored))
+            every = (self._stored, *self._own_stored)
+            variables, *own = ({n: jnp.array(self._laid(n, v)) for n, v in s.items()} for s in every)
             return self._put(TrainingState(variables, tuple(own), self._key(self._rng)))
 
     def initialize(self, state: TrainingState | None = None, /, rng: Any = None) -> TrainingState | None:
@@ -160,7 +167,8 @@ class TrainingModel(Training):
 
         Args:
             state: the state; its memory is reused (``donate``).
-            batch: arrays by name of input.
+            batch: arrays by name of input. NumPy arrays are the same in all processes; rows of each process go through
+                ``from_process``.
             rng: random key or seed of this step; drawn from the state's when left out.
             algorithm: its index, or its name. When left out, a whole iteration: all of them in order, each on what the
                 one before left (rule TR-22).
@@ -202,7 +210,9 @@ class TrainingModel(Training):
         self._check(state)
         with compat.enable_x64():
             part = self._part(self._imported.graph)
-            values = part.bind({**(inputs or {}), **named})
+            with together(self._placement.mesh if self._placement else None, "infer", EQUAL) as said:
+                values = part.bind({**(inputs or {}), **named})
+                said.same(values)
             if self._placement is not None:
                 values = self._placement.put_inputs(values)
             variables = all_widened(state.variables, self._stored)
@@ -222,7 +232,7 @@ class TrainingModel(Training):
     def to_model(self, state: TrainingState | None = None) -> Model:
         """The main graph as a Model with the variables of a state, ``self.state`` when left out."""
         variables = (self.state if state is None else state).variables
-        values, graph = {n: np.asarray(v) for n, v in variables.items()}, self._imported.graph
+        values, graph = {n: np.asarray(to_host(v)) for n, v in variables.items()}, self._imported.graph
         graph = replace(graph, initializers={**graph.initializers, **values})
         settings = replace(self._settings, place=None)
         return Model(replace(self._imported, graph=graph), settings, origin=self.origin, changes=values)
@@ -259,8 +269,8 @@ class TrainingModel(Training):
             state = replace(self.init(), key=key)
             for i, info in enumerate(self._infos):
                 part = self._part(info.initialization)
-                seen = {**info.algorithm.initializers, **state.variables, **state.own[i]}
-                values = {n: seen[n] for n in part.graph.captures}
+                seen: dict[str, Any] = {**info.algorithm.initializers, **state.variables, **state.own[i]}
+                values = {n: load(seen[n]) for n in part.graph.captures}
                 results = part.run(values, part.constants, jax.random.fold_in(draw, i))
                 state = assigned(state, i, info, info.initialization_binding, results)
             return self._put(state)

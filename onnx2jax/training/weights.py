@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ir.graph import Function, Graph, Node
+from ..proto.mapped import load
+from ..runtime.values import to_host
 from .form import statistics_of
 
 _LAYERS: Final = {
@@ -133,10 +135,15 @@ def no_weights(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]:
         if name in uses.weights:
             return ""
         if name in uses.parts and name not in constants:
-            return "a mask" if _is_mask(np.asarray(value)) else ""
+            return "a mask" if _is_mask(_values(value)) else ""
         return "no weight of a linear map, embedding, convolution, normalisation or recurrence"
 
     return {name: reason for name, value in params.items() if (reason := why(name, value))}
+
+
+def _values(value: Any, index: tuple[slice, ...] | None = None) -> np.ndarray:
+    """A parameter, or the part of it at an index."""
+    return np.asarray(to_host(load(value, index)))
 
 
 def _is_mask(value: np.ndarray) -> bool:
@@ -149,11 +156,12 @@ def _rotations(params: Mapping[str, Any]) -> set[str]:
     first: dict[float, list[str]] = {0.0: [], 1.0: []}
     for name, value in params.items():
         if np.ndim(value) > 1 and value.size and jnp.issubdtype(value.dtype, jnp.floating):
-            row = np.asarray(value).reshape(-1, value.shape[-1])[0]
+            first_row = (*(slice(1),) * (value.ndim - 1), slice(None))
+            row = _values(value, first_row).ravel()
             if float(row[0]) in first and (row == row[0]).all():
                 first[float(row[0])].append(name)
     pairs = ((c, s) for c in first[1.0] for s in first[0.0] if params[c].shape == params[s].shape)
-    return {n for pair in pairs if _is_circle(*(np.asarray(params[n], np.float32) for n in pair)) for n in pair}
+    return {n for pair in pairs if _is_circle(*(_values(params[n]).astype(np.float32) for n in pair)) for n in pair}
 
 
 def _is_circle(cosines: np.ndarray, sines: np.ndarray) -> bool:

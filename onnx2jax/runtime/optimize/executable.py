@@ -33,7 +33,7 @@ class Weights(Mapping[str, Any]):
     def __init__(
         self, types: Mapping[str, jax.ShapeDtypeStruct], read: Callable[[str], Any], place: Callable[[str, Any], Any]
     ) -> None:
-        """``read`` gives the values of a parameter, ``place`` puts them on a device."""
+        """``read`` gives the values of a parameter, in memory or in its file; ``place`` puts them on a device."""
         self.types, self.read = dict(types), read
         self._place, self._placed = place, dict[str, Any]()
         self.prepared: dict[Executable, list[Any]] = {}

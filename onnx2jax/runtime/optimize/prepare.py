@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from ...proto.mapped import load
 from ..thresholds import MOST_GROWTH, SMALL_GROWTH
 from .inline import for_the_cpu, inlined, renamed, variables
 from .on_numpy import Step, is_computable
@@ -94,7 +95,7 @@ class Prepared:
         for step in steps:
             for v in step.reads:
                 if v not in values:
-                    values[v] = np.asarray(weights.read(given[v]))
+                    values[v] = np.asarray(load(weights.read(given[v])))
             values.update(step.computed(values))
             yield from ((v, jax.device_put(values[v])) for v in step.results if v in wanted)
             for v in step.reads:

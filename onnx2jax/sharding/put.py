@@ -1,0 +1,108 @@
+"""Arrays onto the devices of a mesh, of which each process reads and holds its own parts alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+
+from .. import compat
+from ..errors import ShardingError
+from ..ops.arrays import is_traced
+from ..proto.mapped import load, waits
+
+
+def put(value: Any, sharding: Sharding) -> Any:
+    """An array where a sharding says.
+
+    Args:
+        value: a NumPy array, of which only those parts are read from its file that lie on devices of this process; a
+            JAX array; or a tracer. Over several processes what is not spread over them yet is the same in all.
+        sharding: over devices of which some are this process's.
+    """
+    if is_traced(value):
+        return jax.device_put(value, sharding)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        same = value.sharding.is_equivalent_to(sharding, value.ndim)
+        return value if same else compat.spread(value, sharding)
+    if sharding.is_fully_addressable and not waits(value):
+        return jax.device_put(value, sharding)
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = put(jax.random.key_data(value), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+    return by_parts(np.shape(value), value.dtype, sharding, lambda index: load(np.asarray(value), index))
+
+
+def by_parts(
+    shape: tuple[int, ...], dtype: Any, sharding: Sharding, read: Callable[[tuple[slice, ...]], Any]
+) -> jax.Array:
+    """An array whose parts ``read`` gives as NumPy, by their slices; a part of several devices is read once."""
+    found: dict[Any, np.ndarray] = {}
+
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        bounds = _bounds(index, shape)
+        if bounds not in found:
+            found[bounds] = np.asarray(read(tuple(slice(*b) for b in bounds)), order="C")
+        return found[bounds]
+
+    return jax.make_array_from_callback(shape, sharding, part, dtype=dtype)
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Where a part of an array begins and ends on each axis."""
+    return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+
+
+def share(sharding: NamedSharding, extent: int) -> tuple[int, int]:
+    """Into how many parts the first axis is divided, and how many of them lie in this process."""
+    entry = sharding.spec[0] if sharding.spec else None
+    axes = entry if isinstance(entry, tuple) else (entry,) if entry else ()
+    parts = math.prod(sharding.mesh.shape[a] for a in axes)
+    rows = NamedSharding(sharding.mesh, type(sharding.spec)(entry))
+    return parts, len({s[0].start or 0 for s in rows.addressable_devices_indices_map((extent,)).values() if s})
+
+
+def from_process(name: str, value: Any, of_shape: Any) -> jax.Array:
+    """The array of which each process gives its own rows.
+
+    Args:
+        name: for errors.
+        value: the rows of this process.
+        of_shape: the sharding for an array of a shape and type.
+
+    Raises:
+        ShardingError: the rows cannot be divided over the devices of this process.
+    """
+    array = np.asarray(value)
+    whole = jax.ShapeDtypeStruct((array.shape[0] * jax.process_count(), *array.shape[1:]), array.dtype)
+    parts, own = share(of_shape(whole), whole.shape[0])
+    if array.shape[0] % own:
+        raise ShardingError(
+            f"{name!r}: the {array.shape[0]} rows of this process cannot be divided evenly over its {own} parts of "
+            f"{parts}; pad them to {-(-array.shape[0] // own) * own}"
+        )
+    shape = (array.shape[0] // own * parts, *array.shape[1:])
+    sharding = of_shape(jax.ShapeDtypeStruct(shape, array.dtype))
+    return jax.make_array_from_process_local_data(sharding, array, shape)
+
+
+def to_process(value: Any) -> np.ndarray:
+    """The block of an array that lies in this process; all of it where it lies in one process, or whole in each."""
+    if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
+        return np.asarray(value)
+    parts = {
+        tuple(s.indices(n)[:2] for s, n in zip(p.index, value.shape, strict=True)): p for p in value.addressable_shards
+    }
+    places = [{first: i for i, first in enumerate(sorted({b[axis][0] for b in parts}))} for axis in range(value.ndim)]
+    block = value.sharding.shard_shape(value.shape)
+    result = np.empty([len(p) * n for p, n in zip(places, block, strict=True)], value.dtype)
+    for bounds, part in parts.items():
+        starts = (places[axis][first] * block[axis] for axis, (first, _) in enumerate(bounds))
+        result[tuple(slice(s, s + n) for s, n in zip(starts, block, strict=True))] = part.data
+    return result
