@@ -351,12 +351,12 @@ class Model(Views, Exports):
 
     def _call(self, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:
-            if is_traced(values):
+            rng = jax.random.key(one_seed(self._mesh))
+            if is_traced(values, rng):
                 raise RandomKeyError(
                     f"model {self.graph.name!r} draws random numbers, and inside jit, grad or vmap they would be drawn "
                     "once and stay as they are: pass a key, model(..., rng=jax.random.key(0))"
                 )
-            rng = jax.random.key(one_seed(self._mesh))
         padded, extents = buckets.pad(self.inputs, values, self._bucket)
         with buckets.blamed(extents):
             results = self._outputs(self._program, padded, rng, narrow)
