@@ -27,7 +27,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputNameError, UnsupportedError
 from ..ir.graph import Graph
-from ..model.caches import BY_OPERATOR, Caches, Pair, caches, extents
+from ..model.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
 from ..model.model import Model
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
@@ -69,7 +69,7 @@ class Steps:
         self.model = model
         self._outputs = {n: p.present for n, p in self.pairs.items()}
         for value in found.others if first else ():  # what a step only reads, the first call has made
-            present = _made_by(first, value.name)
+            present = namesake(value.name, {v.name: v for v in first.outputs}) if first else None
             if present is not None and isinstance(value.type, TensorType):
                 axis = next((i for i, d in enumerate(value.shape or ()) if i and not isinstance(d, int)), None)
                 self.pairs[value.name] = Pair(value, present, axis)
@@ -382,13 +382,6 @@ def _same(a: Any, b: Any) -> bool:
 def _dtype(value: ValueInfo) -> np.dtype:
     assert isinstance(value.type, TensorType)
     return value.type.dtype
-
-
-def _made_by(model: Model | None, name: str) -> str | None:
-    """The output of the first call that is this input of a step."""
-    outputs = {v.name for v in model.outputs} if model else set()
-    candidates = (name.replace("past_key_values", "present"), name.replace("past", "present"))
-    return next((c for c in candidates if c != name and c in outputs), None)
 
 
 def positions_in_tables(graph: Graph) -> int | None:

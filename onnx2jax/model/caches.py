@@ -208,7 +208,7 @@ def _pairs(graph: Graph, inputs: Sequence[ValueInfo]) -> Iterator[Pair]:
     for past in inputs:
         if not isinstance(past.type, TensorType) or past.shape is None or len(past.shape) < 2:
             continue
-        present, maker = by_graph.get(past.name, (_namesake(past.name, outputs), None))
+        present, maker = by_graph.get(past.name, (namesake(past.name, outputs), None))
         if present is None:
             continue
         kind = outputs[present].type
@@ -238,7 +238,7 @@ def _origin(name: str, makers: Mapping[str, Node], inputs: set[str]) -> tuple[st
     return (name if name in inputs and changes else None), (changes[0] if len(changes) == 1 else None)
 
 
-def _namesake(name: str, outputs: Mapping[str, ValueInfo]) -> str | None:
+def namesake(name: str, outputs: Mapping[str, ValueInfo]) -> str | None:
     """The output that the exporters' names say is this cache, later."""
     candidates = (
         name.replace("past_key_values", "present"),

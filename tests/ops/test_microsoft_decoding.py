@@ -5,7 +5,6 @@ The judge is onnxruntime where its CPU provider has the operator, and otherwise 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -13,14 +12,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from jax.test_util import check_vjp
 from onnx import helper
 
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import KnownValueError
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says, real
-from tests.support.helpers import run_op
+from tests.support.helpers import check_gradients, run_op
 
 HEADS, SIZE, ROOM, USED = 2, 8, 6, 3
 MHA, STEPWISE, ALONE = "MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"
@@ -307,14 +305,7 @@ def test_gradients(name: str) -> None:
     if name == "SparseAttention":
         inputs, attributes = SPARSE_CALLS["step"]
     free = {i: x.astype(np.float64) for i, x in enumerate(inputs) if x is not None and x.dtype == F32}
-
-    @jax.jit
-    def call(free: dict[int, Any]) -> Any:
-        operands = [free.get(i, x) for i, x in enumerate(inputs)]
-        return run_op(name, *operands, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
-
-    with compat.enable_x64():
-        check_vjp(call, functools.partial(jax.vjp, call), (free,), rtol=1e-5, atol=1e-5)
+    check_gradients(name, inputs, free, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
 
 
 REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [

@@ -9,19 +9,16 @@ import functools
 import importlib
 from typing import Any
 
-import jax
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from jax.test_util import check_vjp
 from onnx import helper
 
 import onnx2jax
-from onnx2jax import compat
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says, real
 from tests.ops.test_microsoft_decoding import attended
-from tests.support.helpers import run_op
+from tests.support.helpers import check_gradients, run_op
 
 HEADS, SIZE = 2, 4
 WIDTH = HEADS * SIZE
@@ -306,14 +303,7 @@ def test_gradients(name: str) -> None:
     inputs, n_outputs, attributes = CALLS[name]
     fixed = {"LongformerAttention": 3}.get(name)  # the mask
     free = {i: x.astype(np.float64) for i, x in enumerate(inputs) if x.dtype.kind == "f" and i != fixed}
-
-    @jax.jit
-    def call(free: dict[int, Any]) -> Any:
-        operands = [free.get(i, x) for i, x in enumerate(inputs)]
-        return run_op(name, *operands, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
-
-    with compat.enable_x64():
-        check_vjp(call, functools.partial(jax.vjp, call), (free,), rtol=1e-5, atol=1e-5)
+    check_gradients(name, inputs, free, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
 
 
 M, P = "MRotaryEmbedding", "PagedAttention"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.test_util import check_vjp
 
 from onnx2jax import compat
 from onnx2jax.errors import OnnxError
@@ -59,6 +61,20 @@ def run_op(
     with compat.enable_x64():
         results = jax.jit(call)(values) if jit else call(values)
     return results[0] if n_outputs == 1 else results
+
+
+def check_gradients(name: str, inputs: Sequence[Any], free: Mapping[int, np.ndarray], **how: Any) -> None:
+    """The reverse derivatives of one operator by some inputs, by their places, beside differences of its results.
+
+    ``how`` are the keywords of ``run_op``.
+    """
+
+    @jax.jit
+    def call(free: Mapping[int, Any]) -> Any:
+        return run_op(name, *(free.get(i, x) for i, x in enumerate(inputs)), **how)
+
+    with compat.enable_x64():
+        check_vjp(call, functools.partial(jax.vjp, call), (free,), rtol=1e-5, atol=1e-5)
 
 
 def assert_on_purpose(error: OnnxError) -> None:
