@@ -64,14 +64,15 @@ def test_each_part_is_read_once_and_no_weight_whole(plan: str, tmp_path: Path) -
 
 
 PEAK = """
-import resource, sys
+import re, sys
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
 import onnx2jax
 from onnx2jax.sharding.rules import bytes_per_device
 mesh = jax.make_mesh((8,), (sys.argv[2],))
 jax.block_until_ready(jax.device_put(jax.numpy.zeros(8), jax.sharding.NamedSharding(mesh, jax.P(sys.argv[2]))))
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Of this program alone: what getrusage tells begins with the peak of the process that started it.
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 before = peak()
 model = onnx2jax.convert(sys.argv[1], mesh=mesh, shardings=sys.argv[3])
 weights = jax.block_until_ready(dict(model.weights))
@@ -80,6 +81,7 @@ print(peak() - before, max(bytes_per_device(weights).values()))
 
 
 @pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_that_of_the_parts(tmp_path: Path) -> None:
     size = written(tmp_path / "m.onnx", 2048, 8)
     assert size > 250e6
@@ -88,5 +90,5 @@ def test_memory_is_that_of_the_parts(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
         host, device = map(int, done.stdout.split())
         # The devices are the host's memory, so all of their parts are in it, and no whole weight beside them.
-        assert host < size * 1.1
+        assert size <= host < size * 1.1
         assert device == size // 8
