@@ -36,6 +36,7 @@ NEWEST = (
     "tests/model/test_transforms.py",
     "tests/runtime",  # passes over the jaxpr: primitives and their parameters
     "tests/sharding/test_explicit_axes.py",  # jax.set_mesh, shard_map
+    "tests/sharding/test_processes.py",  # jax.distributed
     "tests/generation/test_steps.py",  # donated buffers, loops on the device
 )
 """What meets JAX where it differs between releases: its types, transformations, jaxprs, meshes and export. The meaning
