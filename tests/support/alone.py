@@ -29,17 +29,23 @@ def refused(work: object, extra: str) -> None:
         raise AssertionError(f"ran without onnx2jax[{extra}]")
 
 
-site = Path(sysconfig.get_path("purelib"))
-assert Path(onnx2jax.__file__).parent == site / "onnx2jax", onnx2jax.__file__
-assert [name for name in EXTRAS if importlib.util.find_spec(name)] == []
+def main() -> None:
+    """All of it."""
+    site = Path(sysconfig.get_path("purelib"))
+    assert Path(onnx2jax.__file__).parent == site / "onnx2jax", onnx2jax.__file__
+    assert [name for name in EXTRAS if importlib.util.find_spec(name)] == []
 
-model = onnx2jax.convert(onnx2jax.demo_model())
-box = demo_samples()
-np.testing.assert_allclose(model(box["images"]), box["logits"], atol=1e-4)
-slope = jax.grad(lambda params: model.apply(params, box["images"])[0, 7])(model.params)
-assert slope.keys() == model.params.keys()
-assert onnx2jax.check(onnx2jax.demo_model()).ok
+    model = onnx2jax.convert(onnx2jax.demo_model())
+    box = demo_samples()
+    np.testing.assert_allclose(model(box["images"]), box["logits"], atol=1e-4)
+    slope = jax.grad(lambda params: model.apply(params, box["images"])[0, 7])(model.params)
+    assert slope.keys() == model.params.keys()
+    assert onnx2jax.check(onnx2jax.demo_model()).ok
 
-refused(model.verify, "verify")
-refused(lambda: onnx2jax.finetune(model, lambda y, _: y.mean(), None).fit([]), "train")
-print(f"onnx2jax {onnx2jax.__version__}, jax {jax.__version__}, Python {sys.version.split()[0]}")
+    refused(model.verify, "verify")
+    refused(lambda: onnx2jax.finetune(model, lambda y, _: y.mean(), None).fit([]), "train")
+    print(f"onnx2jax {onnx2jax.__version__}, jax {jax.__version__}, Python {sys.version.split()[0]}")
+
+
+if __name__ == "__main__":
+    main()
