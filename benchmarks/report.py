@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import sentence
-from .notes import note
+from .notes import READY, note
 from .rivals import OURS
 
 Row = Mapping[str, Any]
@@ -85,6 +85,7 @@ def _ready(rows: Mapping[str, Row]) -> Iterator[str]:
             cells.append(f"{t['convert wall'] + t['call wall']:.2f} ({' + '.join(f'{p:.2f}' for p in parts)})")
         lines.append(cells)
     yield _lines(["", *kinds], lines)
+    yield READY
     yield f"## {TITLES['memory']}"
     yield (
         "MB that a process grows by at most from before `convert` to after the first call, and how many times that is "
