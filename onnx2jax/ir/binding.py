@@ -132,6 +132,8 @@ def land(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _array(value: Any) -> Any:
     match value:
+        case np.ndarray():  # which NumPy 2.5 counts among sequences
+            return value
         case float() | (float(), *_):
             return np.asarray(value, np.float32)
         case int() | tuple() | list():

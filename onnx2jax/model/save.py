@@ -224,12 +224,12 @@ def _outside(
 
 def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> None:
     """The tensors one after another; those that shared bytes of a file still do."""
-    shared: dict[tuple[int, int, int], int] = {}
+    shared: dict[tuple[str, int, int], int] = {}
     for tensor in outside:
         data = np.frombuffer(opened.data(tensor), np.uint8)
         mapped = tensor.data_location == EXTERNAL and opened.in_place(tensor) is None
-        source, start = opened.files.locate(tensor, data.size) if mapped else (None, 0)
-        region = id(source), start, data.size
+        _, start = opened.files.locate(tensor, data.size) if mapped else (None, 0)
+        region = _location(tensor), start, data.size
         if mapped and region in shared:
             offset = shared[region]
         else:
@@ -253,6 +253,10 @@ def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> Non
         checksum = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
         for tensor in sums:
             _set(tensor, checksum=checksum)
+
+
+def _location(tensor: Any) -> str:
+    return next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
 def _set(tensor: Any, **entries: str) -> None:

@@ -551,3 +551,19 @@ def test_bfloat16_weights(tmp_path: Path) -> None:
     )
     assert onnx2jax.convert(path).params["w"].dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(onnx2jax.convert(path)(w).astype(np.float32), np.full((20, 30), 4))
+
+
+def test_buffers_of_one_size_are_written_apart(tmp_path: Path) -> None:
+    """They are told apart by their names, not by where Python has them in memory for a moment."""
+    names = [f"w{i}" for i in range(40)]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
+    tensors = [TensorProto(name=n, data_type=TensorProto.FLOAT, dims=[4]) for n in names]
+    for tensor in tensors:
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=f"#{tensor.name}")
+    graph = helper.make_graph([helper.make_node("Sum", ["x", *names], ["y"])], "g", [x], [y], tensors)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    buffers = {f"#{n}": np.full(4, 2.0**i % 1021, np.float32) for i, n in enumerate(names)}
+    saved = onnx2jax.convert(onnx2jax.save(onnx2jax.convert(proto, buffers=buffers), tmp_path / "m.onnx"))
+    for name in names:
+        np.testing.assert_array_equal(saved.params[name], buffers[f"#{name}"])
