@@ -96,9 +96,7 @@ def to_process(value: Any) -> np.ndarray:
     """The block of an array that lies in this process; all of it where it lies in one process, or whole in each."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
         return np.asarray(value)
-    parts = {
-        tuple(s.indices(n)[:2] for s, n in zip(p.index, value.shape, strict=True)): p for p in value.addressable_shards
-    }
+    parts = {_bounds(p.index, value.shape): p for p in value.addressable_shards}
     places = [{first: i for i, first in enumerate(sorted({b[axis][0] for b in parts}))} for axis in range(value.ndim)]
     block = value.sharding.shard_shape(value.shape)
     result = np.empty([len(p) * n for p, n in zip(places, block, strict=True)], value.dtype)

@@ -88,7 +88,7 @@ class Prepared:
 
     def _computed(self, results: Sequence[int], given: Mapping[int, str], weights: Source) -> Iterator[tuple[int, Any]]:
         """The values of some variables, each value that they come from kept no longer than it is read."""
-        steps = self._needed(results)
+        steps = _needed(self.steps, results)
         last = {v: step for step in steps for v in step.reads}
         values = dict(self.constants)
         wanted = set(results)
@@ -101,15 +101,6 @@ class Prepared:
             for v in step.reads:
                 if last[v] is step and v not in self.constants:
                     values.pop(v, None)
-
-    def _needed(self, results: Sequence[int]) -> list[Step]:
-        """Those of the steps that lead to the results."""
-        wanted, needed = set(results), []
-        for step in reversed(self.steps):
-            if wanted.intersection(step.results):
-                needed.append(step)
-                wanted.update(step.reads)
-        return needed[::-1]
 
     def _identities(self, given: Mapping[int, str], made: Made) -> dict[int, int]:
         """For each variable a number that is the same where the same is computed of the same weights."""
@@ -162,14 +153,15 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
         eqns=[*(e for e in early if id(e) in back), *late],
         outvars=outputs,
     )
-    needed = _needed(early, handed)
-    read = {v for e in needed for v in variables(e.invars)}
     numbers = {v: i for i, v in enumerate((*known, *constants))}
+    results = [numbers[v] for v in handed]
+    steps = _needed([Step.of(e, numbers) for e in early], results)
+    read = {v for step in steps for v in step.reads}
     return Prepared(
-        [Step.of(e, numbers) for e in needed],
+        steps,
         {place: numbers[v] for place, v in given.items()},
-        {numbers[v]: np.asarray(value, v.aval.dtype) for v, value in constants.items() if v in read},
-        [numbers[v] for v in handed],
+        {numbers[v]: np.asarray(value, v.aval.dtype) for v, value in constants.items() if numbers[v] in read},
+        results,
         ClosedJaxpr(main, [*constants.values()]),
     )
 
@@ -209,11 +201,11 @@ def _bytes(variable: Any) -> int:
     return math.prod(variable.aval.shape) * np.dtype(variable.aval.dtype).itemsize
 
 
-def _needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """Those of the equations that lead to the results."""
+def _needed(steps: Sequence[Step], results: Sequence[int]) -> list[Step]:
+    """Those of the steps that lead to the results."""
     wanted, needed = set(results), []
-    for equation in reversed(equations):
-        if wanted.intersection(equation.outvars):
-            needed.append(equation)
-            wanted.update(variables(equation.invars))
+    for step in reversed(steps):
+        if wanted.intersection(step.results):
+            needed.append(step)
+            wanted.update(step.reads)
     return needed[::-1]
