@@ -22,7 +22,7 @@ from typing import Final
 from onnx import TensorProto
 
 from benchmarks.decoders import Size, Writer
-from onnx2jax.model.cost import Cost, cost
+from onnx2jax.model.devices.cost import Cost, cost
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
 SIZES: Final = {

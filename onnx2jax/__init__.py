@@ -14,12 +14,12 @@ from .generation.decoder import Decoder, Generation
 from .generation.files import decoder
 from .generation.sampling import Sampling
 from .ir.file import OnnxFile, read
+from .model.calls.outputs import DeclarationWarning
 from .model.convert import convert
-from .model.exported import ExportedModel, load_exported
-from .model.join import join
+from .model.files.exported import ExportedModel, load_exported
+from .model.files.join import join
+from .model.files.save import save
 from .model.model import Model
-from .model.outputs import DeclarationWarning
-from .model.save import save
 from .ops.registry import MayBeEmpty, Shaped, Static, op, supported
 from .runtime.compiled import RecompilationWarning
 from .runtime.explained import DeviationWarning

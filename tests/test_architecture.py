@@ -35,6 +35,17 @@ def test_rooms_beside_each_other_do_not_import_each_other() -> None:
     assert "onnx2jax.ir.graph.Graph" in set(imports("runtime.program", MODULES["runtime.program"]))
 
 
+def test_rooms_within_the_model_storey_are_in_order() -> None:
+    order = ["calls", "changes", "files", "reports", "devices"]
+    place = {f"model.{room}": k for k, room in enumerate(order)}
+    rooms = {m.rpartition(".")[0] for m in MODULES if m.count(".") == 2 and m.startswith("model.")}
+    assert rooms == place.keys()
+    for module in (m for m in MODULES if m.rpartition(".")[0] in rooms):
+        here = place[module.rpartition(".")[0]]
+        inner = {".".join(i.split(".")[1:3]) for i in imports(module, MODULES[module]) if i.startswith("onnx2jax.")}
+        assert [i for i in inner if place.get(i, here) > here] == [], module
+
+
 @pytest.mark.parametrize("room", ["ops", "proto"])
 def test_the_links_at_the_top_are_no_packages(room: str) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
@@ -53,7 +64,7 @@ def test_proto_does_without_jax() -> None:
     assert not any(i.split(".")[0] in ("jax", "jaxlib") for m in names for i in imports(m, MODULES[m]))
 
 
-KNOWS_NO_OPERATOR = ["ir.analysis", "ir.graph", "model.arguments", "model.model"]
+KNOWS_NO_OPERATOR = ["ir.analysis", "ir.graph", "model.calls.arguments", "model.model"]
 
 
 @pytest.mark.parametrize("module", [*KNOWS_NO_OPERATOR, *(m for m in sorted(MODULES) if room_of(m) == "runtime")])

@@ -31,8 +31,8 @@ REQUIREMENT = re.compile(r"([\w-]+)(?:\[.*])?(?:>=|==)([\d.]+)")
 NEWEST = (
     "tests/face/test_wheel.py",  # the wheel, alone with what it requires
     "tests/model/test_32_bits.py",  # 64 bits inside a caller's own jit, grad and vmap
-    "tests/model/test_calls.py",
-    "tests/model/test_export.py",  # jax.export, symbolic extents
+    "tests/model/calls/test_repeated.py",
+    "tests/model/files/test_export.py",  # jax.export, symbolic extents
     "tests/model/test_transforms.py",
     "tests/runtime",  # passes over the jaxpr: primitives and their parameters
     "tests/sharding/test_explicit_axes.py",  # jax.set_mesh, shard_map

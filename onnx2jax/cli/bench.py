@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from .. import compat
-from ..model.comparison import compared
 from ..model.convert import convert
-from ..model.profile import duration
+from ..model.reports.comparison import compared
+from ..model.reports.profile import duration
 from .inputs import add_inputs, filled, given
 from .terminal import add_command, add_dims, dims, loading, note, print_json, print_table, whole, working
 

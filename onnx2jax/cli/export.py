@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
-from ..model.export import PLATFORMS
-from ..model.exported import load_exported
+from ..model.files.export import PLATFORMS
+from ..model.files.exported import load_exported
 from .terminal import add_command, add_dims, extents, loading, print_json, working
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputTypeError, ModelError
 from ..generation.files import tokenizer
-from ..model.samples import data_sets, random_value, read_value, read_values
+from ..model.reports.samples import data_sets, random_value, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
 from .terminal import CommandError, pairs, whole
 

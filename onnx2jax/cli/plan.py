@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..model.cost import cost
+from ..model.devices.cost import cost
 from ..sharding.plans import KINDS
 from .terminal import CommandError, add_command, add_dims, dims, pairs, print_json, print_table, working
 

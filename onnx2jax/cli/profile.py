@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
-from ..model.profile import HEAD, SHOWN, duration
+from ..model.reports.profile import HEAD, SHOWN, duration
 from .inputs import add_inputs, filled, given
 from .terminal import CommandError, add_command, add_dims, dims, loading, print_table, whole, working
 

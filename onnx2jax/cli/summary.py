@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
-from ..model.summary import HEAD
+from ..model.reports.summary import HEAD
 from .terminal import add_command, add_dims, dims, loading, print_table
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from .. import compat
 from ..ir.file import read
 from ..model.convert import convert
-from ..model.save import save
+from ..model.files.save import save
 from ..training.checkpoint import load_checkpoint, save_checkpoint
 from ..training.finetune import FineTuning
 from ..training.progress import bar

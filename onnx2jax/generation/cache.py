@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import UnsupportedError
-from ..model.caches import Pair, extents
+from ..model.calls.caches import Pair, extents
 
 Kind = Literal["shared", "appended", "fixed", "state", "crossed"]
 """How a model treats one of its caches:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ..errors import InputShapeError, InputValueError
-from ..model.arguments import as_key
+from ..model.calls.arguments import as_key
 from .sampling import BY_NAME, Chooser, Sampling, greedy
 
 Prompts = Any

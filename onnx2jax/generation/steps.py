@@ -27,7 +27,7 @@ import numpy as np
 from .. import compat
 from ..errors import InputNameError, UnsupportedError
 from ..ir.graph import Graph
-from ..model.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
+from ..model.calls.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
 from ..model.model import Model
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo

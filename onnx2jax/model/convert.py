@@ -24,11 +24,11 @@ from ..sharding.plans import Plan
 from ..sharding.processes import several, together
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
-from .balance import costs
-from .max_size import with_max_size
+from .changes.max_size import with_max_size
+from .changes.rebatch import rebatched
+from .changes.unpack import with_weights
+from .devices.balance import costs
 from .model import Model
-from .rebatch import rebatched
-from .unpack import with_weights
 
 
 def convert(

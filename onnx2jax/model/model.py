@@ -28,16 +28,16 @@ from ..runtime.program import Program
 from ..runtime.values import to_host
 from ..sharding.processes import alike, one_seed
 from ..sharding.rules import Placement
-from . import arguments, buckets
-from .calls import Calls
-from .export import Exports
-from .growth import Growth
-from .max_size import check_counts
-from .outputs import Declarations, bundled, field_names, packed
+from .calls import arguments, buckets
+from .calls.growth import Growth
+from .calls.outputs import Declarations, bundled, field_names, packed
+from .calls.repeated import Calls
+from .changes.max_size import check_counts
+from .devices.pipeline import Pipeline, program_of
+from .files.export import Exports
 from .params import Params, kept
-from .pipeline import Pipeline, program_of
-from .summary import feeds_of
-from .table import table
+from .reports.summary import feeds_of
+from .reports.table import table
 from .views import Views
 
 
@@ -102,7 +102,7 @@ class Model(Views, Exports):
         self._showing: dict[tuple[str, ...], Model] = {}
         """The model that ``values`` ran last, by the names that it shows."""
         program = program_of(self.graph, self.settings, self.placement)
-        self._calls = Calls(program)
+        self._calls = Calls()
         self._program = program  # the last: a model that has one is complete
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -274,8 +274,7 @@ class Model(Views, Exports):
         with compat.enable_x64():
             changes = {n: kept(arguments.as_param(n, v, self._types[n])) for n, v in params.items()}
         new = copy.copy(self)
-        calls = Calls(self._program)
-        vars(new).update(_changes=self._changes | changes, _calls=calls, _showing={})
+        vars(new).update(_changes=self._changes | changes, _calls=Calls(), _showing={})
         for begun in ("params", "_on_devices"):
             vars(new).pop(begun, None)
         return new
@@ -346,8 +345,8 @@ class Model(Views, Exports):
     def _remember(self, args: Sequence[Any], named: Mapping[str, Any], values: dict[str, Any], rng: Any) -> None:
         """Let the next call of this kind go straight to the program, where nothing else is to be done."""
         more = rng is not None or self.graph.draws or self._bucket or self._max_size or self.placement is not None
-        if not more:
-            self._calls.remember(args, named, values, *self._on_devices)
+        if not more and isinstance(self._program, Program):  # which it is without a placement
+            self._calls.remember(self._program, args, named, values, *self._on_devices)
 
     def _call(self, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:

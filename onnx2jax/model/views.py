@@ -10,14 +10,14 @@ from typing import Any, Self
 from ..ir.graph import Graph
 from ..proto import atomic
 from ..runtime.program import Program
-from . import parts
-from .card import card
-from .devices import explained
-from .drawing import page
-from .pipeline import Pipeline
-from .profile import Profile, profile
-from .summary import Summary, summary
-from .verify import Verification, verify
+from .changes import parts
+from .devices.explained import explained
+from .devices.pipeline import Pipeline
+from .reports.card import card
+from .reports.drawing import page
+from .reports.profile import Profile, profile
+from .reports.summary import Summary, summary
+from .reports.verify import Verification, verify
 
 
 class Views:

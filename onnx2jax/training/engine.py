@@ -14,7 +14,7 @@ from jax.tree_util import DictKey, tree_map_with_path
 
 from .. import compat
 from ..errors import InputError, InputTypeError, KnownValueError
-from ..model import arguments
+from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime.jit import in_auto_mode, in_turn

@@ -18,12 +18,12 @@ from .. import compat
 from ..errors import InputNameError, InputShapeError, InputTypeError, KnownValueError, ShardingError
 from ..ir import analysis
 from ..ir.graph import Graph
-from ..model import arguments
-from ..model.caches import Caches, caches
+from ..model.calls import arguments
+from ..model.calls.caches import Caches, caches
+from ..model.calls.outputs import field_names, packed
 from ..model.convert import seen
+from ..model.devices.pipeline import program_of
 from ..model.model import Model
-from ..model.outputs import field_names, packed
-from ..model.pipeline import program_of
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Context, evaluate
 from ..runtime.spread import Spread

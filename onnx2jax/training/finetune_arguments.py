@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import InputNameError, InputTypeError, KnownValueError, LossError, TrainingFormError
 from ..ir.graph import Graph
-from ..model.caches import Caches
+from ..model.calls.caches import Caches
 from ..model.model import Model
 from ..proto.mapped import load
 from .decoders import made, padded

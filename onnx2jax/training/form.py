@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import InputNameError, InputTypeError, TrainingFormError
 from ..ir.graph import Function, Graph, Node, ancestors, descendants, with_graphs
-from ..model.rebatch import within_groups
+from ..model.changes.rebatch import within_groups
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
 from ..proto.types import ValueInfo

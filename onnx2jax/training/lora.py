@@ -25,9 +25,9 @@ import numpy as np
 from .. import compat
 from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError
 from ..ir.graph import Graph, Node
-from ..model.detours import Detour, Step, detoured, opset_of, with_detours
+from ..model.changes.detours import Detour, Step, detoured, opset_of, with_detours
+from ..model.changes.rebatch import group_of
 from ..model.model import Model
-from ..model.rebatch import group_of
 from ..proto.dtypes import to_code, to_dtype
 from ..proto.mapped import load
 from ..runtime.values import to_host

@@ -19,9 +19,9 @@ from ..errors import InputError, InputNameError, UnsupportedError
 from ..ir import analysis
 from ..ir.file import Reading
 from ..ir.graph import Graph
-from ..model import arguments
+from ..model.calls import arguments
+from ..model.calls.outputs import field_names, packed
 from ..model.model import Model
-from ..model.outputs import field_names, packed
 from ..proto.mapped import load
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings

@@ -11,7 +11,7 @@ import pytest
 
 from onnx2jax import cli
 from onnx2jax.errors import InputNameError
-from onnx2jax.model.cost import cost
+from onnx2jax.model.devices.cost import cost
 from tests.support.models import mlp
 
 

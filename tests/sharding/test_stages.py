@@ -20,7 +20,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import InputShapeError, ShardingError
-from onnx2jax.model.devices import HANDED, programs
+from onnx2jax.model.devices.explained import HANDED, programs
 from onnx2jax.runtime.spread import Spread
 from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged

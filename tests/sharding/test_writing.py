@@ -13,7 +13,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import ShardingError
-from onnx2jax.model.devices import programs
+from onnx2jax.model.devices.explained import programs
 from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
 from tests.sharding import networks

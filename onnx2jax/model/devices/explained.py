@@ -1,0 +1,154 @@
+"""What lies where on the devices of a mesh, and what they send each other, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ... import compat
+from ...errors import ShardingError
+from ...runtime.compiled import Known
+from ...sharding.collectives import KINDS, Collective, collectives
+from ...sharding.rules import Placement
+from ...sharding.stages import Staged
+from ..calls import arguments
+from ..reports.table import table
+from .pipeline import Pipeline, Segment
+
+_WIDTH: Final = 160
+HANDED: Final = "between stages"
+"""What stages hand on, among the kinds of exchanges: a value each, of the whole batch."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A program as it is compiled: that of a whole model, or of one of its stages.
+
+    Attributes:
+        placement: where its arrays lie.
+        compiled: what JAX made of it.
+        handed: of what it reads that other stages make, the bytes on one device.
+    """
+
+    placement: Placement
+    compiled: Any
+    handed: Sequence[int] = ()
+
+    def exchanges(self) -> Iterator[Collective]:
+        """What its devices send each other, and what is sent to them by others."""
+        yield from collectives(self.compiled.as_text() or "")
+        yield from (Collective(HANDED, size) for size in self.handed)
+
+
+def explained(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> str:
+    """The tables of ``Model.explain_sharding``."""
+    placement = model.placement
+    if placement is None:
+        raise ShardingError("the model lies on one device: give it a mesh, convert(..., mesh=mesh, shardings='tensor')")
+    staged = int(isinstance(placement, Staged))
+    rows = [("parameter", "shape", *["stage"] * staged, "spec", "bytes a device", "why not divided")]
+    for name, kind in model._types.items():
+        sharding = placement.params[name]
+        held = f"{bytes_held(kind, sharding):,}"
+        stage = [str(placement.homes[name])] if isinstance(placement, Staged) else []
+        rows.append((name, str(list(kind.shape)), *stage, str(sharding.spec), held, placement.reasons.get(name, "")))
+    head = str(placement).split("\n")
+    count = len(placement.parts) if isinstance(placement, Staged) else 0
+    parts = ["\n".join(head[: 1 + count]), table(rows, _WIDTH)]
+    if args or named:
+        found = [c for stage in programs(model, args, named) for c in stage.exchanges()]
+        exchanges = [("collective", "number", "bytes on a device")]
+        for kind in (*KINDS, *[HANDED] * staged):
+            own = [c.bytes for c in found if c.kind == kind]
+            exchanges.append((kind, str(len(own)), f"{sum(own):,}"))
+        parts.append(table(exchanges, _WIDTH))
+    return "\n\n".join(parts)
+
+
+def bytes_held(kind: Any, sharding: Any) -> int:
+    """What one device has of an array."""
+    return int(np.prod(sharding.shard_shape(tuple(kind.shape)), dtype=np.int64)) * np.dtype(kind.dtype).itemsize
+
+
+def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[Stage]:
+    """The programs of a call, compiled from types alone: no weight is read, nothing is allocated.
+
+    Args:
+        model: a Model on a mesh.
+        args, named: the arguments of the call; arrays, or a ``jax.ShapeDtypeStruct`` for each.
+    """
+    placement = model.placement
+    with compat.enable_x64():
+        given = arguments.bind(model.inputs, model.optional, [_zeros(a) for a in args], _each(_zeros, named))
+        inputs = _each(_type, given)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        if isinstance(placement, Staged):
+            return _of_stages(model, inputs, key)
+
+        def call(params: Any, inputs: Any, key: Any) -> Any:
+            return model.apply(params, rng=key, **inputs) if model.graph.draws else model.apply(params, **inputs)
+
+        params = _lying(model._types, placement.params)
+        values = _lying(inputs, placement.of_inputs(inputs, False))
+        lying = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
+        return [Stage(placement, jax.jit(call).lower(params, values, lying).compile())]
+
+
+def _of_stages(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
+    pipeline = Pipeline(model.graph, model.settings, model.placement)
+    types: dict[str, Any] = dict(inputs)
+    fixed: dict[str, np.ndarray] = dict(model.static)
+    made: dict[str, int] = {}
+    found = []
+    for segment in pipeline.segments:
+        compiled, results = _lowered(model, segment, types, fixed, key)
+        types |= results
+        others = {n: types[n] for n in segment.takes if n in types and made.get(n, segment.stage) != segment.stage}
+        lies = segment.placement.of_inputs(others, False)
+        found.append(Stage(segment.placement, compiled, [bytes_held(t, lies[n]) for n, t in others.items()]))
+        made |= {v.name: segment.stage for v in segment.graph.outputs}
+    return found
+
+
+def _lowered(
+    model: Any, segment: Segment, types: Mapping[str, Any], fixed: dict[str, np.ndarray], key: Any
+) -> tuple[Any, dict[str, Any]]:
+    """The program of a stage, and the types of what it makes; what follows from shapes alone goes to ``fixed``."""
+    known = Known({}, {n: fixed[n] for n in segment.takes if n in fixed})
+    names = [v.name for v in segment.graph.outputs]
+
+    def call(params: Any, values: Any, key: Any) -> dict[str, Any]:
+        results = segment.program.outputs(values, params, known, key if segment.graph.draws else None, params)
+        made = dict(zip(names, results, strict=True))
+        fixed.update((n, r) for n, r in made.items() if type(r) is np.ndarray)
+        return {n: r for n, r in made.items() if n not in fixed}
+
+    placement = segment.placement
+    own = {n: types[n] for n in segment.takes if n in types and n not in fixed}
+    weights = {n: t for n, t in model._types.items() if n in segment.keys}
+    params = _lying(weights, placement.of_params(_each(_type, weights)))
+    values = _lying(own, placement.of_inputs(own, False))
+    lying = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
+    lowered = jax.jit(call).lower(params, values, lying)
+    return lowered.compile(), _each(_type, lowered.out_info)
+
+
+def _lying(types: Mapping[Any, Any], shardings: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {n: jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=shardings[n]) for n, t in types.items()}
+
+
+def _type(value: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+
+def _zeros(value: Any) -> Any:
+    """Zeros that take no memory, in place of a type: arguments are checked as arrays are."""
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape) if isinstance(value, jax.ShapeDtypeStruct) else value
+
+
+def _each(function: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: function(v) for n, v in values.items()}

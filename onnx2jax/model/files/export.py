@@ -1,0 +1,197 @@
+"""A model as an artifact of ``jax.export``: a program for other machines, which runs with jax alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import jax
+import numpy as np
+from jax import export
+
+from ... import compat
+from ...errors import InputNameError, KnownValueError, OnnxError, ShardingError, UnsupportedError
+from ...ir.graph import Graph
+from ...proto import atomic
+from ...proto.types import TensorType, ValueInfo
+from ...sharding.rules import Placement
+from .extents import symbolic
+
+ABOUT: Final = "about.json"
+"""The order of inputs and outputs, which JAX sorts, and what tells a damaged program."""
+PROGRAM: Final = "program.bin"
+"""What ``jax.export`` serializes: a function of weights and inputs by name, and of a random key where one is drawn."""
+WEIGHTS: Final = "weights.npz"
+TEXT: Final = "program.mlir"
+PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+
+
+class Exports:
+    """The method of a Model that writes a program."""
+
+    graph: Graph
+    inputs: tuple[ValueInfo, ...]
+    outputs: tuple[ValueInfo, ...]
+    placement: Placement | None
+    params: Any
+    apply: Callable[..., Any]
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dims: Mapping[str, int | str] | None = None,
+        constraints: Sequence[str] = (),
+        platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+        weights: Literal["beside", "inside"] = "beside",
+        text: bool = False,
+    ) -> Path:
+        """Write the model as a program of ``jax.export``, for machines that have jax and not this library.
+
+        Dimension variables of the file become symbols, so one program serves all sizes, from 1 on. The folder gets
+        ``program.bin``, ``weights.npz`` with ``params`` under their names, and ``about.json``. ``load_exported`` reads
+        it; with jax, flatbuffers and NumPy alone::
+
+            exported = jax.export.deserialize(Path("out/program.bin").read_bytes())
+            types = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
+            with np.load("out/weights.npz") as file:  # NumPy's format has no bfloat16, int4, ...: they are bytes there
+                weights = {name: file[name].view(type.dtype) for name, type in types.items()}
+            with jax.enable_x64(True):  # where an input is of 64 bits
+                outputs = exported.call(weights, {"image": images})  # by name; a random key comes third
+
+        Args:
+            path: the folder, made when it is not there.
+            dims: by dimension variable an extent, ``{"batch": 8}``, or an expression of others and of new symbols:
+                ``{"total": "past + sequence"}``; ``{"past": "p - 1"}`` may be 0. A dimension without a name is called
+                ``input_axis``; in symbols, what Python has not in names is ``_``.
+            constraints: what holds between symbols, as in ``jax.export.symbolic_shape``: ``["sequence <= 512"]``.
+            platforms: for which it is lowered: ``cpu``, ``cuda``, ``rocm``, ``tpu``; none has to be at hand.
+            weights: ``"inside"`` makes them constants of the program; there is no ``weights.npz`` then.
+            text: write the program as StableHLO too, ``program.mlir``.
+
+        Returns:
+            The folder.
+
+        Raises:
+            InputNameError, InputShapeError: ``dims`` or ``constraints`` do not fit the model; an unknown platform.
+            KnownValueError: the model is no single program: see ``explain``.
+            UnsupportedError: an input is no tensor of numbers, or JAX cannot lower an operation for a platform.
+            ImportError: flatbuffers is not installed.
+
+        >>> import numpy as np, onnx2jax, tempfile
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = onnx2jax.load_exported(model.export(f"{folder}/out", platforms=["cpu"]))
+        >>> again(np.zeros((2, 1, 8, 8), np.float32)).shape
+        (2, 10)
+        """
+        compat.optional("flatbuffers", "export")
+        if unknown := sorted(set(platforms) - set(PLATFORMS)) or (not platforms and ["nothing"]):
+            raise InputNameError(f"platforms names {unknown}; there are {', '.join(PLATFORMS)}")
+        if weights not in ("beside", "inside"):
+            raise InputNameError(f"weights is {weights!r}; they are 'beside' the program or 'inside'")
+        folder = Path(path)
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"{str(folder)!r} is a file; a program goes to a folder")
+        params = dict(self.params) if weights == "beside" else {}
+        with compat.enable_x64():
+            exported = _exported(self, params, dict(dims or {}), constraints, platforms)
+        _write(folder, self, exported, params, list(constraints), text)
+        return folder
+
+
+def _exported(
+    model: Exports, params: Mapping[str, Any], dims: Mapping[str, int | str], constraints: Sequence[str],
+    platforms: Sequence[str],
+) -> export.Exported:  # fmt: skip
+    """The function of weights, inputs and a key, lowered. To be called in 64-bit mode."""
+    _check(model)
+    shapes = symbolic(model.inputs, dims, constraints)
+
+    def program(weights: Mapping[str, Any], inputs: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
+        results = model.apply(weights, *(inputs[v.name] for v in model.inputs), rng=rng[0] if rng else None)
+        results = results if len(model.outputs) > 1 else (results,)
+        return {v.name: r for v, r in zip(model.outputs, results, strict=True)}
+
+    program.__name__ = re.sub(r"\W", "_", model.graph.name) or "onnx_model"
+    kinds = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in params.items()}
+    inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.type.dtype) for v in model.inputs}  # type: ignore[union-attr]
+    keys = [jax.eval_shape(lambda: jax.random.key(0))] if model.graph.draws else []
+    try:
+        return export.export(jax.jit(program), platforms=platforms)(kinds, inputs, *keys)
+    except KnownValueError as e:
+        e.add_note("export writes a model that is one program; model.explain() shows its stages after a call")
+        raise
+    except (OnnxError, ValueError, TypeError, NotImplementedError, jax.errors.ConcretizationTypeError) as e:
+        error = e if isinstance(e, OnnxError) else UnsupportedError(f"JAX cannot export the model: {e}")
+        # Where it happened; but nothing of JAX's own about its tracebacks.
+        vars(error)["__notes__"] = [n for n in getattr(e, "__notes__", ()) if not n.startswith("---")]
+        if free := dict.fromkeys(str(d) for shape in shapes.values() for d in shape if not isinstance(d, int)):
+            error.add_note(
+                f"dimensions {', '.join(free)} were symbols: fix some (dims={{'batch': 8}}), say how they hang "
+                "together (dims={'total': 'past + sequence'}), or what holds (constraints=['sequence <= 512'])"
+            )
+        if error is e:
+            raise
+        raise error from e
+
+
+def _check(model: Exports) -> None:
+    """Refuse what no program can hold."""
+    if model.placement is not None:
+        raise ShardingError("the model lies on a mesh, and a program is for one device: convert it without mesh=")
+    for info in model.inputs:
+        if not isinstance(info.type, TensorType) or info.type.dtype.hasobject:
+            cure = f": fix it, convert(..., static={{{info.name!r}: strings}})" if info.shape is not None else ""
+            raise UnsupportedError(f"input {info} is no tensor of numbers, all that an exported program takes{cure}")
+
+
+def _write(
+    folder: Path, model: Exports, exported: export.Exported, params: Mapping[str, Any], constraints: Sequence[str],
+    text: bool,
+) -> None:  # fmt: skip
+    try:
+        program = bytes(exported.serialize())
+    except KeyError as e:
+        raise UnsupportedError(f"an input or output is of {e.args[0]}, which jax.export cannot store") from None
+    names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
+    about = {**names, "constraints": constraints, "sha256": digest(names, program), "jax": jax.__version__}
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic.replacements(folder / ABOUT) as new:
+        with atomic.beside(folder / PROGRAM, new) as file:
+            file.write(program)
+        if params:
+            with atomic.beside(folder / WEIGHTS, new) as file:
+                _write_weights(file, params)
+        if text:
+            with atomic.beside(folder / TEXT, new) as file:
+                file.write(exported.mlir_module().encode())
+        with atomic.beside(folder / ABOUT, new) as file:
+            file.write(json.dumps(about, indent=2).encode())
+    for name, wanted in ((WEIGHTS, bool(params)), (TEXT, text)):
+        if not wanted:
+            (folder / name).unlink(missing_ok=True)  # of an older program
+
+
+def digest(names: Mapping[str, Sequence[str]], program: bytes) -> str:
+    """What tells that a program, and the names that go with it, are as they were written."""
+    return hashlib.sha256(json.dumps([names["inputs"], names["outputs"]]).encode() + program).hexdigest()
+
+
+def _write_weights(file: Any, params: Mapping[str, Any]) -> None:
+    """What ``np.savez`` writes; but that takes names as keywords, and a weight may be called "file"."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, value in params.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, np.asarray(value), allow_pickle=False)
+    file.seek(0)
+    with np.load(file) as written:
+        # A file in an archive is found by its name with and without ".npy", and NUL ends it.
+        if odd := [n for n in params if n not in written.files or f"{n}.npy" in params]:
+            raise UnsupportedError(f"weights cannot be called {odd} in an .npz file: export(..., weights='inside')")

@@ -1,0 +1,154 @@
+"""Programs that ``Model.export`` wrote, as callables."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+
+from ... import compat
+from ...errors import InputShapeError, InputTypeError, ModelError, OnnxError, RandomKeyError, UnsupportedError
+from ...proto.types import TensorType, ValueInfo
+from ..calls import arguments
+from ..calls.outputs import bundled, field_names
+from .export import ABOUT, PROGRAM, WEIGHTS, digest
+
+
+class ExportedModel:
+    """A program that ``Model.export`` wrote, called like the model. Made by ``load_exported``.
+
+    Attributes:
+        inputs: in order; each has ``name`` and ``type`` (``dtype``, ``shape``, in which texts are symbols).
+        outputs: the names of the outputs, in order.
+        platforms: those that it was lowered for.
+        params: the weights by name, a read-only mapping; none where they are inside.
+        exported: the ``jax.export.Exported``; ``exported.mlir_module()`` is its StableHLO.
+    """
+
+    def __init__(self, exported: export.Exported, about: Mapping[str, Any], params: Mapping[str, Any]) -> None:
+        (_, types, *keys), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+        self.inputs = tuple(ValueInfo(n, _as_type(types[n])) for n in about["inputs"])
+        self.outputs = tuple(about["outputs"])
+        self.platforms, self.params, self.exported = exported.platforms, params, exported
+        self._draws, self._constraints = bool(keys), about.get("constraints", ())
+        self._fields = field_names(self.outputs)
+        with compat.enable_x64(), compat.outside():
+            self._weights = {n: jax.device_put(v) for n, v in params.items()}
+        self._jitted = jax.jit(exported.call)
+
+    def __call__(self, /, *args: Any, rng: Any = None, **named: Any) -> Any:
+        """Run the program.
+
+        Args:
+            *args: inputs in order.
+            rng: random key, or a seed for one; required when the model draws random numbers, and only then.
+            **named: inputs by name.
+
+        Returns:
+            As for a Model: the output, or a named tuple when there are several, of JAX arrays.
+
+        Raises:
+            InputError: the arguments do not fit ``inputs``, or extents what the symbols stand for.
+            RandomKeyError: ``rng`` is missing.
+            UnsupportedError: the program was not lowered for this machine.
+        """
+        if self._draws and rng is None:
+            raise RandomKeyError("the model draws random numbers: pass a key, rng=jax.random.key(0)")
+        self._check_platform()
+        with compat.enable_x64():
+            if rng is not None and not self._draws:
+                named, rng = {**named, "rng": rng}, None  # it may be an input
+            values = arguments.bind(self.inputs, {}, args, named)
+            keys = [arguments.as_key(rng)] if self._draws else []
+            try:
+                results = self._jitted(self._weights, values, *keys)
+            except ValueError as e:
+                given = ", ".join(f"{n}: {list(np.shape(v))}" for n, v in values.items())
+                held = "".join(f", where {c}" for c in self._constraints)  # JAX does not say it
+                raise InputShapeError(f"the exported program is {self!r}{held}, and is given {given}: {e}") from None
+            return bundled(self._fields, [results[n] for n in self.outputs])
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        return f"ExportedModel: ({inputs}) -> ({', '.join(self.outputs)}) for {', '.join(self.platforms)}"
+
+    def _check_platform(self) -> None:
+        here = jax.default_backend()
+        if here not in self.platforms and not (here == "gpu" and {"cuda", "rocm"}.intersection(self.platforms)):
+            raise UnsupportedError(
+                f"the program is for {', '.join(self.platforms)}, and this machine has {here}: "
+                f"export(..., platforms=[{here!r}])"
+            )
+
+
+def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
+    """Read a program that ``Model.export`` wrote.
+
+    Args:
+        path: the folder. Its ``weights.npz`` may have other values than the model had, of the same types and shapes.
+
+    Raises:
+        ModelError: something in the folder is missing or damaged.
+        InputNameError, InputTypeError, InputShapeError: the weights are not those that the program takes.
+        ImportError: flatbuffers is not installed.
+
+    >>> import onnx2jax, tempfile
+    >>> model = onnx2jax.convert(onnx2jax.demo_model())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     onnx2jax.load_exported(model.export(folder, dims={"batch": 8}, platforms=["cpu"]))
+    ExportedModel: (image: float32[8, 1, 8, 8]) -> (logits) for cpu
+    """
+    compat.optional("flatbuffers", "export")
+    folder = Path(path)
+    if missing := [n for n in (ABOUT, PROGRAM) if not (folder / n).is_file()]:
+        raise ModelError(f"{str(folder)!r} is no exported model: there is no {missing[0]} in it")
+    program = (folder / PROGRAM).read_bytes()
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        intact = about["sha256"] == digest(about, program)
+    except (ValueError, KeyError, TypeError) as e:
+        raise ModelError(f"{str(folder / ABOUT)!r} is damaged ({e!r})") from None
+    if not intact:  # JAX does not look: of a part of a program it may make another
+        raise ModelError(
+            f"{str(folder / PROGRAM)!r} ({len(program)} bytes) is damaged, or not the one that {ABOUT} is about"
+        )
+    with compat.enable_x64():
+        exported = export.deserialize(bytearray(program))
+    types = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
+    return ExportedModel(exported, about, _weights(folder / WEIGHTS, types) if types else {})
+
+
+def _weights(path: Path, types: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        raise ModelError(f"there is no {str(path)!r}, and the program takes its weights from it")
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arguments.check_names(dict.fromkeys(file.files), types)
+            if missing := [n for n in types if n not in file.files]:
+                raise ModelError(f"{str(path)!r} has no weight {missing[0]!r}")
+            return {n: _fitting(n, file[n], kind) for n, kind in types.items()}
+    except OnnxError:
+        raise
+    except (zipfile.BadZipFile, EOFError, ValueError, TypeError) as e:
+        raise ModelError(f"{str(path)!r} is damaged ({e})") from None
+
+
+def _fitting(name: str, array: np.ndarray, kind: Any) -> np.ndarray:
+    if array.dtype.kind == "V" and array.dtype.itemsize == kind.dtype.itemsize:
+        array = array.view(kind.dtype)  # NumPy's format knows no bfloat16
+    if array.dtype != kind.dtype:
+        raise InputTypeError(f"weight {name!r} is {array.dtype}, and the program takes {kind.dtype}")
+    if array.shape != kind.shape:
+        raise InputShapeError(f"weight {name!r} has shape {list(array.shape)}, the program takes {list(kind.shape)}")
+    return array
+
+
+def _as_type(aval: Any) -> TensorType:
+    return TensorType(np.dtype(aval.dtype), tuple(d if isinstance(d, int) else str(d) for d in aval.shape))

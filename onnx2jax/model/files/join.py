@@ -1,0 +1,364 @@
+"""Two models as one file: outputs of the first become inputs of the second, and names that meet are kept apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError
+from ...proto.dtypes import STRING
+from ...proto.names import normal_domain
+from ...proto.origin import Opened, nbytes
+from ...proto.tensors import EXTERNAL
+from ...proto.types import MapType, OptionalType, SequenceType, TensorType, to_value_info
+from ...proto.walk import tensors
+from ..changes.rebatch import group_of
+from ..convert import convert
+from ..model import Model
+from .save import INLINE_LIMIT, open_model
+
+Key = tuple[str, str, str]
+"""Of a function: domain, name, overload."""
+
+
+def join(
+    first: Any, second: Any, names: Mapping[str, str | Sequence[str]], *, prefix: str = "second/", **told: Any
+) -> Model:
+    """Two models as one: what the first gives is what the second takes.
+
+    The result has one graph, to call, transform, train, export and save. It takes the first's inputs and those of the
+    second that are not joined; it gives the first's outputs that are not joined and the second's. Initializers,
+    functions and metadata of both are kept; device configurations are not.
+
+    Args:
+        first, second: Models, or what ``convert`` takes. Of a Model the weights that it has now.
+        names: by output of the first the input of the second that it becomes, or several.
+        prefix: stands before names of the second that the first has too: values, nodes, dimension variables. Variables
+            that meet where the models are joined become one.
+        **told: keywords of ``convert`` for the result.
+
+    Raises:
+        InputNameError: there is no such output or input.
+        InputTypeError, InputShapeError: an output does not fit the input that it becomes.
+        ModelError: the models import different versions of an operator set.
+        UnsupportedError: a model has training_info, or ``convert`` made something else of its file.
+
+    >>> import numpy as np, onnx.parser, onnx2jax
+    >>> softmax = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 22]>
+    ...     probabilities (float[n, 10] x) => (float[n, 10] p) { p = Softmax(x) }''')
+    >>> both = onnx2jax.join(onnx2jax.demo_model(), softmax, {"logits": "x"})
+    >>> both.inputs[0].name, both.outputs[0].name, both.outputs[0].shape
+    ('image', 'p', ('batch', 10))
+    >>> round(float(both(np.zeros((1, 1, 8, 8), np.float32)).sum()), 4)
+    1.0
+    """
+    parts = [_opened(model, which) for model, which in ((first, "first"), (second, "second"))]
+    seam = _seam(parts[0].message, parts[1].message, names)
+    buffers = _in_memory(parts)
+    one, other = (p.message for p in parts)
+    _joined(one, other, seam, prefix)
+    return convert(one.SerializeToString(), buffers=buffers, **told)
+
+
+def _opened(model: Any, which: str) -> Opened:
+    """A model's message, in the form of newer files, where weights are no inputs."""
+    if isinstance(model, Model):
+        grouped = group_of(model.graph) is not model.graph
+        told = {"static": model.static, "bucket": model._bucket, "max_size": model._max_size, "rebatch": grouped}
+        if said := [n for n, v in told.items() if v]:
+            raise UnsupportedError(
+                f"the {which} model was converted with {said[0]}=, which is not in its file: join the files, and tell "
+                f"it there, join(..., {said[0]}=...)"
+            )
+    opened = open_model(model)
+    message = opened.message
+    if message.training_info:
+        raise UnsupportedError(
+            f"the {which} model has training_info, which speaks of its own graph: remove it, del proto.training_info[:]"
+        )
+    if message.ir_version < 4:
+        weights = {t.name for t in message.graph.initializer}
+        _keep(message.graph.input, lambda v: v.name not in weights)
+    del message.configuration[:]
+    return opened
+
+
+def _keep(field: Any, wanted: Any) -> None:
+    """Only some entries of a repeated field."""
+    kept = [v for v in field if wanted(v)]
+    copies = [type(v).FromString(v.SerializeToString()) for v in kept]
+    del field[:]
+    field.extend(copies)
+
+
+def _seam(one: Any, other: Any, names: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
+    """By input of the second the output of the first."""
+    outputs, inputs = [v.name for v in one.graph.output], [v.name for v in other.graph.input]
+    seam: dict[str, str] = {}
+    if not names:
+        raise InputNameError(f"nothing is joined: say which of {outputs} becomes which of {inputs}")
+    for output, taken in names.items():
+        if output not in outputs:
+            raise InputNameError(f"the first model has no output {output!r}; it has {outputs}")
+        for name in (taken,) if isinstance(taken, str) else taken:
+            if name not in inputs:
+                raise InputNameError(f"the second model has no input {name!r}; it has {inputs}")
+            if name in seam:
+                raise InputNameError(f"input {name!r} of the second model would be {seam[name]!r} and {output!r}")
+            seam[name] = output
+    return seam
+
+
+def _in_memory(parts: Sequence[Opened]) -> dict[str, np.ndarray]:
+    """Bring the bytes of all tensors together: into the messages, or, of files beside them, into buffers."""
+    every = [(p, t) for p in parts for t, _ in tensors(p.message)]
+    small = sum(nbytes(t) for _, t in every) < INLINE_LIMIT
+    buffers: dict[str, np.ndarray] = {}
+    for part, tensor in every:
+        if tensor.data_location != EXTERNAL and (small or tensor.data_type == STRING or nbytes(tensor) < 1024):
+            part.join(tensor)
+            continue
+        location = f"#{len(buffers)}"
+        data = np.frombuffer(part.data(tensor), np.uint8)
+        data.flags.writeable = False
+        buffers[location] = data
+        part.take(tensor)
+        tensor.ClearField("raw_data")
+        tensor.ClearField("external_data")
+        tensor.data_location = EXTERNAL
+        tensor.external_data.add(key="location", value=location)
+    return buffers
+
+
+def _joined(one: Any, other: Any, seam: Mapping[str, str], prefix: str) -> None:
+    """The second model's message goes into the first's."""
+    _join_opsets(one, other)
+    _join_functions(one, other, prefix)
+    mine, theirs = _dimensions(one.graph, other.graph, seam, prefix)
+    _declare(one.graph, mine)
+    _declare(other.graph, theirs)
+    taken = set(_values(one.graph))
+    clashes = (set(_values(other.graph)) & taken) - seam.keys()
+    values = _apart(clashes, taken | set(_values(other.graph)), prefix) | dict(seam)
+    labels = {n.name for g in _graphs(one.graph) for n in g.node}
+    own = {n.name for g in _graphs(other.graph) for n in g.node}
+    nodes = _apart((labels & own) - {""}, labels | own, prefix)
+    passed = [v for v in other.graph.output if v.name in seam]
+    public = _apart({v.name for v in passed} & taken, taken | set(values.values()), prefix)
+    for value in passed:  # an output that was an input all along
+        node = other.graph.node.add(op_type="Identity", name=f"{prefix}{value.name}/Identity", input=[value.name])
+        values[f"{node.name}/output"] = public.get(value.name, value.name)
+        value.name = f"{node.name}/output"
+        node.output.append(value.name)
+    _keep(other.graph.initializer, lambda t: t.name not in seam)
+    _keep(other.graph.sparse_initializer, lambda t: t.values.name not in seam)
+    _keep(other.graph.value_info, lambda v: v.name not in seam)
+    _keep(other.graph.input, lambda v: v.name not in seam)
+    for graph in _graphs(other.graph):
+        _rename(graph, values, nodes)
+    joined, said = set(seam.values()), {v.name for v in one.graph.value_info}
+    one.graph.value_info.extend(v for v in one.graph.output if v.name in joined - said)
+    _keep(one.graph.output, lambda v: v.name not in joined)
+    for field in ("node", "initializer", "sparse_initializer", "input", "output", "value_info"):
+        getattr(one.graph, field).extend(getattr(other.graph, field))
+    one.graph.quantization_annotation.extend(other.graph.quantization_annotation)
+    for ours, other_own in ((one, other), (one.graph, other.graph)):
+        keys = {e.key for e in ours.metadata_props}
+        ours.metadata_props.extend(e for e in other_own.metadata_props if e.key not in keys)
+    one.graph.name = f"{one.graph.name}_{other.graph.name}"
+    one.ir_version = max(one.ir_version, other.ir_version, 4)
+    for field in ("producer_name", "producer_version", "doc_string", "domain", "model_version"):
+        one.ClearField(field)
+    one.producer_name = "onnx2jax"
+
+
+def _join_opsets(one: Any, other: Any) -> None:
+    mine, theirs = ({normal_domain(o.domain): o.version for o in m.opset_import} for m in (one, other))
+    for domain, version in theirs.items():
+        if mine.get(domain, version) != version:
+            raise ModelError(
+                f"the first model imports version {mine[domain]} of {domain or 'ai.onnx'} and the second {version}; a "
+                "file has one of each: onnx.version_converter.convert_version(model, version) converts ai.onnx"
+            )
+        if domain not in mine:
+            one.opset_import.add(domain=domain, version=version)
+
+
+def _join_functions(one: Any, other: Any, prefix: str) -> None:
+    """The functions of both; those of which the other model means something else get other names."""
+    mine, theirs = ({_key(f): f.SerializeToString(deterministic=True) for f in m.functions} for m in (one, other))
+    called, calls = set(_calls(one)), set(_calls(other))
+    _call_otherwise(one, {k for k in mine if k in calls and k not in theirs}, "first")
+    clashes = {k for k, f in theirs.items() if mine.get(k, f) != f or (k in called and k not in mine)}
+    _call_otherwise(other, clashes, re.sub(r"\W+", "_", prefix).strip("_"))
+    kept = {_key(f) for f in one.functions}
+    one.functions.extend(f for f in other.functions if _key(f) not in kept)
+
+
+def _key(function: Any) -> Key:
+    return normal_domain(function.domain), function.name, function.overload
+
+
+def _calls(message: Any) -> Iterator[Key]:
+    for node in _nodes(message):
+        yield normal_domain(node.domain), node.op_type, node.overload
+
+
+def _nodes(message: Any) -> Iterator[Any]:
+    """All nodes of a model, those of functions included."""
+    for graph in _graphs(message.graph):
+        yield from graph.node
+    for function in message.functions:
+        for node in function.node:
+            yield node
+            for inner in _inner(node):
+                for graph in _graphs(inner):
+                    yield from graph.node
+
+
+def _call_otherwise(message: Any, keys: set[Key], prefix: str) -> None:
+    for function in message.functions:
+        if _key(function) in keys:
+            function.name = f"{prefix}_{function.name}"
+    for node in _nodes(message):
+        if (normal_domain(node.domain), node.op_type, node.overload) in keys:
+            node.op_type = f"{prefix}_{node.op_type}"
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """A graph and those inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in _inner(node):
+            yield from _graphs(inner)
+
+
+def _inner(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _values(graph: Any) -> Iterator[str]:
+    """Every name of a value in a graph and those inside."""
+    for inner in _graphs(graph):
+        yield from (v.name for v in (*inner.input, *inner.output, *inner.initializer))
+        yield from (s.values.name for s in inner.sparse_initializer)
+        yield from (n for node in inner.node for n in (*node.input, *node.output) if n)
+
+
+def _apart(clashes: Iterable[str], taken: set[str], prefix: str) -> dict[str, str]:
+    """A new name for each that clashes."""
+    found: dict[str, str] = {}
+    for name in sorted(clashes):
+        new = prefix + name
+        while new in taken:
+            new = prefix + new
+        found[name] = new
+        taken = taken | {new}
+    return found
+
+
+def _rename(graph: Any, values: Mapping[str, str], nodes: Mapping[str, str]) -> None:
+    """Other names for values and nodes of one graph."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = values.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = values.get(sparse.values.name, sparse.values.name)
+    for said in graph.quantization_annotation:
+        said.tensor_name = values.get(said.tensor_name, said.tensor_name)
+        for entry in said.quant_parameter_tensor_names:
+            entry.value = values.get(entry.value, entry.value)
+    for node in graph.node:
+        node.name = nodes.get(node.name, node.name)
+        for names in (node.input, node.output):
+            names[:] = [values.get(n, n) for n in names]
+        if (node.domain, node.op_type) == ("ai.onnx.preview.training", "Gradient"):  # its attributes name values
+            for attribute in node.attribute:
+                attribute.strings[:] = [values.get(n.decode(), n.decode()).encode() for n in attribute.strings]
+                if attribute.HasField("s"):
+                    attribute.s = values.get(attribute.s.decode(), attribute.s.decode()).encode()
+
+
+def _dimensions(
+    one: Any, other: Any, seam: Mapping[str, str], prefix: str
+) -> tuple[dict[str, str | int], dict[str, str | int]]:
+    """What the dimension variables of both become, by what meets at the seam."""
+    given, wanted = ({v.name: to_value_info(v) for v in vs} for vs in (one.output, other.input))
+    mine: dict[str, str | int] = {}
+    theirs: dict[str, str | int] = {}
+    for name, output in seam.items():
+        where = f"output {given[output]} of the first model does not fit input {wanted[name]} of the second"
+        for a, b in _met(given[output].type, wanted[name].type, where):
+            a = mine.get(a, a) if isinstance(a, str) else a
+            b = theirs.get(b, b) if isinstance(b, str) and not isinstance(theirs.get(b), str) else b
+            if isinstance(a, int) and isinstance(b, int) and a != b:
+                raise InputShapeError(f"{where}: {a} is not {b}")
+            if isinstance(b, str) and a is not None:
+                theirs.setdefault(b, a)
+            elif isinstance(a, str) and isinstance(b, int):
+                mine[a] = b
+    variables, own = (set(_variables(g)) for g in (one, other))
+    theirs = {n: mine.get(d, d) if isinstance(d, str) else d for n, d in theirs.items()}
+    return mine, _apart((own & variables) - theirs.keys(), own | variables, prefix) | theirs
+
+
+def _met(given: Any, wanted: Any, where: str) -> Iterator[tuple[Any, Any]]:
+    """The extents of two types that meet.
+
+    Raises:
+        InputTypeError, InputShapeError: they are of different kinds, element types or ranks.
+    """
+    if given is None or wanted is None:
+        return
+    if isinstance(given, TensorType) and isinstance(wanted, TensorType):
+        if given.dtype != wanted.dtype:
+            raise InputTypeError(f"{where}: {given.dtype} is not {wanted.dtype}")
+        if given.shape is not None and wanted.shape is not None:
+            if len(given.shape) != len(wanted.shape):
+                raise InputShapeError(f"{where}: rank {len(given.shape)} is not {len(wanted.shape)}")
+            yield from zip(given.shape, wanted.shape, strict=True)
+    elif type(given) is not type(wanted):
+        raise InputTypeError(where)
+    elif isinstance(given, SequenceType | OptionalType):
+        yield from _met(given.element, wanted.element, where)
+    elif isinstance(given, MapType):
+        if given.key != wanted.key:
+            raise InputTypeError(where)
+        yield from _met(given.value, wanted.value, where)
+
+
+def _types(graph: Any) -> Iterator[Any]:
+    """The shapes that graphs declare, wherever in types."""
+    for inner in _graphs(graph):
+        for value in (*inner.input, *inner.output, *inner.value_info):
+            yield from _shapes(value.type)
+
+
+def _shapes(kind: Any) -> Iterator[Any]:
+    for field, value in kind.ListFields():
+        if field.name in ("tensor_type", "sparse_tensor_type"):
+            yield value.shape
+        elif field.name in ("sequence_type", "optional_type"):
+            yield from _shapes(value.elem_type)
+        elif field.name == "map_type":
+            yield from _shapes(value.value_type)
+
+
+def _variables(graph: Any) -> Iterator[str]:
+    yield from (d.dim_param for shape in _types(graph) for d in shape.dim if d.dim_param not in ("", "?"))
+
+
+def _declare(graph: Any, dims: Mapping[str, str | int]) -> None:
+    """Other names, or extents, for dimension variables."""
+    for shape in _types(graph):
+        for d in shape.dim:
+            new = dims.get(d.dim_param) if d.dim_param else None
+            if isinstance(new, int):
+                d.dim_value = new
+            elif new is not None:
+                d.dim_param = new

@@ -1,0 +1,304 @@
+"""Models back into files: a faithful copy with new weights, written all or not at all."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ...errors import ExternalDataError, InputNameError, InputShapeError, InputTypeError, ModelError, ShardingError
+from ...ir.file import opened as opened_file
+from ...proto import atomic
+from ...proto.devices import write_configuration, write_node
+from ...proto.dtypes import ELEMENT_TYPES, STRING
+from ...proto.files import read_model
+from ...proto.origin import Opened, nbytes
+from ...proto.tensors import EXTERNAL
+from ...proto.walk import tensors, weights
+from ...runtime.values import to_host, widened
+from ...sharding.processes import together, writes
+from ...sharding.writing import configured
+
+PROTOBUF_LIMIT: Final = 2**31 - 1
+INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
+"""Larger models get external data: other writers add to a file before they hand it on."""
+LARGE: Final = 64 * 1024
+"""Tensors from here on start at a page of their own, which maps and direct reads like; the others at a cache line."""
+PAGE: Final = 4096
+CACHE_LINE: Final = 64
+
+
+def save(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    params: Mapping[str, Any] | None = None,
+    state: Any = None,
+    external_data: bool | str | None = None,
+    size_threshold: int = 1024,
+    configuration: str | None = None,
+) -> Path:
+    """Write a model with new weights to a file.
+
+    All else stays as it was: nodes, names, versions, fields that this library does not know, and the encoding of
+    every tensor. What ``convert`` was told (``static``, ``dim_overrides``) is not part of the file.
+
+    Nothing is overwritten before everything is written: a failure leaves the old files as they were. ``path`` may be
+    the file that the model came from. A symbolic link at ``path`` is replaced, not followed. Of weights over several
+    processes the first process writes the file, and all of them call this.
+
+    Args:
+        model: a Model, a TrainingModel, or what ``convert`` takes. Of a Model the weights now in ``model.params`` are
+            written; of a TrainingModel all variables, those of its algorithms too, so that the file goes on training
+            where this one stopped. ONNX has no place for the random key: a checkpoint has.
+        path: the file to write.
+        params: new weights by their names in ``Model.params``, any initializer included (one of a training graph is
+            ``training_info[0].algorithm/name``); NumPy or JAX arrays of the same shape and element type. The others
+            keep their values.
+        state: the state of the TrainingModel to write; ``model.state`` when left out.
+        external_data: None leaves each tensor inside or outside the file, as it was, and moves them out when the
+            file would pass 2 GiB. True moves them out to ``<name of the file>.data``, a text to the file of that
+            name beside the model; False brings them all in. Either way there is one data file.
+        size_threshold: the smallest initializer in bytes that is moved out.
+        configuration: a name under which the placement of a Model on a mesh, its pipeline stages included, is written
+            as a device configuration (IR 11): ``convert(path, device_configuration=name)`` follows it. What a plan
+            says beyond where weights, inputs and values of the main graph lie is not in it.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputNameError, InputShapeError, InputTypeError: ``params`` or ``state`` does not fit the model.
+        ExternalDataError: the data file would overwrite one that is not this model's.
+        ShardingError: ``configuration`` of a model on one device, or that follows one of the file's.
+
+    >>> import tempfile, onnx2jax
+    >>> model = onnx2jax.convert(onnx2jax.demo_model())
+    >>> halved = {name: value / 2 for name, value in model.params.items()}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = onnx2jax.save(model, f"{folder}/halved.onnx", params=halved)
+    ...     again = onnx2jax.convert(path)
+    >>> all((again.params[name] == halved[name]).all() for name in halved)
+    True
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder; a model goes to a file in it")
+    opened, values = _opened(model, params, state)
+    ours, mesh = writes(values)
+    with together(mesh, "save"):
+        _assign(opened, values)
+        if configuration is not None:
+            _configure(model, opened.message, configuration)
+        if ours:
+            _write(opened, path, external_data, size_threshold)
+    return path
+
+
+def open_model(model: Any) -> Opened:
+    """What a model's file says, with the weights that the model has now."""
+    opened, values = _opened(model, None, None)
+    _assign(opened, values)
+    return opened
+
+
+def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[Opened, dict[str, Any]]:
+    """What a model's file says, and the weights that are new; the arguments are those of ``save``."""
+    values: dict[str, Any] = {}
+    if state is not None and not hasattr(model, "init"):
+        raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
+    if hasattr(model, "changed"):  # a Model, or a model that trains
+        if model.origin is None:
+            raise ValueError("the model was not made by onnx2jax.convert; save the source instead")
+        opened = model.origin.open()
+        values |= model.changed() if state is None else model.changed(state)
+    else:
+        _, message, files = opened_file(model, {})
+        opened = Opened(message, files)
+    return opened, values | dict(params or {})
+
+
+def _write(opened: Opened, path: Path, external_data: bool | str | None, size_threshold: int) -> None:
+    every = list(tensors(opened.message))
+    outside = _outside(opened, every, external_data, size_threshold)
+    with atomic.replacements(path) as new:
+        if outside:
+            name = external_data if isinstance(external_data, str) else f"{path.name}.data"
+            with atomic.beside(_data_path(path, name), new) as file:
+                _write_data(opened, outside, name, file)
+        with atomic.beside(path, new) as file:
+            file.write(_serialized(opened, every))
+
+
+def _configure(model: Any, message: Any, name: str) -> None:
+    """Write a model's placement into its message."""
+    placement = getattr(model, "placement", None)
+    if placement is None:
+        raise ShardingError(
+            f"configuration={name!r} is where a model lies on a mesh: save(convert(..., mesh=mesh), path, ...)"
+        )
+    found, said = configured(model.graph, model.params, placement, name)
+    write_configuration(message, found)
+    for node in message.graph.node:
+        own = node.op_type, tuple(node.output)
+        if own in said:
+            write_node(node, name, said[own])
+
+
+def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
+    found = {}
+    for name, tensor in weights(opened.message):
+        found[name] = tensor
+        if name not in values:
+            continue
+        sparse = not hasattr(tensor, "data_type")
+        dtype = ELEMENT_TYPES[(tensor.values if sparse else tensor).data_type].dtype
+        array = _fitting(name, values[name], dtype, tuple(tensor.dims))
+        if sparse:
+            _assign_sparse(opened, tensor, array)
+        else:
+            opened.assign(tensor, array)
+    for name in values.keys() - found.keys():
+        near = difflib.get_close_matches(name, found, 3) or sorted(found)[:5]
+        raise InputNameError(f"params has {name!r}, but no tensor of the file has that name; there are {near}")
+
+
+def _fitting(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(to_host(value))
+    if isinstance(value, jax.Array):
+        array = widened(array, dtype)
+    if dtype == object and array.dtype.kind in "UT":
+        array = array.astype(object)
+    if array.dtype != dtype:
+        raise InputTypeError(
+            f"params[{name!r}] is {array.dtype}, the file has {dtype}; nothing is cast silently. "
+            f"Convert it: value.astype({str(dtype)!r})"
+        )
+    if array.shape != shape:
+        raise InputShapeError(f"params[{name!r}] has shape {list(array.shape)}, the file has {list(shape)}")
+    return array
+
+
+def _assign_sparse(opened: Opened, sparse: Any, array: np.ndarray) -> None:
+    """New values at the indices stored; where others are not zero, new indices of the same kind."""
+    indices, shape = opened.array(sparse.indices), array.shape
+    linear = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    stored = np.zeros(flat.size, np.bool_)
+    stored[linear] = True
+    # By bits, because -0.0 is a value of its own.
+    filled = flat != "" if array.dtype == object else flat[:, None].view(np.uint8).any(axis=1)
+    if (filled & ~stored).any():
+        linear = np.flatnonzero(filled)
+        opened.assign(sparse.indices, linear if indices.ndim == 1 else np.stack(np.unravel_index(linear, shape), 1))
+    opened.assign(sparse.values, flat[linear])
+
+
+def _outside(
+    opened: Opened, every: list[tuple[Any, str]], external_data: bool | str | None, threshold: int
+) -> list[Any]:
+    """The tensors whose bytes go to the data file; the others have theirs in the message."""
+    if external_data is False:
+        for tensor, _ in every:
+            if tensor.data_location == EXTERNAL:
+                data = bytes(opened.data(tensor))
+                for field in ("external_data", "data_location"):
+                    tensor.ClearField(field)
+                opened.put(tensor, data)
+        return []
+    move = external_data is not None or _size(opened, every) > INLINE_LIMIT
+
+    def goes(tensor: Any, field: str) -> bool:
+        # Only initializers move by themselves: few runtimes look for external data in attributes.
+        movable = move and field == "initializer" and tensor.data_type not in (0, STRING)
+        return tensor.data_location == EXTERNAL or (movable and nbytes(tensor) >= max(threshold, 1))
+
+    return [t for t, field in every if goes(t, field)]
+
+
+def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> None:
+    """The tensors one after another; those that shared bytes of a file still do."""
+    shared: dict[tuple[str, int, int], int] = {}
+    for tensor in outside:
+        data = np.frombuffer(opened.data(tensor), np.uint8)
+        mapped = tensor.data_location == EXTERNAL and opened.in_place(tensor) is None
+        _, start = opened.files.locate(tensor, data.size) if mapped else (None, 0)
+        region = _location(tensor), start, data.size
+        if mapped and region in shared:
+            offset = shared[region]
+        else:
+            end, align = file.tell(), PAGE if data.size >= LARGE else CACHE_LINE
+            offset = -(-end // align) * align
+            file.write(bytes(offset - end))
+            file.write(data)
+            if mapped:
+                shared[region] = offset
+        opened.take(tensor)
+        for field in ("raw_data", ELEMENT_TYPES[tensor.data_type].field):
+            tensor.ClearField(field)
+        if tensor.data_location != EXTERNAL:
+            tensor.ClearField("external_data")  # it said nothing there (rule EX-14)
+        tensor.data_location = EXTERNAL
+        _set(tensor, location=name, offset=str(offset), length=str(data.size))
+    sums = [t for t in outside if any(e.key == "checksum" for e in t.external_data)]
+    if sums:
+        file.flush()
+        file.seek(0)
+        checksum = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
+        for tensor in sums:
+            _set(tensor, checksum=checksum)
+
+
+def _location(tensor: Any) -> str:
+    return next((e.value for e in tensor.external_data if e.key == "location"), "")
+
+
+def _set(tensor: Any, **entries: str) -> None:
+    for key, value in entries.items():
+        entry = next((e for e in tensor.external_data if e.key == key), None) or tensor.external_data.add(key=key)
+        entry.value = value
+
+
+def _data_path(path: Path, name: str) -> Path:
+    if Path(name).name != name or "\\" in name or name in ("", "..", path.name):
+        raise ExternalDataError(f"external_data is {name!r}; it is the name of a file beside {path.name!r}")
+    target = path.with_name(name)
+    if os.path.lexists(target) and name not in _locations(path):
+        raise ExternalDataError(
+            f"the data would overwrite {str(target)!r}, which {path.name!r} does not use at present; it may belong to "
+            "another model. Remove it, or name another file: save(..., external_data='name')"
+        )
+    return target
+
+
+def _locations(path: Path) -> set[str]:
+    """The data files of the model that is at a path now."""
+    try:
+        message = read_model(path)
+    except (ModelError, OSError):
+        return set()
+    return {e.value for t, _ in tensors(message) for e in t.external_data if e.key == "location"}
+
+
+def _size(opened: Opened, every: list[tuple[Any, str]]) -> int:
+    """Bytes of the message with what is apart now but not to be in files."""
+    inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.in_place(t) is not None]
+    return opened.message.ByteSize() + sum(map(nbytes, inside))
+
+
+def _serialized(opened: Opened, every: list[tuple[Any, str]]) -> bytes:
+    size = _size(opened, every)
+    if size > PROTOBUF_LIMIT:
+        raise ModelError(
+            f"the model would have {size} bytes without its data file, protobuf's limit is 2 GiB; "
+            "move more out: save(..., external_data=True, size_threshold=0)"
+        )
+    for tensor, _ in every:
+        opened.join(tensor)
+    return opened.message.SerializeToString()

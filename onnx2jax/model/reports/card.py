@@ -1,0 +1,44 @@
+"""What a notebook shows of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, Final
+
+from ...ir import analysis
+from ...proto.types import TensorType
+
+SHOWN: Final = 8
+"""Rows of a table."""
+
+
+def card(model: Any, stages: Sequence[Sequence[str]]) -> str:
+    """Signature, opsets, operators by count, parameters by size, and stages once there are several, as HTML."""
+    graph = model.graph
+    values = [
+        *(("input", v.name, str(v.type)) for v in model.inputs),
+        *(("optional", v.name, str(v.type)) for v in model.optional.values()),
+        *(("output", v.name, str(v.type)) for v in model.outputs),
+    ]
+    operators = Counter(node.op_type for inner in graph.walk() for node in inner.nodes).most_common()
+    arrays = sorted(analysis.parameters(graph).items(), key=lambda item: -item[1].nbytes)
+    weights = [(n, str(TensorType(v.dtype, v.shape)), f"{v.nbytes:,}") for n, v in arrays]
+    total = sum(v.nbytes for _, v in arrays)
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
+    parts = [
+        f"<b>Model {escape(graph.name)}</b> ({escape(opsets)})",
+        _table("signature", values),
+        _table(f"{sum(n for _, n in operators)} nodes", [(n, str(count)) for n, count in operators]),
+        _table(f"{len(arrays)} parameters, {total:,} bytes", weights),
+    ]
+    if len(stages) > 1:
+        parts.append(_table("stages", [row[:3] for row in stages]))
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _table(title: str, rows: Sequence[Iterable[str]]) -> str:
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows[:SHOWN])
+    more = f"<tr><td>{len(rows) - SHOWN} more</td></tr>" if len(rows) > SHOWN else ""
+    return f"<details open><summary>{escape(title)}</summary><table>{lines}{more}</table></details>"

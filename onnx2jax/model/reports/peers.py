@@ -1,0 +1,150 @@
+"""Other implementations of ONNX, to compare with: the file as they run it, and parts of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ... import compat
+from ...errors import InputNameError, UnsupportedError
+from ...ir.graph import Graph, Node
+from ...proto.dtypes import to_code
+from ...proto.origin import Origin
+from ..files.save import save
+
+NAMES: Final = ("onnxruntime", "reference")
+Step = tuple[str, str, int]
+"""Into a graph inside a node: an output of the node, the attribute, and which of a list of graphs."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What ``save`` writes: a file that was changed, with the weights of a model."""
+
+    origin: Origin
+    changed: Callable[[], dict[str, Any]]
+
+
+class Peer:
+    """A model as another implementation runs it, with some values as outputs.
+
+    Args:
+        name: one of NAMES.
+        model: the Model; its file is run with the weights that the Model has now.
+        every: whether all values that the nodes make are outputs.
+        steps: the way to the graph that is run; the main graph without.
+        feeds: for a graph inside: its inputs and what it reads of the graphs around it, which become inputs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        *,
+        every: bool = False,
+        steps: Sequence[Step] = (),
+        feeds: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+
+        def change(message: Any) -> None:
+            if steps:
+                _go_inside(message, steps, feeds or {})
+            if every:
+                own = {v.name for v in message.graph.output}
+                names = dict.fromkeys(n for node in message.graph.node for n in node.output if n and n not in own)
+                for n in names:
+                    message.graph.output.add(name=n)
+
+        package = "onnxruntime" if name == "onnxruntime" else "onnx"
+        library = compat.optional(package, "verify")
+        with tempfile.TemporaryDirectory() as folder:
+            path = save(_Source(model.origin.changed(change), model.changed), Path(folder, "model.onnx"))
+            try:
+                self._open(library, path)
+            except Exception as e:
+                raise self._refusal("does not take the model", e) from e
+
+    def _open(self, library: Any, path: Path) -> None:
+        if self.name == "onnxruntime":
+            options = library.SessionOptions()
+            options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.log_severity_level = 4
+            self._session = library.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            self.inputs = {v.name for v in self._session.get_inputs()}
+            self.inputs |= {v.name for v in self._session.get_overridable_initializers()}
+            self.outputs = [v.name for v in self._session.get_outputs()]
+        else:
+            compat.optional("onnx.reference", "verify")
+            message = library.load(path)
+            self._session = library.reference.ReferenceEvaluator(message)
+            self.inputs = {v.name for v in message.graph.input}
+            self.outputs = [v.name for v in message.graph.output]
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs by name.
+
+        Raises:
+            UnsupportedError: the other implementation cannot run this.
+        """
+        try:
+            results = self._session.run(self.outputs, {n: v for n, v in feeds.items() if n in self.inputs})
+        except Exception as e:
+            raise self._refusal("does not run the model", e) from e
+        return dict(zip(self.outputs, results, strict=True))
+
+    def _refusal(self, what: str, e: Exception) -> UnsupportedError:
+        (other,) = {*NAMES} - {self.name}
+        who = "ONNX's reference implementation" if self.name == "reference" else self.name
+        return UnsupportedError(f"{who} {what}: {e}\ncompare with another: verify(against={other!r})")
+
+
+def checked(name: str) -> str:
+    """The name of a peer.
+
+    Raises:
+        InputNameError: there is none of that name.
+    """
+    if name not in NAMES:
+        raise InputNameError(f"there is nothing to compare with called {name!r}: {', '.join(NAMES)}, or a folder")
+    return name
+
+
+def step_into(node: Node, graph: Graph) -> Step:
+    """The way from the graph of a node to a graph among its attributes."""
+    for name, value in node.attributes.items():
+        for i, inner in enumerate(value if isinstance(value, tuple) else (value,)):
+            if inner is graph:
+                return next(filter(None, node.outputs)), name, i if isinstance(value, tuple) else -1
+    raise ValueError(f"{node} has no graph {graph.name!r}")
+
+
+def _go_inside(message: Any, steps: Sequence[Step], feeds: Mapping[str, Any]) -> None:
+    """Make a graph inside a node the main graph; what it reads of those around becomes its inputs."""
+    graph: Any = message.graph
+    around: dict[str, Any] = {}
+    for output, name, i in steps:
+        around |= {t.name: t for t in graph.initializer}
+        node = next(n for n in graph.node if output in n.output)
+        attribute = next(a for a in node.attribute if a.name == name)
+        graph = attribute.g if i < 0 else attribute.graphs[i]
+    inside = type(graph).FromString(graph.SerializeToString())
+    inside.name = inside.name or "inside"
+    own = {t.name for t in inside.initializer}
+    kept = [type(t).FromString(t.SerializeToString()) for n, t in around.items() if n in feeds and n not in own]
+    message.graph.CopyFrom(inside)
+    message.graph.initializer.extend(kept)
+    del message.graph.input[:]
+    held = {t.name for t in message.graph.initializer}
+    for name, value in feeds.items():
+        if name not in held:
+            info = message.graph.input.add(name=name)
+            kind, inner = info.type, value
+            while isinstance(inner, list):
+                kind, inner = kind.sequence_type.elem_type, inner[0] if inner else np.zeros(0, np.float32)
+            kind.tensor_type.elem_type = to_code(np.asarray(inner).dtype)

@@ -1,0 +1,219 @@
+"""Where the time of a model's calls goes, by node: XLA's own profile, read by the scopes in which nodes are traced."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from typing import Any, Final
+
+import jax
+
+from ... import compat
+from ...errors import UnsupportedError
+from ...ir.graph import Graph
+from ...proto.xspace import Trace, read_trace
+from ..changes.parts import remade
+from ..changes.rebatch import group_of, within_groups
+from .summary import MARK, node_of
+from .table import table
+
+SHOWN: Final = 25
+"""Nodes that a text or a chart shows."""
+HEAD: Final = ("node", "operator", "a call", "share", "with it")
+CONTROL: Final = ("while", "conditional", "call")
+"""Operations whose time is that of others, which are recorded too."""
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """One node.
+
+    Attributes:
+        name, operator: of the node.
+        seconds: of a call, summed over threads.
+        share: of the sum over all nodes.
+        fused: names of nodes that XLA computes in the same operations, whose time is counted here.
+        host: whether it runs on the host, outside compiled programs.
+    """
+
+    name: str
+    operator: str
+    seconds: float
+    share: float
+    fused: Sequence[str] = ()
+    host: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What ``Model.profile`` found; printed as a table, shown by notebooks as a chart.
+
+    Attributes:
+        nodes: those that took time, the longest first.
+        operators: seconds of a call by operator, the longest first.
+        call: the median of whole calls without profiling, in seconds.
+        other: seconds of a call in operations that belong to no node.
+        calls: how many were recorded.
+        device: where the model ran.
+    """
+
+    nodes: Sequence[NodeTime]
+    operators: Mapping[str, float]
+    call: float
+    other: float
+    calls: int
+    device: str
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The table, without its head."""
+        for n in self.nodes:
+            beside = ", ".join(n.fused[:3]) + (f" and {len(n.fused) - 3} more" if len(n.fused) > 3 else "")
+            where = "on the host" if n.host else beside
+            yield n.name, n.operator, duration(n.seconds), f"{n.share:.1%}", where
+
+    @property
+    def total(self) -> str:
+        """The sums in a line."""
+        inside = sum(self.operators.values())
+        return (
+            f"{self.calls} calls of {duration(self.call)} on {self.device}; in nodes {duration(inside)}, summed over "
+            f"threads; in operations of no node {duration(self.other)}"
+        )
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        rows = list(self.rows())
+        more = [f"{len(rows) - SHOWN} more nodes"] if len(rows) > SHOWN else []
+        every = sum(self.operators.values()) or 1.0
+        kinds = [(n, duration(s), f"{s / every:.1%}") for n, s in self.operators.items()]
+        by_operator = table([("operator", "a call", "share"), *kinds])
+        return "\n".join([table([HEAD, *rows[:SHOWN]], width=120), *more, "", by_operator, "", self.total])
+
+    def _repr_html_(self) -> str:
+        nodes = [(f"{n.name} ({n.operator})", n.seconds) for n in self.nodes[:SHOWN]]
+        charts = (_bars("nodes", nodes), _bars("operators", [*self.operators.items()][:SHOWN]))
+        return f"<div>{''.join(charts)}<p>{escape(self.total)}</p></div>"
+
+
+def duration(seconds: float) -> str:
+    """A time in three digits.
+
+    >>> duration(0.0001234), duration(0.0256), duration(12.5)
+    ('123 us', '25.6 ms', '12.5 s')
+    """
+    for unit, size in (("us", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _bars(title: str, values: Sequence[tuple[str, float]]) -> str:
+    """Bars below each other, as SVG: names on the left, times behind the bars."""
+    most = max((s for _, s in values), default=0) or 1.0
+    parts = [f"<text x='0' y='14' font-weight='bold'>{title}</text>"]
+    for i, (name, seconds) in enumerate(values):
+        y, long = 22 + 20 * i, 400 * seconds / most
+        shown = name if len(name) <= 44 else f"…{name[-43:]}"
+        parts.append(
+            f"<g><title>{escape(name)}</title><text x='300' y='{y + 13}' text-anchor='end'>{escape(shown)}</text>"
+            f"<rect x='308' y='{y}' width='{long:.1f}' height='16' fill='#5b7bc4'/>"
+            f"<text x='{314 + long:.1f}' y='{y + 13}'>{duration(seconds)}</text></g>"
+        )
+    height = 30 + 20 * len(values)
+    style = "font-family='ui-monospace,monospace' font-size='12' fill='currentColor'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' width='800' height='{height}' {style}>{''.join(parts)}</svg>"
+
+
+def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any, calls: int) -> Profile:
+    """See ``Model.profile``."""
+    if calls < 1:
+        raise ValueError(f"calls is {calls}; at least one has to be recorded")
+    shown = _marked(model)
+
+    def call() -> None:
+        jax.block_until_ready(shown(*args, rng=rng, **named))
+
+    call()
+    call()  # a program's first run is slower
+    whole = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        call()
+        whole.append(time.perf_counter() - start)
+    with compat.profiled() as written:
+        for _ in range(calls):
+            call()
+    spent, fused, host, other = Counter[int](), defaultdict[int, set[int]](set), set[int](), 0.0
+    for data in written:
+        other += _spent(read_trace(data, MARK), spent, fused, host)
+    if not spent:
+        raise UnsupportedError(
+            f"XLA's profile of {calls} calls names no node of the model: nothing was computed in them (all of it may "
+            "follow from constants), or this JAX has no profiler for its device"
+        )
+    nodes, every = group_of(model.graph).nodes, sum(spent.values())
+    rows = [
+        NodeTime(
+            nodes[i].name,
+            nodes[i].op_type,
+            s / calls,
+            s / every,
+            [nodes[k].name for k in sorted(fused[i] - {i})],
+            i in host,
+        )
+        for i, s in spent.most_common()
+    ]
+    kinds = Counter[str]()
+    for row in rows:
+        kinds[row.operator] += row.seconds  # type: ignore[assignment]  # Counter says int
+    device = jax.devices()[0].device_kind
+    return Profile(rows, dict(kinds.most_common()), statistics.median(whole), other / calls, calls, device)
+
+
+def _marked(model: Any) -> Any:
+    """The model with nodes named by position, so that any name is found in a scope; weights stay where they are."""
+
+    def mark(graph: Graph) -> Graph:
+        return replace(graph, nodes=tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(graph.nodes)))
+
+    settings = replace(model.settings, annotate=True)
+    told = {"bucket": model._bucket, "max_size": model._max_size, "settings": settings}
+    marked = remade(model, within_groups(model.graph, mark), **told)
+    if "_on_devices" in vars(model):
+        vars(marked)["_on_devices"] = model._on_devices
+    return marked
+
+
+def _spent(trace: Trace, spent: Any, fused: Mapping[int, set[int]], host: set[int]) -> float:
+    """Seconds of nodes by position are added to ``spent``; returns those of no node."""
+    on_host = [(node_of(name), start, end) for name, start, end in trace.named]
+    for i, start, end in on_host:
+        if i is not None:
+            spent[i] += end - start
+            host.add(i)
+    seen = {(r.program, r.name) for r in trace.ran}
+    owners = {p: {n: node_of(i.scope) for n, i in every.items()} for p, every in trace.programs.items()}
+    other = 0.0
+    for ran in trace.ran:
+        instruction = trace.programs.get(ran.program, {}).get(ran.name)
+        inside = () if instruction is None else instruction.inside
+        if instruction is not None and instruction.opcode in CONTROL and any((ran.program, n) in seen for n in inside):
+            continue
+        own = owners.get(ran.program, {})
+        others = [i for n in inside if (i := own.get(n)) is not None]
+        i = own.get(ran.name)
+        i = others[-1] if i is None and others else i
+        if i is not None:
+            spent[i] += ran.end - ran.start
+            fused[i].update(others)
+        elif not any(start <= ran.start <= end for _, start, end in on_host):  # it is part of such a node
+            other += ran.end - ran.start
+    return other

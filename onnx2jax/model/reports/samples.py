@@ -1,0 +1,115 @@
+"""Inputs to try a model on: the test data beside its file, or random numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InputTypeError, ModelError
+from ...proto.messages import MapProto, OptionalProto, SequenceProto, TensorProto
+from ...proto.tensors import to_array
+from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
+
+
+def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
+    """A value for an input: normal floats, integers 0 or 1, which serve as masks and as indices; free extents are 1.
+
+    Raises:
+        InputTypeError: it is no tensor of a declared rank.
+    """
+    if not isinstance(info.type, TensorType) or info.type.shape is None:
+        raise InputTypeError(f"input {info} has no shape to fill at random")
+    shape = [d if isinstance(d, int) else 1 for d in info.type.shape]
+    dtype = info.type.dtype
+    if dtype == object:
+        return np.full(shape, "a", object)
+    if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"
+        return rng.integers(0, 2, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def data_sets(folder: str | os.PathLike[str]) -> list[Path]:
+    """The folders of test data in a folder, or the folder itself if it is one.
+
+    Each holds ``input_0.pb``, ``output_0.pb`` and so on, as ONNX's own tests and its model zoo have them.
+    """
+    folder = Path(folder)
+    if any(folder.glob("input_*.pb")) or any(folder.glob("output_*.pb")):
+        return [folder]
+    return sorted(p for p in folder.glob("test_data_set_*") if p.is_dir())
+
+
+def read_values(folder: Path, what: str, declared: Sequence[ValueInfo]) -> dict[str, Any]:
+    """The inputs or outputs in a folder of test data by name: a tensor says its own, others have that of their place.
+
+    Args:
+        folder: one of ``data_sets``.
+        what: "input" or "output".
+        declared: the model's.
+
+    Raises:
+        ModelError: a file does not hold what the model declares.
+    """
+    values: dict[str, Any] = {}
+    names = {v.name for v in declared}
+    for path in sorted(folder.glob(f"{what}_*.pb"), key=lambda p: (len(p.name), p.name)):
+        place = path.stem.removeprefix(f"{what}_")
+        if not place.isdecimal() or int(place) >= len(declared):
+            raise ModelError(f"{path} is for an {what} that the model does not have; its are {sorted(names)}")
+        info = declared[int(place)]
+        name, value = _read(info, path)
+        values[name if name in names else info.name] = value
+    return values
+
+
+def read_value(info: ValueInfo, path: Path) -> Any:
+    """What a file of test data holds for an input.
+
+    Raises:
+        ModelError: it is no such value.
+    """
+    return _read(info, path)[1]
+
+
+def _read(info: ValueInfo, path: Path) -> tuple[str, Any]:
+    data = path.read_bytes()
+    try:
+        return _parsed(info.type, data)
+    except ModelError:
+        raise
+    except Exception as e:
+        raise ModelError(f"{path} holds no value for {info}: {e}") from e
+
+
+def _parsed(kind: Any, data: bytes) -> tuple[str, Any]:
+    match kind:
+        case SequenceType():
+            message = SequenceProto.FromString(data)
+        case OptionalType():
+            message = OptionalProto.FromString(data)
+        case MapType():
+            message = MapProto.FromString(data)
+        case _:
+            message = TensorProto.FromString(data)
+    return message.name, _value(message)
+
+
+def _value(message: Any) -> Any:
+    match message.DESCRIPTOR.name:
+        case "TensorProto":
+            return to_array(message)
+        case "SequenceProto":
+            fields = ("tensor_values", "sequence_values", "map_values", "optional_values")
+            return [_value(v) for f in fields for v in getattr(message, f)]
+        case "OptionalProto":
+            fields = ("tensor_value", "sequence_value", "map_value", "optional_value")
+            return next((_value(getattr(message, f)) for f in fields if message.HasField(f)), None)
+        case "MapProto":
+            keys = [k.decode() for k in message.string_keys] or list(message.keys)
+            return dict(zip(keys, _value(message.values), strict=True))
+        case other:
+            raise ModelError(f"{other} is no value of a test")

@@ -1,0 +1,317 @@
+"""What each node of a model makes, holds and computes, for inputs of some shapes: found by tracing it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ... import compat
+from ...errors import InputNameError, KnownValueError
+from ...ir import analysis
+from ...ir.graph import Graph, Node
+from ...proto.types import TensorType, ValueInfo
+from ...runtime.compiled import is_small
+from ...sharding.stages import Staged
+from ..changes.parts import made, remade, showing
+from .samples import random_value
+from .table import table
+from .verify import OURS, isolated
+
+MARK: Final = "onnx2jax node "
+MOVES: Final = frozenset(
+    (
+        *("bitcast_convert_type", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p"),
+        *("device_put", "dynamic_slice", "dynamic_update_slice", "gather", "iota", "pad", "reshape", "rev", "select_n"),
+        *("slice", "split", "squeeze", "stop_gradient", "transpose"),
+    )
+)
+"""Primitives that only move numbers."""
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """One node.
+
+    Attributes:
+        name, operator: of the node.
+        outputs: what it makes, by name, as ``float32[1, 8]``.
+        parameters: numbers among ``model.params`` that it reads.
+        flops: multiplications, additions and the like, a fused one being two; None where the node runs on the host. Of
+            a loop whose trips depend on data, and of what is called by condition, one trip and the longest branch.
+        bytes: of what it reads and writes, weights included.
+    """
+
+    name: str
+    operator: str
+    outputs: Mapping[str, str]
+    parameters: int
+    flops: int | None
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What ``Model.summary`` found; printed as a table.
+
+    Attributes:
+        inputs: as the nodes met them, by name.
+        nodes: those of the main graph, in order.
+        parameters, parameter_bytes: of the whole model, each weight counted once.
+        flops: the sum over the nodes that are compiled.
+    """
+
+    inputs: Mapping[str, str]
+    nodes: Sequence[NodeSummary]
+    parameters: int
+    parameter_bytes: int
+    flops: int
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The table, without its head."""
+        for n in self.nodes:
+            shapes = ", ".join(n.outputs.values())
+            flops = "host" if n.flops is None else short(n.flops)
+            yield n.name, n.operator, shapes, short(n.parameters) if n.parameters else "", flops, short(n.bytes)
+
+    @property
+    def total(self) -> str:
+        """The sums in a line."""
+        given = ", ".join(f"{n}: {t}" for n, t in self.inputs.items())
+        return (
+            f"{len(self.nodes)} nodes; {self.parameters:,} parameters, {self.parameter_bytes:,} bytes; "
+            f"{short(self.flops)} FLOPs for {given or 'no inputs'}"
+        )
+
+    def to_json(self) -> str:
+        """All of it."""
+        return json.dumps(asdict(self), indent=2)
+
+    def __str__(self) -> str:
+        return f"{table([HEAD, *self.rows()], width=120)}\n{self.total}"
+
+
+HEAD: Final = ("node", "operator", "outputs", "parameters", "FLOPs", "bytes")
+
+
+def short(number: float) -> str:
+    """A number in three digits.
+
+    >>> short(950), short(1234567), short(2e12)
+    ('950', '1.23 M', '2 T')
+    """
+    for unit in ("", " k", " M", " G", " T"):
+        if number < 999.5 or unit == " T":
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    raise AssertionError
+
+
+def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int] | None) -> Summary:
+    """See ``Model.summary``."""
+    feeds = feeds_of(model, inputs or {}, dims or {})
+    nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
+    marked = replace(model.graph, nodes=nodes)
+    # What is traced, not run, needs no devices; of a model in stages it would be several programs.
+    lies = None if isinstance(model.placement, Staged) else model.placement
+    try:
+        shown = showing(remade(model, marked, max_size=model._max_size, placement=lies), made(marked))
+        types, flops = traced(shown, None, feeds, nodes)
+        unknown: set[int] = set()
+    except KnownValueError:
+        types, flops, unknown = _in_stages(model, marked, feeds)
+    types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
+    params = model.params
+    rows = []
+    for i, node in enumerate(model.graph.nodes):
+        held = sum(int(params[n].size) for n in _weights(model, node))
+        size = sum(_nbytes(types.get(n)) for n in {*node.reads, *node.outputs} if n)
+        outputs = {n: _said(types.get(n)) for n in node.outputs if n}
+        count = None if i in unknown else flops[i]
+        rows.append(NodeSummary(node.name, node.op_type, outputs, held, count, size))
+    return Summary(
+        {n: _said(_type(v)) for n, v in feeds.items()},
+        rows,
+        sum(int(v.size) for v in params.values()),
+        sum(int(v.nbytes) for v in params.values()),
+        sum(row.flops or 0 for row in rows),
+    )
+
+
+def feeds_of(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, Any]:
+    """Arrays for the inputs: those given, or some of the shape that is given or declared."""
+    declared = {v.name: v for v in (*model.inputs, *model.optional.values())}
+    if unknown := sorted(inputs.keys() - declared.keys()):
+        raise InputNameError(f"there is no input {', '.join(unknown)}; the model's are {sorted(declared)}")
+    variables = {d for v in model.inputs for d in v.shape or () if isinstance(d, str)}
+    if unknown := sorted(dims.keys() - variables):
+        raise InputNameError(f"dims has {unknown}; the model's dimension variables are {sorted(variables)}")
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for name, info in declared.items():
+        given = inputs.get(name)
+        if given is None and name in model.optional:
+            continue
+        shape: Any = getattr(given, "shape", given)
+        if given is None:
+            shape = [dims.get(d, 1) if isinstance(d, str) else d or 1 for d in info.shape or ()]
+        if given is None or isinstance(given, tuple | jax.ShapeDtypeStruct):
+            whole = info.reshaped(tuple(shape))
+            if (
+                given is not None
+                and info.shape is None
+                and (dtype := getattr(given, "dtype", _dtype(info))) is not None
+            ):
+                whole = replace(info, type=TensorType(np.dtype(dtype), tuple(shape)))
+            given = random_value(whole, rng)
+        feeds[name] = given
+    return feeds
+
+
+def _dtype(info: ValueInfo) -> Any:
+    return info.type.dtype if isinstance(info.type, TensorType) else None
+
+
+def traced(
+    shown: Any, params: Mapping[str, Any] | None, feeds: Mapping[str, Any], nodes: Sequence[Node]
+) -> tuple[dict[str, Any], Counter[int]]:
+    """The types of the outputs of a model by name, and the FLOPs of its nodes by position.
+
+    Args:
+        shown: a model whose nodes are named by ``MARK`` and their position.
+        params: its parameters, or their shapes and dtypes; its own when None.
+        feeds: inputs by name.
+        nodes: the nodes that are counted.
+    """
+    flops: Counter[int] = Counter()
+    names = [v.name for v in shown.outputs]
+    rng = jax.random.key(0) if shown.graph.draws else None
+    arrays = {n: v for n, v in feeds.items() if isinstance(v, np.ndarray | jax.Array) and v.dtype != object}
+    others = {n: v for n, v in feeds.items() if n not in arrays}
+    types: dict[str, Any] = {}
+
+    def call(params: Any, arrays: Mapping[str, Any]) -> None:
+        results = shown.apply(params, **arrays, **others, rng=rng)
+        results = (results,) if len(names) == 1 else results
+        types.update(zip(names, map(_type, results), strict=True))  # texts among them, which a jaxpr cannot return
+
+    with compat.enable_x64():
+        jaxpr = jax.make_jaxpr(call)(shown.params if params is None else params, arrays)
+    for owner, count in _counted(jaxpr.jaxpr, None, 1):
+        if owner is not None and owner < len(nodes):
+            flops[owner] += count
+    return types, flops
+
+
+def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], Counter[int], set[int]]:
+    """The same for a model that needs the host: from a real run, and each node traced by itself where it can be."""
+    shown = showing(model, made(marked))
+    names = [v.name for v in shown.outputs]
+    values = dict(zip(names, shown.run(None, {n: v for n, v in feeds.items() if n not in model.static}), strict=True))
+    scope = {**feeds, **model.static, **values}
+    alone = isolated(marked, [n for n in names if n in marked.defines], scope)
+    unknown: set[int] = set()
+    flops: Counter[int] = Counter()
+    for i, node in enumerate(alone.nodes):
+        own = {n for n in node.reads if n in scope}
+        graph = replace(
+            alone,
+            nodes=(node,),
+            inputs=tuple(ValueInfo(n) for n in sorted(own)),
+            outputs=tuple(ValueInfo(n) for n in node.outputs if n.endswith(OURS)),
+            initializers={n: v for n, v in alone.initializers.items() if n in node.reads},
+        )
+        fixed = analysis.needed(graph) & own
+        static = {n: scope[n] for n in fixed if isinstance(scope[n], np.ndarray) and is_small(scope[n])}
+        try:
+            part = remade(model, graph, static)
+            flops += traced(part, None, {n: scope[n] for n in own if n not in part.static}, alone.nodes)[1]
+        except (KnownValueError, TypeError):  # it needs the host: TypeError of what JAX cannot hold, strings
+            unknown.add(i)
+    return {n: _type(v) for n, v in values.items()}, flops, unknown
+
+
+def _counted(jaxpr: Any, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:
+    """FLOPs of equations, with the position of the node that they come from."""
+    for eqn in jaxpr.eqns:
+        found = owner if owner is not None else node_of(str(eqn.source_info.name_stack))
+        kind, inner = eqn.primitive.name, list(_inner(eqn.params))
+        if kind == "cond":
+            branches = [list(_counted(b, found, times)) for b in inner]
+            yield from max(branches, key=lambda b: sum(n for _, n in b), default=[])
+        elif inner:
+            trips = times * eqn.params.get("length", 1) if kind == "scan" else times
+            for part in inner:
+                yield from _counted(part, found, trips)
+        else:
+            yield found, times * _flops(eqn, kind)
+
+
+def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters."""
+    for value in params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            part = getattr(part, "jaxpr", part)
+            if hasattr(part, "eqns"):
+                yield part
+
+
+def node_of(stack: str) -> int | None:
+    """The position of the node in whose scope something was traced, by the names of scopes around it."""
+    _, mark, rest = stack.partition(MARK)
+    digits = rest.split("/")[0].rstrip(")")
+    return int(digits) if mark and digits.isdecimal() else None
+
+
+def _flops(eqn: Any, kind: str) -> int:
+    size = sum(_size(v.aval) for v in eqn.outvars)
+    if kind == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        return 2 * size * math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
+    if kind == "conv_general_dilated":
+        kernel = eqn.invars[1].aval
+        return 2 * size * (_size(kernel) // max(1, kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]))
+    if kind.startswith(("reduce", "arg", "scatter")):
+        return max(map(_size, (v.aval for v in eqn.invars)), default=0)
+    return 0 if kind in MOVES or kind.startswith("random_") else size
+
+
+def _size(aval: Any) -> int:
+    return math.prod(getattr(aval, "shape", ()))
+
+
+def _type(value: Any) -> Any:
+    """What is told of a value: its shape and element type, if it has some."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return _Type(tuple(value.shape), value.dtype)
+    return [_type(v) for v in value] if isinstance(value, list | tuple) else None
+
+
+@dataclass(frozen=True)
+class _Type:
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"list of {len(value)}" + (f": {_said(value[0])}" if value else "")
+    return "?" if value is None else str(TensorType(np.dtype(value.dtype), tuple(value.shape)))
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, list | tuple):
+        return sum(map(_nbytes, value))
+    return 0 if value is None else math.prod(value.shape) * np.dtype(value.dtype).itemsize
+
+
+def _weights(model: Any, node: Node) -> set[str]:
+    """The parameters that a node reads, those of graphs inside included."""
+    inside = {g.key(n) for body in node.bodies for g in body.walk() for n in g.initializers}
+    return {n for n in {*node.reads, *inside} if n in model.params}

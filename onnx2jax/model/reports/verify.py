@@ -1,0 +1,369 @@
+"""A model compared with what others compute of its file, and the first node that differs.
+
+Outputs are compared first. Where they differ, or when asked to, every node of the main graph is run on the other's
+operands, all of them in one program: so a node that is wrong stands out from those that only read what it made, and
+roundings do not add up. Into the body of a loop or branch the search goes on call by call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ... import compat
+from ...errors import UnsupportedError
+from ...ir import analysis
+from ...ir.graph import Graph, Node, descendants
+from ...ops.registry import Operator
+from ...proto.types import ValueInfo
+from ...runtime.compiled import is_small
+from ...runtime.evaluate import Closure, Context, evaluate, run_node
+from ...runtime.values import to_host
+from ..changes.parts import made, remade
+from ..changes.rebatch import group_of
+from .comparison import Comparison, compared
+from .peers import NAMES, Peer, Step, checked, step_into
+from .samples import data_sets, random_value, read_values
+from .table import table
+
+MOST_CALLS: Final = 64
+"""Calls of a body, trips of a loop, that are compared before the search in it ends."""
+OURS: Final = "/ours"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first node that differs, on operands that do not.
+
+    Attributes:
+        node: its name, operator and opset; those of nodes inside follow.
+        value: the output that differs.
+        comparison: of that output.
+        operands: what it reads, and ``ours/NAME`` and ``theirs/NAME`` for its outputs.
+        accumulated: each node alone gives the same, and this is the first at which roundings have added up.
+    """
+
+    node: str
+    value: str
+    comparison: Comparison
+    operands: Mapping[str, Any] = field(repr=False)
+    accumulated: bool = False
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the operands and results as .npz; what is no array of numbers is left out."""
+        arrays: dict[str, Any] = {}
+        for name, value in self.operands.items():
+            for key, part in _parts(name, value):
+                array = np.asarray(part)
+                arrays[key] = array.astype(str) if array.dtype == object else array
+        with open(path, "wb") as file:
+            np.savez(file, allow_pickle=False, **{n.replace("/", "|"): v for n, v in arrays.items()})
+        return Path(path)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``Model.verify`` found; true where nothing differs.
+
+    Attributes:
+        against: with what the model was compared.
+        outputs: for each set of inputs by its name, the outputs.
+        nodes: likewise what the nodes of the main graph make, each on the other's operands; empty where nobody looked.
+        first: the first node that differs.
+        notes: what could not be compared.
+    """
+
+    against: str
+    outputs: Mapping[str, Sequence[Comparison]]
+    nodes: Mapping[str, Sequence[Comparison]]
+    first: Difference | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return all(c.ok for found in (*self.outputs.values(), *self.nodes.values()) for c in found)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def to_json(self) -> str:
+        """All of it but the operands."""
+        facts: dict[str, Any] = {"ok": self.ok, "against": self.against, "notes": list(self.notes), "first": None}
+        for part in ("outputs", "nodes"):
+            facts[part] = {n: list(map(_facts, found)) for n, found in getattr(self, part).items()}
+        if self.first is not None:
+            kept = ("node", "value", "accumulated")
+            facts["first"] = {n: getattr(self.first, n) for n in kept} | {"comparison": _facts(self.first.comparison)}
+        return json.dumps(facts, indent=2)
+
+    def __str__(self) -> str:
+        lines = []
+        for what, sets in (("outputs", self.outputs), ("values of nodes", self.nodes)):
+            for name, found in sets.items():
+                bad = [c for c in found if not c.ok]
+                lines.append(f"{name}: {len(found)} {what} compared with {self.against}, {len(bad)} differ")
+                if what == "outputs" or bad:
+                    lines.append(table([HEAD, *map(_row, found if what == "outputs" else bad[:10])], width=140))
+        if self.first is not None:
+            begins = "Roundings add up; past the tolerance first at" if self.first.accumulated else "It begins at"
+            lines.append(f"{begins} {self.first.node}: {self.first.value!r}, {self.first.comparison.why}")
+        return "\n".join([*lines, *self.notes])
+
+
+def _facts(found: Comparison) -> dict[str, Any]:
+    """As JSON can hold it: it has no infinity."""
+    return {n: "inf" if v == np.inf else v for n, v in asdict(found).items()}
+
+
+HEAD: Final = ("value", "type", "largest difference", "relative", "")
+
+
+def _row(found: Comparison) -> tuple[str, ...]:
+    numbers = ("-" if d is None else f"{d:.3g}" for d in (found.absolute, found.relative))
+    return found.value, found.ours, *numbers, "same" if found.ok else found.why
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list | tuple):
+        for i, v in enumerate(value):
+            yield from _parts(f"{name}[{i}]", v)
+    elif value is not None and not isinstance(value, Mapping):
+        yield name, value
+
+
+def verify(
+    model: Any,
+    inputs: Mapping[str, Any] | None,
+    against: str | os.PathLike[str] | None,
+    each_node: bool,
+    rtol: float | None,
+    atol: float | None,
+    seed: int,
+) -> Verification:
+    """See ``Model.verify``."""
+    _check(model)
+    folder = None if inputs is not None else model.origin.open().files.folder
+    sets: list[Path] = data_sets(folder) if folder is not None else []
+    recorded = against is None and bool(sets)
+    if against is None:
+        against = str(folder) if recorded else NAMES[0]
+    elif os.path.isdir(against) and str(against) not in NAMES:
+        sets, recorded = data_sets(against), True
+        if not sets:
+            raise FileNotFoundError(f"{str(against)!r} has no test data: no input_0.pb, and no test_data_set_0")
+    given: dict[str, tuple[dict[str, Any], Path | None]]
+    if recorded:
+        given = {s.name: (read_values(s, "input", _free(model)), s) for s in sets}
+    else:
+        checked(str(against))
+        given = {s.name: (read_values(s, "input", _free(model)), None) for s in sets}
+        given = given or {"inputs": (_random(model, seed) if inputs is None else dict(inputs), None)}
+    if inputs is not None and recorded:
+        given = {s.name: (dict(inputs), s) for s in sets[:1]}
+    return _Verifier(model, str(against), each_node, {"rtol": rtol, "atol": atol}).run(given)
+
+
+def _check(model: Any) -> None:
+    if model.origin is None:
+        raise UnsupportedError("the model was not made by onnx2jax.convert: there is no file to compare it with")
+    if model._max_size or group_of(model.graph) is not model.graph:
+        raise UnsupportedError(
+            "convert(..., max_size=, rebatch=) computes something else than the file: verify without"
+        )
+
+
+def _free(model: Any) -> list[ValueInfo]:
+    """The inputs in the order of the file without those of weights: so test data count them."""
+    return [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+
+
+def _random(model: Any, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {v.name: random_value(v, rng) for v in model.inputs}
+
+
+class _Verifier:
+    """One verification: what is compared, with whom, and what was found."""
+
+    def __init__(self, model: Any, against: str, each_node: bool, limits: Mapping[str, Any]) -> None:
+        self.model, self.against, self.each_node, self.limits = model, against, each_node, limits
+        self.peer = against if against in NAMES else NAMES[0]
+        self.notes: list[str] = []
+        random = [node for node in model.graph.nodes if _draws(node)]
+        self.drawn = {n for node in random for n in node.outputs}
+        self.moved = self.drawn | {n for node in descendants(model.graph.nodes, self.drawn) for n in node.outputs}
+        if self.moved:
+            self.notes.append("random numbers, and what is computed from them, are compared by type and shape only")
+
+    def run(self, given: Mapping[str, tuple[dict[str, Any], Path | None]]) -> Verification:
+        outputs: dict[str, list[Comparison]] = {}
+        nodes: dict[str, list[Comparison]] = {}
+        first: Difference | None = None
+        whole = None if self.against not in NAMES else Peer(self.peer, self.model)
+        for name, (feeds, folder) in given.items():
+            feeds = {n: v for n, v in feeds.items() if n not in self.model.static}
+            names = [v.name for v in self.model.outputs]
+            ours = dict(zip(names, self.model.run(None, feeds), strict=True))
+            feeds |= self.model.static
+            if whole is not None:
+                theirs = whole.run(feeds)
+            else:
+                theirs = read_values(folder, "output", self.model.outputs) if folder is not None else {}
+            makers = {n: str(node) for node in self.model.graph.nodes for n in node.outputs if n}
+            outputs[name] = [self._compared(n, ours[n], theirs[n], makers, self.moved) for n in names if n in theirs]
+            if self.each_node or not all(c.ok for c in outputs[name]):
+                try:
+                    nodes[name], found = self._by_node(feeds)
+                except (UnsupportedError, ImportError) as e:
+                    if whole is not None and self.each_node:
+                        raise
+                    self.notes.append(f"which node differs could not be found: {e}")
+                    continue
+                first = first or found
+        return Verification(self.against, outputs, nodes, first, self.notes)
+
+    def _compared(self, name: str, ours: Any, theirs: Any, makers: Mapping[str, str], moved: Any) -> Comparison:
+        return compared(name, ours, theirs, only_types=name in moved, node=makers.get(name, ""), **self.limits)
+
+    def _by_node(self, feeds: Mapping[str, Any]) -> tuple[list[Comparison], Difference | None]:
+        """What the nodes of the main graph make of the other's values, and the first of them that differs."""
+        graph = self.model.graph
+        theirs = Peer(self.peer, self.model, every=True).run(feeds)
+        found, ours = self._alone(graph, {**feeds, **theirs}, theirs, self.drawn)
+        first = self._first(graph, (), {**feeds, **theirs}, found, ours)
+        if first is None and not graph.differentiates:
+            values = self.model.values(**{n: v for n, v in feeds.items() if n not in self.model.static})
+            first = self._accumulated(values, theirs, {**feeds, **theirs})
+        return found, first
+
+    def _accumulated(self, values: Mapping[str, Any], theirs: Any, scope: Mapping[str, Any]) -> Difference | None:
+        for node in self.model.graph.nodes:
+            for n in node.outputs:
+                if n in theirs:
+                    got = compared(n, to_host(values[n]), theirs[n], only_types=n in self.moved, **self.limits)
+                    if not got.ok:
+                        return Difference(
+                            str(node), n, got, self._operands(self.model.graph, node, scope, values), accumulated=True
+                        )
+        return None
+
+    def _alone(
+        self, graph: Graph, scope: Mapping[str, Any], theirs: Mapping[str, Any], drawn: Any
+    ) -> tuple[list[Comparison], dict[str, Any]]:
+        """Each node of a graph on the other's operands."""
+        names = [n for n in made(graph) if n in theirs]
+        alone = graph if graph.differentiates else isolated(graph, names, scope)
+        suffix = "" if alone is graph else OURS
+        shown = replace(alone, outputs=tuple(ValueInfo(n + suffix) for n in names))
+        feeds = {v.name: scope[v.name] for v in shown.inputs if v.name in scope}
+        wanted = analysis.needed(shown) & feeds.keys()
+        static = {n: v for n, v in feeds.items() if n in wanted and isinstance(v, np.ndarray) and is_small(v)}
+        program = remade(self.model, shown, static)
+        rng = jax.random.key(0) if graph.draws else None
+        results = program.run(None, {n: v for n, v in feeds.items() if n not in program.static}, rng=rng)
+        ours = dict(zip(names, results, strict=True))
+        makers = {n: str(node) for node in graph.nodes for n in node.outputs if n}
+        return [self._compared(n, ours[n], theirs[n], makers, drawn) for n in names], ours
+
+    def _first(
+        self, graph: Graph, steps: tuple[Step, ...], scope: Mapping[str, Any], found: Sequence[Comparison], ours: Any
+    ) -> Difference | None:
+        wrong = {c.value: c for c in found if not c.ok}
+        for node in graph.nodes:
+            for value in node.outputs:
+                if value in wrong:
+                    inside = self._inside(node, steps, scope) if node.graphs else None
+                    if inside is not None:
+                        return replace(inside, node=f"{node}, inside it {inside.node}")
+                    return Difference(str(node), value, wrong[value], self._operands(graph, node, scope, ours))
+        return None
+
+    def _operands(self, graph: Graph, node: Node, scope: Mapping[str, Any], ours: Any) -> dict[str, Any]:
+        own = {n: self.model.params.get(graph.key(n), v) for n, v in graph.initializers.items()}
+        values = {**self.model.graph.initializers, **self.model.params, **own, **scope}
+        results = [n for n in node.outputs if n in ours and n in scope]
+        mine, theirs = ({f"ours/{n}": to_host(ours[n]) for n in results}, {f"theirs/{n}": scope[n] for n in results})
+        return {n: to_host(values[n]) for n in node.reads if n in values} | mine | theirs
+
+    def _inside(self, node: Node, steps: tuple[Step, ...], scope: Mapping[str, Any]) -> Difference | None:
+        """The first difference in the graphs of a node, as they are called one after another."""
+        for graph, named, around in _calls(self.model, node, scope):
+            way = (*steps, step_into(node, graph))
+            feeds = {n: to_host(around[n]) for n in graph.captures} | {n: to_host(v) for n, v in named.items()}
+            try:
+                theirs = Peer(self.peer, self.model, every=True, steps=way, feeds=feeds).run(feeds)
+                found, ours = self._alone(graph, {**feeds, **theirs}, theirs, {n for n in made(graph) if graph.draws})
+            except UnsupportedError as e:
+                self.notes.append(f"inside {node} nothing could be compared: {str(e).splitlines()[0]}")
+                return None
+            inner = {**{n: v for n, v in around.items() if n in graph.captures}, **feeds, **theirs}
+            if (first := self._first(graph, way, inner, found, ours)) is not None:
+                return first
+        return None
+
+
+def isolated(graph: Graph, names: Sequence[str], scope: Mapping[str, Any]) -> Graph:
+    """The graph in which every node reads values that are given, rather than what the others make.
+
+    before:   x -> [a] -> h -> [b] -> y                    after:   x -> [a] -> h/ours,   h -> [b] -> y/ours
+
+    Args:
+        graph: a main graph, or one inside.
+        names: the values of which there are given ones.
+        scope: what else there is to be read, of graphs around.
+    """
+    given = set(names)
+    renamed = (replace(n, outputs=tuple(o + OURS if o in given else o for o in n.outputs)) for n in graph.nodes)
+    nodes = tuple(node for node in renamed)
+    own = {v.name for v in graph.inputs}
+    read = dict.fromkeys(n for node in nodes for n in node.reads)
+    more = [ValueInfo(n) for n in read if n in scope and n not in own and n not in graph.initializers]
+    inputs = tuple(ValueInfo(v.name) if graph.path else v for v in graph.inputs)
+    return replace(graph, inputs=(*inputs, *more), nodes=nodes, value_info={})
+
+
+def _draws(node: Node) -> bool:
+    own = isinstance(node.target, Operator) and "rng" in node.target.fixtures
+    return own or any(graph.draws for graph in node.bodies)
+
+
+@dataclass
+class _Recorder:
+    """Runs graphs inside a node by NumPy, and keeps what they are called with."""
+
+    context: Context
+    calls: list[tuple[Graph, Mapping[str, Any], Mapping[str, Any]]]
+
+    def inner(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
+        if len(self.calls) < MOST_CALLS:
+            self.calls.append((graph, dict(named), around))
+        return tuple(map(to_host, evaluate(graph, named, replace(self.context, rng=rng), ChainMap({}, dict(around)))))
+
+    def compiled(self, part: Closure) -> tuple[Any, ...]:
+        raise NotImplementedError(f"{part.graph.name!r} is part of no program")
+
+    def trips(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _calls(model: Any, node: Node, scope: Mapping[str, Any]) -> list[Any]:
+    """With what a node calls its graphs, when it runs on these values."""
+    with compat.enable_x64():
+        context = Context(dict(model.params), jax.random.key(0) if model.graph.draws else None, model.settings)
+        recorder = _Recorder(context, [])
+        values = {**model.graph.initializers, **model.params, **scope}
+        try:
+            run_node(node, values, replace(context, host=recorder))
+        except Exception:
+            if not recorder.calls:  # what is wrong inside may end it; the calls until then are what counts
+                raise
+    return recorder.calls

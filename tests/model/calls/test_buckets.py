@@ -1,0 +1,150 @@
+"""Buckets: where padding changes the numbers it is refused by the node; where a mask covers it, it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax.errors import BucketError
+from onnx2jax.model.calls import buckets
+from tests.support.models import model, value
+
+RNG = np.random.default_rng(0)
+F = np.float32
+
+
+def real(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(F)
+
+
+def growing() -> onnx.ModelProto:
+    """A step of a decoder: past [1, past, 4] and key [1, 1, 4] -> present, and the keys that mask [1, total] counts."""
+    nodes = [
+        helper.make_node("Concat", ["past", "key"], ["present"], "grow", axis=1),
+        helper.make_node("Unsqueeze", ["mask", "two"], ["m"]),
+        helper.make_node("Mul", ["present", "m"], ["live"], "live"),
+        helper.make_node("ReduceSum", ["live", "one"], ["y"], "sum", keepdims=0),
+    ]
+    ends = [value("past", F, [1, "past", 4]), value("key", F, [1, 1, 4]), value("mask", F, [1, "total"])]
+    outputs = [value("y", F, [1, 4]), value("present", F, [1, "total", 4])]
+    return model(nodes, ends, outputs, {"one": np.array([1]), "two": np.array([2])})
+
+
+def over(*nodes: Any, **constants: np.ndarray) -> onnx.ModelProto:
+    """x [batch, seq, 4] -> y, declared as x is."""
+    return model(nodes, [value("x", F, ["b", "n", 4])], [value("y", F, ["b", "n", 4])], constants)
+
+
+def node(op_type: str, inputs: str, name: str = "", output: str = "y", **attributes: Any) -> Any:
+    return helper.make_node(op_type, inputs.split(), [output], name or op_type.lower(), **attributes)
+
+
+@pytest.mark.parametrize("total", [{}, {"total": [16]}])
+def test_padding_that_does_not_fit_is_refused_by_its_name(total: dict[str, list[int]]) -> None:
+    m = onnx2jax.convert(growing(), bucket={"past": [8]} | total)
+    with pytest.raises(BucketError, match=r"node 'live' \(Mul(.|\n)*bucket pads 'past'"):
+        m(real(1, 5, 4), real(1, 1, 4), np.ones((1, 6), F))
+
+
+def test_a_cache_that_grows_by_concat_is_refused() -> None:
+    m = onnx2jax.convert(growing(), bucket={"past": [8], "total": [9]})
+    said = r"'past', 'total', and output 'y'.*differs by .*begins at node 'grow' \(Concat.*leave 'past', 'total' out"
+    with pytest.raises(BucketError, match=said):
+        m(real(1, 5, 4), real(1, 1, 4), np.ones((1, 6), F))
+
+
+FLAT = {"rows": np.array([-1, 4]), "back": np.array([2, -1, 4])}
+MIXED = {
+    "a mean": (over(node("ReduceMean", "x one"), one=np.array([1])), "'reducemean'"),
+    "a softmax": (over(node("Softmax", "x", axis=1)), "'softmax'"),
+    "two convolutions": (
+        over(
+            node("Transpose", "x", output="t", perm=[0, 2, 1]),
+            node("Conv", "t w b", "first", "c", pads=[1, 1]),
+            node("Conv", "c w b", "second", "d", pads=[1, 1]),
+            node("Transpose", "d", perm=[0, 2, 1]),
+            w=real(4, 4, 3),
+            b=real(4),
+        ),
+        "'second'",
+    ),
+    "behind rows that lie elsewhere": (
+        over(
+            node("Reshape", "x rows", output="r"),
+            node("Relu", "r", output="s"),
+            node("Reshape", "s back", output="t"),
+            node("Softmax", "t", axis=1),
+            **FLAT,
+        ),
+        "'softmax'",
+    ),
+    "a place in the sequence": (
+        model(
+            [node("ReduceSum", "x two", output="s", keepdims=0), node("ArgMin", "s", axis=1, keepdims=0)],
+            [value("x", F, ["b", "n", 4])],
+            [value("y", np.int64, ["b"])],
+            {"two": np.array([2])},
+        ),
+        "values differ.*'argmin'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("proto", "said"), MIXED.values(), ids=MIXED)
+def test_what_mixes_padding_into_the_rest_is_refused(proto: onnx.ModelProto, said: str) -> None:
+    m = onnx2jax.convert(proto, bucket={"n": [8]})
+    with pytest.raises(BucketError, match=said):
+        m(np.abs(real(2, 5, 4)))
+
+
+def attention(masked: bool) -> onnx.ModelProto:
+    bias = [node("Log", "mask", output="m"), node("Unsqueeze", "m one", output="bias")]
+    nodes = [
+        node("Transpose", "x", output="k", perm=[0, 2, 1]),
+        node("MatMul", "x k", "scores", "s"),
+        *(bias if masked else []),
+        *([node("Add", "s bias", "masked", "t")] if masked else []),
+        node("Softmax", "t" if masked else "s", output="w"),
+        node("MatMul", "w x", "mix"),
+    ]
+    inputs = [value("x", F, ["b", "n", 4])] + [value("mask", F, ["b", "n"])] * masked
+    return model(nodes, inputs, [value("y", F, ["b", "n", 4])], {"one": np.array([1])} if masked else {})
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_needs_its_mask(masked: bool) -> None:
+    plain, padded = (onnx2jax.convert(attention(masked), **o) for o in ({}, {"bucket": {"n": [8]}}))
+    feeds = [real(2, 5, 4)] + [np.ones((2, 5), F)] * masked
+    if masked:
+        np.testing.assert_allclose(padded(*feeds), plain(*feeds), rtol=1e-5, atol=1e-6)
+    else:
+        with pytest.raises(BucketError, match="'softmax'"):
+            padded(*feeds)
+
+
+def test_numbers_all_alike_prove_nothing() -> None:
+    """The mean of zeros is that of more zeros: a warm-up must not open the way for wrong numbers."""
+    proto = model(
+        [node("ReduceMean", "x one", keepdims=0)], [value("x", F, ["b", "n"])], [value("y", F, ["b"])],
+        {"one": np.array([1])},
+    )  # fmt: skip
+    m = onnx2jax.convert(proto, bucket={"n": [8]})
+    assert m(np.zeros((1, 5), F)).tolist() == [0]
+    with pytest.raises(BucketError, match="'reducemean'"):
+        m(real(1, 5))
+
+
+def test_one_call_is_compared_for_each_set_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    prove = buckets.prove
+    monkeypatch.setattr(buckets, "prove", lambda *args: seen.append(set(args[-1])) or prove(*args))
+    m = onnx2jax.convert(over(node("Relu", "x")), bucket={"b": [2, 4], "n": [4, 8]})
+    for shape in [(2, 4, 4), (1, 3, 4), (1, 2, 4), (2, 3, 4), (3, 7, 4), (2, 5, 4)]:
+        x = real(*shape)
+        np.testing.assert_array_equal(m(x), np.maximum(x, 0))
+    assert seen == [{"b", "n"}, {"n"}]

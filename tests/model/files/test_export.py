@@ -1,0 +1,488 @@
+"""Programs of ``jax.export``: read in a process without onnx2jax, for all platforms, with symbols; what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from jax import export
+from onnx import helper
+
+import onnx2jax
+from onnx2jax import cli
+from onnx2jax.errors import (
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    KnownValueError,
+    ModelError,
+    OnnxError,
+    RandomKeyError,
+    ShardingError,
+    UnsupportedError,
+)
+from onnx2jax.model.files.extents import symbolic
+from onnx2jax.proto.types import TensorType, ValueInfo
+from tests.support import decoders
+from tests.support.decoders import HEADS, KV_HEADS, SIZE, Net
+from tests.support.helpers import mesh
+from tests.support.models import NP, cut_in_the_middle, mlp, model, value
+
+RNG = np.random.default_rng(0)
+FREE: dict[str, int | str] = {
+    "total_sequence_length": "past_sequence_length + sequence_length",
+    "past_sequence_length": "p - 1",
+}
+"""How extents of a decoder hang together; the past may be empty."""
+
+
+def transformer() -> onnx.ModelProto:
+    net = Net()
+
+    def attend(net: Net, _: int, q: str, k: str, v: str) -> str:
+        q, k, v = net.heads(q, HEADS), net.heads(k, KV_HEADS), net.heads(v, KV_HEADS)
+        length = net.extent(q, 2)
+        return net.attention(q, k, v, net.added(net.causal(length, length)))
+
+    net.network(attend)
+    return net.file().proto
+
+
+def lstm() -> onnx.ModelProto:
+    """x [seq, batch, 3], lengths [batch] -> y [seq, 2, batch, 5], y_h."""
+    weights = {n: RNG.normal(size=(2, 20, k)).astype(np.float32) for n, k in (("w", 3), ("r", 5))}
+    node = helper.make_node(
+        "LSTM", ["x", "w", "r", "", "lengths"], ["y", "h:0"], hidden_size=5, direction="bidirectional"
+    )
+    inputs = [value("x", np.float32, ["seq", "batch", 3]), value("lengths", np.int32, ["batch"])]
+    outputs = [value("y", np.float32, None), value("h:0", np.float32, None)]
+    return model([node], inputs, outputs, weights)
+
+
+def int8() -> onnx.ModelProto:
+    """x [n, 8] -> y [n, 16], int8 weights and activations by QuantizeLinear and DequantizeLinear."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+        helper.make_node("DequantizeLinear", ["w", "sw"], ["dw"], axis=1),
+        helper.make_node("MatMul", ["d", "dw"], ["m"]),
+        helper.make_node("QuantizeLinear", ["m", "s", "z"], ["y"]),
+    ]
+    weights = {
+        "s": np.float32(0.03),
+        "z": np.int8(3),
+        "w": RNG.integers(-128, 128, (8, 16)).astype(np.int8),
+        "sw": RNG.uniform(0.01, 0.02, 16).astype(np.float32),
+    }
+    return model(nodes, [value("x", np.float32, ["n", 8])], [value("y", np.int8, ["n", 16])], weights)
+
+
+def narrow() -> onnx.ModelProto:
+    """i [n] of int64 and bfloat16, float8 and int4 weights: what NumPy's format, and 32 bits, do not hold."""
+    nodes = [
+        helper.make_node("Mul", ["i", "k"], ["a/b:0"]),
+        helper.make_node("Add", ["w", "w"], ["file"]),
+        helper.make_node("Cast", ["e"], ["f"], to=1),
+        helper.make_node("Cast", ["four"], ["g"], to=1),
+    ]
+    weights = {
+        "k": np.array([2**40]),
+        "w": np.array([[1.5, 2]], ml_dtypes.bfloat16),
+        "e": np.array([[1.5, 3]], ml_dtypes.float8_e4m3fn),
+        "four": np.arange(-8, 8).repeat(3).reshape(3, 16).astype(ml_dtypes.int4),
+    }
+    outputs = [value("a/b:0", np.int64, ["n"]), value("file", ml_dtypes.bfloat16, [1, 2])]
+    return model(
+        nodes,
+        [value("i", np.int64, ["n"])],
+        [*outputs, value("f", np.float32, [1, 2]), value("g", np.float32, [3, 16])],
+        weights,
+    )
+
+
+def ids(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 60, shape)
+
+
+def image(n: int) -> NP:
+    return {"image": RNG.normal(size=(n, 1, 8, 8)).astype(np.float32)}
+
+
+def step(batch: int, past: int, new: int, *, positions: bool = True) -> NP:
+    """Inputs of a step of a decoder of one layer."""
+    shape = batch, KV_HEADS, past, SIZE
+    caches = {f"past_key_values.0.{n}": RNG.normal(size=shape).astype(np.float32) for n in ("key", "value")}
+    feeds = {"input_ids": ids(batch, new), "attention_mask": np.ones((batch, past + new), np.int64), **caches}
+    return feeds | ({"position_ids": np.arange(past, past + new)[None].repeat(batch, 0)} if positions else {})
+
+
+def sequences(seq: int, *lengths: int) -> NP:
+    return {"x": RNG.normal(size=(seq, len(lengths), 3)).astype(np.float32), "lengths": np.array(lengths, np.int32)}
+
+
+CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], list[NP]]] = {
+    "cnn": (onnx2jax.demo_model, {}, [image(1), image(3)]),
+    "cnn inside": (onnx2jax.demo_model, {"weights": "inside"}, [image(2)]),
+    "transformer": (
+        transformer,
+        {"constraints": ["sequence_length <= 100"]},
+        [{"input_ids": ids(1, 1)}, {"input_ids": ids(3, 7)}],
+    ),
+    "lstm": (lstm, {"dims": {"seq": 6}}, [sequences(6, 6, 2, 1), sequences(6, 5)]),
+    "int8": (int8, {}, [{"x": RNG.normal(size=(5, 8)).astype(np.float32)}]),
+    "decoder": (lambda: decoders.appending().proto, {"dims": FREE}, [step(2, 0, 5), step(1, 5, 1)]),
+    "4 bits": (
+        lambda: decoders.group_query(bits="symmetric").proto,
+        {"dims": FREE, "constraints": ["p + sequence_length <= 129"]},  # the rows of its tables
+        [step(2, 3, 4, positions=False)],
+    ),
+    "narrow": (narrow, {}, [{"i": np.array([2**20 + 1, -3, 0])}]),
+}
+
+ALONE = """
+import json, sys
+from pathlib import Path
+import jax, numpy as np
+
+for folder, calls in json.loads(Path(sys.argv[1]).read_text()).items():
+    exported = jax.export.deserialize(Path(folder, "program.bin").read_bytes())
+    types = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
+    weights = {}
+    if types:
+        with np.load(f"{folder}/weights.npz") as file:
+            weights = {name: file[name].view(type.dtype) for name, type in types.items()}
+    for call in calls:
+        with np.load(call) as file, jax.enable_x64(True):
+            outputs = exported.call(weights, dict(file))
+        names = json.loads(Path(folder, "about.json").read_text())["outputs"]
+        arrays = [np.asarray(outputs[n]) for n in names]
+        np.savez(f"{call}.out.npz", *(a.astype(np.float32) if a.dtype.kind == "V" else a for a in arrays))
+assert not {"onnx2jax", "onnx"} & sys.modules.keys()
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[onnx2jax.Model, Path]]:
+    """Each case, exported for all platforms on a machine that has one of them."""
+    made = {}
+    with jax.numpy_dtype_promotion("strict"):
+        for name, (source, options, _) in CASES.items():
+            m = onnx2jax.convert(source())
+            made[name] = m, m.export(tmp_path_factory.mktemp("exported") / name, **options)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[np.ndarray]]]:
+    """What a process that knows jax alone computes, by case and call."""
+    place = tmp_path_factory.mktemp("alone")
+    calls: dict[str, list[str]] = {}
+    for name, (_, folder) in folders.items():
+        for k, feeds in enumerate(CASES[name][2]):
+            np.savez(place / f"{name} {k}.npz", **feeds)
+        calls[str(folder)] = [str(place / f"{name} {k}.npz") for k in range(len(CASES[name][2]))]
+    (place / "calls.json").write_text(json.dumps(calls))
+    quick = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    command = [sys.executable, "-c", ALONE, place / "calls.json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=place, env=quick)
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = {}
+    for name, (_, folder) in folders.items():
+        results[name] = []
+        for call in calls[str(folder)]:
+            with np.load(f"{call}.out.npz") as file:
+                results[name].append([file[n] for n in file.files])
+    return results
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_process_with_jax_alone_computes_the_same(folders: Any, alone: Any, name: str) -> None:
+    m, _ = folders[name]
+    for feeds, results in zip(CASES[name][2], alone[name], strict=True):
+        for want, got in zip(m.run(None, feeds), results, strict=True):
+            assert got.dtype == (np.float32 if want.dtype.kind == "V" else want.dtype)
+            np.testing.assert_allclose(got, want.astype(got.dtype), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("in_32_bits")
+def test_load_exported_has_the_names_and_the_numbers(folders: Any, name: str) -> None:
+    m, folder = folders[name]
+    loaded = onnx2jax.load_exported(folder)
+    assert [v.name for v in loaded.inputs] == [v.name for v in m.inputs]
+    assert [v.type.dtype for v in loaded.inputs] == [v.type.dtype for v in m.inputs]
+    assert loaded.outputs == tuple(v.name for v in m.outputs)
+    assert loaded.platforms == ("cpu", "cuda", "tpu")
+    feeds = CASES[name][2][-1]
+    want, got = m(**feeds), loaded(*(feeds[v.name] for v in m.inputs))
+    assert getattr(got, "_fields", None) == getattr(want, "_fields", None)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.asarray(b, np.float64), np.asarray(a, np.float64), rtol=2e-5, atol=2e-5)
+
+
+def test_without_weights_a_program_is_small(folders: Any) -> None:
+    sizes = {name: (folder / "program.bin").stat().st_size for name, (_, folder) in folders.items()}
+    assert max(sizes.values()) < 1e6, sizes
+
+
+def test_each_platform_has_its_lowering(folders: Any) -> None:
+    """One module for all says which index of the platform goes where."""
+    program = onnx2jax.load_exported(folders["cnn"][1]).exported
+    assert "_platform_index" in program.mlir_module()
+
+
+def test_symbols_are_checked_in_calls(folders: Any) -> None:
+    loaded = onnx2jax.load_exported(folders["transformer"][1])
+    with pytest.raises(InputShapeError, match=r"where sequence_length <= 100, and is given input_ids: \[1, 101\]"):
+        loaded(ids(1, 101))
+    with pytest.raises(InputShapeError, match="batch_size"):
+        loaded(ids(0, 3))
+    with pytest.raises(InputTypeError, match="float32"):
+        loaded(np.zeros((1, 2), np.float32))
+    with pytest.raises(InputNameError, match="input_ids"):
+        loaded(wrong=ids(1, 1))
+    decoder = onnx2jax.load_exported(folders["decoder"][1])
+    feeds = step(1, 5, 1)
+    with pytest.raises(InputShapeError, match="attention_mask"):
+        decoder(**feeds | {"attention_mask": np.ones((1, 5), np.int64)})
+
+
+def test_inside_a_jit_of_the_callers(folders: Any) -> None:
+    m, folder = folders["cnn"]
+    loaded, x = onnx2jax.load_exported(folder), image(2)["image"]
+    np.testing.assert_allclose(jax.jit(lambda x: loaded(x) + 1)(x), m(x) + 1, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------- symbols
+
+SYMBOLS: list[tuple[list[tuple[Any, ...]], dict[str, Any], str]] = [
+    ([("batch", 3), ("batch",)], {}, "batch 3 | batch"),
+    ([("batch", 3), ("batch",)], {"batch": 8}, "8 3 | 8"),
+    ([("batch", "past + 1")], {"past + 1": 4}, "batch 4"),
+    ([("batch", "past + 1")], {}, "batch past___1"),
+    ([("s0", "(s0-1)//2 + 1")], {"s0": "2*k"}, "2*k k"),
+    ([("past", "past + 1")], {}, "past past+1"),
+    ([("past", "past + 1")], {"past": 4}, "4 5"),
+    ([("past", "total")], {"past": "p - 1", "total": "2*p"}, "p-1 2*p"),
+    ([("past", "total")], {"past": "p - 1", "total": "past + new"}, "p-1 p+new-1"),
+    ([("a", "b")], {"a": "2*a", "b": "a"}, "2*a 2*a"),
+    ([("a", "total")], {"a": 3, "total": "a + b"}, "3 b+3"),
+    ([(None, 2), (None,)], {}, "x0_0 2 | x1_0"),
+    ([(None, "x0_0")], {}, "x0_0_ x0_0"),
+    ([("batch size", "unk_1", "unk.1")], {"batch size": 2}, "2 unk_1 unk_1_"),
+    ([("max", "7", "a,b", "_", "é")], {}, "dim_max dim_7 a_b dim_ é"),
+]
+
+
+@pytest.mark.parametrize(("shapes", "dims", "expected"), SYMBOLS)
+def test_symbols(shapes: Any, dims: Any, expected: str) -> None:
+    inputs = [ValueInfo(f"x{i}", TensorType(np.dtype(np.float32), s)) for i, s in enumerate(shapes)]
+    found = symbolic(inputs, dims, ())
+    assert " | ".join(" ".join(str(d).replace(" ", "") for d in found[v.name]) for v in inputs) == expected
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = [
+    (mlp, {"dims": {"bath": 8}}, InputNameError, r"\['bath'\]; the free dimensions are \['batch'\]"),
+    (mlp, {"dims": {"batch": -1}}, InputShapeError, "'batch': -1"),
+    (mlp, {"dims": {"batch": 1.5}}, InputShapeError, "'batch': 1.5"),
+    (mlp, {"dims": {"batch": "2 k"}}, InputShapeError, "'batch', '2 k', is no expression.*syntax"),
+    (mlp, {"constraints": ["batch <"]}, InputShapeError, "constraints"),
+    (mlp, {"platforms": ["cpu", "xpu"]}, InputNameError, r"\['xpu'\]; there are cpu, cuda, rocm, tpu"),
+    (mlp, {"platforms": []}, InputNameError, "nothing"),
+    (mlp, {"weights": "outside"}, InputNameError, "'beside' the program or 'inside'"),
+    (cut_in_the_middle, {}, KnownValueError, "NonZero"),
+]
+
+
+@pytest.mark.parametrize(("source", "options", "error", "match"), REFUSED)
+def test_refused(tmp_path: Path, source: Any, options: Any, error: Any, match: str) -> None:
+    with pytest.raises(error, match=match):
+        onnx2jax.convert(source()).export(tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_and_meshes_are_refused(tmp_path: Path) -> None:
+    texts = model(
+        [helper.make_node("StringNormalizer", ["t"], ["y"])], [value("t", object, ["n"])], [value("y", object, ["n"])]
+    )
+    with pytest.raises(UnsupportedError, match=r"input t: string.*no tensor of numbers.*static"):
+        onnx2jax.convert(texts).export(tmp_path)
+    ranks = model(
+        [helper.make_node("Neg", ["x"], ["y"])], [value("x", np.float32, None)], [value("y", np.float32, None)]
+    )
+    with pytest.raises(UnsupportedError, match=r"input x.*no declared rank"):
+        onnx2jax.convert(ranks).export(tmp_path)
+    bits = model(
+        [helper.make_node("Cast", ["x"], ["y"], to=1)],
+        [value("x", ml_dtypes.uint2, [3])],
+        [value("y", np.float32, [3])],
+        opset=25,
+        ir_version=13,
+    )
+    with pytest.raises(UnsupportedError, match=r"uint2.*cannot store"):
+        onnx2jax.convert(bits).export(tmp_path)
+    with pytest.raises(ShardingError, match="mesh"):
+        onnx2jax.convert(mlp(), mesh=mesh(data=2)).export(tmp_path)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        onnx2jax.convert(mlp()).export(tmp_path / "out")
+
+
+def test_what_symbols_cannot_decide_says_how_to_mend_it(tmp_path: Path) -> None:
+    """A mask of its own length beside a past and new tokens."""
+    m = onnx2jax.convert(decoders.appending().proto)
+    with pytest.raises(OnnxError) as caught:
+        m.export(tmp_path)
+    notes = "\n".join(caught.value.__notes__)
+    assert "dims={'total': 'past + sequence'}" in notes
+    assert "traceback" not in notes.lower()
+
+
+def test_stages_say_where(tmp_path: Path) -> None:
+    with pytest.raises(KnownValueError) as caught:
+        onnx2jax.convert(cut_in_the_middle()).export(tmp_path)
+    assert "explain()" in "".join(caught.value.__notes__)
+
+
+def test_flatbuffers_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[export\]'"):
+        onnx2jax.convert(mlp()).export(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- artifacts
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return onnx2jax.convert(mlp()).export(tmp_path / "out", platforms=["cpu"])
+
+
+@pytest.mark.parametrize("file", ["program.bin", "weights.npz", "about.json"])
+@pytest.mark.parametrize("keep", [0, 0.5, -4, None])
+def test_damaged(artifact: Path, file: str, keep: float | None) -> None:
+    data = (artifact / file).read_bytes()
+    if keep is None:
+        (artifact / file).unlink()
+    else:
+        (artifact / file).write_bytes(data[: int(keep * len(data))] if keep >= 0 else data[: int(keep)])
+    with pytest.raises(ModelError, match=file):
+        onnx2jax.load_exported(artifact)
+
+
+def test_names_of_another_program(artifact: Path) -> None:
+    about = json.loads((artifact / "about.json").read_text())
+    (artifact / "about.json").write_text(json.dumps(about | {"inputs": ["z"]}))
+    with pytest.raises(ModelError, match="damaged"):
+        onnx2jax.load_exported(artifact)
+
+
+WEIGHTS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"w1": np.zeros((4, 9), np.float32)}, InputShapeError, r"'w1' has shape \[4, 9\], the program takes \[4, 8\]"),
+    ({"w1": np.zeros((4, 8))}, InputTypeError, "'w1' is float64, and the program takes float32"),
+    ({"w3": np.zeros(3)}, InputNameError, r"\['w3'\]"),
+    ({"w1": None}, ModelError, "no weight 'w1'"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "match"), WEIGHTS)
+def test_weights_that_do_not_fit(artifact: Path, change: Any, error: Any, match: str) -> None:
+    params = {n: w for n, w in {**onnx2jax.convert(mlp()).params, **change}.items() if w is not None}
+    np.savez(artifact / "weights.npz", **params)
+    with pytest.raises(error, match=match):
+        onnx2jax.load_exported(artifact)
+
+
+def test_weights_may_be_exchanged(artifact: Path) -> None:
+    m, x = onnx2jax.convert(mlp()), np.ones((2, 4), np.float32)
+    doubled = m.with_params({"b2": m.params["b2"] * 2})
+    np.savez(artifact / "weights.npz", **doubled.params)
+    np.testing.assert_allclose(onnx2jax.load_exported(artifact)(x), doubled(x), rtol=1e-6)
+
+
+def test_a_name_that_archives_do_not_keep_is_refused(tmp_path: Path) -> None:
+    """``np.load`` finds w.npy.npy and w.npy both as "w.npy"."""
+    nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("Add", ["a", "w.npy"], ["y"])]
+    weights = {"w": np.ones(2, np.float32), "w.npy": np.zeros(2, np.float32)}
+    m = onnx2jax.convert(model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])], weights))
+    with pytest.raises(UnsupportedError, match="inside"):
+        m.export(tmp_path / "out")
+    loaded = onnx2jax.load_exported(m.export(tmp_path / "out", weights="inside", platforms=["cpu"]))
+    np.testing.assert_array_equal(loaded(np.zeros(2, np.float32)), [1, 1])
+
+
+def test_a_second_export_leaves_nothing_of_the_first(artifact: Path) -> None:
+    (artifact / "notes.txt").write_text("mine")
+    onnx2jax.convert(mlp()).export(artifact, weights="inside", platforms=["cpu"], text=True)
+    assert {p.name for p in artifact.iterdir()} == {"about.json", "program.bin", "program.mlir", "notes.txt"}
+    assert "stablehlo" in (artifact / "program.mlir").read_text()
+
+
+def test_a_program_for_another_machine(artifact: Path) -> None:
+    onnx2jax.convert(mlp()).export(artifact, platforms=["tpu"])
+    with pytest.raises(UnsupportedError, match=r"for tpu, and this machine has cpu.*platforms=\['cpu'\]"):
+        onnx2jax.load_exported(artifact)(np.zeros((1, 4), np.float32))
+
+
+def test_random_numbers_come_from_the_key(tmp_path: Path) -> None:
+    """Also where an input has the keyword's name."""
+    nodes = [helper.make_node("RandomNormalLike", ["rng"], ["r"]), helper.make_node("Add", ["r", "rng"], ["y"])]
+    m = onnx2jax.convert(model(nodes, [value("rng", np.float32, ["n"])], [value("y", np.float32, ["n"])]))
+    loaded = onnx2jax.load_exported(m.export(tmp_path, platforms=["cpu"]))
+    x, key = np.zeros(3, np.float32), jax.random.key(7)
+    np.testing.assert_array_equal(loaded(x, rng=key), m(x, rng=key))
+    np.testing.assert_array_equal(loaded(x, rng=7), m(x, rng=key))
+    with pytest.raises(RandomKeyError, match=r"rng=jax\.random\.key"):
+        loaded(x)
+    alone = export.deserialize((tmp_path / "program.bin").read_bytes())
+    np.testing.assert_array_equal(alone.call({}, {"rng": x}, key)["y"], m(x, rng=key))
+
+
+def test_what_is_changed_and_fixed_is_exported(tmp_path: Path) -> None:
+    m = onnx2jax.convert(mlp()).replace({"h": jax.numpy.negative})
+    x = np.ones((2, 4), np.float32)
+    loaded = onnx2jax.load_exported(m.export(tmp_path, platforms=["cpu"]))
+    np.testing.assert_allclose(loaded(x), m(x), rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- at a terminal
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--dim", "batch=2", "--platforms", "cpu,cuda", "--text"]
+    assert cli.main(["export", str(onnx2jax.demo_model()), str(tmp_path / "out"), *options]) == 0
+    said = capsys.readouterr().out
+    assert "image: float32[2, 1, 8, 8]" in said
+    assert "cpu, cuda" in said
+    assert all(f in said for f in ("program.bin", "program.mlir", "weights.npz", "about.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--dim", "batch"], 2, "expected NAME=SIZE"),
+        (["--dim", "n=2"], 1, "'batch'"),
+        (["--platforms", "xpu"], 1, "xpu"),
+    ],
+)
+def test_the_command_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], status: int, said: str
+) -> None:
+    assert cli.main(["export", str(onnx2jax.demo_model()), str(tmp_path / "out"), *options]) == status
+    assert said in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""The page of ``Model.draw`` in a browser: what is shown, found, opened and closed."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+import onnx2jax
+from tests.model.reports.test_draw import chain
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=20000"),
+]
+
+SCRIPT = """
+const said = {errors: []}
+onerror = message => said.errors.push(message)
+const look = () => ({
+  views: views.filter(v => !v.hidden).length,
+  blocks: [...shown().querySelectorAll('.block')].filter(b => b.getBoundingClientRect().width > 0).length,
+  depth: depth.selectedOptions[0].textContent,
+  found: found.textContent,
+  marked: shown().querySelectorAll('.match').length,
+})
+const type = text => { search.value = text; search.dispatchEvent(new Event('input')) }
+const pick = value => { depth.value = value; depth.dispatchEvent(new Event('change')) }
+const inside = block => {
+  const a = block.getBoundingClientRect(), b = shown().getBoundingClientRect()
+  return a.top >= b.top && a.bottom <= b.bottom
+}
+said.first = look()
+shown().querySelector('.scope').dispatchEvent(new MouseEvent('click', {bubbles: true}))
+said.opened = look()
+pick(views.length - 1)
+said.all = look()
+type('/layer.17/part.3/n704')
+said.searched = look()
+const match = shown().querySelector('.match')
+said.before = inside(match)
+search.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))
+said.after = inside(match)
+pick(0)
+said.closed = look()
+type('no such thing')
+said.nothing = look()
+const result = document.createElement('pre')
+result.id = 'result'
+result.textContent = JSON.stringify(said)
+document.body.append(result)
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the page of a thousand nodes looks like, step by step, to a script behind its own."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium on PATH to open a page with")
+    folder = tmp_path_factory.mktemp("browser")
+    names = [f"/layer.{i // 40}/part.{i % 40 // 8}/n{i}" for i in range(1000)]
+    page = onnx2jax.convert(chain(names)).draw(folder / "page.html")
+    text = page.read_text()
+    page.write_text(text.replace("</body>", f"<script>{SCRIPT}</script></body>"))
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    found = re.search('<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr[-2000:]
+    facts: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return facts
+
+
+def test_the_first_view_is_no_larger_than_a_page(said: dict[str, Any]) -> None:
+    assert said["errors"] == []
+    assert said["first"] == {"views": 1, "blocks": 27, "depth": "1 (27)", "found": "", "marked": 0}
+
+
+def test_scopes_open_and_close(said: dict[str, Any]) -> None:
+    assert (said["opened"]["blocks"], said["opened"]["depth"]) == (127, "2 (127)")
+    assert (said["all"]["blocks"], said["all"]["depth"]) == (1002, "all nodes (1002)")
+    assert (said["closed"]["blocks"], said["closed"]["views"]) == (27, 1)
+
+
+def test_names_are_found_and_come_into_sight(said: dict[str, Any]) -> None:
+    assert (said["searched"]["found"], said["searched"]["marked"]) == ("1 found", 1)
+    assert (said["before"], said["after"]) == (False, True)
+    assert said["closed"]["found"] == "1 found"  # the scope that holds it
+    assert said["nothing"]["found"] == "0 found"

@@ -1,0 +1,233 @@
+"""Models compared with others: planted bugs are found at their node, in stages and inside bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import onnx2jax
+from onnx2jax import Model, errors
+from onnx2jax.model.reports.comparison import compared
+from onnx2jax.ops import registry
+
+Plant = Callable[[str], None]
+
+
+def proto(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]>\n{text}')
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Make an operator wrong for what is converted from here on."""
+
+    def wrong(name: str) -> None:
+        operator = registry.resolve("", name)
+        assert operator is not None and operator.function is not None
+        right = operator.function
+
+        def spoilt(*inputs: Any, **attributes: Any) -> Any:
+            return right(*inputs, **attributes) * inputs[0].dtype.type(1.5)
+
+        monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, since=1, function=spoilt)])
+
+    return wrong
+
+
+PLAIN = """g (float[2, 3] x) => (float[2, 3] y) <float[3, 3] w = {2, 0, 1, 0, 3, 0, 0, 1, 4}>
+{ h = MatMul(x, w)
+  r = Tanh(h)
+  s = Exp(r)
+  y = Add(s, x) }"""
+STAGED = """g (float[n] x) => (float[m] y) <int64[1] flat = {-1}>
+{ big = Mul(x, x)
+  at = NonZero(big)
+  i = Reshape(at, flat)
+  some = Gather(x, i)
+  y = Exp(some) }"""
+LOOP = """g (float[3] x) => (float[3] y, float[k, 3] all)
+{ m = Constant<value = int64 {4}>()
+  go = Constant<value = bool {1}>()
+  start = Neg(x)
+  y, all = Loop(m, go, start) <body = inner (int64 i, bool c, float[3] state) => (bool on, float[3] out, float[3] row)
+    { on = Identity(c)
+      t = Tanh(state)
+      e = Exp(t)
+      out = Sub(e, x)
+      row = Add(out, start) }> }"""
+BRANCH = """g (float[3] x) => (float[3] y)
+{ total = ReduceSum<keepdims = 0>(x)
+  zero = Constant<value = float {0}>()
+  up = Greater(total, zero)
+  y = If(up) <then_branch = a () => (float[3] p) { q = Exp(x)
+ p = Sqrt(q) }, else_branch = b () => (float[3] p) { p = Neg(x) }> }"""
+
+
+NESTED = """g (float[3] x) => (float[3] y)
+{ m = Constant<value = int64 {4}>()
+  go = Constant<value = bool {1}>()
+  two = Constant<value = int64 {2}>()
+  start = Neg(x)
+  y = Loop(m, go, start) <body = inner (int64 i, bool c, float[3] state) => (bool on, float[3] out)
+    { on = Identity(c)
+      late = Equal(i, two)
+      out = If(late) <then_branch = a () => (float[3] p) { q = Sinh(state)
+ p = Add(q, start) }, else_branch = b () => (float[3] p) { p = Abs(state) }> }> }"""
+SCAN = """g (float[3] x, float[5, 3] xs) => (float[3] t, float[5, 3] ys)
+{ t, ys = Scan<num_scan_inputs = 1, body = b (float[3] a, float[3] r) => (float[3] c, float[3] d) { c = Add(a, r)
+ k = Constant<value = float[3] {1, 2, 3}>()
+ d = Div(k, c) }>(x, xs) }"""
+
+
+@pytest.mark.parametrize("against", ["onnxruntime", "reference"])
+@pytest.mark.parametrize("text", [PLAIN, STAGED, LOOP, BRANCH], ids=["plain", "staged", "loop", "branch"])
+def test_right_models_are_the_same_node_by_node(text: str, against: str) -> None:
+    found = onnx2jax.convert(proto(text)).verify(against=against, each_node=True)
+    assert found and found.first is None and not found.notes, str(found)
+    assert list(found.nodes) == ["inputs"]
+
+
+@pytest.mark.parametrize(
+    "text, operator, value, inside",
+    [
+        (PLAIN, "Exp", "s", ()),
+        (PLAIN, "Tanh", "r", ()),
+        (STAGED, "Gather", "some", ()),
+        (STAGED, "Exp", "y", ()),
+        (LOOP, "Exp", "e", ("Loop", "Exp")),
+        (LOOP, "Neg", "start", ()),
+        (BRANCH, "Sqrt", "p", ("If", "Sqrt")),
+        (NESTED, "Sinh", "q", ("Loop", "If", "Sinh")),  # in the third trip
+        (SCAN, "Div", "d", ("Scan", "Div")),
+    ],
+)
+def test_a_planted_bug_is_found_at_its_node(
+    plant: Plant, tmp_path: Path, text: str, operator: str, value: str, inside: Any
+) -> None:
+    plant(operator)
+    x = {"x": np.ones(3, np.float32) * 0.3} if text not in (PLAIN, SCAN) else None
+    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    assert not found and found.first is not None
+    assert found.first.value == value and not found.first.accumulated
+    assert operator in found.first.node and all(name in found.first.node for name in inside)
+    assert found.first.comparison.relative == pytest.approx(0.5, rel=1e-3)
+    assert found.first.node in str(found)
+    with np.load(found.first.save(tmp_path / "operands.npz")) as saved:
+        np.testing.assert_allclose(saved[f"ours|{value}"], 1.5 * saved[f"theirs|{value}"], rtol=1e-4)
+        assert len(saved.files) > 2
+        assert operator != "Div" or saved["k"].tolist() == [1, 2, 3]
+
+
+def test_only_the_node_that_is_wrong_differs(plant: Plant) -> None:
+    """Those behind it read what the other computed."""
+    plant("Tanh")
+    found = onnx2jax.convert(proto(PLAIN)).verify(against="reference")
+    assert [c.value for c in found.nodes["inputs"] if not c.ok] == ["r"]
+    facts = json.loads(found.to_json())
+    assert (facts["ok"], facts["first"]["value"]) == (False, "r")
+
+
+def test_weights_are_those_of_the_model() -> None:
+    model = onnx2jax.convert(proto(PLAIN)).with_params({"w": np.eye(3, dtype=np.float32)})
+    assert model.verify(against="onnxruntime").ok
+
+
+def with_data(folder: Path, scale: float = 1.0) -> Path:
+    """A model's file with a set of test data beside it."""
+    onnx.save(proto(PLAIN), folder / "model.onnx")
+    data = folder / "test_data_set_0"
+    data.mkdir()
+    x = np.float32([[1, -1, 2], [0.5, 1, -3]])
+    (y,) = onnx2jax.convert(proto(PLAIN)).run(None, {"x": x})
+    (data / "input_0.pb").write_bytes(numpy_helper.from_array(x).SerializeToString())
+    (data / "output_0.pb").write_bytes(numpy_helper.from_array(y * np.float32(scale), "y").SerializeToString())
+    return folder / "model.onnx"
+
+
+def test_test_data_beside_the_file_counts(tmp_path: Path) -> None:
+    model = onnx2jax.convert(with_data(tmp_path))
+    found = model.verify()
+    assert found.ok and found.against == str(tmp_path) and list(found.outputs) == ["test_data_set_0"]
+    assert list(model.verify(against="onnxruntime").outputs) == ["test_data_set_0"]  # its inputs
+    assert model.verify(against=tmp_path / "test_data_set_0").ok
+
+
+def test_other_outputs_in_test_data_are_a_difference(tmp_path: Path) -> None:
+    model = onnx2jax.convert(with_data(tmp_path, 1.01))
+    found = model.verify()
+    assert not found and not any(c.ok for c in found.outputs["test_data_set_0"])
+    assert all(c.ok for c in found.nodes["test_data_set_0"])  # onnxruntime is with us
+
+
+def test_random_numbers_are_compared_by_type() -> None:
+    found = onnx2jax.convert(
+        proto("g (float[50] x) => (float[50] y) { r = RandomNormalLike(x)\n y = Add(x, r) }")
+    ).verify(against="onnxruntime", each_node=True)
+    assert found.ok and "random numbers" in found.notes[0]
+
+
+def refused(model: Model, **how: Any) -> str:
+    with pytest.raises((errors.OnnxError, ImportError, FileNotFoundError)) as caught:
+        model.verify(**how)
+    return str(caught.value)
+
+
+def test_what_cannot_be_compared_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx2jax.convert(proto(PLAIN))
+    assert "onnxruntime, reference, or a folder" in refused(model, against="onnx-runtime")
+    assert "no test data" in refused(model, against=tmp_path)
+    assert "no file to compare" in refused(model.cut(outputs=["h"]))
+    assert "computes something else than the file" in refused(onnx2jax.convert(proto(PLAIN), rebatch=True))
+    cast = onnx2jax.convert(proto("g (float[2] x) => (bfloat16[2] y) { c = Cast<to = 16>(x)\n y = Sinh(c) }"))
+    assert "onnxruntime does not take the model" in (said := refused(cast, against="onnxruntime"))
+    assert "verify(against='reference')" in said
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "pip install 'onnx2jax[verify]'" in refused(model, against="onnxruntime")
+
+
+F = np.float32
+
+
+@pytest.mark.parametrize(
+    "ours, theirs, ok, said",
+    [
+        (F([1, np.nan, np.inf]), F([1, np.nan, np.inf]), True, ""),
+        (F([1, np.nan]), F([1, 0]), False, "1 of 2 numbers differ, by up to inf absolutely"),
+        (F([np.inf]), F([-np.inf]), False, "1 of 1 numbers"),
+        (F([1, 1e-7]), F([1, 0]), True, ""),  # small beside the largest
+        (F([1.001]), F([1]), False, r"by up to 0.001 absolutely and 0.001 relatively; at \[0\]"),
+        (np.float16([1.001]), np.float16([1]), True, ""),
+        (np.array([1.02], ml_dtypes.bfloat16), np.array([1], ml_dtypes.bfloat16), True, ""),
+        (F([1]), np.float64([1]), False, r"float32\[1\] instead of float64\[1\]"),
+        (F([1]), F([[1]]), False, r"float32\[1\] instead of float32\[1, 1\]"),
+        (np.array([2**62 + 1]), np.array([2**62]), False, "1 of 1 numbers differ"),
+        (np.array(["a", "b"], object), np.array(["a", "c"], object), False, "1 of 2 texts"),
+        ([F([1])], [F([1]), F([2])], False, "list of 1"),
+        ([F([1]), F([3])], [F([1]), F([2])], False, "1 of 1 numbers"),
+        ({"a": F(1)}, {"b": F(1)}, False, "other keys"),
+        (None, None, True, ""),
+        (None, F(1), False, "nothing instead of"),
+        (F([]), F([]), True, ""),
+    ],
+)
+def test_comparisons(ours: Any, theirs: Any, ok: bool, said: str) -> None:
+    found = compared("y", ours, theirs)
+    assert found.ok is ok
+    assert re.search(said, found.why) if said else not found.why
+
+
+def test_tolerances_may_be_given() -> None:
+    assert compared("y", F([1.5]), F([1]), atol=1).ok
+    assert not compared("y", F([1 + 1e-6]), F([1]), rtol=0, atol=0).ok
+    assert compared("y", np.int8([3]), np.int8([4]), atol=1).ok
