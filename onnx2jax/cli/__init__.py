@@ -8,10 +8,42 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import OnnxError
-from . import bench, check, demo, draw, export, generate, inspect, operators, plan, profile, run, summary, train, verify
+from . import (
+    bench,
+    check,
+    demo,
+    draw,
+    export,
+    generate,
+    inspect,
+    join,
+    operators,
+    plan,
+    profile,
+    run,
+    summary,
+    train,
+    verify,
+)
 from .terminal import CommandError
 
-COMMANDS = (run, inspect, summary, check, verify, bench, profile, plan, train, generate, export, draw, operators, demo)
+COMMANDS = (
+    run,
+    inspect,
+    summary,
+    check,
+    verify,
+    bench,
+    profile,
+    plan,
+    train,
+    generate,
+    export,
+    join,
+    draw,
+    operators,
+    demo,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The command ``verify``: what it prints, saves and returns."""
+"""The commands ``verify``, ``summary`` and ``join``: what they print, save and return."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
+import onnxruntime
 import pytest
 
-from onnx2jax import cli, demo_model
+from onnx2jax import cli, convert, demo_model
 from onnx2jax.ops import registry
 
 MODEL = str(demo_model())
@@ -95,3 +97,36 @@ def test_summary_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "float32[2, 10]" in out
     assert cli.main(["summary", MODEL, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes"][-1]["outputs"] == {"logits": "float32[1, 10]"}
+
+
+def test_join_writes_one_file_of_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    second, both = tmp_path / "second.onnx", tmp_path / "both.onnx"
+    onnx.save(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 22]>
+            top (float[n, 10] x, float[n, 10] y) => (float[n, 10] p) { p = Mul(x, y) }"""),
+        second,
+    )
+    arguments = ["join", MODEL, str(second), str(both), "--json"]
+    assert cli.main([*arguments, "--join", "logits=x", "--join", "logits=y"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["path"], facts["bytes"]) == (str(both), both.stat().st_size)
+    assert facts["outputs"] == [{"name": "p", "type": "float32[batch, 10]"}]
+    images = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+    session = onnxruntime.InferenceSession(both)
+    np.testing.assert_allclose(session.run(None, {"image": images})[0], convert(MODEL)(images) ** 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ([], "say which of ['logits'] becomes which of ['image']"),
+        (["--join", "logits"], "--join logits: expected NAME=INPUT"),
+        (["--join", "logit=image"], "the first model has no output 'logit'; it has ['logits']"),
+    ],
+)
+def test_join_says_what_can_be_joined(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, said: list[str], text: str
+) -> None:
+    assert cli.main(["join", MODEL, MODEL, str(tmp_path / "both.onnx"), *said]) == 2
+    assert text in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
