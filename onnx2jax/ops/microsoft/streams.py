@@ -110,6 +110,29 @@ def engram_gate(
     return tuple(v.astype(key.dtype) for v in outs[:n_outputs])
 
 
+def ngram_filler(dtype, pad_id, eos_token_id):
+    """The id that stands where no token is."""
+    return jnp.asarray(pad_id if eos_token_id is None else eos_token_id.reshape(())).astype(dtype)
+
+
+def ngram_hashes(shifted, cuts, filler, multipliers, vocab_sizes, head_offsets, heads_each):
+    """Hashes [..., heads] of ids, given as they are and shifted by 1, 2, ...; a cut says that a shift went too far."""
+    reach = len(cuts)
+    if reach < 1 or (is_known(vocab_sizes) and vocab_sizes.min(initial=1) < 1):
+        raise ValueError(f"max_ngram_size ({reach + 1}) must be 2 or more, vocab_sizes ({vocab_sizes}) positive")
+    if multipliers.ndim != 1 or multipliers.shape[0] <= reach:
+        raise ValueError(f"multipliers {multipliers.shape} must be max_ngram_size ({reach + 1}) numbers, or more")
+    heads = {"heads": reach * heads_each}
+    check_shapes(heads, vocab_sizes=(vocab_sizes, "heads"), head_offsets=(head_offsets, "heads"))
+    mix, lost, outs = shifted[0] * multipliers[0], jnp.zeros(shifted[0].shape, bool), []
+    for n in range(1, reach + 1):
+        lost = lost | cuts[n - 1]
+        mix = mix ^ (jnp.where(lost, filler, shifted[n]) * multipliers[n])
+        outs += [mix] * heads_each
+    hashes = jnp.where(vocab_sizes > 0, jnp.stack(outs, axis=-1) % jnp.maximum(vocab_sizes, 1), 0)
+    return hashes if head_offsets is None else hashes + head_offsets
+
+
 @op("NGramHashMapping", domain=MICROSOFT)
 def ngram_hash_mapping(
     input_ids, multipliers, vocab_sizes, past_ids=None, head_offsets=None, eos_token_id=None, segment_ids=None,
@@ -117,26 +140,20 @@ def ngram_hash_mapping(
 ):  # fmt: skip
     """Hashes of the n-grams that end at each token, modulo the sizes of the heads; the ids to go on from."""
     reach, ids = max_ngram_size - 1, jnp.asarray(input_ids)
-    if reach < 1 or (is_known(vocab_sizes) and vocab_sizes.min(initial=1) < 1):
-        raise ValueError(f"max_ngram_size ({max_ngram_size}) must be 2 or more, vocab_sizes ({vocab_sizes}) positive")
-    (batch, length), heads = ids.shape, {"heads": reach * n_head_per_ngram}
+    batch, length = ids.shape
     check_shapes(
-        heads | {"batch": batch, "reach": reach, "length": length},
-        vocab_sizes=(vocab_sizes, "heads"), head_offsets=(head_offsets, "heads"),
-        past_ids=(past_ids, "batch reach"), segment_ids=(segment_ids, "batch length"),
+        {"batch": batch, "reach": reach, "length": length}, past_ids=(past_ids, "batch reach"),
+        segment_ids=(segment_ids, "batch length"),
     )  # fmt: skip
-    filler = jnp.asarray(pad_id if eos_token_id is None else eos_token_id.reshape(())).astype(ids.dtype)
-    past = jnp.full((batch, reach), filler) if past_ids is None else past_ids
+    filler = ngram_filler(ids.dtype, pad_id, eos_token_id)
+    past = jnp.full((batch, max(reach, 0)), filler) if past_ids is None else past_ids
     every = jnp.concatenate([past, ids], axis=1)
     cut = jnp.zeros((batch, reach + length), bool)  # whether what stands before this place is out of reach
     if reset_on_eos and eos_token_id is not None:
         cut = cut.at[:, 1:].set(every[:, :-1] == filler)
     if segment_ids is not None:
         cut = cut.at[:, reach + 1 :].max(segment_ids[:, 1:] != segment_ids[:, :-1])
-    mix, lost, outs = ids * multipliers[0], jnp.zeros((batch, length), bool), []
-    for n in range(1, max_ngram_size):
-        lost = lost | cut[:, reach - n + 1 : reach - n + 1 + length]
-        mix = mix ^ (jnp.where(lost, filler, every[:, reach - n : reach - n + length]) * multipliers[n])
-        outs += [mix] * n_head_per_ngram
-    hashes = jnp.where(vocab_sizes > 0, jnp.stack(outs, axis=2) % jnp.maximum(vocab_sizes, 1), 0)
-    return (hashes if head_offsets is None else hashes + head_offsets), every[:, length:]
+    shifted = [every[:, reach - n : reach - n + length] for n in range(max_ngram_size)]
+    cuts = [cut[:, reach - n + 1 : reach - n + 1 + length] for n in range(1, max_ngram_size)]
+    hashes = ngram_hashes(shifted, cuts, filler, multipliers, vocab_sizes, head_offsets, n_head_per_ngram)
+    return hashes, every[:, length:]
