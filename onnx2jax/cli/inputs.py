@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -107,11 +108,10 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
                 raise CommandError(f"--input {option}: the folder has no input_0.pb, and no test_data_set_0")
             feeds |= read_values(folders[0], "input", free)
         elif "=" not in option and option.endswith(".npz"):
-            arrays = _load(option)
+            arrays = load(option)
             if isinstance(arrays, np.ndarray):
                 raise CommandError(f"{option} holds one array without a name: --input NAME={option}")
-            with arrays:
-                feeds |= {n: _as_declared(arrays[n], _known(n, declared)) for n in arrays.files}
+            feeds |= {n: _as_declared(array, _known(n, declared)) for n, array in arrays.items()}
         else:
             ((name, path),) = pairs("--input", [option], "FILE")
             feeds[name] = _file(_known(name, declared), Path(path), arguments)
@@ -131,16 +131,23 @@ def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace) -> Any:
         return _texts(info, path.read_text(encoding="utf-8").splitlines())
     if kind in IMAGES:
         return _image(info, path, arguments.mean, arguments.std)
-    array = _load(str(path))
+    array = load(path)
     if not isinstance(array, np.ndarray):
         raise CommandError(f"{path} holds arrays with names of their own: --input {path} alone gives them all")
     return _as_declared(array, info)
 
 
-def _load(path: str) -> Any:
+def load(path: str | Path) -> Any:
+    """The array of a .npy file, or those of an .npz file by name.
+
+    Raises:
+        CommandError: it is none.
+    """
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        with open(path, "rb") as file:  # which NumPy leaves open where a .npz file is damaged
+            arrays = np.load(file, allow_pickle=False)
+            return arrays if isinstance(arrays, np.ndarray) else {n: arrays[n] for n in arrays.files}
+    except (ValueError, EOFError, BadZipFile) as error:
         raise CommandError(f"{path} is no .npy or .npz file that can be read: {error}") from None
 
 

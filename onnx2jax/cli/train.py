@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..ir.file import read
+from ..ir.file import opened, read
 from ..model.convert import convert
 from ..model.files.save import save
 from ..training.checkpoint import load_checkpoint, save_checkpoint
 from ..training.finetune import FineTuning
 from ..training.progress import bar
 from ..training.training_model import TrainingModel
+from .inputs import load
 from .terminal import CommandError, add_command, loading, note, print_json, whole, working
 
 LOSSES: Final = ("cross_entropy", "mse", "next_token")
@@ -67,9 +68,8 @@ def _train(arguments: argparse.Namespace) -> int:
             raise CommandError(f"{path} cannot be written: its folder is not there, or it is one itself")
     data = _data(arguments.data)
     with loading(arguments.model):
-        file = read(arguments.model)
-        has_own = bool(file.open()[0].training_info)
-        trains = _as_the_file_says(file, arguments) if has_own else _fine_tuning(file, data, arguments)
+        file, message, _ = opened(read(arguments.model), {})
+        trains = _as_the_file_says(file, arguments) if message.training_info else _fine_tuning(file, data, arguments)
     size = min(arguments.batch_size or trains.extent or 32, len(next(iter(data.values()))))
     state, begin = trains.state, 0
     if arguments.resume:
@@ -172,14 +172,9 @@ def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, op
 
 
 def _data(path: Path) -> dict[str, np.ndarray]:
-    try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise ValueError("it holds one array without a name; np.savez(path, name=array) writes names")
-        with file:
-            data = {n: file[n] for n in file.files}
-    except (ValueError, EOFError) as error:
-        raise CommandError(f"{path} is no .npz file that can be read: {error}") from None
+    data = load(path)
+    if isinstance(data, np.ndarray):
+        raise CommandError(f"{path} holds one array without a name; np.savez(path, name=array) writes names")
     extents = {n: len(v) if v.ndim else None for n, v in data.items()}
     if len(set(extents.values())) != 1 or not all(extents.values()):
         raise CommandError(f"the arrays of {path} do not have as many samples each, along their first axes: {extents}")

@@ -1,1 +1,6 @@
-"""Text from decoders: caches of fixed length, prefill and step as pure functions, generation as one program."""
+"""Text from decoders: caches of fixed length, prefill and step as pure functions, generation as one program.
+
+- ``files``: from files to a decoder; ``decoder``: what people call; ``prompts``: what they give.
+- ``steps``: the two pure functions; ``cache``: what they hand on.
+- ``loop``, ``beam``, ``speculative``: programs made of them; ``sampling``: which token comes next.
+"""

@@ -17,7 +17,7 @@ from .cache import Cache
 from .loop import NEVER, Programs, State, endings
 from .prompts import Prompts, as_endings, choice, even, rows_of
 from .sampling import Chooser, Sampling
-from .speculative import speculate
+from .speculative import check_takes_back, speculate
 from .steps import Steps, positions_in_tables
 
 SMALLEST: Final = 16
@@ -190,7 +190,7 @@ class Decoder(Steps):
         if count < 1:
             raise InputValueError(f"count is {count}; it is 1 or more")
         for each in (self, draft):
-            each.check_takes_back()
+            check_takes_back(each)
         if self.vocabulary != draft.vocabulary:
             raise InputValueError(f"the draft tells {draft.vocabulary} tokens apart, and this one {self.vocabulary}")
         rows = rows_of(tokens, others.pop("attention_mask", None), self.vocabulary)
@@ -259,21 +259,6 @@ class Decoder(Steps):
         room = self._room(max(map(len, rows)) + count, length)
         self._prove(rows, room, choose, how, others)
         return self._first(rows, room, choose, how, others), run
-
-    def check_takes_back(self) -> None:
-        """Refuse caches from which tokens cannot be taken back.
-
-        Raises:
-            UnsupportedError: naming one.
-        """
-        for name, kind in self.kinds.items():
-            maker = self.pairs[name].maker
-            slides = maker is not None and maker.attributes.get("sliding_window_cache")
-            if kind == "state" or slides:
-                what = "slides" if slides else "is a state"
-                raise UnsupportedError(f"the cache {name!r} {what}, so no token can be taken back: use generate")
-        if not self.masks:
-            raise UnsupportedError("nothing in the model masks tokens that are taken back: use generate")
 
     def _endings(self, stop: Any) -> np.ndarray:
         """What ends a text, as programs take it; the decoder's own for None."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputShapeError, InputValueError
 from ..model.calls.arguments import as_key
-from .sampling import BY_NAME, Chooser, Sampling, greedy
+from .sampling import BY_NAME, Chooser, Sampling, as_arrays, greedy
 
 Prompts = Any
 """Token ids: of one prompt, of several (lists of different lengths, too), or an array [batch, count]."""
@@ -73,7 +73,7 @@ def choice(sampling: Any, rng: Any) -> tuple[Chooser, dict[str, Any]]:
             raise InputValueError(f"sampling is {sampling!r}; by name there are {', '.join(map(repr, BY_NAME))}")
         sampling = BY_NAME[sampling]
     if isinstance(sampling, Sampling):
-        return greedy, {"key": key, "sampling": sampling.checked()}
+        return greedy, {"key": key, "sampling": as_arrays(sampling)}
     if not callable(sampling):
         raise InputValueError(f"sampling is {sampling!r}: a name, Sampling(...), or a function of logits and a key")
     return sampling, {"key": key}

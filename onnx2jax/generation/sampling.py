@@ -56,24 +56,25 @@ class Sampling:
         drawn = jax.random.categorical(key, jnp.where(kept, warm, -jnp.inf))
         return jnp.take_along_axis(order, drawn[:, None], axis=-1)[:, 0].astype(np.int32)
 
-    def checked(self) -> Sampling:
-        """The same as arrays, so that other numbers are no other program.
 
-        Raises:
-            InputValueError: a number is out of its range.
-        """
-        ranges = {"temperature": (0, np.inf), "top_k": (0, np.inf), "top_p": (0, 1), "min_p": (0, 1)}
-        for field in fields(self):
-            value, (low, high) = getattr(self, field.name), ranges[field.name]
-            if not low <= value <= high:
-                raise InputValueError(f"{field.name} is {value}; it lies between {low} and {high}")
-        if self.top_k != int(self.top_k):
-            raise InputValueError(f"top_k is {self.top_k}; it is a whole number")
-        if self.top_p == 0:
-            raise InputValueError("top_p is 0, which leaves no token; greedy is sampling='greedy'")
-        numbers = (self.temperature, self.top_p, self.min_p)
-        temperature, top_p, min_p = (jnp.asarray(v, np.float32) for v in numbers)
-        return Sampling(temperature, jnp.asarray(self.top_k, np.int32), top_p, min_p)  # type: ignore[arg-type]
+def as_arrays(sampling: Sampling) -> Sampling:
+    """The same with arrays, so that other numbers are no other program.
+
+    Raises:
+        InputValueError: a number is out of its range.
+    """
+    ranges = {"temperature": (0, np.inf), "top_k": (0, np.inf), "top_p": (0, 1), "min_p": (0, 1)}
+    for field in fields(sampling):
+        value, (low, high) = getattr(sampling, field.name), ranges[field.name]
+        if not low <= value <= high:
+            raise InputValueError(f"{field.name} is {value}; it lies between {low} and {high}")
+    if sampling.top_k != int(sampling.top_k):
+        raise InputValueError(f"top_k is {sampling.top_k}; it is a whole number")
+    if sampling.top_p == 0:
+        raise InputValueError("top_p is 0, which leaves no token; greedy is sampling='greedy'")
+    numbers = (sampling.temperature, sampling.top_p, sampling.min_p)
+    temperature, top_p, min_p = (jnp.asarray(v, np.float32) for v in numbers)
+    return Sampling(temperature, jnp.asarray(sampling.top_k, np.int32), top_p, min_p)  # type: ignore[arg-type]
 
 
 def greedy(logits: Any, key: Any = None) -> Any:

@@ -15,9 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..errors import UnsupportedError
 from .cache import Cache
 from .loop import Programs, State, ends
 from .sampling import greedy
+from .steps import Steps
+
+
+def check_takes_back(steps: Steps) -> None:
+    """Refuse caches from which tokens cannot be taken back.
+
+    Raises:
+        UnsupportedError: naming one.
+    """
+    for name, kind in steps.kinds.items():
+        maker = steps.pairs[name].maker
+        slides = maker is not None and maker.attributes.get("sliding_window_cache")
+        if kind == "state" or slides:
+            what = "slides" if slides else "is a state"
+            raise UnsupportedError(f"the cache {name!r} {what}, so no token can be taken back: use generate")
+    if not steps.masks:
+        raise UnsupportedError("nothing in the model masks tokens that are taken back: use generate")
 
 
 @jax.tree_util.register_dataclass

@@ -28,6 +28,7 @@ from .. import compat
 from ..errors import InputNameError, UnsupportedError
 from ..ir.graph import Graph
 from ..model.calls.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
+from ..model.changes.parts import remade
 from ..model.model import Model
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
@@ -64,8 +65,8 @@ class Steps:
         self.first, self._two_files = first or model, first is not None
         if "has_past" in found.roles:
             name = found.roles["has_past"].name
-            self.first = model.with_graph(model.graph, {name: np.array([False])})
-            model = model.with_graph(model.graph, {name: np.array([True])})
+            self.first = remade(model, model.graph, {name: np.array([False])})
+            model = remade(model, model.graph, {name: np.array([True])})
         self.model = model
         self._outputs = {n: p.present for n, p in self.pairs.items()}
         for value in found.others if first else ():  # what a step only reads, the first call has made
@@ -286,7 +287,7 @@ class Steps:
         )
         more = [ValueInfo(WHOLE + n, TensorType(self.pairs[n].dtype, None)) for n in self._appended]
         start = ValueInfo(START, TensorType(np.dtype(np.int32), ()))
-        return self.model.with_graph(replace(graph, nodes=nodes, inputs=(*graph.inputs, *more, start)))
+        return remade(self.model, replace(graph, nodes=nodes, inputs=(*graph.inputs, *more, start)))
 
     @cached_property
     def _one_logit(self) -> bool:

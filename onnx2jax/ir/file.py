@@ -56,7 +56,7 @@ class OnnxFile:
         self.strict, self.allow_newer_opset, self.verify_checksums = strict, allow_newer_opset, verify_checksums
         self.documents: tuple[OperatorSet, ...] = tuple(read_operator_sets(operator_sets))
 
-    def open(self, *, last: bool = False) -> tuple[Any, ExternalFiles]:
+    def _open(self, *, last: bool = False) -> tuple[Any, ExternalFiles]:
         """The message, for the caller to keep, and the files beside the model. ``last`` gives up the bytes."""
         message, self._message = self._message or parse(self._data, self.what), None
         if last:
@@ -114,7 +114,7 @@ def opened(source: Any, reading: Reading) -> tuple[OnnxFile, Any, ExternalFiles]
         )
     if not isinstance(source, OnnxFile):
         file = OnnxFile(source, **reading)
-        return file, *file.open(last=True)
+        return file, *file._open(last=True)
     if reading:
         raise TypeError(f"{source} was read already; give {', '.join(reading)} to onnx2jax.read(...)")
-    return source, *source.open()
+    return source, *source._open()

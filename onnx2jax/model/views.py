@@ -45,7 +45,7 @@ class Views:
         >>> model.cut(outputs=node.outputs)(np.zeros((1, 1, 8, 8), np.float32)).shape[0]
         1
         """
-        return self.with_graph(parts.cut(self.graph, inputs, outputs))
+        return parts.remade(self, parts.cut(self.graph, inputs, outputs))
 
     def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
         """What the nodes of the main graph compute in a call, by name, in the order of the graph: one more program.
@@ -237,7 +237,3 @@ class Views:
         collective-permute  0       0
         """
         return explained(self, args, named)
-
-    def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None) -> Self:
-        """The model with another graph over the same weights, and more inputs fixed."""
-        return parts.remade(self, graph, static)

@@ -138,11 +138,16 @@ def test_data_that_is_none(capsys: Capture, tmp_path: Path) -> None:
         return capsys.readouterr().err
 
     (tmp_path / "d.npz").write_bytes(b"not a file of arrays")
-    assert "no .npz file that can be read" in said(str(tmp_path / "t.onnx"))
+    assert "no .npy or .npz file that can be read" in said(str(tmp_path / "t.onnx"))
     assert "cannot be written" in said(str(tmp_path))
     assert "cannot be written" in said(str(tmp_path / "t.onnx"), "--checkpoint", str(tmp_path / "no" / "c"))
     np.savez(tmp_path / "d.npz", image=np.zeros((4, 1, 8, 8)), label=np.zeros(3))
     assert "{'image': 4, 'label': 3}" in said(str(tmp_path / "t.onnx"))
+    (tmp_path / "d.npz").write_bytes((tmp_path / "d.npz").read_bytes()[:-100])  # copied in part
+    assert "no .npy or .npz file that can be read" in said(str(tmp_path / "t.onnx"))
+    with open(tmp_path / "d.npz", "wb") as file:
+        np.save(file, np.zeros(4))
+    assert "one array without a name" in said(str(tmp_path / "t.onnx"))
 
 
 @pytest.mark.usefixtures("standard_promotion")

@@ -8,7 +8,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import Decoder, Sampling
-from onnx2jax.generation.sampling import greedy
+from onnx2jax.generation.sampling import as_arrays, greedy
 from tests.support import decoders
 
 DRAWS = 4000
@@ -55,7 +55,7 @@ def kept(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: fl
 @pytest.mark.parametrize("checked", [True, False], ids=["arrays", "numbers"])
 def test_draws_are_of_the_tokens_that_are_left(limits: dict[str, float], checked: bool) -> None:
     sampling = Sampling(**limits)  # type: ignore[arg-type]
-    drawn = (sampling.checked() if checked else sampling)(np.tile(LOGITS, (DRAWS, 1)), jax.random.key(7))
+    drawn = (as_arrays(sampling) if checked else sampling)(np.tile(LOGITS, (DRAWS, 1)), jax.random.key(7))
     counts = np.bincount(drawn, minlength=len(LOGITS)) / DRAWS
     wanted = kept(**limits)  # type: ignore[arg-type]
     assert set(np.flatnonzero(counts)) == set(wanted)
@@ -71,7 +71,7 @@ def test_the_first_of_the_likeliest(sampling: Sampling) -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])
 def test_extreme_temperatures_draw_what_may_be_drawn(temperature: float) -> None:
     logits = np.array([[-np.inf, 5, 9, -np.inf]] * 50, np.float32)
-    drawn = set(Sampling(temperature=temperature).checked()(logits, jax.random.key(0)).tolist())
+    drawn = set(as_arrays(Sampling(temperature=temperature))(logits, jax.random.key(0)).tolist())
     assert drawn == ({2} if temperature < 1 else {1, 2})
 
 
