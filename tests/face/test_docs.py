@@ -91,6 +91,10 @@ def test_the_site_is_built_without_a_warning_and_asks_no_network(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     reference = (tmp_path / "reference" / "model.html").read_text()
     assert '<span class="gp">' in reference and "<blockquote>" not in reference  # examples of docstrings are code
+    gallery = (tmp_path / "notebooks" / "index.html").read_text()
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        assert gallery.count(f'href="{notebook.stem}.html"') > 1  # beside the one in the table, that of the navigation
+        assert f'src="pictures/{notebook.stem}_0.png"' in (tmp_path / "notebooks" / f"{notebook.stem}.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loads = re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=.?((?:https?:)?//[^\s\"'>]+)", page.read_text())
         assert loads == [], page
