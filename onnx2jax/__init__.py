@@ -33,6 +33,7 @@ from .training.finetune import FineTuning, finetune
 from .training.lora import load_adapter
 from .training.modules import to_equinox, to_nnx
 from .training.state import FineTuningState, TrainingState
+from .training.straight import ZeroGradientWarning
 from .training.training_model import TrainingModel
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "Static",
     "TrainingModel",
     "TrainingState",
+    "ZeroGradientWarning",
     "backend",
     "check",
     "convert",

@@ -39,6 +39,7 @@ from .finetune_arguments import Metrics, checked_batch, checked_loss, chosen, ke
 from .form import only, training_form
 from .progress import bar
 from .state import FineTuningState
+from .straight import warn_of_rounding, with_straight_through
 
 Loss = Callable[[Any, dict[str, Any]], Any] | Literal["next_token"]
 Trainable = str | Iterable[str] | Callable[[str, Any], bool] | None
@@ -87,6 +88,9 @@ class FineTuning(Training):
         remat: patterns of node names. The nodes of each pattern, with what lies between them, keep no values
             for the backward pass but compute them again (``jax.remat``): less memory, more time. True: the nodes of
             each layer, by the number in their names (``/model/layers.0/...``).
+        straight_through: gradients through every QuantizeLinear that a DequantizeLinear follows, as though it did not
+            round (and zero where it clips): training that is aware of quantization. The numbers stay the same. Without
+            it such gradients are zero, as the derivatives of rounding are.
         outputs: the outputs that the loss needs, when the model has others that cannot be compiled.
         mesh: devices over which batches are divided, along its first axis, and parameters as ``shardings`` says; those
             of the model when left out.
@@ -100,7 +104,11 @@ class FineTuning(Training):
         InputNameError: a pattern that matches nothing.
         InputTypeError: a parameter that is no floating one, or no linear map; an optimizer that is none.
         InputShapeError: a rank that is less than 1 or more than an extent of the weight.
-        TrainingFormError: nothing to train; no BatchNormalization or Dropout to switch; a weight that takes no adapter.
+        TrainingFormError: nothing to train; no BatchNormalization or Dropout to switch; no QuantizeLinear that a
+            DequantizeLinear follows; a weight that takes no adapter.
+
+    Warns:
+        ZeroGradientWarning: all that some weights decide is rounded, so that they will not move.
 
     >>> import numpy as np, onnx2jax, optax
     >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -129,6 +137,7 @@ class FineTuning(Training):
         accumulate: int = 1,
         compute_dtype: Any = None,
         remat: bool | str | Sequence[str] = (),
+        straight_through: bool = False,
         outputs: Sequence[str] | None = None,
         mesh: Mesh | None = None,
         shardings: Mapping[str, PartitionSpec] | None = None,
@@ -148,8 +157,9 @@ class FineTuning(Training):
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else only(model.graph, outputs)
         self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
+        graph = low_rank.adapted(graph, self._adapters, model)
         self._form = training_form(
-            low_rank.adapted(graph, self._adapters, model),
+            with_straight_through(graph) if straight_through else graph,
             batchnorm=batchnorm,
             dropout=dropout,
             compute_dtype=compute_dtype,
@@ -161,6 +171,7 @@ class FineTuning(Training):
         self._params |= {n: v for n, v in model.changed().items() if n in self._params}
         added = [n for a in self._adapters for n in (a.a, a.b)]
         self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable, added)
+        warn_of_rounding(self._form.plain, self.trainable, straight_through)
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
         self._placement = (

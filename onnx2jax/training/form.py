@@ -127,11 +127,8 @@ def _under_remat(graph: Graph, chosen: Collection[Node], name: str) -> Graph:
     return replace(graph, nodes=(*first, node, *last))
 
 
-def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) -> Graph:
-    """The graph with every node changed, those of graphs and functions inside nodes included.
-
-    ``change`` may put constants of the graph around the node into the dict it is given.
-    """
+def everywhere(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """The graph changed, after those of graphs and functions inside its nodes."""
     functions: dict[Function, Function] = {}
 
     def target(value: Operator | Function | None) -> Operator | Function | None:
@@ -142,16 +139,29 @@ def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) 
         return functions[value]
 
     def visit(graph: Graph) -> Graph:
-        constants: dict[str, np.ndarray] = {}
         nodes = []
         for node in graph.nodes:
             if node.bodies:
                 attributes = {k: with_graphs(v, visit) for k, v in node.attributes.items()}
                 node = replace(node, attributes=attributes, target=target(node.target))
-            nodes.append(change(node, constants))
-        return replace(graph, nodes=tuple(nodes), initializers={**graph.initializers, **constants})
+            nodes.append(node)
+        return change(replace(graph, nodes=tuple(nodes)))
 
     return visit(graph)
+
+
+def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) -> Graph:
+    """The graph with every node changed, those of graphs and functions inside nodes included.
+
+    ``change`` may put constants of the graph around the node into the dict it is given.
+    """
+
+    def each(graph: Graph) -> Graph:
+        constants: dict[str, np.ndarray] = {}
+        nodes = tuple(change(node, constants) for node in graph.nodes)
+        return replace(graph, nodes=nodes, initializers={**graph.initializers, **constants})
+
+    return everywhere(graph, each)
 
 
 def with_dropout(graph: Graph, rate: float | None) -> Graph:

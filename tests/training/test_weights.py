@@ -131,7 +131,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         ],
         {"w": RNG.integers(-9, 9, (8, 8)).astype(np.int8), "scale": F([0.1] * 8), "v": real(8, 8)},
         {"v"},
-        {},
+        {"straight_through": True},
     ),
     "scales of integers": (
         [
