@@ -31,11 +31,18 @@ def constant(name: str, array: np.ndarray) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array))
 
 
-def tuned(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], trainable: Any = None, **options: Any) -> Any:
+def tuned(
+    nodes: list[onnx.NodeProto],
+    weights: dict[str, np.ndarray],
+    trainable: Any = None,
+    straight_through: bool = False,
+    **options: Any,
+) -> Any:
     """x [n, 4, 8] -> y."""
     proto = model(nodes, [value("x", F, ["n", 4, 8])], [value("y", F, None)], weights, 24, **options)
     made = onnx2jax.convert(proto)
-    return onnx2jax.finetune(made, lambda y, _: (y**2).mean(), optax.sgd(0.1), trainable=trainable)
+    how: Any = {"trainable": trainable, "straight_through": straight_through}
+    return onnx2jax.finetune(made, lambda y, _: (y**2).mean(), optax.sgd(0.1), **how)
 
 
 ANGLES = np.arange(4)[:, None] * np.float32([1, 0.1, 0.01, 0.001])
