@@ -15,7 +15,7 @@ import onnx2jax
 
 from . import calls, harness, in_torch, models, networks, operators, startup
 from .harness import Call
-from .rivals import ORT, OURS, checked, rivals, session
+from .rivals import ORT, OURS, Mismatch, checked, rivals, session
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Callable[[], Row]]]
@@ -58,7 +58,15 @@ def _real(settings: Settings, name: str, path: Path) -> Row:
     feeds = models.inputs(path, model)
     runs = {OURS: partial(model.run, None, feeds), ORT: partial(session(path).run, None, feeds)}
     coarse = any(v.dtype.itemsize < 4 and v.dtype != bool for v in model.params.values())
-    return settings.compared(checked(runs, COARSE if coarse else TOLERANCE, name))
+    try:
+        checked(runs, COARSE if coarse else TOLERANCE, name)
+    except Mismatch:
+        # A value between two steps of 8 bits falls to one of them by the last bit of a sum, and hundreds of roundings
+        # make another image of that. Then each node has to give the same of the same operands.
+        found = model.verify(feeds, against=ORT, each_node=True).nodes.values() if coarse else ()
+        if not found or not all(c.ok for nodes in found for c in nodes):
+            raise
+    return settings.compared(runs)
 
 
 def synthetic(settings: Settings) -> Rows:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,28 @@ _DECIDES = (
 def configuration() -> tuple[Any, ...]:
     """Of how JAX is configured where the caller is, what decides what is compiled."""
     return tuple(getattr(jax.config, name, None) for name in _DECIDES)
+
+
+def has_onednn() -> bool:
+    """Whether ``onednn`` serves: its targets are internal to XLA, and other releases read their settings otherwise."""
+    return version("jaxlib").startswith("0.10.")
+
+
+def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *operands: Any) -> Any:
+    """What one of oneDNN's functions in jaxlib gives of int8 operands, in int32, on a CPU.
+
+    Args:
+        target, settings: as XLA calls it.
+        shape: of the result.
+    """
+    result = jax.ShapeDtypeStruct(tuple(shape), np.int32)
+    text = json.dumps(settings)
+    return jax.ffi.ffi_call(target, result, custom_call_api_version=2, legacy_backend_config=text)(*operands)
+
+
+def keeps_programs() -> bool:
+    """Whether JAX keeps compiled programs for later processes."""
+    return bool(jax.config.jax_compilation_cache_dir and jax.config.jax_enable_compilation_cache)  # type: ignore[attr-defined]
 
 
 def dump_compiled(compiled: Any) -> Any:

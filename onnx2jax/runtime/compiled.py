@@ -156,9 +156,9 @@ class Compiled:
             return Executable(self._jitted, key, *args)
         if kept := store.read(path):
             self.compiles += 1
-            return Executable(self._jitted, key, *args, kept=kept)
+            return Executable(self._jitted, key, *args, portable=True, kept=kept)
         warned = len(self.settings.warned)
-        executable = Executable(self._jitted, key, *args)
+        executable = Executable(self._jitted, key, *args, portable=True)
         if len(self.settings.warned) == warned and (new := executable.kept(weights, leaves)):  # else none would warn
             store.write(path, new)
         return executable

@@ -14,6 +14,7 @@ from ... import compat
 from ...ops.arrays import is_traced
 from ..jit import on_several_devices
 from ..values import to_device
+from . import vnni
 from .layout import channels_last
 from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
@@ -100,12 +101,13 @@ class Kept:
 class Executable:
     """A jitted function's program for one signature: what weights alone decide is prepared, the rest is compiled."""
 
-    def __init__(self, jitted: Any, key: Any, *args: Any, kept: Kept | None = None) -> None:
+    def __init__(self, jitted: Any, key: Any, *args: Any, portable: bool = False, kept: Kept | None = None) -> None:
         """``jitted`` takes a static key, weights (their types will do), and the other arguments.
 
-        What was ``kept`` of it, loaded, is used without tracing.
+        A ``portable`` one calls nothing that other processes cannot. What was ``kept`` of it, loaded, is used without
+        tracing.
         """
-        self._jitted, self._key = jitted, key
+        self._jitted, self._key, self._portable = jitted, key, portable
         self._types = jax.tree.map(_as_type, args)
         self._names = sorted(args[0])
         self._split: Prepared | None = None
@@ -158,7 +160,10 @@ class Executable:
     def _as_split(self, traced: Any) -> Prepared:
         count = len(jax.tree.leaves(self._types[0]))
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
-        return split(rows_by_rows(channels_last(traced.jaxpr, weights), weights), weights)
+        parts = split(rows_by_rows(channels_last(traced.jaxpr, weights), weights), weights)
+        if parts.main is None or self._portable or not vnni.is_served():
+            return parts
+        return replace(parts, main=vnni.with_vnni(parts.main))
 
 
 def _unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,119 @@
+"""Products and convolutions of int8 by oneDNN's kernels: exact sums, and nothing else is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from jax import lax
+from jax.extend.core import check_jaxpr, jaxpr_as_fun
+
+import onnx2jax
+from onnx2jax import compat
+from onnx2jax.runtime.optimize import vnni
+from onnx2jax.runtime.optimize.executable import Executable
+from tests.support import models
+
+RNG = np.random.default_rng(0)
+NEEDS_IT = pytest.mark.skipif(not vnni.is_served(), reason="this processor or this jaxlib has no such kernels")
+
+
+def int8(*shape: int) -> np.ndarray:
+    """Numbers up to both ends, which kernels without VNNI would sum in too few bits."""
+    return RNG.choice(np.int8([-128, -127, 126, 127]), shape)
+
+
+def convolved(x: Any, w: Any, strides: int = 1, **given: Any) -> Any:
+    given = {"padding": "VALID", "dimension_numbers": ("NHWC", "HWIO", "NHWC"), **given}
+    return lax.conv_general_dilated(x, w, (strides,) * 2, preferred_element_type=np.int32, **given)
+
+
+def multiplied(x: Any, w: Any, axes: Any = ((-1,), (0,))) -> Any:
+    axes = tuple(tuple(a % n.ndim for a in part) for part, n in zip(axes, (x, w), strict=True))
+    return lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=np.int32)
+
+
+SERVED: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "a product": (multiplied, int8(65, 130), int8(130, 67)),
+    "one row": (multiplied, int8(1, 513), int8(513, 600)),
+    "a stack of rows": (multiplied, int8(2, 33, 130), int8(130, 67)),
+    "a convolution": (convolved, int8(2, 9, 10, 33), int8(3, 2, 33, 40)),
+    "with strides": (partial(convolved, strides=2), int8(1, 12, 13, 32), int8(3, 3, 32, 64)),
+    "of one pixel": (convolved, int8(1, 9, 9, 64), int8(1, 1, 64, 70)),
+}
+LEFT: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+    "a small product": (multiplied, int8(4, 8), int8(8, 4)),
+    "floats": (lambda x, w: x @ w, np.ones((65, 130), "f"), np.ones((130, 67), "f")),
+    "unsigned": (multiplied, np.ones((65, 130), np.uint8), np.ones((130, 67), np.uint8)),
+    "a transposed weight": (partial(multiplied, axes=((-1,), (1,))), int8(65, 130), int8(67, 130)),
+    "no rows": (multiplied, int8(0, 513), int8(513, 600)),
+    "padding": (partial(convolved, padding="SAME"), int8(2, 9, 10, 33), int8(3, 2, 33, 40)),
+    "dilations": (partial(convolved, rhs_dilation=(2, 2)), int8(2, 9, 10, 33), int8(3, 2, 33, 40)),
+    "groups": (partial(convolved, feature_group_count=2), int8(2, 19, 20, 32), int8(3, 2, 16, 40)),
+    "HNWC": (partial(convolved, dimension_numbers=("HNWC", "HWIO", "HNWC")), int8(9, 8, 9, 40), int8(3, 2, 40, 40)),
+}  # fmt: skip
+
+
+def kernels(function: Callable[..., Any], *operands: Any) -> tuple[int, Any, Any]:
+    """How many equations call oneDNN; the program before and after."""
+    closed = jax.make_jaxpr(lambda x, w: [function(x, w) + 1])(*operands)
+    changed = vnni.with_vnni(closed)
+    check_jaxpr(changed.jaxpr)
+    return sum(e.primitive.name == "ffi_call" for e in changed.jaxpr.eqns), closed, changed
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_kernel_of_onednn_takes_the_place(name: str) -> None:
+    assert kernels(*SERVED[name])[0] == 1
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_all_else_stays(name: str) -> None:
+    count, before, after = kernels(*LEFT[name])
+    assert count == 0
+    assert str(before) == str(after)
+
+
+@NEEDS_IT
+def test_sums_are_exact() -> None:
+    operands = [jax.tree.map(jnp.asarray, operands) for _, *operands in SERVED.values()]
+    programs = [kernels(*case)[1:] for case in SERVED.values()]
+
+    def both(operands: Any) -> Any:
+        return [[jaxpr_as_fun(p)(*two)[0] for p in pair] for pair, two in zip(programs, operands, strict=True)]
+
+    for name, (before, after) in zip(SERVED, jax.jit(both)(operands), strict=True):
+        np.testing.assert_array_equal(before, after, err_msg=name)
+
+
+@NEEDS_IT
+@pytest.mark.parametrize("portable", [False, True])
+def test_programs_use_them_that_no_other_process_has_to_load(portable: bool) -> None:
+    x, w = int8(65, 130), int8(130, 67)
+    program = Executable(
+        jax.jit(lambda _, w, x: [multiplied(x, w["w"])], static_argnums=0), 0, {"w": w}, x, portable=portable
+    )
+    assert ("onednn" in program.main.lower([w], [x]).as_text()) is not portable
+
+
+@NEEDS_IT
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_model_multiplies_by_them_when_it_is_optimised(optimize: bool) -> None:
+    x, w = int8(65, 130), int8(130, 67)
+    node = onnx.helper.make_node("MatMulInteger", ["x", "w"], ["y"])
+    model = onnx2jax.convert(
+        models.model([node], [models.value("x", np.int8, x.shape)], [models.value("y", np.int32, None)], {"w": w}),
+        optimize=optimize,
+    )
+    np.testing.assert_array_equal(model.run(None, {"x": x})[0], x.astype(np.int32) @ w.astype(np.int32))
+
+
+def test_programs_that_jax_keeps_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "keeps_programs", lambda: True)
+    assert not vnni.is_served()
