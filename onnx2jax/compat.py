@@ -28,6 +28,7 @@ from jax.sharding import (
     get_abstract_mesh,
     use_abstract_mesh,
 )
+from jaxlib import xla_client
 
 
 def enable_x64() -> AbstractContextManager[Any]:
@@ -110,11 +111,26 @@ def dump_compiled(compiled: Any) -> Any:
         return None
 
 
-def load_compiled(dumped: Any) -> Any:
-    """The compiled function, on the first device."""
+def load_compiled(dumped: Any, device: Any = None) -> Any:
+    """The compiled function, on a device; on the first one when left out."""
     code, arguments, results = dumped
-    first = jax.local_devices()[:1]
-    return serialize_executable.deserialize_and_load(code, arguments, results, execution_devices=first)
+    device = device or jax.local_devices()[0]
+    return serialize_executable.deserialize_and_load(
+        code, arguments, results, backend=device.client, execution_devices=[device]
+    )
+
+
+@functools.cache
+def synchronous_device() -> Any:
+    """A CPU whose programs run in the thread that calls them; None where this jaxlib makes none.
+
+    Those of ``jax.devices()`` hand programs of more than 1000 operations to a thread of XLA's.
+    """
+    try:
+        client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        return client.devices()[0]
+    except (AttributeError, TypeError, RuntimeError):
+        return None
 
 
 def in_32_bits() -> bool:

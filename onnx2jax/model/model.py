@@ -187,7 +187,7 @@ class Model(Views, Exports):
         wanted = range(len(self.outputs)) if output_names is None else self._places(output_names)
         results: Sequence[Any] | None = None
         if rng is None and isinstance(feeds, dict):
-            results = self._calls.again((), feeds)
+            results = self._calls.again((), feeds, on_host=True)
         if results is None:
             narrow = compat.in_32_bits()
             with compat.enable_x64():
@@ -197,8 +197,8 @@ class Model(Views, Exports):
                     return bound, None if rng is None else arguments.as_key(rng)
 
                 values, key = alike(self._mesh, "a run of the model", bind)
-                results = self._call(values, key, narrow)
-                self._remember((), feeds, values, key)
+                results = self._call(values, key, narrow, on_host=True)
+                self._remember((), feeds, values, key, on_host=True)
         return [to_host(results[i]) for i in wanted]
 
     def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
@@ -342,13 +342,15 @@ class Model(Views, Exports):
     def _mesh(self) -> Mesh | None:
         return self.placement.mesh if self.placement else None
 
-    def _remember(self, args: Sequence[Any], named: Mapping[str, Any], values: dict[str, Any], rng: Any) -> None:
+    def _remember(
+        self, args: Sequence[Any], named: Mapping[str, Any], values: dict[str, Any], rng: Any, on_host: bool = False
+    ) -> None:
         """Let the next call of this kind go straight to the program, where nothing else is to be done."""
         more = rng is not None or self.graph.draws or self._bucket or self._max_size or self.placement is not None
         if not more and isinstance(self._program, Program):  # which it is without a placement
-            self._calls.remember(self._program, args, named, values, *self._on_devices)
+            self._calls.remember(self._program, args, named, values, *self._on_devices, on_host)
 
-    def _call(self, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
+    def _call(self, values: dict[str, Any], rng: Any, narrow: bool, on_host: bool = False) -> tuple[Any, ...]:
         if rng is None and self.graph.draws:
             rng = jax.random.key(one_seed(self._mesh))
             if is_traced(values, rng):
@@ -358,7 +360,7 @@ class Model(Views, Exports):
                 )
         padded, extents = buckets.pad(self.inputs, values, self._bucket)
         with buckets.blamed(extents):
-            results = self._outputs(self._program, padded, rng, narrow)
+            results = self._outputs(self._program, padded, rng, narrow, on_host)
         check_counts(results, self._max_size)
         results = buckets.cut(self.outputs, results, extents)
         if extents and not self.graph.draws:  # random numbers differ with the shape that is drawn
@@ -370,11 +372,13 @@ class Model(Views, Exports):
             self._growth.note(self, values)
         return results
 
-    def _outputs(self, program: Program | Pipeline, values: dict[str, Any], rng: Any, narrow: bool) -> tuple[Any, ...]:
+    def _outputs(
+        self, program: Program | Pipeline, values: dict[str, Any], rng: Any, narrow: bool, on_host: bool = False
+    ) -> tuple[Any, ...]:
         params, known = self._on_devices
         if self.placement is not None:
             values, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
-        return program.outputs(values, params, known, rng, narrow=narrow)
+        return program.outputs(values, params, known, rng, narrow=narrow, on_host=on_host)
 
     def _prove(
         self, values: dict[str, Any], padded: dict[str, Any], results: Any, extents: Mapping[str, int], narrow: bool

@@ -45,6 +45,10 @@ def settled(value):
     return value.astype(np.int64) if plain else value
 
 
+_NUMBERS = frozenset(map(np.dtype, "bhilBHILefd"))
+"""What NumPy and XLA convert alike, but for floats to integers."""
+
+
 def cast_to(x, dtype, *, saturate=1, round_mode="up"):
     """The values of ``x`` in another element type, by the rules of Cast."""
     dtype = np.dtype(dtype)
@@ -55,6 +59,8 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
     if "c" in (x.dtype.kind, dtype.kind):
         raise ValueError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
     with np.errstate(all="ignore"):
+        if x.dtype in _NUMBERS and dtype in _NUMBERS and (dtype.kind == "f" or x.dtype.kind != "f"):
+            return x.astype(dtype)
         for six in (d for d in (x.dtype, dtype) if d.name.startswith("float6_")):
             x = needs_known(x, f"XLA has no {six}")
         if x.dtype.itemsize == 1 and x.dtype.isbuiltin == 2:  # conversions among the small types are patchy

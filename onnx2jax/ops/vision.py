@@ -231,6 +231,9 @@ def overlap(a, b, threshold):
 _BLOCK = 64
 """Boxes compared with each other at once: of more, many are gone already; fewer take more calls of NumPy."""
 
+_LATER = np.triu(np.ones((_BLOCK, _BLOCK), bool), 1)
+"""For each box of a block those that come later."""
+
 
 def _greedy(boxes, threshold, limit):
     """The places of the boxes kept, of boxes [5, N] in the order of their scores."""
@@ -238,7 +241,7 @@ def _greedy(boxes, threshold, limit):
     while alive.size and kept.size < limit:
         block, alive = alive[:_BLOCK], alive[_BLOCK:]
         some, gone = boxes.take(block, 1), np.zeros(block.size, bool)
-        hits = np.triu(overlap(some[:, :, None], some[:, None], threshold), 1)
+        hits = overlap(some[:, :, None], some[:, None], threshold) & _LATER[: block.size, : block.size]
         for i in np.flatnonzero(hits.any(1)).tolist():
             if not gone[i]:
                 gone |= hits[i]

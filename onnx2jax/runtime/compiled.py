@@ -65,6 +65,7 @@ class Compiled:
         rng: Any,
         *,
         narrow: bool = False,
+        on_host: bool = False,
     ) -> tuple[tuple[Any, ...], set[str]]:
         """The graph's outputs, and the names of those that follow from shapes alone.
 
@@ -75,6 +76,7 @@ class Compiled:
             known: parameters whose values are part of the compiled program.
             rng: random key or None.
             narrow: a caller transforms the model in 32-bit mode.
+            on_host: NumPy's arrays will do.
         """
         weights = params if isinstance(params, Weights) and self.settings.optimize and not narrow else None
         caller_traces = False
@@ -85,7 +87,9 @@ class Compiled:
                 self._refuse_many_values(pinned)
             before, start = self.compiles, time.perf_counter()
             try:
-                results = self._run(known.with_inputs(pinned, caller_traces), params, rest, rng, weights, narrow)
+                results = self._run(
+                    known.with_inputs(pinned, caller_traces), params, rest, rng, weights, narrow, on_host
+                )
             except KnownValueError as e:
                 if caller_traces or not is_traced([rest[n] for n in self._sources(e, rest)]):
                     self._learn(e, rest)
@@ -99,9 +103,18 @@ class Compiled:
             return unpacked(results), kept
 
     def direct(
-        self, scope: Mapping[str, Any], fixed: Collection[str], params: Mapping[str, Any], known: Known
+        self,
+        scope: Mapping[str, Any],
+        fixed: Collection[str],
+        params: Mapping[str, Any],
+        known: Known,
+        *,
+        on_host: bool,
     ) -> Direct | None:
-        """What a call without a random key came to, where that was a call of an optimised program and nothing more."""
+        """What a call without a random key came to, where that was a call of an optimised program and nothing more.
+
+        ``on_host``: the caller wants NumPy arrays.
+        """
         if self.by_value or not isinstance(params, Weights) or not params.on_one_cpu:
             return None
         pinned, rest = self._divided(scope, fixed)
@@ -118,6 +131,8 @@ class Compiled:
                 self._count(time.perf_counter() - start, dict(zip(names, leaves, strict=True)), {})
             return results
 
+        if on_host and all(isinstance(v, np.ndarray) for v in leaves):
+            return Direct(executable.on_host(params, leaves), names)
         return Direct(call, names)
 
     def _divided(
@@ -131,7 +146,7 @@ class Compiled:
 
     def _run(
         self, key: Known, params: Mapping[str, Any], values: dict[str, Any], rng: Any, weights: Weights | None,
-        narrow: bool,
+        narrow: bool, on_host: bool,
     ) -> list[Any]:  # fmt: skip
         """A call of what is compiled: optimised where the weights lie on one CPU and nothing is traced."""
         if narrow:
@@ -142,6 +157,8 @@ class Compiled:
                 own = (key, structure, types)
                 if own not in self._executables:
                     self._executables[own] = self._executable(own, weights, leaves)
+                if on_host and rng is None:
+                    return self._executables[own](weights, list(map(np.asarray, leaves)), on_host=True)
                 return self._executables[own](weights, leaves)
         return in_turn(self._jitted, key, self._given(params), values, rng)
 
@@ -239,7 +256,7 @@ class Direct(NamedTuple):
     """A compiled program with a model's weights, for inputs of one signature."""
 
     call: Callable[[list[Any]], list[Any]]
-    """The results, as JAX arrays, from the inputs that it takes. To be called in 64-bit mode."""
+    """The results, as arrays of JAX's or NumPy's, from the inputs that it takes. To be called in 64-bit mode."""
     names: Sequence[str]
     """Those inputs, in order."""
 

@@ -190,18 +190,21 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
     values = [scope[name] if name else None for name in node.inputs]
     place, on_host = context.settings.place, context.host is not None
     if on_host:
-        values = list(map(to_host, values))
+        values = [v if type(v) is np.ndarray else to_host(v) for v in values]
     if place is not None:
         values = place(node, node.inputs, values)
-    # Scopes name what is traced, and annotations what runs here, in profiles.
-    here = compat.annotation(node.name) if on_host and context.settings.annotate else nullcontext()
-    with here, nullcontext() if on_host and node.is_plain else jax.named_scope(node.name):
-        try:
+    try:
+        if on_host and node.is_plain and not context.settings.annotate:
             results = _call(node, values, scope, context)
-        except Exception as e:
-            if (error := explained(e, node, values, on_host)) is e:
-                raise
-            raise error from e
+        else:
+            # Scopes name what is traced, and annotations what runs here, in profiles.
+            here = compat.annotation(node.name) if on_host and context.settings.annotate else nullcontext()
+            with here, nullcontext() if on_host and node.is_plain else jax.named_scope(node.name):
+                results = _call(node, values, scope, context)
+    except Exception as e:
+        if (error := explained(e, node, values, on_host)) is e:
+            raise
+        raise error from e
     results = results if isinstance(results, tuple) else (results,)
     results = _checked(node, values, [np.asarray(r) if isinstance(r, np.generic) else r for r in results])
     return results if place is None else place(node, node.outputs, results)
@@ -270,33 +273,47 @@ def _known(node: Node, operator: Operator, position: int, value: Any, context: C
 
 def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
     """What the operator asks for by name beyond its inputs and attributes."""
-    host = None if context.call.attributes else context.host
-    makers: dict[str, Callable[[], Any]] = {
-        "opset": lambda: node.opset,
-        "n_outputs": lambda: len(node.outputs),
-        "max_trips": lambda: context.settings.max_trips,
-        "derivatives": lambda: Derivatives(node, scope, context.derivation),
-        "compiled": lambda: host and partial(host.trips, node, scope, context.rng),
-        "forward_only": lambda: partial(forward_only, node),
-        "once": lambda: partial(_once, node),
-        "shards": lambda: Shards() if context.settings.place is None else context.settings.place.shards(node),
-        "warn": lambda: partial(warn, node, context.settings.warned),
-        "rng": lambda: NoKey(node) if context.rng is None else _fold(context.rng, node),
-    }
-    return {name: makers[name]() for name in operator.fixtures}
+    return {name: _FIXTURES[name](node, scope, context) for name in operator.fixtures}
+
+
+def _trips(node: Node, scope: Scope, context: Context) -> Any:
+    on_host = context.host is not None and not context.call.attributes
+    return partial(context.host.trips, node, scope, context.rng) if on_host else None  # type: ignore[union-attr]
+
+
+def _shards(node: Node, _: Scope, context: Context) -> Shards:
+    return Shards() if context.settings.place is None else context.settings.place.shards(node)
+
+
+_FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
+    "opset": lambda node, *_: node.opset,
+    "n_outputs": lambda node, *_: len(node.outputs),
+    "max_trips": lambda _node, _scope, context: context.settings.max_trips,
+    "derivatives": lambda node, scope, context: Derivatives(node, scope, context.derivation),
+    "compiled": _trips,
+    "forward_only": lambda node, *_: partial(forward_only, node),
+    "once": lambda node, *_: partial(_once, node),
+    "shards": _shards,
+    "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
+    "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
+}
 
 
 _made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def _once(node: Node, function: Callable[..., Any], *attributes: Any) -> Any:
-    """What a function makes of a node's attributes; the first time for all, unless a caller's attributes count."""
+def _once(node: Node, function: Callable[..., Any], *attributes: Any, dtype: Any = None) -> Any:
+    """What a function makes of a node's attributes; the first time for all, unless a caller's attributes count.
+
+    With ``dtype``, which the function takes as well, the first time for each.
+    """
+    more = {} if dtype is None else {"dtype": dtype}
     if not node.is_plain:
-        return function(*attributes)
+        return function(*attributes, **more)
     made = _made.setdefault(node, {})
-    if function not in made:
-        made[function] = function(*attributes)
-    return made[function]
+    if (function, dtype) not in made:
+        made[function, dtype] = function(*attributes, **more)
+    return made[function, dtype]
 
 
 def _fold(rng: Any, node: Node) -> Any:

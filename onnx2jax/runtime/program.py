@@ -18,7 +18,7 @@ from .compiled import Compiled, Cut, Direct, Known, is_small
 from .evaluate import Closure, Context, Settings, evaluate
 from .partition import body_of, folded, is_heavy
 from .thresholds import MOST_SHAPES, PATIENCE
-from .values import is_jax, to_host
+from .values import is_jax, to_device, to_host
 
 
 class Program:
@@ -52,6 +52,7 @@ class Program:
         given: Mapping[str, Any] | None = None,
         *,
         narrow: bool = False,
+        on_host: bool = False,
     ) -> tuple[Any, ...]:
         """The outputs of the graph.
 
@@ -62,6 +63,7 @@ class Program:
             rng: random key or None.
             given: those of the parameters that may be tracers, because the caller gave them.
             narrow: the caller is in 32-bit mode.
+            on_host: NumPy's arrays will do.
         """
         values = {**values, **known.inputs}
         if is_traced(list(values.values()), rng, given):
@@ -69,22 +71,34 @@ class Program:
         while True:
             parts = self.folded  # another thread may fold the graph anew meanwhile
             try:
-                return self._evaluated(parts, values, params, known, rng)
+                return self._evaluated(parts, values, params, known, rng, on_host=on_host)
             except Cut as cut:
                 if {n for n in parts.nodes if body_of(n) is None}.issuperset(cut.nodes):  # and it did not help
                     raise cut.__cause__ or KnownValueError(cut.reason) from None
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._fold()
 
-    def direct(self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known) -> Direct | None:
-        """What a call of ``outputs`` without a random key came to; None where it was more than a call of a program.
+    def direct(
+        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, *, on_host: bool = False
+    ) -> Direct | None:
+        """What a call of ``outputs`` without a random key came to.
 
-        It stands as long as ``folded`` does.
+        None where it was more than a call of a program, or of operators on the host. It stands as long as ``folded``
+        does. ``on_host``: the caller wants NumPy arrays.
         """
-        body = self._only(self.folded)
+        body, names = self._only(self.folded), list(values)
         if body is None:
-            return None
-        return self._part(body).direct({**values, **known.inputs}, known.inputs.keys(), params, known)
+            if any(node.bodies or body_of(node) for node in self.folded.nodes):  # which may be compiled later
+                return None
+
+            def call(leaves: list[Any]) -> list[Any]:
+                values = dict(zip(names, leaves, strict=True))
+                results = self.outputs(values, params, known, None, on_host=on_host)
+                return list(map(to_host if on_host else to_device, results))
+
+            return Direct(call, names)
+        values = {**values, **known.inputs}
+        return self._part(body).direct(values, known.inputs.keys(), params, known, on_host=on_host)
 
     @property
     def is_one(self) -> bool:
@@ -158,10 +172,12 @@ class Program:
         known: Known,
         rng: Any,
         narrow: bool = False,
+        on_host: bool = False,
     ) -> tuple[Any, ...]:
         if (body := self._only(parts)) is not None:
-            return self._part(body)(values, known.inputs.keys(), params, known, rng, narrow=narrow)[0]
-        host = _Host(self, values, params, known)
+            fixed = known.inputs.keys()
+            return self._part(body)(values, fixed, params, known, rng, narrow=narrow, on_host=on_host)[0]
+        host = _Host(self, values, params, known, on_host)
         return evaluate(parts, values, Context({**params, **known.scalars}, rng, self.settings, host=host))
 
     def _inside_transformation(
@@ -197,8 +213,11 @@ def _alike(reasons: Sequence[str]) -> list[str]:
 class _Host:
     """What runs nodes by NumPy, in one evaluation of a program."""
 
-    def __init__(self, program: Program, values: Mapping[str, Any], params: Mapping[str, Any], known: Known) -> None:
+    def __init__(
+        self, program: Program, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, on_host: bool
+    ) -> None:
         self._program, self._values, self._params, self._scalars = program, values, params, Known(known.scalars)
+        self._on_host = on_host
         self._fixed = set(known.inputs)
         """Names of what follows from shapes alone: what is compiled may know it."""
 
@@ -207,7 +226,7 @@ class _Host:
         if graph not in programs:
             programs.setdefault(graph, Program(graph, self._program.settings, inner=True))
         values = {n: around[n] for n in graph.captures} | dict(named)
-        return tuple(map(to_host, programs[graph].outputs(values, self._params, self._scalars, rng)))
+        return tuple(map(to_host, programs[graph].outputs(values, self._params, self._scalars, rng, on_host=True)))
 
     def compiled(self, part: Closure) -> tuple[Any, ...]:
         graph, program = part.graph, self._program._part(part.graph)
@@ -215,7 +234,8 @@ class _Host:
             return evaluate(graph, {}, part.context, part.scope)
         scope = {n: part.scope[n] for n in graph.captures}
         scope |= {n: self._values[n] for n in graph.initializers if n in self._values}
-        results, fixed = program(scope, self._fixed, self._params, self._scalars, part.context.rng)
+        rng = part.context.rng
+        results, fixed = program(scope, self._fixed, self._params, self._scalars, rng, on_host=self._on_host)
         self._fixed |= fixed
         return results
 
@@ -254,7 +274,7 @@ class _Host:
         if loop.compiles >= MOST_SHAPES:
             return None
         try:
-            results, _ = loop({**captured, **given}, (), self._params, self._scalars, rng)
+            results, _ = loop({**captured, **given}, (), self._params, self._scalars, rng, on_host=True)
         except (Cut, OnnxError):
             impossible.add(node)  # as the state grows, say
             return None

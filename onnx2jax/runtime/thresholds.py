@@ -33,3 +33,6 @@ MOST_GROWTH: Final = 8
 in place of 3.6 for MobileNetV2. int4 weights as float32 are 8 times theirs."""
 SMALL_GROWTH: Final = 65_536
 """Bytes up to which growth is no matter."""
+SHORT: Final = 100_000_000
+"""Operations, and bytes read and written, of a program that is run in the thread of a caller who waits for NumPy arrays
+(1 ms): that spares 40 us a call, and loading the program for it takes 12 ms and more."""

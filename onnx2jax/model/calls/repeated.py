@@ -6,7 +6,8 @@ no random key was drawn, nothing was padded, placed on a mesh or counted, and on
 all outputs. What holds of the calls remembered:
 
 - The kind says all that the long way decides by: how many arguments there are by position, the names of the others, and
-  for each its element type, its shape and whether it is NumPy's or JAX's. Values and devices decide nothing there.
+  for each its element type, its shape and whether it is NumPy's or JAX's; and whose the results are to be. Values and
+  devices decide nothing there.
 - The table is one model's, because the weights are; the programs are shared with the models that ``with_params`` makes.
 - What JAX compiles anew for (precision of products, default device, 32 or 64 bits, ``jax.clear_caches``) is left to
   the ``jax.jit`` at the end of either way, and a mesh takes the long one.
@@ -37,9 +38,12 @@ class Calls:
     def __init__(self) -> None:
         self._known: dict[Any, _Known] = {}
 
-    def again(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any] | None:
-        """The results of a call of a known kind, as JAX arrays; None where it has to go the long way."""
-        known = self._known.get(_kind(args, named))
+    def again(self, args: Sequence[Any], named: Mapping[str, Any], on_host: bool = False) -> list[Any] | None:
+        """The results of a call of a known kind, as JAX arrays; None where it has to go the long way.
+
+        ``on_host``: NumPy's will do.
+        """
+        known = self._known.get(_kind(args, named, on_host))
         if known is None or known[0].folded is not known[1] or not compat.context_mesh().empty:
             return None
         *_, call, order = known
@@ -55,6 +59,7 @@ class Calls:
         bound: Mapping[str, Any],
         weights: Weights,
         known: Known,
+        on_host: bool,
     ) -> None:
         """Note a call that has been made the long way, if that came to nothing but a call of the program.
 
@@ -63,19 +68,20 @@ class Calls:
             args, named: the call's arguments as they were given.
             bound: what was made of them, by input name, in the same order.
             weights, known: the model's own.
+            on_host: NumPy's arrays are wanted.
         """
-        kind, parts = _kind(args, named), program.folded
+        kind, parts = _kind(args, named, on_host), program.folded
         if kind is None or list(map(id, (*args, *named.values()))) != list(map(id, bound.values())):
             return
-        if (direct := program.direct(bound, weights, known)) is not None:
+        if (direct := program.direct(bound, weights, known, on_host=on_host)) is not None:
             names = list(bound)
             order = None if names == direct.names else [names.index(n) for n in direct.names]
             self._known[kind] = program, parts, direct.call, order
 
 
-def _kind(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def _kind(args: Sequence[Any], named: Mapping[str, Any], on_host: bool) -> Any:
     """What tells calls apart; None where an argument is no array, is traced, or lies on a mesh."""
-    kind: tuple[Any, ...] = (len(args), *named)
+    kind: tuple[Any, ...] = (on_host, len(args), *named)
     try:
         for value in (*args, *named.values()) if named else args:
             if type(value) is not np.ndarray and (value.weak_type or type(value.sharding) is not SingleDeviceSharding):

@@ -31,6 +31,7 @@ from ...runtime.compiled import Known
 from ...runtime.evaluate import Settings
 from ...runtime.optimize.executable import Weights
 from ...runtime.program import Program
+from ...runtime.values import to_host
 from ...sharding.put import put
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged, weights_read
@@ -89,7 +90,7 @@ class Pipeline:
 
     def outputs(
         self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any,
-        given: Mapping[str, Any] | None = None, *, narrow: bool = False,
+        given: Mapping[str, Any] | None = None, *, narrow: bool = False, on_host: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
         """The outputs of the graph, on the devices of the last stage; arguments as of ``Program.outputs``.
 
@@ -110,7 +111,7 @@ class Pipeline:
             raise
         if not self._proven:
             self._prove(values, params, known, rng, results, narrow)
-        return results
+        return tuple(map(to_host, results)) if on_host else results
 
     def _run(self, params: Sequence[_Params], batches: Sequence[dict[str, Any]], rng: Any) -> tuple[Any, ...]:
         scopes = [dict(batch) for batch in batches]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -92,63 +93,94 @@ _CATEGORIES = "strings on the host; with zeros=0 the input must be known, since 
 
 
 @op("OneHotEncoder", domain=DOMAIN, limits=_CATEGORIES)
-def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, zeros=1):
+def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, once, zeros=1):
     """OneHotEncoder: an axis more, one entry for each category."""
     name, cats = only(cats_int64s=cats_int64s, cats_strings=cats_strings)
     if (name == "cats_strings") != is_string(X):
         raise ValueError(f"the categories are {name[5:]}, the input is {X.dtype}")
     if not zeros:
         X = needs_known(X, "zeros=0 asks for an error when a category is unknown")
-    dtype = object if is_string(X) else np.int64
-    hot = X.astype(dtype)[..., None] == np.array(cats, dtype)
+    dtype = np.dtype(object if is_string(X) else np.int64)
+    hot = X.astype(dtype)[..., None] == once(np.array, cats, dtype=dtype)
     if not zeros and not hot.any(-1).all():
         raise ValueError(f"an input is none of the categories {cats}, and zeros=0")
     return hot.astype(np.float32)
 
 
-def _lookup(X, keys, values, default):
-    """Every element's value in a table; the last of equal keys counts, and NaN equals NaN."""
-    if keys.shape != values.shape or keys.dtype != X.dtype:
-        given = f"keys {keys.dtype}{keys.shape}, values {values.dtype}{values.shape}, input {X.dtype}"
-        raise ValueError(f"keys and values must be as many, and keys of the input's type ({given})")
-    if object in (X.dtype, values.dtype):
-        X = needs_known(X, "a label encoder with strings")
-        table = {
-            (k if k == k else None): v for k, v in zip(keys.ravel().tolist(), values.ravel().tolist(), strict=True)
-        }
-        found = [table.get(x if x == x else None, default) for x in X.ravel().tolist()]
-        return np.array(found, values.dtype).reshape(X.shape)
-    if (nan := keys != keys).any():
-        default = xp.where(X != X, values[nan][-1], default)
+class _Table(NamedTuple):
+    """What a look-up goes by; of equal keys the last counts, and NaN equals NaN."""
+
+    dtypes: tuple[np.dtype, np.dtype]
+    """Of the keys and of the values."""
+    default: Any
+    words: Mapping[Any, Any] | None
+    """Where text is looked up, or for."""
+    keys: Any = None
+    """Sorted, without NaN."""
+    values: Any = None
+    nan: Any = None
+    """The value of NaN; None where that is the default's."""
+    every: Any = None
+    """The value of each integer from the least key to the greatest, and the default; None where they are many."""
+
+
+def _table(keys, values, default):
+    if keys.shape != values.shape:
+        raise ValueError(f"keys and values must be as many (keys {keys.shape}, values {values.shape})")
+    dtypes = keys.dtype, values.dtype
+    if object in dtypes:
+        pairs = zip(keys.ravel().tolist(), values.ravel().tolist(), strict=True)
+        return _Table(dtypes, default, {(k if k == k else None): v for k, v in pairs})
+    nan = values[missing][-1] if (missing := keys != keys).any() else None
     # Reversed, so that np.unique keeps the last of equal keys.
-    table, at = np.unique(keys[~nan][::-1], return_index=True)
-    if not len(table):
-        return xp(X).broadcast_to(xp(X).asarray(default, values.dtype), X.shape)
-    values = values[~nan][::-1][at]
-    if table.dtype.kind == "i" and (span := int(table[-1]) - int(table[0]) + 1) < 2**16:
-        # One gather; what lies below the keys lies, without a sign, above them.
+    keys, at = np.unique(keys[~missing][::-1], return_index=True)
+    values, every = values[~missing][::-1][at], None
+    if len(keys) and keys.dtype.kind == "i" and (span := int(keys[-1]) - int(keys[0]) + 1) < 2**16:
         every = np.full(span + 1, default, values.dtype)
-        every[table.astype(np.int64) - table[0]] = values
-        place = (X.astype(np.int64) - table[0].astype(np.int64)).astype(np.uint64)
-        return xp.take(every, xp.minimum(place, np.uint64(span)).astype(np.int64), mode="clip")
-    place = find(table, X, "compare_all" if len(table) <= 16 else "scan_unrolled")
-    return xp.where(place < 0, default, xp(X).asarray(values)[place])
+        every[keys.astype(np.int64) - keys[0]] = values
+    return _Table(dtypes, default, None, keys, values, nan, every)
+
+
+def _lookup(X, table):
+    """Every element's value in a table."""
+    dtype, default = table.dtypes[1], table.default
+    if table.dtypes[0] != X.dtype:
+        raise ValueError(f"keys must be of the input's type (keys {table.dtypes[0]}, input {X.dtype})")
+    if table.words is not None:
+        X = needs_known(X, "a label encoder with strings")
+        found = [table.words.get(x if x == x else None, default) for x in X.ravel().tolist()]
+        return np.array(found, dtype).reshape(X.shape)
+    if table.nan is not None:
+        default = xp.where(X != X, table.nan, default)
+    if not len(table.keys):
+        return xp(X).broadcast_to(xp(X).asarray(default, dtype), X.shape)
+    if table.every is not None:
+        # One gather; what lies below the keys lies, without a sign, above them.
+        place = (X.astype(np.int64) - table.keys[0].astype(np.int64)).astype(np.uint64)
+        return xp.take(table.every, xp.minimum(place, np.uint64(len(table.every) - 1)).astype(np.int64), mode="clip")
+    place = find(table.keys, X, "compare_all" if len(table.keys) <= 16 else "scan_unrolled")
+    return xp.where(place < 0, default, xp(X).asarray(table.values)[place])
+
+
+def _of_words(words, numbers, default_int64, default_string, *, dtype):
+    """The table from words to numbers, or from numbers to words, by what is looked up."""
+    words, numbers = np.array(words, object), np.asarray(numbers, np.int64)
+    return _table(words, numbers, default_int64) if dtype == object else _table(numbers, words, default_string)
 
 
 @op("LabelEncoder", domain=DOMAIN, limits="strings on the host")
-def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_string="_Unused"):
+def label_encoder_classes(X, *, classes_strings, default_int64=-1, default_string="_Unused", once):
     """LabelEncoder-1: strings become their position in the list, integers the string at that position."""
-    strings, places = np.array(classes_strings, object)[::-1], np.arange(len(classes_strings))[::-1]
-    return _lookup(X, strings, places, default_int64) if is_string(X) else _lookup(X, places, strings, default_string)
+    # Of equal strings the first counts.
+    words, places = classes_strings[::-1], range(len(classes_strings))[::-1]
+    return _lookup(X, once(_of_words, words, places, default_int64, default_string, dtype=X.dtype))
 
 
 _KINDS = ("floats", "int64s", "strings", "tensor")
 
 
-@op("LabelEncoder", domain=DOMAIN, since=2)
-@taking(**{f"{side}_{kind}": None for side in ("keys", "values") for kind in _KINDS})
-def label_encoder(X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, **given):
-    """LabelEncoder: a table look-up with parallel lists of keys and values."""
+def _columns(given, default_float, default_int64, default_string, default_tensor):
+    """The table of the attributes ``keys_*`` and ``values_*``."""
 
     def column(side):
         name, values = only(**{f"{side}_{kind}": given[f"{side}_{kind}"] for kind in _KINDS})
@@ -158,13 +190,21 @@ def label_encoder(X, *, default_float=-0.0, default_int64=-1, default_string="_U
     keys, values = column("keys"), column("values")
     defaults = {"O": default_string, "i": default_int64, "f": default_float}
     default = defaults[values.dtype.kind] if default_tensor is None else default_tensor.item()
-    return _lookup(X, keys, values, default if values.dtype == object else values.dtype.type(default))
+    return _table(keys, values, default if values.dtype == object else values.dtype.type(default))
+
+
+@op("LabelEncoder", domain=DOMAIN, since=2)
+@taking(**{f"{side}_{kind}": None for side in ("keys", "values") for kind in _KINDS})
+def label_encoder(
+    X, *, default_float=-0.0, default_int64=-1, default_string="_Unused", default_tensor=None, once, **given
+):
+    """LabelEncoder: a table look-up with parallel lists of keys and values."""
+    return _lookup(X, once(_columns, given, default_float, default_int64, default_string, default_tensor))
 
 
 @op("CategoryMapper", domain=DOMAIN)
-def category_mapper(X: Static, *, cats_int64s, cats_strings, default_int64=-1, default_string="_Unused"):
-    ints, strings = np.array(cats_int64s, np.int64), np.array(cats_strings, object)
-    return _lookup(X, strings, ints, default_int64) if is_string(X) else _lookup(X, ints, strings, default_string)
+def category_mapper(X: Static, *, cats_int64s, cats_strings, default_int64=-1, default_string="_Unused", once):
+    return _lookup(X, once(_of_words, cats_strings, cats_int64s, default_int64, default_string, dtype=X.dtype))
 
 
 # ---------------------------------------------------------------------------------------------------- maps
@@ -211,7 +251,11 @@ def dict_vectorizer(X: Static, *, int64_vocabulary=None, string_vocabulary=None)
 # ------------------------------------------------------------------------------------------- linear models
 
 
-def _linear(X, n, coefficients, intercepts):
+def _as_array(values):
+    return np.array(values, np.float32)
+
+
+def _linear(X, n, coefficients, intercepts, once):
     """Scores [N, n] of a linear model; the coefficients of one class or target are contiguous."""
     X = batch(X).astype(np.float32)
     size = n * X.shape[1]
@@ -220,26 +264,26 @@ def _linear(X, n, coefficients, intercepts):
     if len(coefficients) > size:
         text = f"of {len(coefficients)} coefficients only {size} are used, for {n} times {X.shape[1]} features"
         warnings.warn(text + "; the input seems to have too few features", stacklevel=2)
-    scores = X @ np.array(coefficients[:size], np.float32).reshape(n, -1).T
+    scores = X @ once(_as_array, coefficients)[:size].reshape(n, -1).T
     return scores if not intercepts else scores + np.array(intercepts, np.float32)
 
 
 @op("LinearClassifier", domain=DOMAIN, limits=LABELS)
 def linear_classifier(
     X, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None,
-    multi_class: Literal[0, 1] = 0, post_transform: Transform = "NONE",  # noqa: ARG001
+    multi_class: Literal[0, 1] = 0, once, post_transform: Transform = "NONE",  # noqa: ARG001
 ):  # fmt: skip
     """LinearClassifier: the best class and the scores. What multi_class tells is in post_transform already."""
     _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
     n = len(intercepts or coefficients[:: X.shape[-1]])
     if n != len(labels) and (n, len(labels)) != (1, 2):
         raise ValueError(f"{len(labels)} class labels do not match {n} rows of coefficients")
-    scores = _linear(X, n, coefficients, intercepts)
+    scores = _linear(X, n, coefficients, intercepts, once)
     if n == len(labels):
         return labels_of(labels, argmax(scores, 1)), transform(scores, post_transform)
     return labels_of(labels, (scores[:, 0] > 0).astype(np.int64)), two_scores(scores, post_transform, mixed=False)
 
 
 @op("LinearRegressor", domain=DOMAIN)
-def linear_regressor(X, *, coefficients, intercepts=None, targets=1, post_transform: Transform = "NONE"):
-    return transform(_linear(X, targets, coefficients, intercepts), post_transform)
+def linear_regressor(X, *, coefficients, intercepts=None, once, targets=1, post_transform: Transform = "NONE"):
+    return transform(_linear(X, targets, coefficients, intercepts, once), post_transform)

@@ -19,6 +19,15 @@ _COMPARE = operator.le, operator.lt, operator.ge, operator.gt, operator.eq, oper
 LEAF, MEMBER = MODES.index("LEAF"), MODES.index("BRANCH_MEMBER")
 
 
+class Votes(NamedTuple):
+    """A forest, and what its leaves say: a node, a target and a weight each."""
+
+    forest: Forest
+    nodes: Any
+    targets: Any
+    weights: Any
+
+
 class Forest(NamedTuple):
     """Parallel arrays, one entry for each node; the children of a leaf are the leaf itself."""
 
@@ -51,17 +60,21 @@ def _get(table, at):
 
 
 def _ways(forest):
-    """What leads from a node to the next as one table [nodes, 5], the modes that occur, and the depth."""
+    """What leads from a node to the next as one table [nodes, 5], the modes that occur, the depth, the last feature."""
     # One gather for all that is integer, since each costs alike.
     links = np.stack([forest.features, forest.true, forest.false, forest.missing, forest.modes], -1).astype(np.int32)
-    return links, [m for m in np.unique(forest.modes).tolist() if m != LEAF], _depth(forest)
+    return (
+        links,
+        [m for m in np.unique(forest.modes).tolist() if m != LEAF],
+        _depth(forest),
+        int(forest.features.max(initial=0)),
+    )
 
 
-def _leaves(forest, X, once):
+def _leaves(forest, X, links, used, depth, most):
     """The node where each row ends in each tree: [N, trees]."""
-    if int(forest.features.max(initial=0)) >= X.shape[1]:
-        raise ValueError(f"the trees ask for feature {forest.features.max()}, the input has {X.shape[1]}")
-    links, used, depth = once(_ways, forest)
+    if most >= X.shape[1]:
+        raise ValueError(f"the trees ask for feature {most}, the input has {X.shape[1]}")
     rows = xp(X).arange(X.shape[0])[:, None]
 
     def test(mode, x, at):
@@ -81,27 +94,42 @@ def _leaves(forest, X, once):
 
 
 _AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.maximum, -np.inf, xp.max)}
+_ADDED: tuple = np.add, 0, xp.sum
 
 
-def _scores(X, once, n_targets, aggregate, forest, nodes, targets, weights):
-    """The aggregated weights [N, targets], and where any leaf had something to say.
-
-    A vote is a node, a target and a weight. All is compared and summed in doubles where the input, the splits or the
-    weights are doubles.
-    """
+def _tables(make, given, n_targets, aggregate, dtype):
+    """The forest with splits in this type, a table [nodes, targets] of what they add, where they vote, and the ways."""
+    forest, nodes, targets, weights = make(*given)
     if len(targets) and not 0 <= targets.min() <= targets.max() < n_targets:
         raise ValueError(f"the target ids {sorted(set(targets.tolist()))} leave the {n_targets} targets or classes")
-    width = np.float64 if np.float64 in (X.dtype, forest.splits.dtype, weights.dtype) else np.float32
-    merge, neutral, total = _AGGREGATE.get(aggregate, (np.add, 0, xp.sum))
-    table = np.full((len(forest.modes), n_targets), neutral, width)
-    merge.at(table, (nodes, targets), weights.astype(width))
+    merge, neutral, _ = _AGGREGATE.get(aggregate, _ADDED)
+    table = np.full((len(forest.modes), n_targets), neutral, dtype)
+    merge.at(table, (nodes, targets), weights.astype(dtype))
     voted = np.zeros(table.shape, bool)
     voted[nodes, targets] = True
-    splits, members = forest.splits.astype(width), forest.members.astype(width)
-    leaves = _leaves(forest._replace(splits=splits, members=members), X.astype(width), once)
+    forest = forest._replace(splits=forest.splits.astype(dtype), members=forest.members.astype(dtype))
+    return forest, table, voted, _ways(forest)
+
+
+def _is_wide(make, given):
+    """Whether the splits or the weights are doubles."""
+    votes = make(*given)
+    return np.float64 in (votes.forest.splits.dtype, votes.weights.dtype)
+
+
+def _scores(X, once, n_targets, aggregate, make, *given):
+    """The aggregated weights [N, targets], and where any leaf had something to say.
+
+    ``make`` gives the Votes from what is ``given``. All is compared and summed in doubles where the input, the splits
+    or the weights are doubles.
+    """
+    dtype = np.float64 if X.dtype == np.float64 or once(_is_wide, make, given) else np.float32
+    forest, table, voted, ways = once(_tables, make, given, n_targets, aggregate, dtype=np.dtype(dtype))
+    leaves = _leaves(forest, X.astype(dtype), *ways)
+    total = _AGGREGATE.get(aggregate, _ADDED)[2]
     scores, has = total(_get(table, leaves), axis=1), _get(voted, leaves).any(1)
     scores = scores / len(forest.roots) if aggregate == "AVERAGE" else scores
-    return xp.where(has, scores, width(0)), has
+    return xp.where(has, scores, dtype(0)), has
 
 
 # ------------------------------------------------------------------------ TreeEnsemble{Regressor,Classifier}
@@ -156,7 +184,7 @@ def _linked(voting, given):
         raise ValueError(f"{len(np.unique(trees))} trees have {len(roots)} roots")
     forest = Forest(modes, np.where(inner, features, 0), splits, true, false, np.array(missing, bool), roots)
     voters, ids, targets = (np.array(given[f"{voting}_{k}"], np.int64) for k in ("treeids", "nodeids", "ids"))
-    return forest, find(voters, ids), targets, _reals(f"{voting}_weights", given)
+    return Votes(forest, find(voters, ids), targets, _reals(f"{voting}_weights", given))
 
 
 def _based(scores, has, base):
@@ -172,8 +200,8 @@ def tree_ensemble_regressor(
     X, *, aggregate_function: Aggregate = "SUM", n_targets, once, post_transform: Transform = "NONE", **given
 ):
     """TreeEnsembleRegressor: the aggregated leaves, plus the base values."""
-    scores, has = _scores(batch(X), once, n_targets, aggregate_function, *once(_linked, "target", given))
-    scores, _ = _based(scores, has, _reals("base_values", given))
+    scores, has = _scores(batch(X), once, n_targets, aggregate_function, _linked, "target", given)
+    scores, _ = _based(scores, has, once(_reals, "base_values", given))
     return transform(scores, post_transform).astype(np.float32)
 
 
@@ -187,15 +215,21 @@ def tree_ensemble_classifier(
 ):
     """TreeEnsembleClassifier: the best class and the scores."""
     _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
-    forest, nodes, targets, weights = once(_linked, "class", given)
-    scores, has = _scores(batch(X), once, len(labels), "SUM", forest, nodes, targets, weights)
-    base = _reals("base_values", given)
-    if len(labels) == 2 and len(set(targets)) == 1:
-        index, scores = _binary(scores, base, targets[0], post_transform, mixed=bool((weights < 0).any()))
+    scores, has = _scores(batch(X), once, len(labels), "SUM", _linked, "class", given)
+    base = once(_reals, "base_values", given)
+    voted, mixed = once(_voting, given)
+    if len(labels) == 2 and voted is not None:
+        index, scores = _binary(scores, base, voted, post_transform, mixed=mixed)
     else:
         scores, has = _based(scores, has, base)
         index, scores = argmax(xp.where(has, scores, -np.inf), 1), transform(scores, post_transform)
     return labels_of(labels, index), scores.astype(np.float32)
+
+
+def _voting(given):
+    """The only class that any leaf votes for, or None, and whether weights are negative."""
+    _, _, targets, weights = _linked("class", given)
+    return targets[0] if len(set(targets)) == 1 else None, bool((weights < 0).any())
 
 
 def _binary(scores, base, voted, post_transform, *, mixed):
@@ -229,28 +263,42 @@ def _member_sets(values, modes):
     return rows
 
 
-@op("TreeEnsemble", domain=DOMAIN, since=5, heavy=True)
-def tree_ensemble(
-    X, *, aggregate_function: Literal[0, 1, 2, 3] = 1, leaf_targetids, leaf_weights, membership_values=None, n_targets,
-    nodes_falseleafs, nodes_falsenodeids, nodes_featureids, nodes_missing_value_tracks_true=None, nodes_modes,
-    nodes_hitrates=None,  # noqa: ARG001 - only helps to lay out memory
-    nodes_splits, nodes_trueleafs, nodes_truenodeids, once, post_transform: Literal[0, 1, 2, 3, 4] = 0, tree_roots,
-):  # fmt: skip
-    """TreeEnsemble: branches and leaves in separate arrays; here the leaves follow the branches."""
-    inner, n_leaves = len(nodes_splits), len(leaf_weights)
+def _joined(given):
+    """The forest and its votes of version 5: branches and leaves in separate arrays; here the leaves follow."""
+    splits, weights, modes = given["nodes_splits"], given["leaf_weights"], given["nodes_modes"]
+    inner, n_leaves = len(splits), len(weights)
     leaves = np.arange(inner, inner + n_leaves)
 
     def extended(values, leaf=0):
         return np.pad(values, (0, n_leaves), constant_values=leaf)
 
-    def children(ids, leafs):
+    def children(side):
+        ids, leafs = given[f"nodes_{side}nodeids"], given[f"nodes_{side}leafs"]
         return np.append(np.array(ids) + inner * np.array(leafs), leaves)
 
-    modes, missing = extended(nodes_modes, LEAF), extended(nodes_missing_value_tracks_true or np.zeros(inner))
-    true, false = children(nodes_truenodeids, nodes_trueleafs), children(nodes_falsenodeids, nodes_falseleafs)
-    members = _member_sets(np.zeros(0) if membership_values is None else membership_values, modes)
-    features, splits, roots = extended(nodes_featureids), extended(nodes_splits), np.array(tree_roots)
-    forest = Forest(modes, features, splits, true, false, missing, roots, members)
-    votes, aggregate = (leaves, np.array(leaf_targetids), leaf_weights), get_args(Aggregate)[aggregate_function]
-    scores, _ = _scores(batch(X), once, n_targets, aggregate, forest, *votes)
+    modes, missing = extended(modes, LEAF), extended(given["nodes_missing_value_tracks_true"] or np.zeros(inner))
+    values = given["membership_values"]
+    members = _member_sets(np.zeros(0) if values is None else values, modes)
+    features, roots = extended(given["nodes_featureids"]), np.array(given["tree_roots"])
+    forest = Forest(modes, features, extended(splits), children("true"), children("false"), missing, roots, members)
+    return Votes(forest, leaves, np.array(given["leaf_targetids"]), weights)
+
+
+_REQUIRED = (
+    "leaf_targetids", "leaf_weights", "nodes_falseleafs", "nodes_falsenodeids", "nodes_featureids", "nodes_modes",
+    "nodes_splits", "nodes_trueleafs", "nodes_truenodeids", "tree_roots",
+)  # fmt: skip
+# The hit rates only help to lay out memory.
+_OPTIONAL = ("membership_values", "nodes_hitrates", "nodes_missing_value_tracks_true")
+
+
+@op("TreeEnsemble", domain=DOMAIN, since=5, heavy=True)
+@taking(**dict.fromkeys(_REQUIRED, Parameter.empty), **dict.fromkeys(_OPTIONAL))
+def tree_ensemble(
+    X, *, aggregate_function: Literal[0, 1, 2, 3] = 1, n_targets, once, post_transform: Literal[0, 1, 2, 3, 4] = 0,
+    **given,
+):  # fmt: skip
+    """TreeEnsemble: the aggregated leaves of trees whose nodes may test for membership of a set."""
+    aggregate = get_args(Aggregate)[aggregate_function]
+    scores, _ = _scores(batch(X), once, n_targets, aggregate, _joined, given)
     return transform(scores, get_args(Transform)[post_transform]).astype(X.dtype)

@@ -18,6 +18,7 @@ from . import vnni
 from .layout import channels_last
 from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
+from .synchronous import Synchronous, synchronous
 
 
 class Weights(Mapping[str, Any]):
@@ -38,6 +39,8 @@ class Weights(Mapping[str, Any]):
         self.types, self.read = dict(types), read
         self._place, self._placed = place, dict[str, Any]()
         self.prepared: dict[Executable, list[Any]] = {}
+        self.synchronous: dict[Executable, Synchronous] = {}
+        """Programs with these weights that take and give NumPy arrays."""
         self.made = Made()
         self.elsewhere: dict[Any, Weights] = {}
         """Some of them on other devices, by who wants them there."""
@@ -128,13 +131,22 @@ class Executable:
             return list(map(to_device, jaxpr_as_fun(now.main)(*handed, *leaves)))  # NumPy's in jax.disable_jit
 
         main.__name__ = jitted.__name__  # profiles show it
-        self.main: Callable[..., list[Any]] = jax.jit(main)
+        self._whole: Any = jax.jit(main)
+        """What can be lowered, or was compiled."""
+        self.main: Callable[..., list[Any]] = self._whole
         if kept.compiled is not None:
-            self.main = _unless_configured(kept.compiled, self.main)
+            self._use(kept.compiled)
 
-    def __call__(self, weights: Weights, leaves: list[Any]) -> Any:
-        """The results, from a model's weights and the leaves of the other arguments."""
-        return jax.tree.unflatten(self.structure, self.main(self.handed(weights), leaves))
+    def __call__(self, weights: Weights, leaves: list[Any], on_host: bool = False) -> Any:
+        """The results, from a model's weights and the leaves of the other arguments.
+
+        ``on_host``: NumPy's arrays, given and returned.
+        """
+        if on_host:
+            results: list[Any] = self.on_host(weights, leaves)(leaves)
+        else:
+            results = self.main(self.handed(weights), leaves)
+        return jax.tree.unflatten(self.structure, results)
 
     def handed(self, weights: Weights) -> list[Any]:
         """What the program takes in place of weights."""
@@ -149,13 +161,28 @@ class Executable:
 
         It is compiled for these arguments, and what is compiled serves calls here, too.
         """
-        lowered: Any = self.main.lower(self.handed(weights), leaves)  # type: ignore[attr-defined]
+        lowered = self._whole.lower(self.handed(weights), leaves)
         if "custom_call" in lowered.as_text():  # of code of this process, or of libraries that lowering makes ready
             return None
         compiled = lowered.compile()
-        self.main = _unless_configured(compiled, self.main)
+        self._use(compiled)
         dumped = compat.dump_compiled(compiled)
         return None if dumped is None else Kept(self._results, self._prepared, dumped)
+
+    def on_host(self, weights: Weights, leaves: list[Any]) -> Synchronous:
+        """The program with a model's weights for NumPy arrays like these: in the caller's thread, where that pays."""
+        if self not in weights.synchronous:
+            whole, handed = self._whole, self.handed(weights)
+
+            def waiting(leaves: Sequence[Any]) -> list[np.ndarray]:
+                return list(map(np.asarray, self.main(handed, leaves)))
+
+            run = synchronous(whole.lower(handed, leaves) if hasattr(whole, "lower") else whole, handed)
+            weights.synchronous[self] = waiting if run is None else _unless_configured(run, waiting)
+        return weights.synchronous[self]
+
+    def _use(self, compiled: Any) -> None:
+        self._whole, self.main = compiled, _unless_configured(compiled, self.main)
 
     def _as_split(self, traced: Any) -> Prepared:
         count = len(jax.tree.leaves(self._types[0]))
@@ -170,8 +197,8 @@ def _unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., An
     """What was compiled, for calls with JAX configured as it is now; ``otherwise`` compiles for others."""
     configuration = compat.configuration()
 
-    def call(handed: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        return (compiled if compat.configuration() == configuration else otherwise)(handed, leaves)
+    def call(*args: Any) -> Any:
+        return (compiled if compat.configuration() == configuration else otherwise)(*args)
 
     return call
 
