@@ -157,13 +157,13 @@ class FineTuning(Training):
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else only(model.graph, outputs)
         self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
-        graph = low_rank.adapted(graph, self._adapters, model)
         self._form = training_form(
-            with_straight_through(graph) if straight_through else graph,
+            low_rank.adapted(graph, self._adapters, model),
             batchnorm=batchnorm,
             dropout=dropout,
             compute_dtype=compute_dtype,
             remat=remat,
+            rounding=with_straight_through if straight_through else None,
         )
         self._fields = field_names(v.name for v in self._form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
@@ -171,7 +171,7 @@ class FineTuning(Training):
         self._params |= {n: v for n, v in model.changed().items() if n in self._params}
         added = [n for a in self._adapters for n in (a.a, a.b)]
         self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable, added)
-        warn_of_rounding(self._form.plain, self.trainable, straight_through)
+        warn_of_rounding(self._form.training, self.trainable, straight_through)
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
         self._placement = (

@@ -44,9 +44,10 @@ def training_form(
     dropout: bool | float,
     compute_dtype: Any,
     remat: bool | str | Sequence[str],
+    rounding: Callable[[Graph], Graph] | None = None,
 ) -> Form:
-    """A graph rewritten as ``finetune`` was told."""
-    plain, training, statistics = graph, graph, tuple[str, ...]()
+    """A graph rewritten as ``finetune`` was told; ``rounding`` is how it is trained in spite of it."""
+    plain, training, statistics = graph, graph if rounding is None else rounding(graph), tuple[str, ...]()
     if batchnorm == "train":
         training, statistics = with_batch_statistics(training)
     elif batchnorm != "frozen":
