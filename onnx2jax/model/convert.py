@@ -15,6 +15,7 @@ from ..checker.check import check_message
 from ..errors import ShardingError
 from ..ir import binding
 from ..ir.file import Reading, opened
+from ..ir.graph import Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
@@ -131,17 +132,7 @@ def convert(
             imported = with_weights(imported, weights)
         if rebatch:
             imported = rebatched(imported, rebatch, static or {})
-        if stages is not None:
-            if device_configuration is not None:
-                raise ShardingError(
-                    "stages= are found in the graph, device_configuration= has those of the file: give one"
-                )
-            cost = partial(costs, imported)
-            placed: Placement | None = by_count(imported, stages, microbatches, mesh, shardings, cost)
-        else:
-            placed = placement(imported, device_configuration, devices, mesh, shardings, microbatches=microbatches)
-        if isinstance(placed, Staged) and several(placed.mesh):
-            raise ShardingError("stages lie on devices of one process: a mesh of jax.local_devices()")
+        placed = _placed(imported, mesh, shardings, device_configuration, devices, stages, microbatches)
         model = Model(
             imported,
             Settings(max_trips, warn_after, placed.constrain if placed else None, optimize, cache_dir=folder),
@@ -158,6 +149,27 @@ def convert(
         with together(placed.mesh, "convert") as said:
             said.same(seen(placed, model.origin, told))
     return model
+
+
+def _placed(
+    imported: Imported,
+    mesh: Mesh | None,
+    shardings: Mapping[str, PartitionSpec] | str | Plan | None,
+    device_configuration: str | None,
+    devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None,
+    stages: int | None,
+    microbatches: int,
+) -> Placement | None:
+    """Where weights and inputs lie, as ``convert`` was told; None on one device."""
+    if stages is None:
+        placed = placement(imported, device_configuration, devices, mesh, shardings, microbatches=microbatches)
+    elif device_configuration is not None:
+        raise ShardingError("stages= are found in the graph, device_configuration= has those of the file: give one")
+    else:
+        placed = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported))
+    if isinstance(placed, Staged) and several(placed.mesh):
+        raise ShardingError("stages lie on devices of one process: a mesh of jax.local_devices()")
+    return placed
 
 
 def seen(placed: Placement | None, origin: Origin | None, told: Any) -> dict[str, Any]:

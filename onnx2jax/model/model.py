@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -20,7 +19,7 @@ from ..ir.graph import Graph, Imported, read_constants
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..proto.origin import Origin
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import TensorType
 from ..runtime.compiled import Known
 from ..runtime.evaluate import Settings
 from ..runtime.optimize.executable import Weights
@@ -35,13 +34,15 @@ from .calls.repeated import Calls
 from .changes.max_size import check_counts
 from .devices.pipeline import Pipeline, program_of
 from .files.export import Exports
+from .frozen import Frozen
 from .params import Params, kept
+from .reports.card import described
 from .reports.summary import feeds_of
 from .reports.table import table
 from .views import Views
 
 
-class Model(Views, Exports):
+class Model(Frozen, Views, Exports):
     """An ONNX model as a JAX function. Made by ``convert``; it never changes: ``with_params`` makes another.
 
     Attributes:
@@ -75,7 +76,7 @@ class Model(Views, Exports):
         stored = analysis.parameters(graph)
         read_constants(graph, stored)
         declared = arguments.override_dims(graph.inputs, dim_overrides or {})
-        pinned = _pinned(declared, static or {})
+        pinned = arguments.pinned(declared, static or {})
         free = [v for v in declared if v.name not in pinned]
         # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
         own = imported.ir_version >= 4
@@ -104,14 +105,6 @@ class Model(Views, Exports):
         program = program_of(self.graph, self.settings, self.placement)
         self._calls = Calls()
         self._program = program  # the last: a model that has one is complete
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "_program" in vars(self):
-            raise AttributeError(
-                f"a Model does not change, so {name} cannot be set; one with other weights: "
-                "model.with_params({name: w})"
-            )
-        super().__setattr__(name, value)
 
     @cached_property
     def params(self) -> Params:
@@ -284,46 +277,7 @@ class Model(Views, Exports):
         return table([("stage", "nodes", "why here", "compiled", "seconds"), *self._program.rows()])
 
     def __repr__(self) -> str:
-        inputs, outputs = (", ".join(map(str, values)) for values in (self.inputs, self.outputs))
-        size = sum(v.nbytes for v in analysis.parameters(self.graph).values())
-        opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
-        devices = f"; over {self.placement.mesh.size} devices" if self.placement is not None else ""
-        return (
-            f"Model {self.graph.name!r}: ({inputs}) -> ({outputs})\n"
-            f"  {len(self._types)} parameters, {size:,} bytes; {len(self.graph.nodes)} nodes; {opsets}{devices}"
-        )
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Self:
-        return self  # nothing in it changes
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps: all but what is compiled, and what lies on devices."""
-        kept = {**vars(self), "params": self.params}
-        begun = (
-            "_program",
-            "_calls",
-            "_declared",
-            "_compared",
-            "_growth",
-            "_fields",
-            "_on_devices",
-            "_unpadded",
-            "_showing",
-        )
-        return {n: dict(v) if isinstance(v, MappingProxyType) else v for n, v in kept.items() if n not in begun}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        views = ("optional", "opsets", "metadata", "static")
-        vars(self).update({n: MappingProxyType(v) if n in views else v for n, v in state.items()})
-        for array in (*read_constants(self.graph).values(), *self._changes.values()):
-            if isinstance(array, np.ndarray):
-                array.flags.writeable = False  # pickle forgets
-        self._begin()
-
-    def __copy__(self) -> Self:
-        new = object.__new__(type(self))
-        vars(new).update(vars(self))
-        return new
+        return described(self)
 
     def _places(self, output_names: Sequence[str]) -> Sequence[int]:
         names = [v.name for v in self.outputs]
@@ -333,7 +287,7 @@ class Model(Views, Exports):
 
     def _bound(self, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> tuple[dict[str, Any], Any]:
         """A call's arguments by input name, and its random key."""
-        if rng is not None and not _is_key(rng) and "rng" in {*self.optional, *(v.name for v in self.inputs)}:
+        if rng is not None and not arguments.is_key(rng) and "rng" in {*self.optional, *(v.name for v in self.inputs)}:
             named, rng = {**named, "rng": rng}, None
         values = arguments.bind(self.inputs, self.optional, args, named)
         return values, None if rng is None else arguments.as_key(rng)
@@ -413,16 +367,3 @@ def _put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, An
     if placement is not None:
         return placement.put_params(params)
     return {n: v if is_traced(v) else jax.device_put(load(v)) for n, v in params.items()}
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-
-
-def _pinned(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    declared = {v.name: v for v in inputs}
-    unknown = sorted(set(static) - set(declared))
-    if unknown:
-        raise InputNameError(f"static names {unknown}; the model's inputs are {sorted(declared)}")
-    pinned = arguments.bind([declared[n] for n in static], {}, tuple(static.values()), {})
-    return {n: np.asarray(v) for n, v in pinned.items()}

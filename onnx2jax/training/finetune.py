@@ -15,17 +15,10 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
-from ..errors import InputNameError, InputShapeError, InputTypeError, KnownValueError, ShardingError
+from ..errors import InputNameError, ShardingError
 from ..ir import analysis
-from ..ir.graph import Graph
-from ..model.calls import arguments
-from ..model.calls.caches import Caches, caches
-from ..model.calls.outputs import field_names, packed
 from ..model.convert import seen
-from ..model.devices.pipeline import program_of
 from ..model.model import Model
-from ..runtime.compiled import Known
-from ..runtime.evaluate import Context, evaluate
 from ..runtime.spread import Spread
 from ..runtime.values import to_host
 from ..sharding import rules
@@ -33,10 +26,10 @@ from ..sharding.processes import together
 from ..sharding.stages import Staged
 from . import lora as low_rank
 from .checkpoint import load_checkpoint, save_checkpoint
-from .decoders import completed, next_token_loss
 from .engine import Step, Training, counted
-from .finetune_arguments import Metrics, checked_batch, checked_loss, chosen, kept_in, part_of_mean, staged
+from .finetune_arguments import Metrics, as_loss, check_told, checked_batch, chosen, kept_in
 from .form import only, training_form
+from .objective import Objective, in_parts
 from .progress import bar
 from .state import FineTuningState
 from .straight import warn_of_rounding, with_straight_through
@@ -143,17 +136,8 @@ class FineTuning(Training):
         shardings: Mapping[str, PartitionSpec] | None = None,
     ) -> None:
         compat.optional("optax", "train")
-        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise InputTypeError(f"optimizer is {optimizer!r:.60}, not an optax optimizer such as optax.adam(1e-3)")
-        if accumulate < 1:
-            raise InputShapeError(f"accumulate is {accumulate}; it is a number of micro-batches, 1 or more")
-        if shardings and mesh is None:
-            raise ShardingError("shardings are given without the devices they speak of: finetune(..., mesh=mesh)")
-        if loss == "next_token":
-            loss, names = next_token_loss, [v.name for v in model.outputs]
-            outputs = ["logits"] if outputs is None and "logits" in names else outputs
-        if not callable(loss):
-            raise InputTypeError(f"loss is {loss!r:.60}; it is a function of outputs and batch, or 'next_token'")
+        check_told(optimizer, accumulate, mesh, shardings)
+        loss, outputs = as_loss(loss, outputs, model)
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else only(model.graph, outputs)
         self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
@@ -165,7 +149,6 @@ class FineTuning(Training):
             remat=remat,
             rounding=with_straight_through if straight_through else None,
         )
-        self._fields = field_names(v.name for v in self._form.plain.outputs)
         # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
         self._params = analysis.parameters(self._form.plain)
         self._params |= {n: v for n, v in model.changed().items() if n in self._params}
@@ -195,13 +178,10 @@ class FineTuning(Training):
         return isinstance(self._placement, Staged)
 
     @cached_property
-    def _pipelines(self) -> dict[Graph, Any]:
-        """What runs graphs in stages."""
-        return {g: program_of(g, self._settings, self._placement) for g in (self._form.training, self._form.plain)}
-
-    @cached_property
-    def _jitted_loss(self) -> Any:
-        return jax.jit(self._of_loss)
+    def _objective(self) -> Objective:
+        return Objective(
+            self._model, self._form, self._loss, self._dtypes, self._known, self._settings, self._placement
+        )
 
     @cached_property
     def _update(self) -> Any:
@@ -216,10 +196,6 @@ class FineTuning(Training):
         """The constants that are passed as arguments rather than compiled in."""
         made = self._initial.keys() | self._known.keys()
         return self._put_params({n: v for n, v in self._params.items() if n not in made})
-
-    @cached_property
-    def _decoder(self) -> Caches:
-        return caches(self._model)
 
     @cached_property
     def _step(self) -> Step:
@@ -360,7 +336,7 @@ class FineTuning(Training):
         return self._described(self._model.graph.name, rows)
 
     def _bound(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self._put_batch(checked_batch(self._model, self._decoder, batch))
+        return self._put_batch(checked_batch(self._model, self._objective.decoder, batch))
 
     def _stepped(
         self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]
@@ -368,14 +344,11 @@ class FineTuning(Training):
         """What jit compiles for ``step``."""
         key = jax.random.fold_in(state.key, state.step)
 
-        def total(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
-            return self._total(self._form.training, params, stats, frozen, batch, key)
-
+        total = partial(self._objective.total, graph=self._form.training, frozen=frozen)
         gradient = jax.value_and_grad(total, has_aux=True)
-        if self._accumulate == 1:
-            (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
-        else:
-            loss, metrics, stats, grads = self._accumulated(gradient, state, batch, key)
+        if self._accumulate > 1:
+            gradient = in_parts(gradient, self._accumulate, getattr(self._loss, "weight", lambda _: 1))
+        (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
         if self._in_stages:
             return self._update(state, grads, (loss, metrics, stats))
 
@@ -400,68 +373,12 @@ class FineTuning(Training):
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
         return new, {"loss": loss, "grad_norm": norm, **metrics}
 
-    def _accumulated(self, gradient: Any, state: FineTuningState, batch: dict[str, Any], key: Any) -> tuple[Any, ...]:
-        """Loss, metrics, new statistics and gradients: means over micro-batches, one after the other."""
-        count = self._accumulate
-        shared = {n: v for n, v in batch.items() if v.ndim == 0}
-        extents = {n: v.shape[0] for n, v in batch.items() if v.ndim}
-        if len(set(extents.values())) > 1 or any(extent % count for extent in extents.values()):
-            raise InputShapeError(f"accumulate={count} does not divide the first axes of the batch evenly: {extents}")
-        parts = {n: batch[n].reshape(count, extent // count, *batch[n].shape[1:]) for n, extent in extents.items()}
-        weigh = getattr(self._loss, "weight", lambda _: 1)
-        weights = [jnp.asarray(weigh({n: v[i] for n, v in parts.items()} | shared), jnp.float32) for i in range(count)]
-        shares = jnp.stack(weights) / jnp.maximum(sum(weights), 1e-30)
-
-        def one(carry: Any, turn: Any) -> Any:
-            stats, sums = carry
-            part, i, share = turn
-            (loss, (metrics, stats)), grads = gradient(state.params, stats, part | shared, jax.random.fold_in(key, i))
-            sums = jax.tree.map(lambda total, g: total + part_of_mean(g, share), sums, grads)
-            return (stats, sums), jax.tree.map(lambda v: part_of_mean(v, share), (loss, metrics))
-
-        zeros = jax.tree.map(jnp.zeros_like, state.params)
-        (stats, grads), said = jax.lax.scan(one, (state.stats, zeros), (parts, jnp.arange(count), shares))
-        loss, metrics = jax.tree.map(lambda v: v.sum(0), said)
-        return loss, metrics, stats, grads
-
     def _evaluated(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
         """What jit compiles for ``evaluate``."""
-        loss, (metrics, _) = self._total(self._form.plain, state.params, state.stats, frozen, batch, state.key)
+        loss, (metrics, _) = self._objective.total(
+            state.params, state.stats, batch, state.key, graph=self._form.plain, frozen=frozen
+        )
         return {"loss": loss, **metrics}
-
-    def _total(
-        self,
-        graph: Graph,
-        params: dict[str, Any],
-        stats: dict[str, Any],
-        frozen: dict[str, Any],
-        batch: dict[str, Any],
-        key: Any,
-    ) -> tuple[Any, tuple[Metrics, dict[str, Any]]]:
-        """The loss of a batch; its metrics and the new statistics."""
-        model = self._model
-        names = {v.name for v in model.inputs} | model.optional.keys()
-        feeds = completed(self._decoder, {n: v for n, v in batch.items() if n in names})
-        values = arguments.bind(model.inputs, model.optional, (), feeds) | dict(model.static)
-        own = {n: v.astype(self._dtypes[n]) for n, v in (params | stats).items()}
-        try:
-            with np.errstate(all="ignore"):
-                if self._in_stages:
-                    known = Known(self._known, model.static)
-                    results = self._pipelines[graph].outputs(values, frozen | own, known, key, own)
-                else:
-                    results = evaluate(graph, values, Context(frozen | self._known | own, key, self._settings))
-        except KnownValueError as e:
-            raise staged(e) from e
-        count = len(self._form.plain.outputs)
-        new = dict(zip(self._form.statistics, results[count:], strict=False)) or stats
-        new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
-        of_loss = self._jitted_loss if self._in_stages else self._of_loss
-        loss, metrics = of_loss(results[:count], batch)
-        return loss, (metrics, new)
-
-    def _of_loss(self, results: Sequence[Any], batch: dict[str, Any]) -> tuple[Any, Metrics]:
-        return checked_loss(self._loss(packed(self._fields, results), batch))
 
 
 finetune = FineTuning

@@ -3,24 +3,65 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from ..errors import InputNameError, InputTypeError, KnownValueError, LossError, TrainingFormError
+from ..errors import (
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    KnownValueError,
+    LossError,
+    ShardingError,
+    TrainingFormError,
+)
 from ..ir.graph import Graph
 from ..model.calls.caches import Caches
 from ..model.model import Model
 from ..proto.mapped import load
-from .decoders import made, padded
+from .decoders import made, next_token_loss, padded
 from .form import statistics_of
 from .weights import no_weights
 
 Metrics = dict[str, jax.Array]
+
+
+def check_told(optimizer: Any, accumulate: int, mesh: Mesh | None, shardings: Mapping[str, Any] | None) -> None:
+    """Refuse what no training can be made of.
+
+    Raises:
+        InputTypeError: the optimizer is none of optax.
+        InputShapeError: there is no such number of micro-batches.
+        ShardingError: shardings without a mesh.
+    """
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise InputTypeError(f"optimizer is {optimizer!r:.60}, not an optax optimizer such as optax.adam(1e-3)")
+    if accumulate < 1:
+        raise InputShapeError(f"accumulate is {accumulate}; it is a number of micro-batches, 1 or more")
+    if shardings and mesh is None:
+        raise ShardingError("shardings are given without the devices they speak of: finetune(..., mesh=mesh)")
+
+
+def as_loss(
+    loss: Any, outputs: Sequence[str] | None, model: Model
+) -> tuple[Callable[[Any, dict[str, Any]], Any], Sequence[str] | None]:
+    """The function that a loss stands for, and the outputs that it needs; None for all.
+
+    Raises:
+        InputTypeError: it is no function, and no name of one.
+    """
+    if loss == "next_token":
+        names = [v.name for v in model.outputs]
+        return next_token_loss, ["logits"] if outputs is None and "logits" in names else outputs
+    if not callable(loss):
+        raise InputTypeError(f"loss is {loss!r:.60}; it is a function of outputs and batch, or 'next_token'")
+    return loss, outputs
 
 
 def chosen(
@@ -131,9 +172,3 @@ def staged(error: KnownValueError) -> KnownValueError:
 def kept_in(dtype: np.dtype) -> Any:
     """Steps are too small for 16 bits: such parameters are kept in float32."""
     return jnp.float32 if dtype.itemsize < 4 else dtype
-
-
-def part_of_mean(value: Any, share: Any) -> Any:
-    """What a micro-batch adds to a mean."""
-    value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
-    return value * share.astype(value.dtype)

@@ -127,6 +127,20 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
 
 
+def pinned(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Values for inputs that ``convert(static=...)`` fixes.
+
+    Raises:
+        InputError: they do not fit the inputs.
+    """
+    declared = {v.name: v for v in inputs}
+    unknown = sorted(set(static) - set(declared))
+    if unknown:
+        raise InputNameError(f"static names {unknown}; the model's inputs are {sorted(declared)}")
+    bound = bind([declared[n] for n in static], {}, tuple(static.values()), {})
+    return {n: np.asarray(v) for n, v in bound.items()}
+
+
 def as_param(name: str, value: Any, kind: TensorType) -> Any:
     """A new value for a parameter of a type, of whatever shape.
 
@@ -134,6 +148,11 @@ def as_param(name: str, value: Any, kind: TensorType) -> Any:
         InputTypeError: it has another element type than the model's own.
     """
     return _as_array(ValueInfo(f"params[{name!r}]", kind), kind, value)
+
+
+def is_key(value: Any) -> bool:
+    """Whether a value is a typed random key."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def as_key(rng: Any) -> Any:
@@ -145,7 +164,7 @@ def as_key(rng: Any) -> Any:
     try:
         if not isinstance(rng, int | np.integer | np.ndarray | jax.Array):
             raise TypeError("no array, and no integer")
-        if isinstance(rng, int) or not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        if not is_key(rng):
             rng = jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
     except (TypeError, ValueError) as e:
         raise InputTypeError(f"rng is {rng!r:.60}, not a random key; make one: jax.random.key(0)") from e

@@ -1,4 +1,4 @@
-"""What a notebook shows of a model."""
+"""What a notebook and a terminal show of a model at once."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ def card(model: Any, stages: Sequence[Sequence[str]]) -> str:
     arrays = sorted(analysis.parameters(graph).items(), key=lambda item: -item[1].nbytes)
     weights = [(n, str(TensorType(v.dtype, v.shape)), f"{v.nbytes:,}") for n, v in arrays]
     total = sum(v.nbytes for _, v in arrays)
-    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
     parts = [
-        f"<b>Model {escape(graph.name)}</b> ({escape(opsets)})",
+        f"<b>Model {escape(graph.name)}</b> ({escape(_opsets(model))})",
         _table("signature", values),
         _table(f"{sum(n for _, n in operators)} nodes", [(n, str(count)) for n, count in operators]),
         _table(f"{len(arrays)} parameters, {total:,} bytes", weights),
@@ -36,6 +35,22 @@ def card(model: Any, stages: Sequence[Sequence[str]]) -> str:
     if len(stages) > 1:
         parts.append(_table("stages", [row[:3] for row in stages]))
     return f"<div>{''.join(parts)}</div>"
+
+
+def described(model: Any) -> str:
+    """A model in two lines."""
+    inputs, outputs = (", ".join(map(str, values)) for values in (model.inputs, model.outputs))
+    weights = analysis.parameters(model.graph).values()
+    size = f"{len(weights)} parameters, {sum(v.nbytes for v in weights):,} bytes"
+    devices = f"; over {model.placement.mesh.size} devices" if model.placement is not None else ""
+    return (
+        f"Model {model.graph.name!r}: ({inputs}) -> ({outputs})\n"
+        f"  {size}; {len(model.graph.nodes)} nodes; {_opsets(model)}{devices}"
+    )
+
+
+def _opsets(model: Any) -> str:
+    return ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
 
 
 def _table(title: str, rows: Sequence[Iterable[str]]) -> str:

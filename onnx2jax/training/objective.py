@@ -1,0 +1,154 @@
+"""The loss of a batch as a function of parameters, and its gradient by parts of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import InputShapeError, KnownValueError
+from ..ir.graph import Graph
+from ..model.calls import arguments
+from ..model.calls.caches import Caches, caches
+from ..model.calls.outputs import field_names, packed
+from ..model.devices.pipeline import program_of
+from ..model.model import Model
+from ..runtime.compiled import Known
+from ..runtime.evaluate import Context, Settings, evaluate
+from ..sharding.rules import Placement
+from ..sharding.stages import Staged
+from .decoders import completed
+from .finetune_arguments import Metrics, checked_loss, staged
+from .form import Form
+
+Total = tuple[Any, tuple[Metrics, dict[str, Any]]]
+"""A loss, with its metrics and the new statistics."""
+
+
+@dataclass(eq=False)
+class Objective:
+    """What is made small: the user's loss of what a graph computes."""
+
+    model: Model
+    form: Form
+    loss: Callable[[Any, dict[str, Any]], Any]
+    dtypes: Mapping[str, np.dtype]
+    """The file's element types, by parameter: steps may keep wider ones."""
+    known: Mapping[str, np.ndarray]
+    """Parameters that are part of the program."""
+    settings: Settings
+    placement: Placement | None
+
+    @property
+    def in_stages(self) -> bool:
+        """Whether it is several programs, on devices of their own."""
+        return isinstance(self.placement, Staged)
+
+    @cached_property
+    def decoder(self) -> Caches:
+        """What a decoder's inputs are for."""
+        return caches(self.model)
+
+    @cached_property
+    def _fields(self) -> Any:
+        return field_names(v.name for v in self.form.plain.outputs)
+
+    @cached_property
+    def _pipelines(self) -> dict[Graph, Any]:
+        """What runs graphs in stages."""
+        return {g: program_of(g, self.settings, self.placement) for g in (self.form.training, self.form.plain)}
+
+    @cached_property
+    def _jitted_loss(self) -> Any:
+        return jax.jit(self._of_loss)
+
+    def total(
+        self,
+        params: dict[str, Any],
+        stats: dict[str, Any],
+        batch: dict[str, Any],
+        key: Any,
+        *,
+        graph: Graph,
+        frozen: dict[str, Any],
+    ) -> Total:
+        """The loss of a batch, for one of the form's two graphs; its metrics and the new statistics.
+
+        Raises:
+            LossError: the loss is not one floating number.
+            KnownValueError: the graph cannot be compiled as one program.
+        """
+        model = self.model
+        names = {v.name for v in model.inputs} | model.optional.keys()
+        feeds = completed(self.decoder, {n: v for n, v in batch.items() if n in names})
+        values = arguments.bind(model.inputs, model.optional, (), feeds) | dict(model.static)
+        own = {n: v.astype(self.dtypes[n]) for n, v in (params | stats).items()}
+        results = self._results(graph, values, frozen, own, key)
+        count = len(self.form.plain.outputs)
+        new = dict(zip(self.form.statistics, results[count:], strict=False)) or stats
+        new = {n: v.astype(stats[n].dtype) for n, v in new.items()}
+        of_loss = self._jitted_loss if self.in_stages else self._of_loss
+        loss, metrics = of_loss(results[:count], batch)
+        return loss, (metrics, new)
+
+    def _results(
+        self, graph: Graph, values: dict[str, Any], frozen: dict[str, Any], own: dict[str, Any], key: Any
+    ) -> Sequence[Any]:
+        try:
+            with np.errstate(all="ignore"):
+                if self.in_stages:
+                    known = Known(self.known, self.model.static)
+                    return self._pipelines[graph].outputs(values, frozen | own, known, key, own)
+                return evaluate(graph, values, Context({**frozen, **self.known, **own}, key, self.settings))
+        except KnownValueError as e:
+            raise staged(e) from e
+
+    def _of_loss(self, results: Sequence[Any], batch: dict[str, Any]) -> tuple[Any, Metrics]:
+        return checked_loss(self.loss(packed(self._fields, results), batch))
+
+
+def in_parts(gradient: Any, count: int, weigh: Callable[[dict[str, Any]], Any]) -> Any:
+    """A gradient of ``total`` that takes a batch in so many parts, one after the other in memory.
+
+    Loss, metrics and gradients are means over the parts, each as heavy as ``weigh`` says; statistics go from part to
+    part.
+    """
+
+    def of_parts(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
+        parts, shared = _divided(batch, count)
+        weights = [jnp.asarray(weigh({n: v[i] for n, v in parts.items()} | shared), jnp.float32) for i in range(count)]
+        shares = jnp.stack(weights) / jnp.maximum(sum(weights), 1e-30)
+
+        def one(carry: Any, turn: Any) -> Any:
+            stats, sums = carry
+            part, i, share = turn
+            (loss, (metrics, stats)), grads = gradient(params, stats, part | shared, jax.random.fold_in(key, i))
+            sums = jax.tree.map(lambda total, g: total + _part_of_mean(g, share), sums, grads)
+            return (stats, sums), jax.tree.map(lambda v: _part_of_mean(v, share), (loss, metrics))
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        (stats, grads), said = jax.lax.scan(one, (stats, zeros), (parts, jnp.arange(count), shares))
+        loss, metrics = jax.tree.map(lambda v: v.sum(0), said)
+        return (loss, (metrics, stats)), grads
+
+    return of_parts
+
+
+def _divided(batch: dict[str, Any], count: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of a batch in parts, along a new first axis; and those of rank 0, which all parts share."""
+    extents = {n: v.shape[0] for n, v in batch.items() if v.ndim}
+    if len(set(extents.values())) > 1 or any(extent % count for extent in extents.values()):
+        raise InputShapeError(f"accumulate={count} does not divide the first axes of the batch evenly: {extents}")
+    parts = {n: batch[n].reshape(count, extent // count, *batch[n].shape[1:]) for n, extent in extents.items()}
+    return parts, {n: v for n, v in batch.items() if v.ndim == 0}
+
+
+def _part_of_mean(value: Any, share: Any) -> Any:
+    """What a part adds to a mean."""
+    value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
+    return value * share.astype(value.dtype)
