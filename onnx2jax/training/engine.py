@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime.jit import in_auto_mode, in_turn
+from ..runtime.optimize.step import on_one_cpu, optimised
 from ..runtime.values import to_device, to_host
 from ..sharding.processes import EQUAL, together
 from ..sharding.put import put
@@ -138,7 +139,10 @@ class Step:
     """Whether the memory of the state is used again."""
     in_stages: bool = False
     """Whether what cannot be one program may run as several."""
-    _program: Any = None
+    optimize: bool = True
+    """Whether the program is optimised where it is one for a CPU (see runtime/optimize)."""
+    _programs: dict[bool, Any] = field(default_factory=dict)
+    """What is compiled, by whether it is optimised."""
     _staged: bool = False
 
     def __call__(self, state: Any, batch: Any, *rest: Any) -> Any:
@@ -153,7 +157,7 @@ class Step:
             args = (state, self.constants, self._bound(batch, rest), *rest)
             if not self._staged:
                 try:
-                    return in_turn(self._program or self._compiled(state), *args)
+                    return in_turn(self._program(args), *args)
                 except KnownValueError:
                     if not self.in_stages or is_traced(args):
                         raise
@@ -175,19 +179,24 @@ class Step:
             said.same({**batch, "rng": list(rest)})
         return bound
 
-    def _compiled(self, state: Any) -> Any:
+    def _program(self, args: tuple[Any, ...]) -> Any:
+        optimize = self.optimize and self.training._placement is None and on_one_cpu(args)
+        if optimize not in self._programs:
+            self._programs[optimize] = self._compiled(args[0], optimize)
+        return self._programs[optimize]
+
+    def _compiled(self, state: Any, optimize: bool) -> Any:
         @wraps(self.compute)
         def compute(*args: Any) -> Any:
             self.training.compilations += 1
             return self.compute(*args)
 
         lies = self.training.shardings(state)
-        self._program = jax.jit(
-            in_auto_mode(compute, batch=2, state=0 if self.updates else None),
+        return jax.jit(
+            in_auto_mode(optimised(compute) if optimize else compute, batch=2, state=0 if self.updates else None),
             donate_argnums=0 if self.donate else (),
             out_shardings=None if lies is None or not self.updates else (lies, None),
         )
-        return self._program
 
 
 def counted(arrays: Mapping[str, Any]) -> str:

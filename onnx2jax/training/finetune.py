@@ -197,13 +197,17 @@ class FineTuning(Training):
         made = self._initial.keys() | self._known.keys()
         return self._put_params({n: v for n, v in self._params.items() if n not in made})
 
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"optimize": self._settings.optimize, "_staged": self._in_stages}
+
     @cached_property
     def _step(self) -> Step:
-        return Step(self, self._stepped, self._bound, self._frozen, donate=True, _staged=self._in_stages)
+        return Step(self, self._stepped, self._bound, self._frozen, donate=True, **self._how)
 
     @cached_property
     def _evaluate(self) -> Step:
-        return Step(self, self._evaluated, self._bound, self._frozen, updates=False, _staged=self._in_stages)
+        return Step(self, self._evaluated, self._bound, self._frozen, updates=False, **self._how)
 
     def init(self, rng: Any = 0) -> FineTuningState:
         """The state before the first step, with copies of the model's parameters.

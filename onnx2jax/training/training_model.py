@@ -54,7 +54,7 @@ class TrainingModel(Training):
         outputs: the names that a step returns; all when left out. New values of variables are among these, so naming
             the few that are wanted saves a copy of every variable.
         donate: let ``step`` reuse the memory of the state it is given, which is gone afterwards.
-        max_trips: as for ``convert``.
+        max_trips, optimize: as for ``convert``.
         **reading: how to read the file: the keywords of ``read``.
 
     Attributes:
@@ -88,6 +88,7 @@ class TrainingModel(Training):
         outputs: Iterable[str] | None = None,
         donate: bool = True,
         max_trips: int | None = None,
+        optimize: bool = True,
         **reading: Unpack[Reading],
     ) -> None:
         with together(mesh, "TrainingModel") as said:
@@ -110,7 +111,8 @@ class TrainingModel(Training):
         constants = {n: v for g in graphs for n, v in analysis.parameters(g).items() if n not in self._variables}
         self._params = {**constants, **self._variables}
         self._placement = placement(imported, device_configuration, devices, mesh, shardings, (graphs, self._params))
-        self._settings = Settings(max_trips=max_trips, place=self._placement.constrain if self._placement else None)
+        place = self._placement.constrain if self._placement else None
+        self._settings = Settings(max_trips=max_trips, place=place, optimize=optimize)
         self._draws = any(info.algorithm.draws for info in infos)
         self._fields = field_names(v.name for v in imported.graph.outputs)
         self.inputs = self._part(imported.graph).inputs
@@ -301,7 +303,9 @@ class TrainingModel(Training):
             return state, {n: v for n, v in outputs.items() if self._outputs is None or n in self._outputs}
 
         constants = [part.constants for part in parts.values()]
-        return Step(self, stepped, bound, constants, donate=self._donate, in_stages=True)
+        return Step(
+            self, stepped, bound, constants, donate=self._donate, in_stages=True, optimize=self._settings.optimize
+        )
 
     def _part(self, graph: Graph) -> _Part:
         if graph not in self._parts:
