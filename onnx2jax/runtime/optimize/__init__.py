@@ -4,8 +4,8 @@ In their order: ``layout`` puts channels last and hands convolutions to ``convol
 each shape; ``rows`` turns weights that one row is multiplied by; ``prepare`` takes out what weights alone decide, which
 ``on_numpy`` computes once; ``vnni`` hands products of int8 to faster kernels. ``executable`` runs what is left.
 
-``step`` does the like for a step of training, in which no weight stays as it is: ``products`` turns those round that are
-read transposed.
+``step`` does the like for a step of training, in which no weight stays as it is: ``products`` turns those round that
+are read transposed.
 
 A caller's own transformations, symbolic export, meshes and other platforms keep the plain jaxpr.
 ``convert(optimize=False)`` switches the passes off.
