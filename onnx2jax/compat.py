@@ -107,7 +107,7 @@ def dump_compiled(compiled: Any) -> Any:
     """A compiled function as something that can be pickled, for ``load_compiled`` on such a machine; None at times."""
     try:
         return serialize_executable.serialize(compiled)
-    except (NotImplementedError, ValueError):  # it holds arrays, or code of this process
+    except (NotImplementedError, RuntimeError, ValueError):  # it holds arrays, or code of this process
         return None
 
 

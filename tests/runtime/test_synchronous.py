@@ -15,8 +15,9 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.runtime.optimize import synchronous as room
+from onnx2jax.runtime.optimize import vnni
 from onnx2jax.runtime.optimize.executable import Executable
-from tests.support.models import mlp, mlp_reference, model, value
+from tests.support.models import mlp, mlp_reference, model, one_node, value
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
@@ -147,6 +148,16 @@ def test_a_program_that_calls_python_back_runs_as_ever() -> None:
 
     m = onnx2jax.convert(calls_back())
     np.testing.assert_array_equal(run_of(m)[0], X + 1)
+    as_ever(m)
+
+
+@pytest.mark.skipif(not vnni.is_served(), reason="this processor or this jaxlib has no such kernels")
+def test_a_program_of_onednn_which_cannot_be_written_runs_as_ever() -> None:
+    ends = {"A": (np.uint8, [65, 130]), "B": (np.int8, [130, 67])}
+    m = onnx2jax.convert(one_node("MatMulInteger", ends))
+    a, b = np.full((65, 130), 255, np.uint8), np.full((130, 67), -128, np.int8)
+    for _ in range(2):
+        np.testing.assert_array_equal(m.run(None, {"A": a, "B": b})[0], np.full((65, 67), -255 * 128 * 130))
     as_ever(m)
 
 

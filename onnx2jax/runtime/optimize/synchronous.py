@@ -33,9 +33,10 @@ def synchronous(lowered: Any, handed: Sequence[Any]) -> Synchronous | None:
         return None
     compiled = lowered
     if hasattr(lowered, "compile"):
-        compiled = lowered.compile()
-        if "callback" in lowered.as_text():  # into Python, which may wait for this thread
+        text = lowered.as_text()
+        if "callback" in text or "onednn" in text:  # into Python, which may wait for this thread; not to be written
             return None
+        compiled = lowered.compile()
     cost = compiled.cost_analysis() or {}
     if max(cost.get("flops", 0), cost.get("bytes accessed", 0)) > SHORT:
         return None
