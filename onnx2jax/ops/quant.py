@@ -176,11 +176,11 @@ def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
     if group > 1 or math.prod(w.shape[1:]) > MOST_SUMMANDS or max(w.shape[:2]) <= FEW_CHANNELS:
         return in_float(x, w)
     # That of 8-bit integers serves a CPU too, where the optimiser puts the channels last; XLA:GPU has none.
-    in_integers = partial(_signed_conv, zero_points=(x_zero_point, w_zero_point), window=window)
+    in_integers = partial(signed_conv, zero_points=(x_zero_point, w_zero_point), window=window)
     return lax.platform_dependent(x, w, tpu=in_integers, default=in_float)
 
 
-def _signed_conv(x, w, zero_points, window):
+def signed_conv(x, w, zero_points, window):
     """One convolution of int8; the zero points enter through sums of the weights and of what the window holds."""
     (x, zx), (w, zw) = (signed(*pair) for pair in zip((x, w), zero_points, strict=True))
     zx, upright = zx.reshape(()), (-1,) + (1,) * (w.ndim - 2)

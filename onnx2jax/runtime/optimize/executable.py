@@ -15,6 +15,7 @@ from ...ops.arrays import is_traced
 from ..jit import on_several_devices
 from ..values import to_device
 from . import vnni
+from .integers import in_integers
 from .layout import channels_last
 from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
@@ -187,7 +188,7 @@ class Executable:
     def _as_split(self, traced: Any) -> Prepared:
         count = len(jax.tree.leaves(self._types[0]))
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
-        parts = split(rows_by_rows(channels_last(traced.jaxpr, weights), weights), weights)
+        parts = split(rows_by_rows(channels_last(in_integers(traced.jaxpr), weights), weights), weights)
         if parts.main is None or self._portable or not vnni.is_served():
             return parts
         return replace(parts, main=vnni.with_vnni(parts.main))

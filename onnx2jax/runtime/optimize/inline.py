@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import jax
 from jax.extend.core import ClosedJaxpr, Literal
 
 CALLS: Final = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
@@ -58,6 +59,26 @@ def for_the_cpu(equation: Any) -> int:
     platforms = equation.params["branches_platforms"]
     mine = next((i for i, names in enumerate(platforms) if names and "cpu" in names), None)
     return int(platforms.index(None)) if mine is None else mine
+
+
+def written(
+    function: Callable[..., Any], equation: Any, operands: Sequence[Any], constants: dict[Any, Any]
+) -> list[Any]:
+    """The equations of a function of variables, or literals, that give the result of an equation in its place.
+
+    ``constants`` gets the values that the function holds.
+    """
+    closed = jax.make_jaxpr(lambda *xs: function(*xs))(
+        *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands)
+    )
+    names = dict(zip(closed.jaxpr.invars, operands, strict=True))
+    inside = list(inlined(closed.jaxpr.eqns, names, constants, lambda _: True, for_the_cpu))
+    constants.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    (result,), made = equation.outvars, renamed(closed.jaxpr.outvars[0], names)
+    return [
+        e.replace(outvars=[result if v is made else v for v in e.outvars], source_info=equation.source_info)
+        for e in inside
+    ]
 
 
 def _inside(

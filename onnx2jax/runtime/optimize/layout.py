@@ -50,7 +50,7 @@ def channels_last(closed: ClosedJaxpr, weights: Sequence[bool]) -> ClosedJaxpr:
     jaxpr = closed.jaxpr
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     names: dict[Any, Any] = {}
-    equations = list(inlined(jaxpr.eqns, names, constants, lambda _: True, _with_convolutions))
+    equations = list(inlined(jaxpr.eqns, names, constants, lambda _: True, with_convolutions))
     if not any(map(_is_served, equations)):
         return closed
     layout = _Layout(constants)
@@ -82,7 +82,7 @@ def _is_transposed(given: Mapping[str, Any]) -> bool:
     return given["feature_group_count"] == 1 and {*given["window_strides"], *given["rhs_dilation"]} <= {1}
 
 
-def _with_convolutions(equation: Any) -> int:
+def with_convolutions(equation: Any) -> int:
     """The branch of a choice by platform: one that is a convolution, which is lowered here, of integers if there is."""
     platforms, branches = equation.params["branches_platforms"], equation.params["branches"]
     for at, names in enumerate(platforms):

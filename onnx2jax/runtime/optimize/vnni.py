@@ -26,7 +26,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from ... import compat
-from .inline import renamed
+from .inline import written
 
 MANY_PRODUCTS: Final = 2**18
 """Smaller ones take as long by XLA's kernels: 64x64 by 64x64 takes 16 us either way, 16x64 by 64x64 20 us."""
@@ -37,7 +37,7 @@ def with_vnni(closed: ClosedJaxpr) -> ClosedJaxpr:
     equations: list[Any] = []
     for equation in closed.jaxpr.eqns:
         kernel = _kernel(equation)
-        equations += [equation] if kernel is None else _written(kernel, equation)
+        equations += [equation] if kernel is None else written(kernel, equation, equation.invars, {})
     return ClosedJaxpr(closed.jaxpr.replace(eqns=equations), closed.consts)
 
 
@@ -93,20 +93,6 @@ def convolution(x: Any, w: Any, strides: Sequence[int]) -> Any:
     return compat.onednn(
         "__onednn$convolution", {"onednn_conv_config": given}, (x.shape[0], *spatial, w.shape[-1]), x, w
     )
-
-
-def _written(kernel: Callable[..., Any], equation: Any) -> list[Any]:
-    """The equations of a function of an equation's operands, in its place."""
-    inner = jax.make_jaxpr(lambda *operands: kernel(*operands))(*(v.aval for v in equation.invars)).jaxpr
-    names = dict(zip((*inner.invars, *inner.outvars), (*equation.invars, *equation.outvars), strict=True))
-    return [
-        e.replace(
-            invars=[renamed(v, names) for v in e.invars],
-            outvars=[names.get(v, v) for v in e.outvars],
-            source_info=equation.source_info,
-        )
-        for e in inner.eqns
-    ]
 
 
 @functools.cache
