@@ -17,8 +17,9 @@ import numpy as np
 from jax import lax
 
 from .. import compat
-from ..runtime.optimize.executable import Executable, Weights
+from ..runtime.optimize.executable import Executable, Kept, compiled_to_keep, unless_configured
 from .cache import Cache
+from .kept import Folder
 from .sampling import Chooser
 from .steps import Steps
 
@@ -56,11 +57,12 @@ class Programs:
     """What is compiled to generate with a decoder.
 
     Attributes:
-        compilations: programs compiled so far.
+        compilations: programs compiled so far, or found in ``cache_dir``.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
+        self.folder = Folder(steps)
         self.compilations = 0
         self._known: dict[Any, Any] = {}
 
@@ -140,39 +142,54 @@ class Programs:
         """A function of the weights to be called in a program, prepared once for the types of its other arguments."""
         full = (*key, _types(args))
         if full not in self._known:
-            self._known[full] = self._prepared(function, *args)
+            self._known[full] = self._prepared(full, function, *args)
         found: tuple[Callable[..., Any], Any] = self._known[full]
         return found
 
     def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
         """The result of a function of these arguments, compiled for their types; ``fixed`` ones go with the key."""
         full = ("run", *key, _types(args))
-        if full not in self._known:
-            self.compilations += 1
-            self._known[full] = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
         with compat.enable_x64():
+            if full not in self._known:
+                self.compilations += 1
+                jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
+                self._known[full] = self._compiled(full, jitted, *args)
             return self._known[full](*args)
 
-    def _prepared(self, function: Any, *args: Any) -> Any:
+    def _compiled(self, full: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
+        """A jitted function, from ``cache_dir`` where another process has compiled it."""
+        if not self._optimizes or (path := self.folder.path(*full)) is None:
+            return jitted  # type: ignore[no-any-return]
+        if kept := self.folder.read(path):
+            return unless_configured(kept.compiled, jitted)
+        compiled, dumped = compiled_to_keep(jitted, *args)
+        self.folder.write(path, None if dumped is None else Kept(None, None, dumped))
+        return jitted if compiled is None else unless_configured(compiled, jitted)  # type: ignore[no-any-return]
+
+    def _prepared(self, full: Any, function: Any, *args: Any) -> Any:
         """A function of the weights for a program of these arguments, optimised on a CPU, and what stands for them."""
-        weights = self.steps.weights
-        optimize = self.steps.model.settings.optimize and weights.on_one_cpu and compat.context_mesh().empty
-        if not optimize:
+        weights, warned = self.steps.weights, self.steps.model.settings.warned
+        if not self._optimizes:
             return function, dict(weights)
-        return _optimised(function, weights, *args)
+        jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
+        path, before = self.folder.path("part", *full), len(warned)
+        kept = self.folder.read(path)
+        with compat.enable_x64():
+            types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
+            executable = Executable(jitted, None, weights.types, *types, kept=kept)
+            handed = executable.handed(weights)
+        if kept is None and len(warned) == before:  # else the next process would not be warned
+            self.folder.write(path, executable.plan)
 
+        def call(handed: Any, *args: Any) -> Any:
+            return jax.tree.unflatten(executable.structure, executable.main(handed, jax.tree.leaves(args)))
 
-def _optimised(function: Any, weights: Weights, *args: Any) -> tuple[Any, Any]:
-    jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
-    with compat.enable_x64():
-        types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-        executable = Executable(jitted, None, weights.types, *types)
-        handed = executable.handed(weights)
+        return call, handed
 
-    def call(handed: Any, *args: Any) -> Any:
-        return jax.tree.unflatten(executable.structure, executable.main(handed, jax.tree.leaves(args)))
-
-    return call, handed
+    @property
+    def _optimizes(self) -> bool:
+        weights = self.steps.weights
+        return self.steps.model.settings.optimize and weights.on_one_cpu and compat.context_mesh().empty
 
 
 def _begun(cache: Cache, logits: Any, choose: Chooser, how: Mapping[str, Any]) -> State:
@@ -221,4 +238,4 @@ def endings(stop: Sequence[Sequence[int]]) -> np.ndarray:
 
 def _types(args: Any) -> Any:
     leaves, structure = jax.tree.flatten(args)
-    return structure, tuple((np.shape(v), v.dtype) for v in leaves)
+    return structure, tuple((np.shape(v), str(v.dtype)) for v in leaves)

@@ -98,7 +98,7 @@ def speculate(
 
         return lax.while_loop(more, body, begun)
 
-    key = ("speculate", count)
+    key = ("speculate", count, drafts.folder)
     return programs.run(key, run, (2,), handed, small, begun, np.int32(limit), how, others)
 
 

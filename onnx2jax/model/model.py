@@ -124,6 +124,11 @@ class Model(Frozen, Views, Exports):
         """The parameters on their devices, but for those of one number, which are part of what is compiled."""
         return self._on_devices[0]
 
+    @property
+    def by_value(self) -> Known:
+        """What is part of what is compiled: parameters of one number, and inputs that are fixed."""
+        return self._on_devices[1]
+
     def changed(self) -> dict[str, Any]:
         """Weights that are not what the file says."""
         return dict(self._changes)

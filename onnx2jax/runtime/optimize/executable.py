@@ -85,21 +85,21 @@ class Weights(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Kept:
-    """An Executable as another process can use it, to be pickled.
+    """An Executable as another process can use it, to be pickled; or a part of one.
 
     Attributes:
         results: a tree like that of its results, with numbers in place of arrays.
         prepared: what weights alone decide.
-        compiled: the program's code as JAX writes it, or as a function.
+        compiled: the program's code as JAX writes it, or as a function; None where it is part of another program.
     """
 
     results: Any
-    prepared: Prepared
+    prepared: Prepared | None
     compiled: Any
 
     def loaded(self) -> Kept:
-        """The same with the code as a function."""
-        return replace(self, compiled=compat.load_compiled(self.compiled))
+        """The same with the code, if there is some, as a function."""
+        return self if self.compiled is None else replace(self, compiled=compat.load_compiled(self.compiled))
 
 
 class Executable:
@@ -120,6 +120,7 @@ class Executable:
             traced = jitted.trace(key, *args)
             self._split = self._as_split(traced)
             kept = Kept(jax.tree.map(lambda _: 0, traced.out_info), replace(self._split, main=None), None)
+        assert kept.prepared is not None
         self._results, self._prepared = kept.results, kept.prepared
         self.structure = jax.tree.structure(self._results)
         self.is_flat = isinstance(self._results, list) and jax.tree_util.all_leaves(self._results)
@@ -162,13 +163,15 @@ class Executable:
 
         It is compiled for these arguments, and what is compiled serves calls here, too.
         """
-        lowered = self._whole.lower(self.handed(weights), leaves)
-        if "custom_call" in lowered.as_text():  # of code of this process, or of libraries that lowering makes ready
-            return None
-        compiled = lowered.compile()
-        self._use(compiled)
-        dumped = compat.dump_compiled(compiled)
-        return None if dumped is None else Kept(self._results, self._prepared, dumped)
+        compiled, dumped = compiled_to_keep(self._whole, self.handed(weights), leaves)
+        if compiled is not None:
+            self._use(compiled)
+        return None if dumped is None else replace(self.plan, compiled=dumped)
+
+    @property
+    def plan(self) -> Kept:
+        """What another process needs in place of tracing."""
+        return Kept(self._results, self._prepared, None)
 
     def on_host(self, weights: Weights, leaves: list[Any]) -> Synchronous:
         """The program with a model's weights for NumPy arrays like these: in the caller's thread, where that pays."""
@@ -179,11 +182,11 @@ class Executable:
                 return list(map(np.asarray, self.main(handed, leaves)))
 
             run = synchronous(whole.lower(handed, leaves) if hasattr(whole, "lower") else whole, handed)
-            weights.synchronous[self] = waiting if run is None else _unless_configured(run, waiting)
+            weights.synchronous[self] = waiting if run is None else unless_configured(run, waiting)
         return weights.synchronous[self]
 
     def _use(self, compiled: Any) -> None:
-        self._whole, self.main = compiled, _unless_configured(compiled, self.main)
+        self._whole, self.main = compiled, unless_configured(compiled, self.main)
 
     def _as_split(self, traced: Any) -> Prepared:
         count = len(jax.tree.leaves(self._types[0]))
@@ -194,7 +197,19 @@ class Executable:
         return replace(parts, main=vnni.with_vnni(parts.main))
 
 
-def _unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:
+    """A jitted function compiled for these arguments, and the same to be pickled.
+
+    Nothing where its code would only serve this process; nothing to be pickled where JAX cannot.
+    """
+    lowered = jitted.lower(*args)
+    if "custom_call" in lowered.as_text():  # of code of this process, or of libraries that lowering makes ready
+        return None, None
+    compiled = lowered.compile()
+    return compiled, compat.dump_compiled(compiled)
+
+
+def unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
     """What was compiled, for calls with JAX configured as it is now; ``otherwise`` compiles for others."""
     configuration = compat.configuration()
 
