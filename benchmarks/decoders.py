@@ -258,12 +258,13 @@ def measure(folder: Path, batch: int, count: int, vocabulary: int) -> None:
 
 
 MEMORY: Final = """
-import sys, pathlib, numpy as np, onnx2jax
+import sys, pathlib, jax, numpy as np, onnx2jax
+jax.jit(lambda x: x + 1)(np.ones(3)).block_until_ready()
 def anonymous():
     text = pathlib.Path("/proc/self/status").read_text()
     return {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if line.startswith(("Rss", "VmH"))}
 before = anonymous()
-decoder = onnx2jax.decoder(sys.argv[1])
+decoder = onnx2jax.decoder(sys.argv[1], cache_dir=sys.argv[2] if len(sys.argv) > 2 else None)
 decoder.generate(np.arange(2, 34), 16, stop=())
 after = anonymous()
 print(after["RssAnon"] - before["RssAnon"], after["VmHWM"] - before["VmHWM"])
@@ -271,15 +272,18 @@ print(after["RssAnon"] - before["RssAnon"], after["VmHWM"] - before["VmHWM"])
 
 
 def memory(folder: Path) -> None:
-    """Print the memory that a process takes for a decoder, beside its file."""
-    done = subprocess.run([sys.executable, "-c", MEMORY, str(folder)], capture_output=True, text=True, check=True)
-    kept, peak = (int(n) * 1024 / 1e6 for n in done.stdout.split())
+    """Print the memory that a process takes for a decoder, beside its file; then with programs of such a process."""
     file = (folder / "model.onnx.data").stat().st_size / 1e6
-    print(
-        f"{folder.name:16} file {file:.0f} MB; kept {kept:.0f} MB ({kept / file:.2f} x), peak {peak:.0f} MB "
-        f"({peak / file:.2f} x)",
-        flush=True,
-    )
+    cache = str(folder / "programs")
+    for what, more in (("compiled", []), ("and kept", [cache]), ("found in cache_dir", [cache])):
+        command = [sys.executable, "-c", MEMORY, str(folder), *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        kept, peak = (int(n) * 1024 / 1e6 for n in done.stdout.split())
+        print(
+            f"{folder.name:16} file {file:.0f} MB; programs {what}: kept {kept:.0f} MB ({kept / file:.2f} x), peak "
+            f"{peak:.0f} MB ({peak / file:.2f} x)",
+            flush=True,
+        )
 
 
 def main() -> None:

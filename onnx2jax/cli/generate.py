@@ -44,6 +44,7 @@ def add(commands: Any) -> None:
         "--top-p", type=float, metavar="P", help="only the likeliest tokens of probability P together"
     )
     generate.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
+    generate.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep compiled programs there")
     generate.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
     generate.add_argument(
         "--stop",
@@ -69,7 +70,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
     with loading(arguments.model):
-        model = decoder(arguments.model)
+        model = decoder(arguments.model, cache_dir=arguments.cache_dir)
     found: list[int] = []
     tokens = _noted(_tokens(model, arguments, words.encode(arguments.prompt).ids), found)
     pieces = _pieces(words, tokens, arguments.stop)
@@ -95,7 +96,7 @@ def _print_ids(arguments: argparse.Namespace) -> int:
     except argparse.ArgumentTypeError as error:
         arguments.refuse(f"argument --stop: {error}")
     with loading(arguments.model):
-        model = decoder(arguments.model)
+        model = decoder(arguments.model, cache_dir=arguments.cache_dir)
     tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
     if arguments.json:
         print_json({"tokens": list(tokens)})

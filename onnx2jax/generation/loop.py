@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from .. import compat
+from ..runtime.memory import give_back
 from ..runtime.optimize.executable import Executable, Kept, compiled_to_keep, unless_configured
 from .cache import Cache
 from .kept import Folder
@@ -150,21 +151,24 @@ class Programs:
         """The result of a function of these arguments, compiled for their types; ``fixed`` ones go with the key."""
         full = ("run", *key, _types(args))
         with compat.enable_x64():
-            if full not in self._known:
-                self.compilations += 1
-                jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
-                self._known[full] = self._compiled(full, jitted, *args)
-            return self._known[full](*args)
+            if full in self._known:
+                return self._known[full](*args)
+            self.compilations += 1
+            jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
+            self._known[full] = self._compiled(full, jitted, *args)
+            result = jax.block_until_ready(self._known[full](*args))
+        give_back()
+        return result
 
     def _compiled(self, full: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
         """A jitted function, from ``cache_dir`` where another process has compiled it."""
         if not self._optimizes or (path := self.folder.path(*full)) is None:
-            return jitted  # type: ignore[no-any-return]
+            return jitted
         if kept := self.folder.read(path):
             return unless_configured(kept.compiled, jitted)
         compiled, dumped = compiled_to_keep(jitted, *args)
         self.folder.write(path, None if dumped is None else Kept(None, None, dumped))
-        return jitted if compiled is None else unless_configured(compiled, jitted)  # type: ignore[no-any-return]
+        return jitted if compiled is None else unless_configured(compiled, jitted)
 
     def _prepared(self, full: Any, function: Any, *args: Any) -> Any:
         """A function of the weights for a program of these arguments, optimised on a CPU, and what stands for them."""

@@ -96,13 +96,6 @@ def divided_product(x, weight, bits, shards):
     return jax.vmap(lambda x, w: packed_product(x, *w, bits, shards.spread))(inputs, own).sum(axis=0)
 
 
-def _values(lanes, per, dtype, nothing):
-    """The numbers in bytes: first those in their lowest bits, and so on. Stacked they would be stored before used."""
-    bits = 8 // per
-    each = ((lanes >> (np.uint8(k * bits) + nothing)) & np.uint8(2**bits - 1) for k in range(per))
-    return [v.astype(np.int32).astype(dtype) for v in each]
-
-
 def _row_by_row(x, lanes, scale, zero):
     """x [rows, size, per, blocks] by bytes [size, blocks, out]: [rows, out]."""
     x = wide(x)
@@ -114,10 +107,13 @@ def _row_by_row(x, lanes, scale, zero):
 def _one_row(x, lanes, scale, zero):
     """x [size, per, blocks] by bytes [size, blocks, out]: [out]."""
 
-    def add(total, byte):
+    per = x.shape[1]
+    bits = 8 // per
+
+    def add(total, byte):  # numbers stacked here would be stored before they are used
         numbers, inputs = byte
-        values = _values(numbers, len(inputs), x.dtype, np.uint8(0))
-        return sum((v * inputs[k, :, None] for k, v in enumerate(values)), total), None
+        each = ((numbers >> np.uint8(k * bits)) & np.uint8(2**bits - 1) for k in range(per))
+        return sum((v.astype(np.int32).astype(x.dtype) * inputs[k, :, None] for k, v in enumerate(each)), total), None
 
     total, _ = lax.scan(add, jnp.zeros(lanes.shape[1:], x.dtype), (lanes, x))
     return jnp.sum((total - zero * jnp.sum(x, axis=(0, 1))[:, None]) * scale, axis=0)
@@ -126,12 +122,14 @@ def _one_row(x, lanes, scale, zero):
 def _rows(x, lanes, scale, zero, spread):
     """x [rows, size, per, blocks] by bytes [size, blocks, out]: [rows, out]."""
     rows, size, per, blocks = x.shape
+    bits, inputs = 8 // per, x.reshape(rows, size * per * blocks)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None, None]
 
     def some(of, nothing):
-        values = _values(lanes[..., of], per, scale.dtype, nothing)
-        weights = [(v - (zero if zero.shape[1] == 1 else zero[:, of])) * scale[:, of] for v in values]
-        pairs = ((x[:, :, k].reshape(rows, -1), w.reshape(size * blocks, -1)) for k, w in enumerate(weights))
-        return sum(product(inputs, weight.astype(x.dtype), scale.dtype) for inputs, weight in pairs)
+        numbers = (lanes[:, None, :, of] >> (shifts + nothing)) & np.uint8(2**bits - 1)
+        numbers = numbers.astype(np.int32).astype(scale.dtype)
+        weight = (numbers - (zero if zero.shape[1] == 1 else zero[:, of])) * scale[:, of]
+        return product(inputs, weight.reshape(size * per * blocks, -1).astype(x.dtype), scale.dtype)
 
     width, results = max(1, PIECE // max(1, size * blocks * per)), [x]
     for start in range(0, lanes.shape[2], width):

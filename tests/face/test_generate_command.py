@@ -40,7 +40,7 @@ def counting() -> Decoder:
 @pytest.fixture
 def compiled(counting: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if files were converted anew, without the time."""
-    monkeypatch.setattr(generate, "decoder", lambda _: counting)
+    monkeypatch.setattr(generate, "decoder", lambda _, **__: counting)
 
 
 @pytest.fixture

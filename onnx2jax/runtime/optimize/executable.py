@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 from ... import compat
 from ...ops.arrays import is_traced
 from ..jit import on_several_devices
+from ..memory import give_back
 from ..values import to_device
 from . import vnni
 from .integers import in_integers
@@ -20,6 +21,9 @@ from .layout import channels_last
 from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
 from .synchronous import Synchronous, synchronous
+
+MUCH: Final = 1 << 26
+"""Bytes of weights."""
 
 
 class Weights(Mapping[str, Any]):
@@ -156,6 +160,8 @@ class Executable:
         if handed is None:
             with compat.outside():
                 handed = weights.prepared[self] = self._prepared.prepare(self._names, weights)
+            if sum(v.nbytes for v in handed) > MUCH:
+                give_back()  # of what they were prepared from
         return handed
 
     def kept(self, weights: Weights, leaves: list[Any]) -> Kept | None:
