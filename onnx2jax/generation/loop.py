@@ -180,7 +180,7 @@ class Programs:
         kept = self.folder.read(path)
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-            executable = Executable(jitted, None, weights.types, *types, kept=kept)
+            executable = Executable(jitted, None, weights.types, *types, portable=path is not None, kept=kept)
             handed = executable.handed(weights)
         if kept is None and len(warned) == before:  # else the next process would not be warned
             self.folder.write(path, executable.plan)
