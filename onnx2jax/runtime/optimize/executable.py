@@ -140,7 +140,9 @@ class Executable:
         self._whole: Any = jax.jit(main)
         """What can be lowered, or was compiled."""
         self.main: Callable[..., list[Any]] = self._whole
-        if kept.compiled is not None:
+        self._found = kept.compiled is not None
+        """Whether its code was read: XLA writes such code without its functions, so it is not written again."""
+        if self._found:
             self._use(kept.compiled)
 
     def __call__(self, weights: Weights, leaves: list[Any], on_host: bool = False) -> Any:
@@ -187,7 +189,8 @@ class Executable:
             def waiting(leaves: Sequence[Any]) -> list[np.ndarray]:
                 return list(map(np.asarray, self.main(handed, leaves)))
 
-            run = synchronous(whole.lower(handed, leaves) if hasattr(whole, "lower") else whole, handed)
+            lowered = whole.lower(handed, leaves) if hasattr(whole, "lower") else whole
+            run = None if self._found else synchronous(lowered, handed)
             weights.synchronous[self] = waiting if run is None else unless_configured(run, waiting)
         return weights.synchronous[self]
 
