@@ -32,6 +32,13 @@ def _check(indices, extent, axis, least=None):
             raise ValueError(f"indices ({low} to {high}) leave the range [{least}, {extent - 1}] of axis {axis}")
 
 
+def in_32_bits(indices, extent):
+    """Traced indices of 64 bits in 32, still out of range where they were: XLA would read their lower halves alone."""
+    if is_known(indices) or indices.dtype.itemsize < 8 or (isinstance(extent, int) and extent >= INT32_MAX):
+        return indices
+    return jnp.clip(indices, -extent - 1, extent).astype(np.int32)
+
+
 def _mesh(shape):
     """For every axis its positions, shaped to broadcast against those of the others."""
     ranges = [(np if isinstance(n, int) else jnp).arange(n) for n in shape]
@@ -88,13 +95,14 @@ def gather(data, indices, *, axis=0):
         if indices.ndim == 0:
             return lax.index_in_dim(data, int(indices), axis, keepdims=False)
         return jnp.take(data, indices % max(extent, 1), axis, mode="clip")
-    return jnp.take(data, indices, axis, mode="fill")
+    return jnp.take(data, in_32_bits(indices, extent), axis, mode="fill")
 
 
 def _take(data, index):
     """Read at a tuple of broadcasting index arrays."""
-    known = is_known([data, *index])
-    return data[(*index, ...)] if known else jnp.asarray(data).at[tuple(index)].get(mode="fill")
+    if is_known([data, *index]):
+        return data[(*index, ...)]
+    return jnp.asarray(data).at[tuple(map(in_32_bits, index, data.shape))].get(mode="fill")
 
 
 def _positions(data, indices, axis):
@@ -144,6 +152,7 @@ def _put(data, index, updates, reduction):
         else:
             NUMPY_REDUCTIONS[reduction].at(result, index, updates)
         return result
+    index = tuple(map(in_32_bits, index, data.shape))
     names = {"add": "max", "mul": "min"} if data.dtype == bool else {"mul": "multiply"}  # bool: or, and
     write = "set" if reduction == "none" else names.get(reduction, reduction)
     if write == "multiply" and updates.size and jnp.issubdtype(data.dtype, jnp.inexact):

@@ -8,6 +8,7 @@ import numpy as np
 from ..errors import KnownValueError
 from ..proto.dtypes import to_dtype
 from .arrays import axis_of, dims, is_traced, xp
+from .indexing import in_32_bits
 from .iteration import CURE
 from .registry import Shaped, Static, op
 
@@ -47,7 +48,7 @@ def sequence_at(input_sequence, position):
     shapes = {(v.shape, v.dtype) for v in input_sequence}
     if len(shapes) != 1 or np.dtype(object) in {d for _, d in shapes}:
         raise KnownValueError(f"the position is traced and the elements differ in shape or type; make it known: {CURE}")
-    return jnp.take(jnp.stack(input_sequence), position.reshape(()), axis=0, mode="fill")
+    return jnp.take(jnp.stack(input_sequence), in_32_bits(position.reshape(()), n), axis=0, mode="fill")
 
 
 @op("SequenceInsert", since=11, unsharded=True)

@@ -83,8 +83,10 @@ def test_known_indices_out_of_range_are_errors(name, inputs):
             run_op(name, data, *inputs, **attributes)
 
 
-def test_traced_indices_out_of_range_read_nan_and_write_nothing():
-    x, far = as_jax(np.float32([1, 2])), as_jax(ints(5))
+@pytest.mark.parametrize("index", [5, -3, 2**32 + 1, -(2**32) + 1])
+def test_traced_indices_out_of_range_read_nan_and_write_nothing(index):
+    """Those too whose lower 32 bits are in range."""
+    x, far = as_jax(np.float32([1, 2])), as_jax(ints(index))
     assert np.isnan(run_op("Gather", x, far)).all()
     assert np.isnan(run_op("GatherElements", x, far)).all()
     assert np.isnan(run_op("GatherND", x, far)).all()
