@@ -154,7 +154,9 @@ class FineTuning(Training):
         self._params |= {n: v for n, v in model.changed().items() if n in self._params}
         added = [n for a in self._adapters for n in (a.a, a.b)]
         self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable, added)
-        warn_of_rounding(self._form.training, self.trainable, straight_through)
+        warn_of_rounding(
+            self._form.training if straight_through else self._form.plain, self.trainable, straight_through
+        )
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
         self._dtypes = {n: np.dtype(v.dtype) for n, v in self._initial.items()}
         self._placement = (
