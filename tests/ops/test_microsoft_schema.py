@@ -28,7 +28,10 @@ SCHEMAS = {
     if s.domain == ("" if s.name in ELSEWHERE else MICROSOFT)
 }
 SERVED = sorted(onnx2jax.supported()[MICROSOFT].keys() & SCHEMAS.keys())
-YOUNG = {"ConvStateReplay", "GatedDeltaNetStateReplay"}
+YOUNG = {
+    *("ConvStateReplay", "GatedDeltaNetStateReplay", "HyperConnectionLowRankMix", "MatMulNBitsQLoRA"),
+    *("MoEGroupRouter", "PackedSparseAttentionIndexerMerge", "RMSNormRotary", "RouterGateUpProj", "SwiGLU"),
+}
 """Operators that onnxruntime 1.32 has added."""
 KINDS = {"FLOAT": float, "INT": int, "STRING": str, "FLOATS": tuple, "INTS": tuple, "STRINGS": tuple}
 FILTERED = ["Attention", "MultiHeadAttention", "QAttention", "DecoderAttention", "DecoderMaskedMultiHeadAttention"]

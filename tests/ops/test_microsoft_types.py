@@ -18,6 +18,7 @@ from onnx2jax import compat
 from onnx2jax.ops import registry
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
 from tests.ops import (
+    test_microsoft_blocks,
     test_microsoft_decoding,
     test_microsoft_packed,
     test_microsoft_ragged,
@@ -123,6 +124,7 @@ OTHERS = {
     "SimplifiedLayerNormalization": "onnxruntime documents it in ONNX's own domain, where the types are tested",
 }
 FAMILIES: Any = (
+    test_microsoft_blocks,
     test_microsoft_decoding,
     test_microsoft_packed,
     test_microsoft_ragged,
