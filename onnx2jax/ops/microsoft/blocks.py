@@ -40,7 +40,7 @@ def swi_glu(gate, up=None, *, activation_alpha=1.0, activation_beta=0.0, limit=0
     return gated(a, b, gate.dtype, activation_alpha, activation_beta, limit, round_activation)
 
 
-@op("RouterGateUpProj", domain=MICROSOFT, product=True)
+@op("RouterGateUpProj", domain=MICROSOFT, product=True, limits="activation: swiglu, the only one that there is")
 def router_gate_up_proj(
     X, W, *, activation: Literal["swiglu"] = "swiglu", activation_alpha=1.0, activation_beta=0.0, limit=0.0, router_size
 ):
