@@ -111,6 +111,11 @@ def dump_compiled(compiled: Any) -> Any:
         return None
 
 
+def devices_of(compiled: Any) -> list[int]:
+    """The numbers of the devices that a compiled function runs on."""
+    return [device.id for device in compiled.runtime_executable().local_devices()]
+
+
 def load_compiled(dumped: Any, device: Any = None) -> Any:
     """The compiled function, on a device; on the first one when left out."""
     code, arguments, results = dumped

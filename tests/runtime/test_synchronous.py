@@ -106,6 +106,13 @@ def test_under_another_configuration_it_is_compiled_anew() -> None:
     assert np.isnan(run_of(m, np.full_like(X, np.nan))[0]).all()
 
 
+def test_on_another_device_it_runs_as_ever() -> None:
+    """What was compiled for one device cannot be loaded on one of another number."""
+    m = onnx2jax.convert(mlp())
+    with jax.default_device(jax.devices()[3]):
+        np.testing.assert_allclose(run_of(m)[0], mlp_reference(m.params, X), rtol=1e-5)
+
+
 def test_a_stage_gives_numpy_arrays_to_the_host() -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),

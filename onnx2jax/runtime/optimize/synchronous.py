@@ -40,6 +40,8 @@ def synchronous(lowered: Any, handed: Sequence[Any]) -> Synchronous | None:
     cost = compiled.cost_analysis() or {}
     if max(cost.get("flops", 0), cost.get("bytes accessed", 0)) > SHORT:
         return None
+    if compat.devices_of(compiled) != [device.id]:  # a program can be loaded on a device of the same number alone
+        return None
     dumped = compat.dump_compiled(compiled)
     if dumped is None:
         return None
