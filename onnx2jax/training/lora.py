@@ -40,6 +40,8 @@ PACKED: Final = {(MICROSOFT, "MatMulNBits"), (MICROSOFT, "MatMulBnb4")}
 QUANTIZERS: Final = {"DequantizeLinear", "QuantizeLinear"}
 BETWEEN: Final = QUANTIZERS | {"Cast", "Identity", "Transpose"}
 """What may stand between a stored weight and its product."""
+BY_HAND: Final = {"Mul", "Sub"}
+"""And where the weight is stored in integers: ``Mul(Sub(Cast(w), zero_point), scale)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +67,8 @@ class LinearMap:
     @property
     def is_packed(self) -> bool:
         """Whether the weight is stored, or used, as integers: nothing can be merged into those."""
-        return (self.node.domain, self.node.op_type) in PACKED or any(n.op_type in QUANTIZERS for n in self.between)
+        kinds = {n.op_type for n in self.between}
+        return (self.node.domain, self.node.op_type) in PACKED or not kinds.isdisjoint(QUANTIZERS | BY_HAND)
 
     def matches(self, pattern: str) -> bool:
         return any(n == pattern or fnmatchcase(n, pattern) for n in (self.name, self.node.name))
@@ -179,14 +182,33 @@ def linear_maps(graph: Graph) -> Iterator[LinearMap]:
         kind = node.domain, node.op_type
         if kind not in PRODUCTS | PACKED or node.inputs[0] in constants:
             continue
-        between, name = [], node.inputs[1]
-        while name in makers and makers[name].op_type in BETWEEN:
-            between.append(makers[name])
-            name = makers[name].inputs[0]
+        name, between = _stored(node.inputs[1], makers, constants)
         if name in constants:
             made = _packed(node, name, constants) if kind in PACKED else _product(node, name, between, constants)
             if made is not None and jnp.issubdtype(made.dtype, jnp.floating):
                 yield made
+
+
+def _stored(name: str, makers: Mapping[str, Node], constants: Mapping[str, np.ndarray]) -> tuple[str, list[Node]]:
+    """What a weight is made from: the name of a stored array, and the nodes between, the last first."""
+    between: list[Node] = []
+    while name in makers:
+        node = makers[name]
+        if node.op_type in BY_HAND:  # of the operands, the one that is stored in integers; the other is small
+            found = [(*_stored(v, makers, constants), v) for v in node.inputs[: 1 + (node.op_type == "Mul")]]
+            matrices = [f for f in found if f[0] in constants and _is_integers(constants[f[0]])]
+            if len(matrices) != 1:
+                break
+            return matrices[0][0], [*between, node, *matrices[0][1]]
+        if node.op_type not in BETWEEN:
+            break
+        between.append(node)
+        name = node.inputs[0]
+    return name, between
+
+
+def _is_integers(stored: np.ndarray) -> bool:
+    return stored.ndim == 2 and not jnp.issubdtype(stored.dtype, jnp.floating)
 
 
 def _packed(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> LinearMap | None:

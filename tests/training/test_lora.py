@@ -104,6 +104,25 @@ KINDS: dict[str, tuple[list[Any], dict[str, np.ndarray], str, bool]] = {
         "w",
         True,
     ),
+    "int8 by hand": (
+        [node("Cast", "w", "c", to=1), node("Mul", "c s", "v"), node("MatMul", "x v")],
+        {"w": (INT4 * 16).astype(np.int8), "s": SCALES[:, 0] / 16},
+        "w",
+        True,
+    ),
+    "uint8 by hand": (
+        [
+            node("Cast", "w", "c", to=1),
+            helper.make_node("Cast", ["z"], ["zero"], to=1),
+            node("Sub", "c zero", "d"),
+            node("Mul", "s d", "m"),
+            node("Transpose", "m", "v"),
+            node("MatMul", "x v"),
+        ],
+        {"w": (INT4.T + 8).astype(np.uint8), "s": SCALES[:, :1], "z": np.full((N, 1), 8, np.uint8)},
+        "w",
+        True,
+    ),
 }
 
 
