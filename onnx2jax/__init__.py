@@ -32,6 +32,7 @@ from .training.decoders import next_token_loss
 from .training.finetune import FineTuning, finetune
 from .training.lora import load_adapter
 from .training.modules import to_equinox, to_nnx
+from .training.packing import pack_texts
 from .training.state import FineTuningState, TrainingState
 from .training.straight import ZeroGradientWarning
 from .training.training_model import TrainingModel
@@ -77,6 +78,7 @@ __all__ = [
     "load_exported",
     "next_token_loss",
     "op",
+    "pack_texts",
     "read",
     "save",
     "save_checkpoint",

@@ -23,8 +23,8 @@ class NextTokenLoss:
 
     Labels are ``batch["labels"]``, or ``batch["input_ids"]`` itself, both [batch, tokens]; they are shifted here, as
     ``logits[:, i]`` of shape [batch, tokens, words] speak of token ``i + 1``. A label of -100 does not count, nor does
-    a token that ``batch["attention_mask"]`` masks, or one after such a token. The mean is over those that count, in
-    float32, and over all micro-batches of a step; 0 when there are none.
+    a token that ``batch["attention_mask"]`` [batch, tokens] masks, or one after such a token. The mean is over those
+    that count, in float32, and over all micro-batches of a step; 0 when there are none.
 
     Args:
         outputs: those of a model: ``logits`` among them, or logits alone.
@@ -88,7 +88,9 @@ def _targets(batch: Mapping[str, Any]) -> tuple[Any, Any]:
         raise LossError(f"{name!r} is {given.dtype}{list(given.shape)}; it is integers [batch, tokens]")
     labels = jnp.asarray(given)[:, 1:]
     counts, mask, tokens = labels != IGNORED, batch.get("attention_mask"), given.shape[1]
-    if mask is not None:
+    if mask is not None and not (
+        mask.ndim == 4 and name == "labels"
+    ):  # one of 4 axes says who sees whom, labels the rest
         if mask.ndim != 2 or mask.shape[1] < tokens:
             raise LossError(f"'attention_mask' {list(mask.shape)} does not cover {name!r} of {tokens}")
         real = jnp.asarray(mask)[:, mask.shape[1] - tokens :] != 0

@@ -14,7 +14,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax import next_token_loss
-from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, LossError
+from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, LossError, UnsupportedError
 from tests.support.models import mlp, model, value
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
@@ -25,8 +25,11 @@ IDS = RNG.integers(0, WORDS, (4, 6))
 
 
 @cache
-def decoder(layers: int = 1, bits: int = 0) -> onnx.ModelProto:
-    """input_ids, attention_mask, position_ids, past_key_values.* -> logits, present.*; layers named by number."""
+def decoder(layers: int = 1, bits: int = 0, masks: Any = None) -> onnx.ModelProto:
+    """input_ids, attention_mask, position_ids, past_key_values.* -> logits, present.*; layers named by number.
+
+    ``masks``: of that type, the attention mask is [batch, 1, tokens, total].
+    """
     weights: dict[str, np.ndarray] = {
         "embed": RNG.normal(size=(WORDS, WIDTH)).astype(F),
         "places": RNG.normal(size=(16, WIDTH)).astype(F),
@@ -40,6 +43,8 @@ def decoder(layers: int = 1, bits: int = 0) -> onnx.ModelProto:
         helper.make_node("Cast", ["attention_mask"], ["real"], to=9, name="/cast"),
         helper.make_node("Unsqueeze", ["real", "axes"], ["mask"], name="/mask"),
     ]
+    if masks is not None:
+        nodes[3:] = [helper.make_node("Identity", ["attention_mask"], ["mask"], name="/mask")]
     pasts, presents = [], []
     for i in range(layers):
         at = f"/layers.{i}"
@@ -70,6 +75,8 @@ def decoder(layers: int = 1, bits: int = 0) -> onnx.ModelProto:
     inputs = [
         value(n, np.int64, ["b", s]) for n, s in (("input_ids", "s"), ("attention_mask", "t"), ("position_ids", "s"))
     ]
+    if masks is not None:
+        inputs[1] = value("attention_mask", masks, ["b", 1, "s", "t"])
     outputs = [value("logits", F, ["b", "s", WORDS]), *(value(n, F, [*kept[:2], "t", kept[3]]) for n in presents)]
     return model(
         nodes, [*inputs, *(value(n, F, kept) for n in pasts)], outputs, weights, opset=23, opsets={"com.microsoft": 1}
@@ -227,3 +234,32 @@ def test_layers_keep_nothing_for_the_backward_pass() -> None:
     assert {"/layers.1/attention", "/layers.1/q_proj/lora/down"} <= names and "/head" not in names
     with pytest.raises(InputNameError, match=r"of which .'hidden', 'act', 'head', 'bias'. have none; give patterns"):
         tuning(mlp(), remat=True)
+
+
+TEXTS = [RNG.integers(0, WORDS, n).tolist() for n in (5, 2, 3, 6, 1)]
+
+
+@pytest.mark.parametrize("masks", [np.float32, bool])
+def test_texts_packed_into_rows_have_the_loss_and_gradients_of_rows_of_their_own(masks: Any) -> None:
+    proto = decoder(masks=masks)
+    tuned = onnx2jax.finetune(onnx2jax.convert(proto), "next_token", optax.sgd(0.1))
+    packed = onnx2jax.pack_texts(onnx2jax.convert(proto), TEXTS, 8)
+    assert packed["input_ids"].shape == (3, 8) and packed["attention_mask"].shape == (3, 1, 8, 8)
+    alone = [onnx2jax.pack_texts(onnx2jax.convert(proto), [text], 6) for text in TEXTS]
+    apart = {n: np.concatenate([row[n] for row in alone]) for n in packed}
+    (params, losses), (other, wanted) = (stepped(tuned, batch) for batch in (packed, apart))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    close(params, other)
+    # By another route: the file with a mask [batch, total], rows padded and masked by finetune.
+    padded = onnx2jax.convert(decoder())
+    params = {n: v for n, v in onnx2jax.convert(proto).params.items() if n in padded.params}
+    plain = onnx2jax.finetune(padded.with_params(params), "next_token", optax.sgd(0.1))
+    np.testing.assert_allclose(plain.evaluate(plain.init(), {"input_ids": TEXTS})["loss"], wanted[0], rtol=1e-5)
+
+
+def test_texts_that_cannot_be_kept_apart_or_do_not_fit_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"cannot keep texts of one row apart.*attention_mask.*give each text"):
+        onnx2jax.pack_texts(onnx2jax.convert(decoder()), TEXTS, 8)
+    for texts, said in (([[1], []], "text 1 has 0 tokens"), ([[1] * 9], "text 0 has 9 tokens; rows of 8 take 1 to 8")):
+        with pytest.raises(InputShapeError, match=said):
+            onnx2jax.pack_texts(onnx2jax.convert(decoder(masks=bool)), texts, 8)
