@@ -121,13 +121,25 @@ def row(parameter):
 def integer_product(a, b, a_zero_point=None, b_zero_point=None):
     """``(a - a_zero_point) @ (b - b_zero_point)`` in int32 from one int8 product: the zero points enter
     through the sums over rows and columns."""
-    vectors = tuple(axis for axis, x in ((-2, a), (-1, b)) if x.ndim == 1)
-    (a, za), (b, zb) = signed(a, a_zero_point), signed(b, b_zero_point)
-    a, b = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
-    za, zb = column(za), row(zb)
-    y = product(a, b, np.dtype(np.int32))
-    y = y - za * jnp.sum(b.astype(np.int32) - zb, axis=-2, keepdims=True, dtype=np.int32)
-    return jnp.squeeze(y - zb * jnp.sum(a, axis=-1, keepdims=True, dtype=np.int32), vectors)
+    return product_by(b, b_zero_point)(a, a_zero_point)
+
+
+def product_by(b, b_zero_point=None):
+    """``integer_product`` as a function of a and its zero point: what b alone decides is computed before, which a loop
+    over time calls for."""
+    stands = b.ndim == 1
+    b, zb = signed(b, b_zero_point)
+    b, zb = b[:, None] if stands else b, row(zb)
+    sums = jnp.sum(b.astype(np.int32) - zb, axis=-2, keepdims=True, dtype=np.int32)
+
+    def times(a, a_zero_point=None):
+        vectors = (-2,) * (a.ndim == 1) + (-1,) * stands
+        a, za = signed(a, a_zero_point)
+        a, za = a[None] if a.ndim == 1 else a, column(za)
+        y = product(a, b, np.dtype(np.int32)) - za * sums
+        return jnp.squeeze(y - zb * jnp.sum(a, axis=-1, keepdims=True, dtype=np.int32), vectors)
+
+    return times
 
 
 @op("MatMulInteger", since=10, heavy=True)

@@ -41,7 +41,7 @@ def multiplied(x: Any, w: Any, axes: Any = ((-1,), (0,))) -> Any:
 
 SERVED: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "a product": (multiplied, int8(65, 130), int8(130, 67)),
-    "one row": (multiplied, int8(1, 513), int8(513, 600)),
+    "one row": (multiplied, int8(1, 1027), int8(1027, 1030)),
     "a stack of rows": (multiplied, int8(2, 33, 130), int8(130, 67)),
     "a convolution": (convolved, int8(2, 9, 10, 33), int8(3, 2, 33, 40)),
     "with strides": (partial(convolved, strides=2), int8(1, 12, 13, 32), int8(3, 3, 32, 64)),
@@ -49,6 +49,7 @@ SERVED: dict[str, tuple[Callable[..., Any], Any, Any]] = {
 }
 LEFT: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "a small product": (multiplied, int8(4, 8), int8(8, 4)),
+    "a row by a small matrix": (multiplied, int8(1, 513), int8(513, 600)),
     "floats": (lambda x, w: x @ w, np.ones((65, 130), "f"), np.ones((130, 67), "f")),
     "unsigned": (multiplied, np.ones((65, 130), np.uint8), np.ones((130, 67), np.uint8)),
     "a transposed weight": (partial(multiplied, axes=((-1,), (1,))), int8(65, 130), int8(67, 130)),
@@ -71,6 +72,16 @@ def kernels(function: Callable[..., Any], *operands: Any) -> tuple[int, Any, Any
 @pytest.mark.parametrize("name", SERVED)
 def test_a_kernel_of_onednn_takes_the_place(name: str) -> None:
     assert kernels(*SERVED[name])[0] == 1
+
+
+def test_a_loop_over_time_calls_them_in_each_step() -> None:
+    x, w = int8(3, 65, 130), int8(130, 67)
+    closed = jax.make_jaxpr(lambda x, w: lax.scan(lambda n, row: (n + 1, multiplied(row, w)), 0, x)[1])(x, w)
+    changed = vnni.with_vnni(closed)
+    check_jaxpr(changed.jaxpr)
+    assert "onednn" in str(changed)
+    if vnni.is_served():
+        np.testing.assert_array_equal(*(jaxpr_as_fun(c)(jnp.asarray(x), jnp.asarray(w))[0] for c in (closed, changed)))
 
 
 @pytest.mark.parametrize("name", LEFT)

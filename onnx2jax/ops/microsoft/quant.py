@@ -220,7 +220,13 @@ def dynamic_quantize_lstm(
 
         def times(weight, scale, zero_point, d):
             scale, zero_point = scale.reshape(count, -1)[d], zero_point.reshape(count, -1)[d]
-            return lambda x: dynamic_quantize_matmul(x, weight[d], scale, zero_point)
+            product = quant.product_by(weight[d], zero_point)
+
+            def project(x):
+                x, x_scale, x_zero_point = quant.dynamic_quantize_linear(x)
+                return product(x, x_zero_point).astype(np.float32) * (x_scale * quant.row(scale))
+
+            return project
 
         if sequence_lens is not None:  # steps behind the longest sequence must not widen the range of X
             steps = jnp.arange(X.shape[0], dtype=np.int32)[:, None, None]
