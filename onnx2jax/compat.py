@@ -87,13 +87,14 @@ def has_onednn() -> bool:
 
 
 def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *operands: Any) -> Any:
-    """What one of oneDNN's functions in jaxlib gives of int8 operands, in int32, on a CPU.
+    """What one of oneDNN's functions in jaxlib gives on a CPU: of int8 operands in int32, of others in their type.
 
     Args:
         target, settings: as XLA calls it.
         shape: of the result.
     """
-    result = jax.ShapeDtypeStruct(tuple(shape), np.int32)
+    dtype = operands[0].dtype
+    result = jax.ShapeDtypeStruct(tuple(shape), np.int32 if dtype == np.int8 else dtype)
     text = json.dumps(settings)
     return jax.ffi.ffi_call(target, result, custom_call_api_version=2, legacy_backend_config=text)(*operands)
 

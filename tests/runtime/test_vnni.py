@@ -128,3 +128,35 @@ def test_a_model_multiplies_by_them_when_it_is_optimised(optimize: bool) -> None
 def test_programs_that_jax_keeps_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "keeps_programs", lambda: True)
     assert not vnni.is_served()
+
+
+PADDED = ((1, 2), (0, 1))
+
+
+@NEEDS_IT
+@pytest.mark.parametrize("strides", [1, 2])
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 5), (1, 1)])
+def test_a_convolution_of_floats_with_padding(kernel: tuple[int, int], strides: int) -> None:
+    x = RNG.normal(size=(2, 19, 16, 3)).astype(np.float32)
+    w = RNG.normal(size=(*kernel, 3, 17)).astype(np.float32)
+    numbers = ("NHWC", "HWIO", "NHWC")
+    expected = lax.conv_general_dilated(x, w, (strides,) * 2, PADDED, dimension_numbers=numbers)
+    found = jax.jit(partial(vnni.convolution, strides=(strides,) * 2, pads=PADDED))(x, w)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def images(extent: int) -> onnx.ModelProto:
+    """A convolution of narrow images, such as the first of a network."""
+    sides = {"x": (np.float32, [1, 3, extent, extent]), "w": (np.float32, [32, 3, 3, 3])}
+    return models.one_node("Conv", sides, pads=[1] * 4, strides=[2, 2])
+
+
+@NEEDS_IT
+@pytest.mark.parametrize(("extent", "serves"), [(512, True), (64, False)], ids=["long", "short"])
+def test_it_serves_narrow_images_of_long_programs(extent: int, serves: bool) -> None:
+    m, plain = onnx2jax.convert(images(extent)), onnx2jax.convert(images(extent), optimize=False)
+    x = RNG.normal(size=(1, 3, extent, extent)).astype(np.float32)
+    w = RNG.normal(size=(32, 3, 3, 3)).astype(np.float32)
+    np.testing.assert_allclose(m(x, w), plain(x, w), rtol=1e-5, atol=1e-5)
+    (executable,) = next(iter(m._program._compiled.values()))._executables.values()  # type: ignore[union-attr]
+    assert ("onednn" in executable.main.lower([], [w, x]).as_text()) == serves  # type: ignore[attr-defined]

@@ -200,8 +200,9 @@ class Executable:
     def _as_split(self, traced: Any) -> Prepared:
         count = len(jax.tree.leaves(self._types[0]))
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
-        parts = split(rows_by_rows(channels_last(in_integers(traced.jaxpr), weights), weights), weights)
-        if parts.main is None or self._portable or not vnni.is_served():
+        onednn = not self._portable and vnni.is_served()
+        parts = split(rows_by_rows(channels_last(in_integers(traced.jaxpr), weights, onednn=onednn), weights), weights)
+        if parts.main is None or not onednn:
             return parts
         return replace(parts, main=vnni.with_vnni(parts.main))
 

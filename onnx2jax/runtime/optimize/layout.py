@@ -31,6 +31,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.extend.core.primitives import transpose_p
 
 from ...ops.conv import Window
+from ..thresholds import SHORT
 from .convolution import convolve
 from .inline import for_the_cpu, inlined, renamed
 from .on_numpy import is_computable
@@ -40,20 +41,22 @@ Rule = Callable[["_Layout", Any, "Sequence[Value]"], "list[Value] | None"]
 """What an equation becomes; None where its operands have to lie as they were traced."""
 
 
-def channels_last(closed: ClosedJaxpr, weights: Sequence[bool]) -> ClosedJaxpr:
+def channels_last(closed: ClosedJaxpr, weights: Sequence[bool], *, onednn: bool = False) -> ClosedJaxpr:
     """The program with its images channels last; the same object where it has no convolution.
 
     Args:
         closed: the program.
         weights: for each of its arguments whether it is a weight: its transpose is computed once.
+        onednn: whether oneDNN may serve; short programs do without, since such ones are not loaded for ``run``.
     """
     jaxpr = closed.jaxpr
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     names: dict[Any, Any] = {}
     equations = list(inlined(jaxpr.eqns, names, constants, lambda _: True, with_convolutions))
-    if not any(map(_is_served, equations)):
+    convolutions = [e for e in equations if _is_served(e)]
+    if not convolutions:
         return closed
-    layout = _Layout(constants)
+    layout = _Layout(constants, onednn and sum(map(_operations, convolutions)) > SHORT)
     for variable, is_weight in zip(jaxpr.invars, weights, strict=True):
         layout.values[variable] = layout.holding(variable, known=is_weight)
     for equation in equations:
@@ -94,7 +97,8 @@ def with_convolutions(equation: Any) -> int:
 class _Layout:
     """A program that is written anew, equation by equation."""
 
-    def __init__(self, constants: dict[Any, Any]) -> None:
+    def __init__(self, constants: dict[Any, Any], onednn: bool) -> None:
+        self.onednn = onednn
         self.equations: list[Any] = []
         self.values: dict[Any, Value] = {}
         self.constants = constants
@@ -336,14 +340,20 @@ def _convolution(layout: _Layout, equation: Any, operands: Sequence[Value]) -> l
     image, kernel, result = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     strides, pads, dilations = (tuple(given[n]) for n in ("window_strides", "padding", "rhs_dilation"))
     window = Window(permuted(w.shape, kernel[2:]), strides, tuple(map(tuple, pads)), dilations)
-    how = window, given["feature_group_count"], tuple(given["lhs_dilation"]), aval.dtype
+    how = window, given["feature_group_count"], tuple(given["lhs_dilation"]), layout.onednn, aval.dtype
     operands = x.within((image[0], *image[2:], image[1])), w.within((*kernel[2:], kernel[1], kernel[0]))
     y = layout.trace(_convolved, how, *operands)
     return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
 
 
-def _convolved(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...], dtype: Any) -> Any:
-    return convolve(x, w, window, groups, stretch).astype(dtype)
+def _convolved(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...], onednn: bool, dtype: Any) -> Any:
+    return convolve(x, w, window, groups, stretch, onednn=onednn).astype(dtype)
+
+
+def _operations(equation: Any) -> int:
+    """Of a convolution, multiplications and additions."""
+    w, y = equation.invars[1].aval, equation.outvars[0].aval
+    return int(2 * y.size * w.size // max(w.shape[equation.params["dimension_numbers"].rhs_spec[0]], 1))
 
 
 ELEMENTWISE: Final = (

@@ -8,6 +8,8 @@ In jaxlib 0.10 XLA's kernels for int8 do without VNNI. A core of an AMD EPYC (Ze
 oneDNN's reach 350 in products, and 130 beside 270 in convolutions of 56x56 and 28x28 pixels. XLA of jaxlib 0.12 has
 such kernels of its own (300), and its oneDNN is called in another way: there, and wherever else this was not tried,
 programs stay as they are. So they do where JAX keeps compiled programs: it cannot keep these.
+
+Convolutions of floats over images of few channels go the same way (see ``convolution``).
 """
 
 from __future__ import annotations
@@ -85,13 +87,15 @@ def product(x: Any, w: Any) -> Any:
     return lax.reshape(y, (*x.shape[:-1], w.shape[1]))
 
 
-def convolution(x: Any, w: Any, strides: Sequence[int]) -> Any:
-    """x (N, H, W, C), not padded, by w (kernel..., C, O), in int32."""
-    spatial = [(n - k) // s + 1 for n, k, s in zip(x.shape[1:3], w.shape, strides, strict=False)]
+def convolution(x: Any, w: Any, strides: Sequence[int], pads: Sequence[tuple[int, int]] = ((0, 0), (0, 0))) -> Any:
+    """x (N, H, W, C) by w (kernel..., C, O), in int32 where they are int8."""
+    rows = zip(x.shape[1:3], w.shape, strides, pads, strict=False)
+    spatial = [(n + sum(pad) - k) // s + 1 for n, k, s, pad in rows]
+    before, after = zip(*pads, strict=True)
     image = {"dims": 4, "data": {"batch_dim": 0, "feature_dim": 3, "spatial_dims": [1, 2]}}
     kernel = {"input_feature_dim": 2, "output_feature_dim": 3, "spatial_dims": [0, 1]}
     window = {
-        "size": w.shape[:2], "pad_left": [0, 0], "pad_right": [0, 0], "strides": strides, "window_dilations": [1, 1],
+        "size": w.shape[:2], "pad_left": before, "pad_right": after, "strides": strides, "window_dilations": [1, 1],
     }  # fmt: skip
     given = {
         "dims": 4, "input": image, "kernel": {"dims": 4, "filter": kernel}, "output": image, "window": window,
