@@ -86,4 +86,4 @@ __all__ = [
     "to_equinox",
     "to_nnx",
 ]
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"

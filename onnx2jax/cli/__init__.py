@@ -7,6 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+import jax
+
+from .. import __version__
 from ..errors import OnnxError
 from . import (
     bench,
@@ -81,9 +84,10 @@ def _said(error: Exception) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="onnx2jax",
-        description="Run, inspect, check, verify, time and train ONNX models, and generate text with them.",
+        description="Run, inspect, check, verify, time, train, join and export ONNX models; generate text with them.",
         epilog="onnx2jax COMMAND --help has an example and the exit statuses",
     )
+    parser.add_argument("--version", action="version", version=f"onnx2jax {__version__}, jax {jax.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands)

@@ -145,6 +145,8 @@ def load(path: str | Path) -> Any:
     """
     try:
         with open(path, "rb") as file:  # which NumPy leaves open where a .npz file is damaged
+            if (begins := file.peek(6)) and not begins.startswith((b"\x93NUMPY", b"PK")):
+                raise ValueError("it begins as neither")  # NumPy would speak of pickles
             arrays = np.load(file, allow_pickle=False)
             return arrays if isinstance(arrays, np.ndarray) else {n: arrays[n] for n in arrays.files}
     except (ValueError, EOFError, BadZipFile) as error:

@@ -66,12 +66,20 @@ def parse(data: bytes, what: str) -> Any:
     try:
         model = ModelProto.FromString(data)
     except DecodeError as e:
-        raise ModelError(f"{what} is not an ONNX model: {_guess(data) or f'protobuf cannot parse it ({e})'}") from None
+        raise ModelError(f"{what} is not an ONNX model: {_guess(data) or _broken(data, e)}") from None
     if not model.HasField("graph") or not model.HasField("ir_version"):
         missing, rule = ("graph", "MV-04") if model.HasField("ir_version") else ("ir_version", "MV-01")
         guess = _guess(data)
         raise ModelError(f"{what} is not an ONNX model: {guess or f'it has no {missing}'}", rule=() if guess else rule)
     return model
+
+
+def _broken(data: bytes, error: DecodeError) -> str:
+    if data[:1] == b"\x08":  # the tag of ir_version, with which models begin
+        return (
+            f"it begins as one, but its {len(data):,} bytes cannot be read to the end; was it copied whole? ({error})"
+        )
+    return f"protobuf cannot parse it ({error})"
 
 
 def _guess(data: bytes) -> str:
@@ -85,6 +93,8 @@ def _guess(data: bytes) -> str:
         return "it is an operator set document"
     if head.startswith(b"PK\x03\x04"):
         return "it is a zip archive (a PyTorch checkpoint, for instance); export it to ONNX first"
+    if head.startswith(b"\x93NUMPY"):
+        return "it is an array of NumPy's"
     if head[4:8] == b"ORTM":
         return "it is in onnxruntime's own format; convert the .onnx file it was made from"
     if head.lstrip().startswith((b"<", b"{")):

@@ -114,7 +114,14 @@ def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, 
         (["run", MODEL, "--input", "image={npy}"], 1, "has rank 4, not 2"),
         (["run", MODEL, "--random", "--dim", "width=8"], 1, "'width'"),
         (["run", MODEL, "--random", "--dim", "batch=many"], 2, "'many' is not a whole number"),
+        (
+            ["run", MODEL, "--input", "image={text}.npy"],
+            2,
+            "x.txt.npy is no .npy or .npz file that can be read: it begins",
+        ),
         (["inspect", "{text}"], 1, "not an ONNX model"),
+        (["inspect", "{npy}"], 1, "x.npy' is not an ONNX model: it is an array of NumPy's"),
+        (["inspect", "{short}"], 1, "its 9,999 bytes cannot be read to the end; was it copied whole?"),
         (["draw", MODEL, "{folder}"], 1, "{folder}: Is a directory"),
         (["draw", MODEL, "{folder}/no/page.html"], 1, "{folder}/no/page.html: No such file or directory"),
     ],
@@ -125,7 +132,16 @@ def test_errors_are_one_clean_message(
     np.save(tmp_path / "x.npy", np.zeros((2, 3), np.float32))
     for name in ("x.txt", "x.bin"):
         (tmp_path / name).write_text("{}")
-    files = {"npy": tmp_path / "x.npy", "text": tmp_path / "x.txt", "other": tmp_path / "x.bin", "folder": tmp_path}
+    (tmp_path / "x.txt.npy").write_text("{}")
+    short = tmp_path / "short.onnx"
+    short.write_bytes(Path(MODEL).read_bytes()[:9999])
+    files = {
+        "short": short,
+        "npy": tmp_path / "x.npy",
+        "text": tmp_path / "x.txt",
+        "other": tmp_path / "x.bin",
+        "folder": tmp_path,
+    }
     got, out, err = command(*(a.format(**files) for a in arguments))
     assert got == status
     assert out == ""

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import onnx.parser
 import onnxruntime
 import pytest
 
-from onnx2jax import cli, convert, demo_model
+from onnx2jax import __version__, cli, convert, demo_model
 from onnx2jax.ops import registry
 
 MODEL = str(demo_model())
@@ -97,6 +98,13 @@ def test_summary_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "float32[2, 10]" in out
     assert cli.main(["summary", MODEL, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes"][-1]["outputs"] == {"logits": "float32[1, 10]"}
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"onnx2jax {__version__}, jax {jax.__version__}\n"
 
 
 def test_join_writes_one_file_of_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

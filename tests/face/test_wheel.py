@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from packaging.requirements import Requirement
 
+from onnx2jax import __version__
 from tests.support.helpers import ROOT
 
 DATA = {
@@ -25,7 +26,6 @@ DATA = {
     "proto/onnx.binpb",
     "py.typed",
 }
-VERSION = importlib.metadata.version("onnx2jax")
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,11 @@ def test_wheel_and_sdist_hold_the_package_alone(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {n for n in names if not n.startswith(f"onnx2jax-{VERSION}.dist-info")} == package
+    assert {n for n in names if not n.startswith(f"onnx2jax-{__version__}.dist-info")} == package
 
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as source:
-        files_there = {m.name.removeprefix(f"onnx2jax-{VERSION}/") for m in source if not m.isdir()}
+        files_there = {m.name.removeprefix(f"onnx2jax-{__version__}/") for m in source if not m.isdir()}
         assert not any(m.issym() for m in source)
     extra = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
     assert files_there - {".gitignore"} == package | extra
@@ -101,7 +101,7 @@ def test_wheel_and_sdist_hold_the_package_alone(built: Path) -> None:
 def test_it_converts_differentiates_and_names_what_is_missing(installed: Path) -> None:
     done = ran(installed / "python", "-I", ROOT / "tests" / "support" / "alone.py")
     assert done.stderr == ""
-    assert done.stdout.startswith(f"onnx2jax {VERSION}, ")
+    assert done.stdout.startswith(f"onnx2jax {__version__}, ")
 
 
 def test_the_program_and_the_demo(installed: Path, tmp_path: Path) -> None:
