@@ -94,16 +94,18 @@ class Kept:
     Attributes:
         results: a tree like that of its results, with numbers in place of arrays.
         prepared: what weights alone decide.
-        compiled: the program's code as JAX writes it, or as a function; None where it is part of another program.
+        code: the program's as JAX writes it; None where it is part of another program.
+        compiled: the code as a function, once it is loaded.
     """
 
     results: Any
     prepared: Prepared | None
-    compiled: Any
+    code: Any
+    compiled: Any = None
 
     def loaded(self) -> Kept:
         """The same with the code, if there is some, as a function."""
-        return self if self.compiled is None else replace(self, compiled=compat.load_compiled(self.compiled))
+        return self if self.code is None else replace(self, compiled=compat.load_compiled(self.code))
 
 
 class Executable:
@@ -140,9 +142,9 @@ class Executable:
         self._whole: Any = jax.jit(main)
         """What can be lowered, or was compiled."""
         self.main: Callable[..., list[Any]] = self._whole
-        self._found = kept.compiled is not None
-        """Whether its code was read: XLA writes such code without its functions, so it is not written again."""
-        if self._found:
+        self._code = kept.code
+        """Where it was read: what was compiled from it is not to be written again, XLA would leave its functions out."""
+        if kept.compiled is not None:
             self._use(kept.compiled)
 
     def __call__(self, weights: Weights, leaves: list[Any], on_host: bool = False) -> Any:
@@ -174,7 +176,7 @@ class Executable:
         compiled, dumped = compiled_to_keep(self._whole, self.handed(weights), leaves)
         if compiled is not None:
             self._use(compiled)
-        return None if dumped is None else replace(self.plan, compiled=dumped)
+        return None if dumped is None else replace(self.plan, code=dumped)
 
     @property
     def plan(self) -> Kept:
@@ -190,7 +192,7 @@ class Executable:
                 return list(map(np.asarray, self.main(handed, leaves)))
 
             lowered = whole.lower(handed, leaves) if hasattr(whole, "lower") else whole
-            run = None if self._found else synchronous(lowered, handed)
+            run = synchronous(lowered, handed, self._code)
             weights.synchronous[self] = waiting if run is None else unless_configured(run, waiting)
         return weights.synchronous[self]
 

@@ -21,12 +21,13 @@ from ..thresholds import SHORT
 Synchronous = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
-def synchronous(lowered: Any, handed: Sequence[Any]) -> Synchronous | None:
+def synchronous(lowered: Any, handed: Sequence[Any], code: Any = None) -> Synchronous | None:
     """The program with its first arguments, as a function of the others; None where it is long or cannot be loaded.
 
     Args:
         lowered: what ``jax.jit(...).lower`` gives for two lists of arrays, or a compiled function.
         handed: the first list, on the CPU that it was compiled for.
+        code: what it was loaded from, if it was.
     """
     device = compat.synchronous_device()
     if device is None:
@@ -42,10 +43,10 @@ def synchronous(lowered: Any, handed: Sequence[Any]) -> Synchronous | None:
         return None
     if compat.devices_of(compiled) != [device.id]:  # a program can be loaded on a device of the same number alone
         return None
-    dumped = compat.dump_compiled(compiled)
-    if dumped is None:
+    code = code or compat.dump_compiled(compiled)
+    if code is None:
         return None
-    program = compat.load_compiled(dumped, device)
+    program = compat.load_compiled(code, device)
     shared = [jax.device_put(np.asarray(v), device) for v in handed]
 
     def call(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
