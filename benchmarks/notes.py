@@ -40,11 +40,11 @@ _INTEGERS: Final = (
     "(kept, 0.7 of voicefilter's processor time), 280 in float32."
 )
 _CALLS: Final = (
-    "Of `run` 12 to 15 us are Python and JAX's way into a program; the rest is the program, in the thread of the caller "
-    "since it is loaded on a CPU client that has no other (an MLP: 54 to 16 us). A call `model(x)` hands a program of "
-    "more than 1000 operations to a thread of XLA's, which takes longer than such a program; its results brought over "
-    "from that client would cost as much (device_put 45 us, dlpack 50). Each weight costs 0.4 us: joining small ones to "
-    "one argument made programs of twice the compile time."
+    "Of `run` 12 to 15 us are Python and JAX's way into a program; the rest is the program, in the thread of the "
+    "caller since it is loaded on a CPU client that has no other (an MLP: 54 to 16 us). A call `model(x)` hands a "
+    "program of more than 1000 operations to a thread of XLA's, which takes longer than such a program; its results "
+    "brought over from that client would cost as much (device_put 45 us, dlpack 50). Each weight costs 0.4 us: joining "
+    "small ones to one argument made programs of twice the compile time."
 )
 _HOST: Final = (
     "Strings, maps and counts that depend on data are worked on by NumPy, node by node: 2.6 us a node beyond its "

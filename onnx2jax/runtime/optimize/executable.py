@@ -143,7 +143,7 @@ class Executable:
         """What can be lowered, or was compiled."""
         self.main: Callable[..., list[Any]] = self._whole
         self._code = kept.code
-        """Where it was read: what was compiled from it is not to be written again, XLA would leave its functions out."""
+        """Where it was read: what is compiled from it is not written again, for XLA would leave its functions out."""
         if kept.compiled is not None:
             self._use(kept.compiled)
 
