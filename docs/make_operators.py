@@ -66,6 +66,9 @@ _FLAT = frozenset(
 _ORDERED = "int8 matrices tiled as cublasLt wants them on one kind of GPU; the schema defines the tilings by a link"
 _VENDOR = "a blob that one vendor's compiler made, without the operators it came from"
 _BLOCKS = "block floating point, whose kinds (bfp_type) and bytes the schema does not define"
+_FORMATS = (
+    "weights in blocks whose bytes the schema defines by a link alone; use MatMulNBits, GatherBlockQuantized, QMoE"
+)
 _UNWRITTEN = "not written yet"
 MISSING = {
     "AttnLSTM": "not written yet: an LSTM with attention, which no exporter that we know writes",
@@ -73,8 +76,11 @@ MISSING = {
     "DequantizeBFP": _BLOCKS,
     "DequantizeWithOrder": _ORDERED,
     "EPContext": _VENDOR,
+    "GatherPacked": _FORMATS,
     "MatMulFpQ4": "a blob of weights in the order of the processor that onnxruntime packed it on; use MatMulNBits",
+    "MatMulPacked": _FORMATS,
     "MaxpoolWithMask": "for internal use, says the schema, and not what the mask does",
+    "MoEPacked": _FORMATS,
     "QOrderedAttention": _ORDERED,
     "QOrderedGelu": _ORDERED,
     "QOrderedLayerNormalization": _ORDERED,
@@ -84,19 +90,15 @@ MISSING = {
     "QuantizeWithOrder": _ORDERED,
     "Snpe": _VENDOR,
     "SparseToDenseMatMul": "takes a sparse tensor, which is dense here as soon as it is read: use MatMul",
-    "WhisperBeamSearch": "not written yet; BeamSearch serves encoders of tokens",
+    "SpeculativePrefixCommit": "writes records to an address in memory, which no function of arrays can",
+    "WhisperBeamSearch": "not written yet; the schema does not say what its graphs take and give",
     "WordConvEmbedding": "the schema names neither the activation nor how long a word is",
     **dict.fromkeys(
         [
-            "DynamicSparseAttention",
-            "GatherPacked",
             "Mamba2Verify",
-            "MatMulPacked",
-            "MoEPacked",
             "PackedSparseAttentionIndexer",
             "SparseAttentionIndexer",
             "SparsePagedAttention",
-            "SpeculativePrefixCommit",
         ],
         _UNWRITTEN,
     ),

@@ -22,6 +22,7 @@ from tests.ops import (
     test_microsoft_decoding,
     test_microsoft_packed,
     test_microsoft_ragged,
+    test_microsoft_sparse,
     test_microsoft_streams,
     test_microsoft_tensors,
 )
@@ -97,10 +98,15 @@ ROWS: list[tuple[str, list[Any], int, dict[str, Any]]] = [
 ]
 
 LEFT_OUT = {
+    ("ConvStateReplay", "T"): "its offsets are in bytes: tests/ops/test_microsoft_ragged.py has float16",
     ("DecoderMaskedSelfAttention", "T"): "the order of its keys differs with the type: test_microsoft_decoding.py",
     **dict.fromkeys(
         [("PagedAttention", "T"), ("PagedAttention", "T_CACHE")],
         "a cache of another type than the queries is quantized, which is refused",
+    ),
+    **dict.fromkeys(
+        [("DynamicSparseAttention", t) for t in ("T", "TQuery", "TValue", "TCache")],
+        "queries, keys, values and caches are of one type here: tests/ops/test_microsoft_sparse.py",
     ),
     ("GatherBlockQuantized", "float"): "in onnxruntime's schema, but in none of its kernels",
     ("GatherBlockQuantized", "T1"): "packed and unpacked data differ in shape: test_microsoft.py has both",
@@ -128,6 +134,7 @@ FAMILIES: Any = (
     test_microsoft_decoding,
     test_microsoft_packed,
     test_microsoft_ragged,
+    test_microsoft_sparse,
     test_microsoft_streams,
     test_microsoft_tensors,
 )

@@ -60,7 +60,7 @@ def paged_attention(
     if do_rotary:
         if cos_cache is None or sin_cache is None:
             raise ValueError("do_rotary=1 needs cos_cache and sin_cache")
-        q, k = (rotated_from(rotary_offset, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+        q, k = (rotated_from(rotary_offset, x, cos_cache, sin_cache, at[None], rotary_interleaved) for x in (q, k))
     size = key_cache.shape[1]
     slots = jnp.asarray(block_table)[sequence, at // size] * size + at % size if slot_mapping is None else slot_mapping
     slots = jnp.where((slots >= 0) & (sequence < batch), slots, key_cache.shape[0] * size)  # which is none
@@ -85,9 +85,9 @@ def paged_attention(
 
 
 def rotated_from(first, x, cos_cache, sin_cache, at, interleaved):
-    """Features of [1, heads, tokens, size] from ``first`` on turned, two for each angle; the others as they are."""
+    """Features of [batch, heads, tokens, size] from ``first`` on turned by the angles at [batch, tokens]."""
     attributes = {"interleaved": interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
-    turned = rotary_embedding(x[..., first:], cos_cache, sin_cache, at[None], **attributes)
+    turned = rotary_embedding(x[..., first:], cos_cache, sin_cache, at, **attributes)
     return jnp.concatenate([x[..., :first], turned], axis=-1)
 
 
