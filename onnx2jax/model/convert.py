@@ -26,6 +26,7 @@ from ..sharding.processes import several, together
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
 from .changes.max_size import with_max_size
+from .changes.pack import with_packed
 from .changes.rebatch import rebatched
 from .changes.unpack import with_weights
 from .devices.balance import costs
@@ -77,7 +78,8 @@ def convert(
             axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
             number for each sample becomes a vector.
         weights: a floating type, "float32" or "bfloat16", in which weights that the file packs in 2, 4 or 8 bits
-            (MatMulNBits) are kept; packed as they are when left out, and unpacked on the way.
+            (MatMulNBits) are kept; packed as they are when left out, and unpacked on the way. "packed": matrices behind
+            DequantizeLinear stay packed, too, as MatMulNBits has them; otherwise they are unpacked once, to float.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         optimize: optimise what is compiled for a CPU: channels lie last, and what weights alone decide is computed
             once, not in every call. False leaves it as it was traced.
@@ -128,7 +130,9 @@ def convert(
         imported = importer.model()
         binding.check_served(imported.missing, imported.refused)
         imported = with_max_size(imported, max_size or {})
-        if weights is not None:
+        if isinstance(weights, str) and weights == "packed":
+            imported = with_packed(imported)
+        elif weights is not None:
             imported = with_weights(imported, weights)
         if rebatch:
             imported = rebatched(imported, rebatch, static or {})

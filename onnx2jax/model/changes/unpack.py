@@ -38,7 +38,10 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
     except TypeError:
         kind = np.dtype(object)
     if not jnp.issubdtype(kind, jnp.floating):
-        raise InputTypeError(f"weights is {dtype!r}: 'float32', 'bfloat16' or 'float16' say how to keep packed weights")
+        raise InputTypeError(
+            f"weights is {dtype!r}: 'float32', 'bfloat16' or 'float16' say how to keep packed weights, and 'packed' "
+            "keeps those behind DequantizeLinear as they are"
+        )
     graph, nodes, initializers = imported.graph, list[Node](), dict(imported.graph.initializers)
     for node in graph.nodes:
         packed = _operands(graph, node)

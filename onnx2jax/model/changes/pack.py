@@ -1,0 +1,167 @@
+"""Weights that DequantizeLinear makes floating stay packed: ``convert(..., weights="packed")``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ...ir.graph import Graph, Imported, Node
+from ...ops import registry
+from ...proto.mapped import load
+
+MICROSOFT: Final = "com.microsoft"
+BITS: Final = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+BLOCK: Final = 128
+"""Numbers in a block where the file has one scale for more: blocks want to be powers of 2, from 16 on."""
+
+
+def with_packed(imported: Imported) -> Imported:
+    """The model with MatMulNBits where its main graph multiplies by a matrix behind DequantizeLinear.
+
+    That is one of 2, 4 or 8 bits that nothing else reads, by MatMul or Gemm, with a scale for all, for each column of
+    the product, or for each block of 16, 32, 64, ... rows. Unpacked, it would take eight times the memory of 4 bits.
+    The packed weights have the names of the weights.
+    """
+    graph = imported.graph
+    initializers, nodes = dict(graph.initializers), list(graph.nodes)
+    makers = {v: n for n in nodes for v in n.outputs}
+    readers = Counter(v for g in graph.walk() for n in g.nodes for v in n.reads)
+    readers.update(v.name for v in graph.outputs)
+    for i, node in enumerate(graph.nodes):
+        found = _stored(graph, node, makers, readers)
+        if found is not None:
+            packed = found.packed()
+            initializers |= packed
+            nodes[i] = found.product(node, list(packed))
+    gone = {n for node in graph.nodes for n in node.reads}
+    nodes = _needed(nodes, {v.name for v in graph.outputs})
+    gone -= {n for node in nodes for n in node.reads} | {v.name for v in graph.outputs}
+    initializers = {n: v for n, v in initializers.items() if n not in gone}
+    return replace(imported, graph=replace(graph, nodes=tuple(nodes), initializers=initializers))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A matrix as a product takes it, [out, in] in numbers without sign.
+
+    Attributes:
+        name: of the stored weight.
+        numbers: uint8[out, in].
+        scales: [out, blocks].
+        zeros: uint8[out, blocks].
+        block: numbers in a block.
+    """
+
+    name: str
+    bits: int
+    numbers: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+    block: int
+
+    def packed(self) -> dict[str, np.ndarray]:
+        """Weight, scales and, where they are not the middle of the range, zero points, as MatMulNBits has them."""
+        columns, blocks = self.numbers.shape[1], self.scales.shape[1]
+        whole = np.pad(self.numbers, ((0, 0), (0, blocks * self.block - columns)))
+        found = {
+            self.name: _joined(whole, self.bits).reshape(len(whole), blocks, -1),
+            f"{self.name}.scales": np.ascontiguousarray(self.scales),
+        }
+        if (self.zeros != 2 ** (self.bits - 1)).any():
+            found[f"{self.name}.zero_points"] = _joined(self.zeros, self.bits)
+        return found
+
+    def product(self, node: Node, packed: list[str]) -> Node:
+        """The node that takes them."""
+        bias = node.inputs[2] if len(node.inputs) > 2 else ""
+        inputs = (node.inputs[0], *packed)
+        if bias:
+            inputs = (*inputs, *[""] * (5 - len(inputs)), bias)
+        rows, columns = self.numbers.shape
+        attributes = {"K": columns, "N": rows, "bits": self.bits, "block_size": self.block}
+        target = registry.resolve(MICROSOFT, "MatMulNBits", 1)
+        return replace(
+            node, op_type="MatMulNBits", domain=MICROSOFT, opset=1, inputs=inputs, attributes=attributes, target=target
+        )
+
+
+def _stored(graph: Graph, node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]) -> _Stored | None:
+    """The matrix that a product multiplies with; None where it is no such product."""
+    if (node.domain, node.op_type) not in {("", "MatMul"), ("", "Gemm")} or not _is_plain(graph, node):
+        return None
+    name, turned, constants = node.inputs[1], bool(node.attributes.get("transB", 0)), graph.initializers
+    while name in makers and readers[name] == 1:
+        maker = makers[name]
+        name = maker.inputs[0]
+        if (maker.domain, maker.op_type) == ("", "Transpose") and tuple(maker.attributes.get("perm", (1, 0))) == (1, 0):
+            turned = not turned
+        elif maker.op_type == "DequantizeLinear":
+            small = maker.inputs[1:]
+            if name not in constants or readers[name] != 1 or any(n and n not in constants for n in small):
+                return None
+            return _laid_out(name, maker, [load(constants[n]) if n else None for n in (name, *small)], turned)
+        else:
+            return None
+    return None
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Whether it is but a product and a bias, on no devices of its own."""
+    given = node.attributes
+    if node.devices or given.get("transA", 0) or given.get("alpha", 1.0) != 1 or given.get("beta", 1.0) != 1:
+        return False
+    bias = node.inputs[2] if len(node.inputs) > 2 else ""
+    return not bias or (bias in graph.initializers and graph.initializers[bias].ndim == 1)
+
+
+def _laid_out(name: str, maker: Node, operands: list[Any], turned: bool) -> _Stored | None:
+    """``turned``: it is stored as [out, in]."""
+    weight, scale, zero = (*operands, None)[:3]
+    bits = BITS.get(weight.dtype.name)
+    given = maker.attributes
+    if bits is None or weight.ndim != 2 or given.get("output_dtype", 0) or scale.dtype.itemsize not in (2, 4):
+        return None
+    middle = 0 if weight.dtype.name[0] == "u" else 2 ** (bits - 1)
+    zero = np.zeros(scale.shape, np.int16) if zero is None else zero.astype(np.int16)
+    numbers, axis = weight.astype(np.int16) + middle, given.get("axis", 1) % 2
+    if not turned:
+        numbers, axis = numbers.T, 1 - axis  # so that axis 0 is that of the product's columns
+    rows, columns = numbers.shape
+    if scale.ndim == 2:
+        block = given.get("block_size", 0)
+        parts = (v if turned else v.T for v in (scale, zero))
+        if axis != 1 or block < 16 or block & (block - 1):
+            return None
+        scale, zero = parts
+    else:
+        if scale.size > 1 and (axis != 0 or scale.size != rows):
+            return None
+        block = min(BLOCK, max(16, 1 << (columns - 1).bit_length()))
+        extents = rows, -(-columns // block)
+        scale, zero = (np.broadcast_to(v.reshape(-1, 1), extents) for v in (scale, zero))
+    return _Stored(name, bits, numbers.astype(np.uint8), scale, (zero + middle).astype(np.uint8), block)
+
+
+def _joined(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Rows of numbers as rows of bytes, low bits first."""
+    per = 8 // bits
+    whole = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per))).reshape(len(numbers), -1, per)
+    shifted = whole << (np.arange(per, dtype=np.uint8) * np.uint8(bits))
+    joined: np.ndarray = np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint8)
+    return joined
+
+
+def _needed(nodes: list[Node], wanted: set[str]) -> list[Node]:
+    """The nodes without those DequantizeLinear and Transpose that nothing reads any more."""
+    kept: list[Node] = []
+    read = set(wanted)
+    for node in reversed(nodes):
+        if node.op_type in ("DequantizeLinear", "Transpose") and read.isdisjoint(node.outputs):
+            continue
+        kept.append(node)
+        read.update(node.reads)
+    return kept[::-1]
