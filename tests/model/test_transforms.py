@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from tests.support.helpers import mesh
-from tests.support.models import model, value
+from tests.support.models import mlp, model, value
 
 Network = tuple[onnx.ModelProto, np.ndarray]
 
@@ -125,9 +126,9 @@ def make(request: pytest.FixtureRequest) -> Callable[[Any], Network]:
     return NETWORKS[request.param]
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["caller 32-bit", "caller 64-bit"])
-def test_gradients_are_those_of_finite_differences(make: Callable[[Any], Network], x64: bool) -> None:
-    """Along a random direction over all parameters; the differences are taken in float64."""
+@cache
+def difference(make: Callable[[Any], Network]) -> tuple[float, dict[str, np.ndarray]]:
+    """By how much the loss grows along a random direction over all parameters, in float64; and the direction."""
     proto, x = make(np.float64)
     exact = onnx2jax.convert(proto)
     rng = np.random.default_rng(2)
@@ -140,12 +141,17 @@ def test_gradients_are_those_of_finite_differences(make: Callable[[Any], Network
         return float((y**2).sum())
 
     step = 1e-5
-    expected = (loss_at(step) - loss_at(-step)) / (2 * step)
-    dtype = np.float64 if x64 else np.float32
-    m = onnx2jax.convert(make(dtype)[0])
+    return (loss_at(step) - loss_at(-step)) / (2 * step), direction
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["caller 32-bit", "caller 64-bit"])
+def test_gradients_are_those_of_finite_differences(make: Callable[[Any], Network], x64: bool) -> None:
+    expected, direction = difference(make)
+    proto, x = make(np.float64 if x64 else np.float32)
+    m = onnx2jax.convert(proto)
     with jax.enable_x64(x64):
-        gradients = jax.grad(lambda p: (m.apply(p, x.astype(dtype)) ** 2).sum())(m.params)
-        slope = sum(float((np.asarray(gradients[k], np.float64) * direction[k]).sum()) for k in base)
+        gradients = jax.jit(jax.grad(lambda p: (m.apply(p, x) ** 2).sum()))(m.params)
+        slope = sum(float((np.asarray(gradients[k], np.float64) * v).sum()) for k, v in direction.items())
     np.testing.assert_allclose(slope, expected, rtol=1e-5 if x64 else 1e-3)
 
 
@@ -154,21 +160,25 @@ def test_jit_vmap_and_jaxpr(make: Callable[[Any], Network], x64: bool) -> None:
     proto, x = make(np.float32)
     m = onnx2jax.convert(proto)
     expected = m(x)
+    separate = np.stack([m(row[None]) for row in x])
+
+    @jax.jit  # one program, and not three
+    def results(params: Any, x: Any) -> tuple[Any, ...]:
+        # A batch of batches of one; the recurrent network's output has the batch on another axis.
+        mapped = jax.vmap(lambda row: m.apply(params, row[None]))(x)
+        gradient = jax.grad(lambda p: m.apply(p, x).sum())(params)
+        return m.apply(params, x), mapped, gradient, jax.vmap(jax.grad(lambda row: m.apply(params, row[None]).sum()))(x)
+
     with jax.enable_x64(x64):
-        compiled = jax.jit(m.apply)(m.params, x)
+        compiled, mapped, gradient, batched = results(m.params, x)
         assert compiled.dtype == np.float32
         np.testing.assert_allclose(compiled, expected, rtol=1e-5, atol=1e-6)
-        # A batch of batches of one; the recurrent network's output has the batch on another axis.
-        mapped = jax.vmap(lambda row: m.apply(m.params, row[None]))(x)
-        separate = np.stack([m(row[None]) for row in x])
         np.testing.assert_allclose(mapped, separate, rtol=1e-4, atol=1e-5)
         jaxpr = jax.make_jaxpr(m.apply)(m.params, x)
         assert "dot_general" in str(jaxpr)
         assert [a.dtype for a in jaxpr.out_avals] == [np.float32]
-        gradient = jax.jit(jax.grad(lambda p: m.apply(p, x).sum()))(m.params)
         assert all(gradient[k].dtype == v.dtype and np.isfinite(gradient[k]).all() for k, v in m.params.items())
-        (batched,) = jax.vmap(jax.grad(lambda row: m.apply(m.params, row[None]).sum()))(x)[None]
-        assert batched.shape == x.shape
+        assert batched.shape == x.shape and np.isfinite(batched).all()
 
 
 def test_the_reference_is_onnxruntime(make: Callable[[Any], Network]) -> None:
@@ -243,14 +253,14 @@ def test_what_is_used_first_inside_a_transformation_keeps_nothing_of_it(how: str
     kept: list[Any] = []
 
     def inside(x: Any) -> Any:
-        m = onnx2jax.convert(onnx2jax.demo_model())
+        m = onnx2jax.convert(mlp())
         t = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
         kept[:] = m, t, onnx2jax.finetune(m, lambda logits, _: (logits**2).mean(), optax.sgd(1e-3))
-        return m(x.reshape(-1, 1, 8, 8)) + t.infer(image=x)
+        return m(x[:, :4]).sum(-1, keepdims=True) + t.infer(image=x)
 
     assert transformed(how, inside, x).shape == (4, 10)
     m, t, tuned = kept
-    images = x.reshape(-1, 1, 8, 8)
-    np.testing.assert_allclose(m(images) + t.infer(image=x), inside(x), rtol=1e-4, atol=1e-4)
-    state, metrics = tuned.step(tuned.init(), {"image": images})
+    own = m(x[:, :4]).sum(-1, keepdims=True) + t.infer(image=x)
+    np.testing.assert_allclose(own, inside(x), rtol=1e-4, atol=1e-4)
+    state, metrics = tuned.step(tuned.init(), {"x": x[:, :4]})
     assert np.isfinite(metrics["loss"]) and state.step == 1
