@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import CacheError, InputNameError, InputShapeError, UnsupportedError
 from onnx2jax.generation.cache import Kind
 from tests.support import decoders
 from tests.support.decoders import File, by_hand, by_onnxruntime
+from tests.support.models import model, value
 
 P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
 ENCODED = np.random.default_rng(3).normal(size=(2, 4, decoders.HIDDEN)).astype(np.float32)
@@ -93,6 +95,33 @@ def test_of_two_files_each_has_its_own_weights() -> None:
     assert decoder.generate([7, 8], 2, after=texts).texts() == [more], "the cache holds what the encoder gave"
     with pytest.raises(InputNameError, match="'encoder_hidden_states' of the decoder is not given"):
         decoder.generate(P, 4)
+
+
+def test_a_state_of_a_delta_net() -> None:
+    """Whose names say nothing: the operator says which output goes where."""
+    rng, attributes = np.random.default_rng(0), {"domain": "com.microsoft", "update_rule": "linear"}
+    constants = {"table": rng.normal(size=(11, 8)), "head": rng.normal(size=(6, 11))}
+    constants |= {f"w_{name}": rng.normal(size=(8, 6)) for name in "qkv"}
+    constants = {name: array.astype(np.float32) for name, array in constants.items()}
+    constants |= {"heads": np.array([0, 0, 2, 3]), "flat": np.array([0, 0, 6])}
+    nodes = [helper.make_node("Gather", ["table", "input_ids"], ["h"])]
+    for name in "qkv":
+        nodes.append(helper.make_node("MatMul", ["h", f"w_{name}"], [f"{name}_flat"]))
+        nodes.append(helper.make_node("Reshape", [f"{name}_flat", "heads"], [name]))
+    nodes += [
+        helper.make_node("GatedDeltaNet", ["q", "k", "v", *[""] * 3, "a"], ["o", "b"], **attributes),
+        helper.make_node("Reshape", ["o", "flat"], ["o_flat"]),
+        helper.make_node("MatMul", ["o_flat", "head"], ["logits"]),
+    ]
+    state = ["batch", 2, 3, 3]
+    inputs = [value("input_ids", np.int64, ["batch", "tokens"]), value("a", np.float32, state)]
+    outputs = [value("logits", np.float32, ["batch", "tokens", 11]), value("b", np.float32, state)]
+    made = onnx2jax.convert(model(nodes, inputs, outputs, constants, opsets={"com.microsoft": 1}))
+    tokens = [1, 2, 3]
+    for _ in range(4):
+        logits, _ = made(np.array([tokens]), np.zeros((1, 2, 3, 3), np.float32))
+        tokens.append(int(np.asarray(logits)[0, -1].argmax()))
+    assert onnx2jax.decoder(made).generate([1, 2, 3], 4).texts() == [tokens[3:]]
 
 
 def test_a_state_of_a_convolution() -> None:

@@ -163,6 +163,15 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"v"},
         {"opsets": MICROSOFT},
     ),
+    "a router beside a gate": (
+        [
+            helper.make_node("RouterGateUpProj", ["x", "w"], ["r", "g"], domain="com.microsoft", router_size=2),
+            helper.make_node("MatMul", ["g", "v"], ["y"]),
+        ],
+        {"w": real(8, 8), "v": real(3, 8)},
+        {"w", "v"},
+        {"opsets": MICROSOFT},
+    ),
     "what is computed from weights": (
         [
             node("Add", "w ones", "o"),

@@ -44,6 +44,7 @@ BY_OPERATOR: Final = {
     ("com.microsoft", "Attention"): {1: 4},
     ("com.microsoft", "CausalConvWithState"): {1: 3},
     ("com.microsoft", "LinearAttention"): {1: 3},
+    ("com.microsoft", "GatedDeltaNet"): {1: 6},
     ("", "Attention"): {1: 4, 2: 5},
 }
 """The operators that keep a cache of their own: which output is which input, later."""
