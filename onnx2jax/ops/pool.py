@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, dims, is_known
+from .arrays import HALF, argmax, dims, is_known
 from .cast import is_float
 from .conv import MAX_TAPS, WINDOW, count_blocks, taps, window_of
 from .indexing import in_32_bits
@@ -35,6 +35,10 @@ def _pool_window(x, *, kernel_shape, auto_pad, ceil_mode=0, **attributes):
     return given._replace(pads=tuple(around)), given
 
 
+FEW_TAPS = 9
+"""Windows of float16 up to this size are reduced at once; 5x5 take 0.07 ms axis by axis, and 0.4 at once."""
+
+
 def _reduce(x, init, combine, window):
     ones = (1, 1)
     return lax.reduce_window(
@@ -54,7 +58,17 @@ def _pool(x, init, combine, window):
     if sum(window.kernel) > MAX_TAPS:
         return _reduce(x, init, combine, window)
     default, cpu = (lambda v, f=f: f(v, init, combine, window) for f in (_reduce, _reduce_by_axis))
+    if combine is lax.max and x.dtype in HALF:
+        cpu = functools.partial(_maxima_of_halves, init=init, window=window)
     return lax.platform_dependent(x, cpu=cpu, default=default)
+
+
+def _maxima_of_halves(x, init, window):
+    """In float32, which is as exact, and spares conversions at each comparison. Shifted float16 would be converted
+    anew for every tap: behind a convolution 3x3 maxima of 111x111 pixels and 64 channels take 1.3 ms rather than 3.4,
+    and 0.6 rather than 1.1 of bfloat16."""
+    few = x.dtype == np.float16 and math.prod(window.kernel) <= FEW_TAPS
+    return (_reduce if few else _reduce_by_axis)(x.astype(np.float32), init, lax.max, window).astype(x.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

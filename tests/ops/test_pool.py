@@ -138,3 +138,16 @@ def test_half_precision_averages_in_float32(name):
 def test_errors_say_what_is_wrong_with_the_window(opset, attributes, words):
     with pytest.raises(ValueError, match=words):
         run_op("LpPool", ROW, opset=opset, **attributes)
+
+
+@pytest.mark.parametrize("side", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
+def test_maxima_of_halves_are_exact(dtype: Any, side: int) -> None:
+    """Those of float32, in which they are taken: with infinities, NaN and padding among them."""
+    x = np.random.default_rng(0).normal(size=(1, 2, 9, 9)).astype(dtype)
+    x[0, 0, 4, 4:7] = np.nan, np.inf, -np.inf
+    x[0, 1, :4, :4] = -np.inf
+    given = {"kernel_shape": [side, side], "strides": [2, 1], "pads": [1] * 4, "jit": True}
+    half, single = run_op("MaxPool", x, **given), run_op("MaxPool", x.astype(np.float32), **given)
+    assert half.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(half, np.float32), single)
