@@ -68,6 +68,12 @@ def kind_of(pair: Pair) -> Kind:
     return "fixed" if isinstance(pair.dims[pair.axis], int) else "appended"
 
 
+def own_length(pair: Pair) -> int | None:
+    """The tokens for which the file itself says that a cache has room; None where it leaves that open, or it slides."""
+    room = None if pair.axis is None or pair.window else pair.dims[pair.axis]
+    return room if isinstance(room, int) else None
+
+
 def empty(
     pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], batch: int, length: int, *, aligned: bool = False
 ) -> Cache:
@@ -78,10 +84,11 @@ def empty(
     """
     values = {}
     for name, pair in pairs.items():
-        kind = kinds[name]
-        if kind == "fixed" and length != (own := pair.dims[pair.axis or 0]):
+        kind, own = kinds[name], own_length(pair)
+        if kind != "crossed" and own is not None and length != own:
             raise UnsupportedError(f"the file's own caches have room for {own} tokens, not {length}: length={own}")
-        values[name] = jnp.zeros(extents(pair, batch, 0 if kind == "crossed" else length), pair.dtype)
+        room = 0 if kind == "crossed" else max(length, pair.window)
+        values[name] = jnp.zeros(extents(pair, batch, room), pair.dtype)
     return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32), aligned)
 
 

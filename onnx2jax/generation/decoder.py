@@ -62,9 +62,9 @@ class Decoder(Steps):
 
     def __init__(
         self, model: Model, first: Model | None = None, *, stop: Sequence[Sequence[int]] = (), pad: int | None = None,
-        context: int | None = None,
+        context: int | None = None, embed: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(model, first)
+        super().__init__(model, first, embed)
         limits = [n for n in (context, positions_in_tables(model.graph)) if n is not None]
         self.context = min(limits) if limits else None
         self.stop = tuple(map(tuple, stop))
@@ -253,7 +253,8 @@ class Decoder(Steps):
             if self._ragged(after.cache):  # which the prompts may not have been
                 rows = [np.resize(row, min(6, after.cache.length) - i % 2) for i, row in enumerate(more)]
                 self._prove(rows, after.cache.length, choose, how, others)
-            state = self._programs.further(after.cache, more, choose, how, others)
+            given = more if self.embedding is None else self.embedding.of_prompts(more, others)
+            state = self._programs.further(after.cache, given, choose, how, others)
             self._prove_further(after.cache, more, state, choose, how, others)
             return state, run
         room = self._room(max(map(len, rows)) + count, length)
@@ -277,13 +278,16 @@ class Decoder(Steps):
 
     def _first(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Any, others: Any) -> State:
         lengths = np.array([len(r) for r in rows], np.int32)
-        padded = self._padded(rows, room)
+        padded: Any = self._padded(rows, room)
+        if self.embedding is not None:
+            padded = self.embedding.of_prompts(padded, others)
         aligned = room in self._aligned
         return self._programs.first(padded, lengths, room, choose, how, others, aligned=aligned)
 
     def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
+        rows = rows if self.masks else list(even(rows))
         if not self.pads:
-            return even(rows)
+            return np.stack(rows)
         longest = max(map(len, rows))
         size = min(max(SMALLEST, 1 << (longest - 1).bit_length()), room)
         return np.stack([np.pad(r, (0, size - len(r))) for r in rows])

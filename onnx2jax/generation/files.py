@@ -26,6 +26,7 @@ def decoder(
     source: Any,
     *,
     prefill: Any = None,
+    embed: Any = None,
     stop: Any = None,
     pad: int | None = None,
     context: int | None = None,
@@ -40,6 +41,9 @@ def decoder(
     Args:
         source: a Model, the path of a file, or that of a folder as onnxruntime-genai's builder and optimum write it.
         prefill: the model of the first call, where that is another: what optimum calls ``decoder_model.onnx``.
+        embed: for a decoder that takes embeddings (inputs_embeds): the model or file that makes them of tokens and,
+            say, of what an encoder of images gives; or a function of tokens int[batch, count]. What genai_config.json
+            calls the embedding, when left out.
         stop: what ends a text: a token, or several, each a token or a list of tokens.
         pad: the token that stands behind a text's end.
         context: the most tokens, prompt included.
@@ -57,6 +61,9 @@ def decoder(
     said: dict[str, Any] = {}
     if isinstance(source, str | Path):
         source, prefill, said = _found(Path(source), prefill)
+    embed = said.get("embed") if embed is None else embed
+    if embed is not None and not callable(embed):
+        embed = convert(embed, **converting)
     model, first = (m if m is None or isinstance(m, Model) else convert(m, **converting) for m in (source, prefill))
     assert model is not None
     return Decoder(
@@ -65,6 +72,7 @@ def decoder(
         stop=as_endings(said.get("stop", ()) if stop is None else stop),
         pad=said.get("pad") if pad is None else pad,
         context=said.get("context") if context is None else context,
+        embed=embed,
     )
 
 
@@ -86,6 +94,9 @@ def _found(path: Path, prefill: Any) -> tuple[Path, Any, dict[str, Any]]:
     folder = path if path.is_dir() else path.parent
     genai = _json(folder / "genai_config.json").get("model", {})
     said = _said({**_json(folder / "config.json"), **_json(folder / "generation_config.json"), **genai})
+    embedding = genai.get("embedding", {}).get("filename")
+    if embedding and (folder / embedding).is_file():
+        said["embed"] = folder / embedding
     if not path.is_dir():
         return path, prefill, said
     own = genai.get("decoder", {}).get("filename")

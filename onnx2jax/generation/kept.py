@@ -31,7 +31,12 @@ class Folder:
         """What the decoder computes, whatever its weights; None where that cannot be said."""
         steps = self._steps
         types = steps.weights.types
-        said = [_meaning(m, types) for m in (steps.model, steps.first)]
+        models = steps.programs_follow
+        if steps.embedding is not None:
+            if steps.embedding.rows is None:  # a function of a user's own
+                return None
+            models.append(steps.embedding.rows)
+        said = [_meaning(m, types) for m in models]
         return None if None in said else repr((said, sorted(types.items())))
 
     def path(self, *key: Any) -> Path | None:

@@ -66,6 +66,8 @@ class Programs:
         self.folder = Folder(steps)
         self.compilations = 0
         self._known: dict[Any, Any] = {}
+        self._types: dict[int, Any] = {}
+        """Of what stands for weights, by its id: there are many, and each token that is streamed would ask."""
 
     def first(
         self,
@@ -144,12 +146,15 @@ class Programs:
         full = (*key, _types(args))
         if full not in self._known:
             self._known[full] = self._prepared(full, function, *args)
+            handed = self._known[full][1]
+            self._types[id(handed)] = _types(handed)
         found: tuple[Callable[..., Any], Any] = self._known[full]
         return found
 
     def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
         """The result of a function of these arguments, compiled for their types; ``fixed`` ones go with the key."""
-        full = ("run", *key, _types(args))
+        weights = self._types.get(id(args[0])) or _types(args[0])
+        full = ("run", *key, weights, _types(args[1:]))
         with compat.enable_x64():
             if full in self._known:
                 return self._known[full](*args)

@@ -5,7 +5,8 @@ length is written in place, by one of three ways:
 
 - An operator that writes into the cache it is given (GroupQueryAttention) is given all of it.
 - ``Concat(past, new)`` becomes a write into the array where one token is fed. The model is told of a past as long as
-  the array is but for that token, so everything that it computes from extents fits; the mask says what is real.
+  the array is but for that token, so everything that it computes from extents fits; the mask says what is real, and
+  what counts positions by extents is made to count tokens (see ``in_place``).
 - Where several tokens are fed at once, or the new ones are appended elsewhere, the model appends them to the whole
   array, and they are written to their place afterwards.
 
@@ -30,23 +31,19 @@ from ..ir.graph import Graph
 from ..model.calls.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
 from ..model.changes.parts import remade
 from ..model.model import Model
-from ..ops.registry import Operator
-from ..proto.types import TensorType, ValueInfo
+from ..proto.types import TensorType
 from ..runtime.optimize.executable import Weights
 from . import cache as cached
+from . import in_place
 from .cache import Cache, Kind
+from .embedding import PREFIX, Embedding
+from .graphs import Graphs
 
-WRITE = Operator(
-    "onnx2jax.caches", "Write", 1, cached.write, ("buffer", "new", "start"), attributes=frozenset({"axis"})
-)
-"""Stands where a model appends to a cache."""
-START = "\0start"
-WHOLE = "\0whole "
 FIRST: Final = "first/"
 """Before the names of weights that only the file of the first call has."""
 
 
-class Steps:
+class Steps(Graphs):
     """A decoder's first call and its steps, over caches of fixed length, as pure functions.
 
     Attributes:
@@ -59,8 +56,9 @@ class Steps:
         others: inputs that a caller gives beside tokens, such as what an encoder gives.
     """
 
-    def __init__(self, model: Model, first: Model | None = None) -> None:
+    def __init__(self, model: Model, first: Model | None = None, embed: Any = None) -> None:
         self.caches = found = caches(model)
+        self.embedding = Embedding(embed) if embed is not None else None
         self.pairs = {p.past.name: p for p in found.pairs}
         self.first, self._two_files = first or model, first is not None
         if "has_past" in found.roles:
@@ -86,16 +84,20 @@ class Steps:
         last = shape[-1] if shape else None
         self.vocabulary = last if isinstance(last, int) else None
         self.others = tuple(v.name for v in self.first.inputs if v.name not in self._known(self.first))
+        self.others += self.embedding.others if self.embedding else ()
 
     @cached_property
     def params(self) -> Mapping[str, Any]:
         """The weights: ``model.params``; those of a first call's own file that differ have FIRST before their names."""
-        return {**self.model.params, **{FIRST + n: self.first.params[n] for n in self._own}}
+        own = {FIRST + n: self.first.params[n] for n in self._own}
+        return {**self.model.params, **own, **(self.embedding.params if self.embedding else {})}
 
     @cached_property
     def weights(self) -> Weights:
         """The weights on their devices."""
-        return self.model.weights.beside(FIRST, self.first.weights, self._own) if self._own else self.model.weights
+        weights = self.model.weights
+        weights = weights.beside(FIRST, self.first.weights, self._own) if self._own else weights
+        return self.embedding.beside(weights) if self.embedding else weights
 
     @cached_property
     def _own(self) -> list[str]:
@@ -115,19 +117,18 @@ class Steps:
     @property
     def masks(self) -> bool:
         """Whether what is padding stays out of sight: a mask covers it, and no state would run on into it."""
-        has_mask = bool(self.caches.roles.keys() & {"mask", "lengths"})
-        return has_mask and "state" not in self.kinds.values()
+        return bool(self._read & {"mask", "lengths"}) and not self._states
 
     @property
     def pads(self) -> bool:
         """Whether prompts may be padded behind."""
-        return self.masks and not self._one_logit
+        return (self.masks or (self._hides and self._in_place is not None)) and not self._one_logit
 
     @property
     def fixed_length(self) -> int | None:
         """The length that the file gives its caches, if it does."""
-        sizes = (p.dims[p.axis or 0] for n, p in self.pairs.items() if self.kinds[n] == "fixed")
-        return next((int(d) for d in sizes if isinstance(d, int)), None)
+        sizes = (cached.own_length(p) for n, p in self.pairs.items() if self.kinds[n] != "crossed")
+        return next((n for n in sizes if n is not None), None)
 
     def empty_cache(self, batch: int, length: int, *, aligned: bool = False) -> Cache:
         """A cache for so many sequences of at most so many tokens.
@@ -151,7 +152,7 @@ class Steps:
         Args:
             params: the weights, ``decoder.params``.
             cache: as ``empty_cache`` gives it; donate it.
-            tokens: int[batch, count], padded behind.
+            tokens: int[batch, count], padded behind; or embeddings [batch, count, size] where the model takes these.
             lengths: int[batch], the tokens of each prompt; all of them when left out.
             **others: inputs of the model that no text is made of, such as what an encoder gives.
 
@@ -159,7 +160,7 @@ class Steps:
             The logits behind each prompt's last token, [batch, vocabulary], and the cache.
         """
         with compat.enable_x64():
-            tokens = jnp.asarray(tokens)
+            tokens, params, others = self._embedded(params, tokens, others)
             batch, count = tokens.shape[:2]
             lengths = jnp.full(batch, count, np.int32) if lengths is None else jnp.asarray(lengths, np.int32)
             places = jnp.arange(count, dtype=np.int32)
@@ -171,8 +172,10 @@ class Steps:
                 for n, v in cache.values.items()
             }
             positions = jnp.broadcast_to(places, (batch, count))
-            given = self._feeds(self.first, tokens, positions, marks.live if self._is_fixed else live, places)
-            results = self._run(self.first, params, given | past | others)
+            model = self.first if self.first is not self.model else self._whole
+            given = self._feeds(model, tokens, positions, marks.live if self._is_fixed else live, places)
+            given |= _asked(model, {in_place.SHIFT: marks.end - (cache.length if self._is_fixed else count)})
+            results = self._run(model, params, given | past | others)
             values = {n: self._kept(n, v, results, 0, count, first=True) for n, v in cache.values.items()}
             if cache.aligned:
                 rows = {n: (v, self.pairs[n]) for n, v in values.items() if self.kinds[n] == "appended"}
@@ -189,7 +192,7 @@ class Steps:
         Args:
             params: the weights.
             cache: what the call before gave; donate it.
-            tokens: int[batch].
+            tokens: int[batch], or embeddings [batch, size].
             **others: as for ``prefill``.
 
         Returns:
@@ -205,7 +208,7 @@ class Steps:
         Args:
             params: the weights.
             cache: what the call before gave; donate it.
-            tokens: int[batch, count].
+            tokens: int[batch, count], or embeddings.
             **others: as for ``prefill``.
 
         Returns:
@@ -213,32 +216,50 @@ class Steps:
             full.
         """
         with compat.enable_x64():
+            tokens, params, others = self._embedded(params, tokens, others)
             if cache.aligned:
-                return self._extend_aligned(params, cache, jnp.asarray(tokens), others)
-            tokens = jnp.asarray(tokens)
+                return self._extend_aligned(params, cache, tokens, others)
             batch, count = tokens.shape[:2]
             fits, lengths = cache.end + count <= cache.length, cache.lengths
             positions = lengths[:, None] + jnp.arange(count, dtype=np.int32)
             places = cache.end + jnp.arange(count, dtype=np.int32)
-            in_place = count == 1 and self._in_place is not None
-            model = self._in_place if in_place and self._in_place else self.model
+            writes = (count == 1 or self._counts) and self._in_place is not None
+            model = self._in_place if writes and self._in_place else self._whole
             marks = cached.advanced(cache, count)
             if "shared" in self.kinds.values():  # which keep a sequence's tokens side by side
                 marks = cached.filled(cache, lengths + count, cache.end + count)
             past, mask = dict(cache.values), marks.live
-            if in_place:
-                past |= {f"{WHOLE}{n}": past[n] for n in self._appended}
-                past |= {n: past[n].take(np.arange(cache.length - 1), self.pairs[n].axis) for n in self._appended}
-                past[START] = cache.end
+            if writes:
+                before = np.arange(cache.length - count)
+                past |= {f"{in_place.WHOLE}{n}": past[n] for n in self._appended}
+                past |= {n: past[n].take(before, self.pairs[n].axis) for n in self._appended}
             elif self._appended:
                 mask = jnp.concatenate([cache.live, jnp.ones((batch, count), bool)], axis=1)
             given = self._feeds(model, tokens, positions, mask, places)
+            shift = cache.end + count - cache.length
+            given |= _asked(model, {in_place.START: cache.end, in_place.SHIFT: shift, in_place.LIVE: marks.live})
             results = self._run(model, params, given | past | others)
-            values = {
-                n: self._kept(n, v, results, cache.end, count, in_place=in_place) for n, v in cache.values.items()
-            }
+            values = {n: self._kept(n, v, results, cache.end, count, in_place=writes) for n, v in cache.values.items()}
             logits = results[self._logits]
             return jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype)), replace(marks, values=values)
+
+    def _embedded(
+        self, params: Mapping[str, Any], tokens: Any, others: Mapping[str, Any]
+    ) -> tuple[Any, Mapping[str, Any], dict[str, Any]]:
+        """Tokens, or their embeddings where the model takes these; the model's own weights and other inputs."""
+        tokens, embedding = jnp.asarray(tokens), self.embedding
+        if "tokens" not in self.caches.roles and jnp.issubdtype(tokens.dtype, np.integer):
+            if embedding is None:
+                name = self.caches.roles["embeddings"].name
+                raise InputNameError(
+                    f"the decoder takes {name!r} rather than tokens: decoder(..., embed=model) makes them of tokens, "
+                    "where the model is that of the embedding, or a function; prefill and extend take embeddings, too"
+                )
+            tokens = embedding(params, tokens)
+        if embedding is None:
+            return tokens, params, dict(others)
+        own = {n: v for n, v in params.items() if not n.startswith(PREFIX)}
+        return tokens, own, {n: v for n, v in others.items() if n not in embedding.others}
 
     def _extend_aligned(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, others: Mapping[str, Any]
@@ -258,46 +279,10 @@ class Steps:
         return logits, replace(cache, values=values, live=live, end=cache.end + count)
 
     @cached_property
-    def _appended(self) -> list[str]:
-        return [n for n, kind in self.kinds.items() if kind == "appended"]
-
-    @cached_property
-    def _in_place(self) -> Model | None:
-        """The model of one token with writes where it appends; None where an appending node is not at hand."""
-        makers = {self.pairs[n].maker: n for n in self._appended}
-        if not makers or None in makers or len(makers) < len(self._appended):
-            return None
-        if any(m is None or m.op_type != "Concat" or m.domain or m.inputs[0] != n for m, n in makers.items()):
-            return None
-        if any(m is not None and len(m.inputs) != 2 for m in makers):
-            return None
-        graph = self.model.graph
-        nodes = tuple(
-            replace(
-                node,
-                target=WRITE,
-                op_type=WRITE.name,
-                domain=WRITE.domain,
-                inputs=(WHOLE + makers[node], node.inputs[1], START),
-                attributes={"axis": self.pairs[makers[node]].axis},
-            )
-            if node in makers
-            else node
-            for node in graph.nodes
-        )
-        more = [ValueInfo(WHOLE + n, TensorType(self.pairs[n].dtype, None)) for n in self._appended]
-        start = ValueInfo(START, TensorType(np.dtype(np.int32), ()))
-        return remade(self.model, replace(graph, nodes=nodes, inputs=(*graph.inputs, *more, start)))
-
-    @cached_property
     def _one_logit(self) -> bool:
         """Whether the model gives the logits behind the last token alone."""
         shape = next(v.shape for v in self.model.outputs if v.name == self.caches.logits)
         return bool(shape and shape[1] == 1)
-
-    @property
-    def _is_fixed(self) -> bool:
-        return "fixed" in self.kinds.values()
 
     def _none(self, name: str, batch: int, sizes: Mapping[str, int]) -> Any:
         """A cache before the first call; of what that makes, in the extents of the other inputs."""
@@ -309,34 +294,6 @@ class Steps:
         """The inputs that are filled here."""
         return {v.name for v in self.caches.roles.values()} | self.pairs.keys() | model.static.keys()
 
-    def _feeds(self, model: Model, tokens: Any, positions: Any, mask: Any, places: Any) -> dict[str, Any]:
-        """The inputs that follow from tokens [batch, count], their positions and places, and a mask of places."""
-        roles, lengths = self.caches.roles, jnp.sum(mask, axis=1, dtype=np.int32)
-        total, count = mask.shape[1], tokens.shape[1]
-        at = places if self._is_fixed else jnp.arange(total - count, total, dtype=np.int32)
-        values: dict[str, Any] = {
-            "tokens": tokens,
-            "embeddings": tokens,
-            "places": places,
-            "lengths": lengths - 1,
-            "total": np.asarray(total),
-            "past": np.asarray(total - count),
-        }
-        feeds = {}
-        for role, declared in roles.items():
-            shape, dtype = declared.shape or (), _dtype(declared)
-            if role == "mask":
-                value = _masked(mask, at, dtype) if len(shape) == 4 else mask
-            elif role == "positions":
-                value = jnp.broadcast_to(positions, (3, *positions.shape)) if len(shape) == 3 else positions
-            else:
-                value = values.get(role)
-            if value is not None and any(v.name == declared.name for v in model.inputs):
-                if role in ("total", "past", "lengths"):
-                    value = value.reshape([-1] * len(shape) or [])
-                feeds[declared.name] = value.astype(dtype)
-        return feeds
-
     def _run(self, model: Model, params: Mapping[str, Any], feeds: Mapping[str, Any]) -> dict[str, Any]:
         names = [v.name for v in model.inputs]
         if unknown := sorted(set(feeds) - {v.name for v in (*self.first.inputs, *model.inputs)} - self.pairs.keys()):
@@ -346,6 +303,8 @@ class Steps:
         if self._two_files:  # each has some of the weights
             prefix = FIRST if model is self.first else ""
             params = {n: params.get(prefix + n, params.get(n)) for n in model.params if {prefix + n, n} & params.keys()}
+        elif model not in (self.model, self.first):  # tables that became one are no weights any more
+            params = {n: v for n, v in params.items() if n in model.params or n not in self.model.params}
         results = model.apply(params, **{n: feeds[n] for n in names})
         outputs = results if isinstance(results, tuple) else (results,)
         return dict(zip((v.name for v in model.outputs), outputs, strict=True))
@@ -364,25 +323,20 @@ class Steps:
         return cached.write(old, new if first else cached.tail(new, count, pair.axis), start, axis=pair.axis)
 
 
-def _masked(mask: Any, at: Any, dtype: np.dtype) -> Any:
-    """A mask of places as one of new tokens, which are ``at`` some of them, and places: [batch, 1, count, places]."""
-    seen = mask[:, None, None] & (jnp.arange(mask.shape[1], dtype=np.int32) <= at[:, None])
-    return seen if dtype == bool else jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
-
-
 def _sizes(model: Model, given: Mapping[str, Any]) -> dict[str, int]:
     """The extents of what is given, by the names that the model has for them."""
     shapes = [(v.shape or (), np.shape(given[v.name])) for v in model.inputs if v.name in given]
     return {d: n for dims, shape in shapes for d, n in zip(dims, shape, strict=False) if isinstance(d, str)}
 
 
+def _asked(model: Model, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of some values for which a model has an input."""
+    names = {v.name for v in model.inputs}
+    return {n: v for n, v in values.items() if n in names}
+
+
 def _same(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and np.array_equal(a, b)
-
-
-def _dtype(value: ValueInfo) -> np.dtype:
-    assert isinstance(value.type, TensorType)
-    return value.type.dtype
 
 
 def positions_in_tables(graph: Graph) -> int | None:

@@ -427,6 +427,8 @@ Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 def by_onnxruntime(file: File) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
+    # or it rounds what it multiplies with quantised weights (DequantizeLinear, MatMul) to 8 bits
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(file.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(None, feeds)
 

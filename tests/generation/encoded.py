@@ -1,0 +1,81 @@
+"""Decoders behind an encoder that have no input for a mask or positions, as optimum writes t5, bart and whisper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from tests.generation.families import Builder, Family
+from tests.support.decoders import HEADS, HIDDEN, VOCABULARY, File, cross
+from tests.support.models import value
+
+SOURCE: Final = "encoder_hidden_states"
+FAMILIES: Final = {
+    "t5": Family(attention="parts", activation="gelu", rotary=0, kv_heads=2, scales=(1, 1, HIDDEN**-0.5)),
+    "bart": Family(
+        attention="parts", norm="layer", activation="gelu", gated=False, bias=True, rotary=0, kv_heads=2, tied=True
+    ),
+    "whisper": Family(attention="parts", norm="layer", activation="gelu", gated=False, bias=True, rotary=0, kv_heads=2),
+}
+
+
+def decoder(family: str, precision: str = "float32", *, first: bool, layers: int = 2) -> File:
+    """``first`` for decoder_model.onnx, else decoder_with_past_model.onnx."""
+    kind = FAMILIES[family]
+    net = Encoded.of(kind, precision, layers)
+    net.first, net.relative = first, family == "t5"
+    return net.write()
+
+
+@dataclass
+class Encoded(Builder):
+    """One of the two files while it is written: positions and what is seen follow from extents alone."""
+
+    first: bool = False
+    relative: bool = False
+
+    def write(self) -> File:
+        width = ["batch_size", "sequence_length"]
+        x = self.embedded(width)
+        new = self.extent("input_ids", 1)
+        past: Any = np.array([0])
+        if not self.first:
+            past = self("Shape", self.names[0].format(0, "decoder.key"), start=2, end=3)
+        else:
+            self.give(SOURCE, self.dtype, "batch_size", "encoder_sequence_length", HIDDEN)
+        total = self("Add", new, past)
+        last = self.range(0 if self.first else past, total)
+        at, to = self("Unsqueeze", last, np.array([1])), self("Unsqueeze", self.range(0, total), np.array([0]))
+        self.bias_of_mask = self.added(self("Unsqueeze", self("LessOrEqual", to, at), np.array([0, 1])))
+        if self.relative:
+            distance = self("Clip", self("Sub", at, to), np.int64(0), np.int64(31))
+            bias = self("Gather", self.weights_of("distances", 32, HEADS), distance)
+            bias = self("Unsqueeze", self("Transpose", bias, perm=[2, 0, 1]), np.array([0]))
+            self.bias_of_mask = self("Add", self.bias_of_mask, bias)
+        else:
+            x = self("Add", x, self("Gather", self.weights_of("positions", 128, HIDDEN), last))
+        for i in range(self.layers):
+            x = self.layer(x, i)
+        self("Identity", self.scaled(self.head(self.normed(x, "norm")), self.family.scales[2]), out="logits")
+        self.outputs.insert(0, value("logits", self.dtype, [*width, VOCABULARY]))
+        return self.file(22)
+
+    def skipped(self, x: str, more: str, name: str) -> tuple[str, str]:
+        """With attention to the encoder between a sum and its norm."""
+        x = self("Add", x, more)
+        x = cross(SOURCE, first=self.first)(self, int(name.split(".")[0]), x, "", "")
+        return x, self.normed(x, name)
+
+    def norm(self, x: str, name: str) -> str:
+        return self.normed(x, name)
+
+    def joined(self, i: int, part: str, new: str) -> str:
+        if self.first:
+            return self("Identity", new, out=self.present(i, f"decoder.{part}"))
+        return super().joined(i, f"decoder.{part}", new)
+
+    def in_parts(self, i: int, q: str, k: str, v: str) -> str:
+        k, v = (self.joined(i, n, self.heads(x, 2)) for n, x in (("key", k), ("value", v)))
+        return self.attention(self.heads(q, HEADS), k, v, self.bias_of_mask)

@@ -1,0 +1,97 @@
+"""Decoders that take embeddings: those of tokens by a model or a function, and of images beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+
+import onnx2jax
+from onnx2jax import Decoder
+from onnx2jax.errors import InputNameError, UnsupportedError
+from tests.generation.families import IMAGE, seeing
+from tests.support.decoders import HIDDEN, File, by_onnxruntime
+
+VISION, EMBEDDING, FILE = seeing()
+PIXELS = np.random.default_rng(4).normal(size=(3, 12)).astype(np.float32)
+PROMPT = [5, IMAGE, IMAGE, IMAGE, 3, 17, 8]
+FILES = {"vision": VISION, "embedding": EMBEDDING, "decoder": FILE.proto}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As onnxruntime-genai wants it."""
+    path = tmp_path_factory.mktemp("seeing")
+    for name, proto in FILES.items():
+        onnx.save(proto, path / f"{name}.onnx")
+    facts = {"model": {n: {"filename": f"{n}.onnx"} for n in FILES} | {"eos_token_id": 2}}
+    (path / "genai_config.json").write_text(json.dumps(facts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def decoder(folder: Path) -> Iterator[Decoder]:
+    yield onnx2jax.decoder(folder)
+
+
+def wanted(prompt: list[int], features: np.ndarray, count: int) -> list[int]:
+    """The likeliest tokens, by onnxruntime; the caches grow."""
+    embed, run = by_onnxruntime(File(EMBEDDING, {})), by_onnxruntime(FILE)
+    past = {n: np.zeros(shape, dtype) for n, (_, shape, dtype) in FILE.caches.items()}
+    new, seen, tokens = prompt, 0, []
+    for _ in range(count):
+        given = features if not seen else features[:0]
+        (x,) = embed({"input_ids": np.array([new]), "image_features": given})
+        seen += len(new)
+        logits, *present = run({"inputs_embeds": x, "attention_mask": np.ones((1, seen), np.int64), **past})
+        past = dict(zip(past, present, strict=True))
+        new = [int(logits[0, -1].argmax())]
+        tokens += new
+    return tokens
+
+
+def test_images_and_tokens(folder: Path, decoder: Decoder) -> None:
+    features = onnx2jax.convert(folder / "vision.onnx")(PIXELS)
+    text = wanted(PROMPT, np.asarray(features), 10)
+    assert (decoder.stop, decoder.others) == (((2,),), ("image_features",))
+    texts = decoder.generate(PROMPT, 10, image_features=features, stop=())
+    assert texts.texts() == [text]
+    assert decoder.compilations <= 3
+    more = decoder.generate([9, 31], 4, after=texts, stop=())
+    assert more.texts() == [wanted([*PROMPT, *text, 9, 31], np.asarray(features), 4)]
+
+
+def test_tokens_alone(decoder: Decoder) -> None:
+    prompts = [[5, 3, 17, 8], [9, 2]]
+    none = np.zeros((0, HIDDEN), np.float32)
+    assert decoder.generate(prompts, 6, stop=()).texts() == [wanted(p, none, 6) for p in prompts]
+
+
+def test_a_function_of_tokens(decoder: Decoder) -> None:
+    table = jnp.asarray(decoder.params["embed/embedding"])
+    own = onnx2jax.decoder(onnx2jax.convert(FILE.proto), embed=lambda tokens: table[tokens])
+    assert own.generate([5, 3, 17], 5).texts() == [wanted([5, 3, 17], np.zeros((0, HIDDEN), np.float32), 5)]
+
+
+def test_prefill_takes_embeddings(decoder: Decoder) -> None:
+    tokens = np.array([[5, 3, 17]])
+    table: Any = decoder.params["embed/embedding"]
+    bare = onnx2jax.decoder(onnx2jax.convert(FILE.proto))
+    logits, _ = bare.prefill(bare.params, bare.empty_cache(1, 16), np.asarray(table)[tokens])
+    want, _ = decoder.prefill(decoder.params, decoder.empty_cache(1, 16), tokens)
+    np.testing.assert_allclose(logits, want, atol=1e-6)
+    with pytest.raises(
+        InputNameError, match=r"takes 'inputs_embeds' rather than tokens: decoder\(\.\.\., embed=model\)"
+    ):
+        bare.generate([5, 3], 2)
+
+
+def test_an_embedding_without_a_table_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no input of the embedding 'main' is for tokens"):
+        onnx2jax.decoder(onnx2jax.convert(FILE.proto), embed=onnx2jax.convert(VISION))

@@ -1,0 +1,150 @@
+"""Decoders of every family and precision give onnxruntime's tokens and logits, over caches of fixed length."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pytest
+
+import onnx2jax
+from onnx2jax import Decoder
+from onnx2jax.errors import InputShapeError
+from tests.generation import encoded
+from tests.generation.families import FAMILIES, PRECISIONS, decoder
+from tests.support import decoders
+from tests.support.decoders import HIDDEN, by_hand, by_onnxruntime
+
+P, Q = [5, 17, 3, 40, 8, 22, 51], [9, 2, 31]
+STEPS: Final = 20
+
+CASES: Final = {
+    "llama": ("float32", "int8 QDQ", "int4 asymmetric", "int4 QDQ"),
+    "mistral": ("int4",),
+    "mixtral": ("float32",),
+    "qwen2": ("int8",),
+    "qwen3": ("float16",),
+    "qwen3 with experts": ("int4 asymmetric",),
+    "gemma": ("int4",),
+    "gemma2": ("float32",),
+    "gemma3": ("int4",),
+    "phi3": ("float32",),
+    "gpt-oss": ("int4",),
+    "olmo": ("float16",),
+    "granite": ("int8",),
+    "nemotron": ("float32",),
+    "lfm2": ("float32",),
+    "gpt2": ("int4 QDQ",),
+    "gpt-neox": ("float32",),
+    "chatglm": ("int8 QDQ",),
+}
+"""Every family, and every precision twice or more: all of them together take too long."""
+TOLERANCE: Final = {"float16": 2e-2}
+"""Of the largest logit; 1e-4 where nothing is said."""
+IN_EIGHT_BITS: Final = 5e-3
+"""The same where experts have packed weights: onnxruntime rounds what it multiplies them with."""
+
+
+def test_all_families_and_precisions_are_among_the_cases() -> None:
+    assert CASES.keys() == FAMILIES.keys()
+    assert {p for precisions in CASES.values() for p in precisions} == set(PRECISIONS)
+
+
+def written(model: Decoder, prompt: list[int], **others: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """The likeliest tokens after a prompt, and the logits of each, from the programs that generate."""
+    state, run = model._begin([prompt], STEPS + 1, stop=(), **others)
+    logits = [np.array(state.logits[0], np.float32)]
+    for count in range(2, STEPS + 2):
+        state = run(state, count)
+        logits.append(np.array(state.logits[0], np.float32))
+    return np.asarray(state.tokens)[0, : STEPS + 1].tolist(), np.stack(logits)
+
+
+QUICK: Final = {("phi3", "float32")}
+"""Not marked long: its rotations change with the length of the text, though the cache has one length."""
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [
+        pytest.param(f, p, marks=() if (f, p) in QUICK else pytest.mark.long, id=f"{f}, {p}")
+        for f, precisions in CASES.items()
+        for p in precisions
+    ],
+)
+def test_tokens_and_logits_are_onnxruntimes(family: str, precision: str) -> None:
+    file = decoder(family, precision)
+    tokens, logits = by_hand(file, P, STEPS + 1)
+    model = onnx2jax.decoder(onnx2jax.convert(file.proto))
+    ours, own = written(model, P)
+    tolerance = TOLERANCE.get(precision, 1e-4)
+    if FAMILIES[family].experts and precision.startswith("int"):
+        tolerance = IN_EIGHT_BITS
+    np.testing.assert_allclose(own, logits, rtol=0, atol=tolerance * np.abs(logits).max())
+    assert ours == tokens
+    assert model.compilations <= 3
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [
+        ("t5", "float32"),
+        *(pytest.param(f, p, marks=pytest.mark.long) for f, p in (("bart", "int8"), ("whisper", "int4"))),
+    ],
+)
+def test_without_masks_and_positions_behind_an_encoder(family: str, precision: str) -> None:
+    """Extents alone say how long the text is, and those of the cache stay as they are."""
+    first, later = (encoded.decoder(family, precision, first=f) for f in (True, False))
+    source = np.random.default_rng(3).normal(size=(1, 4, HIDDEN)).astype(np.float32)
+    tokens, logits = by_hand(later, P, STEPS + 1, first=first, encoder_hidden_states=source)
+    model = onnx2jax.decoder(onnx2jax.convert(later.proto), prefill=onnx2jax.convert(first.proto))
+    ours, own = written(model, P, encoder_hidden_states=source)
+    np.testing.assert_allclose(own, logits, rtol=0, atol=1e-4 * np.abs(logits).max())
+    assert ours == tokens
+    assert model.compilations <= 3
+    beginning = model.read(P[:4], 64, encoder_hidden_states=source)
+    assert model.generate([P[4:]], 6, after=beginning, stop=()).texts() == [tokens[:6]]
+    with pytest.raises(InputShapeError, match="equally long"):
+        model.generate([P, Q], 4, encoder_hidden_states=np.concatenate([source, source]))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["gemma2", "gpt-oss", "gpt2"])
+def test_prompts_of_different_lengths_are_as_each_alone(family: str) -> None:
+    file = decoder(family)
+    run = by_onnxruntime(file)
+    model = onnx2jax.decoder(onnx2jax.convert(file.proto))
+    assert model.generate([P, Q], 12, stop=()).texts() == [by_hand(file, p, 12, run)[0] for p in (P, Q)]
+
+
+@pytest.mark.long
+def test_a_text_shorter_than_what_a_cache_that_slides_has_room_for() -> None:
+    file = decoder("gemma2")
+    model = onnx2jax.decoder(onnx2jax.convert(file.proto))
+    texts = model.generate(Q, 3, length=6, stop=())
+    assert texts.texts() == [by_hand(file, Q, 3)[0]]
+    assert {v.shape[2] for v in texts.cache.values.values()} == {6, 8}
+
+
+def test_shared_caches_of_the_files_own_length() -> None:
+    file = decoders.group_query()
+    for given in (*file.proto.graph.input, *file.proto.graph.output):
+        if given.name.startswith(("past", "present")):
+            given.type.tensor_type.shape.dim[2].dim_value = 32
+    file.caches = {n: (p, (*shape[:2], 32, shape[3]), t) for n, (p, shape, t) in file.caches.items()}
+    model = onnx2jax.decoder(onnx2jax.convert(file.proto))
+    assert model.fixed_length == 32
+    assert model.generate([P, Q], 5).texts() == [by_hand(file, p, 5)[0] for p in (P, Q)]
+    with pytest.raises(InputShapeError, match="room for 32"):
+        model.generate(P, 30)
+
+
+def test_positions_by_the_extent_of_the_past() -> None:
+    """Of texts that are equally long; several tokens at once, too."""
+    file = decoders.appending(positions=False)
+    model, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
+    prompts = [P, P[::-1]]
+    texts = model.generate(prompts, 6)
+    assert texts.texts() == [by_hand(file, p, 6, run)[0] for p in prompts]
+    more = model.generate([Q, Q], 4, after=texts)
+    assert more.texts() == [by_hand(file, [*p, *t, *Q], 4, run)[0] for p, t in zip(prompts, texts.texts(), strict=True)]
