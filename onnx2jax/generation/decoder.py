@@ -383,5 +383,6 @@ class Decoder(Steps):
             raise CacheError(
                 f"with a cache of fixed length ({room}) the logits differ by {off:.3g}, where the largest is "
                 f"{scale:.3g}: the model counts positions, or lets tokens see each other, by the extent of its cache. "
-                "Export it with position_ids among its inputs; until then call model.run with a cache that grows"
+                "Export it with position_ids among its inputs; until then generate from prompts that are equally long, "
+                "or call model.run with a cache that grows"
             )

@@ -16,10 +16,11 @@ from .prompts import as_endings
 
 NAMES: Final = (
     ("model.onnx", None),
-    ("decoder_model_merged.onnx", None),
     ("decoder_with_past_model.onnx", "decoder_model.onnx"),
+    ("decoder_model_merged.onnx", None),
 )
-"""What exporters call the file of a step, and that of the first call where it is another; the first that is there."""
+"""What exporters call the file of a step, and that of the first call where it is another; the first that is there.
+Two files are before one for both, in whose branches nothing can be written in place."""
 
 
 def decoder(
@@ -101,7 +102,7 @@ def _found(path: Path, prefill: Any) -> tuple[Path, Any, dict[str, Any]]:
         return path, prefill, said
     own = genai.get("decoder", {}).get("filename")
     for name, first in (((own, None),) if own else ()) + NAMES:
-        if (folder / name).is_file():
+        if all((folder / n).is_file() for n in (name, None if prefill else first) if n):
             return folder / name, prefill or (folder / first if first else None), said
     raise ModelError(f"{folder} has no {' or '.join(n for n, _ in NAMES)}: name the decoder's file")
 

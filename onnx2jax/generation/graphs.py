@@ -33,12 +33,6 @@ class Graphs:
     kinds: Mapping[str, Kind]
     _two_files: bool
 
-    @property
-    def programs_follow(self) -> list[Model]:
-        """The models whose graphs, and tables in them, decide what is compiled."""
-        written = [self._in_place] if self._counts and self._in_place is not None else []
-        return [self.model, self.first, self._whole, *written]
-
     @cached_property
     def _appended(self) -> list[str]:
         return [n for n, kind in self.kinds.items() if kind == "appended"]
@@ -131,6 +125,12 @@ class Graphs:
                     value = value.reshape([-1] * len(shape) or [])
                 feeds[declared.name] = value.astype(dtype)
         return feeds
+
+
+def deciding(graphs: Graphs) -> list[Model]:
+    """The models whose graphs, and tables in them, decide what is compiled."""
+    written = [graphs._in_place] if graphs._counts and graphs._in_place is not None else []
+    return [graphs.model, graphs.first, graphs._whole, *written]
 
 
 def _masked(mask: Any, at: Any, dtype: np.dtype) -> Any:

@@ -12,6 +12,7 @@ from ..ir.fingerprint import fingerprint
 from ..model.model import Model
 from ..runtime.optimize.executable import Kept
 from ..runtime.store import Store
+from .graphs import deciding
 from .steps import Steps
 
 OWN: Final = f"{__name__.split('.')[0]}."
@@ -31,7 +32,7 @@ class Folder:
         """What the decoder computes, whatever its weights; None where that cannot be said."""
         steps = self._steps
         types = steps.weights.types
-        models = steps.programs_follow
+        models = deciding(steps)
         if steps.embedding is not None:
             if steps.embedding.rows is None:  # a function of a user's own
                 return None

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..errors import InputNameError, UnsupportedError
+from ..errors import InputNameError, InputShapeError, UnsupportedError
 from ..ir.graph import Graph
 from ..model.calls.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
 from ..model.changes.parts import remade
@@ -53,6 +53,7 @@ class Steps(Graphs):
         pairs: the caches, by input name.
         kinds: how the model treats each of them.
         vocabulary: the number of tokens that it tells apart; None where its file leaves it open.
+        embedding: what makes embeddings of tokens; None where nothing does.
         others: inputs that a caller gives beside tokens, such as what an encoder gives.
     """
 
@@ -158,10 +159,14 @@ class Steps(Graphs):
 
         Returns:
             The logits behind each prompt's last token, [batch, vocabulary], and the cache.
+
+        Raises:
+            InputShapeError: more tokens than the cache has room for.
         """
         with compat.enable_x64():
             tokens, params, others = self._embedded(params, tokens, others)
             batch, count = tokens.shape[:2]
+            _check_room(count, cache)
             lengths = jnp.full(batch, count, np.int32) if lengths is None else jnp.asarray(lengths, np.int32)
             places = jnp.arange(count, dtype=np.int32)
             live = places < lengths[:, None]
@@ -217,6 +222,7 @@ class Steps(Graphs):
         """
         with compat.enable_x64():
             tokens, params, others = self._embedded(params, tokens, others)
+            _check_room(tokens.shape[1], cache)
             if cache.aligned:
                 return self._extend_aligned(params, cache, tokens, others)
             batch, count = tokens.shape[:2]
@@ -321,6 +327,13 @@ class Steps(Graphs):
             return new
         assert pair.axis is not None
         return cached.write(old, new if first else cached.tail(new, count, pair.axis), start, axis=pair.axis)
+
+
+def _check_room(count: int, cache: Cache) -> None:
+    if count > cache.length:
+        raise InputShapeError(
+            f"there are {count} tokens, and the cache has room for {cache.length}: empty_cache(batch, length={count})"
+        )
 
 
 def _sizes(model: Model, given: Mapping[str, Any]) -> dict[str, int]:

@@ -67,7 +67,7 @@ def test_two_files_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_decoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no model\.onnx or decoder_model_merged\.onnx"):
+    with pytest.raises(ModelError, match=r"has no model\.onnx or decoder_with_past_model\.onnx"):
         onnx2jax.decoder(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json is no JSON"):

@@ -17,7 +17,7 @@ from onnx2jax import Decoder, Sampling
 from onnx2jax.errors import InputError, InputNameError, InputShapeError, InputValueError, UnsupportedError
 from tests.support import decoders
 from tests.support.decoders import by_hand, by_onnxruntime
-from tests.support.models import mlp
+from tests.support.models import mlp, value
 
 P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
 FILE = decoders.group_query(layers=2)
@@ -219,3 +219,15 @@ def test_a_model_that_is_no_decoder_is_refused() -> None:
     without, *_ = decoders.after_an_encoder(first=True).file(), None
     with pytest.raises(UnsupportedError, match=r"has no cache.*with-past"):
         onnx2jax.decoder(onnx2jax.convert(without.proto))
+
+
+def test_a_cache_that_nothing_recognises_is_an_input_that_is_not_given() -> None:
+    """Its output is neither appended to it nor called alike."""
+    proto = decoders.appending().proto
+    proto.graph.node.add(op_type="Neg", input=["memory"], output=["remembered"])
+    proto.graph.input.append(value("memory", np.float32, ["batch_size", 4]))
+    proto.graph.output.append(value("remembered", np.float32, ["batch_size", 4]))
+    decoder = onnx2jax.decoder(onnx2jax.convert(proto))
+    assert decoder.others == ("memory",)
+    with pytest.raises(InputNameError, match="input 'memory' of the decoder is not given: memory=array"):
+        decoder.generate(P, 2)

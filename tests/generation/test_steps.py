@@ -11,6 +11,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import Decoder
+from onnx2jax.errors import InputShapeError
 from tests.support import decoders
 from tests.support.decoders import by_hand
 
@@ -70,6 +71,13 @@ def test_a_full_cache_gives_nan(jitted: Jitted) -> None:
     assert np.isfinite(logits).all()
     logits, cache = jitted.step(jitted.decoder.params, cache, np.array([1, 2], np.int32))
     assert np.isnan(logits).all()
+
+
+def test_more_tokens_than_the_cache_has_room_for_are_refused(jitted: Jitted) -> None:
+    decoder, many = jitted.decoder, np.ones((2, LENGTH + 1), np.int32)
+    for function in (decoder.prefill, decoder.extend):
+        with pytest.raises(InputShapeError, match=rf"{LENGTH + 1} tokens, and the cache has room for {LENGTH}"):
+            function(decoder.params, decoder.empty_cache(2, LENGTH), many)
 
 
 def test_several_tokens_at_once_are_as_one_after_another(jitted: Jitted, style: str) -> None:
