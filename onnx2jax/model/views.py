@@ -128,6 +128,7 @@ class Views:
             A Verification: ``ok``, the comparisons in numbers, and ``first``, whose operands can be saved.
 
         Raises:
+            InputTypeError: ``inputs`` are not by name.
             UnsupportedError: the other implementation does not run the model.
             ImportError: it is not installed.
 

@@ -11,7 +11,7 @@ from ...errors import InputNameError
 from ...ir.graph import Graph, Imported, Node, ancestors
 from ...ops.registry import Operator
 from ...proto.types import ValueInfo
-from .rebatch import within_groups
+from .rebatch import group_of, within_groups
 
 PRIVATE: Final = "onnx2jax.model"
 
@@ -38,7 +38,7 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     """
     wanted = tuple(outputs) or tuple(v.name for v in graph.outputs)
     if unknown := sorted({*inputs, *wanted} - graph.defines):
-        raise InputNameError(f"the main graph has no value {', '.join(map(repr, unknown))}")
+        raise InputNameError(f"the main graph has no value {', '.join(map(repr, unknown))}{_hidden(graph)}")
     nodes = tuple(ancestors(graph.nodes, wanted, given=inputs))
     reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
@@ -50,6 +50,13 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
         initializers={n: v for n, v in graph.initializers.items() if n in reads and n not in inputs},
         nodes=nodes,
     )
+
+
+def _hidden(graph: Graph) -> str:
+    """Where else its values may be."""
+    if group_of(graph) is graph:
+        return ""
+    return "; with rebatch= its nodes run for a group of samples at a time: ask the model converted without rebatch="
 
 
 def made(graph: Graph) -> list[str]:
@@ -70,6 +77,7 @@ def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         raise InputNameError(
             f"no node of the main graph makes a value that matches {', '.join(map(repr, missed))}; they make {shown}"
+            f"{_hidden(graph)}"
         )
     chosen = set().union(*found.values())
     return [n for n in names if n in chosen]
@@ -89,6 +97,8 @@ def _replace(value: Any, *, function: Callable[[Any], Any]) -> Any:
     result = function(value)
     if result is None and value is not None:
         raise ValueError("the function returned None; to leave the value as it is, return it")
+    if isinstance(value, list) and not isinstance(result, list):
+        raise ValueError(f"the function turned a sequence into {type(result).__name__}; a sequence stays a list")
     if not hasattr(value, "dtype"):
         return result
     dtype, shape = getattr(result, "dtype", None), getattr(result, "shape", None)

@@ -165,3 +165,12 @@ def test_what_is_no_replacement_is_an_error(plain: Model, function: Any, said: s
 def test_a_replaced_model_is_pickled(plain: Model) -> None:
     patched = plain.replace({"h": operator.neg})
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(patched))(X), patched(X))
+
+
+def test_a_sequence_stays_one() -> None:
+    model = made("g (float[n] x) => (seq(float[m]) s) { p = SequenceConstruct(x, x)\n s = SequenceInsert(p, x) }")
+    x = np.float32([1, 2])
+    doubled = model.replace({"p": lambda parts: [2 * part for part in parts]})
+    np.testing.assert_array_equal(np.array(doubled(x)), [2 * x, 2 * x, x])
+    with pytest.raises(errors.OperatorError, match=r"turned a sequence into .*; a sequence stays a list"):
+        model.replace({"p": lambda parts: parts[0]})(x)

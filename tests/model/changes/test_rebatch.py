@@ -334,3 +334,11 @@ def texts() -> onnx.ModelProto:
 def test_what_cannot_run_in_groups_is_refused(proto: onnx.ModelProto, said: str) -> None:
     with pytest.raises(RebatchError, match=said):
         onnx2jax.convert(proto, rebatch=True)(np.ones((2, 3, 2, 2) if "flat" in said else (2, 3), np.float32))
+
+
+def test_values_inside_of_groups_are_not_to_be_had() -> None:
+    grouped = onnx2jax.convert(flattened(), rebatch=True)
+    with pytest.raises(InputNameError, match=r"no value 'r'; with rebatch= .* the model converted without rebatch="):
+        grouped.cut(outputs=["r"])
+    with pytest.raises(InputNameError, match="they make 'y'; with rebatch= "):
+        grouped.values(np.zeros((2, 3, 2, 2), np.float32), names="r")

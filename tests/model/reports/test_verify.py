@@ -231,3 +231,9 @@ def test_tolerances_may_be_given() -> None:
     assert compared("y", F([1.5]), F([1]), atol=1).ok
     assert not compared("y", F([1 + 1e-6]), F([1]), rtol=0, atol=0).ok
     assert compared("y", np.int8([3]), np.int8([4]), atol=1).ok
+
+
+def test_inputs_are_given_by_name() -> None:
+    model = onnx2jax.convert(proto("g (float[2] x, float[2] z) => (float[2] y) { y = Add(x, z) }"))
+    with pytest.raises(errors.InputTypeError, match=re.escape("not ndarray: verify({'x': ..., 'z': ...})")):
+        model.verify(np.zeros(2, np.float32))  # type: ignore[arg-type]
