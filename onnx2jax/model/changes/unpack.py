@@ -13,6 +13,7 @@ from ...errors import InputTypeError
 from ...ir.graph import Graph, Imported, Node
 from ...ops import registry
 from ...ops.microsoft.quant import unpack, unpacked
+from ...proto.dtypes import to_code
 from ...proto.mapped import load
 
 PACKED: Final = ("com.microsoft", "MatMulNBits")
@@ -49,7 +50,7 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
             nodes.append(node)
             continue
         initializers[node.inputs[1]] = _weight(node, packed).astype(kind)
-        nodes += _product(node)
+        nodes += _product(node, kind, graph.initializers[node.inputs[2]].dtype)
     gone = {n for node in graph.nodes for n in node.reads} - {n for node in nodes for n in node.reads}
     gone -= {v.name for v in graph.outputs}
     initializers = {n: v for n, v in initializers.items() if n not in gone}
@@ -79,14 +80,20 @@ def _weight(node: Node, operands: Sequence[np.ndarray | None]) -> np.ndarray:
     return np.ascontiguousarray(weight.reshape(rows, -1)[:, :columns].T)
 
 
-def _product(node: Node) -> list[Node]:
-    """MatMul, and Add where there is a bias."""
+def _product(node: Node, kept: np.dtype[Any], used: np.dtype[Any]) -> list[Node]:
+    """MatMul by a weight ``used`` in this type, behind Cast where it is ``kept`` in another; Add where there is a bias.
+
+    MatMulNBits has its scales in the type of what it multiplies.
+    """
     bias = node.inputs[5] if len(node.inputs) > 5 else ""
-    own, out = f"{node.name}/{node.inputs[1]}", node.outputs[0]
-    steps = [("CastLike", (node.inputs[1], node.inputs[0]), own)]
-    steps += [("MatMul", (node.inputs[0], own), f"{own}/product" if bias else out)]
-    steps += [("Add", (f"{own}/product", bias), out)] if bias else []
+    weight, out = node.inputs[1], node.outputs[0]
+    own = f"{node.name}/{weight}"
+    cast = weight if kept == used else own
+    steps: list[tuple[str, tuple[str, ...], str, dict[str, Any]]]
+    steps = [] if cast == weight else [("Cast", (weight,), own, {"to": to_code(used)})]
+    steps += [("MatMul", (node.inputs[0], cast), f"{own}/product" if bias else out, {})]
+    steps += [("Add", (f"{own}/product", bias), out, {})] if bias else []
     return [
-        Node(node.name, op_type, "", OPSET, inputs, (output,), {}, registry.resolve("", op_type, OPSET))
-        for op_type, inputs, output in steps
+        Node(node.name, op_type, "", OPSET, inputs, (output,), attributes, registry.resolve("", op_type, OPSET))
+        for op_type, inputs, output, attributes in steps
     ]

@@ -9,6 +9,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax.errors import InputTypeError
+from onnx2jax.training.lora import linear_maps
 from tests.support import decoders
 
 
@@ -27,6 +28,7 @@ def test_results_stay(bits: str, dtype: Any, rtol: float) -> None:
     assert (weight.dtype, weight.shape) == (np.dtype(dtype) if dtype != "bfloat16" else weight.dtype, (32, 64))
     assert str(weight.dtype) == str(np.dtype(dtype) if dtype != "bfloat16" else "bfloat16")
     assert "0.q.scales" not in floating.params
+    assert "0.q.packed" in {m.name for m in linear_maps(floating.graph)}  # adapters find it
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float4711", object])
