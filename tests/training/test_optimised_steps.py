@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from onnx import helper
 
 import onnx2jax
+from onnx2jax.ops.conv import conv, window_of
 from onnx2jax.runtime.optimize import step as passes
 from tests.support.models import model, value
 
@@ -40,7 +43,7 @@ def squares(y: Any, batch: dict[str, Any]) -> Any:
 
 def steps(proto: Any, batch: dict[str, Any], optimize: bool, count: int = 3, **options: Any) -> tuple[Any, Any]:
     """State and metrics after some steps."""
-    tuned = onnx2jax.finetune(onnx2jax.convert(proto, optimize=optimize), squares, optax.adam(1e-2), **options)
+    tuned = onnx2jax.finetune(onnx2jax.convert(proto, optimize=optimize), squares, optax.sgd(1e-2, 0.9), **options)
     state = tuned.init()
     for _ in range(count):
         state, metrics = tuned.step(state, batch)
@@ -62,6 +65,68 @@ def test_products() -> None:
     alike(state.params, plain.params)
     alike(state.opt_state, plain.opt_state)
     alike(metrics, said)
+
+
+def image_model(op_type: str, weight: tuple[int, ...], **attributes: Any) -> Any:
+    """A convolution between two others, with a pool; the output is an image."""
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["h"], kernel_shape=[1, 1]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node(op_type, ["t", "b", "bias"], ["c"], **attributes),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[1, 1]),
+        helper.make_node("Conv", ["p", "d"], ["y"], kernel_shape=[3, 3], pads=[1] * 4),
+    ]
+    out = weight[1] * attributes.get("group", 1) if op_type == "ConvTranspose" else weight[0]
+    weights = {"a": normal(4, 2, 1, 1), "b": normal(*weight), "bias": normal(out), "d": normal(3, out, 3, 3)}
+    return model(nodes, [value("x", np.float32, ["n", 2, 7, 6])], [value("y", np.float32, None)], weights)
+
+
+IMAGES: dict[str, Any] = {
+    "3x3": ("Conv", (5, 4, 3, 3), {"pads": [1] * 4}),
+    "strides that leave pixels out": ("Conv", (5, 4, 3, 2), {"strides": [2, 3], "pads": [1, 0, 0, 1]}),
+    "dilated": ("Conv", (5, 4, 2, 3), {"dilations": [2, 1]}),
+    "1x1 with strides": ("Conv", (5, 4, 1, 1), {"strides": [2, 2]}),
+    "groups": ("Conv", (6, 2, 3, 3), {"group": 2, "strides": [1, 2]}),
+    "depthwise": ("Conv", (4, 1, 3, 3), {"group": 4, "pads": [1] * 4}),
+    "depthwise with strides, two each": ("Conv", (8, 1, 3, 3), {"group": 4, "strides": [2, 2], "pads": [1] * 4}),
+    "transposed": ("ConvTranspose", (4, 5, 3, 3), {"strides": [2, 2], "pads": [1] * 4}),
+    "transposed in groups": ("ConvTranspose", (4, 2, 2, 2), {"strides": [2, 1], "group": 2}),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images(name: str) -> None:
+    op_type, weight, attributes = IMAGES[name]
+    proto = image_model(op_type, weight, **attributes)
+    batch = {"x": normal(3, 2, 7, 6), "target": np.float32(0.5)}
+    (state, metrics), (theirs, said) = (steps(proto, batch, optimize, 2) for optimize in (True, False))
+    assert state.params.keys() == {"a", "b", "bias", "d"}
+    alike(state.params, theirs.params)
+    alike(metrics, said)
+
+
+def test_images_along_one_axis() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "a"], ["h"], pads=[1, 1], strides=[2]),
+        helper.make_node("Conv", ["h", "b"], ["y"], group=4),
+    ]
+    weights = {"a": normal(4, 2, 3), "b": normal(4, 1, 2)}
+    proto = model(nodes, [value("x", np.float32, ["n", 2, 9])], [value("y", np.float32, None)], weights)
+    batch = {"x": normal(20, 2, 9), "target": normal(20, 4, 4)}
+    (state, metrics), (theirs, said) = (steps(proto, batch, optimize, 2) for optimize in (True, False))
+    alike(state.params, theirs.params)
+    alike(metrics, said)
+
+
+def test_what_is_kept_for_a_part_computed_again_is_that_of_its_own_form() -> None:
+    x, w = normal(1, 2, 3, 3), normal(2, 2, 1, 1)
+
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.everything_saveable)
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sin(conv(x, w, window_of((3, 3), (1, 1)))).sum()
+
+    alike(jax.jit(passes.optimised(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
 
 
 def test_a_call_that_is_transformed_keeps_the_plain_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ hands convolutions to ``convolution``, which knows the fastest way for each shap
 is multiplied by; ``prepare`` takes out what weights alone decide, which ``on_numpy`` computes once; ``vnni`` hands
 products of int8 to faster kernels. ``executable`` runs what is left.
 
-``step`` does the like for a step of training, in which no weight stays as it is: ``products`` turns those round that
-are read transposed.
+``step`` does the like for a step of training, in which no weight stays as it is: ``layout`` asks ``gradients`` how
+convolutions go forward and backward, and ``products`` turns those round that are read transposed.
 
 A caller's own transformations, symbolic export, meshes and other platforms keep the plain jaxpr.
 ``convert(optimize=False)`` switches the passes off.

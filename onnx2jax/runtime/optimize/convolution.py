@@ -111,9 +111,9 @@ def native(x: Any, w: Any, window: Window, groups: int) -> Any:
 
 def pointwise(x: Any, w: Any, window: Window, _groups: int) -> Any:
     """A kernel of one element: a product of the pixels and the weights."""
-    x = _padded(x, window)
+    x = padded(x, window)
     x = lax.slice(x, (0,) * x.ndim, x.shape, (1, *window.strides, 1))
-    return _product(x, lax.reshape(w, w.shape[-2:]))
+    return product(x, lax.reshape(w, w.shape[-2:]))
 
 
 def columns(x: Any, w: Any, window: Window, _groups: int) -> Any:
@@ -122,8 +122,8 @@ def columns(x: Any, w: Any, window: Window, _groups: int) -> Any:
     Axis by axis: XLA compiles a loop for every slice, in 12 ms, and 5x5 taps are 10 slices rather than 25.
     """
     for alone in reversed([*window.by_axis()]):
-        x = lax.concatenate([*_taps(_padded(x, alone), alone)], x.ndim - 1)
-    return _product(x, lax.reshape(w, (math.prod(w.shape[:-1]), w.shape[-1])))
+        x = lax.concatenate([*taps(padded(x, alone), alone)], x.ndim - 1)
+    return product(x, lax.reshape(w, (math.prod(w.shape[:-1]), w.shape[-1])))
 
 
 def _is_packed(x: Any, w: Any, window: Window) -> bool:
@@ -165,7 +165,7 @@ def depthwise(x: Any, w: Any, window: Window, groups: int) -> Any:
     weights = lax.reshape(w, (math.prod(window.kernel), w.shape[-1]))
     products = (
         part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 0, keepdims=False), part.shape, (part.ndim - 1,))
-        for i, part in enumerate(_taps(_padded(x, window), window))
+        for i, part in enumerate(taps(padded(x, window), window))
     )
     return functools.reduce(lax.add, products)
 
@@ -210,7 +210,7 @@ def transposed(x: Any, w: Any, window: Window, stretch: tuple[int, ...]) -> Any:
     return lax.slice(woven(()), (0,) * x.ndim, (x.shape[0], *extents, w.shape[-1]))
 
 
-def _product(x: Any, w: Any) -> Any:
+def product(x: Any, w: Any) -> Any:
     """x (N, spatial..., C) by w (C, O)."""
     rows = lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
     y = lax.dot_general(rows, w, (((1,), (0,)), ((), ())), preferred_element_type=_summed(x.dtype))
@@ -221,13 +221,14 @@ def _summed(dtype: Any) -> Any:
     return np.int32 if dtype == np.int8 else dtype
 
 
-def _padded(x: Any, window: Window) -> Any:
+def padded(x: Any, window: Window) -> Any:
+    """The image with its padding around."""
     if all(p == (0, 0) for p in window.pads):
         return x
     return lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), *((*p, 0) for p in window.pads), (0, 0, 0)))
 
 
-def _taps(x: Any, window: Window) -> Iterator[Any]:
+def taps(x: Any, window: Window) -> Iterator[Any]:
     """The part of a padded image that each element of the kernel meets, in row-major order of the kernel."""
     blocks = count_blocks(x.shape[1:-1], window.unpadded)
     spans = [(b - 1) * s + 1 for b, s in zip(blocks, window.strides, strict=True)]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,28 +37,47 @@ from .inline import for_the_cpu, inlined, renamed
 from .on_numpy import is_computable
 from .orders import Order, Value, permuted, places, plain, without
 
-Rule = Callable[["_Layout", Any, "Sequence[Value]"], "list[Value] | None"]
+Rule = Callable[["Layout", Any, "Sequence[Value]"], "list[Value] | None"]
 """What an equation becomes; None where its operands have to lie as they were traced."""
 
 
-def channels_last(closed: ClosedJaxpr, weights: Sequence[bool], *, onednn: bool = False) -> ClosedJaxpr:
+class Way(NamedTuple):
+    """How convolutions are treated."""
+
+    rule: Rule
+    is_served: Callable[[Any], bool]
+    branch: Callable[[Any], int]
+    """Which branch of a choice by platform is taken."""
+
+
+def channels_last(
+    closed: ClosedJaxpr,
+    weights: Sequence[bool],
+    *,
+    onednn: bool = False,
+    stays: Sequence[bool] | None = None,
+    way: Way | None = None,
+) -> ClosedJaxpr:
     """The program with its images channels last; the same object where it has no convolution.
 
     Args:
         closed: the program.
         weights: for each of its arguments whether it is a weight: its transpose is computed once.
         onednn: whether oneDNN may serve; short programs do without, since such ones are not loaded for ``run``.
+        stays: for each argument whether what is computed of it by element lies as it does: a step's state.
+        way: how convolutions are treated; those of a call when left out.
     """
+    way = way or Way(_convolution, _is_served, with_convolutions)
     jaxpr = closed.jaxpr
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     names: dict[Any, Any] = {}
-    equations = list(inlined(jaxpr.eqns, names, constants, lambda _: True, with_convolutions))
-    convolutions = [e for e in equations if _is_served(e)]
+    equations = list(inlined(jaxpr.eqns, names, constants, lambda _: True, way.branch))
+    convolutions = [e for e in equations if way.is_served(e)]
     if not convolutions:
         return closed
-    layout = _Layout(constants, onednn and sum(map(_operations, convolutions)) > SHORT)
-    for variable, is_weight in zip(jaxpr.invars, weights, strict=True):
-        layout.values[variable] = layout.holding(variable, known=is_weight)
+    layout = Layout(constants, way.rule, onednn and sum(map(_operations, convolutions)) > SHORT)
+    for i, (variable, is_weight) in enumerate(zip(jaxpr.invars, weights, strict=True)):
+        layout.values[variable] = layout.holding(variable, known=is_weight, stays=stays is not None and stays[i])
     for equation in equations:
         layout.add(equation)
     outputs = [layout.value(renamed(v, names)).plain() for v in jaxpr.outvars]
@@ -94,10 +113,11 @@ def with_convolutions(equation: Any) -> int:
     return for_the_cpu(equation)
 
 
-class _Layout:
+class Layout:
     """A program that is written anew, equation by equation."""
 
-    def __init__(self, constants: dict[Any, Any], onednn: bool) -> None:
+    def __init__(self, constants: dict[Any, Any], convolution: Rule, onednn: bool) -> None:
+        self.rules = {**RULES, "conv_general_dilated": convolution}
         self.onednn = onednn
         self.equations: list[Any] = []
         self.values: dict[Any, Value] = {}
@@ -124,7 +144,7 @@ class _Layout:
         operands = [self.value(v) for v in equation.invars]
         known = all(v.known for v in operands) and is_computable(equation)
         name = equation.primitive.name
-        rule = None if known and name != "broadcast_in_dim" else RULES.get(name)
+        rule = None if known and name != "broadcast_in_dim" else self.rules.get(name)
         results = rule(self, equation, operands) if rule else None
         if results is None:
             results = self.write([v.plain() for v in operands])
@@ -175,20 +195,25 @@ class _Layout:
 def _common(operands: Sequence[Value], rank: int) -> Order:
     """The order that suits operands of the same shape: that of one that would have to be transposed."""
     whole = [v for v in operands if v.rank == rank and not v.known]
+    if any(v.stays for v in whole):
+        return plain(rank)
     for value in (*(v for v in whole if not v.lazy), *(v for v in whole if v.lazy)):
         if value.order != plain(rank):
             return value.order
     return plain(rank)
 
 
-def _elementwise(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
+def _elementwise(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
     order = _common(operands, len(equation.outvars[0].aval.shape))
-    return layout.write(
+    results = layout.write(
         [v.within(order) if v.rank == len(order) else v.plain() for v in operands], [order] * len(equation.outvars)
     )
+    for result in results:
+        result.stays = any(v.stays and v.rank == len(order) for v in operands)
+    return results
 
 
-def _reduce(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
+def _reduce(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
     (x,), axes = operands, equation.params["axes"]
     return layout.write([x.best()], [without(x.order, axes)], axes=tuple(sorted(places(axes, x.order))))
 
@@ -196,7 +221,7 @@ def _reduce(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[V
 def _along(parameter: str) -> Rule:
     """The rule of what works along one axis of operands of the same rank."""
 
-    def rule(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
+    def rule(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
         order = _common(operands, operands[0].rank)
         where = order.index(equation.params[parameter])
         return layout.write([v.within(order) for v in operands], [order] * len(equation.outvars), **{parameter: where})
@@ -207,7 +232,7 @@ def _along(parameter: str) -> Rule:
 def _by_axis(*parameters: str) -> Rule:
     """The rule of what has parameters with an entry for each axis of the first operand; the others are scalars."""
 
-    def rule(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
+    def rule(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
         x, *others = operands
         if any(v.rank for v in others):
             return None
@@ -218,12 +243,12 @@ def _by_axis(*parameters: str) -> Rule:
     return rule
 
 
-def _reverse(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
+def _reverse(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
     (x,) = operands
     return layout.write([x.best()], [x.order], dimensions=places(equation.params["dimensions"], x.order))
 
 
-def _dynamic_slice(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
+def _dynamic_slice(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
     x, *starts = operands
     if len(starts) != x.rank:
         return None
@@ -232,12 +257,12 @@ def _dynamic_slice(layout: _Layout, equation: Any, operands: Sequence[Value]) ->
     return layout.write([x.best(), *placed], [x.order], slice_sizes=sizes)
 
 
-def _transpose(_layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
+def _transpose(_layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
     (x,) = operands
     return [x.renamed(equation.params["permutation"], equation.outvars[0].aval)]
 
 
-def _broadcast(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
+def _broadcast(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Made in the order that what reads it asks for."""
     x, *more = operands
     if more:  # extents that only a call knows
@@ -254,14 +279,14 @@ def _broadcast(layout: _Layout, equation: Any, operands: Sequence[Value]) -> lis
     return [layout.holding(None, x.order if x.rank == len(shape) else None, aval=aval, make=make)]
 
 
-def _reshape(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
+def _reshape(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
     x, *more = operands
     if more or (equation.primitive.name == "reshape" and equation.params["dimensions"] is not None):
         return None
     return _reshaped(layout, x, equation.outvars[0].aval)
 
 
-def _reshaped(layout: _Layout, x: Value, aval: Any) -> list[Value]:
+def _reshaped(layout: Layout, x: Value, aval: Any) -> list[Value]:
     """Axes fall into groups of equal extent before and after. One that lies together, in order, can stay there."""
     shape, order = aval.shape, x.order
     if math.prod(shape) < 2:
@@ -301,7 +326,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int
     return groups
 
 
-def _gather(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
+def _gather(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
     """Slices taken along one axis, which stay at its place."""
     (x, indices), how, sizes = operands, equation.params["dimension_numbers"], equation.params["slice_sizes"]
     if len(how.start_index_map) != 1 or how.collapsed_slice_dims != how.start_index_map or indices.rank != 2:
@@ -319,7 +344,7 @@ def _gather(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[V
     )
 
 
-def _product(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
+def _product(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value]:
     contracted, batch = equation.params["dimension_numbers"]
     numbers = tuple(
         tuple(places(axes, v.order) for axes, v in zip(pair, operands, strict=True)) for pair in (contracted, batch)
@@ -332,7 +357,7 @@ def _product(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[
     return layout.write([v.best() for v in operands], [tuple(order)], dimension_numbers=numbers)
 
 
-def _convolution(layout: _Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
+def _convolution(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:
     (x, w), given = operands, equation.params
     if not _is_served(equation) or 0 in (*x.shape, *equation.outvars[0].aval.shape):
         return None
@@ -357,9 +382,9 @@ def _operations(equation: Any) -> int:
 
 
 ELEMENTWISE: Final = (
-    "abs", "add", "and", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "bitcast_convert_type", "cbrt",
-    "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc", "exp",
-    "exp2", "expm1", "floor", "forward_only", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p",
+    "abs", "add", "add_any", "and", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "bitcast_convert_type",
+    "cbrt", "ceil", "clamp", "convert_element_type", "copy", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc",
+    "exp", "exp2", "expm1", "floor", "forward_only", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p",
     "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow",
     "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
     "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor",
@@ -374,7 +399,6 @@ RULES: Final[Mapping[str, Rule]] = {
     "argmin": _reduce,
     "broadcast_in_dim": _broadcast,
     "concatenate": _along("dimension"),
-    "conv_general_dilated": _convolution,
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
     "expand_dims": _reshape,

@@ -18,6 +18,7 @@ class Value:
         aval: its type as it was traced.
         order: that in which it was computed.
         known: whether weights alone decide it.
+        stays: whether what is computed of it element by element lies as it was traced.
         lazy: whether it costs nothing in any order, and is made in that which is asked for.
     """
 
@@ -29,12 +30,13 @@ class Value:
         *,
         aval: Any = None,
         known: bool = False,
+        stays: bool = False,
         make: Callable[[Order], Any] | None = None,
     ) -> None:
         """``form`` is the variable that holds it, or None for what ``make`` makes."""
         self.aval = form.aval if aval is None else aval
         self.order = plain(self.rank) if order is None else order
-        self.known, self.lazy = known, make is not None
+        self.known, self.stays, self.lazy = known, stays, make is not None
         self._transpose, self._make = transpose, make
         self._forms: dict[Order, Any] = {} if form is None else {self.order: form}
 
