@@ -69,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OnnxError, OSError, ImportError) as error:
-        print("\n".join([f"error: {_said(error)}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        # JAX adds that it has shortened the traceback, which nobody sees here.
+        notes = (n for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n)
+        print("\n".join([f"error: {_said(error)}", *notes]), file=sys.stderr)
         return 1
     return status
 

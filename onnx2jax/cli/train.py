@@ -175,6 +175,8 @@ def _data(path: Path) -> dict[str, np.ndarray]:
     data = load(path)
     if isinstance(data, np.ndarray):
         raise CommandError(f"{path} holds one array without a name; np.savez(path, name=array) writes names")
+    if not all(v.size for v in data.values()) or not data:
+        raise CommandError(f"{path} holds no samples: {({n: v.shape for n, v in data.items()}) or 'it has no arrays'}")
     extents = {n: len(v) if v.ndim else None for n, v in data.items()}
     if len(set(extents.values())) != 1 or not all(extents.values()):
         raise CommandError(f"the arrays of {path} do not have as many samples each, along their first axes: {extents}")

@@ -143,11 +143,23 @@ def test_data_that_is_none(capsys: Capture, tmp_path: Path) -> None:
     assert "cannot be written" in said(str(tmp_path / "t.onnx"), "--checkpoint", str(tmp_path / "no" / "c"))
     np.savez(tmp_path / "d.npz", image=np.zeros((4, 1, 8, 8)), label=np.zeros(3))
     assert "{'image': 4, 'label': 3}" in said(str(tmp_path / "t.onnx"))
+    np.savez(tmp_path / "d.npz", image=np.zeros((0, 1, 8, 8)), label=np.zeros(0))
+    assert "holds no samples: {'image': (0, 1, 8, 8), 'label': (0,)}" in said(str(tmp_path / "t.onnx"))
     (tmp_path / "d.npz").write_bytes((tmp_path / "d.npz").read_bytes()[:-100])  # copied in part
     assert "no .npy or .npz file that can be read" in said(str(tmp_path / "t.onnx"))
     with open(tmp_path / "d.npz", "wb") as file:
         np.save(file, np.zeros(4))
     assert "one array without a name" in said(str(tmp_path / "t.onnx"))
+
+
+@pytest.mark.usefixtures("standard_promotion")
+def test_an_error_inside_a_step_is_one_sentence(capsys: Capture, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", image=np.zeros((2, 1, 8, 8)), label=[0, 1])
+    arguments = ["train", MODEL, str(tmp_path / "d.npz"), str(tmp_path / "t.onnx"), "--loss", "cross_entropy"]
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert "float32[batch, 1, 8, 8] is given as float64[2, 1, 8, 8]" in said
+    assert "JAX" not in said  # which notes that it has shortened the traceback
 
 
 @pytest.mark.usefixtures("standard_promotion")
