@@ -98,7 +98,6 @@ NOTES: Final[dict[str, str]] = {
     "networks/mlp*": _CALLS,
     "calls/*": _CALLS,
     "operators/*": _SINGLE,
-    "steps/*": STEPS,
     **dict.fromkeys(("models/tashkeel*", "models/voicefilter*", "models/opennsfw*"), _INTEGERS),
     **dict.fromkeys(("models/sk_*", "models/ort_logreg*", "models/yolov8_nms*"), _HOST),
     **dict.fromkeys(("models/yolox*", "models/yunet*", "models/squeezenet*", "models/*dnsmos*"), _CONVOLUTIONS),

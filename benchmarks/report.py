@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import sentence
-from .notes import READY, note
+from .notes import READY, STEPS, note
 from .rivals import OURS
 
 Row = Mapping[str, Any]
@@ -40,6 +40,7 @@ def page(figures: Mapping[str, Any], plot: str | None = None) -> str:
     for group, rows in figures["groups"].items():
         parts += [*_ready(rows)] if group == "ready" else [f"## {TITLES.get(group, group)}", _table(rows)]
         parts += [*_below(group, rows), *_failed(rows)]
+    parts += ["## Steps of training", STEPS]
     return "\n\n".join(parts) + "\n"
 
 
