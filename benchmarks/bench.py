@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -67,11 +68,12 @@ def measure(options: argparse.Namespace, groups: dict[str, Any]) -> bool:
 
 
 def guarded(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The row, or what kept it from being measured: one model does not stop the others."""
+    """The row, or what kept it from being measured: one model does not stop the others. Files without their folders."""
     try:
         return measured()
     except Exception as e:
-        return {"error": f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}"}
+        said = re.sub(r"(?<!\S)/\S*/", "", (str(e).splitlines() or [""])[0])
+        return {"error": f"{type(e).__name__}: {said[:200]}"}
 
 
 def said(row: dict[str, Any]) -> str:

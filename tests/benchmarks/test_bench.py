@@ -82,6 +82,14 @@ def test_an_error_becomes_a_row() -> None:
     assert bench.guarded(fails) == {"error": "ValueError: first line"}
 
 
+def test_a_page_names_files_without_the_folders_of_a_machine() -> None:
+    def fails() -> Any:
+        raise ValueError("Load model from /some/folder/name/model.onnx failed: 1/2 and https://a.b/c stay")
+
+    said = "ValueError: Load model from model.onnx failed: 1/2 and https://a.b/c stay"
+    assert bench.guarded(fails) == {"error": said}
+
+
 def test_names_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--list"]) == 0
     keys = capsys.readouterr().out.splitlines()
