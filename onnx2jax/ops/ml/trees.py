@@ -97,9 +97,9 @@ _AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.
 _ADDED: tuple = np.add, 0, xp.sum
 
 
-def _tables(make, given, n_targets, aggregate, dtype):
+def _tables(votes, n_targets, aggregate, dtype):
     """The forest with splits in this type, a table [nodes, targets] of what they add, where they vote, and the ways."""
-    forest, nodes, targets, weights = make(*given)
+    forest, nodes, targets, weights = votes
     if len(targets) and not 0 <= targets.min() <= targets.max() < n_targets:
         raise ValueError(f"the target ids {sorted(set(targets.tolist()))} leave the {n_targets} targets or classes")
     merge, neutral, _ = _AGGREGATE.get(aggregate, _ADDED)
@@ -111,20 +111,13 @@ def _tables(make, given, n_targets, aggregate, dtype):
     return forest, table, voted, _ways(forest)
 
 
-def _is_wide(make, given):
-    """Whether the splits or the weights are doubles."""
-    votes = make(*given)
-    return np.float64 in (votes.forest.splits.dtype, votes.weights.dtype)
-
-
-def _scores(X, once, n_targets, aggregate, make, *given):
+def _scores(X, once, n_targets, aggregate, votes):
     """The aggregated weights [N, targets], and where any leaf had something to say.
 
-    ``make`` gives the Votes from what is ``given``. All is compared and summed in doubles where the input, the splits
-    or the weights are doubles.
+    All is compared and summed in doubles where the input, the splits or the weights are doubles.
     """
-    dtype = np.float64 if X.dtype == np.float64 or once(_is_wide, make, given) else np.float32
-    forest, table, voted, ways = once(_tables, make, given, n_targets, aggregate, dtype=np.dtype(dtype))
+    dtype = np.float64 if np.float64 in (X.dtype, votes.forest.splits.dtype, votes.weights.dtype) else np.float32
+    forest, table, voted, ways = once(_tables, votes, n_targets, aggregate, dtype=np.dtype(dtype))
     leaves = _leaves(forest, X.astype(dtype), *ways)
     total = _AGGREGATE.get(aggregate, _ADDED)[2]
     scores, has = total(_get(table, leaves), axis=1), _get(voted, leaves).any(1)
@@ -200,7 +193,7 @@ def tree_ensemble_regressor(
     X, *, aggregate_function: Aggregate = "SUM", n_targets, once, post_transform: Transform = "NONE", **given
 ):
     """TreeEnsembleRegressor: the aggregated leaves, plus the base values."""
-    scores, has = _scores(batch(X), once, n_targets, aggregate_function, _linked, "target", given)
+    scores, has = _scores(batch(X), once, n_targets, aggregate_function, once(_linked, "target", given))
     scores, _ = _based(scores, has, once(_reals, "base_values", given))
     return transform(scores, post_transform).astype(np.float32)
 
@@ -215,9 +208,10 @@ def tree_ensemble_classifier(
 ):
     """TreeEnsembleClassifier: the best class and the scores."""
     _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
-    scores, has = _scores(batch(X), once, len(labels), "SUM", _linked, "class", given)
+    votes = once(_linked, "class", given)
+    scores, has = _scores(batch(X), once, len(labels), "SUM", votes)
     base = once(_reals, "base_values", given)
-    voted, mixed = once(_voting, given)
+    voted, mixed = once(_voting, votes)
     if len(labels) == 2 and voted is not None:
         index, scores = _binary(scores, base, voted, post_transform, mixed=mixed)
     else:
@@ -226,10 +220,9 @@ def tree_ensemble_classifier(
     return labels_of(labels, index), scores.astype(np.float32)
 
 
-def _voting(given):
+def _voting(votes):
     """The only class that any leaf votes for, or None, and whether weights are negative."""
-    _, _, targets, weights = _linked("class", given)
-    return targets[0] if len(set(targets)) == 1 else None, bool((weights < 0).any())
+    return votes.targets[0] if len(set(votes.targets)) == 1 else None, bool((votes.weights < 0).any())
 
 
 def _binary(scores, base, voted, post_transform, *, mixed):
@@ -300,5 +293,5 @@ def tree_ensemble(
 ):  # fmt: skip
     """TreeEnsemble: the aggregated leaves of trees whose nodes may test for membership of a set."""
     aggregate = get_args(Aggregate)[aggregate_function]
-    scores, _ = _scores(batch(X), once, n_targets, aggregate, _joined, given)
+    scores, _ = _scores(batch(X), once, n_targets, aggregate, once(_joined, given))
     return transform(scores, get_args(Transform)[post_transform]).astype(X.dtype)
