@@ -32,14 +32,13 @@ def synchronous(lowered: Any, handed: Sequence[Any], code: Any = None) -> Synchr
     device = compat.synchronous_device()
     if device is None:
         return None
-    compiled = lowered
-    if hasattr(lowered, "compile"):
-        text = lowered.as_text()
-        if "callback" in text or "onednn" in text:  # into Python, which may wait for this thread; not to be written
-            return None
-        compiled = lowered.compile()
+    is_new = hasattr(lowered, "compile")
+    compiled = lowered.compile() if is_new else lowered
     cost = compiled.cost_analysis() or {}
     if max(cost.get("flops", 0), cost.get("bytes accessed", 0)) > SHORT:
+        return None
+    text = lowered.as_text() if is_new else ""
+    if "callback" in text or "onednn" in text:  # into Python, which may wait for this thread; not to be written
         return None
     if compat.devices_of(compiled) != [device.id]:  # a program can be loaded on a device of the same number alone
         return None
