@@ -22,7 +22,7 @@ def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
         InputTypeError: it is no tensor of a declared rank.
     """
     if not isinstance(info.type, TensorType) or info.type.shape is None:
-        raise InputTypeError(f"input {info} has no shape to fill at random")
+        raise InputTypeError(f"input {info} has no shape to fill at random: give the inputs, {{{info.name!r}: ...}}")
     shape = [d if isinstance(d, int) else 1 for d in info.type.shape]
     dtype = info.type.dtype
     if dtype == object:

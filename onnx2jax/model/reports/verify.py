@@ -23,7 +23,7 @@ from ...errors import InputTypeError, UnsupportedError
 from ...ir import analysis
 from ...ir.graph import Graph, Node, descendants
 from ...ops.registry import Operator
-from ...proto.types import ValueInfo
+from ...proto.types import TensorType, ValueInfo
 from ...runtime.compiled import is_small
 from ...runtime.evaluate import Closure, Context, evaluate, run_node
 from ...runtime.values import to_host
@@ -194,6 +194,12 @@ def _random(model: Any, seed: int) -> dict[str, Any]:
     return {v.name: random_value(v, rng) for v in model.inputs}
 
 
+def _arrays(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``run`` has taken, with tensors as NumPy arrays of the declared types, as others want them."""
+    types = {v.name: v.type.dtype for v in model.inputs if isinstance(v.type, TensorType)}
+    return {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items()}
+
+
 class _Verifier:
     """One verification: what is compared, with whom, and what was found."""
 
@@ -216,7 +222,7 @@ class _Verifier:
             feeds = {n: v for n, v in feeds.items() if n not in self.model.static}
             names = [v.name for v in self.model.outputs]
             ours = dict(zip(names, self.model.run(None, feeds), strict=True))
-            feeds |= self.model.static
+            feeds = _arrays(self.model, feeds) | self.model.static
             if whole is not None:
                 theirs = whole.run(feeds)
             else:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
@@ -237,3 +238,19 @@ def test_inputs_are_given_by_name() -> None:
     model = onnx2jax.convert(proto("g (float[2] x, float[2] z) => (float[2] y) { y = Add(x, z) }"))
     with pytest.raises(errors.InputTypeError, match=re.escape("not ndarray: verify({'x': ..., 'z': ...})")):
         model.verify(np.zeros(2, np.float32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("against", ["onnxruntime", "reference"])
+def test_others_get_scalars_and_jax_arrays_as_arrays_of_the_declared_types(against: str) -> None:
+    model = onnx2jax.convert(
+        proto("g (float[2] x, int64 n, float f) => (float[2] y, int64 m) { y = Mul(x, f)\nm = Add(n, n) }")
+    )
+    found = model.verify({"x": jnp.ones(2), "n": 3, "f": 2.0}, against=against)
+    assert found and {c.value: c.theirs for c in found.outputs["inputs"]} == {"y": "float32[2]", "m": "int64[]"}
+
+
+def test_a_sequence_is_asked_for() -> None:
+    model = onnx2jax.convert(proto("g (seq(float[2]) s) => (int64 n) { n = SequenceLength(s) }"))
+    with pytest.raises(errors.InputTypeError, match=re.escape("give the inputs, {'s': ...}")):
+        model.verify(against="onnxruntime")
+    assert model.verify({"s": [np.ones(2, np.float32)]}, against="onnxruntime")
