@@ -101,7 +101,7 @@ NOTES: Final[dict[str, str]] = {
     **dict.fromkeys(("models/tashkeel*", "models/voicefilter*", "models/opennsfw*"), _INTEGERS),
     **dict.fromkeys(("models/sk_*", "models/ort_logreg*", "models/yolov8_nms*"), _HOST),
     **dict.fromkeys(("models/yolox*", "models/yunet*", "models/squeezenet*", "models/*dnsmos*"), _CONVOLUTIONS),
-    "models/light*": "Its weights are made by ConstantOfShape nodes, in each call. " + _CONVOLUTIONS,
+    "models/light*": "Weights made by ConstantOfShape are kept (three quarters of AlexNet). " + _CONVOLUTIONS,
     "models/*": "Small programs: " + _CALLS,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -67,6 +68,17 @@ def test_results_much_larger_than_their_weights_stay_in_the_program() -> None:
 def test_equations_that_follow_from_no_weight_are_not_prepared() -> None:
     _, handed = halves(lambda w, x: jnp.arange(4.0, dtype=np.float32) + 1 + x + w[0], W)
     assert [v.shape for v in handed] == [(3, 4)]
+
+
+def test_large_matrices_of_one_number_are_handed_to_products() -> None:
+    """As ConstantOfShape gives them: XLA would write them anew in every call. Kept programs hold the number alone."""
+    x = np.arange(150.0, dtype=np.float32)
+    rows = np.broadcast_to(x, (150, 150))
+    main, handed = halves(lambda w, x: (x @ rows, x @ rows.T, x + rows, x[:4] @ rows[:4, :4] + w[0]), W, inputs=(x,))
+    assert [v.shape for v in handed] == [(150, 150), (150, 150), (3, 4)]
+    assert [c.shape for c in main.consts] == [(4, 4)]
+    plan = split(jax.make_jaxpr(lambda x: x @ rows)(x), [False])
+    assert len(pickle.dumps(replace(plan, main=None))) < rows.nbytes / 10
 
 
 def test_an_inner_jit_used_twice() -> None:

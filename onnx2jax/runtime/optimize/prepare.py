@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -28,6 +28,8 @@ from .on_numpy import Step, is_computable
 
 CHEAP: Final = frozenset({"broadcast_in_dim", "iota", "pad", "reshape", "slice", "split", "squeeze"})
 """These cost less inside the program, where they fuse with what reads them, than their results as arguments."""
+PRODUCTS: Final = frozenset({"conv_general_dilated", "dot_general", "ffi_call"})
+"""These fuse with none of them: a matrix of one number, as ConstantOfShape gives it, is written anew in every call."""
 
 
 class Made:
@@ -66,14 +68,14 @@ class Prepared:
     Attributes:
         steps: what weights alone decide, in order, over variables that have numbers.
         weights: the places of those among the arguments, with the variables that they give values to.
-        constants: values of other variables that ``steps`` read.
+        constants: values of other variables that are read, each with the shape that it is broadcast to.
         handed: the variables that the program takes in place of the weights.
         main: the program of ``handed`` and the other arguments.
     """
 
     steps: Sequence[Step]
     weights: Mapping[int, int]
-    constants: Mapping[int, np.ndarray]
+    constants: Mapping[int, tuple[np.ndarray, tuple[int, ...]]]
     handed: Sequence[int]
     main: ClosedJaxpr | None
 
@@ -90,8 +92,9 @@ class Prepared:
         """The values of some variables, each value that they come from kept no longer than it is read."""
         steps = _needed(self.steps, results)
         last = {v: step for step in steps for v in step.reads}
-        values = dict(self.constants)
+        values = {v: np.broadcast_to(*repeated) for v, repeated in self.constants.items()}
         wanted = set(results)
+        yield from ((v, jax.device_put(values[v])) for v in wanted if v in values)
         for step in steps:
             for v in step.reads:
                 if v not in values:
@@ -105,9 +108,9 @@ class Prepared:
     def _identities(self, given: Mapping[int, str], made: Made) -> dict[int, int]:
         """For each variable a number that is the same where the same is computed of the same weights."""
         known = {v: made.number("weight", name) for v, name in given.items()}
-        for v, array in self.constants.items():
+        for v, (array, shape) in self.constants.items():
             content = hashlib.sha256(array.tobytes()).digest()
-            known[v] = made.number("constant", array.dtype.name, array.shape, content)
+            known[v] = made.number("constant", array.dtype.name, array.shape, shape, content)
         for step in self.steps:
             own = made.number(*step.identity(known))
             known |= {v: made.number(own, i) for i, v in enumerate(step.results)}
@@ -145,10 +148,10 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
         found = frozenset().union(*(roots.get(v, frozenset()) for v in variables(equation.invars)))
         roots.update(dict.fromkeys(equation.outvars, found))
     outputs = [renamed(v, names) for v in jaxpr.outvars]
-    handed, back = _frontier(late, outputs, known, constants, roots)
+    handed, back = _frontier(late, outputs, known, roots)
     rest = [v for v, is_weight in zip(jaxpr.invars, weights, strict=True) if not is_weight]
     main = jaxpr.replace(
-        constvars=[*constants],
+        constvars=[v for v in constants if v not in {*handed}],
         invars=[*handed, *rest],
         eqns=[*(e for e in early if id(e) in back), *late],
         outvars=outputs,
@@ -156,45 +159,57 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
     numbers = {v: i for i, v in enumerate((*known, *constants))}
     results = [numbers[v] for v in handed]
     steps = _needed([Step.of(e, numbers) for e in early], results)
-    read = {v for step in steps for v in step.reads}
+    read = {*results, *(v for step in steps for v in step.reads)}
+    held = {numbers[v]: (v.aval, value) for v, value in constants.items() if numbers[v] in read}
     return Prepared(
         steps,
         {place: numbers[v] for place, v in given.items()},
-        {numbers[v]: np.asarray(value, v.aval.dtype) for v, value in constants.items() if numbers[v] in read},
+        {number: (_once(value, aval.dtype), aval.shape) for number, (aval, value) in held.items()},
         results,
-        ClosedJaxpr(main, [*constants.values()]),
+        ClosedJaxpr(main, [constants[v] for v in main.constvars]),
     )
 
 
 def _frontier(
-    late: Sequence[Any], outputs: Sequence[Any], known: Mapping[Any, Any], constants: Mapping[Any, Any],
-    roots: Mapping[Any, frozenset[Any]],
-) -> tuple[list[Any], set[int]]:  # fmt: skip
+    late: Sequence[Any], outputs: Sequence[Any], known: Mapping[Any, Any], roots: Mapping[Any, frozenset[Any]]
+) -> tuple[list[Any], set[int]]:
     """The variables to hand over, and (by id) the equations that the program computes after all.
 
     Those are equations that are cheap, that follow from no weight, and whose results are much larger than the weights
-    they come from.
+    they come from. What a product reads is handed over, whether or not it follows from a weight, unless it is small.
     """
     handed: dict[Any, None] = {}
     back: set[int] = set()
+    multiplied = {v for e in late if e.primitive.name in PRODUCTS for v in variables(e.invars)}
     wanted = variables([*(v for e in late for v in e.invars), *outputs])
     for variable in wanted:  # which grows meanwhile
-        if variable not in known or variable in handed or variable in constants:
+        if variable not in known or variable in handed:
             continue
-        equation = known[variable]
-        if equation is None or not _stays(equation, roots):
+        equation, sources = known[variable], roots.get(variable, frozenset())
+        if not (_stays(equation, sources) if sources else variable not in multiplied or _is_small(variable)):
             handed[variable] = None
-        elif id(equation) not in back:
+        elif equation is not None and id(equation) not in back:
             back.add(id(equation))
             wanted.extend(variables(equation.invars))
     return list(handed), back
 
 
-def _stays(equation: Any, roots: Mapping[Any, frozenset[Any]]) -> bool:
-    """Whether an equation that could be prepared is left in the program."""
-    made = sum(_bytes(v) for v in equation.outvars)
-    source = sum(_bytes(v) for v in roots[equation.outvars[0]])
-    return not source or equation.primitive.name in CHEAP or made > max(SMALL_GROWTH, MOST_GROWTH * source)
+def _stays(equation: Any, sources: Collection[Any]) -> bool:
+    """Whether an equation that could be prepared of weights is left in the program; a weight has none."""
+    if equation is None:
+        return False
+    made, source = sum(map(_bytes, equation.outvars)), sum(map(_bytes, sources))
+    return equation.primitive.name in CHEAP or made > max(SMALL_GROWTH, MOST_GROWTH * source)
+
+
+def _is_small(variable: Any) -> bool:
+    return _bytes(variable) <= SMALL_GROWTH
+
+
+def _once(value: Any, dtype: Any) -> np.ndarray:
+    """An array without what is repeated in it, as far as its strides say: what broadcasts to it."""
+    array = np.asarray(value, dtype)
+    return array[tuple(slice(None, None if step else 1) for step in array.strides)]
 
 
 def _bytes(variable: Any) -> int:
