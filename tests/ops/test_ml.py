@@ -13,6 +13,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx2jax.errors import KnownValueError
+from onnx2jax.ops.ml.trees import LEAF, Forest
+from onnx2jax.ops.ml.trees import _leaves as leaves
+from onnx2jax.ops.ml.trees import _walk as laid_out
 from tests.support.helpers import run_op
 
 ml = partial(run_op, domain="ai.onnx.ml")
@@ -387,6 +390,28 @@ def test_tree_classifier_of_three_classes(post):
         )
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("targets", [3, 2])
+def test_trees_that_vote_for_one_target_each(mode, targets):
+    """In turns: of four trees as many for each of two targets, not of three. Infinity stays in its leaf."""
+    trees = forest("target", lambda: [0], rng.normal)
+    trees |= {"target_ids": tuple(t % targets for t in trees["target_treeids"])}
+    trees |= {"nodes_modes": tuple(m if m == "LEAF" else mode for m in trees["nodes_modes"])}
+    x = np.concatenate([features(np.float32), np.full((1, 3), np.inf, np.float32), np.full((1, 3), -np.inf, "f4")])
+    agree("TreeEnsembleRegressor", x, [FLOAT], n_targets=3, traced=targets == 2, **trees)
+
+
+def test_trees_over_many_features():
+    """More than a word of 32 bits has room for: the splits lie beside the words."""
+    wide, n = 2**28, np.arange(3)
+    links = {"modes": np.array([0, LEAF, LEAF]), "true": np.array([1, 1, 2]), "false": np.array([2, 1, 2])}
+    stump = Forest(features=np.array([wide, 0, 0]), splits=np.float32([0.5, 0, 0]), missing=n * 0, roots=n[:1], **links)
+    walk, at, _ = laid_out(stump)
+    assert walk.splits is not None
+    for x, leaf in ((0, 1), (1, 2)):
+        assert at[leaves(np.broadcast_to(np.float32(x), (1, wide + 1)), walk)] == leaf
+
+
 STUMP = {
     "nodes_treeids": (0, 0, 0),
     "nodes_nodeids": (0, 1, 2),
@@ -432,6 +457,7 @@ def test_trees_of_doubles():
         ({"nodes_truenodeids": (0, 0, 0), "nodes_falsenodeids": (0, 0, 0)}, "roots"),
         ({"nodes_falsenodeids": (9, 0, 0)}, "node id 9"),
         ({"nodes_featureids": (4, 0, 0)}, "feature 4"),
+        ({"nodes_featureids": (-1, 0, 0)}, "feature -1"),
         ({"nodes_modes": ("BRANCH", "LEAF", "LEAF")}, "nodes_modes"),
         ({"nodes_values": (0.0,)}, "same length"),
         ({"target_ids": (5,)}, "target ids"),

@@ -1,4 +1,4 @@
-"""ai.onnx.ml tree ensembles: all trees of all rows go down one level at a time, by gathers over arrays of nodes."""
+"""ai.onnx.ml tree ensembles: all trees of all rows go down one level at a time, one gather a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .scores import DOMAIN, LABELS, Transform, batch, labels_of, only, repeat, t
 Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
 _COMPARE = operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne
-LEAF, MEMBER = MODES.index("LEAF"), MODES.index("BRANCH_MEMBER")
+NEQ, MEMBER, LEAF = (MODES.index(m) for m in ("BRANCH_NEQ", "BRANCH_MEMBER", "LEAF"))
 
 
 class Votes(NamedTuple):
@@ -44,6 +44,31 @@ class Forest(NamedTuple):
     """For each node the set a BRANCH_MEMBER node tests, filled up with NaN."""
 
 
+class Walk(NamedTuple):
+    """A forest laid out for walking: the trees' roots first, then the children of each node side by side.
+
+    Each step gathers one word, for gathers are what a step costs. Of a word's bits the lowest are the place of the true
+    child, or of the leaf itself; then come the feature, the mode, whether NaN goes to the true child, and whether the
+    node has children. Splits in float32 are the upper half of words of 64 bits.
+    """
+
+    words: Any
+    splits: Any
+    """Where they are not part of the words."""
+    members: Any
+    modes: Any
+    """Those that occur."""
+    shifts: tuple[int, int, int, int]
+    """Where in a word the other fields begin."""
+    missing: bool
+    """Whether NaN ever goes to the true child."""
+    roots: Any
+    """The places where the trees begin."""
+    depth: int
+    n_features: int
+    """The least that the input must have."""
+
+
 def _depth(forest):
     """The longest way from a root to a leaf."""
     level, depth = np.unique(forest.roots), 0
@@ -54,61 +79,127 @@ def _depth(forest):
     return depth
 
 
+_MOST_SHARED = 16
+"""Nodes that several branches lead to are laid out for each of them; so many times as many as there are in all."""
+
+
+def _walk(forest):
+    """The forest for walking; which node is at each of its places, and in which tree."""
+    depth, levels, firsts, end = _depth(forest), [forest.roots], [], len(forest.roots)
+    trees = [np.arange(end)]
+    for _ in range(depth + 1):
+        inner = forest.modes[levels[-1]] != LEAF
+        first = np.arange(end - len(inner), end)
+        first[inner] = end + 2 * np.arange(inner.sum())
+        firsts.append(first)
+        level = levels[-1][inner]
+        levels.append(np.stack([forest.true[level], forest.false[level]], -1).ravel())
+        trees.append(np.repeat(trees[-1][inner], 2))
+        end += len(levels[-1])
+        if end > _MOST_SHARED * len(forest.modes):
+            raise ValueError(f"the nodes do not form trees: {len(forest.modes)} nodes share more than {end} branches")
+    at = np.concatenate(levels).astype(np.int64)
+    modes, features, missing = forest.modes[at], forest.features[at], forest.missing[at].astype(bool)
+    used = [m for m in np.unique(modes).tolist() if m != LEAF]
+    if (least := features.min(initial=0)) < 0:
+        raise ValueError(f"the trees ask for feature {least}")
+    most = int(features.max(initial=0))
+    widths = (len(at).bit_length(), most.bit_length(), 3 if len(used) > 1 else 0, 1)
+    shifts = tuple(np.cumsum(widths).tolist())
+    words = np.zeros(len(at), np.uint64)
+    fields = np.concatenate(firsts), features, modes if len(used) > 1 else 0 * modes, missing, modes != LEAF
+    for field, shift in zip(fields, (0, *shifts), strict=True):
+        words |= field.astype(np.uint64) << np.uint64(shift)
+    splits = forest.splits[at]
+    if shifts[-1] < 32:
+        words = words.astype(np.uint32)
+        if splits.dtype == np.float32:
+            words, splits = words | splits.view(np.uint32).astype(np.uint64) << np.uint64(32), None
+    members = forest.members[at] if MEMBER in used else None
+    roots = np.arange(len(forest.roots), dtype=np.int32)
+    walk = Walk(words, splits, members, used, shifts, bool(missing.any()), roots, depth, most + 1)
+    return walk, at, np.concatenate(trees)
+
+
 def _get(table, at):
     """Entries of a table by indices that lie inside it."""
     return table[at] if is_known((table, at)) else jnp.asarray(table).at[at].get(mode="promise_in_bounds")
 
 
-def _ways(forest):
-    """What leads from a node to the next as one table [nodes, 5], the modes that occur, the depth, the last feature."""
-    # One gather for all that is integer, since each costs alike.
-    links = np.stack([forest.features, forest.true, forest.false, forest.missing, forest.modes], -1).astype(np.int32)
-    return (
-        links,
-        [m for m in np.unique(forest.modes).tolist() if m != LEAF],
-        _depth(forest),
-        int(forest.features.max(initial=0)),
-    )
-
-
-def _leaves(forest, X, links, used, depth, most):
-    """The node where each row ends in each tree: [N, trees]."""
-    if most >= X.shape[1]:
-        raise ValueError(f"the trees ask for feature {most}, the input has {X.shape[1]}")
+def _leaves(X, walk):
+    """The place where each row ends in each tree: [N, trees]."""
+    if walk.n_features > X.shape[1]:
+        raise ValueError(f"the trees ask for feature {walk.n_features - 1}, the input has {X.shape[1]}")
     rows = xp(X).arange(X.shape[0])[:, None]
 
-    def test(mode, x, at):
+    def field(words, k):
+        first, last = (0, *walk.shifts)[k], (*walk.shifts, walk.shifts[-1] + 1)[k]
+        return words >> words.dtype.type(first) & words.dtype.type(2 ** (last - first) - 1)
+
+    def test(mode, x, split, at):
         if mode == MEMBER:
-            return (x[..., None] == _get(forest.members, at)).any(-1)
-        return _COMPARE[mode](x, _get(forest.splits, at))
+            return (x[..., None] == _get(walk.members, at)).any(-1)
+        return _COMPARE[mode](x, split)
 
     def down(_, at):
-        feature, true, false, missing, modes = xp.moveaxis(_get(links, at), -1, 0)
-        x, go = _get(X, (rows, feature)), False
-        for mode in used:
-            go = test(mode, x, at) if len(used) == 1 else xp.where(modes == mode, test(mode, x, at), go)
-        return xp.where(xp.where(x != x, missing == 1, go), true, false)
+        words = _get(walk.words, at)
+        if walk.splits is None:
+            splits, words = (words >> np.uint64(32)).astype(np.uint32).view(np.float32), words.astype(np.uint32)
+        else:
+            splits = _get(walk.splits, at)
+        x, go = _get(X, (rows, field(words, 1).astype(np.int32))), False
+        for mode in walk.modes:
+            passed = test(mode, x, splits, at)
+            go = passed if len(walk.modes) == 1 else xp.where(field(words, 2) == mode, passed, go)
+        if walk.missing or NEQ in walk.modes:  # all others are false for NaN by themselves
+            go = xp.where(x != x, field(words, 3) == 1, go)
+        right = ~go & (field(words, 4) == 1)
+        return (field(words, 0) + right.astype(words.dtype)).astype(np.int32)
 
-    start = xp(X).broadcast_to(forest.roots.astype(np.int32), (X.shape[0], len(forest.roots)))
-    return repeat(depth, down, start)
+    start = xp(X).broadcast_to(walk.roots, (X.shape[0], len(walk.roots)))
+    return repeat(walk.depth, down, start)
 
 
 _AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.maximum, -np.inf, xp.max)}
 _ADDED: tuple = np.add, 0, xp.sum
 
 
+class Tables(NamedTuple):
+    """What leaves say, by their places in a walk.
+
+    Where each tree votes for one target, and as many for each, the roots stand in the order of these targets.
+    """
+
+    walk: Walk
+    heard: Any
+    """The targets that any leaf votes for."""
+    weights: Any
+    """What a leaf adds to the target of its tree [places], or to all that are heard [places, heard]."""
+    voted: Any
+    """Likewise, whether it has something to say; None where each row hears something of every one of them."""
+
+
 def _tables(votes, n_targets, aggregate, dtype):
-    """The forest with splits in this type, a table [nodes, targets] of what they add, where they vote, and the ways."""
+    """The forest with splits in this type, and what its leaves say."""
     forest, nodes, targets, weights = votes
     if len(targets) and not 0 <= targets.min() <= targets.max() < n_targets:
         raise ValueError(f"the target ids {sorted(set(targets.tolist()))} leave the {n_targets} targets or classes")
+    walk, at, trees = _walk(forest._replace(splits=forest.splits.astype(dtype), members=forest.members.astype(dtype)))
+    heard, columns = np.unique(targets, return_inverse=True)
     merge, neutral, _ = _AGGREGATE.get(aggregate, _ADDED)
-    table = np.full((len(forest.modes), n_targets), neutral, dtype)
-    merge.at(table, (nodes, targets), weights.astype(dtype))
+    table = np.full((len(forest.modes), len(heard)), neutral, dtype)
+    merge.at(table, (nodes, columns), weights.astype(dtype))
     voted = np.zeros(table.shape, bool)
-    voted[nodes, targets] = True
-    forest = forest._replace(splits=forest.splits.astype(dtype), members=forest.members.astype(dtype))
-    return forest, table, voted, _ways(forest)
+    voted[nodes, columns] = True
+    table, voted, leaves = table[at], voted[at], forest.modes[at] == LEAF
+    some, every = np.zeros((len(walk.roots), len(heard)), bool), np.ones((len(walk.roots), len(heard)), bool)
+    np.logical_or.at(some, trees[leaves], voted[leaves])
+    np.logical_and.at(every, trees[leaves], voted[leaves])
+    if (some.sum(1) == 1).all() and len(set(some.sum(0).tolist())) == 1:
+        own = some.argmax(1)
+        walk = walk._replace(roots=walk.roots[np.argsort(own, kind="stable")])
+        table, voted = (np.take_along_axis(v, own[trees][:, None], 1)[:, 0] for v in (table, voted))
+    return Tables(walk, heard, table, None if every.any(0).all() else voted)
 
 
 def _scores(X, once, n_targets, aggregate, votes):
@@ -117,12 +208,25 @@ def _scores(X, once, n_targets, aggregate, votes):
     All is compared and summed in doubles where the input, the splits or the weights are doubles.
     """
     dtype = np.float64 if np.float64 in (X.dtype, votes.forest.splits.dtype, votes.weights.dtype) else np.float32
-    forest, table, voted, ways = once(_tables, votes, n_targets, aggregate, dtype=np.dtype(dtype))
-    leaves = _leaves(forest, X.astype(dtype), *ways)
-    total = _AGGREGATE.get(aggregate, _ADDED)[2]
-    scores, has = total(_get(table, leaves), axis=1), _get(voted, leaves).any(1)
-    scores = scores / len(forest.roots) if aggregate == "AVERAGE" else scores
-    return xp.where(has, scores, dtype(0)), has
+    walk, heard, weights, voted = once(_tables, votes, n_targets, aggregate, dtype=np.dtype(dtype))
+    places = _leaves(X.astype(dtype), walk)
+
+    def over_trees(reduce, table):
+        found = _get(table, places)
+        if table.ndim == 2:
+            return reduce(found, axis=1)
+        return reduce(found.reshape(-1, len(heard), len(walk.roots) // len(heard)), axis=2)
+
+    scores = over_trees(_AGGREGATE.get(aggregate, _ADDED)[2], weights)
+    scores = scores / dtype(len(walk.roots)) if aggregate == "AVERAGE" else scores
+    has = np.ones((1, len(heard)), bool) if voted is None else over_trees(xp.any, voted)
+    if voted is not None:
+        scores = xp.where(has, scores, dtype(0))
+    if len(heard) == n_targets:
+        return scores, has
+    columns = np.full(n_targets, len(heard))
+    columns[heard] = np.arange(len(heard))
+    return tuple(xp.pad(v, ((0, 0), (0, 1)))[:, columns] for v in (scores, has))
 
 
 # ------------------------------------------------------------------------ TreeEnsemble{Regressor,Classifier}
