@@ -29,7 +29,7 @@ from ..sharding.processes import alike, one_seed
 from ..sharding.rules import Placement
 from .calls import arguments, buckets
 from .calls.growth import Growth
-from .calls.outputs import Declarations, bundled, field_names, packed
+from .calls.outputs import Declarations, apart, bundled, field_names, packed
 from .calls.repeated import Calls
 from .changes.max_size import check_counts
 from .devices.pipeline import Pipeline, program_of
@@ -197,7 +197,7 @@ class Model(Frozen, Views, Exports):
                 values, key = alike(self._mesh, "a run of the model", bind)
                 results = self._call(values, key, narrow, on_host=True)
                 self._remember((), feeds, values, key, on_host=True)
-        return [to_host(results[i]) for i in wanted]
+        return apart([to_host(results[i]) for i in wanted], feeds.values())
 
     def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
         """Compile for inputs of some shapes, and prepare the weights, ahead of the first call.

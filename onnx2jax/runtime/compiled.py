@@ -192,7 +192,7 @@ class Compiled:
             for declared, value in zip(
                 self.graph.outputs, evaluate(self.graph, {**values, **_copies(key.inputs)}, context), strict=True
             ):
-                results.append(Beside(value) if _is_constant(value) else to_device(value))
+                results.append(Beside(_read_only(value)) if _is_constant(value) else to_device(value))
                 if not is_jax(value):
                     makers = [node for node in self.graph.nodes if declared.name in node.outputs]
                     raise Cut(makers, f"{declared.name!r} holds strings or maps")
@@ -313,3 +313,10 @@ def is_small(value: Any) -> bool:
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.size <= LARGEST_CONSTANT and not value.dtype.hasobject
+
+
+def _read_only(value: np.ndarray) -> np.ndarray:
+    """Every call returns it: a caller who wrote into it would change what later ones return."""
+    value = value.view()
+    value.flags.writeable = False
+    return value

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import helper
 
@@ -214,3 +215,32 @@ def test_a_pickled_operator_of_a_user_is_looked_up_by_name(monkeypatch: pytest.M
     del registry._OPERATORS["com.example", "Twice"]
     with pytest.raises(ValueError, match=r"com\.example\.Twice since opset 1.*register it with onnx2jax\.op"):
         pickle.loads(data)
+
+
+def test_writing_into_results_changes_no_later_ones() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> g (float[n] x) => (float[n] y, float[3] c, int64[1] s)
+        { y = Neg(x)  c = Constant<value_floats=[1.0, 2.0, 3.0]>()  s = Shape(x) }"""
+    )
+    m = onnx2jax.convert(proto)
+    for _ in range(2):  # the first call, and one of a kind that is known
+        for result, expected in zip(m.run(None, {"x": X[0]}), ([-1] * 4, [1, 2, 3], [4]), strict=True):
+            np.testing.assert_array_equal(result, expected)
+            with pytest.raises(ValueError, match="read-only"):
+                result += 1
+
+
+@pytest.mark.parametrize("node", ["y = Neg(x)", "y = Unique(x)"], ids=["compiled", "on the host"])
+def test_results_of_run_do_not_lie_in_the_caller_s_arrays(node: str) -> None:
+    """x, an output that is an input, and a view of x where the host makes one."""
+    proto = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 21]> g (float[n, m] x) => (float[n, m] x, float y, float[m, n] z)
+        {{ z = Transpose<perm = [1, 0]>(x)  {node} }}"""
+    )
+    proto.graph.output[1].type.tensor_type.ClearField("shape")
+    m = onnx2jax.convert(proto)
+    for _ in range(2):
+        x = X.copy()
+        passed, _, view = m.run(None, {"x": x})
+        x += 5
+        assert passed.max() == view.max() == 1

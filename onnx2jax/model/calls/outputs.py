@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import export
 from jax.tree_util import GetAttrKey
 
@@ -60,6 +61,23 @@ def packed(fields: Iterable[str], results: Iterable[Any]) -> Any:
 def bundled(fields: Iterable[str], results: Sequence[Any]) -> Any:
     """One output bare, several as Outputs."""
     return results[0] if len(results) == 1 else Outputs(fields, results)
+
+
+def apart(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
+    """The results of a run, of which none lies in an array of the caller's, who may write into that afterwards.
+
+    What was compiled gives arrays of its own, read-only ones, but for inputs that are outputs; the host gives views.
+    """
+    return [_apart(r, feeds) if type(r) is not np.ndarray or r.flags.writeable else r for r in results]
+
+
+def _apart(result: Any, feeds: Iterable[Any]) -> Any:
+    if isinstance(result, list):
+        return [_apart(r, feeds) for r in result]
+    if not isinstance(result, np.ndarray):
+        return result
+    shared = any(isinstance(v, np.ndarray) and np.may_share_memory(result, v) for v in feeds)
+    return result.copy() if shared else result
 
 
 def field_names(names: Iterable[str]) -> tuple[str, ...]:
