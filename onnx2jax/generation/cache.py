@@ -39,12 +39,15 @@ class Cache:
         end: int32, the places that are taken in every sequence, with or without a token.
         aligned: whether tokens lie at the end of their arrays, rather than behind each other from the first place on:
             so models want it that let a token see so many places back.
+        apart: whether each sequence runs for itself, its tokens in its own first places: so models want it that take
+            positions from places or extents, or have no mask, where sequences are not equally long.
     """
 
     values: dict[str, Any]
     live: Any
     end: Any
     aligned: bool = field(default=False, metadata={"static": True})
+    apart: bool = field(default=False, metadata={"static": True})
 
     @property
     def length(self) -> int:
@@ -75,7 +78,13 @@ def own_length(pair: Pair) -> int | None:
 
 
 def empty(
-    pairs: Mapping[str, Pair], kinds: Mapping[str, Kind], batch: int, length: int, *, aligned: bool = False
+    pairs: Mapping[str, Pair],
+    kinds: Mapping[str, Kind],
+    batch: int,
+    length: int,
+    *,
+    aligned: bool = False,
+    apart: bool = False,
 ) -> Cache:
     """A cache without tokens, for so many sequences of at most so many tokens.
 
@@ -89,7 +98,7 @@ def empty(
             raise UnsupportedError(f"the file's own caches have room for {own} tokens, not {length}: length={own}")
         room = 0 if kind == "crossed" else max(length, pair.window)
         values[name] = jnp.zeros(extents(pair, batch, room), pair.dtype)
-    return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32), aligned)
+    return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32), aligned, apart)
 
 
 def filled(cache: Cache, lengths: Any, end: Any) -> Cache:
@@ -98,11 +107,19 @@ def filled(cache: Cache, lengths: Any, end: Any) -> Cache:
     return replace(cache, live=live, end=jnp.asarray(end, np.int32))
 
 
-def advanced(cache: Cache, new: int) -> Cache:
-    """The marks of a cache to which every sequence has added so many tokens, at its end."""
+def advanced(cache: Cache, new: int, *, side_by_side: bool = False) -> Cache:
+    """The marks of a cache to which every sequence has added so many tokens.
+
+    They are at its end, or ``side_by_side`` with those that the sequence had; or the places move on (``aligned``).
+    """
+    end = cache.end + new
+    if cache.aligned:
+        live = jnp.pad(cache.live[:, new:], ((0, 0), (0, new)), constant_values=True)
+        return replace(cache, live=live, end=end)
+    if side_by_side:
+        return filled(cache, cache.lengths + new, end)
     places = jnp.arange(cache.length, dtype=np.int32)
-    written = (places >= cache.end) & (places < cache.end + new)
-    return replace(cache, live=cache.live | written, end=cache.end + new)
+    return replace(cache, live=cache.live | ((places >= cache.end) & (places < end)), end=end)
 
 
 def to_the_end(buffer: Any, lengths: Any, axis: Any, batch: Any) -> Any:

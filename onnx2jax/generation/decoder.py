@@ -14,6 +14,7 @@ from ..errors import CacheError, InputShapeError, InputValueError, UnsupportedEr
 from ..model.model import Model
 from .beam import Beams, search
 from .cache import Cache
+from .compared import compare
 from .loop import NEVER, Programs, State, endings
 from .prompts import Prompts, as_endings, choice, even, rows_of
 from .sampling import Chooser, Sampling
@@ -22,10 +23,6 @@ from .steps import Steps, positions_in_tables
 
 SMALLEST: Final = 16
 """Prompts are padded to this or a power of two above it, so that few lengths are compiled."""
-TOLERANCE: Final = {1: 0.2, 2: 0.05, 4: 1e-4, 8: 1e-6}
-"""Of the largest logit, by bytes of a number: how far a cache of fixed length may be off."""
-ROUNDED: Final = 0.05
-"""The same where the model rounds what it computes with to 8 bits."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,8 @@ class Decoder(Steps):
         self.pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
         self._programs = Programs(self)
         self._proved: set[Any] = set()
-        self._aligned: set[int] = set()
-        """Lengths of caches with which the model gives the right numbers only where tokens lie at the end."""
+        self._layouts: dict[tuple[int, bool], list[str]] = {}
+        """For caches of a length, of prompts equally long or not: the layouts that may give the right numbers."""
 
     @property
     def compilations(self) -> int:
@@ -103,7 +100,7 @@ class Decoder(Steps):
 
         Raises:
             InputError: prompts that are empty, out of the vocabulary, too long for the cache or for the model, or of
-                different lengths where the model has no mask.
+                different lengths where nothing keeps padding out of sight.
             CacheError: the model gives other numbers with a cache of fixed length.
 
         >>> import onnx2jax
@@ -204,6 +201,8 @@ class Decoder(Steps):
             given = jax.tree.map(jax.numpy.asarray, (others, shared))
         if state.cache.aligned or small.cache.aligned:
             raise UnsupportedError("the model counts places backwards, so no token can be taken back: use generate")
+        if state.cache.apart or small.cache.apart:
+            raise UnsupportedError("the model takes positions from places: prompts of one length, or use generate")
         self._prove_extension(state, rows, count + 1, given[0])
         how = {"endings": self._endings(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
@@ -243,23 +242,37 @@ class Decoder(Steps):
             return self._programs.loop(state, limit, choose, how, others)
 
         if after is not None:
-            if not (self.masks and not after.cache.aligned) and len(set(after.lengths.tolist())) > 1:
-                raise InputShapeError(
-                    f"the texts before are of {sorted(set(after.lengths.tolist()))} tokens, and nothing in the model "
-                    "masks what stands behind the shorter ones: generate from them one by one"
-                )
             more = np.concatenate([after.last, even(rows, len(after.last))], axis=1)
             self._check_room(after.cache, more.shape[1] + count)
-            if self._ragged(after.cache):  # which the prompts may not have been
-                rows = [np.resize(row, min(6, after.cache.length) - i % 2) for i, row in enumerate(more)]
-                self._prove(rows, after.cache.length, choose, how, others)
+            cache = self._continued(after, more, choose, how, others)
             given = more if self.embedding is None else self.embedding.of_prompts(more, others)
-            state = self._programs.further(after.cache, given, choose, how, others)
-            self._prove_further(after.cache, more, state, choose, how, others)
+            state = self._programs.further(cache, given, choose, how, others)
+            self._prove_further(cache, more, state, choose, how, others)
             return state, run
+        if not self.pads:
+            even(rows, why=self._no_padding)
         room = self._room(max(map(len, rows)) + count, length)
-        self._prove(rows, room, choose, how, others)
-        return self._first(rows, room, choose, how, others), run
+        layout = self._layout(rows, room, choose, how, others)
+        return self._first(rows, room, layout, choose, how, others), run
+
+    def _continued(self, after: Generation, more: np.ndarray, choose: Chooser, how: Any, others: Any) -> Cache:
+        """The cache behind which more tokens come, int[batch, count], in a layout that suits its sequences."""
+        cache = after.cache
+        if len(set(after.lengths.tolist())) > 1 and (cache.aligned or not (self.masks or self.pads)):
+            raise InputShapeError(
+                f"the texts before are of {sorted(set(after.lengths.tolist()))} tokens, and nothing in the model "
+                "masks what stands behind the shorter ones: generate from them one by one"
+            )
+        if not self._ragged(cache):
+            return cache
+        # They may come from prompts that were equally long, with which nothing was compared that is not.
+        rows = [np.resize(row, min(6, cache.length) - i % 2) for i, row in enumerate(more)]
+        layout = self._layout(rows, cache.length, choose, how, others)
+        if layout != "apart" or cache.apart:
+            return cache
+        if (np.asarray(cache.live) != (np.arange(cache.length) < np.asarray(cache.lengths)[:, None])).any():
+            raise CacheError("sequences of different lengths share their places in this cache: generate it anew")
+        return replace(cache, apart=True)
 
     def _endings(self, stop: Any) -> np.ndarray:
         """What ends a text, as programs take it; the decoder's own for None."""
@@ -276,16 +289,23 @@ class Decoder(Steps):
         """Whether sequences have different numbers of tokens, so that their places are not their positions."""
         return len(set(np.asarray(cache.lengths).tolist())) > 1
 
-    def _first(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Any, others: Any) -> State:
+    @property
+    def _no_padding(self) -> str:
+        """Why prompts cannot be padded."""
+        if self._states:
+            return "a state of the model would run on into padding"
+        if self._one_logit:
+            return "the model gives logits behind its last token alone"
+        return "nothing in the model masks padding"
+
+    def _first(self, rows: list[np.ndarray], room: int, layout: str, choose: Chooser, how: Any, others: Any) -> State:
         lengths = np.array([len(r) for r in rows], np.int32)
         padded: Any = self._padded(rows, room)
         if self.embedding is not None:
             padded = self.embedding.of_prompts(padded, others)
-        aligned = room in self._aligned
-        return self._programs.first(padded, lengths, room, choose, how, others, aligned=aligned)
+        return self._programs.first(padded, lengths, room, choose, how, others, layout)
 
     def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
-        rows = rows if self.masks else list(even(rows))
         if not self.pads:
             return np.stack(rows)
         longest = max(map(len, rows))
@@ -313,32 +333,48 @@ class Decoder(Steps):
                 f"{cache.length}: begin with length={wanted}"
             )
 
-    def _prove(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> None:
-        """Compare a step over the cache with the first call, once for each batch and length of the cache.
+    def _layout(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> str:
+        """How tokens of such prompts have to lie in a cache so that steps give what the first call gives.
+
+        Raises:
+            CacheError: they do not, however they lie.
+        """
+        uneven = len(set(map(len, rows))) > 1
+        if (layouts := self._layouts.get((room, uneven))) is None:
+            layouts = [""] if self.shares_places or not uneven else []
+            layouts += ["apart"] if uneven else []
+            if self.masks and {"appended"} <= set(self.kinds.values()) <= {"appended", "crossed"}:
+                layouts.append("aligned")
+        for k, layout in enumerate(layouts):
+            try:
+                self._prove(rows, room, layout, choose, how, others)
+            except CacheError:
+                if layout == layouts[-1]:
+                    raise
+            else:
+                self._layouts[room, uneven] = layouts[k:]
+                return layout
+        raise AssertionError("there is a layout")
+
+    def _prove(
+        self, rows: list[np.ndarray], room: int, layout: str, choose: Chooser, how: Mapping[str, Any], others: Any
+    ) -> None:
+        """Compare a step over the cache with the first call, once for each batch, length and layout of the cache.
 
         Once for prompts of one length, and once for others, whose places in the cache are not their positions.
 
         Raises:
             CacheError: they differ.
         """
-        if (key := (len(rows), room, len(set(map(len, rows))) > 1)) in self._proved:
+        if (key := (len(rows), room, layout, len(set(map(len, rows))) > 1)) in self._proved:
             return
         how = {**how, "endings": np.full_like(how["endings"], NEVER)}
-        rows = [r if len(r) > 1 else np.concatenate([r, r]) for r in rows]
-        want = self._first(rows, room, choose, how, others).logits
-        state = self._first([r[:-1] for r in rows], room, choose, how, others)
+        if min(map(len, rows)) == 1:
+            rows = [np.concatenate([r[:1], r]) for r in rows]
+        want = self._first(rows, room, layout, choose, how, others).logits
+        state = self._first([r[:-1] for r in rows], room, layout, choose, how, others)
         state = replace(state, last=jax.numpy.asarray([r[-1] for r in rows], np.int32))
-        try:
-            self._compare(want, self._programs.loop(state, 2, choose, how, others).logits, room)
-        except CacheError:
-            if room in self._aligned or not {"appended"} <= set(self.kinds.values()) <= {"appended", "crossed"}:
-                raise
-            self._aligned.add(room)
-            try:
-                self._prove(rows, room, choose, how, others)
-            except CacheError:
-                self._aligned.discard(room)
-                raise
+        compare(want, self._programs.loop(state, 2, choose, how, others).logits, room, rounds=self.rounds)
         self._proved.add(key)
 
     def _prove_further(
@@ -356,7 +392,7 @@ class Decoder(Steps):
         for last in more.T:
             again = replace(own, last=last.astype(np.int32), count=np.int32(1), done=np.zeros(len(last), bool))
             own = self._programs.loop(again, 2, choose, how, others)
-        self._compare(state.logits, own.logits, cache.length)
+        compare(state.logits, own.logits, cache.length, rounds=self.rounds)
         self._proved.add(key)
 
     def _prove_extension(self, state: State, rows: list[np.ndarray], count: int, others: Any) -> None:
@@ -373,16 +409,3 @@ class Decoder(Steps):
         after = self._programs.further(state.cache, more, choose, how, others)
         self._prove_further(state.cache, more, after, choose, how, others)
         self._proved.add(("extension", len(rows), count, state.cache.length))
-
-    def _compare(self, want: Any, ours: Any, room: int) -> None:
-        """Refuse logits of a cache of fixed length that are not those wanted."""
-        tolerance = max(TOLERANCE[want.dtype.itemsize], ROUNDED if self.rounds else 0)
-        want, ours = np.asarray(want, np.float32), np.asarray(ours, np.float32)
-        scale, off = np.abs(want).max(initial=0), np.abs(ours - want).max(initial=0)
-        if not off <= tolerance * scale + 1e-6:
-            raise CacheError(
-                f"with a cache of fixed length ({room}) the logits differ by {off:.3g}, where the largest is "
-                f"{scale:.3g}: the model counts positions, or lets tokens see each other, by the extent of its cache. "
-                "Export it with position_ids among its inputs; until then generate from prompts that are equally long, "
-                "or call model.run with a cache that grows"
-            )

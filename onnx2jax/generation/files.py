@@ -19,8 +19,7 @@ NAMES: Final = (
     ("decoder_with_past_model.onnx", "decoder_model.onnx"),
     ("decoder_model_merged.onnx", None),
 )
-"""What exporters call the file of a step, and that of the first call where it is another; the first that is there.
-Two files are before one for both, in whose branches nothing can be written in place."""
+"""What exporters call the file of a step, and that of the first call where it is another; the first that is there."""
 
 
 def decoder(

@@ -45,7 +45,8 @@ class Graphs:
             return None
         if self._counts:
             graph = in_place.counting(graph, slopes(self._tried), self.model.params)
-            graph = in_place.hiding(graph, self._tried) if self._hides else graph
+        if self._hides:
+            graph = in_place.hiding(graph, self._tried)
         return remade(self.model, graph)
 
     @cached_property
@@ -56,7 +57,7 @@ class Graphs:
     @cached_property
     def _hides(self) -> bool:
         """Whether the model has no mask, and what is no token is hidden where it weighs its cache."""
-        return self._counts and not self._read & {"mask", "lengths"} and not self._states
+        return bool(self._appended) and not self._read & {"mask", "lengths"} and not self._states
 
     @cached_property
     def _read(self) -> set[str]:
@@ -129,7 +130,8 @@ class Graphs:
 
 def deciding(graphs: Graphs) -> list[Model]:
     """The models whose graphs, and tables in them, decide what is compiled."""
-    written = [graphs._in_place] if graphs._counts and graphs._in_place is not None else []
+    changed = graphs._counts or graphs._hides
+    written = [graphs._in_place] if changed and graphs._in_place is not None else []
     return [graphs.model, graphs.first, graphs._whole, *written]
 
 

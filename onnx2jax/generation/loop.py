@@ -77,18 +77,20 @@ class Programs:
         choose: Chooser,
         how: Mapping[str, Any],
         others: Any,
-        *,
-        aligned: bool = False,
+        layout: str = "",
     ) -> State:
-        """The first call: prompts int[batch, count] of these lengths, in a cache with room for so many tokens."""
+        """The first call: prompts int[batch, count] of these lengths, in a cache with room for so many tokens.
+
+        ``layout`` is what its cache is: "aligned", "apart", or "" for neither.
+        """
         steps = self.steps
 
         def run(params: Any, tokens: Any, lengths: Any, how: Any, others: Any) -> State:
-            cache = steps.empty_cache(tokens.shape[0], room, aligned=aligned)
+            cache = steps.empty_cache(tokens.shape[0], room, **({layout: True} if layout else {}))
             logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
             return _begun(cache, logits, choose, how)
 
-        return self._call(("first", room, choose, aligned), run, (), tokens, lengths, how, others)
+        return self._call(("first", room, choose, layout), run, (), tokens, lengths, how, others)
 
     def further(self, cache: Cache, tokens: Any, choose: Chooser, how: Mapping[str, Any], others: Any) -> State:
         """As ``first``, but the tokens, int[batch, count], come after those of a cache, which stays as it is."""

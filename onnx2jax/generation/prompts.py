@@ -38,13 +38,19 @@ def rows_of(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarr
     return [row.astype(np.int32) for row in rows]
 
 
-def even(rows: list[np.ndarray], batch: int | None = None) -> np.ndarray:
-    """Prompts of one length as an array; one prompt stands for all of a batch."""
+def even(
+    rows: list[np.ndarray], batch: int | None = None, *, why: str = "what comes after texts is not padded"
+) -> np.ndarray:
+    """Prompts of one length as an array; one prompt stands for all of a batch.
+
+    Raises:
+        InputShapeError: they differ in length, which cannot be because of ``why``; or there are too many of them.
+    """
     lengths = sorted({len(r) for r in rows})
     if len(lengths) > 1:
         raise InputShapeError(
-            f"prompts of {lengths} tokens: where nothing masks padding, or what comes after a text, they have to be "
-            "equally long; generate from them one by one"
+            f"prompts of {lengths} tokens: {why}, so they have to be equally long; generate from them one by one: "
+            "[decoder.generate(prompt, max_new_tokens) for prompt in prompts]"
         )
     if batch is not None and len(rows) not in (1, batch):
         raise InputShapeError(f"{len(rows)} prompts come after {batch} texts")

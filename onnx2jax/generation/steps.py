@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -35,6 +36,7 @@ from ..proto.types import TensorType
 from ..runtime.optimize.executable import Weights
 from . import cache as cached
 from . import in_place
+from .branches import taken
 from .cache import Cache, Kind
 from .embedding import PREFIX, Embedding
 from .graphs import Graphs
@@ -58,15 +60,15 @@ class Steps(Graphs):
     """
 
     def __init__(self, model: Model, first: Model | None = None, embed: Any = None) -> None:
+        if flag := caches(model).roles.get("has_past"):  # a file for both calls
+            first, model = (
+                remade(model, taken(model.graph, flag.name, past), {flag.name: np.array([past])})
+                for past in (False, True)
+            )
         self.caches = found = caches(model)
         self.embedding = Embedding(embed) if embed is not None else None
         self.pairs = {p.past.name: p for p in found.pairs}
-        self.first, self._two_files = first or model, first is not None
-        if "has_past" in found.roles:
-            name = found.roles["has_past"].name
-            self.first = remade(model, model.graph, {name: np.array([False])})
-            model = remade(model, model.graph, {name: np.array([True])})
-        self.model = model
+        self.model, self.first, self._two_files = model, first or model, first is not None
         self._outputs = {n: p.present for n, p in self.pairs.items()}
         for value in found.others if first else ():  # what a step only reads, the first call has made
             present = namesake(value.name, {v.name: v for v in first.outputs}) if first else None
@@ -123,7 +125,13 @@ class Steps(Graphs):
     @property
     def pads(self) -> bool:
         """Whether prompts may be padded behind."""
-        return (self.masks or (self._hides and self._in_place is not None)) and not self._one_logit
+        hides = (self._hides and self._in_place is not None) or ("places" in self._read and not self._states)
+        return (self.masks or hides) and not self._one_logit
+
+    @cached_property
+    def shares_places(self) -> bool:
+        """Whether sequences of different lengths may share places: padding is masked, positions are given."""
+        return self.masks and not self._counts and not (self._is_fixed and "positions" not in self._read)
 
     @property
     def fixed_length(self) -> int | None:
@@ -131,19 +139,21 @@ class Steps(Graphs):
         sizes = (cached.own_length(p) for n, p in self.pairs.items() if self.kinds[n] != "crossed")
         return next((n for n in sizes if n is not None), None)
 
-    def empty_cache(self, batch: int, length: int, *, aligned: bool = False) -> Cache:
+    def empty_cache(self, batch: int, length: int, *, aligned: bool = False, apart: bool = False) -> Cache:
         """A cache for so many sequences of at most so many tokens.
 
         Args:
             batch, length: how many.
             aligned: keep tokens at the end of their arrays, which costs a copy of them for each token; for models that
                 append to their caches and let a token see so many places back. ``generate`` finds out.
+            apart: run each sequence for itself, which takes longer; for sequences of different lengths where nothing
+                masks padding or positions are not given (``shares_places`` is False).
 
         Raises:
             UnsupportedError: the file has caches of another length, or does not say the extents of its caches.
         """
         with compat.enable_x64():
-            return cached.empty(self.pairs, self.kinds, batch, length, aligned=aligned)
+            return cached.empty(self.pairs, self.kinds, batch, length, aligned=aligned, apart=apart)
 
     def prefill(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, lengths: Any = None, **others: Any
@@ -158,7 +168,8 @@ class Steps(Graphs):
             **others: inputs of the model that no text is made of, such as what an encoder gives.
 
         Returns:
-            The logits behind each prompt's last token, [batch, vocabulary], and the cache.
+            The logits behind each prompt's last token, [batch, vocabulary], and the cache. Logits are NaN for prompts
+            shorter than others where the next step would be wrong: their cache has to be ``apart``.
 
         Raises:
             InputShapeError: more tokens than the cache has room for.
@@ -167,6 +178,7 @@ class Steps(Graphs):
             tokens, params, others = self._embedded(params, tokens, others)
             batch, count = tokens.shape[:2]
             _check_room(count, cache)
+            misplaces = lengths is not None and not (self.shares_places or cache.apart)
             lengths = jnp.full(batch, count, np.int32) if lengths is None else jnp.asarray(lengths, np.int32)
             places = jnp.arange(count, dtype=np.int32)
             live = places < lengths[:, None]
@@ -189,6 +201,8 @@ class Steps(Graphs):
             logits = results[self._logits]
             if logits.shape[1] > 1:
                 logits = jnp.take_along_axis(logits, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
+            if misplaces:
+                logits = jnp.where((lengths == marks.end)[:, None, None], logits, jnp.asarray(np.nan, logits.dtype))
             return logits[:, -1], replace(marks, values=values)
 
     def step(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[Any, Cache]:
@@ -223,30 +237,28 @@ class Steps(Graphs):
         with compat.enable_x64():
             tokens, params, others = self._embedded(params, tokens, others)
             _check_room(tokens.shape[1], cache)
-            if cache.aligned:
-                return self._extend_aligned(params, cache, tokens, others)
+            if cache.apart:
+                return self._extend_apart(params, cache, tokens, others)
             batch, count = tokens.shape[:2]
-            fits, lengths = cache.end + count <= cache.length, cache.lengths
-            positions = lengths[:, None] + jnp.arange(count, dtype=np.int32)
-            places = cache.end + jnp.arange(count, dtype=np.int32)
-            writes = (count == 1 or self._counts) and self._in_place is not None
-            model = self._in_place if writes and self._in_place else self._whole
-            marks = cached.advanced(cache, count)
-            if "shared" in self.kinds.values():  # which keep a sequence's tokens side by side
-                marks = cached.filled(cache, lengths + count, cache.end + count)
-            past, mask = dict(cache.values), marks.live
-            if writes:
-                before = np.arange(cache.length - count)
-                past |= {f"{in_place.WHOLE}{n}": past[n] for n in self._appended}
-                past |= {n: past[n].take(before, self.pairs[n].axis) for n in self._appended}
+            positions = cache.lengths[:, None] + jnp.arange(count, dtype=np.int32)
+            start = cache.length - count if cache.aligned else cache.end
+            writes = not cache.aligned and (count == 1 or self._counts or self._hides) and self._in_place is not None
+            model = self.model if cache.aligned else self._in_place if writes else self._whole
+            assert model is not None
+            marks = cached.advanced(cache, count, side_by_side="shared" in self.kinds.values())
+            mask, past, whole = marks.live, dict(cache.values), writes or cache.aligned
+            if whole:  # the model is told of a past that is as long as the arrays with the new tokens
+                past |= {f"{in_place.WHOLE}{n}": past[n] for n in self._appended if writes}
+                room = cache.length - count
+                past |= {n: cached.tail(past[n], room, self.pairs[n].axis or 0) for n in self._appended}
             elif self._appended:
                 mask = jnp.concatenate([cache.live, jnp.ones((batch, count), bool)], axis=1)
-            given = self._feeds(model, tokens, positions, mask, places)
+            given = self._feeds(model, tokens, positions, mask, start + jnp.arange(count, dtype=np.int32))
             shift = cache.end + count - cache.length
             given |= _asked(model, {in_place.START: cache.end, in_place.SHIFT: shift, in_place.LIVE: marks.live})
             results = self._run(model, params, given | past | others)
-            values = {n: self._kept(n, v, results, cache.end, count, in_place=writes) for n, v in cache.values.items()}
-            logits = results[self._logits]
+            values = {n: self._kept(n, v, results, cache.end, count, whole=whole) for n, v in cache.values.items()}
+            logits, fits = results[self._logits], cache.end + count <= cache.length
             return jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype)), replace(marks, values=values)
 
     def _embedded(
@@ -267,21 +279,23 @@ class Steps(Graphs):
         own = {n: v for n, v in params.items() if not n.startswith(PREFIX)}
         return tokens, own, {n: v for n, v in others.items() if n not in embedding.others}
 
-    def _extend_aligned(
+    def _extend_apart(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, others: Mapping[str, Any]
     ) -> tuple[Any, Cache]:
-        """``extend`` where tokens lie at the end of the arrays: the model appends, and as many fall off in front."""
-        count, fits = tokens.shape[1], cache.end + tokens.shape[1] <= cache.length
-        positions = cache.lengths[:, None] + jnp.arange(count, dtype=np.int32)
-        live = jnp.pad(cache.live[:, count:], ((0, 0), (0, count)), constant_values=True)
-        ends = {n: self.pairs[n].axis or 0 for n in self._appended}
-        past = {n: cached.tail(v, cache.length - count, ends[n]) if n in ends else v for n, v in cache.values.items()}
-        places = jnp.arange(cache.length - count, cache.length, dtype=np.int32)
-        given = self._feeds(self.model, tokens, positions, live, places)
-        results = self._run(self.model, params, {**given, **past, **others})
-        values = {n: self._kept(n, v, results, 0, count, in_place=True) for n, v in cache.values.items()}
-        logits = results[self._logits]
-        logits = jnp.where(fits, logits, jnp.asarray(np.nan, logits.dtype))
+        """``extend`` of each sequence for itself, as if it were alone."""
+        batch, count = tokens.shape[:2]
+        axes = {n: self.pairs[n].batch or 0 for n in cache.values}
+        own = {n: 0 if np.ndim(v) and v.shape[0] == batch else None for n, v in others.items()}
+
+        def alone(values: Any, live: Any, tokens: Any, others: Any) -> tuple[Any, Any, Any]:
+            values = {n: jnp.expand_dims(v, axes[n]) for n, v in values.items()}
+            others = {n: v if own[n] is None else v[None] for n, v in others.items()}
+            before = Cache(values, live[None], jnp.sum(live, dtype=np.int32))
+            logits, after = self.extend(params, before, tokens[None], **others)
+            return logits[0], {n: jnp.squeeze(v, axes[n]) for n, v in after.values.items()}, after.live[0]
+
+        every = jax.vmap(alone, (axes, 0, 0, own), (0, axes, 0))
+        logits, values, live = every(cache.values, cache.live, tokens, dict(others))
         return logits, replace(cache, values=values, live=live, end=cache.end + count)
 
     @cached_property
@@ -317,13 +331,13 @@ class Steps(Graphs):
 
     def _kept(
         self, name: str, old: Any, results: Mapping[str, Any], start: Any, count: int, *, first: bool = False,
-        in_place: bool = False,
+        whole: bool = False,
     ) -> Any:  # fmt: skip
-        """What stays of a cache after a call."""
+        """What stays of a cache after a call; ``whole`` where the model gives all of it."""
         kind, pair, new = self.kinds[name], self.pairs[name], results.get(self._outputs[name])
         if new is None or (kind == "crossed" and not first):
             return old
-        if kind != "appended" or in_place:
+        if kind != "appended" or whole:
             return new
         assert pair.axis is not None
         return cached.write(old, new if first else cached.tail(new, count, pair.axis), start, axis=pair.axis)

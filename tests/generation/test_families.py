@@ -60,6 +60,7 @@ def written(model: Decoder, prompt: list[int], **others: np.ndarray) -> tuple[li
     return np.asarray(state.tokens)[0, : STEPS + 1].tolist(), np.stack(logits)
 
 
+AFTER_AN_ENCODER: Final = (("bart", "int8"), ("whisper", "int4"))
 QUICK: Final = {("phi3", "float32")}
 """Not marked long: its rotations change with the length of the text, though the cache has one length."""
 
@@ -86,26 +87,35 @@ def test_tokens_and_logits_are_onnxruntimes(family: str, precision: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "precision"),
+    ("family", "precision", "merged"),
     [
-        ("t5", "float32"),
-        *(pytest.param(f, p, marks=pytest.mark.long) for f, p in (("bart", "int8"), ("whisper", "int4"))),
+        ("t5", "float32", True),
+        pytest.param("t5", "float32", False, marks=pytest.mark.long),
+        *(pytest.param(f, p, m, marks=pytest.mark.long) for f, p in AFTER_AN_ENCODER for m in (False, True)),
     ],
 )
-def test_without_masks_and_positions_behind_an_encoder(family: str, precision: str) -> None:
-    """Extents alone say how long the text is, and those of the cache stay as they are."""
+def test_without_masks_and_positions_behind_an_encoder(family: str, precision: str, merged: bool) -> None:
+    """Extents alone say how long the text is, and those of the cache stay as they are; in two files, or in one."""
+    rng = np.random.default_rng(3)
+    others = {"encoder_hidden_states": rng.normal(size=(2, 4, HIDDEN)).astype(np.float32)}
+    if family != "whisper":
+        others["encoder_attention_mask"] = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
     first, later = (encoded.decoder(family, precision, first=f) for f in (True, False))
-    source = np.random.default_rng(3).normal(size=(1, 4, HIDDEN)).astype(np.float32)
-    tokens, logits = by_hand(later, P, STEPS + 1, first=first, encoder_hidden_states=source)
-    model = onnx2jax.decoder(onnx2jax.convert(later.proto), prefill=onnx2jax.convert(first.proto))
-    ours, own = written(model, P, encoder_hidden_states=source)
+    if merged:
+        first = later = encoded.merged(family, precision)
+    runs = {"run": by_onnxruntime(later), "first": first, "first_run": by_onnxruntime(first)}
+    alone = [{n: v[i : i + 1] for n, v in others.items()} for i in range(2)]
+    tokens, logits = by_hand(later, P, STEPS + 1, **runs, **alone[0])
+    converted = onnx2jax.convert(later.proto)
+    model = onnx2jax.decoder(converted, prefill=None if merged else onnx2jax.convert(first.proto))
+    ours, own = written(model, P, **alone[0])
     np.testing.assert_allclose(own, logits, rtol=0, atol=1e-4 * np.abs(logits).max())
     assert ours == tokens
     assert model.compilations <= 3
-    beginning = model.read(P[:4], 64, encoder_hidden_states=source)
-    assert model.generate([P[4:]], 6, after=beginning, stop=()).texts() == [tokens[:6]]
-    with pytest.raises(InputShapeError, match="equally long"):
-        model.generate([P, Q], 4, encoder_hidden_states=np.concatenate([source, source]))
+    beginning = model.read(P[:4], 64, **alone[0])
+    assert model.generate([P[4:]], 6, after=beginning, stop=(), **alone[0]).texts() == [tokens[:6]]
+    wanted = [tokens[:7], by_hand(later, Q, 7, **runs, **alone[1])[0]]
+    assert model.generate([P, Q], 7, stop=(), **others).texts() == wanted
 
 
 @pytest.mark.long

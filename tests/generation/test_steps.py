@@ -100,6 +100,23 @@ def test_vmap_over_steps(jitted: Jitted, style: str) -> None:
     np.testing.assert_allclose(logits, wanted, atol=2e-5)
 
 
+def test_prompts_of_different_lengths_that_could_not_go_on_are_nan() -> None:
+    """Where positions follow places, the next step would be wrong, unless the cache is apart."""
+    file = decoders.appending(positions=False)
+    decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
+    wanted = [by_hand(file, prompt, 2) for prompt in (P, Q)]
+    assert not decoder.shares_places
+
+    def run(apart: bool) -> Any:
+        given = np.array([P, [*Q, 0, 0]]), np.array([5, 3])
+        logits, cache = decoder.prefill(decoder.params, decoder.empty_cache(2, LENGTH, apart=apart), *given)
+        return logits, decoder.step(decoder.params, cache, np.array([w[0][0] for w in wanted]))[0]
+
+    jitted = jax.jit(run, static_argnums=0)
+    assert np.isnan(jitted(False)[0]).all(axis=1).tolist() == [False, True]
+    np.testing.assert_allclose(jitted(True), np.stack([w[1] for w in wanted], axis=1), atol=2e-5)
+
+
 def test_gradients_go_through_prefill() -> None:
     """As through the model itself."""
     file = FILES["GroupQueryAttention"]

@@ -141,16 +141,40 @@ def test_a_state_of_a_convolution() -> None:
 
 @pytest.mark.parametrize(
     "build",
-    [
-        lambda: decoders.appending(positions=False),
-        lambda: decoders.static(32, positions=False),
-    ],
+    [lambda: decoders.appending(positions=False), lambda: decoders.static(32, positions=False)],
     ids=["positions by extent", "positions by place"],
 )
-def test_what_depends_on_extents_is_refused(build: Callable[[], File]) -> None:
-    decoder = onnx2jax.decoder(onnx2jax.convert(build().proto))
-    with pytest.raises(CacheError, match="position_ids"):
-        decoder.generate([P, Q], 8)
+def test_positions_that_are_not_given(build: Callable[[], File]) -> None:
+    """Texts of different lengths, prompts or what stopped early, go on each in places of their own."""
+    file = build()
+    decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
+    wanted = [by_hand(file, prompt, 6, run)[0] for prompt in (P, P[::-1], Q, [7])]
+    texts = decoder.generate([P, P[::-1]], 6)
+    assert (texts.texts(), texts.cache.apart) == (wanted[:2], False)
+    assert decoder.generate([[7], [7]], 2, after=texts).texts()[0] == by_hand(file, [*P, *wanted[0], 7], 2, run)[0]
+    uneven = decoder.generate([Q, [7]], 6)
+    assert (uneven.texts(), uneven.cache.apart) == (wanted[2:], True)
+    ended = decoder.generate([P, P[::-1]], 6, stop=next(t for t in wanted[0] if t not in wanted[1]))
+    assert len(set(ended.lengths.tolist())) > 1
+    more = [by_hand(file, [*p, *t, 7, 9], 2, run)[0] for p, t in zip((P, P[::-1]), ended.texts(), strict=True)]
+    assert decoder.generate([[7, 9], [7, 9]], 2, after=ended).texts() == more
+    with pytest.raises(UnsupportedError, match="positions from places"):
+        decoder.speculate([P, Q], 2, decoder)
+
+
+def test_a_first_call_that_lets_tokens_see_later_ones_is_refused() -> None:
+    net = decoders.Net(layers=2)
+
+    def attend(net: decoders.Net, i: int, q: str, k: str, v: str) -> str:
+        pairs = [(net.key_value(i, part), net.heads(x, decoders.KV_HEADS)) for part, x in (("key", k), ("value", v))]
+        k, v = (net("Concat", past, new, axis=2, out=present) for (past, present), new in pairs)
+        return net.attention(net.heads(q, decoders.HEADS), k, v)
+
+    net.network(attend)
+    decoder = onnx2jax.decoder(onnx2jax.convert(net.file().proto))
+    for prompts in ([P, Q], [P, P]):
+        with pytest.raises(CacheError, match="lets tokens see each other"):
+            decoder.generate(prompts, 8)
 
 
 @pytest.mark.parametrize("window", [4, 63])
@@ -169,21 +193,6 @@ def test_a_window_of_places_has_its_tokens_at_the_end(window: int) -> None:
         decoder.generate([7], 1, after=ended)
     with pytest.raises(UnsupportedError, match="counts places backwards"):
         decoder.speculate([P, Q], 4, decoder)
-
-
-def test_places_that_are_positions_while_texts_are_equally_long() -> None:
-    file = decoders.static(32, positions=False)
-    decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
-    prompts = [P, P[::-1]]
-    wanted = [by_hand(file, prompt, 6, run)[0] for prompt in prompts]
-    texts = decoder.generate(prompts, 6)
-    assert texts.texts() == wanted
-    assert decoder.generate([[7], [7]], 2, after=texts).texts()[0] == by_hand(file, [*P, *wanted[0], 7], 2, run)[0]
-    with pytest.raises(CacheError):
-        decoder.generate([P, Q], 6)
-    ended = decoder.generate(prompts, 6, stop=next(t for t in wanted[0] if t not in wanted[1]))
-    with pytest.raises(CacheError):
-        decoder.generate([[7], [7]], 2, after=ended)
 
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")

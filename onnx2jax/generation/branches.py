@@ -1,0 +1,63 @@
+"""A file for both calls of a decoder, whose If chooses, as the two graphs that it holds.
+
+In a branch nothing could be written in place, nor made to count the tokens that are there: see ``in_place``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ..ir.graph import Graph, Node, with_graphs
+from ..ops.registry import resolve
+
+
+def taken(graph: Graph, flag: str, value: bool) -> Graph:
+    """The graph with the nodes of the branch that is taken in place of each If over an input.
+
+    Weights keep their names in ``Model.params``.
+    """
+    nodes: list[Node] = []
+    initializers = dict(graph.initializers)
+    lifted = set(graph.lifted)
+    for node in graph.nodes:
+        if node.op_type != "If" or node.domain or node.inputs != (flag,):
+            nodes.append(node)
+            continue
+        branch = node.attributes["then_branch" if value else "else_branch"]
+        names = {n: branch.key(n) for n in branch.initializers}
+        initializers |= {names[n]: v for n, v in branch.initializers.items()}
+        lifted |= {names[n] for n in branch.lifted}
+        nodes += _inside(node, branch, names)
+    return replace(graph, nodes=tuple(nodes), initializers=initializers, lifted=frozenset(lifted))
+
+
+def _inside(node: Node, branch: Graph, names: dict[str, str]) -> Iterator[Node]:
+    """The nodes of a branch, whose values have these names, and what makes the If's outputs of its own."""
+    made = {n for inner in branch.nodes for n in inner.outputs if n}
+    for name, outer in zip((v.name for v in branch.outputs), node.outputs, strict=True):
+        if outer and name in made:
+            names.setdefault(name, outer)
+    yield from (_renamed(inner, names) for inner in branch.nodes)
+    for name, outer in zip((v.name for v in branch.outputs), node.outputs, strict=True):
+        source = names.get(name, name)
+        if outer and source != outer:
+            yield Node(
+                f"{node.name}/{outer}", "Identity", "", node.opset, (source,), (outer,), {}, resolve("", "Identity")
+            )
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """A node that reads and makes values under other names, in the graphs inside it too."""
+
+    def inner(graph: Graph) -> Graph:
+        nodes = tuple(_renamed(n, names) for n in graph.nodes)
+        return replace(
+            graph, nodes=nodes, outputs=tuple(replace(v, name=names.get(v.name, v.name)) for v in graph.outputs)
+        )
+
+    inputs, outputs, hidden = (
+        tuple(names.get(n, n) for n in some) for some in (node.inputs, node.outputs, node.hidden)
+    )
+    attributes = {n: with_graphs(v, inner) for n, v in node.attributes.items()} if node.graphs else node.attributes
+    return replace(node, inputs=inputs, outputs=outputs, hidden=hidden, attributes=attributes)
