@@ -91,7 +91,6 @@ MISSING = {
     "Snpe": _VENDOR,
     "SparseToDenseMatMul": "takes a sparse tensor, which is dense here as soon as it is read: use MatMul",
     "SpeculativePrefixCommit": "writes records to an address in memory, which no function of arrays can",
-    "WhisperBeamSearch": "not written yet; the schema does not say what its graphs take and give",
     "WordConvEmbedding": "the schema names neither the activation nor how long a word is",
     **dict.fromkeys(
         [

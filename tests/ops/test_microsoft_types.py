@@ -126,6 +126,7 @@ LEFT_OUT = {
 SCHEMAS = {s.name: s for s in onnxruntime_state.get_all_operator_schema() if s.domain == MICROSOFT}
 OTHERS = {
     **dict.fromkeys(("BeamSearch", "GreedySearch", "Sampling"), "their graphs: tests/ops/test_microsoft_generation.py"),
+    "WhisperBeamSearch": "its graphs: tests/ops/test_microsoft_whisper.py",
     "MurmurHash3": "on the host: tests/ops/test_text.py",
     "Tokenizer": "strings alone: tests/ops/test_text.py",
     "SimplifiedLayerNormalization": "onnxruntime documents it in ONNX's own domain, where the types are tested",

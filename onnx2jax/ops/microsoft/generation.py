@@ -22,7 +22,7 @@ LOWEST = np.finfo(np.float32).min
 """The score of what may not come next."""
 
 
-def _names(graph, what, *names):
+def check_names(graph, what, *names):
     """Refuse a graph whose first inputs have other names than these."""
     if [v.name for v in graph.inputs[: len(names)]] != list(names):
         given = [v.name for v in graph.inputs[: len(names)]]
@@ -33,9 +33,9 @@ def decoder_only(decoder, first, ids, mask, pad, beams):
     """Steps of a model like GPT-2: yields logits, and takes (the sequences, the rows that they go on from)."""
     for graph, name in ((decoder, "decoder"), (first, "init_decoder")):
         if graph is not None:
-            _names(graph, name, "input_ids", "position_ids", "attention_mask")
+            check_names(graph, name, "input_ids", "position_ids", "attention_mask")
     if len(decoder.inputs) != len(decoder.outputs) + 2:
-        raise NotImplementedError(f"the graph decoder takes more than its past ({_SHARED})")
+        raise NotImplementedError(f"the graph decoder takes more than its past ({SHARED})")
     real = (ids != pad).astype(np.int32)
     mask = real if mask is None else mask
     ids, mask, real = (np.repeat(x, beams, axis=0) for x in (ids, mask, real))
@@ -54,8 +54,8 @@ def decoder_only(decoder, first, ids, mask, pad, beams):
 
 def encoder_decoder(encoder, decoder, ids, mask, start, pad, beams):
     """Steps of a model like T5, whose encoder may also make the first step of the decoder."""
-    _names(encoder, "encoder", "encoder_input_ids", "encoder_attention_mask")
-    _names(decoder, "decoder", "input_ids", "encoder_attention_mask")
+    check_names(encoder, "encoder", "encoder_input_ids", "encoder_attention_mask")
+    check_names(decoder, "decoder", "input_ids", "encoder_attention_mask")
     if mask is None:  # padding stands in front; behind, it may be the end of the sequence
         mask = np.logical_or.accumulate(ids != pad, axis=1).astype(np.int32)
     count, hidden, sequences = len(decoder.outputs) - 1, [], np.full((len(ids), 1), start, np.int32)
@@ -67,7 +67,7 @@ def encoder_decoder(encoder, decoder, ids, mask, start, pad, beams):
         own, cross = hidden[1 : 1 + count], hidden[1 + count :]
         hidden = hidden[:1] if decoder.inputs[2].name == "encoder_hidden_states" else []
     if len(decoder.inputs) != 2 + len(hidden) + 2 * count:
-        raise NotImplementedError(f"the graph decoder takes {len(decoder.inputs)} inputs: {_SHARED}")
+        raise NotImplementedError(f"the graph decoder takes {len(decoder.inputs)} inputs: {SHARED}")
     repeated = [[np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ((mask, sequences), own, hidden, cross)]
     (mask, sequences), own, hidden, cross = repeated
     if len(encoder.inputs) > 2:
@@ -79,7 +79,7 @@ def encoder_decoder(encoder, decoder, ids, mask, start, pad, beams):
         own = [np.asarray(v)[order] for v in own]
 
 
-_SHARED = "a cache buffer shared by past and present is refused; export the decoder with a past that grows"
+SHARED = "a cache buffer shared by past and present is refused; export the decoder with a past that grows"
 
 
 class Task(NamedTuple):
@@ -96,6 +96,8 @@ class Task(NamedTuple):
     penalty: float
     vocab_mask: np.ndarray | None
     prefix_vocab_mask: np.ndarray | None
+    more: Any = None
+    """A further rule: from scores and sequences to scores."""
 
     def scores(self, logits, sequences, *, logarithmic=False):
         """Scores [rows, vocab] of the tokens behind sequences [rows, length]: the last logits by the rules."""
@@ -121,7 +123,8 @@ class Task(NamedTuple):
         if self.prefix_vocab_mask is not None and sequences.shape == self.sequences.shape:
             banned |= np.repeat(self.prefix_vocab_mask == 0, rows // len(self.prefix_vocab_mask), axis=0)
         banned[:, self.eos] |= sequences.shape[1] < self.min_length
-        return np.where(banned, LOWEST, np.where(seen, worse, scores))
+        scores = np.where(banned, LOWEST, np.where(seen, worse, scores))
+        return scores if self.more is None else self.more(scores, sequences)
 
     def one_by_one(self, choose):
         """Sequences [batch, max_length], each of which goes on with the token chosen until that is the end."""
@@ -137,7 +140,8 @@ class Task(NamedTuple):
             logits = self.steps.send((sequences, slice(None)))
 
 
-def _number(value, default):
+def number(value, default):
+    """What an input of one number says, as Python's."""
     return default if value is None else np.asarray(value).reshape(()).item()
 
 
@@ -146,12 +150,9 @@ def task(
     decoder_start_token_id, vocab_size, eos_token_id, pad_token_id, no_repeat_ngram_size,
 ):  # fmt: skip
     """The Task of a node."""
-    ids, penalty, length = np.asarray(input_ids).astype(np.int32), _number(penalty, 1.0), _number(max_length, 0)
-    mask, *masks = (None if m is None else np.asarray(m).astype(np.int32) for m in (mask, *masks))
-    shapes = {"attention_mask": (mask, "batch length"), "prefix_vocab_mask": (masks[1], "batch vocab")}
-    check_shapes({}, input_ids=(ids, "batch length"), **shapes)
-    if penalty <= 0:
-        raise ValueError(f"repetition_penalty ({penalty}) must be more than 0")
+    ids = np.asarray(input_ids).astype(np.int32)
+    mask = None if mask is None else np.asarray(mask).astype(np.int32)
+    check_shapes({}, input_ids=(ids, "batch length"), attention_mask=(mask, "batch length"))
     if model_type == 0:
         steps = decoder_only(decoder, init_decoder, ids, mask, pad_token_id, beams)
     elif encoder is None or decoder_start_token_id < 0:
@@ -159,20 +160,34 @@ def task(
     else:
         steps = encoder_decoder(encoder, decoder, ids, mask, decoder_start_token_id, pad_token_id, beams)
         ids = np.full((len(ids), 1), decoder_start_token_id, np.int32)
+    rules = max_length, min_length, penalty, *masks
+    return governed(ids, steps, *rules, beams, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size)
+
+
+def governed(
+    ids, steps, max_length, min_length, penalty, vocab_mask, prefix_vocab_mask, beams, vocab_size, pad, eos, ngram,
+    more=None,
+):  # fmt: skip
+    """The Task of going on from ids [batch, length] by a node's inputs."""
+    penalty, length = number(penalty, 1.0), number(max_length, 0)
+    masks = [None if m is None else np.asarray(m).astype(np.int32) for m in (vocab_mask, prefix_vocab_mask)]
+    check_shapes({"batch": len(ids)}, prefix_vocab_mask=(masks[1], "batch vocab"))
+    if penalty <= 0:
+        raise ValueError(f"repetition_penalty ({penalty}) must be more than 0")
     if length <= ids.shape[1]:
         raise ValueError(f"max_length ({length}) must be more than the {ids.shape[1]} tokens to begin with")
-    rules = no_repeat_ngram_size, _number(min_length, 0), penalty, *masks
-    return Task(np.repeat(ids, beams, axis=0), steps, length, vocab_size, pad_token_id, eos_token_id, *rules)
+    rules = ngram, number(min_length, 0), penalty, *masks, more
+    return Task(np.repeat(ids, beams, axis=0), steps, length, vocab_size, pad, eos, *rules)
 
 
-_HOST = f"a loop on the host, its steps compiled; {_SHARED}"
+HOST = f"a loop on the host, its steps compiled; {SHARED}"
 ATTRIBUTES: dict[str, Any] = dict.fromkeys(("decoder", "eos_token_id", "pad_token_id"), Parameter.empty)
 ATTRIBUTES |= {"encoder": None, "init_decoder": None, "decoder_start_token_id": -1, "vocab_size": -1}
 ATTRIBUTES |= {"no_repeat_ngram_size": 0}
 Model = Literal[0, 1]
 
 
-@op("GreedySearch", domain=MICROSOFT, unsharded=True, limits=_HOST)
+@op("GreedySearch", domain=MICROSOFT, unsharded=True, limits=HOST)
 @taking(**ATTRIBUTES)
 def greedy_search(
     input_ids: Static, max_length: Static, min_length: Static = None, repetition_penalty: Static = None,
@@ -203,7 +218,7 @@ _CUSTOM = (
 )
 
 
-@op("Sampling", domain=MICROSOFT, unsharded=True, limits=f"{_HOST}; {_CUSTOM}")
+@op("Sampling", domain=MICROSOFT, unsharded=True, limits=f"{HOST}; {_CUSTOM}")
 @taking(**ATTRIBUTES)
 def sampling(
     input_ids: Static, max_length: Static, min_length: Static = None, repetition_penalty: Static = None,
@@ -217,7 +232,7 @@ def sampling(
     del custom, presence_penalty
     if presence_mask is not None or n_outputs > 1:
         raise NotImplementedError(f"{'presence_mask' if n_outputs == 1 else 'filtered_logits'} is asked for: {_CUSTOM}")
-    key = rng if seed is None else jax.random.key(np.uint32(_number(seed, 0) % 2**32))
+    key = rng if seed is None else jax.random.key(np.uint32(number(seed, 0) % 2**32))
 
     def choose(scores, length):
         scores = scores / np.float32(temperature) if temperature > 0 else scores
@@ -262,40 +277,30 @@ class Beam:
         return rows
 
 
-_Optional = Annotated[Any, "static", "may be empty"]
-_FORCED = "decoder_input_ids and a logits_processor, Whisper's, are refused"
-_OWN = (
-    "a sequence ends by its own scores, where onnxruntime's CPU provider takes those of another one of the batch; "
-    "behind its end the third output is zero"
-)
-
-
-@op("BeamSearch", domain=MICROSOFT, unsharded=True, limits=f"{_HOST}; {_FORCED}; {_OWN}")
-@taking(**ATTRIBUTES)
-def beam_search(
-    input_ids: Static, max_length: Static, min_length: _Optional, num_beams: Static,
-    num_return_sequences: Static, length_penalty: Static = None, repetition_penalty: Static = None,
-    vocab_mask: Static = None, prefix_vocab_mask: Static = None, attention_mask: Static = None,
-    decoder_input_ids: Static = None, logits_processor: Static = None,
-    *, early_stopping=0, model_type: Model = 0, **attributes,
-):  # fmt: skip
-    """The most probable sequences [batch, returned, max_length], their scores, and those of all tokens in each step."""
-    if decoder_input_ids is not None or _number(logits_processor, 0):
-        raise NotImplementedError(_FORCED)
-    count, returned = _number(num_beams, 1), _number(num_return_sequences, 1)
+def widths(num_beams, num_return_sequences):
+    """The sequences that are kept, and those that are returned."""
+    count, returned = number(num_beams, 1), number(num_return_sequences, 1)
     if not 1 <= returned <= count:
         raise ValueError(f"num_return_sequences ({returned}) must be from 1 to num_beams ({count})")
-    given = attention_mask, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
-    work = task(input_ids, max_length, *given, beams=count, model_type=model_type, **attributes)
-    sequences, batch = work.sequences, len(input_ids)
-    beams = [Beam(count, _number(length_penalty, 1.0)) for _ in range(batch)]
+    return count, returned
+
+
+def searched(work, count, returned, early, length_penalty, *others):
+    """The outputs of a beam search: sequences, their scores, those of all tokens in each step.
+
+    Scores are of the element type of the first penalty that is given.
+    """
+    like = next((x.dtype for x in (length_penalty, *others) if x is not None), np.float32)
+    length_penalty = number(length_penalty, 1.0)
+    sequences, batch = work.sequences, len(work.sequences) // count
+    beams = [Beam(count, length_penalty) for _ in range(batch)]
     totals = np.tile(np.where(np.arange(count) > 0, np.float32(-1e9), np.float32(0)), batch)
     logits, steps = next(work.steps), list[Any]()
     while True:
         scores = (work.scores(logits, sequences, logarithmic=True) + totals[:, None]).reshape(batch, count, -1)
         ended, old = np.array([beam.done for beam in beams]), sequences.reshape(batch, count, -1)
         steps.append(np.where(ended[:, None, None], 0, scores))
-        found = [beam.advanced(scores[i], old[i], work, early_stopping) for i, beam in enumerate(beams)]
+        found = [beam.advanced(scores[i], old[i], work, early) for i, beam in enumerate(beams)]
         totals, rows, tokens = (np.array(column) for column in zip(*itertools.chain(*found), strict=True))
         rows = rows + np.repeat(np.arange(batch), count) * count
         sequences = np.append(sequences[rows], tokens.astype(np.int32)[:, None], axis=1)
@@ -309,6 +314,31 @@ def beam_search(
             beam.add(sequences[i * count + j], totals[i * count + j])
         for j, (score, kept) in enumerate(beam.found[:returned]):
             out[i, j, : len(kept)], final[i, j] = kept, score
-    like = next((x.dtype for x in (length_penalty, repetition_penalty) if x is not None), np.float32)
     scores = np.pad(np.stack(steps), ((0, every - len(steps)), *[(0, 0)] * 3))
     return out, final.astype(like), scores.astype(like)
+
+
+_Optional = Annotated[Any, "static", "may be empty"]
+_FORCED = "decoder_input_ids and a logits_processor are refused: they are WhisperBeamSearch's"
+OWN = (
+    "a sequence ends by its own scores, where onnxruntime's CPU provider takes those of another one of the batch; "
+    "behind its end the third output is zero"
+)
+
+
+@op("BeamSearch", domain=MICROSOFT, unsharded=True, limits=f"{HOST}; {_FORCED}; {OWN}")
+@taking(**ATTRIBUTES)
+def beam_search(
+    input_ids: Static, max_length: Static, min_length: _Optional, num_beams: Static,
+    num_return_sequences: Static, length_penalty: Static = None, repetition_penalty: Static = None,
+    vocab_mask: Static = None, prefix_vocab_mask: Static = None, attention_mask: Static = None,
+    decoder_input_ids: Static = None, logits_processor: Static = None,
+    *, early_stopping=0, model_type: Model = 0, **attributes,
+):  # fmt: skip
+    """The most probable sequences [batch, returned, max_length], their scores, and those of all tokens in each step."""
+    if decoder_input_ids is not None or number(logits_processor, 0):
+        raise NotImplementedError(_FORCED)
+    count, returned = widths(num_beams, num_return_sequences)
+    given = attention_mask, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
+    work = task(input_ids, max_length, *given, beams=count, model_type=model_type, **attributes)
+    return searched(work, count, returned, early_stopping, length_penalty, repetition_penalty)
