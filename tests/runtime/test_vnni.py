@@ -84,6 +84,31 @@ def test_a_loop_over_time_calls_them_in_each_step() -> None:
         np.testing.assert_array_equal(*(jaxpr_as_fun(c)(jnp.asarray(x), jnp.asarray(w))[0] for c in (closed, changed)))
 
 
+@NEEDS_IT
+@pytest.mark.parametrize(
+    ("shape", "is_weight", "once"),
+    [((256, 1024), True, True), ((256, 1024), False, False), ((260, 1100), True, False), ((64, 64), True, False)],
+)
+def test_weights_that_a_loop_multiplies_by_are_put_in_order_once(
+    shape: tuple[int, int], is_weight: bool, once: bool
+) -> None:
+    x, w = int8(3, 1, shape[0]), int8(*shape)
+    closed = jax.make_jaxpr(lambda x, w: lax.scan(lambda n, row: (n + 1, multiplied(row, w)), 0, x)[1])(x, w)
+    changed = vnni.with_vnni(closed, [False, is_weight])
+    check_jaxpr(changed.jaxpr)
+    assert ("weights_prepacked" in str(changed)) is once
+    np.testing.assert_array_equal(jaxpr_as_fun(changed)(jnp.asarray(x), jnp.asarray(w))[0], x.astype(np.int32) @ w)
+
+
+def test_a_weight_in_another_order_than_expected_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vnni, "_packs", lambda *_: False)
+    x, w = int8(3, 8, 256), int8(256, 1024)
+    closed = jax.make_jaxpr(lambda x, w: lax.scan(lambda n, row: (n + 1, multiplied(row, w)), 0, x)[1])(x, w)
+    changed = str(vnni.with_vnni(closed, [False, True]))
+    assert "onednn" in changed
+    assert "weights_prepacked" not in changed
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_all_else_stays(name: str) -> None:
     count, before, after = kernels(*LEFT[name])

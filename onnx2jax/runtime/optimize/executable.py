@@ -203,10 +203,8 @@ class Executable:
         count = len(jax.tree.leaves(self._types[0]))
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
         onednn = not self._portable and vnni.is_served()
-        parts = split(rows_by_rows(channels_last(in_integers(traced.jaxpr), weights, onednn=onednn), weights), weights)
-        if parts.main is None or not onednn:
-            return parts
-        return replace(parts, main=vnni.with_vnni(parts.main))
+        program = rows_by_rows(channels_last(in_integers(traced.jaxpr), weights, onednn=onednn), weights)
+        return split(vnni.with_vnni(program, weights) if onednn else program, weights)
 
 
 def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:
