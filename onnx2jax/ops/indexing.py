@@ -162,7 +162,7 @@ def _put(data, index, updates, reduction):
 
 def _multiplied(data, index, updates):
     """Each place times the product of its updates; JAX differentiates one only where indices are distinct."""
-    extents, tail = data.shape[: len(index)], data.shape[len(index) :]
+    extents, tail, updates = data.shape[: len(index)], data.shape[len(index) :], jnp.asarray(updates)
     index, size = [jnp.asarray(i, np.int64) for i in index], math.prod(extents)
     inside = functools.reduce(jnp.logical_and, [(i >= -n) & (i < n) for i, n in zip(index, extents, strict=True)])
     places = jnp.where(inside, jnp.ravel_multi_index(index, extents, mode="wrap"), size).reshape(-1)

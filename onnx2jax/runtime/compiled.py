@@ -168,8 +168,7 @@ class Compiled:
         args = (self._given(weights.types), *jax.tree.unflatten(structure, leaves))
         store = Store(self.settings.cache_dir) if self.settings.cache_dir else None
         meaning = fingerprint(self.graph, self._keys.keys() & weights.types.keys()) if store else None
-        what = (meaning, key, structure, types, sorted(args[0].items()), self.settings.max_trips)
-        path = store.path(*what) if store and meaning else None
+        path = store.path(meaning, key, structure, types, sorted(args[0].items())) if store and meaning else None
         if store is None or path is None:
             return Executable(self._jitted, key, *args)
         if kept := store.read(path):
