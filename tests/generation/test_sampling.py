@@ -15,6 +15,10 @@ DRAWS = 4000
 LOGITS = np.log(np.array([0.02, 0.3, 0.08, 0.25, 0.15, 0.2], np.float32))
 
 
+draw = jax.jit(lambda sampling, logits, key: sampling(logits, key))
+"""One program for all limits that are arrays."""
+
+
 def kept(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> dict[int, float]:
     """The tokens that are left and their probabilities, token by token."""
     left = dict(enumerate(np.exp(LOGITS.astype(np.float64) / temperature)))
@@ -55,7 +59,8 @@ def kept(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: fl
 @pytest.mark.parametrize("checked", [True, False], ids=["arrays", "numbers"])
 def test_draws_are_of_the_tokens_that_are_left(limits: dict[str, float], checked: bool) -> None:
     sampling = Sampling(**limits)  # type: ignore[arg-type]
-    drawn = (as_arrays(sampling) if checked else sampling)(np.tile(LOGITS, (DRAWS, 1)), jax.random.key(7))
+    operands = np.tile(LOGITS, (DRAWS, 1)), jax.random.key(7)
+    drawn = draw(as_arrays(sampling), *operands) if checked else jax.jit(sampling)(*operands)
     counts = np.bincount(drawn, minlength=len(LOGITS)) / DRAWS
     wanted = kept(**limits)  # type: ignore[arg-type]
     assert set(np.flatnonzero(counts)) == set(wanted)
@@ -65,13 +70,13 @@ def test_draws_are_of_the_tokens_that_are_left(limits: dict[str, float], checked
 @pytest.mark.parametrize("sampling", [greedy, Sampling(temperature=0.0), Sampling(top_k=1)], ids=["greedy", "0", "k=1"])
 def test_the_first_of_the_likeliest(sampling: Sampling) -> None:
     logits = np.array([[0, 3, 1, 3], [-np.inf, -np.inf, -1, -np.inf]], np.float32)
-    assert sampling(jax.numpy.asarray(logits), jax.random.key(0)).tolist() == [1, 2]
+    assert jax.jit(sampling)(logits, jax.random.key(0)).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])
 def test_extreme_temperatures_draw_what_may_be_drawn(temperature: float) -> None:
     logits = np.array([[-np.inf, 5, 9, -np.inf]] * 50, np.float32)
-    drawn = set(as_arrays(Sampling(temperature=temperature))(logits, jax.random.key(0)).tolist())
+    drawn = set(draw(as_arrays(Sampling(temperature=temperature)), logits, jax.random.key(0)).tolist())
     assert drawn == ({2} if temperature < 1 else {1, 2})
 
 

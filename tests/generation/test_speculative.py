@@ -26,8 +26,10 @@ def decoder(name: str) -> Decoder:
     return onnx2jax.decoder(onnx2jax.convert(FILES[name]().proto))
 
 
-@pytest.mark.parametrize(("large", "small"), [("shared", "int4"), ("appended", "shared"), ("shared", "shared")])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("large", "small", "count"),
+    [("shared", "int4", 3), ("appended", "shared", 1), ("appended", "shared", 3), ("shared", "shared", 3)],
+)
 def test_the_text_is_the_large_decoders_own(large: str, small: str, count: int) -> None:
     own, draft = decoder(large), decoder(small)
     want = own.generate(PROMPTS, 12, stop=())

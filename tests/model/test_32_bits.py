@@ -96,20 +96,20 @@ def total(f: Any) -> Any:
     return lambda *args: (f(*args) ** 2).sum()
 
 
-TRANSFORMATIONS: dict[str, Callable[[Any], Any]] = {
-    "jit": lambda f: jax.jit(f)(X),
-    "grad": lambda f: jax.grad(total(f))(X),
-    "vjp": lambda f: jax.vjp(f, X)[1](jnp.ones_like(f(X))),
-    "jvp": lambda f: jax.jvp(f, (X,), (X,)),
-    "vmap(grad)": lambda f: jax.vmap(jax.grad(total(f)))(jnp.stack([X, 2 * X])),
-    "grad(grad)": lambda f: jax.grad(total(jax.grad(total(f))))(X),
-    "jit(grad)": lambda f: jax.jit(jax.grad(total(f)))(X),
-    "grad(jit)": lambda f: jax.grad(jax.jit(total(f)))(X),
-    "jvp(grad)": lambda f: jax.jvp(jax.grad(total(f)), (X,), (X,)),
-    "jit(vmap(grad))": lambda f: jax.jit(jax.vmap(jax.grad(total(f))))(jnp.stack([X, 2 * X])),
-    "jacfwd": lambda f: jax.jacfwd(f)(X),
-    "remat": lambda f: jax.grad(total(jax.checkpoint(f)))(X),
-    "scan": lambda f: jax.lax.scan(lambda c, _: (c - 0.1 * jax.grad(total(f))(c), None), X, None, length=2)[0],
+TRANSFORMATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "jit": lambda f, x: jax.jit(f)(x),
+    "grad": lambda f, x: jax.grad(total(f))(x),
+    "vjp": lambda f, x: jax.vjp(f, x)[1](jnp.ones_like(f(x))),
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "vmap(grad)": lambda f, x: jax.vmap(jax.grad(total(f)))(jnp.stack([x, 2 * x])),
+    "grad(grad)": lambda f, x: jax.grad(total(jax.grad(total(f))))(x),
+    "jit(grad)": lambda f, x: jax.jit(jax.grad(total(f)))(x),
+    "grad(jit)": lambda f, x: jax.grad(jax.jit(total(f)))(x),
+    "jvp(grad)": lambda f, x: jax.jvp(jax.grad(total(f)), (x,), (x,)),
+    "jit(vmap(grad))": lambda f, x: jax.jit(jax.vmap(jax.grad(total(f))))(jnp.stack([x, 2 * x])),
+    "jacfwd": lambda f, x: jax.jacfwd(f)(x),
+    "remat": lambda f, x: jax.grad(total(jax.checkpoint(f)))(x),
+    "scan": lambda f, x: jax.lax.scan(lambda c, _: (c - 0.1 * jax.grad(total(f))(c), None), x, None, length=2)[0],
 }
 
 
@@ -118,15 +118,21 @@ def converted(request: pytest.FixtureRequest) -> onnx2jax.Model:
     return onnx2jax.convert(MODELS[request.param]())
 
 
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_transformations_in_32_bits_are_those_in_64(converted: onnx2jax.Model, transformation: str) -> None:
-    transform = TRANSFORMATIONS[transformation]
+@pytest.fixture(scope="module")
+def in_64_bits(converted: onnx2jax.Model) -> dict[str, Any]:
+    """What each transformation gives in 64-bit mode, all compiled together."""
     with jax.enable_x64(True):
-        expected = transform(converted)
+        return jax.jit(lambda x: {name: transform(converted, x) for name, transform in TRANSFORMATIONS.items()})(X)
+
+
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+def test_transformations_in_32_bits_are_those_in_64(
+    converted: onnx2jax.Model, in_64_bits: dict[str, Any], transformation: str
+) -> None:
     with jax.enable_x64(False), warnings.catch_warnings():
         warnings.simplefilter("error")  # that a type "will be truncated", for one
-        found = transform(converted)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        found = TRANSFORMATIONS[transformation](converted, X)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(in_64_bits[transformation]), strict=True):
         assert a.dtype == np.float32
         np.testing.assert_allclose(a, b, 1e-5, 1e-5)
 
@@ -137,7 +143,7 @@ def test_gradients_by_all_parameters(converted: onnx2jax.Model) -> None:
 
     floating = {n: v for n, v in converted.params.items() if v.dtype == np.float32}
     with jax.enable_x64(True):
-        expected = jax.grad(loss)(floating)
+        expected = jax.jit(jax.grad(loss))(floating)
     with jax.enable_x64(False):
         for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
             for name, found in gradient(floating).items():

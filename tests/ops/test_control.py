@@ -32,8 +32,8 @@ def if_(cond, then_branch, else_branch):
     return run_op("If", cond, then_branch=then_branch, else_branch=else_branch, n_outputs=n)
 
 
-def loop(M, cond, *state, body):
-    results = run_op("Loop", M, cond, *state, body=body, n_outputs=len(body.outputs) - 1)
+def loop(M, cond, *state, body, **how):
+    results = run_op("Loop", M, cond, *state, body=body, n_outputs=len(body.outputs) - 1, **how)
     return results if isinstance(results, tuple) else (results,)
 
 
@@ -182,7 +182,7 @@ def test_loop_without_any_end():
 def test_loop_data_dependent_on_the_host():
     body = Body(lambda i, go, x: power(i, go, x, 30), 4)
     assert loop(i64(100), TRUE, f32(1), body=body)[1].ravel().tolist() == [1, 2, 4, 8, 16]
-    concrete = loop(i64(100), TRUE, jnp.asarray(f32(1)), body=body)[1]
+    concrete = loop(i64(100), TRUE, jnp.asarray(f32(1)), body=body, eager=True)[1]
     assert concrete.ravel().tolist() == [1, 2, 4, 8, 16]
 
 

@@ -60,7 +60,7 @@ def test_every_form_is_the_plain_sum(x, w, strides, pads, dilations, groups):
     options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     expected = plain(x, w, **options)
     for form in (conv.conv, conv._conv_native, conv._conv_cpu, conv._conv_columns):
-        got = form(jnp.asarray(x), jnp.asarray(w), *geometry(w, **options))
+        got = jax.jit(lambda x, w, form=form: form(x, w, *geometry(w, **options)))(x, w)
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -81,7 +81,8 @@ def test_transposed_convolution_is_the_adjoint(x, w, strides, pads, dilations, g
     y = plain(x, w, **options)
     back = f32(*y.shape)
     for transpose in (conv._transpose_native, conv._transpose_cpu):
-        got = transpose(jnp.asarray(back), jnp.asarray(w), x.shape[2:], *geometry(w, **options))
+        place = x.shape[2:], *geometry(w, **options)
+        got = jax.jit(lambda y, w, transpose=transpose, place=place: transpose(y, w, *place))(back, w)
         np.testing.assert_allclose(np.vdot(got, x), np.vdot(y, back), rtol=1e-3)
 
 
@@ -127,7 +128,8 @@ def test_half_precision_is_summed_in_float32(name, dtype):
 
 def test_integers_are_summed_exactly():
     x, w = np.full((1, 64, 3, 3), -128, np.int8), np.full((2, 64, 3, 3), 127, np.int8)
-    got = conv.conv(jnp.asarray(x), jnp.asarray(w), *geometry(w, (1, 1), ((0, 0), (0, 0)), (1, 1)))
+    place = geometry(w, (1, 1), ((0, 0), (0, 0)), (1, 1))
+    got = jax.jit(lambda x, w: conv.conv(x, w, *place))(x, w)
     assert got.dtype == np.int32
     assert np.asarray(got).ravel().tolist() == [-128 * 127 * 576] * 2
 
@@ -136,20 +138,25 @@ def test_integers_are_summed_exactly():
 def test_derivatives_are_those_of_the_native_form(x, w, strides, pads, dilations, groups):
     options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     x, w = f32(*x), f32(*w)
-    got, expected = (
-        jax.jit(jax.grad(lambda x, w, f=f: (f(x, w, *geometry(w, **options)) ** 2).sum(), argnums=(0, 1)))(x, w)
-        for f in (conv.conv, conv._conv_native)
-    )
+
+    @jax.jit
+    def call(x, w):
+        got, expected = (
+            jax.grad(lambda x, w: (f(x, w, *geometry(w, **options)) ** 2).sum(), argnums=(0, 1))(x, w)  # noqa: B023
+            for f in (conv.conv, conv._conv_native)
+        )
+        return got, expected, jax.vmap(lambda v: conv.conv(v, w, *geometry(w, **options)))(jnp.stack([x, 2 * x]))
+
+    got, expected, batched = call(x, w)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-    batched = jax.vmap(lambda v: conv.conv(v, w, *geometry(w, **options)))(jnp.stack([x, 2 * x]))
     np.testing.assert_allclose(batched[1], 2 * batched[0], rtol=1e-3, atol=1e-3)
 
 
 def test_half_precision_has_derivatives_of_its_own_dtype():
     x, w = jnp.ones((1, 4, 3, 3), jnp.bfloat16), jnp.ones((4, 4, 2, 2), jnp.bfloat16)
     loss = lambda x, w: run_op("Conv", x, w).astype(jnp.float32).sum()  # noqa: E731
-    assert [g.dtype for g in jax.grad(loss, argnums=(0, 1))(x, w)] == [jnp.bfloat16] * 2
+    assert [g.dtype for g in jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)] == [jnp.bfloat16] * 2
 
 
 def test_one_lowering_serves_every_platform():

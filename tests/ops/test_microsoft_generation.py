@@ -222,7 +222,7 @@ def compared(operator: str, outputs: int, operands: dict[str, Any], **attributes
     expected = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"]).run(None, arrays)
     attributes = {n: Session(v) if isinstance(v, onnx.GraphProto) else v for n, v in attributes.items()}
     inputs = [arrays.get(n) for n in NAMES[operator].split()]
-    results = run_op(operator, *inputs, domain=MICROSOFT, n_outputs=outputs, **attributes)
+    results = run_op(operator, *inputs, domain=MICROSOFT, eager=True, n_outputs=outputs, **attributes)
     return [np.asarray(v) for v in (results if outputs > 1 else [results])], expected
 
 
@@ -374,7 +374,7 @@ def test_sampling_where_one_token_is_left(attributes: dict[str, Any]) -> None:
 def test_sampling_draws_from_the_smallest_set_as_probable_as_top_p() -> None:
     decoder, ids = Session(gpt(3)), np.array([[3, 5, 2]], np.int32)
     operands = [np.repeat(ids, 2000, 0), np.array([4]), *[None] * 6, np.array([7])]
-    options = {"decoder": decoder, "temperature": 2.0, "top_p": 0.8, "domain": MICROSOFT, **TOKENS}
+    options = {"decoder": decoder, "temperature": 2.0, "top_p": 0.8, "domain": MICROSOFT, "eager": True, **TOKENS}
     drawn = np.asarray(run_op("Sampling", *operands, **options))[:, 3]
     positions = np.arange(3, dtype=np.int32)[None]
     logits, _ = decoder(ids, positions, np.ones_like(ids), np.zeros((2, 1, HEADS, 0, SIZE), F32))

@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
-from onnx2jax import compat
 from onnx2jax.ops import registry
 from onnx2jax.ops.registry import Operator
 from onnx2jax.runtime.values import to_host
+from tests.support.branches import in_both_hands
 from tests.support.helpers import run_op
 from tests.support.official import assert_same
 from tests.tables.operators import UNCOVERED, Row, rows
@@ -26,19 +26,17 @@ IR_VERSION = 10
 @pytest.mark.parametrize("case", [pytest.param(r, id=f"{r.name}-{n}") for n, r in enumerate(rows())])
 def test_both_branches_agree_with_onnxruntime(case: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
-    traced: dict[Operator, tuple[Any, ...]] = {}
+    served: dict[Operator, dict[str, list[Any]]] = {}
     for opset in case.opsets():
         operator = registry.resolve(case.domain, case.name, opset)
         assert operator is not None
         expected = list(case.expected) or _onnxruntime(case, opset)
-        branches = {"known": _run(case, case.inputs, opset)}
-        if not any(e.dtype == object for e in expected if isinstance(e, np.ndarray)):
-            if operator not in traced or "opset" in operator.fixtures:
-                traced[operator] = _traced(case, opset, operator)
-            branches["traced"] = traced[operator]
-        for branch, results in branches.items():
+        if operator not in served or "opset" in operator.fixtures:
+            text = any(e.dtype == object for e in expected if isinstance(e, np.ndarray))
+            served[operator] = _branches(case, opset, operator, traces=not text)
+        for branch, results in served[operator].items():
             try:
-                assert_same([to_host(r) for r in results], expected, case.tolerance, case.tolerance)
+                assert_same(results, expected, case.tolerance, case.tolerance)
             except AssertionError as e:
                 e.add_note(f"opset {opset}, {branch} values, {case}")
                 raise
@@ -62,19 +60,12 @@ def _run(case: Row, inputs: Any, opset: int) -> tuple[Any, ...]:
     return (results,) if case.outputs == 1 else results
 
 
-def _traced(case: Row, opset: int, operator: Operator) -> tuple[Any, ...]:
-    """In one jit, traced but for what must be known."""
-    free = {
-        p: x
-        for p, x in enumerate(case.inputs)
-        if x is not None and x.dtype != object and operator.parameter(p) not in operator.static
-    }
-
-    def call(free: dict[int, Any]) -> tuple[Any, ...]:
-        return _run(case, [free.get(p, x) for p, x in enumerate(case.inputs)], opset)
-
-    with compat.enable_x64():
-        return jax.jit(call)(free) if free else call(free)
+def _branches(case: Row, opset: int, operator: Operator, traces: bool) -> dict[str, list[Any]]:
+    """Results by branch: of known values and, if it traces, of what need not be known."""
+    inputs = enumerate(case.inputs)
+    free = [p for p, x in inputs if traces and x is not None and operator.parameter(p) not in operator.static]
+    results = in_both_hands(lambda xs: _run(case, xs, opset), case.inputs, free)
+    return {branch: [to_host(r) for r in each] for branch, each in zip(("known", "traced"), results, strict=True)}
 
 
 def _onnxruntime(case: Row, opset: int) -> list[Any]:

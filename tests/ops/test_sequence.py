@@ -57,7 +57,7 @@ def test_positions_outside(position):
 
 def test_at():
     assert run_op("SequenceAt", S, i64(-2)).tolist() == [2, 3]
-    assert run_op("SequenceAt", S, jnp.asarray(1)).tolist() == [2, 3]
+    assert run_op("SequenceAt", S, jnp.asarray(1), eager=True).tolist() == [2, 3]
 
 
 def test_at_a_traced_position_of_equal_shapes():

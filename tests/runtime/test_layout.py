@@ -42,8 +42,10 @@ def transposes(function: Callable[..., Any], *inputs: Any, rtol: float = 1e-5) -
         check_jaxpr(changed.jaxpr)
         parts = split(changed, weights)
         check_jaxpr(parts.main.jaxpr)
-        ours = jaxpr_as_fun(parts.main)(*parts.prepare(*as_weights([W, *inputs])), *inputs)
-        for a, b in zip(ours, jax.tree.leaves(function(jnp.asarray(W), *inputs)), strict=True):
+        prepared = parts.prepare(*as_weights([W, *inputs]))
+        both = jax.jit(lambda prepared, w, *xs: (jaxpr_as_fun(parts.main)(*prepared, *xs), function(w, *xs)))
+        ours, wanted = both(prepared, W, *inputs)
+        for a, b in zip(ours, jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * max(1, float(jnp.max(jnp.abs(b), initial=0))))
             assert a.dtype == b.dtype
     return sum(e.primitive.name == "transpose" and moves(e) for e in parts.main.jaxpr.eqns)
@@ -202,7 +204,7 @@ def reference(x: Any, w: Any, window: Any, groups: int) -> Any:
             first, np.moveaxis(w, (-1, -2), (0, 1)).astype(np.float64), window.strides, window.pads,
             rhs_dilation=window.dilations, feature_group_count=groups,
         )  # fmt: skip
-        return np.moveaxis(y, 1, -1)
+        return np.moveaxis(np.asarray(y), 1, -1)
 
 
 def ways(w: tuple[int, ...], groups: int, attributes: dict[str, Any]) -> list[str]:
@@ -222,7 +224,7 @@ def test_every_way_gives_the_convolution(way: str, case: Any) -> None:
     _, x, w, groups, attributes = case
     window = window_of(x[1:-1], w[:-2], **attributes)
     image, weights = (RNG.normal(size=shape).astype(np.float32) for shape in (x, w))
-    ours = getattr(convolution, way)(jnp.asarray(image), jnp.asarray(weights), window, groups)
+    ours = jax.jit(lambda x, w: getattr(convolution, way)(x, w, window, groups))(image, weights)
     np.testing.assert_allclose(ours, reference(image, weights, window, groups), rtol=1e-4, atol=1e-4)
 
 
@@ -232,7 +234,7 @@ def test_the_chosen_way_rounds_once(name: str, dtype: Any) -> None:
     _, x, w, groups, attributes = next(case for case in CASES if case[0] == name)
     window = window_of(x[1:-1], w[:-2], **attributes)
     image, weights = (RNG.normal(size=shape).astype(dtype) for shape in (x, w))
-    ours = convolution.convolve(image, weights, window, groups).astype(dtype)
+    ours = jax.jit(lambda x, w: convolution.convolve(x, w, window, groups).astype(dtype))(image, weights)
     theirs = reference(image.astype(np.float32), weights.astype(np.float32), window, groups)
     eps = float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=eps, atol=max(1e-4, eps * 1e-2))
@@ -246,10 +248,14 @@ def test_the_residues_of_a_transposed_convolution_meet_their_own_taps(
 ) -> None:
     image, weights = (RNG.normal(size=s).astype(np.float32) for s in ((2, 5, 6, 3), (*kernel, 3, 4)))
     window = convolution.Window(kernel, (1, 1), pads, (1, 1))
-    ours = convolution.convolve(image, weights, window, 1, stretch)
-    theirs = lax.conv_general_dilated(
-        image, weights, (1, 1), pads, lhs_dilation=stretch, dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )
+
+    @jax.jit
+    def both(image: Any, weights: Any) -> Any:
+        dimensions = {"lhs_dilation": stretch, "dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        theirs = lax.conv_general_dilated(image, weights, (1, 1), pads, **dimensions)
+        return convolution.convolve(image, weights, window, 1, stretch), theirs
+
+    ours, theirs = both(image, weights)
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -260,7 +266,7 @@ def test_winograd_serves_large_images_of_many_channels_to_six_digits() -> None:
     assert convolution.chosen(image, weights, window._replace(strides=(2, 2)), 1) is convolution.native
     assert convolution.chosen(image.astype(np.int8), weights.astype(np.int8), window, 1) is convolution.native
     exact = reference(image, weights, window, 1)
-    ours = convolution.convolve(image, weights, window, 1)
+    ours = jax.jit(lambda x, w: convolution.convolve(x, w, window, 1))(image, weights)
     np.testing.assert_allclose(ours, exact, rtol=0, atol=4e-6 * np.max(np.abs(exact)))
 
 
@@ -286,7 +292,7 @@ def test_integer_convolutions_are_one_of_int8_and_exact(signed: bool, asymmetric
     with compat.enable_x64():
         closed = jax.jit(function).trace(w, x).jaxpr
         parts = split(channels_last(closed, [True, False]), [True, False])
-        (ours,) = jaxpr_as_fun(parts.main)(*parts.prepare(*as_weights([w, x])), x)
+        (ours,) = jax.jit(jaxpr_as_fun(parts.main))(*parts.prepare(*as_weights([w, x])), x)
         kinds = [
             e.invars[0].aval.dtype
             for e in parts.main.jaxpr.eqns

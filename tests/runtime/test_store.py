@@ -18,7 +18,6 @@ from onnx import helper, numpy_helper, parser
 
 import onnx2jax
 from onnx2jax import compat
-from onnx2jax.errors import OperatorError
 from onnx2jax.ir.fingerprint import fingerprint
 from onnx2jax.ops.registry import op
 from onnx2jax.runtime import compiled, store
@@ -127,17 +126,6 @@ def test_other_shapes_options_and_configurations_have_their_own(tmp_path: Path) 
         np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), wanted)
     onnx2jax.convert(BASE, cache_dir=tmp_path, optimize=False)(X)
     assert len(programs(tmp_path)) <= 4
-
-
-def test_a_loop_s_limit_is_kept(tmp_path: Path) -> None:
-    body = """go = Constant<value = bool {1}>()
-        y = Loop(n, go, x)<body = b (int64 i, bool k, float[4] s) => (bool l, float[4] t) {
-            l = Identity(k) t = Add(s, s) }>"""
-    m = model(body, "float[4] x, int64 n) => (float[4] y")
-    twice = onnx2jax.convert(m, cache_dir=tmp_path)(X[0], np.int64(6))
-    np.testing.assert_array_equal(twice, [64, 64, 64, 64])
-    with pytest.raises(OperatorError, match=r"goes on after max_trips \(5\) trips"):
-        onnx2jax.convert(m, cache_dir=tmp_path, max_trips=5)(X[0], np.int64(6))
 
 
 def test_a_damaged_program_is_made_anew(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ IMAGES = RNG.normal(size=(16, 1, 8, 8)).astype(np.float32)
 BATCH = {"image": RNG.normal(size=(32, 64)).astype(np.float32), "label": RNG.integers(0, 10, 32)}
 
 Scope = Callable[[jax.sharding.Mesh], Any]
-in_or_out = pytest.mark.parametrize("scope", [contextlib.nullcontext, jax.set_mesh], ids=["alone", "in set_mesh"])
+SCOPES: dict[str, Scope] = {"alone": contextlib.nullcontext, "in set_mesh": jax.set_mesh}
+in_or_out = pytest.mark.parametrize("scope", SCOPES.values(), ids=SCOPES)
 
 
 def put(tree: Any, over: jax.sharding.Mesh, spec: P) -> Any:
@@ -36,7 +37,7 @@ def put(tree: Any, over: jax.sharding.Mesh, spec: P) -> Any:
 def test_a_divided_batch(scope: Scope) -> None:
     m = onnx2jax.convert(onnx2jax.demo_model())
     expected = m(IMAGES)
-    gradient = jax.grad(lambda p, x: m.apply(p, x)[:, 3].sum())
+    gradient = jax.jit(jax.grad(lambda p, x: m.apply(p, x)[:, 3].sum()))
     by_weight = gradient(m.params, IMAGES)
     images, params = put(IMAGES, DATA, P("data")), put(m.params, DATA, P())
     with scope(DATA):
@@ -51,7 +52,7 @@ def test_a_divided_batch(scope: Scope) -> None:
             np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4, err_msg=how)
             assert result.sharding.mesh.axis_types == (AxisType.Explicit,)
             assert result.sharding.shard_shape(result.shape) == (2, 10)
-        for name, g in jax.jit(gradient)(params, images).items():
+        for name, g in gradient(params, images).items():
             np.testing.assert_allclose(g, by_weight[name], rtol=1e-3, atol=1e-3)
             assert g.sharding.is_fully_replicated
     text = jax.jit(m.apply).lower(params, images).compile().as_text()
@@ -64,9 +65,10 @@ def test_divided_weights(scope: Scope) -> None:
     x = RNG.normal(size=(8, 4)).astype(np.float32)
     specs = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model"), "b2": P()}
     params = {n: put(v, BOTH, specs[n]) for n, v in m.params.items()}
-    expected = jax.grad(lambda p: (m.apply(p, x) ** 2).sum())(m.params)
+    gradient = jax.jit(jax.grad(lambda p, x: (m.apply(p, x) ** 2).sum()))
+    expected = gradient(m.params, x)
     with scope(BOTH):
-        gradients = jax.jit(jax.grad(lambda p, x: (m.apply(p, x) ** 2).sum()))(params, put(x, BOTH, P("data")))
+        gradients = gradient(params, put(x, BOTH, P("data")))
     for name, g in gradients.items():
         np.testing.assert_allclose(g, expected[name], rtol=1e-4)
         assert g.sharding.is_equivalent_to(params[name].sharding, g.ndim)
@@ -120,23 +122,30 @@ def test_sequences() -> None:
     np.testing.assert_array_equal(np.concatenate(m(put(x, DATA, P("data")))), x)
 
 
-@in_or_out
-@pytest.mark.parametrize("whole", [True, False], ids=["state on every device", "state on one"])
-def test_training_as_the_file_says(scope: Scope, whole: bool) -> None:
-    def losses(batch: Any, state: Any) -> tuple[Any, list[float]]:
-        seen = []
-        for _ in range(4):
-            state, outputs = trainer.step(state, batch)
-            seen.append(float(outputs["loss"]))
-        return state, seen
+def trained(trainer: onnx2jax.TrainingModel, state: Any, batch: Any) -> tuple[Any, list[float]]:
+    seen = []
+    for _ in range(4):
+        state, outputs = trainer.step(state, batch)
+        seen.append(float(outputs["loss"]))
+    return state, seen
 
+
+@pytest.fixture(scope="module")
+def on_one_device() -> tuple[onnx2jax.TrainingModel, Any, list[float]]:
+    """A training model, where it starts, and its losses."""
     trainer = onnx2jax.TrainingModel(onnx2jax.demo_training_model(), donate=False)
     start: Any = trainer.initialize(trainer.init(), 0)
-    _, expected = losses(BATCH, start)
+    return trainer, start, trained(trainer, start, BATCH)[1]
+
+
+@in_or_out
+@pytest.mark.parametrize("whole", [True, False], ids=["state on every device", "state on one"])
+def test_training_as_the_file_says(scope: Scope, whole: bool, on_one_device: Any) -> None:
+    trainer, start, expected = on_one_device
     batch = put(BATCH, DATA, P("data"))
     with scope(DATA):
         given = put(start, DATA, P()) if whole else start
-        state, seen = losses(batch, given)
+        state, seen = trained(trainer, given, batch)
         np.testing.assert_allclose(seen, expected, rtol=1e-5)
         assert not whole or {v.sharding.mesh for v in state.variables.values()} == {DATA}
 
@@ -150,24 +159,28 @@ def test_training_as_the_file_says(scope: Scope, whole: bool) -> None:
             np.testing.assert_allclose(scanned, expected, rtol=1e-5)
 
 
-@in_or_out
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"batchnorm": "train"}], ids=str)
-def test_fine_tuning(scope: Scope, options: dict[str, Any]) -> None:
+def fine_tuned(batch: Any, start: Callable[[Any], Any], options: dict[str, Any]) -> list[float]:
+    """The losses of three steps, and that behind them."""
+
     def loss(logits: Any, batch: dict[str, Any]) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
-    def losses(batch: Any, start: Callable[[Any], Any]) -> list[float]:
-        tuned = onnx2jax.finetune(onnx2jax.convert(onnx2jax.demo_model()), loss, optax.sgd(1e-3), **options)
-        state, seen = start(tuned.init()), []
-        for _ in range(3):
-            state, metrics = tuned.step(state, batch)
-            seen.append(float(metrics["loss"]))
-        assert tuned.compilations == 1
-        return [*seen, float(tuned.evaluate(state, batch)["loss"])]
+    tuned = onnx2jax.finetune(onnx2jax.convert(onnx2jax.demo_model()), loss, optax.sgd(1e-3), **options)
+    state, seen = start(tuned.init()), []
+    for _ in range(3):
+        state, metrics = tuned.step(state, batch)
+        seen.append(float(metrics["loss"]))
+    assert tuned.compilations == 1
+    return [*seen, float(tuned.evaluate(state, batch)["loss"])]
 
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"batchnorm": "train"}], ids=str)
+def test_fine_tuning(options: dict[str, Any]) -> None:
     batch = {"image": IMAGES, "label": np.arange(16, dtype=np.int32) % 10}
-    expected = losses(batch, lambda state: state)
-    with scope(DATA):
-        divided = put(batch, DATA, P("data"))
-        np.testing.assert_allclose(losses(divided, lambda state: put(state, DATA, P())), expected, rtol=1e-4)
+    expected = fine_tuned(batch, lambda state: state, options)
+    divided = put(batch, DATA, P("data"))
+    for scope in SCOPES.values():
+        with scope(DATA):
+            found = fine_tuned(divided, lambda state: put(state, DATA, P()), options)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, err_msg=str(scope))
     assert np.isfinite(expected).all()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from onnx2jax import compat
-from tests.support.helpers import run_op
+from onnx2jax.ops.arrays import is_traced
+from tests.support.helpers import AS_USERS, run_op
 
 
 def as_jax(value: Any) -> Any:
@@ -19,10 +22,25 @@ def as_jax(value: Any) -> Any:
         return jnp.asarray(value)
 
 
+def in_both_hands(call: Callable[[list[Any]], Any], inputs: Sequence[Any], traced: Iterable[int]) -> tuple[Any, Any]:
+    """What a call makes of known inputs, and where some are traced; what does not fold is compiled, as one program."""
+    free = {i: inputs[i] for i in traced if inputs[i] is not None and inputs[i].dtype != object}
+    folded: dict[str, Any] = {}
+
+    def together(free: dict[int, Any]) -> dict[str, Any]:
+        results = {"known": call(list(inputs)), "traced": call([free.get(i, x) for i, x in enumerate(inputs)])}
+        folded.update({branch: result for branch, result in results.items() if not is_traced(result)})
+        return {branch: result for branch, result in results.items() if branch not in folded}
+
+    with compat.enable_x64():
+        results = jax.jit(together, compiler_options=AS_USERS)(free)
+    results |= folded
+    return results["known"], results["traced"]
+
+
 def both(name: str, *inputs: Any, traced: tuple[int, ...] = (0,), **kwargs: Any) -> Any:
-    """What NumPy's branch returns, once JAX's (the inputs at ``traced`` as JAX arrays) is seen to agree."""
-    known = run_op(name, *inputs, **kwargs)
-    other = run_op(name, *(as_jax(x) if i in traced else x for i, x in enumerate(inputs)), **kwargs)
+    """What NumPy's branch returns, once JAX's (the inputs at ``traced`` are that) is seen to agree."""
+    known, other = in_both_hands(lambda xs: run_op(name, *xs, **kwargs), inputs, traced)
     pairs = zip(known, other, strict=True) if isinstance(known, tuple) else [(known, other)]
     for a, b in pairs:
         assert (a.dtype, a.shape) == (b.dtype, b.shape)

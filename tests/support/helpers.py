@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from onnx2jax import compat
 from onnx2jax.errors import OnnxError
 from onnx2jax.ir import binding
 from onnx2jax.ir.graph import Graph, Node
+from onnx2jax.ops.arrays import is_traced
 from onnx2jax.proto.names import normal_domain
 from onnx2jax.proto.types import ValueInfo
 from onnx2jax.runtime.evaluate import Context, evaluate
@@ -24,6 +25,8 @@ from onnx2jax.runtime.optimize.executable import Weights
 
 ON_PURPOSE = (OnnxError, ValueError, NotImplementedError, TypeError, OverflowError, MemoryError)
 """What operators raise to refuse operands, and what NumPy and JAX raise."""
+AS_USERS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
+"""Options of the compiler where an operator's numbers are the fact: the kernels of users, not those of conftest.py."""
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
 
@@ -36,11 +39,13 @@ def run_op(
     n_outputs: int = 1,
     rng: Any = None,
     jit: bool = False,
+    eager: bool = False,
     **attributes: Any,
 ) -> Any:
     """The outputs of one operator: NumPy inputs take the branch for known values, JAX arrays the other.
 
     ``jit=True`` passes all inputs traced. None is an absent input. One output comes bare, several as a tuple.
+    What does not fold is compiled as one program, where ``eager=True`` compiles each of JAX's operations alone.
     """
     domain = normal_domain(domain)
     opset = opset or binding.NEWEST.get(domain, 1)
@@ -59,8 +64,27 @@ def run_op(
 
     values = {n: x for n, x in zip(names, inputs, strict=True) if n}
     with compat.enable_x64():
-        results = jax.jit(call)(values) if jit else call(values)
+        if eager or is_traced(values, jnp.zeros(())):  # within a trace it becomes a part of that
+            results = (jax.jit(call) if jit else call)(values)
+        else:
+            results = compiled(call, values, values if jit else ())
     return results[0] if n_outputs == 1 else results
+
+
+def compiled(call: Callable[[dict[str, Any]], Any], values: Mapping[str, Any], traced: Collection[str] = ()) -> Any:
+    """A call as one program of the JAX arrays among the values, and of those that are named; none where it folds."""
+    free = {n: x for n, x in values.items() if n in traced or isinstance(x, jax.Array)}
+    folded: list[Any] = []
+
+    def run(free: dict[str, Any]) -> Any:
+        results = call({**values, **free})
+        if not is_traced(results):
+            folded.append(results)
+            return None
+        return results
+
+    program = jax.jit(run).trace(free)
+    return folded[0] if folded else program.lower().compile(AS_USERS)(free)
 
 
 def check_gradients(name: str, inputs: Sequence[Any], free: Mapping[int, np.ndarray], **how: Any) -> None:
