@@ -16,7 +16,9 @@ from jax.extend.core import check_jaxpr, jaxpr_as_fun
 
 import onnx2jax
 from onnx2jax import compat
+from onnx2jax.ops.conv import Window
 from onnx2jax.runtime.optimize import vnni
+from onnx2jax.runtime.optimize.convolution import convolve
 from onnx2jax.runtime.optimize.executable import Executable
 from tests.support import models
 
@@ -168,6 +170,21 @@ def test_a_convolution_of_floats_with_padding(kernel: tuple[int, int], strides: 
     expected = lax.conv_general_dilated(x, w, (strides,) * 2, PADDED, dimension_numbers=numbers)
     found = jax.jit(partial(vnni.convolution, strides=(strides,) * 2, pads=PADDED))(x, w)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@NEEDS_IT
+@pytest.mark.parametrize("extent", [40, 20])
+def test_narrow_images_of_int8_are_convolved_where_they_have_many_pixels(extent: int) -> None:
+    x, w = int8(1, extent, extent, 3), int8(3, 3, 3, 16)
+    window = Window((3, 3), (1, 1), PADDED, (1, 1))
+
+    def ours(x: Any, w: Any, onednn: bool) -> Any:
+        return convolve(x, w, window, 1, onednn=onednn)
+
+    made = jax.make_jaxpr(partial(ours, onednn=True))(x, w)
+    names = [e.primitive.name for e in made.jaxpr.eqns]
+    assert names == ["ffi_call"] if extent == 40 else "concatenate" in names
+    np.testing.assert_array_equal(jaxpr_as_fun(made)(x, w)[0], ours(x, w, False))
 
 
 def images(extent: int) -> onnx.ModelProto:

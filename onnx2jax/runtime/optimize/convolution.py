@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,8 +23,9 @@ from .winograd import is_served, winograd
 
 FEW_PIXELS: Final = 64
 """Results up to this many pixels are computed from columns: 512 channels of 7x7 pixels in 3.5 ms rather than 5.5."""
-FEW_PIXELS_OF_8_BITS: Final = 256
-"""The same for int8: 14x14 pixels of 256 channels in 0.8 ms of processor time rather than 1.5."""
+FEW_PIXELS_OF_8_BITS: Final = 512
+"""The same for int8: 14x14 pixels of 256 channels in 0.8 ms of processor time rather than 1.5, 7x7 of 512 for 8 images
+in 5.3 rather than 7.0."""
 FEW_COLUMNS: Final = 32
 """Windows that hold up to this many numbers too: a 3x3 kernel over 3 channels in 0.75 ms rather than 1.8, 7x7 in 5.8
 rather than 2.8."""
@@ -38,10 +39,19 @@ LONG_SIDE, MANY_CHANNELS, MANY_PRODUCTS = 24, 64, 100_000_000
 """3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side, this many channels and
 products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than 4.0."""
 
-FEW_INPUTS, FEW_PIXELS_OF_ONEDNN = {True: 32, False: 48}, {True: 8192, False: 1024}
-"""oneDNN serves images of up to so many channels and from so many pixels, for kernels of one element and larger ones:
-3x3 over 224x224 pixels of 3 channels in 0.21 ms rather than 0.42, 16 channels of 208x208 in 1.3 rather than 2.8, 7x7
-over 3 in 1.4 rather than 2.7, 1x1 from 16 channels of 160x160 in 0.15 rather than 0.24."""
+
+class Narrow(NamedTuple):
+    """Convolutions that oneDNN serves: of so many channels at most, and so many pixels at least."""
+
+    inputs: int
+    pixels: int
+
+
+OF_ONE_ELEMENT, OF_MORE = Narrow(32, 8192), Narrow(48, 1024)
+"""By the size of the kernel: 3x3 over 224x224 pixels of 3 channels in 0.21 ms rather than 0.42, 16 channels of 208x208
+in 1.3 rather than 2.8, 7x7 over 3 in 1.4 rather than 2.7, 1x1 from 16 channels of 160x160 in 0.15 rather than 0.24. Of
+int8 those that would go by columns: 7x7 over 3 for 8 images in 9.6 ms rather than 20.9, 3x3 over 16 channels of 112x112
+in 0.32 rather than 1.09."""
 FEW_OUTPUTS: Final = 16
 """Results of fewer channels it takes twice as long for: one from 32 in 6.6 ms rather than 3.2."""
 
@@ -90,11 +100,13 @@ def chosen(x: Any, w: Any, window: Window, groups: int) -> Lowering:
 
 def _is_narrow(x: Any, w: Any, window: Window) -> bool:
     """Whether oneDNN is the faster one for an image of few channels."""
-    if x.dtype != np.float32 or x.ndim != 4 or set(window.dilations) != {1}:
+    if x.dtype not in (np.float32, np.int8) or x.ndim != 4 or set(window.dilations) != {1}:
         return False
-    is_one, pixels = math.prod(window.kernel) == 1, x.shape[0] * math.prod(count_blocks(x.shape[1:-1], window))
-    many = pixels >= FEW_PIXELS_OF_ONEDNN[is_one] and w.shape[-1] >= FEW_OUTPUTS
-    return many and w.shape[-2] <= FEW_INPUTS[is_one]
+    count, pixels = math.prod(window.kernel), x.shape[0] * math.prod(count_blocks(x.shape[1:-1], window))
+    most, least = OF_ONE_ELEMENT if count == 1 else OF_MORE
+    if x.dtype == np.int8:
+        return 1 < count <= FEW_COLUMNS_OF_8_BITS // w.shape[-2] and pixels >= least
+    return w.shape[-2] <= most and pixels >= least and w.shape[-1] >= FEW_OUTPUTS
 
 
 def native(x: Any, w: Any, window: Window, groups: int) -> Any:
