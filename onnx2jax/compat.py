@@ -99,6 +99,12 @@ def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *oper
     return jax.ffi.ffi_call(target, result, custom_call_api_version=2, legacy_backend_config=text)(*operands)
 
 
+def scan_constants(scan: Any) -> int:
+    """How many operands of a scan, the first of them, each step reads as they are; 0 where ``onednn`` does not serve,
+    whose releases write it otherwise."""
+    return int(scan.params["num_consts"]) if has_onednn() else 0
+
+
 def keeps_programs() -> bool:
     """Whether JAX keeps compiled programs for later processes."""
     return bool(jax.config.jax_compilation_cache_dir and jax.config.jax_enable_compilation_cache)  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ def with_vnni(closed: ClosedJaxpr, weights: Sequence[bool] = ()) -> ClosedJaxpr:
 
 def _with_packed(scan: Any, known: Collection[Any], constants: dict[Any, Any]) -> list[Any]:
     """The equations that pack the weights which a loop multiplies rows by, and the loop of those."""
-    closed, count = scan.params["jaxpr"], scan.params["num_consts"]
+    closed, count = scan.params["jaxpr"], compat.scan_constants(scan)
     jaxpr, before = closed.jaxpr, list[Any]()
     read = Counter(variables([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))
     outside, inside, equations = list(scan.invars), list(jaxpr.invars), list(jaxpr.eqns)
