@@ -23,7 +23,8 @@ class Beams:
     Attributes:
         tokens: int64[batch, beams, count], without the prompts; ``pad`` stands behind a text's end.
         lengths: int64[batch, beams], the tokens of each.
-        scores: float32[batch, beams], the sum of log-probabilities divided by length ** length_penalty.
+        scores: float32[batch, beams], the sum of log-probabilities divided by length ** length_penalty; -inf, of length
+            0, where there are fewer texts than beams.
     """
 
     tokens: np.ndarray

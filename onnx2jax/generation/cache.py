@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..errors import UnsupportedError
+from ..errors import InputValueError, UnsupportedError
 from ..model.calls.caches import Pair, extents
+from .prompts import whole
 
 Kind = Literal["shared", "appended", "fixed", "state", "crossed"]
 """How a model treats one of its caches:
@@ -89,8 +90,12 @@ def empty(
     """A cache without tokens, for so many sequences of at most so many tokens.
 
     Raises:
+        InputValueError: there is no sequence, or room for no token; or the cache would be both.
         UnsupportedError: the extents of an array do not follow from the model.
     """
+    if aligned and apart:
+        raise InputValueError("a cache is aligned or apart, not both")
+    batch, length = whole("batch", batch), whole("length", length)
     values = {}
     for name, pair in pairs.items():
         kind, own = kinds[name], own_length(pair)

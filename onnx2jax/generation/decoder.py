@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import jax
 import numpy as np
 
 from .. import compat
-from ..errors import CacheError, InputShapeError, InputValueError, UnsupportedError
+from ..errors import CacheError, InputShapeError, InputTypeError, InputValueError, UnsupportedError
 from ..model.model import Model
 from .beam import Beams, search
 from .cache import Cache
-from .compared import compare
-from .loop import NEVER, Programs, State, endings
-from .prompts import Prompts, as_endings, choice, even, rows_of
+from .compared import Compared
+from .loop import State, endings
+from .prompts import Prompts, as_endings, check_outside, choice, even, rows_of, whole
 from .sampling import Chooser, Sampling
 from .speculative import check_takes_back, speculate
-from .steps import Steps, positions_in_tables
-
-SMALLEST: Final = 16
-"""Prompts are padded to this or a power of two above it, so that few lengths are compiled."""
+from .steps import positions_in_tables
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Generation:
         return [row[:n].tolist() for row, n in zip(self.tokens, self.lengths, strict=True)]
 
 
-class Decoder(Steps):
+class Decoder(Compared):
     """A decoder that generates. Made by ``onnx2jax.decoder``.
 
     Attributes:
@@ -63,13 +60,11 @@ class Decoder(Steps):
     ) -> None:  # fmt: skip
         super().__init__(model, first, embed)
         limits = [n for n in (context, positions_in_tables(model.graph)) if n is not None]
-        self.context = min(limits) if limits else None
+        self.context = min(whole("context", n) for n in limits) if limits else None
         self.stop = tuple(map(tuple, stop))
-        self.pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
-        self._programs = Programs(self)
-        self._proved: set[Any] = set()
-        self._layouts: dict[tuple[int, bool], list[str]] = {}
-        """For caches of a length, of prompts equally long or not: the layouts that may give the right numbers."""
+        self._endings(self.stop)
+        pad = pad if pad is not None else next((s[0] for s in self.stop if len(s) == 1), 0)
+        self.pad = whole("pad", pad, np.iinfo(np.int32).min)
 
     @property
     def compilations(self) -> int:
@@ -114,6 +109,7 @@ class Decoder(Steps):
         state = run(state, max_new_tokens)
         tokens = np.asarray(state.tokens)[:, : int(state.count)].astype(np.int64)
         lengths = np.asarray(state.lengths, np.int64)
+        self._check_chosen(tokens[np.arange(tokens.shape[1]) < lengths[:, None]])
         return Generation(tokens, lengths, state.cache, np.take_along_axis(tokens, lengths[:, None] - 1, axis=1))
 
     def stream(self, tokens: Prompts, max_new_tokens: int, **options: Any) -> Iterator[np.ndarray]:
@@ -126,9 +122,13 @@ class Decoder(Steps):
             The next token of each text, int64[batch]; ``pad`` for texts that have ended.
         """
         state, run = self._begin(tokens, max_new_tokens, **options)
-        for count in range(2, max_new_tokens + 2):
-            yield np.asarray(state.last, np.int64)
-            if count > max_new_tokens or np.asarray(state.done).all():
+        ended = np.zeros_like(state.done)
+        for count in range(2, int(max_new_tokens) + 2):
+            last = np.asarray(state.last, np.int64)
+            self._check_chosen(last[~ended])
+            yield last
+            ended = np.asarray(state.done)
+            if count > max_new_tokens or ended.all():
                 return
             state = run(state, count)
 
@@ -148,13 +148,14 @@ class Decoder(Steps):
         Raises:
             InputError, CacheError: as for ``generate``.
         """
-        if beams < 1:
-            raise InputValueError(f"beams is {beams}; it is 1 or more")
+        beams, power = whole("beams", beams), np.asarray(length_penalty)
+        if power.ndim or power.dtype.kind not in "iuf" or not np.isfinite(power):
+            raise InputValueError(f"length_penalty is {length_penalty!r}; it is a number")
         state, _ = self._begin(tokens, max_new_tokens, stop=stop, length=length, **others)
         others.pop("attention_mask", None)
         how = {
             "endings": self._endings(stop),
-            "length_penalty": np.float32(length_penalty),
+            "length_penalty": power.astype(np.float32),
             "early": np.bool_(early_stopping),
         }
         with compat.enable_x64():
@@ -184,8 +185,9 @@ class Decoder(Steps):
             UnsupportedError: a decoder whose caches cannot take tokens back: states, or caches that slide.
             InputError, CacheError: as for ``generate``.
         """
-        if count < 1:
-            raise InputValueError(f"count is {count}; it is 1 or more")
+        count = whole("count", count)
+        if not isinstance(draft, Decoder):
+            raise InputTypeError(f"draft is {type(draft).__name__}, not a decoder: onnx2jax.decoder(draft)")
         for each in (self, draft):
             check_takes_back(each)
         if self.vocabulary != draft.vocabulary:
@@ -230,9 +232,9 @@ class Decoder(Steps):
         length: int | None = None, after: Generation | None = None, **others: Any,
     ) -> tuple[State, Callable[[State, int], State]]:  # fmt: skip
         """The state behind the prompts, and what runs it on to so many tokens."""
+        check_outside((tokens, rng, others))
         rows = rows_of(tokens, others.pop("attention_mask", None), self.vocabulary)
-        if count != int(count) or count < 1:
-            raise InputValueError(f"max_new_tokens is {count}; it is a whole number, 1 or more")
+        count = whole("max_new_tokens", count)
         choose, how = choice(sampling, rng)
         how |= {"endings": self._endings(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
@@ -242,6 +244,12 @@ class Decoder(Steps):
             return self._programs.loop(state, limit, choose, how, others)
 
         if after is not None:
+            if not isinstance(after, Generation):
+                raise InputTypeError(f"after is {type(after).__name__}: what generate or read gave")
+            if length not in (None, after.cache.length):
+                raise InputValueError(
+                    f"what came before has a cache for {after.cache.length} tokens: begin with length={length}"
+                )
             more = np.concatenate([after.last, even(rows, len(after.last))], axis=1)
             self._check_room(after.cache, more.shape[1] + count)
             cache = self._continued(after, more, choose, how, others)
@@ -274,6 +282,13 @@ class Decoder(Steps):
             raise CacheError("sequences of different lengths share their places in this cache: generate it anew")
         return replace(cache, apart=True)
 
+    def _check_chosen(self, tokens: np.ndarray) -> None:
+        """Refuse what a function of somebody's own has chosen and is no token."""
+        if self.vocabulary is not None and tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+            raise InputValueError(
+                f"sampling gives {tokens.min()} to {tokens.max()}; tokens are 0 to {self.vocabulary - 1}"
+            )
+
     def _endings(self, stop: Any) -> np.ndarray:
         """What ends a text, as programs take it; the decoder's own for None."""
         if stop is None:
@@ -284,11 +299,6 @@ class Decoder(Steps):
             raise InputValueError(f"stop has token {largest}; they are 0 to {self.vocabulary - 1}")
         return endings(found)
 
-    @staticmethod
-    def _ragged(cache: Cache) -> bool:
-        """Whether sequences have different numbers of tokens, so that their places are not their positions."""
-        return len(set(np.asarray(cache.lengths).tolist())) > 1
-
     @property
     def _no_padding(self) -> str:
         """Why prompts cannot be padded."""
@@ -298,20 +308,6 @@ class Decoder(Steps):
             return "the model gives logits behind its last token alone"
         return "nothing in the model masks padding"
 
-    def _first(self, rows: list[np.ndarray], room: int, layout: str, choose: Chooser, how: Any, others: Any) -> State:
-        lengths = np.array([len(r) for r in rows], np.int32)
-        padded: Any = self._padded(rows, room)
-        if self.embedding is not None:
-            padded = self.embedding.of_prompts(padded, others)
-        return self._programs.first(padded, lengths, room, choose, how, others, layout)
-
-    def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
-        if not self.pads:
-            return np.stack(rows)
-        longest = max(map(len, rows))
-        size = min(max(SMALLEST, 1 << (longest - 1).bit_length()), room)
-        return np.stack([np.pad(r, (0, size - len(r))) for r in rows])
-
     def _room(self, wanted: int, length: int | None) -> int:
         """The length of the cache for so many tokens."""
         if self.context is not None and wanted > self.context:
@@ -319,7 +315,7 @@ class Decoder(Steps):
         if length is None:
             length = self.fixed_length or -(-wanted // 64) * 64
             length = length if self.context is None else min(length, self.context)
-        if wanted > length:
+        if wanted > whole("length", length, 0):
             raise InputShapeError(
                 f"prompt and text are {wanted} tokens, and the cache has room for {length}: length={wanted}"
                 + (", which this file's own caches have not" if self.fixed_length else "")
@@ -332,80 +328,3 @@ class Decoder(Steps):
                 f"with what was read before, prompt and text are {wanted} tokens, and the cache has room for "
                 f"{cache.length}: begin with length={wanted}"
             )
-
-    def _layout(self, rows: list[np.ndarray], room: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> str:
-        """How tokens of such prompts have to lie in a cache so that steps give what the first call gives.
-
-        Raises:
-            CacheError: they do not, however they lie.
-        """
-        uneven = len(set(map(len, rows))) > 1
-        if (layouts := self._layouts.get((room, uneven))) is None:
-            layouts = [""] if self.shares_places or not uneven else []
-            layouts += ["apart"] if uneven else []
-            if self.masks and {"appended"} <= set(self.kinds.values()) <= {"appended", "crossed"}:
-                layouts.append("aligned")
-        for k, layout in enumerate(layouts):
-            try:
-                self._prove(rows, room, layout, choose, how, others)
-            except CacheError:
-                if layout == layouts[-1]:
-                    raise
-            else:
-                self._layouts[room, uneven] = layouts[k:]
-                return layout
-        raise AssertionError("there is a layout")
-
-    def _prove(
-        self, rows: list[np.ndarray], room: int, layout: str, choose: Chooser, how: Mapping[str, Any], others: Any
-    ) -> None:
-        """Compare a step over the cache with the first call, once for each batch, length and layout of the cache.
-
-        Once for prompts of one length, and once for others, whose places in the cache are not their positions.
-
-        Raises:
-            CacheError: they differ.
-        """
-        if (key := (len(rows), room, layout, len(set(map(len, rows))) > 1)) in self._proved:
-            return
-        how = {**how, "endings": np.full_like(how["endings"], NEVER)}
-        if min(map(len, rows)) == 1:
-            rows = [np.concatenate([r[:1], r]) for r in rows]
-        want = self._first(rows, room, layout, choose, how, others).logits
-        state = self._first([r[:-1] for r in rows], room, layout, choose, how, others)
-        state = replace(state, last=jax.numpy.asarray([r[-1] for r in rows], np.int32))
-        compare(want, self._programs.loop(state, 2, choose, how, others).logits, room, rounds=self.rounds)
-        self._proved.add(key)
-
-    def _prove_further(
-        self, cache: Cache, more: np.ndarray, state: State, choose: Chooser, how: Mapping[str, Any], others: Any
-    ) -> None:
-        """Compare several tokens at once with one after another, once for each count of them.
-
-        Raises:
-            CacheError: they differ.
-        """
-        if more.shape[1] == 1 or (key := (more.shape, cache.length, self._ragged(cache))) in self._proved:
-            return
-        how = {**how, "endings": np.full_like(how["endings"], NEVER)}
-        own = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
-        for last in more.T:
-            again = replace(own, last=last.astype(np.int32), count=np.int32(1), done=np.zeros(len(last), bool))
-            own = self._programs.loop(again, 2, choose, how, others)
-        compare(state.logits, own.logits, cache.length, rounds=self.rounds)
-        self._proved.add(key)
-
-    def _prove_extension(self, state: State, rows: list[np.ndarray], count: int, others: Any) -> None:
-        """Compare so many tokens at once with one after another, once.
-
-        Raises:
-            CacheError: they differ.
-        """
-        if (("extension", len(rows), count, state.cache.length)) in self._proved:
-            return
-        more = np.stack([np.resize(r, count) for r in rows])
-        choose, how = choice("greedy", None)
-        how |= {"endings": endings(()), "pad": np.int32(0)}
-        after = self._programs.further(state.cache, more, choose, how, others)
-        self._prove_further(state.cache, more, after, choose, how, others)
-        self._proved.add(("extension", len(rows), count, state.cache.length))

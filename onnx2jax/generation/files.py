@@ -64,8 +64,8 @@ def decoder(
     embed = said.get("embed") if embed is None else embed
     if embed is not None and not callable(embed):
         embed = convert(embed, **converting)
-    model, first = (m if m is None or isinstance(m, Model) else convert(m, **converting) for m in (source, prefill))
-    assert model is not None
+    model = source if isinstance(source, Model) else convert(source, **converting)
+    first = prefill if prefill is None or isinstance(prefill, Model) else convert(prefill, **converting)
     return Decoder(
         model,
         first,

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from .. import compat
+from ..errors import InputValueError
 from ..runtime.memory import give_back
 from ..runtime.optimize.executable import Executable, Kept, compiled_to_keep, unless_configured
 from .cache import Cache
@@ -111,7 +112,8 @@ class Programs:
                 return (state.count < limit) & ~jnp.all(state.done)
 
             def body(state: State) -> State:
-                logits, cache = step(handed, state.cache, state.last, others)
+                fed = jnp.where(state.done, 0, state.last)  # padding may be no token of the model's
+                logits, cache = step(handed, state.cache, fed, others)
                 resting = state.cache.live
                 if cache.aligned:  # everything has moved on
                     resting = jnp.pad(resting[:, 1:], ((0, 0), (0, 1)))
@@ -215,6 +217,9 @@ def _chosen(state: State, choose: Chooser, how: Mapping[str, Any]) -> State:
     key = jax.random.fold_in(how["key"], state.count)
     logits = state.logits.astype(np.float32)
     last = how["sampling"](logits, key) if "sampling" in how else choose(logits, key)
+    if np.shape(last) != state.done.shape or not jnp.issubdtype(last.dtype, np.integer):
+        given = f"{getattr(last, 'dtype', type(last).__name__)} {np.shape(last)}"
+        raise InputValueError(f"sampling gives {given}: a token for each text, integers {state.done.shape}")
     last = jnp.where(state.done, how["pad"], last.astype(np.int32))
     tokens = lax.dynamic_update_slice_in_dim(state.tokens, last[:, None], state.count, axis=1)
     return replace(

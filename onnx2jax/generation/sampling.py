@@ -66,7 +66,7 @@ def as_arrays(sampling: Sampling) -> Sampling:
     ranges = {"temperature": (0, np.inf), "top_k": (0, np.inf), "top_p": (0, 1), "min_p": (0, 1)}
     for field in fields(sampling):
         value, (low, high) = getattr(sampling, field.name), ranges[field.name]
-        if not low <= value <= high:
+        if np.asarray(value).dtype.kind not in "iuf" or np.ndim(value) or not low <= value <= high:
             raise InputValueError(f"{field.name} is {value}; it lies between {low} and {high}")
     if sampling.top_k != int(sampling.top_k):
         raise InputValueError(f"top_k is {sampling.top_k}; it is a whole number")
@@ -74,7 +74,7 @@ def as_arrays(sampling: Sampling) -> Sampling:
         raise InputValueError("top_p is 0, which leaves no token; greedy is sampling='greedy'")
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p)
     temperature, top_p, min_p = (jnp.asarray(v, np.float32) for v in numbers)
-    return Sampling(temperature, jnp.asarray(sampling.top_k, np.int32), top_p, min_p)  # type: ignore[arg-type]
+    return Sampling(temperature, jnp.asarray(min(sampling.top_k, np.iinfo(np.int32).max), np.int32), top_p, min_p)  # type: ignore[arg-type]
 
 
 def greedy(logits: Any, key: Any = None) -> Any:

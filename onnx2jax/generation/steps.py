@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..errors import InputNameError, InputShapeError, UnsupportedError
+from ..errors import InputNameError, InputShapeError, InputTypeError, UnsupportedError
 from ..ir.graph import Graph
 from ..model.calls.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
 from ..model.changes.parts import remade
@@ -266,7 +266,10 @@ class Steps(Graphs):
     ) -> tuple[Any, Mapping[str, Any], dict[str, Any]]:
         """Tokens, or their embeddings where the model takes these; the model's own weights and other inputs."""
         tokens, embedding = jnp.asarray(tokens), self.embedding
-        if "tokens" not in self.caches.roles and jnp.issubdtype(tokens.dtype, np.integer):
+        integers = jnp.issubdtype(tokens.dtype, np.integer)
+        if tokens.ndim < 2 or not (integers or ("embeddings" in self.caches.roles and tokens.ndim == 3)):
+            raise InputTypeError(f"tokens is {tokens.dtype} {tokens.shape}: integers (batch, count), or embeddings")
+        if "tokens" not in self.caches.roles and integers:
             if embedding is None:
                 name = self.caches.roles["embeddings"].name
                 raise InputNameError(

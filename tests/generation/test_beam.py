@@ -86,8 +86,17 @@ def test_one_beam_is_greedy() -> None:
     assert own.beam_search([list(p) for p in PROMPTS], 6, beams=1, stop=()).texts() == greedy.texts()
 
 
+def test_fewer_texts_than_beams() -> None:
+    found = decoder("shared").beam_search([1], 1, beams=decoders.VOCABULARY + 3)
+    assert found.lengths[0, -4:].tolist() == [1, 0, 0, 0]
+    assert np.isneginf(found.scores[0]).tolist() == [False] * decoders.VOCABULARY + [True] * 3
+
+
 def test_what_is_refused() -> None:
-    with pytest.raises(InputValueError, match="beams is 0; it is 1 or more"):
-        decoder("shared").beam_search([1], 3, beams=0)
+    for beams in (0, 2.5, True):
+        with pytest.raises(InputValueError, match=f"beams is {beams}; it is a whole number, 1 or more"):
+            decoder("shared").beam_search([1], 3, beams=beams)  # type: ignore[arg-type]
+    with pytest.raises(InputValueError, match="length_penalty is nan"):
+        decoder("shared").beam_search([1], 3, length_penalty=float("nan"))
     with pytest.raises(InputShapeError, match=r"are 23 tokens, and the cache has room for 16: length=23"):
         decoder("shared").beam_search([1] * 20, 3, length=16)

@@ -11,10 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 import onnx2jax
 from onnx2jax import Decoder, Sampling
-from onnx2jax.errors import InputError, InputNameError, InputShapeError, InputValueError, UnsupportedError
+from onnx2jax.errors import (
+    CacheError,
+    InputError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    InputValueError,
+    UnsupportedError,
+)
 from tests.support import decoders
 from tests.support.decoders import by_hand, by_onnxruntime
 from tests.support.models import mlp, value
@@ -182,6 +191,19 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (P, {"stop": [1.5]}, InputValueError, r"stop is \[1\.5\]"),
     (P, {"stop": [[1], [[2]]]}, InputValueError, "stop is"),
     (P, {"stop": 61}, InputValueError, "stop has token 61; they are 0 to 60"),
+    (None, {}, InputValueError, r"tokens is None: token ids of a prompt, \[5, 17, 3\]"),
+    (5, {}, InputValueError, "tokens is 5"),
+    (P, {"max_new_tokens": "3"}, InputValueError, "max_new_tokens is '3'"),
+    (P, {"max_new_tokens": True}, InputValueError, "max_new_tokens is True"),
+    (P, {"length": 19.5}, InputValueError, r"length is 19\.5; it is a whole number"),
+    ([P, P[:2]], {"attention_mask": np.ones((2, 5))}, InputShapeError, r"shape 2 lists of \[2, 5\] tokens"),
+    (P, {"sampling": Sampling}, InputValueError, "a name, Sampling"),
+    (P, {"sampling": Sampling(temperature="hot")}, InputValueError, "temperature is hot"),  # type: ignore[arg-type]
+    (P, {"sampling": lambda logits, _: logits.argmax()}, InputValueError, r"sampling gives int64 \(\): .* \(1,\)"),
+    (P, {"sampling": lambda logits, _: logits[:, 0]}, InputValueError, "sampling gives float32"),
+    (P, {"sampling": lambda logits, _: logits.argmax(-1) + 100}, InputValueError, "tokens are 0 to 60"),
+    (P, {"stop": True}, InputValueError, "stop is True"),
+    (P, {"after": [1]}, InputTypeError, "after is list"),
     (P, {"rng": "seed"}, onnx2jax.errors.OnnxError, "rng|seed|key"),
 ]
 
@@ -194,10 +216,60 @@ def test_what_is_refused(
         decoder.generate(tokens, options.pop("max_new_tokens", 9), **options)
 
 
+def test_a_part_of_another_program_is_refused(decoder: Decoder) -> None:
+    """Whether what is given is traced or only a jit is around."""
+    for function in (lambda x: decoder.generate(x, 3).tokens, lambda x: x + decoder.generate(P, 3).tokens[0, 0]):
+        with pytest.raises(InputTypeError, match=r"decoder\.prefill and decoder\.step"):
+            jax.jit(function)(np.array([P]))
+
+
+def test_a_stream_checks_what_a_function_chooses(decoder: Decoder) -> None:
+    with pytest.raises(InputValueError, match="tokens are 0 to 60"):
+        next(decoder.stream(P, 3, sampling=lambda logits, _: logits.argmax(-1) + 100))
+
+
+def test_padding_may_be_no_token_of_the_models() -> None:
+    """It stands behind texts, and nothing reads it: what ended goes on as if alone."""
+    padded = onnx2jax.decoder(onnx2jax.convert(FILE.proto), pad=-100)
+    one = wanted(*P)
+    texts = padded.generate([P, Q], 6, stop=one[1], length=64)
+    assert texts.tokens[0, 2:].tolist() == [-100] * 4
+    assert padded.generate([[7], [7]], 3, after=texts).texts()[0] == wanted(*P, *one[:2], 7)[:3]
+
+
+def test_logits_of_minus_infinity_and_nan() -> None:
+    """Tokens that a model forbids; and a model that overflows."""
+    file = decoders.group_query(np.float16)
+    last = file.proto.graph.node[-1]
+    last.op_type, last.output[0] = "Add", "logits"
+    bias = np.zeros(decoders.VOCABULARY, np.float16)
+    last.input.append("bias")
+    bias[wanted(*P)[:2]] = -np.inf
+    file.proto.graph.initializer.append(numpy_helper.from_array(bias, "bias"))
+    ours = onnx2jax.decoder(onnx2jax.convert(file.proto)).generate(P, 5)
+    assert ours.texts() == [by_hand(file, P, 5)[0]]
+    file.proto.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.full_like(bias, np.nan), "bias"))
+    with pytest.raises(CacheError, match="NaN: the model overflows"):
+        onnx2jax.decoder(onnx2jax.convert(file.proto)).generate(P, 5)
+
+
+def test_what_a_decoder_is_told_is_checked() -> None:
+    model = onnx2jax.convert(FILE.proto)
+    for told, says in (
+        ({"stop": 61}, "stop has token 61"),
+        ({"context": 0}, "context is 0"),
+        ({"pad": "x"}, "pad is 'x'"),
+    ):
+        with pytest.raises(InputValueError, match=says):
+            onnx2jax.decoder(model, **told)
+
+
 def test_continuations_that_do_not_fit_are_refused(decoder: Decoder) -> None:
     beginning = decoder.read([P, Q], 64)
     with pytest.raises(InputShapeError, match="room for 64: begin with length=75"):
         decoder.generate([[1] * 30] * 2, 40, after=beginning)
+    with pytest.raises(InputValueError, match="a cache for 64 tokens: begin with length=128"):
+        decoder.generate([[1], [2]], 1, after=beginning, length=128)
     with pytest.raises(InputShapeError, match="3 prompts come after 2 texts"):
         decoder.generate([[1], [2], [3]], 1, after=beginning)
     with pytest.raises(InputShapeError, match=r"prompts of \[1, 2\] tokens"):

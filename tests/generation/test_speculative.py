@@ -9,7 +9,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import Decoder
-from onnx2jax.errors import InputValueError, UnsupportedError
+from onnx2jax.errors import InputTypeError, InputValueError, UnsupportedError
 from tests.support import decoders
 
 PROMPTS = [[5, 17, 3, 40, 8], [9, 2, 31]]
@@ -71,5 +71,7 @@ def test_what_is_refused() -> None:
     own = decoder("shared")
     with pytest.raises(UnsupportedError, match=r"the cache 'past_conv.0' is a state, so no token can be taken back"):
         own.speculate(PROMPTS, 3, decoder("state"))
-    with pytest.raises(InputValueError, match="count is 0; it is 1 or more"):
+    with pytest.raises(InputValueError, match="count is 0; it is a whole number, 1 or more"):
         own.speculate(PROMPTS, 3, own, count=0)
+    with pytest.raises(InputTypeError, match="draft is Model, not a decoder"):
+        own.speculate(PROMPTS, 3, own.model)  # type: ignore[arg-type]

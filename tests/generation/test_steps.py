@@ -11,7 +11,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import Decoder
-from onnx2jax.errors import InputShapeError
+from onnx2jax.errors import InputShapeError, InputTypeError, InputValueError
 from tests.support import decoders
 from tests.support.decoders import by_hand
 
@@ -78,6 +78,16 @@ def test_more_tokens_than_the_cache_has_room_for_are_refused(jitted: Jitted) -> 
     for function in (decoder.prefill, decoder.extend):
         with pytest.raises(InputShapeError, match=rf"{LENGTH + 1} tokens, and the cache has room for {LENGTH}"):
             function(decoder.params, decoder.empty_cache(2, LENGTH), many)
+
+
+def test_what_is_no_cache_or_no_tokens_is_refused(jitted: Jitted) -> None:
+    decoder = jitted.decoder
+    for batch, length, told in ((0, 4, {}), (1, 0, {}), (1, 2.5, {}), (1, 4, {"aligned": True, "apart": True})):
+        with pytest.raises(InputValueError, match=r"whole number|not both"):
+            decoder.empty_cache(batch, length, **told)  # type: ignore[arg-type]
+    for tokens in (np.array(P), np.array([P], np.float32)):
+        with pytest.raises(InputTypeError, match=r"integers \(batch, count\)"):
+            decoder.prefill(decoder.params, decoder.empty_cache(1, LENGTH), tokens)
 
 
 def test_several_tokens_at_once_are_as_one_after_another(jitted: Jitted, style: str) -> None:
