@@ -40,11 +40,12 @@ _INTEGERS: Final = (
     " QDQ (onnxruntime: 16), of the transformer 29 to 17 (28). jaxlib 0.12 has such kernels in XLA itself (300). "
     "Tried: int8 convolutions in place of exact float32 ones (kept, half the time), products of columns in bfloat16 "
     "(as long as convolutions of int8). The first layer for 8 images, 7x7 over 3 channels: columns 20.9 ms, oneDNN's "
-    "convolution 9.6 (kept), of four pixels as 12 channels 8.7, of exact float32 35: all of it with QLinearConv 0.7 of "
-    "the processor time. A step of a recurrent layer, a row by 256x1024: 12 to 17 us in int8, int16, "
-    "bfloat16 and float32 alike (11.5 in float32 that lies as rows), 16 by oneDNN, 48 to 80 as a sum of products, 10 "
-    "by oneDNN with the weight put into its order once (kept; 7 of them are the call); two rows by 768x3072 176, 108 "
-    "and 51. Quantizing h takes 2 us; done at the end of the step before, it takes 1 us less."
+    "convolution 9.6 (kept), of four pixels as 12 channels 8.7, of exact float32 35: all of it with QLinearConv 0.7 of"
+    " the processor time. A step of a recurrent layer, a row by 256x1024: 12 to 17 us in int8, int16, bfloat16 and "
+    "float32 alike (11.5 in float32 that lies as rows), 16 by oneDNN, 48 to 80 as a sum of products, 10 by oneDNN with"
+    " the weight put into its order once (kept; 7 of them are the call); two rows by 768x3072 176, 108 and 51. "
+    "Quantizing h and the gates take 2 us; h quantized at the end of the step before, its sums by gate, or minimum and"
+    " maximum as one reduction: none. Parts of input weights handed over rather than cut out in each call: 1 to 3 %."
 )
 _CALLS: Final = (
     "Of `run` 12 to 15 us are Python and JAX's way into a program; the rest is the program, in the thread of the "
