@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,17 @@ _DECIDES = (
     "jax_numpy_dtype_promotion",
     "jax_threefry_partitionable",
 )
+_configured = attrgetter(*(name for name in _DECIDES if hasattr(jax.config, name)))
 
 
 def configuration() -> tuple[Any, ...]:
     """Of how JAX is configured where the caller is, what decides what is compiled."""
-    return tuple(getattr(jax.config, name, None) for name in _DECIDES)
+    return _configured(jax.config)
+
+
+def watches() -> bool:
+    """Whether JAX is to look at what each operation gives."""
+    return any(getattr(jax.config, f"jax_{name}") for name in ("debug_nans", "debug_infs", "disable_jit"))
 
 
 def has_onednn() -> bool:

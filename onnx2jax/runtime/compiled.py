@@ -132,8 +132,9 @@ class Compiled:
             return results
 
         if on_host and all(isinstance(v, np.ndarray) for v in leaves):
-            return Direct(executable.on_host(params, leaves), names)
-        return Direct(call, names)
+            run = executable.on_host(params, leaves)
+            return Direct(run if executable.is_small else in_64_bits(run), names)
+        return Direct(in_64_bits(call), names)
 
     def _divided(
         self, scope: Mapping[str, Any], fixed: Collection[str]
@@ -256,9 +257,19 @@ class Direct(NamedTuple):
     """A compiled program with a model's weights, for inputs of one signature."""
 
     call: Callable[[list[Any]], list[Any]]
-    """The results, as arrays of JAX's or NumPy's, from the inputs that it takes. To be called in 64-bit mode."""
+    """The results, as arrays of JAX's or NumPy's, from the inputs that it takes."""
     names: Sequence[str]
     """Those inputs, in order."""
+
+
+def in_64_bits(call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """The same in 64-bit mode."""
+
+    def inside(leaves: list[Any]) -> list[Any]:
+        with compat.enable_x64():
+            return call(leaves)
+
+    return inside
 
 
 class Cut(Exception):

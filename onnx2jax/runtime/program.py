@@ -14,7 +14,7 @@ from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
 from ..proto.types import ValueInfo
-from .compiled import Compiled, Cut, Direct, Known, is_small
+from .compiled import Compiled, Cut, Direct, Known, in_64_bits, is_small
 from .evaluate import Closure, Context, Settings, evaluate
 from .partition import body_of, folded, is_heavy
 from .thresholds import MOST_SHAPES, PATIENCE
@@ -96,7 +96,7 @@ class Program:
                 results = self.outputs(values, params, known, None, on_host=on_host)
                 return list(map(to_host if on_host else to_device, results))
 
-            return Direct(call, names)
+            return Direct(in_64_bits(call), names)
         values = {**values, **known.inputs}
         return self._part(body).direct(values, known.inputs.keys(), params, known, on_host=on_host)
 

@@ -36,3 +36,8 @@ SMALL_GROWTH: Final = 65_536
 SHORT: Final = 100_000_000
 """Operations, and bytes read and written, of a program that is run in the thread of a caller who waits for NumPy arrays
 (1 ms): that spares 40 us a call, and loading the program for it takes 12 ms and more."""
+SMALL_PROGRAM: Final = 14
+"""Microseconds up to which a program is run by NumPy, equation by equation, for a caller who wants NumPy arrays: the
+way into a compiled one and back."""
+AN_ARRAY: Final = 0.4
+"""Microseconds that this takes for each array besides."""

@@ -15,12 +15,18 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.runtime import store
+from onnx2jax.runtime.optimize import small, vnni
 from onnx2jax.runtime.optimize import synchronous as room
-from onnx2jax.runtime.optimize import vnni
 from onnx2jax.runtime.optimize.executable import Executable
 from tests.support.models import mlp, mlp_reference, model, one_node, value
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else NumPy runs these programs."""
+    monkeypatch.setattr(small, "SMALL_PROGRAM", -100)
 
 
 def run_of(m: onnx2jax.Model, x: np.ndarray = X) -> list[Any]:

@@ -48,8 +48,7 @@ class Calls:
             return None
         *_, call, order = known
         values = [*args, *named.values()] if named else list(args)
-        with compat.enable_x64():
-            return call(values if order is None else [values[i] for i in order])
+        return call(values if order is None else [values[i] for i in order])
 
     def remember(
         self,

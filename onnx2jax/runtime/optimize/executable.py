@@ -20,6 +20,7 @@ from .integers import in_integers
 from .layout import channels_last
 from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
+from .small import Small, small
 from .synchronous import Synchronous, synchronous
 
 MUCH: Final = 1 << 26
@@ -122,9 +123,14 @@ class Executable:
         self._names = sorted(args[0])
         self._split: Prepared | None = None
         """The program, until it is compiled."""
+        self._small: Small | None = None
+        """The program as calls of NumPy, where that is faster."""
         if kept is None:
             traced = jitted.trace(key, *args)
             self._split = self._as_split(traced)
+            assert self._split.main is not None
+            if not portable and not compat.watches():
+                self._small = small(self._split.main, len(self._split.handed))
             kept = Kept(jax.tree.map(lambda _: 0, traced.out_info), replace(self._split, main=None), None)
         assert kept.prepared is not None
         self._results, self._prepared = kept.results, kept.prepared
@@ -191,10 +197,18 @@ class Executable:
             def waiting(leaves: Sequence[Any]) -> list[np.ndarray]:
                 return list(map(np.asarray, self.main(handed, leaves)))
 
-            lowered = whole.lower(handed, leaves) if hasattr(whole, "lower") else whole
-            run = synchronous(lowered, handed, self._code)
+            if self._small is not None:
+                run: Synchronous | None = self._small.bound(handed)
+            else:
+                lowered = whole.lower(handed, leaves) if hasattr(whole, "lower") else whole
+                run = synchronous(lowered, handed, self._code)
             weights.synchronous[self] = waiting if run is None else unless_configured(run, waiting)
         return weights.synchronous[self]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether NumPy runs it for callers who want NumPy arrays."""
+        return self._small is not None
 
     def _use(self, compiled: Any) -> None:
         self._whole, self.main = compiled, unless_configured(compiled, self.main)

@@ -36,33 +36,33 @@ def _elementwise(function: Any) -> Rule:
     return lambda *operands, **_: function(*operands)
 
 
+ELEMENTWISE: Final[Mapping[str, Callable[..., Any]]] = {
+    "abs": np.abs,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "div": np.divide,
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+"""Primitive -> the function of its operands, which may broadcast against each other."""
+
 RULES: Final[Mapping[str, Rule]] = {
-    **{
-        name: _elementwise(function)
-        for name, function in {
-            "abs": np.abs,
-            "add": np.add,
-            "and": np.bitwise_and,
-            "div": np.divide,
-            "eq": np.equal,
-            "ge": np.greater_equal,
-            "gt": np.greater,
-            "le": np.less_equal,
-            "lt": np.less,
-            "max": np.maximum,
-            "min": np.minimum,
-            "mul": np.multiply,
-            "ne": np.not_equal,
-            "neg": np.negative,
-            "not": np.invert,
-            "or": np.bitwise_or,
-            "rsqrt": lambda x: 1 / np.sqrt(x),
-            "sqrt": np.sqrt,
-            "square": np.square,
-            "sub": np.subtract,
-            "xor": np.bitwise_xor,
-        }.items()
-    },
+    **{name: _elementwise(function) for name, function in ELEMENTWISE.items()},
     "bitcast_convert_type": lambda x, *, new_dtype: x.view(new_dtype),
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
