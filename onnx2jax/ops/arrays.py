@@ -95,6 +95,8 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def dims(vector: Any) -> tuple[Any, ...]:
     """A known vector of extents as a tuple of Python ints; symbolic dimensions pass unchanged."""
+    if type(vector) is np.ndarray and vector.dtype.kind in "iu":
+        return tuple(vector.ravel().tolist())
     if getattr(vector, "dtype", np.dtype(int)).kind not in "iuO":
         raise ValueError(f"extents and counts are integers, not {vector.dtype}")
     return tuple(d if isinstance(d, int) or not hasattr(d, "__index__") else int(d) for d in np.ravel(vector))
@@ -120,7 +122,7 @@ def row_or_axis(x: Any, axis: Any) -> tuple[Any, int]:
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
     """Axes counted from the front, in the order given; raises ValueError for one named twice."""
-    result = tuple(axis_of(a, rank) for a in np.ravel(axes))
+    result = tuple(axis_of(a, rank) for a in np.ravel(axes).tolist())
     if len(set(result)) != len(result):
         raise ValueError(f"axes {tuple(np.ravel(axes).tolist())} name one axis of a rank-{rank} tensor twice")
     return result

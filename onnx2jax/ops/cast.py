@@ -46,7 +46,7 @@ def settled(value):
 
 
 _NUMBERS = frozenset(map(np.dtype, "bhilBHILefd"))
-"""What NumPy and XLA convert alike, but for floats to integers."""
+"""What NumPy and XLA convert alike, but for floats that leave the range of an integer."""
 
 
 def cast_to(x, dtype, *, saturate=1, round_mode="up"):
@@ -59,8 +59,8 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
     if "c" in (x.dtype.kind, dtype.kind):
         raise ValueError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
     with np.errstate(all="ignore"):
-        if x.dtype in _NUMBERS and dtype in _NUMBERS and (dtype.kind == "f" or x.dtype.kind != "f"):
-            return x.astype(dtype)
+        if x.dtype in _NUMBERS and dtype in _NUMBERS:
+            return x.astype(dtype) if dtype.kind == "f" or x.dtype.kind != "f" else _truncated(x, dtype)
         for six in (d for d in (x.dtype, dtype) if d.name.startswith("float6_")):
             x = needs_known(x, f"XLA has no {six}")
         if x.dtype.itemsize == 1 and x.dtype.isbuiltin == 2:  # conversions among the small types are patchy
@@ -84,7 +84,7 @@ def _truncated(x, dtype):
     if x.dtype.itemsize < 4:
         x = x.astype(np.float32)
     wide = np.int32 if dtype.itemsize < 4 or dtype == np.int32 else np.int64
-    bound = 2.0 ** (np.iinfo(wide).bits - 1)
+    bound = 2.0**31 if wide is np.int32 else 2.0**63
     if dtype == np.uint64:
         upper = x >= bound
         low = _truncated(xp.where(upper, x - bound, x), np.dtype(np.int64)).astype(dtype)

@@ -53,16 +53,17 @@ def slice_(data, starts: Static, ends: Static, axes: Static = None, steps: Stati
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ValueError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} must have one length")
     bounds = {a: _bounds(data.shape[a], *b) for a, *b in zip(axes, starts, ends, steps, strict=True)}
-    plain = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
-    if plain and not is_known(data):
-        return _lax_slice(data, bounds)
-    index = tuple(slice(*bounds.get(i, (None,))) for i in range(data.ndim))
-    return (data if plain else jnp.asarray(data))[index]
+    if type(data) is not np.ndarray:
+        plain = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
+        if plain and not is_known(data):
+            return _lax_slice(data, bounds)
+        data = data if plain else jnp.asarray(data)
+    return data[tuple(slice(*bounds.get(i, (None,))) for i in range(data.ndim))]
 
 
 def _bounds(n, start, end, step):
     """Start, end and step of one axis, clamped as ONNX says (more than Python does) but written as Python does."""
-    if is_known([n, start, end]):
+    if type(n) is type(start) is type(end) is int or is_known([n, start, end]):
         last = n if step > 0 else n - 1
         start, end = (min(d + n if d < 0 else d, last) for d in (start, end))
         return max(start, min(last, 0)), end if end >= 0 else (0 if step > 0 else -n - 1), step

@@ -25,7 +25,8 @@ def _folding(numpy_function, lax_function, start):
 
     def fold(x, axes):
         if is_known(x):
-            return numpy_function.reduce(x, axes, keepdims=True, dtype=x.dtype, initial=start(x.dtype))
+            of_nothing = {} if x.size else {"initial": start(x.dtype)}
+            return numpy_function.reduce(x, axes, keepdims=True, dtype=x.dtype, **of_nothing)
         return lax.expand_dims(lax_function(x, axes), axes)
 
     return fold

@@ -213,9 +213,12 @@ def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
 
 def corners(boxes, center_point_box):
     """Boxes [..., 4] as [5, ...]: the least corner, the greatest, the area."""
-    first, second = xp.split(xp.moveaxis(boxes, -1, 0), 2)
-    pair = xp.minimum(first, second), xp.maximum(first, second)
-    low, high = (first - second / 2, first + second / 2) if center_point_box else pair
+    boxes = boxes.transpose(boxes.ndim - 1, *range(boxes.ndim - 1))
+    first, second = boxes[:2], boxes[2:]
+    if center_point_box:
+        low, high = first - second / 2, first + second / 2
+    else:
+        low, high = xp.minimum(first, second), xp.maximum(first, second)
     sides = high - low
     return xp.concatenate([low, high, sides[:1] * sides[1:]])
 

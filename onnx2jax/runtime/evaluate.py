@@ -219,7 +219,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
         return _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
     assert node.target is not None and node.target.function is not None
     node.target.check_choices(attributes)
-    if node.target.static:
+    if node.target.static and not all(type(v) is np.ndarray for v in values):
         values = [_known(node, node.target, i, v, context) for i, v in enumerate(values)]
     if node.target.fixtures:
         attributes = {**_fixtures(node, node.target, scope, context), **attributes}

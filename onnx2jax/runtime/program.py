@@ -88,7 +88,7 @@ class Program:
         """
         body, names = self._only(self.folded), list(values)
         if body is None:
-            if any(node.bodies or body_of(node) for node in self.folded.nodes):  # which may be compiled later
+            if any(node.bodies and body_of(node) is None for node in self.folded.nodes):  # which may be compiled later
                 return None
 
             def call(leaves: list[Any]) -> list[Any]:
@@ -216,7 +216,7 @@ class _Host:
     def __init__(
         self, program: Program, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, on_host: bool
     ) -> None:
-        self._program, self._values, self._params, self._scalars = program, values, params, Known(known.scalars)
+        self._program, self._values, self._params, self._scalars = program, values, params, known.with_inputs({})
         self._on_host = on_host
         self._fixed = set(known.inputs)
         """Names of what follows from shapes alone: what is compiled may know it."""

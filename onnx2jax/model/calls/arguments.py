@@ -102,7 +102,7 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     elif not isinstance(value, np.ndarray | np.generic):
         value = _from_python(declared, kind, value)
     if kind.dtype == object and getattr(value.dtype, "kind", "") in "OUT":
-        return np.asarray(value).astype(object)
+        return np.asarray(value).astype(object, copy=False)
     if value.dtype != kind.dtype:
         cure = f"nothing is cast silently. Convert it: {declared.name}.astype({str(kind.dtype)!r})"
         if kind.dtype == object:

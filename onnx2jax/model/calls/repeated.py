@@ -70,12 +70,24 @@ class Calls:
             on_host: NumPy's arrays are wanted.
         """
         kind, parts = _kind(args, named, on_host), program.folded
-        if kind is None or list(map(id, (*args, *named.values()))) != list(map(id, bound.values())):
+        pairs = zip((*args, *named.values()), bound.values(), strict=False)
+        if kind is None or len(bound) != len(args) + len(named) or not all(a is b or _is_text(a) for a, b in pairs):
             return
         if (direct := program.direct(bound, weights, known, on_host=on_host)) is not None:
             names = list(bound)
             order = None if names == direct.names else [names.index(n) for n in direct.names]
-            self._known[kind] = program, parts, direct.call, order
+            call = direct.call
+            if any(map(_is_text, (*args, *named.values()))):
+
+                def call(leaves: list[Any]) -> list[Any]:
+                    return direct.call([v.astype(object) if _is_text(v) else v for v in leaves])
+
+            self._known[kind] = program, parts, call, order
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text in an array of NumPy's, which the model takes as an array of objects."""
+    return type(value) is np.ndarray and value.dtype.kind == "U"
 
 
 def _kind(args: Sequence[Any], named: Mapping[str, Any], on_host: bool) -> Any:

@@ -116,7 +116,7 @@ def _walk(forest):
         if splits.dtype == np.float32:
             words, splits = words | splits.view(np.uint32).astype(np.uint64) << np.uint64(32), None
     members = forest.members[at] if MEMBER in used else None
-    roots = np.arange(len(forest.roots), dtype=np.int32)
+    roots = np.arange(len(forest.roots), dtype=np.uint32)
     walk = Walk(words, splits, members, used, shifts, bool(missing.any()), roots, depth, most + 1)
     return walk, at, np.concatenate(trees)
 
@@ -130,7 +130,7 @@ def _leaves(X, walk):
     """The place where each row ends in each tree: [N, trees]."""
     if walk.n_features > X.shape[1]:
         raise ValueError(f"the trees ask for feature {walk.n_features - 1}, the input has {X.shape[1]}")
-    rows = xp(X).arange(X.shape[0])[:, None]
+    rows = xp(X).arange(X.shape[0], dtype=np.uint32)[:, None]  # unsigned indices are not looked at for a sign
 
     def field(words, k):
         first, last = (0, *walk.shifts)[k], (*walk.shifts, walk.shifts[-1] + 1)[k]
@@ -147,14 +147,14 @@ def _leaves(X, walk):
             splits, words = (words >> np.uint64(32)).astype(np.uint32).view(np.float32), words.astype(np.uint32)
         else:
             splits = _get(walk.splits, at)
-        x, go = _get(X, (rows, field(words, 1).astype(np.int32))), False
+        x, go = _get(X, (rows, field(words, 1).astype(np.uint32))), False
         for mode in walk.modes:
             passed = test(mode, x, splits, at)
             go = passed if len(walk.modes) == 1 else xp.where(field(words, 2) == mode, passed, go)
         if walk.missing or NEQ in walk.modes:  # all others are false for NaN by themselves
             go = xp.where(x != x, field(words, 3) == 1, go)
         right = ~go & (field(words, 4) == 1)
-        return (field(words, 0) + right.astype(words.dtype)).astype(np.int32)
+        return (field(words, 0) + right.astype(words.dtype)).astype(np.uint32)
 
     start = xp(X).broadcast_to(walk.roots, (X.shape[0], len(walk.roots)))
     return repeat(walk.depth, down, start)
@@ -184,7 +184,8 @@ def _tables(votes, n_targets, aggregate, dtype):
     forest, nodes, targets, weights = votes
     if len(targets) and not 0 <= targets.min() <= targets.max() < n_targets:
         raise ValueError(f"the target ids {sorted(set(targets.tolist()))} leave the {n_targets} targets or classes")
-    walk, at, trees = _walk(forest._replace(splits=forest.splits.astype(dtype), members=forest.members.astype(dtype)))
+    forest = forest._replace(splits=forest.splits.astype(dtype), members=forest.members.astype(dtype))
+    walk, at, trees = _walk(forest)
     heard, columns = np.unique(targets, return_inverse=True)
     merge, neutral, _ = _AGGREGATE.get(aggregate, _ADDED)
     table = np.full((len(forest.modes), len(heard)), neutral, dtype)
@@ -224,6 +225,9 @@ def _scores(X, once, n_targets, aggregate, votes):
         scores = xp.where(has, scores, dtype(0))
     if len(heard) == n_targets:
         return scores, has
+    if len(heard) and heard[-1] - heard[0] + 1 == len(heard):
+        sides = (0, 0), (int(heard[0]), n_targets - 1 - int(heard[-1]))
+        return xp.pad(scores, sides), xp.pad(has, sides)
     columns = np.full(n_targets, len(heard))
     columns[heard] = np.arange(len(heard))
     return tuple(xp.pad(v, ((0, 0), (0, 1)))[:, columns] for v in (scores, has))

@@ -47,6 +47,8 @@ class Weights(Mapping[str, Any]):
         self.prepared: dict[Executable, list[Any]] = {}
         self.synchronous: dict[Executable, Synchronous] = {}
         """Programs with these weights that take and give NumPy arrays."""
+        self.straight: dict[Any, Any] = {}
+        """Programs of a part of a graph with these weights, by the part and the kinds of arrays it takes."""
         self.made = Made()
         self.elsewhere: dict[Any, Weights] = {}
         """Some of them on other devices, by who wants them there."""
