@@ -31,10 +31,11 @@ def with_packed(imported: Imported) -> Imported:
     makers = {v: n for n in nodes for v in n.outputs}
     readers = Counter(v for g in graph.walk() for n in g.nodes for v in n.reads)
     readers.update(v.name for v in graph.outputs)
+    taken = {n for g in graph.walk() for n in g.defines}
     for i, node in enumerate(graph.nodes):
         found = _stored(graph, node, makers, readers)
         if found is not None:
-            packed = found.packed()
+            packed = {_free(n, taken - {found.name}): v for n, v in found.packed().items()}
             initializers |= packed
             nodes[i] = found.product(node, list(packed))
     gone = {n for node in graph.nodes for n in node.reads}
@@ -153,6 +154,13 @@ def _joined(numbers: np.ndarray, bits: int) -> np.ndarray:
     shifted = whole << (np.arange(per, dtype=np.uint8) * np.uint8(bits))
     joined: np.ndarray = np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint8)
     return joined
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, or a longer one where the model has it for something else."""
+    while name in taken:
+        name += ".packed"
+    return name
 
 
 def _needed(nodes: list[Node], wanted: set[str]) -> list[Node]:

@@ -84,3 +84,13 @@ def test_what_cannot_be_packed_stays_as_it_is() -> None:
         kept = onnx2jax.convert(proto, weights="packed")
         assert [n.op_type for n in kept.graph.nodes] == [n.op_type for n in proto.graph.node]
         np.testing.assert_array_equal(kept.run(None, {"x": X})[0], onnx2jax.convert(proto).run(None, {"x": X})[0])
+
+
+def test_names_that_the_file_has_for_something_else_stay() -> None:
+    proto = file("int8", (N,), axis=1)
+    proto.graph.node[-1].output[0] = "product"
+    proto.graph.node.append(helper.make_node("Add", ["product", "w.scales"], ["y"]))
+    proto.graph.initializer.append(numpy_helper.from_array(RNG.normal(size=(1, N)).astype(F), "w.scales"))
+    packed = onnx2jax.convert(proto, weights="packed")
+    assert packed.graph.nodes[0].op_type == "MatMulNBits"
+    np.testing.assert_allclose(packed(X), onnx2jax.convert(proto)(X), rtol=1e-4, atol=1e-4)
