@@ -16,6 +16,7 @@ from ..jit import on_several_devices
 from ..memory import give_back
 from ..values import to_device
 from . import vnni
+from .images import by_images
 from .integers import in_integers
 from .layout import channels_last
 from .prepare import Made, Prepared, split
@@ -220,7 +221,8 @@ class Executable:
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
         onednn = not self._portable and vnni.is_served()
         program = rows_by_rows(channels_last(in_integers(traced.jaxpr), weights, onednn=onednn), weights)
-        return split(vnni.with_vnni(program, weights) if onednn else program, weights)
+        parts = split(vnni.with_vnni(program, weights) if onednn else program, weights)
+        return parts if parts.main is None else replace(parts, main=by_images(parts.main, len(parts.handed)))
 
 
 def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:

@@ -1,0 +1,80 @@
+"""A large batch of images goes some at a time, with the same numbers; where images meet, it stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import check_jaxpr, jaxpr_as_fun
+
+from onnx2jax.runtime.optimize import images
+
+RNG = np.random.default_rng(0)
+X, W = RNG.normal(size=(6, 8, 9, 3)).astype(np.float32), RNG.normal(size=(3, 3, 3, 4)).astype(np.float32)
+
+
+def convolved(x: Any, w: Any) -> Any:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def as_rows(y: Any) -> Any:
+    return (y.reshape(-1, 4) @ jnp.ones((4, 5), np.float32)).reshape(*y.shape[:3], 5)
+
+
+def pooled(y: Any) -> Any:
+    y = lax.reduce_window(y, -np.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), [(0, 0), (1, 1), (1, 1), (0, 0)])
+    return lax.pad(y, np.float32(0), [(0, 0, 0), (1, 1, 0), (0, 0, 0), (0, 0, 0)])[:, 1:-1]
+
+
+APART: dict[str, Callable[[Any], Any]] = {
+    "a bias of the whole shape": lambda y: jnp.maximum(y + lax.broadcast_in_dim(W[0, 0, 0], y.shape, (3,)), 0),
+    "a bias of one row": lambda y: y - W[:1, :1, :1, :],
+    "rows of pixels": as_rows,
+    "a pool, padding, a slice": pooled,
+    "another order": lambda y: y.transpose(1, 3, 0, 2).transpose(2, 0, 1, 3),
+    "means": lambda y: y.mean((1, 2)) @ W[0, 0, :, :3].T[:4].repeat(2, 0)[:4] if y.ndim == 3 else y.mean((1, 2)),
+    "flattened": lambda y: y.reshape(y.shape[0], -1),
+    "joined": lambda y: jnp.concatenate([y, y * 2], 3),
+}
+TOGETHER: dict[str, Callable[[Any], Any]] = {
+    "the mean of a batch": lambda y: y - y.mean(0, keepdims=True),
+    "the other way round": lambda y: y[::-1],
+    "every second": lambda y: jnp.concatenate([y[::2], y[1::2]]),
+    "a bias of each image": lambda y: y + np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1) * np.ones(y.shape, "f"),
+    "a result without them": lambda y: y.sum(),
+    "beside other axes": lambda y: y.transpose(1, 0, 2, 3).reshape(-1, 4).reshape(8, 6, 9, 4).transpose(1, 0, 2, 3),
+    "along itself": lambda y: jnp.cumsum(y, 0),
+}
+
+
+def changed(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) -> Any:
+    monkeypatch.setattr(images, "LARGE", 1)
+    monkeypatch.setattr(images, "PART", 2)
+    closed = jax.make_jaxpr(lambda w, x: [function(convolved(x, w))])(W, X)
+    return closed, images.by_images(closed, 1)
+
+
+@pytest.mark.parametrize("name", APART)
+def test_images_that_do_not_meet_go_some_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, parts = changed(monkeypatch, APART[name])
+    check_jaxpr(parts.jaxpr)
+    assert [e.primitive.name for e in parts.jaxpr.eqns].count("scan") == 1
+    (ours,), (expected,) = jaxpr_as_fun(parts)(W, X), jaxpr_as_fun(closed)(W, X)
+    assert ours.dtype == expected.dtype
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_images_that_meet_stay_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed, parts = changed(monkeypatch, TOGETHER[name])
+    assert parts is closed
+
+
+def test_small_images_stay_whole() -> None:
+    closed = jax.make_jaxpr(lambda w, x: [convolved(x, w)])(W, X)
+    assert images.by_images(closed, 1) is closed
