@@ -13,6 +13,8 @@ import onnxruntime
 import pytest
 from onnx import helper
 
+from onnx2jax.ops.microsoft.quant import unpack
+from onnx2jax.ops.packed import packed_product
 from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(0)
@@ -163,6 +165,15 @@ def test_matmul_nbits_unpacks_low_bits_first(bits, zero):
         block_size=block,
     )
     np.testing.assert_allclose(y, A @ weight.T + bias, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("bits", "rows"), [(2, 1), (4, 4), (4, 5), (8, 5), (4, 65)])
+def test_packed_products_of_any_number_of_rows(bits, rows):
+    packed, scales, zeros = bytes_(np.uint8, 128, 3, 2 * bits), real(128, 3), RNG.integers(0, 2**bits, (128, 3))
+    x = real(rows, 40)  # three blocks of 16 numbers, the last one not full
+    y = jax.jit(packed_product, static_argnums=4)(x, packed, scales, zeros.astype(np.uint8), bits)
+    weight = (unpack(packed, bits) - zeros[..., None].astype(F32)) * scales[..., None]
+    np.testing.assert_allclose(y, x @ np.asarray(weight).reshape(128, -1)[:, :40].T, rtol=1e-4, atol=1e-4 * 2**bits)
 
 
 def test_dynamic_quantize_lstm_is_near_the_lstm():

@@ -176,6 +176,7 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     "bitcast_convert_type": [
         lambda: lax.bitcast_convert_type(U, np.int8),
         lambda: lax.bitcast_convert_type(F, np.int32),
+        lambda: lax.bitcast_convert_type(lax.concatenate([U, U], 1)[:, :4], np.uint32),
     ],
     "broadcast_in_dim": [lambda: lax.broadcast_in_dim(F, (3, 2, 4, 3), (1, 3)), lambda: lax.broadcast(F[0, 0], (2,))],
     "concatenate": [lambda: lax.concatenate([F, F], 1)],

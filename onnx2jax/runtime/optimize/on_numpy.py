@@ -19,6 +19,12 @@ def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> An
     return np.broadcast_to(np.reshape(x, [along.get(axis, 1) for axis in range(len(shape))]), shape)
 
 
+def _bitcast(x: Any, dtype: np.dtype[Any]) -> Any:
+    """Its bits as another type; small numbers side by side may make a large one."""
+    wider = dtype.itemsize > x.dtype.itemsize
+    return np.ascontiguousarray(x).view(dtype)[..., 0] if wider else x.view(dtype)
+
+
 def _pad(x: Any, value: Any, *, padding_config: Any) -> Any:
     return np.pad(x, [ends[:2] for ends in padding_config], constant_values=value)
 
@@ -63,7 +69,7 @@ ELEMENTWISE: Final[Mapping[str, Callable[..., Any]]] = {
 
 RULES: Final[Mapping[str, Rule]] = {
     **{name: _elementwise(function) for name, function in ELEMENTWISE.items()},
-    "bitcast_convert_type": lambda x, *, new_dtype: x.view(new_dtype),
+    "bitcast_convert_type": lambda x, *, new_dtype: _bitcast(x, np.dtype(new_dtype)),
     "broadcast_in_dim": _broadcast,
     "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
     "convert_element_type": lambda x, *, new_dtype, **_: x.astype(new_dtype),
@@ -94,7 +100,7 @@ def is_computable(equation: Any) -> bool:
     dtypes = [np.dtype(v.aval.dtype) for v in variables]
     match name:
         case "bitcast_convert_type":
-            return dtypes[0].itemsize == dtypes[1].itemsize
+            return dtypes[0].itemsize <= dtypes[1].itemsize
         case "pad":
             return all(low >= 0 and high >= 0 and not inside for low, high, inside in equation.params["padding_config"])
         case "reduce_sum":  # of floats depends on the order
