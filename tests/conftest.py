@@ -18,16 +18,12 @@ from tests.support.helpers import ROOT
 if jax.config.jax_num_cpu_devices != 8:
     jax.config.update("jax_num_cpu_devices", 8)
 
-# Most programs of the tests are small and run once: compiling them is most of the time. LLVM's optimiser is a third of
-# that, and what XLA brings up anew for each program to fuse kernels is half of the rest; its older kernels do without,
-# which JAX has until 0.10. (They pad no numbers of 4 bits, and cast -0 to some types of 8 bits wrongly: operators are
-# tested with the others, `AS_USERS` of helpers.py.) In the environment, for the processes that tests start, too.
-# `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test` compiles as users do.
+# Most programs of the tests are small and run once: compiling them is most of the time, and LLVM's optimiser a third of
+# that. In the environment, for the processes that tests start, too. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make test`
+# compiles as users do.
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
-    if jax.__version_info__ < (0, 11):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 # In the environment like the other caches, not in the working tree.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".venv" / ".hypothesis"))

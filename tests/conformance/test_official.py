@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import onnx
 import pytest
 
 import onnx2jax
 from tests.support import official
-from tests.support.helpers import AS_USERS
 from tests.tables.official import FAILS
 
 
 def _parameters() -> list[Any]:
     fails = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in FAILS.items()}
     return [pytest.param(c, id=n, marks=fails.get(n, ())) for n, c in official.cases().items()]
-
-
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that users have."""
-    as_users = functools.partialmethod(jax.stages.Lowered.compile, compiler_options=AS_USERS)
-    monkeypatch.setattr(jax.stages.Lowered, "compile", as_users)
 
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")  # of runtimes, from these very cases

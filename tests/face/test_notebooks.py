@@ -33,7 +33,7 @@ def execute(path: Path) -> Any:
         kernel.mkdir()
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         # As users compile: loops over networks take three times as long in programs that XLA has not optimized.
-        env = {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
+        env = {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
         spec = {"argv": command, "display_name": "this", "language": "python", "env": env}
         (kernel / "kernel.json").write_text(json.dumps(spec))
         specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)

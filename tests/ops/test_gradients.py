@@ -19,7 +19,7 @@ from jax.test_util import check_vjp
 from onnx2jax import compat
 from onnx2jax.ops import registry
 from tests.support.drawing import types_of
-from tests.support.helpers import AS_USERS, run_op
+from tests.support.helpers import run_op
 from tests.tables.operators import Row, rows
 
 RNG = np.random.default_rng(7)
@@ -182,7 +182,7 @@ COMPILED = {
     *("Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "DeformConv", "GRU", "GlobalLpPool", "GridSample"),
     *("LRN", "LSTM", "LinearAttention", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "RNN", "Resize"),
 }
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0, **AS_USERS})
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @pytest.mark.parametrize(("name", "inputs", "attributes"), TABLE, ids=[f"{row[0]}-{i}" for i, row in enumerate(TABLE)])

@@ -11,7 +11,7 @@ import numpy as np
 
 from onnx2jax import compat
 from onnx2jax.ops.arrays import is_traced
-from tests.support.helpers import AS_USERS, run_op
+from tests.support.helpers import run_op
 
 
 def as_jax(value: Any) -> Any:
@@ -33,7 +33,7 @@ def in_both_hands(call: Callable[[list[Any]], Any], inputs: Sequence[Any], trace
         return {branch: result for branch, result in results.items() if branch not in folded}
 
     with compat.enable_x64():
-        results = jax.jit(together, compiler_options=AS_USERS)(free)
+        results = jax.jit(together)(free)
     results |= folded
     return results["known"], results["traced"]
 

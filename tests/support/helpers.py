@@ -25,8 +25,6 @@ from onnx2jax.runtime.optimize.executable import Weights
 
 ON_PURPOSE = (OnnxError, ValueError, NotImplementedError, TypeError, OverflowError, MemoryError)
 """What operators raise to refuse operands, and what NumPy and JAX raise."""
-AS_USERS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
-"""Options of the compiler where an operator's numbers are the fact: the kernels of users, not those of conftest.py."""
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
 
@@ -84,7 +82,7 @@ def compiled(call: Callable[[dict[str, Any]], Any], values: Mapping[str, Any], t
         return results
 
     program = jax.jit(run).trace(free)
-    return folded[0] if folded else program.lower().compile(AS_USERS)(free)
+    return folded[0] if folded else program.lower().compile()(free)
 
 
 def check_gradients(name: str, inputs: Sequence[Any], free: Mapping[int, np.ndarray], **how: Any) -> None:
