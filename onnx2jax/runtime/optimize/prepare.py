@@ -150,8 +150,9 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
     outputs = [renamed(v, names) for v in jaxpr.outvars]
     handed, back = _frontier(late, outputs, known, roots)
     rest = [v for v, is_weight in zip(jaxpr.invars, weights, strict=True) if not is_weight]
+    left = [v for v in constants if v not in {*handed}]
     main = jaxpr.replace(
-        constvars=[v for v in constants if v not in {*handed}],
+        constvars=left,
         invars=[*handed, *rest],
         eqns=[*(e for e in early if id(e) in back), *late],
         outvars=outputs,
@@ -166,7 +167,7 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
         {place: numbers[v] for place, v in given.items()},
         {number: (_once(value, aval.dtype), aval.shape) for number, (aval, value) in held.items()},
         results,
-        ClosedJaxpr(main, [constants[v] for v in main.constvars]),
+        ClosedJaxpr(main, [constants[v] for v in left]),  # jax 0.12 has no constvars without values
     )
 
 
