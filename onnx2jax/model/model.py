@@ -352,7 +352,10 @@ class Model(Frozen, Views, Exports):
             program = plain if graph is self.graph else program_of(graph, self.settings, self.placement)
             return self._outputs(program, values, None, narrow)
 
-        if buckets.prove(self.graph, run, values, padded, results, extents):
+        def call(padded: dict[str, Any]) -> tuple[Any, ...]:
+            return buckets.cut(self.outputs, self._outputs(self._program, padded, None, narrow), extents)
+
+        if buckets.prove(self.graph, run, call, values, padded, results, extents):
             self._unpadded[names] = None
 
     @cached_property

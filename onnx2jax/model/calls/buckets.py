@@ -1,7 +1,8 @@
 """Buckets: inputs padded to a few sizes, so that few shapes are compiled, and outputs cut back.
 
 That is right only where a mask covers what is padded, which nothing in a file says. So the first call in which a
-variable is padded runs without padding too, and a difference is an error.
+variable is padded runs without padding too, and a difference is an error. So it does with other signs: the largest of
+numbers above zero is the same with zeros among them.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping
 def prove(
     graph: Graph,
     run: Callable[[Graph, dict[str, Any]], Sequence[Any]],
+    call: Callable[[dict[str, Any]], Sequence[Any]],
     values: dict[str, Any],
     padded: dict[str, Any],
     results: Sequence[Any],
@@ -95,6 +97,7 @@ def prove(
     Args:
         graph: the model's.
         run: gives the outputs of a graph for its inputs.
+        call: gives the outputs of the model for inputs that are padded, cut.
         values: the call's inputs.
         padded: they as ``pad`` gave them.
         results: the outputs for these, cut.
@@ -103,8 +106,26 @@ def prove(
     Raises:
         BucketError: padding changes an output.
     """
+    _refuse_differences(graph, run, values, padded, results, run(graph, values), extents)
+    read = [v.name for v in graph.inputs if v.name in values and set(v.shape or ()) & set(extents)]
+    given = {n: np.asarray(to_host(values[n])) for n in read}
+    if not any((v != v.flat[0]).any() for v in given.values() if v.size):
+        return False
+    turned = {n for n, v in given.items() if jnp.issubdtype(v.dtype, jnp.floating) and not np.isin(v, (0, 1)).all()}
+    if turned:  # what is 0 and 1 throughout may be a mask
+        values, padded = ({n: -v if n in turned else v for n, v in some.items()} for some in (values, padded))
+        wanted = run(graph, values)
+        if all(map(_is_finite, wanted)):
+            _refuse_differences(graph, run, values, padded, call(padded), wanted, extents)
+    return True
+
+
+def _refuse_differences(
+    graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, Any], results: Sequence[Any],
+    wanted: Sequence[Any], extents: Mapping[str, int],
+) -> None:  # fmt: skip
     names = _quoted(extents)
-    for output, ours, want in zip(graph.outputs, results, run(graph, values), strict=True):
+    for output, ours, want in zip(graph.outputs, results, wanted, strict=True):
         if not alike(ours, want):
             node = _culprit(graph, run, values, padded, output.name)
             raise BucketError(
@@ -112,9 +133,11 @@ def prove(
                 f"{f'The difference begins at {node}. ' if node else ''}Padding is right only where the model masks "
                 f"it, and cut off only where an output declares the variable: leave {names} out of bucket="
             )
-    read = (v.name for v in graph.inputs if v.name in values and set(v.shape or ()) & set(extents))
-    given = (np.asarray(to_host(values[n])) for n in read)
-    return any((v != v.flat[0]).any() for v in given if v.size)
+
+
+def _is_finite(result: Any) -> bool:
+    arrays = (np.asarray(to_host(v)) for v in jax.tree.leaves(result))
+    return all(bool(np.isfinite(v).all()) for v in arrays if jnp.issubdtype(v.dtype, jnp.inexact))
 
 
 def _quoted(extents: Mapping[str, int]) -> str:

@@ -102,6 +102,22 @@ def test_what_mixes_padding_into_the_rest_is_refused(proto: onnx.ModelProto, sai
         m(np.abs(real(2, 5, 4)))
 
 
+@pytest.mark.parametrize("turned", [1, -1])
+@pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin", "ArgMax", "GlobalMaxPool"])
+def test_the_largest_of_numbers_above_zero_proves_nothing_about_others(op_type: str, turned: int) -> None:
+    """With zeros behind them it is the same, and of numbers below zero it is not."""
+    dtype = np.int64 if op_type == "ArgMax" else F
+    how: dict[str, Any] = {} if op_type == "GlobalMaxPool" else {"keepdims": 0}
+    how |= {"axis": 2} if op_type == "ArgMax" else {}
+    proto = model(
+        [node(op_type, "x axes" if op_type.startswith("Reduce") else "x", **how)],
+        [value("x", F, ["b", 2, "n"])], [value("y", dtype, None)], {"axes": np.array([2])},
+    )  # fmt: skip
+    m = onnx2jax.convert(proto, bucket={"n": [8]})
+    with pytest.raises(BucketError, match=f"'{op_type.lower()}'"):
+        m(turned * (np.abs(real(1, 2, 5)) + 1))
+
+
 def attention(masked: bool) -> onnx.ModelProto:
     bias = [node("Log", "mask", output="m"), node("Unsqueeze", "m one", output="bias")]
     nodes = [
