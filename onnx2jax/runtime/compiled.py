@@ -78,7 +78,8 @@ class Compiled:
             narrow: a caller transforms the model in 32-bit mode.
             on_host: NumPy's arrays will do.
         """
-        weights = params if isinstance(params, Weights) and self.settings.optimize and not narrow else None
+        optimizes = self.settings.optimize and not narrow and not compat.watches()  # which says where a NaN is from
+        weights = params if isinstance(params, Weights) and optimizes else None
         kind = None if weights is None or rng is not None or not on_host else self._kind(scope, fixed)
         straight = None if weights is None or kind is None else weights.straight.get((self, kind))
         if straight is not None and compat.context_mesh().empty:
@@ -121,7 +122,7 @@ class Compiled:
 
         ``on_host``: the caller wants NumPy arrays.
         """
-        if self.by_value or not isinstance(params, Weights) or not params.on_one_cpu:
+        if self.by_value or not isinstance(params, Weights) or not params.on_one_cpu or compat.watches():
             return None
         pinned, rest = self._divided(scope, fixed)
         leaves, structure = jax.tree.flatten((rest, None))

@@ -132,7 +132,7 @@ class Executable:
             traced = jitted.trace(key, *args)
             self._split = self._as_split(traced)
             assert self._split.main is not None
-            if not portable and not compat.watches():
+            if not portable:
                 self._small = small(self._split.main, len(self._split.handed))
             kept = Kept(jax.tree.map(lambda _: 0, traced.out_info), replace(self._split, main=None), None)
         assert kept.prepared is not None

@@ -322,6 +322,16 @@ def test_nans_are_found() -> None:
     assert np.isnan(m(X[0] * 0 - 1)).all()
 
 
+def test_nans_are_found_in_a_first_call_too() -> None:
+    with jax.debug_nans(True):
+        for call in (lambda m: m(X[0] * 0 - 1), lambda m: m.run(None, {"x": X[0] * 0 - 1})):
+            m = onnx2jax.convert(one_node("Log", {"x": (np.float32, ["n"])}))
+            for _ in range(2):
+                with pytest.raises(FloatingPointError, match="nan"):
+                    call(m)
+            assert m.run(None, {"x": X[0] * 0 + 1})[0].tolist() == [0] * len(X[0])
+
+
 def test_without_jit() -> None:
     m = onnx2jax.convert(one_node("Identity", {"x": (np.int64, ["n"])}))
     x = np.array([2**40])
