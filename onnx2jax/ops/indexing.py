@@ -53,7 +53,7 @@ def slice_(data, starts: Static, ends: Static, axes: Static = None, steps: Stati
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ValueError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} must have one length")
     bounds = {a: _bounds(data.shape[a], *b) for a, *b in zip(axes, starts, ends, steps, strict=True)}
-    if type(data) is not np.ndarray:
+    if type(data) is not np.ndarray or not all(type(e) is int for b in bounds.values() for e in b):
         plain = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
         if plain and not is_known(data):
             return _lax_slice(data, bounds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,10 +224,10 @@ def test_writing_into_results_changes_no_later_ones() -> None:
         { y = Neg(x)  c = Constant<value_floats=[1.0, 2.0, 3.0]>()  s = Shape(x) }"""
     )
     m = onnx2jax.convert(proto)
-    for _ in range(2):  # the first call, and one of a kind that is known
+    for _ in range(3):  # the first call, and those of a kind that is known
         for result, expected in zip(m.run(None, {"x": X[0]}), ([-1] * 4, [1, 2, 3], [4]), strict=True):
             np.testing.assert_array_equal(result, expected)
-            with pytest.raises(ValueError, match="read-only"):
+            with suppress(ValueError):  # read-only arrays cannot be written into
                 result += 1
 
 

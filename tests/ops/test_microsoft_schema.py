@@ -36,6 +36,7 @@ YOUNG = {
 KINDS = {"FLOAT": float, "INT": int, "STRING": str, "FLOATS": tuple, "INTS": tuple, "STRINGS": tuple}
 FILTERED = ["Attention", "MultiHeadAttention", "QAttention", "DecoderAttention", "DecoderMaskedMultiHeadAttention"]
 FILTERED += ["DecoderMaskedSelfAttention", "PackedMultiHeadAttention"]
+SPECIAL = ["translate", "no_speech", "transcribe", "start_of_lm", "no_timestamps", "beginning_timestamp"]
 TEXT_ALONE = {
     ("DequantizeLinear", "axis"): 1,
     ("QuantizeLinear", "axis"): 1,
@@ -43,8 +44,9 @@ TEXT_ALONE = {
     **{(name, "mask_filter_value"): -10000.0 for name in FILTERED},
     ("MRotaryEmbedding", "scale"): 1.0,
     ("PagedAttention", "qk_norm_epsilon"): 1e-6,
+    **{("WhisperBeamSearch", f"{name}_token_id"): -1 for name in SPECIAL},
 }
-"""Defaults that stand in the text of the schema only; all others there are 0, empty, or none."""
+"""Defaults that only the text of the schema or the kernel says; all others there are 0, empty, or none."""
 
 
 def test_only_young_operators_have_no_schema_here() -> None:

@@ -253,7 +253,8 @@ def _narrow(equations: Sequence[Any], outputs: Sequence[Any], same: set[Any]) ->
 
     def broadcasts(equation: Any) -> Iterator[bool]:
         for reader in readers[equation.outvars[0]]:
-            full = [v for v in reader.invars if v not in narrow and v is not equation.outvars[0]]
+            others = (v for v in reader.invars if v is not equation.outvars[0])
+            full = [v for v in others if isinstance(v, Literal) or v not in narrow]
             shape = reader.outvars[0].aval.shape
             yield reader.primitive.name in {*ELEMENTWISE, "select_n"} and any(v.aval.shape == shape for v in full)
 
