@@ -86,6 +86,15 @@ READY: Final = (
     "code: 2.3). From the cache most of the time is reading weights and preparing them."
 )
 
+_TRANSFORMERS: Final = (
+    "The time is that of XLA's products, 94 % of a decoder's step for one row and 98 % for eight: by hand it takes as "
+    "long. One row reads weights at 15 to 17 GB/s with one core, in onnxruntime at 19 to 21, which shares them "
+    "between two. Eight rows by 768 x 2688 reach 32 GFLOP/s in one core (XLA's kernel takes 5 and then 3), "
+    "onnxruntime 58. Tried there: oneDNN 31, weights transposed 21 to 24, loops over the rows of the weights 3 to 13, "
+    "weights in panels of 64 columns 38 (52 by 768 x 32000), which would lie in memory beside those that prompts are "
+    "multiplied by."
+)
+
 _HALVES: Final = (
     "Maxima of float16 are taken in float32 (kept: 0.81 of the processor time, the same numbers). Tried on the first "
     "pool with its convolution's bias: values kept in float32 from one convolution to the next 0.3 ms rather than 3.4, "
@@ -114,6 +123,7 @@ NOTES: Final[dict[str, str]] = {
     "networks/unet*": _CONVOLUTIONS,
     "networks/mobilenet_v2*": f"{_CONVOLUTIONS} {_NARROW}",
     "networks/efficientnet*": f"{_CONVOLUTIONS} {_NARROW}",
+    **dict.fromkeys(("networks/vit*", "networks/bert*", "networks/gpt2*"), _TRANSFORMERS),
     "networks/lstm*": _RECURRENT,
     "networks/gru*": _RECURRENT,
     "networks/int8*": _INTEGERS,
