@@ -143,8 +143,11 @@ def load_compiled(dumped: Any, device: Any = None) -> Any:
 def synchronous_device() -> Any:
     """A CPU whose programs run in the thread that calls them; None where this jaxlib makes none.
 
-    Those of ``jax.devices()`` hand programs of more than 1000 operations to a thread of XLA's.
+    Those of ``jax.devices()`` hand programs of more than 1000 operations to a thread of XLA's. JAX 0.10.0 writes an
+    error to the terminal, wrongly, for each program that is loaded there.
     """
+    if jax.__version_info__ < (0, 10, 2):
+        return None
     try:
         client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
         return client.devices()[0]

@@ -20,6 +20,7 @@ from onnx2jax.runtime.optimize import synchronous as room
 from onnx2jax.runtime.optimize.executable import Executable
 from tests.support.models import mlp, mlp_reference, model, one_node, value
 
+pytestmark = pytest.mark.skipif(compat.synchronous_device() is None, reason="no such CPU in this jaxlib")
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
 
