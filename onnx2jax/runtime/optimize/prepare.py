@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -130,15 +130,8 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
     known: dict[Any, Any] = dict.fromkeys((*given.values(), *constants))  # variable -> equation that makes it
     early, late = [], []
     names: dict[Any, Any] = {}
-
-    def is_known(variable: Any) -> bool:
-        return variable in known or variable in constants
-
-    def opens(operands: Sequence[Any]) -> bool:
-        return any(map(is_known, operands))
-
-    for equation in inlined(jaxpr.eqns, names, constants, opens, for_the_cpu):
-        if is_computable(equation) and all(map(is_known, variables(equation.invars))):
+    for equation, is_early in decided(closed, given.values(), names, constants):
+        if is_early:
             early.append(equation)
             known.update(dict.fromkeys(equation.outvars, equation))
         else:
@@ -169,6 +162,31 @@ def split(closed: ClosedJaxpr, weights: Sequence[bool]) -> Prepared:
         results,
         ClosedJaxpr(main, [constants[v] for v in left]),  # jax 0.12 has no constvars without values
     )
+
+
+def decided(
+    closed: ClosedJaxpr, weights: Iterable[Any], names: dict[Any, Any], constants: dict[Any, Any]
+) -> Iterator[tuple[Any, bool]]:
+    """The equations, those of programs that read weights in their place, each with whether weights alone decide it.
+
+    Args:
+        closed: the program.
+        weights: those of its arguments that are.
+        names, constants: as ``inlined`` fills them; the program's own constants are there.
+    """
+    known = set(weights)
+
+    def is_known(variable: Any) -> bool:
+        return variable in known or variable in constants
+
+    def opens(operands: Sequence[Any]) -> bool:
+        return any(map(is_known, operands))
+
+    for equation in inlined(closed.jaxpr.eqns, names, constants, opens, for_the_cpu):
+        is_early = is_computable(equation) and all(map(is_known, variables(equation.invars)))
+        if is_early:
+            known.update(equation.outvars)
+        yield equation, is_early
 
 
 def _frontier(

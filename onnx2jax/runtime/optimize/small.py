@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jax.lax import GatherScatterMode
 
 from ..thresholds import AN_ARRAY, SMALL_PROGRAM
-from .inline import for_the_cpu, inlined, renamed
+from .inline import for_the_cpu, inlined, renamed, variables
 from .on_numpy import ELEMENTWISE, RULES, is_computable
 from .synchronous import Synchronous
 
@@ -61,7 +61,7 @@ def small(closed: ClosedJaxpr, handed: int) -> Small | None:
     for equation in equations:
         if not _is_known(equation):
             return None
-        if same.issuperset(v for v in equation.invars if not isinstance(v, Literal)):
+        if same.issuperset(variables(equation.invars)):
             same.update(equation.outvars)
         else:
             cost += _cost(equation)
@@ -141,11 +141,11 @@ class Small:
 
 def _needed(equations: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
     """Those that the outputs are computed from."""
-    wanted, needed = {v for v in outputs if not isinstance(v, Literal)}, list[Any]()
+    wanted, needed = set(variables(outputs)), list[Any]()
     for equation in reversed(equations):
         if wanted.intersection(equation.outvars):
             needed.append(equation)
-            wanted.update(v for v in equation.invars if not isinstance(v, Literal))
+            wanted.update(variables(equation.invars))
     return needed[::-1]
 
 
@@ -246,9 +246,8 @@ def _narrow(equations: Sequence[Any], outputs: Sequence[Any], same: set[Any]) ->
     """Results of broadcasting that need not be: all readers are elementwise, beside an operand that is as large."""
     readers: dict[Any, list[Any]] = {}
     for equation in equations:
-        for variable in equation.invars:
-            if not isinstance(variable, Literal):
-                readers.setdefault(variable, []).append(equation)
+        for variable in variables(equation.invars):
+            readers.setdefault(variable, []).append(equation)
     narrow: set[Any] = set()
 
     def broadcasts(equation: Any) -> Iterator[bool]:

@@ -41,8 +41,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ... import compat
-from .inline import for_the_cpu, inlined, renamed, variables, written
-from .on_numpy import is_computable
+from .inline import renamed, variables, written
+from .prepare import decided
 
 MANY_PRODUCTS: Final = 2**18
 """Smaller ones take as long by XLA's kernels: 64x64 by 64x64 takes 16 us either way, 16x64 by 64x64 20 us."""
@@ -66,15 +66,8 @@ def with_vnni(closed: ClosedJaxpr, weights: Sequence[bool] = ()) -> ClosedJaxpr:
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known = {v for v, is_weight in zip(jaxpr.invars, weights, strict=False) if is_weight}
     equations: list[Any] = []
-
-    def is_known(variable: Any) -> bool:
-        return variable in known or variable in constants
-
-    def opens(operands: Sequence[Any]) -> bool:
-        return any(map(is_known, operands))
-
-    for equation in inlined(jaxpr.eqns, names, constants, opens, for_the_cpu):
-        if is_computable(equation) and all(map(is_known, variables(equation.invars))):
+    for equation, is_early in decided(closed, known, names, constants):
+        if is_early:
             known.update(equation.outvars)
         if equation.primitive.name == "scan":
             *before, equation = _with_packed(equation, known, constants)
