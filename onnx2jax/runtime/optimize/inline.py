@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 CALLS: Final = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 """Primitives that stand for a program -> the parameter that holds it."""
@@ -41,12 +41,12 @@ def inlined(
         operands = [renamed(v, names) for v in equation.invars]
         inner, given = _inside(equation, operands, opens, branch)
         if inner is None:
-            results = [type(v)(v.aval) for v in equation.outvars]  # an inner program can come twice
+            results = [Var(v.aval) for v in equation.outvars]  # an inner program can come twice
             names.update(zip(equation.outvars, results, strict=True))
             source = equation.source_info.replace(name_stack=scope)
             yield equation.replace(invars=operands, outvars=results, source_info=source)
             continue
-        closed_over = [type(v)(v.aval) for v in inner.jaxpr.constvars]
+        closed_over = [Var(v.aval) for v in inner.jaxpr.constvars]
         constants.update(zip(closed_over, inner.consts, strict=True))
         places = (*inner.jaxpr.constvars, *inner.jaxpr.invars)
         within = dict(zip(places, (*closed_over, *given), strict=True))

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from ...ops.conv import Window
 from ...ops.quant import FEW_CHANNELS, MOST_SUMMANDS, integer_product, signed_conv
@@ -97,7 +97,7 @@ class _Program:
         parts = []
         for part in (x.integers, x.zero, x.scale):
             if part is not None and part.aval.shape:
-                moved = type(equation.outvars[0])(part.aval.update(shape=permuted(part.aval.shape, _order(equation))))
+                moved = Var(part.aval.update(shape=permuted(part.aval.shape, _order(equation))))
                 self.equations.append(equation.replace(invars=[part], outvars=[moved]))
                 if part in self.constants:
                     self._values[moved] = np.transpose(self.constants[part], _order(equation))

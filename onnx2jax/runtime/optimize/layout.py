@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 from jax.extend.core.primitives import transpose_p
 
 from ...ops.conv import Window
@@ -157,7 +157,7 @@ class Layout:
         old = self._at
         orders = orders or [plain(len(getattr(v.aval, "shape", ()))) for v in old.outvars]
         new = [
-            type(v)(v.aval.update(shape=permuted(v.aval.shape, order)) if order else v.aval)
+            Var(v.aval.update(shape=permuted(v.aval.shape, order)) if order else v.aval)
             for v, order in zip(old.outvars, orders, strict=True)
         ]
         self.equations.append(old.replace(invars=[*operands], outvars=new, params={**old.params, **changed}))
@@ -180,7 +180,7 @@ class Layout:
         return renamed(closed.jaxpr.outvars[0], names)
 
     def _transpose(self, form: Any, permutation: tuple[int, ...]) -> Any:
-        new = type(self._at.outvars[0])(form.aval.update(shape=permuted(form.aval.shape, permutation), weak_type=False))
+        new = Var(form.aval.update(shape=permuted(form.aval.shape, permutation), weak_type=False))
         self.equations.append(
             self._at.replace(
                 primitive=transpose_p, invars=[form], outvars=[new], params={"permutation": permutation}, effects=set()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Var
 from jax.extend.core.primitives import transpose_p
 
 from .inline import variables
@@ -59,7 +59,7 @@ def _is_served(equation: Any) -> bool:
 
 def _transposed(equation: Any) -> list[Any]:
     x, w = equation.invars
-    turned = type(equation.outvars[0])(w.aval.update(shape=w.aval.shape[::-1]))
+    turned = Var(w.aval.update(shape=w.aval.shape[::-1]))
     numbers = (((x.aval.ndim - 1,), (1,)), ((), ()))
     return [
         equation.replace(primitive=transpose_p, invars=[w], outvars=[turned], params={"permutation": (1, 0)}),

@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from ... import compat
 from .inline import renamed, variables, written
@@ -96,7 +96,7 @@ def _with_packed(scan: Any, known: Collection[Any], constants: dict[Any, Any]) -
         if rows * w.aval.size < MANY_PRODUCTS or not _packs(rows, *w.aval.shape):
             continue
         aval = w.aval.update(shape=(w.aval.size + 4 * columns,))
-        outside[place], inside[place] = type(inner)(aval), type(inner)(aval)
+        outside[place], inside[place] = Var(aval), Var(aval)
         before += written(packed, scan.replace(outvars=[outside[place]]), [w], constants)
         kernel = functools.partial(product, columns=columns)
         made = written(kernel, equation, [equation.invars[0], inside[place]], constants)
