@@ -29,7 +29,7 @@ STOREYS: Final = (
     ("ground", ("errors", "compat")),
 )
 """Rooms, top down. A module imports from its own room and from storeys below; tests/test_architecture.py sees to it."""
-MOST_LINES_PER_OPERATOR: Final = 17.8
+MOST_LINES_PER_OPERATOR: Final = 17.9
 """The ratchet. Operators of language models, with caches in their semantics, and forests laid out for walking have
 lifted it from 14.4."""
 

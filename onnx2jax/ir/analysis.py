@@ -18,6 +18,8 @@ from .graph import Graph, Node, ancestors
 
 SMALL: Final = 32
 """Tensors of 8 bits up to this many elements are shapes, axes, tables; larger ones are quantised weights."""
+LONG: Final = 4096
+"""Vectors of 8 bits up to this many elements are zero points; longer ones are matrices, as MatMulBnb4 stores them."""
 
 
 def needed(graph: Graph) -> set[str]:
@@ -83,6 +85,7 @@ def parameters(graph: Graph) -> dict[str, np.ndarray]:
 def _is_weight(value: np.ndarray) -> bool:
     if value.dtype == object:
         return False
-    # Vectors of 8-bit integers are zero points, which the compiler knows better: most are zero.
-    quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > SMALL and value.ndim > 1
+    # Vectors of 8-bit integers are zero points, which the compiler knows better: most are zero. Long ones are matrices.
+    most = SMALL if value.ndim > 1 else LONG
+    quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > most
     return bool(np.issubdtype(value.dtype, np.inexact)) or value.dtype.kind == "V" or quantised

@@ -78,8 +78,9 @@ def convert(
             axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
             number for each sample becomes a vector.
         weights: a floating type, "float32" or "bfloat16", in which weights that the file packs in 2, 4 or 8 bits
-            (MatMulNBits) are kept; packed as they are when left out, and unpacked on the way. "packed": matrices behind
-            DequantizeLinear stay packed, too, as MatMulNBits has them; otherwise they are unpacked once, to float.
+            (MatMulNBits, MatMulBnb4, MatMulBlockQuantizedFp4Weight and Fp8Weight) are kept; packed as they are when
+            left out, and unpacked on the way. "packed": matrices behind DequantizeLinear stay packed, too, as
+            MatMulNBits has them; otherwise they are unpacked once, to float.
         warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
         optimize: optimise what is compiled for a CPU: channels lie last, and what weights alone decide is computed
             once, not in every call. False leaves it as it was traced.

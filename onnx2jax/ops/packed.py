@@ -1,5 +1,7 @@
 """Products with weights of 2, 4 and 8 bits, which stay packed in memory: they are unpacked on the way.
 
+Their numbers are integers, or small floating ones that are looked up by the bits of their codes.
+
 A weight [out, in] comes as bytes [out, blocks, size], low bits first, with a scale for each block, and a zero point.
 Its bytes are turned to words of 32 bits, [words, blocks, out]: numbers for neighbouring outputs are neighbours, and a
 CPU takes several at a time. That depends on weights alone and is done once for a model (see
@@ -63,40 +65,67 @@ PANELS: Final = 1 << 18
 """Numbers that are unpacked to panels at a time."""
 
 
-def packed_product(x, packed, scales, zero_points, bits, spread=False):
+def integer(codes, dtype):
+    """Integers without sign as numbers of a floating type."""
+    return codes.astype(np.int32).astype(dtype)
+
+
+def float8(codes, dtype):
+    """Bytes of E4M3 as numbers of a wider type."""
+    return lax.bitcast_convert_type(codes.astype(np.uint8), jnp.float8_e4m3fn).astype(dtype)
+
+
+def looked_up(table):
+    """Codes of 4 bits as the numbers that a table has for them, without reading memory: the half of it by each bit."""
+
+    def values(codes, dtype):
+        rows = list(np.asarray(table, dtype))
+        for bit in range(4):
+            odd = (codes >> codes.dtype.type(bit)) & codes.dtype.type(1) != 0
+            rows = [jnp.where(odd, b, a) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        return rows[0]
+
+    return values
+
+
+def packed_product(x, packed, scales, zero_points, bits, spread=False, value=integer):
     """x times the transpose of a packed weight.
 
     Args:
         x: float[rows, in].
         packed: uint8[out, blocks, size].
-        scales: float[out, blocks].
-        zero_points: float or uint8[out, blocks]; None for the middle of the range.
+        scales: float[out, blocks], or as float8.
+        zero_points: float or uint8[out, blocks]; None for the middle of the range, or of what are no integers.
         bits: 2, 4 or 8.
         spread: whether the model lies on several devices; there, waiting for x would be an exchange.
+        value: the numbers that codes stand for, before their scale, in a floating type.
 
     Returns:
         [rows, out] of the type in which sums of x are kept: float32 for halves.
     """
     (out, blocks, size), per, work = packed.shape, 8 // bits, accumulator(x.dtype)
+    if 0 in (out, blocks, size):
+        return jnp.zeros((x.shape[0], out), work)
     x = jnp.pad(x, ((0, 0), (0, blocks * size * per - x.shape[1])))
     if size % 4 == 0:  # words of 32 bits
         packed = lax.bitcast_convert_type(jnp.asarray(packed).reshape(out, blocks, -1, 4), np.uint32)
     pieces = -(-out // max(1, LARGEST // max(1, x.shape[1])))
     width = out if pieces == 1 else -(-out // pieces // COLUMNS) * COLUMNS
-    results, rows_of = [], partial(_rows, spread=spread)
+    results, rows_of = [], partial(_rows, value=value, spread=spread)
     for start in range(0, out, width):
         some = slice(start, start + width)
         own = packed[some], scales[some], None if zero_points is None else zero_points[some]
         lanes, scale, zero = (None if v is None else jnp.asarray(v).transpose() for v in own)
-        scale = scale.astype(work)
-        zero = np.full((1, 1), 2 ** (bits - 1), work) if zero is None else zero.astype(work)
+        scale = (scale if scale.dtype.itemsize > 1 or spread else waiting(scale, x)).astype(work)
+        if value is integer:
+            zero = np.full((1, 1), 2 ** (bits - 1), work) if zero is None else zero.astype(work)
         inputs = x.reshape(-1, blocks, lanes.shape[0], size * per // lanes.shape[0]).transpose(0, 2, 3, 1)
         rows = inputs.shape[0]
         by = rows_of
         if isinstance(rows, int) and rows <= FEW:  # and no symbol of jax.export
-            by = partial(lax.platform_dependent, cpu=_row_by_row, default=rows_of)
+            by = partial(lax.platform_dependent, cpu=partial(_row_by_row, value=value), default=rows_of)
         elif isinstance(rows, int) and rows <= SOME and lanes.shape[2] % COLUMNS == 0 and not spread:
-            by = partial(lax.platform_dependent, cpu=_in_panels, default=rows_of)
+            by = partial(lax.platform_dependent, cpu=partial(_in_panels, value=value), default=rows_of)
         results.append(by(inputs, lanes, scale, zero))
     return jnp.concatenate(results, axis=1)
 
@@ -108,6 +137,11 @@ def _nothing(x):
     runtime/optimize/prepare.py), or XLA would unpack those of all products first: 471 MB for a decoder of 173.
     """
     return jnp.tanh(jnp.sum(wide(x.reshape(-1)[:1]))) > 2
+
+
+def waiting(a, x):
+    """An array of 8 bits, which no compiler knows before x."""
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(a, np.uint8) + _nothing(x).astype(np.uint8), a.dtype)
 
 
 def divided_product(x, weight, bits, shards):
@@ -128,15 +162,15 @@ def divided_product(x, weight, bits, shards):
     return jax.vmap(lambda x, w: packed_product(x, *w, bits, shards.spread))(inputs, own).sum(axis=0)
 
 
-def _row_by_row(x, lanes, scale, zero):
+def _row_by_row(x, lanes, scale, zero, value):
     """x [rows, words, per, blocks] by words [words, blocks, out]: [rows, out]."""
     x = wide(x)
     if len(x) == 1:
-        return _one_row(x[0], lanes, scale, zero)[None]
-    return lax.map(lambda row: _one_row(row, lanes, scale, zero), x)
+        return _one_row(x[0], lanes, scale, zero, value)[None]
+    return lax.map(lambda row: _one_row(row, lanes, scale, zero, value), x)
 
 
-def _one_row(x, lanes, scale, zero):
+def _one_row(x, lanes, scale, zero, value):
     """x [words, per, blocks] by words [words, blocks, out]: [out]."""
     per, kind = x.shape[1], lanes.dtype.type
     bits = 8 * lanes.dtype.itemsize // per
@@ -144,21 +178,23 @@ def _one_row(x, lanes, scale, zero):
     def add(total, word):  # numbers stacked here would be stored before they are used
         numbers, inputs = word
         each = ((numbers >> kind(k * bits)) & kind(2**bits - 1) for k in range(per))
-        return sum((v.astype(np.int32).astype(x.dtype) * inputs[k, :, None] for k, v in enumerate(each)), total), None
+        return sum((value(v, x.dtype) * inputs[k, :, None] for k, v in enumerate(each)), total), None
 
     total, _ = lax.scan(add, jnp.zeros(lanes.shape[1:], x.dtype), (lanes, x))
-    return jnp.sum((total - zero * jnp.sum(x, axis=(0, 1))[:, None]) * scale, axis=0)
+    total = total if zero is None else total - zero * jnp.sum(x, axis=(0, 1))[:, None]
+    return jnp.sum(total * scale, axis=0)
 
 
-def _unpacked(lanes, scale, zero, per, nothing=0):
+def _unpacked(lanes, scale, zero, per, value, nothing=0):
     """The weight [words, per, blocks, out] of words [words, blocks, out]."""
     bits, kind = 8 * lanes.dtype.itemsize // per, lanes.dtype.type
     shifts = np.arange(0, per * bits, bits, dtype=lanes.dtype)[:, None, None]
-    numbers = (lanes[:, None] >> (shifts + jnp.asarray(nothing, lanes.dtype))) & kind(2**bits - 1)
-    return (numbers.astype(np.int32).astype(scale.dtype) - zero) * scale
+    codes = (lanes[:, None] >> (shifts + jnp.asarray(nothing, lanes.dtype))) & kind(2**bits - 1)
+    numbers = value(codes, scale.dtype)
+    return (numbers if zero is None else numbers - zero) * scale
 
 
-def _in_panels(x, lanes, scale, zero):
+def _in_panels(x, lanes, scale, zero, value):
     """``_rows`` of some rows, a few panels of ``COLUMNS`` columns at a time."""
     rows, size, per, blocks = x.shape
     total, panels = size * per * blocks, lanes.shape[2] // COLUMNS
@@ -169,8 +205,8 @@ def _in_panels(x, lanes, scale, zero):
 
     def some(start):
         of = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=count * COLUMNS)
-        shift = zero if zero.shape[1] == 1 else of(zero, axis=1)
-        weight = _unpacked(of(lanes, axis=2), of(scale, axis=1), shift, per, nothing).astype(x.dtype)
+        shift = zero if zero is None or zero.shape[1] == 1 else of(zero, axis=1)
+        weight = _unpacked(of(lanes, axis=2), of(scale, axis=1), shift, per, value, nothing).astype(x.dtype)
         weight = weight.reshape(total, count, COLUMNS).transpose(1, 0, 2)
         return lax.dot_general(inputs, weight, (((2,), (1,)), ((0,), (0,))), preferred_element_type=scale.dtype)
 
@@ -178,13 +214,14 @@ def _in_panels(x, lanes, scale, zero):
     return y.transpose(2, 0, 1, 3).reshape(rows, -1)
 
 
-def _rows(x, lanes, scale, zero, spread):
+def _rows(x, lanes, scale, zero, value, spread):
     """x [rows, words, per, blocks] by words [words, blocks, out]: [rows, out]."""
     rows, size, per, blocks = x.shape
     inputs = x.reshape(rows, size * per * blocks)
 
     def some(of, nothing):
-        weight = _unpacked(lanes[:, :, of], scale[:, of], zero if zero.shape[1] == 1 else zero[:, of], per, nothing)
+        shift = zero if zero is None or zero.shape[1] == 1 else zero[:, of]
+        weight = _unpacked(lanes[:, :, of], scale[:, of], shift, per, value, nothing)
         return product(inputs, weight.reshape(size * per * blocks, -1).astype(x.dtype), scale.dtype)
 
     width, results = max(1, PIECE // max(1, size * blocks * per)), [x]

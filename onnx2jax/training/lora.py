@@ -35,10 +35,12 @@ from .checkpoint import ABOUT
 
 MICROSOFT: Final = "com.microsoft"
 PRODUCTS: Final = {("", "MatMul"), ("", "Gemm")} | {(MICROSOFT, n) for n in ("FusedMatMul", "TransposeMatMul")}
-PACKED: Final = {(MICROSOFT, "MatMulNBits"), (MICROSOFT, "MatMulBnb4")}
-"""Products with a weight [out, in] packed in blocks, whose extents are the attributes K and N."""
+CODES: Final = {(MICROSOFT, "MatMulBlockQuantizedFp4Weight"): 2, (MICROSOFT, "MatMulBlockQuantizedFp8Weight"): 1}
+"""Products with a weight [out, in] of small floating numbers in blocks, and how many of them are in a byte."""
+PACKED: Final = {(MICROSOFT, "MatMulNBits"), (MICROSOFT, "MatMulBnb4"), *CODES}
+"""Products with a weight [out, in] packed in blocks, whose extents are the attributes K and N, or those in bytes."""
 QUANTIZERS: Final = {"DequantizeLinear", "QuantizeLinear"}
-BETWEEN: Final = QUANTIZERS | {"Cast", "Identity", "Transpose"}
+BETWEEN: Final = QUANTIZERS | {"Cast", "CastLike", "Identity", "Transpose"}
 """What may stand between a stored weight and its product."""
 BY_HAND: Final = {"Mul", "Sub"}
 """And where the weight is stored in integers: ``Mul(Sub(Cast(w), zero_point), scale)``."""
@@ -53,7 +55,7 @@ class LinearMap:
         between: the nodes between the stored weight and W.
         shape: the extents of W, [in, out].
         turned: whether it is stored as [out, in].
-        dtype: the element type of x and y.
+        dtype: the element type of x and y; None where no constant says it.
     """
 
     node: Node
@@ -61,7 +63,7 @@ class LinearMap:
     between: tuple[Node, ...]
     shape: tuple[int, int]
     turned: bool
-    dtype: np.dtype
+    dtype: np.dtype | None
     factor: float = 1.0
 
     @property
@@ -110,11 +112,13 @@ class Adapter:
             Step(name["add"], "Add", (name["base"], name["up"]), value),
         ]
         if self.dtype != self.map.dtype:
-            wide, narrow = ({"to": to_code(d)} for d in (self.dtype, self.map.dtype))
+            narrow = Step(name["delta"], "CastLike", (name["up"], name["base"]))
+            if self.map.dtype is not None:
+                narrow = Step(name["delta"], "Cast", (name["up"],), attributes={"to": to_code(self.map.dtype)})
             steps[0] = Step(name["down"], "MatMul", (name["x"], self.a))
             steps[3] = Step(name["add"], "Add", (name["base"], name["delta"]), value)
-            steps.insert(3, Step(name["delta"], "Cast", (name["up"],), attributes=narrow))
-            steps.insert(0, Step(name["x"], "Cast", (x,), attributes=wide))
+            steps.insert(3, narrow)
+            steps.insert(0, Step(name["x"], "Cast", (x,), attributes={"to": to_code(self.dtype)}))
         constants = {
             self.a: np.zeros((extent, self.rank), self.dtype),
             self.b: np.zeros((self.rank, out), self.dtype),
@@ -185,7 +189,7 @@ def linear_maps(graph: Graph) -> Iterator[LinearMap]:
         name, between = _stored(node.inputs[1], makers, constants)
         if name in constants:
             made = _packed(node, name, constants) if kind in PACKED else _product(node, name, between, constants)
-            if made is not None and jnp.issubdtype(made.dtype, jnp.floating):
+            if made is not None and (made.dtype is None or jnp.issubdtype(made.dtype, jnp.floating)):
                 yield made
 
 
@@ -212,7 +216,9 @@ def _is_integers(stored: np.ndarray) -> bool:
 
 
 def _packed(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> LinearMap | None:
-    scales = constants.get(node.inputs[2])
+    scales, weight = constants.get(node.inputs[2]), constants[name]
+    if (each := CODES.get((node.domain, node.op_type))) is not None:
+        return LinearMap(node, name, (), (weight.shape[1] * each, weight.shape[0]), True, None)
     shape = node.attributes["K"], node.attributes["N"]
     return (
         None
@@ -223,10 +229,12 @@ def _packed(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> Linea
 
 def _product(node: Node, name: str, between: list[Node], constants: Mapping[str, np.ndarray]) -> LinearMap | None:
     weight, turned, given = constants[name], False, node.attributes
-    dtype = weight.dtype
+    dtype: np.dtype | None = weight.dtype
     for step in reversed(between):
         if step.op_type == "Transpose":
             turned ^= tuple(step.attributes.get("perm", (1, 0))) == (1, 0)
+        elif step.op_type == "CastLike":
+            dtype = None
         elif step.op_type == "Cast":
             dtype = to_dtype(step.attributes["to"])
         elif step.op_type == "DequantizeLinear":

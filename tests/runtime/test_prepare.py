@@ -193,6 +193,7 @@ EXAMPLES: dict[str, list[Callable[[], Any]]] = {
     "reshape": [lambda: lax.reshape(F, (3, 2))],
     "rev": [lambda: lax.rev(F, (0, 1))],
     "select_n": [lambda: lax.select_n(B, N, -N)],
+    "shift_left": [lambda: lax.shift_left(U, np.array([[1, 4, 0]], np.uint8))],
     "shift_right_logical": [lambda: lax.shift_right_logical(U, np.array([[1, 4, 0]], np.uint8))],
     "slice": [lambda: lax.slice(F, (0, 1), (2, 3), (1, 2)), lambda: lax.slice(F, (1, 0), (2, 2))],
     "split": [lambda: lax.split(F, (1, 2), 1)],

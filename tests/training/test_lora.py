@@ -408,3 +408,31 @@ def test_no_gradient_is_kept_for_the_weights() -> None:
     state = tuned.init()
     assert set(state.params) == {"w.lora_A", "w.lora_B"}
     assert {jax.numpy.shape(v) for v in jax.tree.leaves(state.opt_state)} == {(), (K, 4), (4, N)}
+
+
+@pytest.mark.parametrize("dtype", [F, H])
+@pytest.mark.parametrize("kind", ["Fp4", "Fp8"])
+def test_beside_weights_of_small_floating_numbers(kind: str, dtype: Any, tmp_path: Path) -> None:
+    """Their bytes stay, and no constant of theirs says which type x has."""
+    x, y = ("x", "y") if dtype == F else ("h", "m")
+    fp4 = {"w": RNG.integers(0, 256, (N, K // 2), np.uint8), "s": np.full((N, 2), 0x30, np.uint8), "g": F([0.2])}
+    fp8 = {"w": W.T.astype(ml_dtypes.float8_e4m3fn), "s": SCALES}
+    weights = fp4 if kind == "Fp4" else fp8
+    op = f"MatMulBlockQuantized{kind}Weight"
+    nodes = [node(op, " ".join([x, *weights]), y, domain=MS["domain"], block_size=16)]
+    if dtype == H:
+        nodes = [node("Cast", "x", "h", to=10), *nodes, helper.make_node("Cast", ["m"], ["y"], to=1)]
+    proto = file(nodes, weights)
+    base, tuned = onnx2jax.convert(proto), tuning(proto)
+    state, losses = after(tuned)
+    assert losses[-1] < losses[0]
+    learnt = tuned.to_model(state)
+    a, b = (np.asarray(state.params[f"w.lora_{which}"]) for which in "AB")
+    tolerance = 1e-5 if dtype == F else 2e-2
+    want = np.asarray(base(X)) + X @ a @ b
+    np.testing.assert_allclose(learnt(X), want, rtol=0, atol=tolerance * np.abs(want).max())
+    assert {n: learnt.params[n].tobytes() for n in base.params} == {n: v.tobytes() for n, v in base.params.items()}
+    path = onnx2jax.save(learnt, tmp_path / "learnt.onnx")
+    np.testing.assert_array_equal(onnx2jax.convert(path)(X), learnt(X))
+    unpacked = onnx2jax.finetune(onnx2jax.convert(proto, weights="float32"), squares, optax.adam(0.05), lora=4)
+    np.testing.assert_allclose(after(unpacked)[1], losses, rtol=1e-3 if dtype == F else 5e-2)

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from ...errors import InputTypeError
 from ...ir.graph import Graph, Imported, Node
 from ...ops import registry
 from ...ops.microsoft.quant import unpack, unpacked
+from ...ops.microsoft.weights import E2M1, dequantized_bnb4
 from ...proto.dtypes import to_code
 from ...proto.mapped import load
 
-PACKED: Final = ("com.microsoft", "MatMulNBits")
+MICROSOFT: Final = "com.microsoft"
 OPSET: Final = 21
 """Of the operators that stand in its place."""
 
 
 def with_weights(imported: Imported, dtype: Any) -> Imported:
-    """The model with MatMul by floating weights where its main graph has MatMulNBits by constant ones.
+    """The model with MatMul by floating weights where its main graph has products by packed constant ones.
 
-    It takes eight times the memory of 4 bits, and is faster where many rows are multiplied at a time. The weights have
-    the names of the packed ones.
+    That takes eight times the memory of 4 bits, and is faster where many rows are multiplied at a time. The weights
+    have the names of the packed ones.
 
     Args:
         imported: the model.
@@ -49,51 +51,119 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
         if packed is None:
             nodes.append(node)
             continue
-        initializers[node.inputs[1]] = _weight(node, packed).astype(kind)
-        nodes += _product(node, kind, graph.initializers[node.inputs[2]].dtype)
+        weight = PRODUCTS[node.op_type].weight(node, packed)
+        initializers[node.inputs[1]] = np.ascontiguousarray(weight.T).astype(kind)
+        nodes += _product(graph, node, kind)
     gone = {n for node in graph.nodes for n in node.reads} - {n for node in nodes for n in node.reads}
     gone -= {v.name for v in graph.outputs}
     initializers = {n: v for n, v in initializers.items() if n not in gone}
     return replace(imported, graph=replace(graph, nodes=tuple(nodes), initializers=initializers))
 
 
-def _operands(graph: Graph, node: Node) -> Sequence[np.ndarray | None] | None:
-    """Weight, scales and zero points of a product whose weight nothing else reads; None where it is another."""
-    if (node.domain, node.op_type) != PACKED or (len(node.inputs) > 4 and node.inputs[4]):
+def _operands(graph: Graph, node: Node) -> Sequence[Any] | None:
+    """What the weight of a product is made of, where nothing else reads that; None where it is another."""
+    product = PRODUCTS.get(node.op_type)
+    if node.domain != MICROSOFT or product is None or _input(node, product.order):
         return None
-    names = (*node.inputs, "")[1:4]
+    names = [_input(node, place) for place in product.made_of]
     readers = [n for n in graph.nodes if names[0] in n.reads]
     if any(n and n not in graph.initializers for n in names) or len(readers) > 1:
         return None
     return [load(graph.initializers[n]) if n else None for n in names]
 
 
-def _weight(node: Node, operands: Sequence[np.ndarray | None]) -> np.ndarray:
-    """The weight [K, N]."""
+def _input(node: Node, place: int | None) -> str:
+    """The name of an input; empty where there is none."""
+    return "" if place is None or place >= len(node.inputs) else node.inputs[place]
+
+
+def _of_integers(node: Node, operands: Sequence[Any]) -> np.ndarray:
+    """The weight [N, K] of MatMulNBits."""
     rows, columns, bits = (int(node.attributes.get(n, 4)) for n in ("N", "K", "bits"))
     blocks = -(-columns // int(node.attributes["block_size"]))
     packed, scales, zeros = operands
-    assert packed is not None and scales is not None
     numbers = unpack(packed.reshape(rows, blocks, -1), bits).astype(np.float32)
     shift = unpacked(zeros, (rows, blocks), bits).astype(np.float32)[..., None]
-    weight = (numbers - shift) * scales.reshape(rows, blocks, 1).astype(np.float32)
-    return np.ascontiguousarray(weight.reshape(rows, -1)[:, :columns].T)
+    weight: np.ndarray = (numbers - shift) * scales.reshape(rows, blocks, 1).astype(np.float32)
+    return weight.reshape(rows, -1)[:, :columns]
 
 
-def _product(node: Node, kept: np.dtype[Any], used: np.dtype[Any]) -> list[Node]:
-    """MatMul by a weight ``used`` in this type, behind Cast where it is ``kept`` in another; Add where there is a bias.
+def _of_bnb4(node: Node, operands: Sequence[Any]) -> np.ndarray:
+    sizes = (int(node.attributes[n]) for n in ("N", "K", "block_size", "quant_type"))
+    weight: np.ndarray = dequantized_bnb4(*operands, *sizes)
+    return weight if node.attributes.get("transB", 1) else weight.T
 
-    MatMulNBits has its scales in the type of what it multiplies.
+
+def _of_e2m1(node: Node, operands: Sequence[Any]) -> np.ndarray:
+    packed, scales, scale = operands
+    scales = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scale.reshape(())
+    return _scaled(E2M1[unpack(packed, 4)], scales, node.attributes.get("block_size", 16))
+
+
+def _of_e4m3(node: Node, operands: Sequence[Any]) -> np.ndarray:
+    packed, scales = operands
+    return _scaled(packed.astype(np.float32), scales, node.attributes.get("block_size", 128))
+
+
+def _scaled(numbers: np.ndarray, scales: np.ndarray, block_size: int) -> np.ndarray:
+    weight: np.ndarray = numbers * np.repeat(scales, block_size, axis=1)[:, : numbers.shape[1]]
+    return weight
+
+
+@dataclass(frozen=True)
+class _Product:
+    """An operator that multiplies by a packed weight.
+
+    Attributes:
+        weight: the weight [out, in] of a node and its constants.
+        made_of: the places of those, the packed weight first.
+        typed: the place of a constant that has the type of A, where there is one.
+        bias, rounding, order: the places of a bias, of the scale by which A is rounded to E4M3, and of what is left as
+            it is: columns in another order.
     """
-    bias = node.inputs[5] if len(node.inputs) > 5 else ""
-    weight, out = node.inputs[1], node.outputs[0]
-    own = f"{node.name}/{weight}"
-    cast = weight if kept == used else own
-    steps: list[tuple[str, tuple[str, ...], str, dict[str, Any]]]
-    steps = [] if cast == weight else [("Cast", (weight,), own, {"to": to_code(used)})]
-    steps += [("MatMul", (node.inputs[0], cast), f"{own}/product" if bias else out, {})]
-    steps += [("Add", (f"{own}/product", bias), out, {})] if bias else []
+
+    weight: Callable[[Node, Sequence[Any]], np.ndarray]
+    made_of: tuple[int, ...]
+    typed: int | None = None
+    bias: int | None = None
+    rounding: int | None = None
+    order: int | None = None
+
+
+PRODUCTS: Final = {
+    "MatMulNBits": _Product(_of_integers, (1, 2, 3), typed=2, bias=5, order=4),
+    "MatMulBnb4": _Product(_of_bnb4, (1, 2), typed=2),
+    "MatMulBlockQuantizedFp4Weight": _Product(_of_e2m1, (1, 2, 3), bias=5),
+    "MatMulBlockQuantizedFp8Weight": _Product(_of_e4m3, (1, 2), bias=4, rounding=3),
+}
+
+
+def _product(graph: Graph, node: Node, kept: np.dtype[Any]) -> list[Node]:
+    """MatMul by a weight ``kept`` in a type and used in that of A; Add where there is a bias."""
+    product, A, weight = PRODUCTS[node.op_type], node.inputs[0], node.inputs[1]
+    bias, rounding = _input(node, product.bias), _input(node, product.rounding)
+    steps: list[tuple[str, tuple[str, ...], dict[str, Any]]] = []
+
+    def step(op_type: str, *inputs: str, **attributes: Any) -> str:
+        steps.append((op_type, inputs, attributes))
+        return f"{node.name}/{weight}/{len(steps)}"
+
+    def cast(name: str, dtype: Any) -> str:
+        return step("Cast", name, to=to_code(np.dtype(dtype)))
+
+    if rounding:  # in float32
+        x = step("Div", cast(A, np.float32), rounding)
+        x = step("Mul", cast(cast(x, ml_dtypes.float8_e4m3fn), np.float32), rounding)
+        y = step("CastLike", step("MatMul", x, cast(weight, np.float32)), A)
+    elif product.typed is None:
+        y = step("MatMul", A, step("CastLike", weight, A))
+    else:
+        used = graph.initializers[node.inputs[product.typed]].dtype
+        y = step("MatMul", A, weight if used == kept else cast(weight, used))
+    if bias:
+        step("Add", y, bias)
+    outputs = [f"{node.name}/{weight}/{i}" for i in range(1, len(steps))] + [node.outputs[0]]
     return [
         Node(node.name, op_type, "", OPSET, inputs, (output,), attributes, registry.resolve("", op_type, OPSET))
-        for op_type, inputs, output, attributes in steps
+        for (op_type, inputs, attributes), output in zip(steps, outputs, strict=True)
     ]

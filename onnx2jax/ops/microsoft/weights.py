@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax import lax
 
 from ...proto.dtypes import to_dtype
 from .. import quant
 from ..activation import swish
-from ..arrays import accumulator, check_shapes, wide
+from ..arrays import accumulator, check_shapes, wide, xp
 from ..attention import check_paired
 from ..cast import cast_to
 from ..linalg import gemm_wide, product
-from ..registry import MayBeEmpty, op, resolve, taking
+from ..packed import float8, looked_up, packed_product, waiting
+from ..registry import WHOLE, MayBeEmpty, op, resolve, taking
 from .fused import MICROSOFT, embed_layer_normalization, simplified_layer_normalization, skip_sum
 from .quant import Bits, matmul_nbits, unpack
 
@@ -28,12 +29,8 @@ _NF4 = [
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 ]  # fmt: skip
 CODES = np.stack([np.concatenate([_FP4, -_FP4]), np.array(_NF4, np.float32)])
-
-
-def blocked(values, scales, block_size):
-    """Rows of values times a scale for every ``block_size`` of them: [rows, size], [rows, blocks] -> [rows, size]."""
-    check_shapes({"blocks": -(-values.shape[1] // block_size)}, scales=(scales, "rows blocks"))
-    return values * jnp.repeat(scales, block_size, axis=1)[:, : values.shape[1]]
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+E2M1 = np.concatenate([_E2M1, -_E2M1])
 
 
 def linear(A, weight, bias):
@@ -43,36 +40,64 @@ def linear(A, weight, bias):
     return (y if bias is None else y + wide(bias)).astype(A.dtype)
 
 
+def packed_linear(A, packed, scales, bias, *, bits, block_size, value, shards, factor=1):
+    """A times the transpose of codes [N, bytes], a scale for every ``block_size`` of a row, and a factor for all."""
+    check_shapes({}, B=(packed, "N bytes"))
+    N, K = len(packed), packed.shape[1] * 8 // bits
+    blocks, x = -(-K // block_size), jnp.asarray(A).reshape(math.prod(A.shape[:-1]), A.shape[-1])
+    check_shapes({"N": N, "K": K, "blocks": blocks},
+        A=(x, "rows K"), scales=(scales, "N blocks"), bias=(bias, "N"))  # fmt: skip
+    if block_size * bits % 8:  # a block ends within a byte: one for each code
+        packed, bits = unpack(packed, bits), 8
+    packed = jnp.pad(packed, ((0, 0), (0, blocks * block_size * bits // 8 - packed.shape[1])))
+    packed = packed.reshape(N, blocks, block_size * bits // 8)
+    y = packed_product(x, packed, scales, None, bits, shards.spread, value) * factor
+    y = y if bias is None else y + wide(bias)
+    return y.reshape(*A.shape[:-1], N).astype(A.dtype)
+
+
+def dequantized_bnb4(B, absmax, N, K, block_size, quant_type):
+    """A weight [N, K] that bitsandbytes quantized: two codes a byte, the upper bits first; blocks go on over rows."""
+    codes = xp.stack([B.reshape(-1) >> 4, B.reshape(-1) & 15], axis=1).reshape(-1)[: N * K]
+    scales = xp.repeat(wide(absmax), block_size)[: N * K]
+    return (xp.take(CODES[quant_type], codes) * scales).reshape(N, K)
+
+
 @op("MatMulBnb4", domain=MICROSOFT, heavy=True)
-def matmul_bnb4(A, B, absmax, *, K, N, block_size, quant_type: Literal[0, 1], training_mode=0, transB=1):
+def matmul_bnb4(
+    A, B, absmax, *, K, N, block_size, quant_type: Literal[0, 1], training_mode=0, transB=1, shards=WHOLE
+):  # fmt: skip
     """A times a weight [N, K] (transposed by transB) that bitsandbytes quantized in blocks along its rows, joined."""
     del training_mode  # which kernel to take, not what it computes
     blocks = -(-N * K // block_size)
     check_shapes({"bytes": (N * K + 1) // 2, "blocks": blocks}, B=(B.reshape(-1), "bytes"), absmax=(absmax, "blocks"))
-    codes = jnp.stack([B.reshape(-1) >> 4, B.reshape(-1) & 15], axis=1).reshape(1, -1)[:, : N * K]
-    values = jnp.asarray(CODES[quant_type])[codes]
-    weight = blocked(values, wide(absmax)[None], block_size).reshape(N, K).astype(A.dtype)
+    if transB and K % block_size == block_size % 2 == 0:
+        packed, scales = (B << 4 | B >> 4).reshape(N, K // 2), absmax.reshape(N, K // block_size)
+        value = looked_up(CODES[quant_type])
+        return packed_linear(A, packed, scales, None, bits=4, block_size=block_size, value=value, shards=shards)
+    B = B if shards.spread else waiting(jnp.asarray(B), jnp.asarray(A))
+    weight = dequantized_bnb4(B, absmax, N, K, block_size, quant_type).astype(A.dtype)
     return linear(A, weight if transB else weight.T, None)
 
 
 @op("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, heavy=True)
-def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, *, block_size=16):
+def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, *, block_size=16, shards=WHOLE):
     """A times the transpose of a weight [N, K] in NVFP4: two E2M1 a byte, low nibble first, an E4M3 a block."""
     del input_scale  # the schema: of no effect on the product of floating activations
-    halves = unpack(B, 4)
-    magnitude = jnp.asarray(np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6]))[halves & 7]
-    scales = lax.bitcast_convert_type(jnp.asarray(weight_scale), jnp.dtype(ml_dtypes.float8_e4m3fn))
-    values = jnp.where(halves > 7, -magnitude, magnitude) * weight_scale_2.reshape(())
-    return linear(A, blocked(values, scales.astype(np.float32), block_size).astype(A.dtype), bias)
+    scales = lax.bitcast_convert_type(jnp.asarray(weight_scale), jnp.float8_e4m3fn)
+    options = {"bits": 4, "block_size": block_size, "value": looked_up(E2M1), "shards": shards}
+    return packed_linear(A, B, scales, bias, **options, factor=weight_scale_2.reshape(()))
 
 
 @op("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, heavy=True, limits="A beyond float8's range takes its end")
-def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128):
+def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128, shards=WHOLE):
     """A times the transpose of a weight [N, K] in E4M3 with a scale a block; a_scale rounds A to E4M3 as well."""
     x = wide(A)
     if a_scale is not None:
         x = cast_to(x / a_scale.reshape(()), B.dtype).astype(np.float32) * a_scale.reshape(())
-    return linear(x, blocked(B.astype(np.float32), b_scale, block_size), bias).astype(A.dtype)
+    packed = lax.bitcast_convert_type(jnp.asarray(B), np.uint8)
+    options = {"bits": 8, "block_size": block_size, "value": float8, "shards": shards}
+    return packed_linear(x, packed, b_scale, bias, **options).astype(A.dtype)
 
 
 def _normed(A, skip, norm_scale, epsilon, asked):

@@ -82,6 +82,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "reshape": lambda x, *, new_sizes, **_: np.reshape(x, new_sizes),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
     "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]),
+    "shift_left": _elementwise(np.left_shift),
     "shift_right_logical": _elementwise(np.right_shift),
     "slice": _slice,
     "split": _split,
@@ -112,7 +113,7 @@ def is_computable(equation: Any) -> bool:
             return new == bool or (new.itemsize > 1 if _is_floating(new) else not _is_floating(dtypes[0]))
         case "select_n":
             return len(equation.invars) == 3 and dtypes[0] == bool
-        case "shift_right_logical":
+        case "shift_left" | "shift_right_logical":
             return np.issubdtype(dtypes[0], np.unsignedinteger)
         case "reshape":
             return equation.params.get("dimensions") is None
