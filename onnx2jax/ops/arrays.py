@@ -122,7 +122,7 @@ def row_or_axis(x: Any, axis: Any) -> tuple[Any, int]:
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
     """Axes counted from the front, in the order given; raises ValueError for one named twice."""
-    result = tuple(axis_of(a, rank) for a in np.ravel(axes).tolist())
+    result = tuple([axis_of(a, rank) for a in dims(axes)])
     if len(set(result)) != len(result):
         raise ValueError(f"axes {tuple(np.ravel(axes).tolist())} name one axis of a rank-{rank} tensor twice")
     return result
@@ -161,7 +161,9 @@ def check_shapes(extents: dict[str, Any], **operands: tuple[Any, str]) -> None:
 
 def is_string(value: Any) -> bool:
     """True for a tensor of strings: an object array that holds text (symbolic dimensions are objects too)."""
-    return isinstance(value, np.ndarray) and value.dtype == object and all(isinstance(v, str) for v in value.flat)
+    if not isinstance(value, np.ndarray) or value.dtype != object:
+        return False
+    return all(issubclass(kind, str) for kind in set(map(type, value.ravel().tolist())))
 
 
 def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
@@ -170,12 +172,14 @@ def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
     JAX lowers argmax in the mode of the caller, where an int64 index may not exist: hence int32 in between.
     """
     if is_known(x):
-        return (np.argmin if least else np.argmax)(x, axis)
+        return x.argmin(axis) if least else x.argmax(axis)
     return (lax.argmin if least else lax.argmax)(x, axis, np.int32).astype(np.int64)
 
 
 def needs_known(value, why):
     """The value as NumPy; raises KnownValueError while it is traced, saying why that is not enough."""
+    if type(value) is np.ndarray:
+        return value
     if is_traced(value):
         raise KnownValueError(f"{why}: the value must be known before compiling; run the model outside jax.jit")
     return np.asarray(value)

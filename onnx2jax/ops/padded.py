@@ -63,7 +63,7 @@ def non_max_suppression(
     steps = min(limit, boxes.shape[1])
     if steps <= 0:
         return jnp.zeros((), np.int64), jnp.zeros((size, 3), np.int64)
-    threshold = 0 if iou_threshold is None else jnp.reshape(iou_threshold, ()).astype(boxes.dtype)
+    threshold = 0 if iou_threshold is None else jnp.maximum(jnp.reshape(iou_threshold, ()), 0).astype(boxes.dtype)
 
     def greedy(boxes, score):
         alive = jnp.full(score.shape, True) if score_threshold is None else score > jnp.reshape(score_threshold, ())

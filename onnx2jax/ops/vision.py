@@ -225,10 +225,9 @@ def corners(boxes, center_point_box):
 
 def overlap(a, b, threshold):
     """Whether what two boxes have in common is more than this share of what they cover together."""
-    sides = xp.minimum(a[2:4], b[2:4]) - xp.maximum(a[:2], b[:2])
+    sides = xp.maximum(xp.minimum(a[2:4], b[2:4]) - xp.maximum(a[:2], b[:2]), 0)
     common = sides[0] * sides[1]
-    union = a[4] + b[4] - common
-    return (sides[0] > 0) & (sides[1] > 0) & (union > 0) & (common / union > threshold)
+    return common / (a[4] + b[4] - common) > threshold  # of two without an area it is NaN, which is not more
 
 
 _BLOCK = 64
@@ -245,11 +244,11 @@ def _greedy(boxes, threshold, limit):
         block, alive = alive[:_BLOCK], alive[_BLOCK:]
         some, gone = boxes.take(block, 1), np.zeros(block.size, bool)
         hits = overlap(some[:, :, None], some[:, None], threshold) & _LATER[: block.size, : block.size]
-        for i in np.flatnonzero(hits.any(1)).tolist():
+        for i in hits.any(1).nonzero()[0].tolist():
             if not gone[i]:
                 gone |= hits[i]
-        kept = np.append(kept, block[~gone])
-        if kept.size < limit:
+        kept = np.concatenate([kept, block[~gone]])
+        if alive.size and kept.size < limit:
             alive = alive[~overlap(some[:, ~gone, None], boxes.take(alive, 1)[:, None], threshold).any(0)]
     return kept[:limit]
 
@@ -262,17 +261,20 @@ def non_max_suppression(
     """Greedy choice by score; a box goes when it overlaps a chosen one by more than the threshold."""
     check_shape("boxes", boxes, "images", "boxes", 4)
     check_shape("scores", scores, boxes.shape[0], "classes", boxes.shape[1])
-    limit, threshold = (0 if v is None or not v.size else v.item() for v in (max_output_boxes_per_class, iou_threshold))
+    limit, threshold = (
+        0 if v is None or not v.size else max(v.item(), 0) for v in (max_output_boxes_per_class, iou_threshold)
+    )
     boxes = corners(boxes, center_point_box)
     able = np.ones(scores.shape, bool)
     if score_threshold is not None and score_threshold.size:
         able = scores > score_threshold.item()
     chosen = [np.zeros((0, 3), np.int64)]
     for image, label in np.argwhere(able.any(2)).tolist():
-        order = np.flatnonzero(able[image, label])
-        order = order[np.argsort(-scores[image, label, order], kind="stable")]
-        kept = order[_greedy(boxes[:, image].take(order, 1), threshold, max(limit, 0))]
-        chosen.append(np.stack([np.full_like(kept, image), np.full_like(kept, label), kept], axis=1))
+        order = able[image, label].nonzero()[0]
+        order = order[(-scores[image, label].take(order)).argsort(kind="stable")]
+        kept = order.take(_greedy(boxes[:, image].take(order, 1), threshold, limit))
+        chosen.append(np.empty((kept.size, 3), np.int64))
+        chosen[-1][:, 0], chosen[-1][:, 1], chosen[-1][:, 2] = image, label, kept
     return np.concatenate(chosen)
 
 

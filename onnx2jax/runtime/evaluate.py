@@ -84,8 +84,8 @@ class Host(Protocol):
     def inner(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
         """The outputs of a graph inside a node, given its inputs and the scope around."""
 
-    def compiled(self, part: Closure) -> tuple[Any, ...]:
-        """The outputs of a part of the graph, run as one program."""
+    def part(self, graph: Graph, scope: Scope, rng: Any = None) -> tuple[Any, ...]:
+        """The outputs of a part of the graph, run as one program; it finds in the scope what it captures."""
 
     def trips(self, node: Node, around: Mapping[str, Any], rng: Any, trip: int, *what: Any, **attributes: Any) -> Any:
         """Many trips of a loop at a time, compiled; None where that fails."""
@@ -154,7 +154,7 @@ class Closure:
     def compiled(self) -> tuple[Any, ...]:
         """The graph's outputs, from one compiled program: only on the host."""
         assert self.context.host is not None
-        return self.context.host.compiled(self)
+        return self.context.host.part(self.graph, self.scope, self.context.rng)
 
 
 def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: Scope | None = None) -> tuple[Any, ...]:
@@ -205,8 +205,7 @@ def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
         if (error := explained(e, node, values, on_host)) is e:
             raise
         raise error from e
-    results = results if isinstance(results, tuple) else (results,)
-    results = _checked(node, values, [np.asarray(r) if isinstance(r, np.generic) else r for r in results])
+    results = checked(node, values, results)
     return results if place is None else place(node, node.outputs, results)
 
 
@@ -222,12 +221,13 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     if node.target.static and not all(type(v) is np.ndarray for v in values):
         values = [_known(node, node.target, i, v, context) for i, v in enumerate(values)]
     if node.target.fixtures:
-        attributes = {**_fixtures(node, node.target, scope, context), **attributes}
+        attributes = {**fixtures(node, node.target, scope, context), **attributes}
     return node.target.function(*values, **attributes)
 
 
-def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]:
+def checked(node: Node, values: Sequence[Any], returned: Any) -> list[Any]:
     """The results of a node, which are as many as it names, and arrays that can be."""
+    results = [np.asarray(r) if isinstance(r, np.generic) else r for r in _several(returned)]
     for result in results:
         if type(result) is np.ndarray and result.nbytes <= LARGEST_ARRAY:
             continue
@@ -238,6 +238,10 @@ def _checked(node: Node, values: Sequence[Any], results: list[Any]) -> list[Any]
             f"{node} names {len(node.outputs)} outputs, the operator gives {len(results)}", rule="ND-08"
         )
     return results
+
+
+def _several(returned: Any) -> tuple[Any, ...]:
+    return returned if isinstance(returned, tuple) else (returned,)
 
 
 def _bytes(value: Any) -> int:
@@ -271,7 +275,7 @@ def _known(node: Node, operator: Operator, position: int, value: Any, context: C
     return jax.tree.map(np.asarray, value)
 
 
-def _fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
+def fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
     """What the operator asks for by name beyond its inputs and attributes."""
     return {name: _FIXTURES[name](node, scope, context) for name in operator.fixtures}
 
@@ -292,7 +296,7 @@ _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "derivatives": lambda node, scope, context: Derivatives(node, scope, context.derivation),
     "compiled": _trips,
     "forward_only": lambda node, *_: partial(forward_only, node),
-    "once": lambda node, *_: partial(_once, node),
+    "once": lambda node, *_: partial(_once, _made.setdefault(node, {}) if node.is_plain else None),
     "shards": _shards,
     "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
     "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
@@ -300,17 +304,17 @@ _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
 
 
 _made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
+"""What operators made of their nodes' attributes."""
 
 
-def _once(node: Node, function: Callable[..., Any], *attributes: Any, dtype: Any = None) -> Any:
+def _once(made: dict[Any, Any] | None, function: Callable[..., Any], *attributes: Any, dtype: Any = None) -> Any:
     """What a function makes of a node's attributes; the first time for all, unless a caller's attributes count.
 
     With ``dtype``, which the function takes as well, the first time for each.
     """
     more = {} if dtype is None else {"dtype": dtype}
-    if not node.is_plain:
+    if made is None:
         return function(*attributes, **more)
-    made = _made.setdefault(node, {})
     if (function, dtype) not in made:
         made[function, dtype] = function(*attributes, **more)
     return made[function, dtype]

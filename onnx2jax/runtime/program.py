@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from ..errors import KnownValueError, OnnxError
 from ..ir import analysis
 from ..ir.graph import Graph, Node
@@ -15,8 +17,9 @@ from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, resolve
 from ..proto.types import ValueInfo
 from .compiled import Compiled, Cut, Direct, Known, in_64_bits, is_small
-from .evaluate import Closure, Context, Settings, evaluate
+from .evaluate import Context, Scope, Settings, evaluate
 from .partition import body_of, folded, is_heavy
+from .steps import Step, decided, steps
 from .thresholds import MOST_SHAPES, PATIENCE
 from .values import is_jax, to_device, to_host
 
@@ -41,6 +44,8 @@ class Program:
         """Loops on the host as compiled functions of many trips."""
         self._impossible: set[Node] = set()
         """Those that cannot be compiled."""
+        self._steps: dict[Graph, dict[Node, Step] | None] = {}
+        """The graph as it is folded, for calls that come again."""
         self._fold()
 
     def outputs(
@@ -86,19 +91,44 @@ class Program:
         None where it was more than a call of a program, or of operators on the host. It stands as long as ``folded``
         does. ``on_host``: the caller wants NumPy arrays.
         """
-        body, names = self._only(self.folded), list(values)
-        if body is None:
-            if any(node.bodies and body_of(node) is None for node in self.folded.nodes):  # which may be compiled later
-                return None
-
-            def call(leaves: list[Any]) -> list[Any]:
-                values = dict(zip(names, leaves, strict=True))
-                results = self.outputs(values, params, known, None, on_host=on_host)
-                return list(map(to_host if on_host else to_device, results))
-
-            return Direct(in_64_bits(call), names)
+        parts = self.folded
+        if (body := self._only(parts)) is None:
+            return self._on_host(parts, values, params, known, on_host)
         values = {**values, **known.inputs}
         return self._part(body).direct(values, known.inputs.keys(), params, known, on_host=on_host)
+
+    def _on_host(
+        self, parts: Graph, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, on_host: bool
+    ) -> Direct | None:
+        """What a call came to that was evaluated on the host; None where parts of it may be compiled later."""
+        if parts not in self._steps:
+            self._steps = {parts: steps(parts, Context({}, None, self.settings))}
+        bound = self._steps[parts]
+        if bound is None:
+            return None
+        names, outputs = list(values), [v.name for v in parts.outputs]
+        read = {n for node in parts.nodes for n in node.inputs}.union(outputs)
+        constants: dict[str, Any] = {"": None}
+        for name, value in parts.initializers.items():
+            if name in read:
+                key = parts.key(name)
+                constants[name] = known.scalars[key] if key in known.scalars else to_host(params.get(key, value))
+        constants.update(known.inputs)
+        same, left = decided(bound, constants, values, _Host(self, values, params, known, on_host))
+
+        def call(leaves: list[Any]) -> list[Any]:
+            values = dict(zip(names, leaves, strict=True))
+            scope, host = same | values, _Host(self, {**known.inputs, **values}, params, known, on_host)
+            try:
+                with np.errstate(all="ignore"):
+                    for step in left:
+                        step(scope, host)
+                results = [scope[n] for n in outputs]
+            except Cut:  # a part that is compiled has to be cut anew
+                results = list(self.outputs(values, params, known, None, on_host=on_host))
+            return results if on_host else list(map(to_device, results))
+
+        return Direct(in_64_bits(call), names)
 
     @property
     def is_one(self) -> bool:
@@ -228,14 +258,14 @@ class _Host:
         values = {n: around[n] for n in graph.captures} | dict(named)
         return tuple(map(to_host, programs[graph].outputs(values, self._params, self._scalars, rng, on_host=True)))
 
-    def compiled(self, part: Closure) -> tuple[Any, ...]:
-        graph, program = part.graph, self._program._part(part.graph)
+    def part(self, graph: Graph, scope: Scope, rng: Any = None) -> tuple[Any, ...]:
+        program = self._program._part(graph)
         if self._program.inner and program.compiles >= MOST_SHAPES:
-            return evaluate(graph, {}, part.context, part.scope)
-        scope = {n: part.scope[n] for n in graph.captures}
-        scope |= {n: self._values[n] for n in graph.initializers if n in self._values}
-        rng = part.context.rng
-        results, fixed = program(scope, self._fixed, self._params, self._scalars, rng, on_host=self._on_host)
+            params = {**self._params, **self._scalars.scalars}
+            return evaluate(graph, {}, Context(params, rng, self._program.settings, host=self), scope)
+        given = {n: scope[n] for n in graph.captures}
+        given |= {n: self._values[n] for n in graph.initializers if n in self._values}
+        results, fixed = program(given, self._fixed, self._params, self._scalars, rng, on_host=self._on_host)
         self._fixed |= fixed
         return results
 

@@ -15,6 +15,9 @@ _WIDENINGS = {
 }
 
 
+_ON_HOST = frozenset((np.ndarray, dict, type(None)))
+
+
 def widened(value: Any, dtype: np.dtype) -> Any:
     """A JAX array in the 64-bit type wanted: in 32-bit mode its owner could not make one. Widening is exact."""
     return value.astype(dtype) if (value.dtype, dtype) in _WIDENINGS else value
@@ -32,7 +35,7 @@ def to_host(value: Any) -> Any:
 
     An array over devices of several processes is gathered, so all of them call this.
     """
-    if type(value) is np.ndarray:  # most of them; to ask for a jax.Array takes ten times as long
+    if type(value) in _ON_HOST:  # most of them; to ask for a jax.Array takes ten times as long
         return value
     if isinstance(value, jax.Array):
         if isinstance(value, jax.core.Tracer):

@@ -25,7 +25,7 @@ from ...ir.graph import Graph, Node, descendants
 from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.compiled import is_small
-from ...runtime.evaluate import Closure, Context, evaluate, run_node
+from ...runtime.evaluate import Context, evaluate, run_node
 from ...runtime.values import to_host
 from ..changes.parts import made, remade
 from ..changes.rebatch import group_of
@@ -357,8 +357,8 @@ class _Recorder:
             self.calls.append((graph, dict(named), around))
         return tuple(map(to_host, evaluate(graph, named, replace(self.context, rng=rng), ChainMap({}, dict(around)))))
 
-    def compiled(self, part: Closure) -> tuple[Any, ...]:
-        raise NotImplementedError(f"{part.graph.name!r} is part of no program")
+    def part(self, graph: Graph, scope: Any, rng: Any = None) -> tuple[Any, ...]:
+        raise NotImplementedError(f"{graph.name!r} is part of no program")
 
     def trips(self, *_: Any, **__: Any) -> None:
         return None

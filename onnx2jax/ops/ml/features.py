@@ -15,14 +15,17 @@ import numpy as np
 from ..arrays import argmax, is_string, needs_known, xp
 from ..registry import Static, op, taking
 from ..text import find
-from .scores import DOMAIN, LABELS, Transform, batch, labels_of, only, transform, two_scores
+from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, only, transform, two_scores
 
 
-def _per_feature(values, X, what):
-    """An attribute with one entry, or one for each feature."""
+def _arrays(*attributes, dtype):
+    return [np.array(values, dtype) for values in attributes]
+
+
+def _check_per_feature(values, X, what):
+    """An attribute has one entry, or one for each feature."""
     if len(values) not in (1, X.shape[-1]):
         raise ValueError(f"{what} must have 1 entry or one for each of {X.shape[-1]} features (it has {len(values)})")
-    return np.array(values)
 
 
 # ------------------------------------------------------------------------------------ features and scaling
@@ -33,9 +36,13 @@ def array_feature_extractor(X, Y):
     """ArrayFeatureExtractor: columns of the last axis; of a vector they come as one row."""
     if is_string(X):
         Y = needs_known(Y, "the data are strings")
-    if isinstance(Y, np.ndarray) and ((Y < 0) | (X.shape[-1] <= Y)).any():
-        raise ValueError(f"indices {Y.ravel().tolist()} leave the {X.shape[-1]} features")
-    return xp.take(X[None] if X.ndim == 1 else X, xp.where(Y < 0, X.shape[-1], Y).reshape(-1), axis=-1)
+    X = X[None] if X.ndim == 1 else X
+    if not isinstance(Y, np.ndarray):
+        return xp.take(X, xp.where(Y < 0, X.shape[-1], Y).reshape(-1), axis=-1)
+    columns = Y.ravel().tolist()
+    if columns and not (min(columns) >= 0 and max(columns) < X.shape[-1]):
+        raise ValueError(f"indices {columns} leave the {X.shape[-1]} features")
+    return xp.take(X, Y.reshape(-1), axis=-1)
 
 
 @op("Binarizer", domain=DOMAIN)
@@ -61,19 +68,24 @@ def feature_vectorizer(*X, inputdimensions=None):
 
 
 @op("Imputer", domain=DOMAIN)
-def imputer(X, *, imputed_value_floats=(), imputed_value_int64s=(), replaced_value_float=0.0, replaced_value_int64=0):
+def imputer(
+    X, *, imputed_value_floats=(), imputed_value_int64s=(), once, replaced_value_float=0.0, replaced_value_int64=0
+):
     floating = X.dtype.kind == "f"
-    what, values = f"imputed_value_{'floats' if floating else 'int64s'}", (imputed_value_int64s, imputed_value_floats)
-    new = _per_feature(values[floating], X, what).astype(X.dtype)
+    values = imputed_value_floats if floating else imputed_value_int64s
+    _check_per_feature(values, X, f"imputed_value_{'floats' if floating else 'int64s'}")
+    (new,) = once(_arrays, values, dtype=X.dtype)
     old = X.dtype.type(replaced_value_float if floating else replaced_value_int64)
     return xp.where((X != X) if old != old else (old == X), new, X)
 
 
 @op("Scaler", domain=DOMAIN)
-def scaler(X, *, offset=(0.0,), scale=(1.0,)):
+def scaler(X, *, offset=(0.0,), once, scale=(1.0,)):
     """Scaler: (X - offset) * scale."""
-    dtype = np.float64 if X.dtype == np.float64 else np.float32
-    offset, scale = (_per_feature(v, X, k).astype(dtype) for k, v in {"offset": offset, "scale": scale}.items())
+    _check_per_feature(offset, X, "offset")
+    _check_per_feature(scale, X, "scale")
+    dtype = X.dtype if X.dtype == np.float64 else np.dtype(np.float32)
+    offset, scale = once(_arrays, offset, scale, dtype=dtype)
     return ((X.astype(dtype) - offset) * scale).astype(np.float32)
 
 
@@ -100,11 +112,21 @@ def one_hot_encoder(X, *, cats_int64s=None, cats_strings=None, once, zeros=1):
         raise ValueError(f"the categories are {name[5:]}, the input is {X.dtype}")
     if not zeros:
         X = needs_known(X, "zeros=0 asks for an error when a category is unknown")
-    dtype = np.dtype(object if is_string(X) else np.int64)
-    hot = X.astype(dtype)[..., None] == once(np.array, cats, dtype=dtype)
+    places, numbers = once(_in_numbers, cats)
+    if places is not None:
+        X = np.array([places.get(word, -1) for word in X.ravel().tolist()], np.int64).reshape(X.shape)
+    hot = X.astype(np.int64)[..., None] == numbers
     if not zeros and not hot.any(-1).all():
         raise ValueError(f"an input is none of the categories {cats}, and zeros=0")
     return hot.astype(np.float32)
+
+
+def _in_numbers(categories):
+    """Of words where each stands first, as a table and for every one; of integers the integers alone."""
+    if not isinstance(categories[0], str):
+        return None, np.array(categories, np.int64)
+    places = dict(zip(categories[::-1], range(len(categories))[::-1], strict=True))
+    return places, np.array([places[word] for word in categories])
 
 
 class _Table(NamedTuple):
@@ -148,7 +170,10 @@ def _lookup(X, table):
         raise ValueError(f"keys must be of the input's type (keys {table.dtypes[0]}, input {X.dtype})")
     if table.words is not None:
         X = needs_known(X, "a label encoder with strings")
-        found = [table.words.get(x if x == x else None, default) for x in X.ravel().tolist()]
+        keys = X.ravel().tolist()
+        if X.dtype.kind == "f":
+            keys = [x if x == x else None for x in keys]
+        found = [table.words.get(x, default) for x in keys]
         return np.array(found, dtype).reshape(X.shape)
     if table.nan is not None:
         default = xp.where(X != X, table.nan, default)
@@ -217,7 +242,7 @@ def zip_map(X: Static, *, classlabels_int64s=None, classlabels_strings=None):
     X = batch(X)
     if X.shape[1] != len(labels):
         raise ValueError(f"{X.shape[1]} columns cannot be zipped with {len(labels)} labels")
-    return [dict(zip(labels, row, strict=True)) for row in X.tolist()]
+    return [dict(zip(labels, row)) for row in X.tolist()]  # noqa: B905 - as many; to be asked takes as long again
 
 
 CastTo = Literal["TO_FLOAT", "TO_STRING", "TO_INT64"]
@@ -251,10 +276,6 @@ def dict_vectorizer(X: Static, *, int64_vocabulary=None, string_vocabulary=None)
 # ------------------------------------------------------------------------------------------- linear models
 
 
-def _as_array(values):
-    return np.array(values, np.float32)
-
-
 def _linear(X, n, coefficients, intercepts, once):
     """Scores [N, n] of a linear model; the coefficients of one class or target are contiguous."""
     X = batch(X).astype(np.float32)
@@ -264,8 +285,9 @@ def _linear(X, n, coefficients, intercepts, once):
     if len(coefficients) > size:
         text = f"of {len(coefficients)} coefficients only {size} are used, for {n} times {X.shape[1]} features"
         warnings.warn(text + "; the input seems to have too few features", stacklevel=2)
-    scores = X @ once(_as_array, coefficients)[:size].reshape(n, -1).T
-    return scores if not intercepts else scores + np.array(intercepts, np.float32)
+    weights, offsets = once(_arrays, coefficients, intercepts or (), dtype=np.dtype(np.float32))
+    scores = X @ weights[:size].reshape(n, -1).T
+    return scores + offsets if intercepts else scores
 
 
 @op("LinearClassifier", domain=DOMAIN, limits=LABELS)
@@ -274,7 +296,7 @@ def linear_classifier(
     multi_class: Literal[0, 1] = 0, once, post_transform: Transform = "NONE",  # noqa: ARG001
 ):  # fmt: skip
     """LinearClassifier: the best class and the scores. What multi_class tells is in post_transform already."""
-    _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
+    labels = once(class_labels, {"classlabels_ints": classlabels_ints, "classlabels_strings": classlabels_strings})
     n = len(intercepts or coefficients[:: X.shape[-1]])
     if n != len(labels) and (n, len(labels)) != (1, 2):
         raise ValueError(f"{len(labels)} class labels do not match {n} rows of coefficients")

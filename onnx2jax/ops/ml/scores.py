@@ -9,6 +9,7 @@ import math
 from functools import partial
 from typing import Literal
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -81,9 +82,14 @@ def two_scores(score, post_transform, mixed):
     return xp.concatenate(pair, axis=-1)
 
 
+def class_labels(choices):
+    """The class labels, from the attribute that holds them."""
+    _, labels = only(**choices)
+    return np.array(labels, object if isinstance(labels[0], str) else np.int64)
+
+
 def labels_of(labels, index):
     """The class labels at the indices; text is picked on the host."""
-    labels = np.array(labels, object if isinstance(labels[0], str) else np.int64)
     if labels.dtype == object:
-        return labels[needs_known(index, "the class labels are strings")]
-    return xp(index).asarray(labels)[index]
+        index = needs_known(index, "the class labels are strings")
+    return labels[index] if is_known(index) else jnp.asarray(labels)[index]

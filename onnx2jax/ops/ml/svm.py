@@ -9,7 +9,7 @@ import numpy as np
 from ..activation import sigmoid
 from ..arrays import argmax, xp
 from ..registry import op
-from .scores import DOMAIN, LABELS, Transform, batch, labels_of, only, repeat, transform, two_scores
+from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, repeat, transform, two_scores
 
 Kernel = Literal["LINEAR", "POLY", "RBF", "SIGMOID"]
 
@@ -68,10 +68,10 @@ def _coupled(pairwise, n):
 def svm_classifier(
     X, *, coefficients, classlabels_ints=None, classlabels_strings=None, kernel_params=None,
     kernel_type: Kernel = "LINEAR", post_transform: Transform = "NONE", prob_a=(), prob_b=(), rho=(0.0,),
-    support_vectors=(), vectors_per_class=(),
+    support_vectors=(), once, vectors_per_class=(),
 ):  # fmt: skip
     """SVMClassifier: one-against-one votes with support vectors, or one linear score for each class without."""
-    _, labels = only(classlabels_ints=classlabels_ints, classlabels_strings=classlabels_strings)
+    labels = once(class_labels, {"classlabels_ints": classlabels_ints, "classlabels_strings": classlabels_strings})
     X, n, total = batch(X).astype(np.float32), len(labels), sum(vectors_per_class)
     coefficients = np.array(coefficients, np.float32)
     if not total:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import argmax, is_known, xp
 from ..registry import op, taking, withdrawn
-from .scores import DOMAIN, LABELS, Transform, batch, labels_of, only, repeat, transform, two_scores
+from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, repeat, transform, two_scores
 
 Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
@@ -315,7 +315,8 @@ def tree_ensemble_classifier(
     X, *, classlabels_int64s=None, classlabels_strings=None, once, post_transform: Transform = "NONE", **given
 ):
     """TreeEnsembleClassifier: the best class and the scores."""
-    _, labels = only(classlabels_int64s=classlabels_int64s, classlabels_strings=classlabels_strings)
+    choices = {"classlabels_int64s": classlabels_int64s, "classlabels_strings": classlabels_strings}
+    labels = once(class_labels, choices)
     votes = once(_linked, "class", given)
     scores, has = _scores(batch(X), once, len(labels), "SUM", votes)
     base = once(_reals, "base_values", given)
