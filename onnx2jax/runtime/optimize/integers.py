@@ -30,10 +30,10 @@ from ...ops.quant import FEW_CHANNELS, MOST_SUMMANDS, integer_product, signed_co
 from .inline import inlined, renamed, written
 from .layout import with_convolutions
 from .orders import permuted
+from .tables import BYTES, by_tables
 
 FEW_ROWS: Final = 16
 """Products of fewer rows are left in float32: 8 rows by 256 x 1024 take 90 us, in int8 110 where there is no VNNI."""
-BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,12 @@ def in_integers(closed: ClosedJaxpr) -> ClosedJaxpr:
         return closed
     names: dict[Any, Any] = {}
     program = _Program(dict(zip(jaxpr.constvars, closed.consts, strict=True)))
-    for equation in inlined(jaxpr.eqns, names, program.constants, lambda _: True, with_convolutions):
+    equations = list(inlined(jaxpr.eqns, names, program.constants, lambda _: True, with_convolutions))
+    equations, outputs, moved = by_tables(equations, [renamed(v, names) for v in jaxpr.outvars])
+    for equation in equations:
         program.add(equation)
-    if not program.changed:
+    if not (program.changed or moved):
         return closed
-    outputs = [renamed(v, names) for v in jaxpr.outvars]
     changed = jaxpr.replace(constvars=[*program.constants], eqns=program.equations, outvars=outputs)
     return ClosedJaxpr(changed, [*program.constants.values()])
 
