@@ -29,7 +29,7 @@ STOREYS: Final = (
     ("ground", ("errors", "compat")),
 )
 """Rooms, top down. A module imports from its own room and from storeys below; tests/test_architecture.py sees to it."""
-MOST_LINES_PER_OPERATOR: Final = 18.0
+MOST_LINES_PER_OPERATOR: Final = 18.1
 """The ratchet. Operators of language models, with caches in their semantics, forests laid out for walking, and tables
 that ai.onnx.ml's make of attributes once have lifted it from 14.4."""
 

@@ -124,7 +124,7 @@ def layer(
     size = gates.shape[-1] // n_gates
     initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
     check_shape("sequence_lens", sequence_lens, gates.shape[1])
-    for state in initial:
+    for state in initial[:2]:  # what a cell remembers beside has extents of its own
         check_shape("an initial state", state, len(cells), gates.shape[1], size)
     steps = jnp.arange(gates.shape[0], dtype=np.int32)
     unroll = isinstance(gates.shape[0], int) and 0 < gates.shape[0] <= UNROLL
