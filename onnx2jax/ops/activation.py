@@ -116,7 +116,7 @@ def softmax(x, *, axes, empty=False):
     x = wide(x)
     peak = _peak(x, axes)
     exponent = step(xp.exp(step(x - (xp.where(peak == -np.inf, 0, peak) if empty else peak))))
-    total = step(xp.sum(exponent, axis=axes, keepdims=True))
+    total = step(exponent.sum(axis=axes, keepdims=True))
     return (exponent / (xp.where(total == 0, 1, total) if empty else total)).astype(dtype)
 
 
@@ -135,7 +135,7 @@ def log_softmax(x, *, axes):
 
 def _peak(x, axes):
     """The maximum to subtract; it cancels out, so no gradient flows through it."""
-    peak = xp.max(x, axis=axes, keepdims=True, initial=-np.inf)
+    peak = x.max(axis=axes, keepdims=True, initial=-np.inf)
     return peak if is_known(x) else lax.stop_gradient(peak)
 
 

@@ -161,9 +161,8 @@ def check_shapes(extents: dict[str, Any], **operands: tuple[Any, str]) -> None:
 
 def is_string(value: Any) -> bool:
     """True for a tensor of strings: an object array that holds text (symbolic dimensions are objects too)."""
-    if not isinstance(value, np.ndarray) or value.dtype != object:
-        return False
-    return all(issubclass(kind, str) for kind in set(map(type, value.ravel().tolist())))
+    objects = isinstance(value, np.ndarray) and value.dtype == object
+    return objects and all(issubclass(kind, str) for kind in set(map(type, value.ravel().tolist())))
 
 
 def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
@@ -178,8 +177,6 @@ def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
 
 def needs_known(value, why):
     """The value as NumPy; raises KnownValueError while it is traced, saying why that is not enough."""
-    if type(value) is np.ndarray:
-        return value
-    if is_traced(value):
+    if type(value) is not np.ndarray and is_traced(value):
         raise KnownValueError(f"{why}: the value must be known before compiling; run the model outside jax.jit")
     return np.asarray(value)

@@ -261,9 +261,8 @@ def non_max_suppression(
     """Greedy choice by score; a box goes when it overlaps a chosen one by more than the threshold."""
     check_shape("boxes", boxes, "images", "boxes", 4)
     check_shape("scores", scores, boxes.shape[0], "classes", boxes.shape[1])
-    limit, threshold = (
-        0 if v is None or not v.size else max(v.item(), 0) for v in (max_output_boxes_per_class, iou_threshold)
-    )
+    given = max_output_boxes_per_class, iou_threshold
+    limit, threshold = (0 if v is None or not v.size else max(v.item(), 0) for v in given)
     boxes = corners(boxes, center_point_box)
     able = np.ones(scores.shape, bool)
     if score_threshold is not None and score_threshold.size:

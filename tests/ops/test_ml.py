@@ -126,11 +126,14 @@ def test_feature_extractor():
 def test_one_hot_of_an_unknown_category():
     x = np.array([1, 9])
     assert ml("OneHotEncoder", x, cats_int64s=(1, 2)).tolist() == [[1, 0], [0, 0]]
-    with pytest.raises(ValueError, match="none of the categories"):
-        ml("OneHotEncoder", x, cats_int64s=(1, 2), zeros=0)
+    for given, cats in ((x, {"cats_int64s": (1, 2)}), (text("a", "q"), {"cats_strings": ("a", "b")})):
+        with pytest.raises(ValueError, match="none of the categories"):
+            ml("OneHotEncoder", given, **cats, zeros=0)
     with pytest.raises(KnownValueError, match="zeros=0"):
         ml("OneHotEncoder", x, cats_int64s=(1, 2), zeros=0, jit=True)
     agree("OneHotEncoder", text("a", "q"), [FLOAT], cats_strings=("a", "b"))
+    assert ml("OneHotEncoder", text(), cats_strings=("a", "b")).shape == (0, 2)
+    assert ml("OneHotEncoder", text("a", "b"), cats_strings=("a", "b", "a")).tolist() == [[1, 0, 1], [0, 1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -405,11 +408,13 @@ def test_trees_over_many_features():
     """More than a word of 32 bits has room for: the splits lie beside the words."""
     wide, n = 2**28, np.arange(3)
     links = {"modes": np.array([0, LEAF, LEAF]), "true": np.array([1, 1, 2]), "false": np.array([2, 1, 2])}
-    stump = Forest(features=np.array([wide, 0, 0]), splits=np.float32([0.5, 0, 0]), missing=n * 0, roots=n[:1], **links)
+    stump = Forest(features=np.array([0, wide, 0]), splits=np.float32([0.5, 0, 0]), missing=n * 0, roots=n[:1], **links)
     walk, at, _ = laid_out(stump)
-    assert walk.splits is not None
+    assert not walk.packed and walk.n_features == wide + 1
     for x, leaf in ((0, 1), (1, 2)):
-        assert at[leaves(np.broadcast_to(np.float32(x), (1, wide + 1)), walk)] == leaf
+        with jax.enable_x64(True):
+            for given in (np.float32([[x]]), jnp.float32([[x]])):  # no branch asks for the last feature
+                assert at[leaves(given, walk._replace(n_features=1))] == leaf
 
 
 STUMP = {

@@ -73,7 +73,7 @@ def apart(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
 
 def _apart(result: Any, feeds: Iterable[Any]) -> Any:
     if isinstance(result, list):
-        return [_apart(r, feeds) for r in result]
+        return [r if type(r) is dict else _apart(r, feeds) for r in result]
     if not isinstance(result, np.ndarray):
         return result
     shared = any(isinstance(v, np.ndarray) and np.may_share_memory(result, v) for v in feeds)

@@ -42,7 +42,7 @@ def array_feature_extractor(X, Y):
     columns = Y.ravel().tolist()
     if columns and not (min(columns) >= 0 and max(columns) < X.shape[-1]):
         raise ValueError(f"indices {columns} leave the {X.shape[-1]} features")
-    return xp.take(X, Y.reshape(-1), axis=-1)
+    return X.take(Y.reshape(-1), axis=-1)
 
 
 @op("Binarizer", domain=DOMAIN)
@@ -94,7 +94,7 @@ def normalizer(X, *, norm: Literal["MAX", "L1", "L2"] = "MAX"):
     """Normalizer: rows divided by their norm, unless that is zero."""
     X, shape = batch(X).astype(np.float32), X.shape
     total = X.max(-1) if norm == "MAX" else (abs(X) if norm == "L1" else X * X).sum(-1)
-    total = xp.where(total == 0, np.float32(1), total)[:, None]
+    total = (total + (total == 0).astype(np.float32))[:, None]
     return (X / (xp.sqrt(total) if norm == "L2" else total)).reshape(shape)
 
 
@@ -170,10 +170,7 @@ def _lookup(X, table):
         raise ValueError(f"keys must be of the input's type (keys {table.dtypes[0]}, input {X.dtype})")
     if table.words is not None:
         X = needs_known(X, "a label encoder with strings")
-        keys = X.ravel().tolist()
-        if X.dtype.kind == "f":
-            keys = [x if x == x else None for x in keys]
-        found = [table.words.get(x, default) for x in keys]
+        found = [table.words.get(x if x == x else None, default) for x in X.ravel().tolist()]
         return np.array(found, dtype).reshape(X.shape)
     if table.nan is not None:
         default = xp.where(X != X, table.nan, default)

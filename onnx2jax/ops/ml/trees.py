@@ -53,8 +53,8 @@ class Walk(NamedTuple):
     """
 
     words: Any
-    splits: Any
-    """Where they are not part of the words."""
+    packed: bool
+    """Whether splits are part of the words."""
     members: Any
     modes: Any
     """Those that occur."""
@@ -67,6 +67,8 @@ class Walk(NamedTuple):
     depth: int
     n_features: int
     """The least that the input must have."""
+    fields: Any
+    """The fields of the words and the splits as arrays, which NumPy reads sooner than bits."""
 
 
 def _depth(forest):
@@ -110,14 +112,15 @@ def _walk(forest):
     fields = np.concatenate(firsts), features, modes if len(used) > 1 else 0 * modes, missing, modes != LEAF
     for field, shift in zip(fields, (0, *shifts), strict=True):
         words |= field.astype(np.uint64) << np.uint64(shift)
-    splits = forest.splits[at]
-    if shifts[-1] < 32:
+    fields = *(f.astype(t) for f, t in zip(fields, "iibbb", strict=True)), forest.splits[at]
+    packed = shifts[-1] < 32 and forest.splits.dtype == np.float32
+    if packed:
+        words |= fields[-1].view(np.uint32).astype(np.uint64) << np.uint64(32)
+    elif shifts[-1] < 32:
         words = words.astype(np.uint32)
-        if splits.dtype == np.float32:
-            words, splits = words | splits.view(np.uint32).astype(np.uint64) << np.uint64(32), None
     members = forest.members[at] if MEMBER in used else None
     roots = np.arange(len(forest.roots), dtype=np.uint32)
-    walk = Walk(words, splits, members, used, shifts, bool(missing.any()), roots, depth, most + 1)
+    walk = Walk(words, packed, members, used, shifts, bool(missing.any()), roots, depth, most + 1, fields)
     return walk, at, np.concatenate(trees)
 
 
@@ -131,10 +134,13 @@ def _leaves(X, walk):
     if walk.n_features > X.shape[1]:
         raise ValueError(f"the trees ask for feature {walk.n_features - 1}, the input has {X.shape[1]}")
     rows = xp(X).arange(X.shape[0], dtype=np.uint32)[:, None]  # unsigned indices are not looked at for a sign
+    known = is_known(X)
 
     def field(words, k):
+        if known:
+            return walk.fields[k].take(words)
         first, last = (0, *walk.shifts)[k], (*walk.shifts, walk.shifts[-1] + 1)[k]
-        return words >> words.dtype.type(first) & words.dtype.type(2 ** (last - first) - 1)
+        return (words >> words.dtype.type(first) & words.dtype.type(2 ** (last - first) - 1)).astype(np.uint32)
 
     def test(mode, x, split, at):
         if mode == MEMBER:
@@ -142,22 +148,21 @@ def _leaves(X, walk):
         return _COMPARE[mode](x, split)
 
     def down(_, at):
-        words = _get(walk.words, at)
-        if walk.splits is None:
+        words = at if known else _get(walk.words, at)
+        if walk.packed and not known:
             splits, words = (words >> np.uint64(32)).astype(np.uint32).view(np.float32), words.astype(np.uint32)
         else:
-            splits = _get(walk.splits, at)
-        x, go = _get(X, (rows, field(words, 1).astype(np.uint32))), False
+            splits = _get(walk.fields[-1], at)
+        x, go = _get(X, (rows, field(words, 1))), False
         for mode in walk.modes:
             passed = test(mode, x, splits, at)
             go = passed if len(walk.modes) == 1 else xp.where(field(words, 2) == mode, passed, go)
         if walk.missing or NEQ in walk.modes:  # all others are false for NaN by themselves
             go = xp.where(x != x, field(words, 3) == 1, go)
         right = ~go & (field(words, 4) == 1)
-        return (field(words, 0) + right.astype(words.dtype)).astype(np.uint32)
+        return (field(words, 0) + right.astype(np.uint32)).astype(np.uint32)
 
-    start = xp(X).broadcast_to(walk.roots, (X.shape[0], len(walk.roots)))
-    return repeat(walk.depth, down, start)
+    return repeat(walk.depth, down, xp(X).zeros(rows.shape, np.uint32) + walk.roots)
 
 
 _AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.maximum, -np.inf, xp.max)}
@@ -315,8 +320,7 @@ def tree_ensemble_classifier(
     X, *, classlabels_int64s=None, classlabels_strings=None, once, post_transform: Transform = "NONE", **given
 ):
     """TreeEnsembleClassifier: the best class and the scores."""
-    choices = {"classlabels_int64s": classlabels_int64s, "classlabels_strings": classlabels_strings}
-    labels = once(class_labels, choices)
+    labels = once(class_labels, {"classlabels_int64s": classlabels_int64s, "classlabels_strings": classlabels_strings})
     votes = once(_linked, "class", given)
     scores, has = _scores(batch(X), once, len(labels), "SUM", votes)
     base = once(_reals, "base_values", given)
