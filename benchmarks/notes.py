@@ -87,6 +87,16 @@ READY: Final = (
     "code: 2.3). From the cache most of the time is reading weights and preparing them."
 )
 
+MEMORY: Final = (
+    "Of a small network nearly all is what XLA and LLVM take while they compile, and give back: 64 to 145 MB, "
+    "whatever the weights, with one thread or 32 (xla_cpu_parallel_codegen_split_count) alike. By hand in JAX, with "
+    "weights in memory, MobileNetV2 grows to 120 MB and ResNet-50 to 266. Ours beside that are 10 to 15 MB of "
+    "tracing, and weights as the program takes them, which Winograd's way makes 1.8 times as large (UNet, 171 and "
+    "by hand 120). Kept: what compiling has freed is given back before the first call (MobileNetV2 129 to 117 MB at "
+    "most, and 61 afterwards), files from 4 MB on read in parts (105), arrays let go of while weights are prepared "
+    "(ResNet-50: 221 to 145 before compiling). Not tried: compiling before weights are prepared."
+)
+
 _TRANSFORMERS: Final = (
     "The time is that of XLA's products, 94 % of a decoder's step for one row and 98 % for eight: by hand it takes as "
     "long. One row reads weights at 15 to 17 GB/s with one core, in onnxruntime at 19 to 21, which shares them "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .machine import sentence
-from .notes import READY, STEPS, note
+from .notes import MEMORY, READY, STEPS, note
 from .rivals import OURS
 
 Row = Mapping[str, Any]
@@ -101,6 +101,7 @@ def _ready(rows: Mapping[str, Row]) -> Iterator[str]:
         used = [f"{memory[k] / 1e6:.0f} / **{memory[k] / needed:.1f}**" for k in others]
         lines.append([name, f"{memory['weights'] / 1e6:.0f}", f"{needed / 1e6:.0f}", *used])
     yield _lines(["", "weights", "weights and activations", OURS, "onnxruntime"], lines)
+    yield MEMORY
 
 
 def _below(group: str, rows: Mapping[str, Row]) -> Iterator[str]:

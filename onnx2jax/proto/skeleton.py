@@ -18,8 +18,8 @@ from .apart import Apart
 from .mapped import WORTH_WAITING, File
 from .messages import TensorProto
 
-LARGE_FILE: Final = 2**24
-"""Bytes from which on a file is read in parts."""
+LARGE_FILE: Final = 2**22
+"""Bytes from which on a file is read in parts, and kept open."""
 
 # Fields: of ModelProto, of GraphProto, and two of TensorProto.
 GRAPH, INITIALIZER, RAW_DATA, EXTERNAL_DATA = 7, 5, 9, 13

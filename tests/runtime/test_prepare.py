@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -79,6 +80,22 @@ def test_large_matrices_of_one_number_are_handed_to_products() -> None:
     assert [c.shape for c in main.consts] == [(4, 4)]
     plan = split(jax.make_jaxpr(lambda x: x @ rows)(x), [False])
     assert len(pickle.dumps(replace(plan, main=None))) < rows.nbytes / 10
+
+
+def test_nothing_is_kept_beside_what_is_handed_over() -> None:
+    """Of each weight what NumPy made is let go of, once the device has its copy."""
+    weights = [np.full((512, 512), i, np.float32) for i in range(12)]
+
+    def function(*arrays: Any) -> list[Any]:
+        return [(w * 2).T @ arrays[-1] for w in arrays[:-1]]
+
+    parts = split(jax.make_jaxpr(function)(*weights, weights[0][:, :1]), [True] * 12 + [False])
+    tracemalloc.start()
+    handed = parts.prepare(*as_weights(weights))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(handed) == 12
+    assert most < 8 * weights[0].nbytes
 
 
 def test_an_inner_jit_used_twice() -> None:

@@ -203,8 +203,10 @@ class Executable:
             if self._small is not None:
                 run: Synchronous | None = self._small.bound(handed)
             else:
-                lowered = whole.lower(handed, leaves) if hasattr(whole, "lower") else whole
-                run = synchronous(lowered, handed, self._code)
+                is_new = hasattr(whole, "lower")
+                run = synchronous(whole.lower(handed, leaves) if is_new else whole, handed, self._code)
+                if is_new and run is None:
+                    give_back()  # of what compiling took: 40 to 100 MB, and the call is about to take its own
             weights.synchronous[self] = waiting if run is None else unless_configured(run, waiting)
         return weights.synchronous[self]
 

@@ -101,8 +101,8 @@ class Prepared:
                     values[v] = np.asarray(load(weights.read(given[v])))
             values.update(step.computed(values))
             yield from ((v, jax.device_put(values[v])) for v in step.results if v in wanted)
-            for v in step.reads:
-                if last[v] is step and v not in self.constants:
+            for v in (*step.reads, *step.results):
+                if last.get(v, step) is step and v not in self.constants:
                     values.pop(v, None)
 
     def _identities(self, given: Mapping[int, str], made: Made) -> dict[int, int]:
