@@ -265,6 +265,17 @@ batching.primitive_batchers[_forward_only] = _batch
 mlir.register_lowering(_forward_only, lambda _ctx, x, **_: [x])
 
 
+def scaled(w: Any, by: Any, shift: Any) -> Any:
+    """w * by, to be computed of weights with a look at the values, those of ``shift`` too (see ``optimize/fold``)."""
+    return _scaled.bind(w, by, shift)
+
+
+_scaled = Primitive("scaled")
+_scaled.def_impl(lambda w, by, _shift: w * by)
+_scaled.def_abstract_eval(lambda w, _by, _shift: w)
+mlir.register_lowering(_scaled, mlir.lower_fun(lambda w, by, _shift: w * by, multiple_results=False))
+
+
 # --------------------------------------------------------------------------------- 64 bits in a caller's 32
 
 

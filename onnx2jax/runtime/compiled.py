@@ -21,6 +21,7 @@ from ..ops.registry import Operator
 from .evaluate import Beside, Context, Settings, evaluate, unpacked
 from .jit import in_auto_mode, in_turn
 from .optimize.executable import Executable, Weights, signature
+from .optimize.on_numpy import Unfoldable
 from .store import Store
 from .thresholds import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .values import is_jax, to_device, to_host
@@ -126,7 +127,7 @@ class Compiled:
             return None
         pinned, rest = self._divided(scope, fixed)
         leaves, structure = jax.tree.flatten((rest, None))
-        executable = self._executables.get((known.with_inputs(pinned), structure, signature(leaves)))
+        executable = self._executables.get((known.with_inputs(pinned), structure, signature(leaves), params.folds))
         if executable is None or not executable.is_flat or len(leaves) != len(rest):
             return None
         main, handed, names = executable.main, executable.handed(params), sorted(rest)
@@ -169,28 +170,32 @@ class Compiled:
         if weights is not None and weights.on_one_cpu and compat.context_mesh().empty:
             leaves, structure = jax.tree.flatten((values, rng))
             if (types := signature(leaves)) is not None:
-                own = (key, structure, types)
-                if own not in self._executables:
-                    self._executables[own] = self._executable(own, weights, leaves)
-                if on_host and rng is None:
-                    return self._executables[own](weights, list(map(np.asarray, leaves)), on_host=True)
-                return self._executables[own](weights, leaves)
+                own = (key, structure, types, weights.folds)
+                try:
+                    if own not in self._executables:
+                        self._executables[own] = self._executable(own, weights, leaves)
+                    if on_host and rng is None:
+                        return self._executables[own](weights, list(map(np.asarray, leaves)), on_host=True)
+                    return self._executables[own](weights, leaves)
+                except Unfoldable:
+                    weights.folds = False
+                    return self._run(key, params, values, rng, weights, narrow, on_host)
         return in_turn(self._jitted, key, self._given(params), values, rng)
 
     def _executable(self, own: Any, weights: Weights, leaves: list[Any]) -> Executable:
         """The program for a kind of calls: from ``cache_dir``, where another process left it, or traced now."""
-        key, structure, types = own
+        key, structure, types, folds = own
         args = (self._given(weights.types), *jax.tree.unflatten(structure, leaves))
         store = Store(self.settings.cache_dir) if self.settings.cache_dir else None
         meaning = fingerprint(self.graph, self._keys.keys() & weights.types.keys()) if store else None
-        path = store.path(meaning, key, structure, types, sorted(args[0].items())) if store and meaning else None
+        path = store.path(meaning, key, structure, types, folds, sorted(args[0].items())) if store and meaning else None
         if store is None or path is None:
-            return Executable(self._jitted, key, *args)
+            return Executable(self._jitted, key, *args, folds=folds)
         if kept := store.read(path):
             self.compiles += 1
-            return Executable(self._jitted, key, *args, portable=True, kept=kept)
+            return Executable(self._jitted, key, *args, portable=True, folds=folds, kept=kept)
         warned = len(self.settings.warned)
-        executable = Executable(self._jitted, key, *args, portable=True)
+        executable = Executable(self._jitted, key, *args, portable=True, folds=folds)
         if len(self.settings.warned) == warned and (new := executable.kept(weights, leaves)):  # else none would warn
             store.write(path, new)
         return executable

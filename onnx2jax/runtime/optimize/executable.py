@@ -37,6 +37,7 @@ class Weights(Mapping[str, Any]):
     Attributes:
         types: shapes and dtypes.
         on_one_cpu: whether all of them lie, or would lie, on one CPU.
+        folds: whether convolutions may take over the scale of what follows them: until it is found that some cannot.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Weights(Mapping[str, Any]):
         """Programs with these weights that take and give NumPy arrays."""
         self.straight: dict[Any, Any] = {}
         """Programs of a part of a graph with these weights, by the part and the kinds of arrays it takes."""
-        self.made = Made()
+        self.made, self.folds = Made(), True
         self.elsewhere: dict[Any, Weights] = {}
         """Some of them on other devices, by who wants them there."""
         first = [self[n] for n in list(self.types)[:1]]
@@ -115,13 +116,15 @@ class Kept:
 class Executable:
     """A jitted function's program for one signature: what weights alone decide is prepared, the rest is compiled."""
 
-    def __init__(self, jitted: Any, key: Any, *args: Any, portable: bool = False, kept: Kept | None = None) -> None:
+    def __init__(
+        self, jitted: Any, key: Any, *args: Any, portable: bool = False, folds: bool = False, kept: Kept | None = None
+    ) -> None:
         """``jitted`` takes a static key, weights (their types will do), and the other arguments.
 
-        A ``portable`` one calls nothing that other processes cannot. What was ``kept`` of it, loaded, is used without
-        tracing.
+        A ``portable`` one calls nothing that other processes cannot. One that ``folds`` cannot be prepared of all
+        weights: then ``Unfoldable`` is raised. What was ``kept`` of it, loaded, is used without tracing.
         """
-        self._jitted, self._key, self._portable = jitted, key, portable
+        self._jitted, self._key, self._portable, self._folds = jitted, key, portable, folds
         self._types = jax.tree.map(_as_type, args)
         self._names = sorted(args[0])
         self._split: Prepared | None = None
@@ -222,7 +225,9 @@ class Executable:
         count = len(jax.tree.leaves(self._types[0]))
         weights = [i < count for i in range(len(traced.jaxpr.in_avals))]
         onednn = not self._portable and vnni.is_served()
-        program = rows_by_rows(channels_last(in_integers(traced.jaxpr), weights, onednn=onednn), weights)
+        program = rows_by_rows(
+            channels_last(in_integers(traced.jaxpr), weights, onednn=onednn, folds=self._folds), weights
+        )
         parts = split(vnni.with_vnni(program, weights) if onednn else program, weights)
         return parts if parts.main is None else replace(parts, main=by_images(parts.main, len(parts.handed)))
 

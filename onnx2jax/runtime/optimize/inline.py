@@ -68,9 +68,19 @@ def written(
 
     ``constants`` gets the values that the function holds.
     """
-    closed = jax.make_jaxpr(lambda *xs: function(*xs))(
-        *(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands)
-    )
+    return placed(jax.make_jaxpr(lambda *xs: function(*xs))(*map(as_type, operands)), equation, operands, constants)
+
+
+def as_type(variable: Any) -> jax.ShapeDtypeStruct:
+    """What functions are traced with for a variable, or a literal."""
+    return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+
+
+def placed(closed: ClosedJaxpr, equation: Any, operands: Sequence[Any], constants: dict[Any, Any]) -> list[Any]:
+    """The equations of a program of variables, or literals, that give the result of an equation in its place.
+
+    ``constants`` gets the values that the program holds.
+    """
     names = dict(zip(closed.jaxpr.invars, operands, strict=True))
     inside = list(inlined(closed.jaxpr.eqns, names, constants, lambda _: True, for_the_cpu))
     constants.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))

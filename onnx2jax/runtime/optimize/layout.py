@@ -19,6 +19,7 @@ axes, or on each element, is told where they lie now; whatever has no rule here 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -33,6 +34,7 @@ from jax.extend.core.primitives import transpose_p
 from ...ops.conv import Window
 from ..thresholds import SHORT
 from .convolution import convolve
+from .fold import folded
 from .inline import for_the_cpu, inlined, renamed
 from .on_numpy import is_computable
 from .orders import Order, Value, permuted, places, plain, without
@@ -55,6 +57,7 @@ def channels_last(
     weights: Sequence[bool],
     *,
     onednn: bool = False,
+    folds: bool = False,
     stays: Sequence[bool] | None = None,
     way: Way | None = None,
 ) -> ClosedJaxpr:
@@ -64,6 +67,7 @@ def channels_last(
         closed: the program.
         weights: for each of its arguments whether it is a weight: its transpose is computed once.
         onednn: whether oneDNN may serve; short programs do without, since such ones are not loaded for ``run``.
+        folds: whether convolutions take over the scale of what follows them.
         stays: for each argument whether what is computed of it by element lies as it does: a step's state.
         way: how convolutions are treated; those of a call when left out.
     """
@@ -72,16 +76,19 @@ def channels_last(
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     names: dict[Any, Any] = {}
     equations = list(inlined(jaxpr.eqns, names, constants, lambda _: True, way.branch))
-    convolutions = [e for e in equations if way.is_served(e)]
-    if not convolutions:
+    if not any(map(way.is_served, equations)):
         return closed
+    outputs = [renamed(v, names) for v in jaxpr.outvars]
+    if folds:
+        equations = folded(equations, list(itertools.compress(jaxpr.invars, weights)), outputs, constants)
+    convolutions = [e for e in equations if way.is_served(e)]
     layout = Layout(constants, way.rule, onednn and sum(map(_operations, convolutions)) > SHORT)
     for i, (variable, is_weight) in enumerate(zip(jaxpr.invars, weights, strict=True)):
         layout.values[variable] = layout.holding(variable, known=is_weight, stays=stays is not None and stays[i])
     for equation in equations:
         layout.add(equation)
-    outputs = [layout.value(renamed(v, names)).plain() for v in jaxpr.outvars]
-    changed = jaxpr.replace(constvars=[*constants], eqns=layout.equations, outvars=outputs)
+    results = [layout.value(v).plain() for v in outputs]
+    changed = jaxpr.replace(constvars=[*constants], eqns=layout.equations, outvars=results)
     return ClosedJaxpr(changed, [*constants.values()])
 
 

@@ -38,6 +38,24 @@ def _split(x: Any, *, sizes: Any, axis: int) -> Any:
     return np.split(x, np.cumsum(sizes)[:-1], axis)
 
 
+class Unfoldable(Exception):
+    """Scales that weights cannot take over: they would be beyond the range of float32, or nearly."""
+
+
+LEAST, MOST = 2.0**-100, 2.0**60
+"""Of the largest weight of a channel, scaled: so those of a millionth of it keep their digits, and sums are finite."""
+
+
+def _scaled(w: Any, by: Any, shift: Any) -> Any:
+    """w * by, one number a channel, as ``fold`` asks for it; ``shift`` is what is added behind."""
+    others = tuple(axis for axis, n in enumerate(by.shape) if n == 1)
+    largest = np.maximum(w.max(others, keepdims=True), -w.min(others, keepdims=True)) * by.astype(np.float64)
+    in_range = (largest == 0) | ((abs(largest) >= LEAST) & (abs(largest) <= MOST))
+    if not (in_range.all() and np.isfinite(shift).all()):
+        raise Unfoldable
+    return w * by
+
+
 def _elementwise(function: Any) -> Rule:
     return lambda *operands, **_: function(*operands)
 
@@ -81,6 +99,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "reduce_sum": lambda x, *, axes, **_: x.sum(axes, dtype=x.dtype),
     "reshape": lambda x, *, new_sizes, **_: np.reshape(x, new_sizes),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
+    "scaled": _scaled,
     "select_n": lambda which, *cases: np.where(which, cases[1], cases[0]),
     "shift_left": _elementwise(np.left_shift),
     "shift_right_logical": _elementwise(np.right_shift),

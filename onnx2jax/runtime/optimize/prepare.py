@@ -85,7 +85,8 @@ class Prepared:
         known = self._identities(given, weights.made)
         found = {v: weights.made.get(known[v]) for v in self.handed if v not in given}
         absent = [v for v, value in found.items() if value is None]
-        found |= {v: weights.made.keep(known[v], value) for v, value in self._computed(absent, given, weights)}
+        computed = dict(self._computed(absent, given, weights))  # all, or Unfoldable and none is kept
+        found |= {v: weights.made.keep(known[v], value) for v, value in computed.items()}
         return [weights[given[v]] if v in given else found[v] for v in self.handed]
 
     def _computed(self, results: Sequence[int], given: Mapping[int, str], weights: Source) -> Iterator[tuple[int, Any]]:
