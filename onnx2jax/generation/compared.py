@@ -117,19 +117,23 @@ class Compared(Steps):
         self._proved.add(key)
 
     def _prove_extension(self, state: State, rows: list[np.ndarray], count: int, others: Any) -> None:
-        """Compare so many tokens at once with one after another, once.
+        """Compare so many tokens at once with one after another, and behind others that were taken back, once.
 
         Raises:
             CacheError: they differ.
         """
-        if (("extension", len(rows), count, state.cache.length)) in self._proved:
+        if (key := ("extension", len(rows), count, state.cache.length, state.cache.apart)) in self._proved:
             return
         more = np.stack([np.resize(r, count) for r in rows])
         choose, how = choice("greedy", None)
         how |= {"endings": endings(()), "pad": np.int32(0)}
         after = self._programs.further(state.cache, more, choose, how, others)
         self._prove_further(state.cache, more, after, choose, how, others)
-        self._proved.add(("extension", len(rows), count, state.cache.length))
+        stale = self._programs.further(state.cache, more[:, ::-1] // 2, choose, how, others).cache
+        stale = replace(stale, live=state.cache.live, end=state.cache.end)
+        again = self._programs.further(stale, more, choose, how, others)
+        compare(after.logits, again.logits, state.cache.length, rounds=self.rounds)
+        self._proved.add(key)
 
 
 def compare(want: Any, ours: Any, room: int, *, rounds: bool) -> None:

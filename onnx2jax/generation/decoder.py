@@ -203,8 +203,6 @@ class Decoder(Compared):
             given = jax.tree.map(jax.numpy.asarray, (others, shared))
         if state.cache.aligned or small.cache.aligned:
             raise UnsupportedError("the model counts places backwards, so no token can be taken back: use generate")
-        if state.cache.apart or small.cache.apart:
-            raise UnsupportedError("the model takes positions from places: prompts of one length, or use generate")
         self._prove_extension(state, rows, count + 1, given[0])
         how = {"endings": self._endings(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():

@@ -34,7 +34,7 @@ def check_takes_back(steps: Steps) -> None:
         if kind == "state" or slides:
             what = "slides" if slides else "is a state"
             raise UnsupportedError(f"the cache {name!r} {what}, so no token can be taken back: use generate")
-    if not steps.masks:
+    if not (steps.masks or steps.pads):
         raise UnsupportedError("nothing in the model masks tokens that are taken back: use generate")
 
 

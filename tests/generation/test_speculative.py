@@ -17,6 +17,7 @@ FILES = {
     "shared": decoders.group_query,
     "int4": lambda: decoders.group_query(bits="symmetric"),
     "appended": decoders.appending,
+    "places": lambda: decoders.static(64, positions=False),
     "state": decoders.convolving,
 }
 
@@ -28,7 +29,13 @@ def decoder(name: str) -> Decoder:
 
 @pytest.mark.parametrize(
     ("large", "small", "count"),
-    [("shared", "int4", 3), ("appended", "shared", 1), ("appended", "shared", 3), ("shared", "shared", 3)],
+    [
+        ("shared", "int4", 3),
+        ("appended", "shared", 1),
+        ("appended", "shared", 3),
+        ("shared", "shared", 3),
+        ("places", "int4", 3),
+    ],
 )
 def test_the_text_is_the_large_decoders_own(large: str, small: str, count: int) -> None:
     own, draft = decoder(large), decoder(small)
