@@ -241,7 +241,8 @@ def _greedy(boxes, threshold, limit):
     """The places of the boxes kept, of boxes [5, N] in the order of their scores."""
     kept, alive = np.zeros(0, np.int64), np.arange(boxes.shape[1])
     while alive.size and kept.size < limit:
-        block, alive = alive[:_BLOCK], alive[_BLOCK:]
+        size = min(_BLOCK, 2 * (limit - kept.size))  # the first of a block stays, and most others do
+        block, alive = alive[:size], alive[size:]
         some, gone = boxes.take(block, 1), np.zeros(block.size, bool)
         hits = overlap(some[:, :, None], some[:, None], threshold) & _LATER[: block.size, : block.size]
         for i in hits.any(1).nonzero()[0].tolist():

@@ -90,6 +90,5 @@ def class_labels(choices):
 
 def labels_of(labels, index):
     """The class labels at the indices; text is picked on the host."""
-    if labels.dtype == object:
-        index = needs_known(index, "the class labels are strings")
+    index = needs_known(index, "the class labels are strings") if labels.dtype == object else index
     return labels[index] if is_known(index) else jnp.asarray(labels)[index]
