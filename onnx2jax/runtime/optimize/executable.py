@@ -21,6 +21,7 @@ from .integers import in_integers
 from .layout import channels_last
 from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
+from .shared import computed_once
 from .small import Small, small
 from .synchronous import Synchronous, synchronous
 
@@ -229,7 +230,9 @@ class Executable:
             channels_last(in_integers(traced.jaxpr), weights, onednn=onednn, folds=self._folds), weights
         )
         parts = split(vnni.with_vnni(program, weights) if onednn else program, weights)
-        return parts if parts.main is None else replace(parts, main=by_images(parts.main, len(parts.handed)))
+        if parts.main is None:
+            return parts
+        return replace(parts, main=computed_once(by_images(parts.main, len(parts.handed))))
 
 
 def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:
