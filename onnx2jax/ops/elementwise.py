@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from .arrays import axis_of, dims, is_known, is_string, needs_known, xp
 from .cast import cast_to, is_float, is_integer, settled, traced
 from .registry import Static, op, taking
@@ -237,7 +238,7 @@ def clip(input, min=None, max=None):
     return lax.clamp(jnp.broadcast_to(low, input.shape), input, jnp.broadcast_to(high, input.shape))
 
 
-_gauss = two_columns(np.vectorize(math.erf, otypes=[np.float64]), lax.erf)
+_gauss = two_columns(np.vectorize(math.erf, otypes=[np.float64]), compat.erf)
 
 
 @op("Erf", since=9)
