@@ -89,13 +89,14 @@ READY: Final = (
     "for ResNet-50, in processor time: convolutions of one kind traced once (kept, 0.55 to 0.41 s), the file read in "
     "parts (kept, 0.24 to 0.03), sums of residual blocks computed once rather than in each later block (kept: "
     "compiling 2.0 to 1.8 and a call 88 to 85 ms; of 32 blocks of 1x1 convolutions convert and the first call 2.2 to "
-    "0.85 s, a call 79 to 21 ms), the same by optimization_barrier (XLA takes it away) or by images as rows (XLA "
-    "fuses across them as well), XLA's options for one program (xla_backend_optimization_level=1: 2.05 to 1.75 s with "
-    "calls as long, EfficientNet's 4.2 to 4.05; 0: 1.3, calls 1.5 times as long; xla_llvm_disable_expensive_passes: "
-    "none; one or two splits of the code: 2.4 and 2.3; YNNPACK's fusions with sums: 3.3, calls 1.3 times as long), "
-    "Python's garbage collector off (0.1 s, but a setting of the process), weights prepared by another thread while "
-    "XLA compiles (the same processor time; by the clock 0.25 s at most, not shown on a machine with other work). "
-    "From the cache most of the time is reading weights and preparing them."
+    "0.85 s, a call 79 to 21 ms), the same by calls that are not inlined (as fast), by optimization_barrier (XLA of "
+    "jax 0.10 takes it away) or by images as rows (XLA fuses across them as well), XLA's options for one program "
+    "(xla_backend_optimization_level=1: 2.05 to 1.75 s with calls as long, EfficientNet's 4.2 to 4.05; 0: 1.3, calls "
+    "1.5 times as long; xla_llvm_disable_expensive_passes: none; one or two splits of the code: 2.4 and 2.3; "
+    "YNNPACK's fusions with sums: 3.3, calls 1.3 times as long), Python's garbage collector off (0.1 s, but a setting"
+    " of the process), weights prepared by another thread while XLA compiles (the same processor time; by the clock "
+    "0.25 s at most, not shown on a machine with other work). From the cache most of the time is reading weights and "
+    "preparing them."
 )
 
 MEMORY: Final = (

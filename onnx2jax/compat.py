@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import serialize_executable, xla_metadata
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.experimental import serialize_executable
+from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import (
     AbstractMesh,
@@ -105,20 +105,6 @@ def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *oper
     result = jax.ShapeDtypeStruct(tuple(shape), np.int32 if dtype == np.int8 else dtype)
     text = json.dumps(settings)
     return jax.ffi.ffi_call(target, result, custom_call_api_version=2, legacy_backend_config=text)(*operands)
-
-
-def call_apart(closed: ClosedJaxpr, equation: Any, given: Sequence[Any]) -> Any:
-    """The equation of a call of a program, which XLA does not write in its place, with an equation's results.
-
-    Args:
-        closed: the program.
-        equation: what the call stands for.
-        given: the call's operands.
-    """
-    types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type) for v in given]
-    with xla_metadata.set_xla_metadata(inlineable="false"):
-        (call,) = jax.make_jaxpr(jax.jit(jaxpr_as_fun(closed)))(*types).jaxpr.eqns
-    return call.replace(invars=[*given], outvars=equation.outvars, source_info=equation.source_info)
 
 
 def scan_constants(scan: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from jax import lax
 from jax.extend.core import check_jaxpr, jaxpr_as_fun
 
+from onnx2jax.ops.conv import Window
 from onnx2jax.runtime.optimize import images
+from onnx2jax.runtime.optimize.winograd import winograd
 
 RNG = np.random.default_rng(0)
 X, W = RNG.normal(size=(6, 8, 9, 3)).astype(np.float32), RNG.normal(size=(3, 3, 3, 4)).astype(np.float32)
@@ -40,7 +43,14 @@ APART: dict[str, Callable[[Any], Any]] = {
     "means": lambda y: y.mean((1, 2)) @ W[0, 0, :, :3].T[:4].repeat(2, 0)[:4] if y.ndim == 3 else y.mean((1, 2)),
     "flattened": lambda y: y.reshape(y.shape[0], -1),
     "joined": lambda y: jnp.concatenate([y, y * 2], 3),
+    "means by products": lambda y: lax.dot_general(jnp.ones((6, 1, 8)), y.mean(2), (((2,), (1,)), ((0,), (0,)))),
+    "stacked": lambda y: jnp.stack([y, y + 1]).reshape(2, -1, 4)[0].reshape(y.shape),
+    "a product for each row of a stack": lambda y: lax.dot_general(
+        jnp.stack([y, -y]).reshape(2, -1, 4), np.ones((2, 4, 5), np.float32), (((2,), (1,)), ((0,), (0,)))
+    )[1].reshape(6, -1),
+    "by Winograd's way": lambda y: winograd(y, np.ones((3, 3, 4, 2), np.float32), WINDOW, 1),
 }
+WINDOW = Window((3, 3), (1, 1), ((1, 1), (0, 2)), (1, 1))
 TOGETHER: dict[str, Callable[[Any], Any]] = {
     "the mean of a batch": lambda y: y - y.mean(0, keepdims=True),
     "the other way round": lambda y: y[::-1],
@@ -49,11 +59,12 @@ TOGETHER: dict[str, Callable[[Any], Any]] = {
     "a result without them": lambda y: y.sum(),
     "beside other axes": lambda y: y.transpose(1, 0, 2, 3).reshape(-1, 4).reshape(8, 6, 9, 4).transpose(1, 0, 2, 3),
     "along itself": lambda y: jnp.cumsum(y, 0),
+    "a product over them": lambda y: lax.dot_general(np.ones((2, 6), np.float32), y, (((1,), (0,)), ((), ()))),
+    "a product by each other": lambda y: lax.dot_general(y, y, (((3,), (3,)), ((0,), (0,)))),
 }
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]) -> Any:
-    monkeypatch.setattr(images, "LARGE", 1)
     monkeypatch.setattr(images, "PART", 2)
     closed = jax.make_jaxpr(lambda w, x: [function(convolved(x, w))])(W, X)
     return closed, images.by_images(closed, 1)
@@ -66,7 +77,7 @@ def test_images_that_do_not_meet_go_some_at_a_time(name: str, monkeypatch: pytes
     assert [e.primitive.name for e in parts.jaxpr.eqns].count("scan") == 1
     (ours,), (expected,) = jaxpr_as_fun(parts)(W, X), jaxpr_as_fun(closed)(W, X)
     assert ours.dtype == expected.dtype
-    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -78,3 +89,30 @@ def test_images_that_meet_stay_whole(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_small_images_stay_whole() -> None:
     closed = jax.make_jaxpr(lambda w, x: [convolved(x, w)])(W, X)
     assert images.by_images(closed, 1) is closed
+
+
+def test_layers_behind_the_last_large_value_take_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = RNG.normal(size=(4, 4)).astype(np.float32)
+
+    def network(w: Any, v: Any, x: Any) -> list[Any]:
+        y = convolved(x, w)
+        halves = y[:, ::2, ::2] * 2
+        means = halves.mean((1, 2))
+        return [means - means.mean(0), halves.sum((1, 2)) @ v, jnp.full((3,), 2.0)]
+
+    closed = jax.make_jaxpr(network)(W, matrix, X)
+    monkeypatch.setattr(images, "PART", 5000 // (os.cpu_count() or 1))
+    parts = images.by_images(closed, 2)
+    check_jaxpr(parts.jaxpr)
+    (scan,) = (e for e in parts.jaxpr.eqns if e.primitive.name == "scan")
+    inside = [e.primitive.name for e in scan.params["jaxpr"].jaxpr.eqns]
+    assert "conv_general_dilated" in inside
+    assert "dot_general" not in inside
+    for ours, expected in zip(jaxpr_as_fun(parts)(W, matrix, X), network(W, matrix, X), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_much_of_weights_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MOST_WEIGHTS", 100)
+    closed, parts = changed(monkeypatch, lambda y: y + 1)
+    assert parts is closed

@@ -95,6 +95,43 @@ def test_between_two_convolutions_nothing_is_transposed(name: str) -> None:
     assert transposes(lambda w, x: convolved(BETWEEN[name](convolved(x, w)), w), X, rtol=rtol) == 2
 
 
+PIXELS = RNG.normal(size=(8, 10)).astype(np.float32)
+SUMMED: dict[str, Callable[[Any], Any]] = {
+    "all pixels": lambda x: lax.dot_general(x, PIXELS, (((2, 3), (0, 1)), ((), ()))),
+    "columns": lambda x: lax.dot_general(x, PIXELS[0], (((3,), (0,)), ((), ()))),
+    "rows": lambda x: lax.dot_general(x, PIXELS[:, 0], (((2,), (0,)), ((), ()))),
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_a_sum_over_pixels_is_a_row_by_matrices_as_they_lie(name: str) -> None:
+    """XLA would transpose an operand whose summed axes lie before others that it keeps."""
+
+    def network(w: Any, x: Any) -> Any:
+        return SUMMED[name](convolved(x, w))
+
+    assert transposes(network, X) <= 2
+    closed = channels_last(jax.jit(network).trace(W, X).jaxpr, [True, False])
+    products = [e for e in closed.jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert products
+    for product in products:
+        ((_, summed), _), x = product.params["dimension_numbers"], product.invars[1].aval
+        assert summed == (x.ndim - 2,)
+
+
+def test_no_part_of_a_depthwise_convolution_is_the_unpadded_image() -> None:
+    """XLA would compute that anew, with the activation before it, beside the padded one."""
+    image, weights = np.ones((1, 8, 9, 6), np.float32), np.ones((3, 3, 1, 6), np.float32)
+    window = window_of((8, 9), (3, 3), pads=[1, 1, 1, 1])
+    closed = jax.make_jaxpr(lambda x, w: convolution.depthwise(x, w, window, 6))(image, weights)
+    whole = ((0, 1, 1, 0), (1, 9, 10, 6))
+    slices = [
+        (e.params["start_indices"], e.params["limit_indices"]) for e in closed.jaxpr.eqns if e.primitive.name == "slice"
+    ]
+    assert len(slices) > 9
+    assert whole not in slices
+
+
 FORCED: dict[str, tuple[Callable[[Any], Any], int]] = {
     "channel shuffle": (lambda x: x.reshape(2, 2, 3, 8, 10).swapaxes(1, 2).reshape(2, 6, 8, 10), 3),
     "linear resize": (

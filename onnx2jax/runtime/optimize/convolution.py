@@ -171,15 +171,24 @@ def _along_last(x: Any, behind: int, before: int, after: int) -> Any:
 
 
 def depthwise(x: Any, w: Any, window: Window, groups: int) -> Any:
-    """One channel a group: shifted multiply-adds."""
+    """One channel a group: shifted multiply-adds.
+
+    One column more than needed is padded and summed: no part is then just the unpadded image, which XLA would compute
+    a second time for it, activation and all (MobileNetV2 takes 3 to 8 % longer).
+    """
     if w.shape[-1] != groups:
         x = jnp.repeat(x, w.shape[-1] // groups, axis=-1)
+    blocks = count_blocks(x.shape[1:-1], window)
+    if any(map(any, window.pads)):
+        before, after = window.pads[-1]
+        window = window._replace(pads=(*window.pads[:-1], (before, after + window.strides[-1])))
     weights = lax.reshape(w, (math.prod(window.kernel), w.shape[-1]))
     products = (
         part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 0, keepdims=False), part.shape, (part.ndim - 1,))
         for i, part in enumerate(taps(padded(x, window), window))
     )
-    return functools.reduce(lax.add, products)
+    y = functools.reduce(lax.add, products)
+    return lax.slice(y, (0,) * y.ndim, (y.shape[0], *blocks, y.shape[-1]))
 
 
 def piecewise(x: Any, w: Any, window: Window, groups: int) -> Any:
@@ -227,6 +236,31 @@ def product(x: Any, w: Any) -> Any:
     rows = lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
     y = lax.dot_general(rows, w, (((1,), (0,)), ((), ())), preferred_element_type=_summed(x.dtype))
     return lax.reshape(y, (*x.shape[:-1], w.shape[-1]))
+
+
+def weighted(x: Any, weights: Any, first: int, dtype: Any) -> Any:
+    """The sum over axes of x from ``first`` on by weights of their shape, axes left behind them.
+
+    One row by a matrix, along the last of these axes and then along the others: a plain product would be handed x
+    transposed, and long sums are less exact. The mean of 56x56 pixels of 96 channels, 8 images, takes 0.9 ms rather
+    than 3.
+    """
+    lead, tail = math.prod(x.shape[:first]), math.prod(x.shape[first + weights.ndim :])
+    width = weights.shape[-1]
+    y = lax.reshape(x, (lead, weights.size // width, width, tail))
+    lines = lax.reshape(weights, (y.shape[1], 1, width))
+    y = _along_rows(lax.broadcast_in_dim(lines, (lead, *lines.shape), (1, 2, 3)), y, dtype)
+    if y.shape[1] > 1:
+        y = _along_rows(lax.full((lead, 1, y.shape[1]), 1, y.dtype), y, dtype)
+    return lax.reshape(y, (*x.shape[:first], *x.shape[first + weights.ndim :]))
+
+
+def _along_rows(weights: Any, x: Any, dtype: Any) -> Any:
+    """The sum of x (batch..., K, C) by weights (batch..., 1, K), of the shape (batch..., C)."""
+    batch = tuple(range(x.ndim - 2))
+    numbers = ((x.ndim - 1,), (x.ndim - 2,)), (batch, batch)
+    y = lax.dot_general(weights, x, numbers, preferred_element_type=dtype)
+    return lax.squeeze(y, (x.ndim - 2,))
 
 
 def _summed(dtype: Any) -> Any:

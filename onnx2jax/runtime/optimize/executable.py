@@ -19,9 +19,9 @@ from . import vnni
 from .images import by_images
 from .integers import in_integers
 from .layout import channels_last
+from .once import computed_once
 from .prepare import Made, Prepared, split
 from .rows import rows_by_rows
-from .shared import computed_once
 from .small import Small, small
 from .synchronous import Synchronous, synchronous
 
@@ -232,7 +232,7 @@ class Executable:
         parts = split(vnni.with_vnni(program, weights) if onednn else program, weights)
         if parts.main is None:
             return parts
-        return replace(parts, main=computed_once(by_images(parts.main, len(parts.handed))))
+        return replace(parts, main=by_images(computed_once(parts.main), len(parts.handed)))
 
 
 def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:

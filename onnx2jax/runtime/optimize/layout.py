@@ -33,7 +33,7 @@ from jax.extend.core.primitives import transpose_p
 
 from ...ops.conv import Window
 from ..thresholds import SHORT
-from .convolution import convolve
+from .convolution import convolve, weighted
 from .fold import folded
 from .inline import for_the_cpu, inlined, renamed
 from .on_numpy import is_computable
@@ -361,7 +361,20 @@ def _product(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[V
         left = without(v.order, [*used[0], *used[1]])
         order += [at + axis for axis in left]
         at += len(left)
+    if (first := _first_summed(operands, numbers)) is not None:
+        y = layout.trace(weighted, (first, equation.params["preferred_element_type"]), *(v.best() for v in operands))
+        return [layout.holding(y, tuple(order), aval=equation.outvars[0].aval)]
     return layout.write([v.best() for v in operands], [tuple(order)], dimension_numbers=numbers)
+
+
+def _first_summed(operands: Sequence[Value], numbers: Any) -> int | None:
+    """The first axis of a sum by weights of its axes' shape, such as the mean of all pixels, if others lie behind."""
+    (x, weights), ((contracted, by), (batch, _)) = operands, numbers
+    if batch or not by or by != plain(weights.rank) or contracted[-1] == x.rank - 1:
+        return None
+    if 0 in x.shape or {x.aval.dtype, weights.aval.dtype} != {np.dtype(np.float32)}:
+        return None
+    return contracted[0] if contracted == tuple(range(contracted[0], contracted[0] + len(by))) else None
 
 
 def _convolution(layout: Layout, equation: Any, operands: Sequence[Value]) -> list[Value] | None:

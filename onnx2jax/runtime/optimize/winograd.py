@@ -42,8 +42,8 @@ def winograd(x: Any, w: Any, window: Window, _groups: int) -> Any:
     # Tiles of `size` rows; a tile's last two are the first of the next one
     rows = lax.reshape(x, (batch, down + 1, size, (across + 1) * size, x.shape[-1]))
     parts = [rows[:, :down, i] for i in range(size)] + [rows[:, 1:, i] for i in range(2)]
-    columns = lax.reshape(_times(before, parts), (side * batch * down, across + 1, size, x.shape[-1]))
-    parts = [columns[:, :across, i] for i in range(size)] + [columns[:, 1:, i] for i in range(2)]
+    columns = lax.reshape(_times(before, parts), (side, batch * down, across + 1, size, x.shape[-1]))
+    parts = [columns[:, :, :across, i] for i in range(size)] + [columns[:, :, 1:, i] for i in range(2)]
     tiles = batch * down * across
     transformed = lax.reshape(_times(before, parts), (side * side, tiles, x.shape[-1]))
     kernels = _times(filtering, [_times(filtering, [w[i, j] for i in range(3)]) for j in range(3)])
