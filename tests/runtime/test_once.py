@@ -66,6 +66,10 @@ UNTOUCHED: dict[str, Callable[[Any, Any], Any]] = {
     "is read once": lambda w, x: [jnp.maximum(x, 0) @ w[0]],
     "is small": lambda w, x: [(y := jnp.maximum(x[:2], 0)) @ w[0], y + 1],
     "has an array as its bound": lambda w, x: [(y := jnp.maximum(x, x[:1])) @ w[0], y + 1],
+    "has a bound beyond the integers it becomes": lambda w, x: [
+        (y := jnp.minimum(jnp.round(x * 1000), 300).astype(np.int8)).astype(np.float32) @ w[0],
+        y + 1,
+    ],
     "has no bound": lambda w, x: [(y := x + 1) @ w[0], y + 1],
 }
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Var
 
 from .inline import variables, written
 
@@ -52,24 +52,30 @@ def computed_once(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _limited(equation: Any, makers: dict[Any, Any]) -> tuple[Any, Any] | None:
-    """What an equation gives or converts, and a number that bounds it; None where it is not bounded by one."""
+    """What an equation gives or converts, and a number that bounds it; None where it is not bounded by one.
+
+    A number beyond the range of integers becomes another one in each of XLA's ways of converting.
+    """
+    dtype = equation.outvars[0].aval.dtype
     if equation.primitive.name == "convert_element_type":
         equation = makers.get(equation.invars[0])
     name = None if equation is None else equation.primitive.name
     if name not in ("max", "min", "clamp"):
         return None
     bounds = [v.val for v in equation.invars if isinstance(v, Literal) and np.ndim(v.val) == 0]
+    if np.issubdtype(dtype, np.integer):
+        bounds = [v for v in bounds if np.iinfo(dtype).min <= v <= np.iinfo(dtype).max]
     return (equation.outvars[0], bounds[-1]) if bounds else None
 
 
 def _kept(equation: Any, limited: Any, bound: Any, constants: dict[Any, Any]) -> list[Any]:
     """The equation, and a choice between its result and what the bound becomes."""
     (result,) = equation.outvars
-    plain = type(result)(result.aval)
+    plain = Var(result.aval)
     limited = plain if limited is result else limited
 
     def chosen(x: Any, y: Any) -> Any:
         number = np.asarray(bound, x.dtype)
-        return lax.select(x == number, jnp.full(y.shape, number, y.dtype), y)
+        return lax.select(x == number, jnp.full(y.shape, number.astype(y.dtype)), y)
 
     return [equation.replace(outvars=[plain]), *written(chosen, equation, [limited, plain], constants)]

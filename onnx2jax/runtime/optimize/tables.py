@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import Literal, Var
 
 from .inline import variables
 from .on_numpy import ELEMENTWISE, RULES, is_computable
@@ -196,7 +196,7 @@ def _in_order(wanted: Sequence[Any], equation: Callable[[Any], Any], reads: Call
 
 def _of_type(variable: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """A new variable."""
-    return type(variable)(variable.aval.update(shape=shape, dtype=dtype, weak_type=False))
+    return Var(variable.aval.update(shape=shape, dtype=dtype, weak_type=False))
 
 
 def _all_bytes(dtype: Any) -> np.ndarray:
