@@ -11,23 +11,25 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 _CONVOLUTIONS: Final = (
-    "Nine tenths of the time are XLA's kernels for convolutions and products, at 120 to 170 GFLOP/s beside about "
-    "200 that two cores have. Tried: Winograd's way for images of 14x14 too (4.6 ms a layer rather than 4.0), "
-    "columns for 3x3 beyond 64 pixels (4.3 rather than 2.5), weights as the left operand of 1x1 (no difference on "
-    "this processor), oneDNN's kernels (kept for images of few channels, half the time; 0.5 to 1.1 times as fast "
+    "Nine tenths of the time are XLA's kernels for convolutions and products, at 120 to 170 GFLOP/s beside about 200 "
+    "that two cores have. Tried: Winograd's way for images of 14x14 too (4.6 ms a layer rather than 4.0), columns for"
+    " 3x3 beyond 64 pixels (4.3 rather than 2.5), weights as the left operand of 1x1 (no difference on this "
+    "processor), oneDNN's kernels (kept for images of few channels, half the time; 0.5 to 1.1 times as fast "
     "elsewhere), with bias, sum and Relu in them too (0 to 15 % of such a layer), BatchNormalization in the weights "
     "(kept; processor time of MobileNetV2 10.2 to 9.6 ms, ResNet-50 89.8 to 86.5, a classifier of text lines 1.34 to "
     "1.22; for U-Net, EfficientNet and a recognizer of text none), what stands before a convolution in its weights "
-    "(none)."
+    "(none), results of residual blocks kept rather than computed in each later block too (kept; ResNet-50 95 to 88 "
+    "ms of one core, 790 to 730 for 8 images), images some at a time up to the last large value (kept; 735 to 670)."
 )
 _NARROW: Final = (
-    "The first layers multiply 12 544 pixels by matrices of 32 x 96, where XLA's product reaches 50 to 80 "
-    "GFLOP/s; depthwise layers take no longer than the activations around them. Tried: activation behind the "
-    "padding, zeros joined on, an update of a padded buffer (all 1.1 to 2 times as long as padding behind the "
-    "activation). Of 8 images some at a time (kept): MobileNetV2 141 to 79 ms of one core, 38 of them "
-    "the system's for 78 MB of memory got anew in each call; EfficientNet 204 to 144. Tried against those: glibc told "
-    "to keep memory (none beyond 64 MB: XLA's threads have arenas of that size), huge pages (89, before the process "
-    "starts)."
+    "The first layers multiply 12 544 pixels by matrices of 32 x 96, where XLA's product reaches 50 to 80 GFLOP/s; "
+    "depthwise layers take no longer than the activations around them. Tried: activation behind the padding, zeros "
+    "joined on, an update of a padded buffer (all 1.1 to 2 times as long as padding behind the activation). Padding a"
+    " column more than needed, so that XLA does not compute the middle part anew (kept; MobileNetV2 0.92 to 0.97 of "
+    "the processor time), means of pixels as rows by the image as it lies (kept; EfficientNet with both 153 to 134 ms"
+    " for 8 images). Of 8 images some at a time (kept): MobileNetV2 141 to 79 ms of one core, 38 of them the system's"
+    " for 78 MB of memory got anew in each call; EfficientNet 204 to 144. Tried against those: glibc told to keep "
+    "memory (none beyond 64 MB: XLA's threads have arenas of that size), huge pages (89, before the process starts)."
 )
 _RECURRENT: Final = (
     "With one thread onnxruntime takes as long: 8.8 us of processor time a step of a GRU of 256 beside its 9.6, an "
@@ -101,7 +103,7 @@ READY: Final = (
 
 MEMORY: Final = (
     "Of a small network nearly all is what XLA and LLVM take while they compile, and give back: 64 to 145 MB, "
-    "whatever the weights, with one thread or 32 (xla_cpu_parallel_codegen_split_count) alike. By hand in JAX, with "
+    "whatever the weights, whether the code is split in 1, 4 or 128 parts. By hand in JAX, with "
     "weights in memory, MobileNetV2 grows to 120 MB and ResNet-50 to 266. Ours beside that are 10 to 15 MB of "
     "tracing, and weights as the program takes them, which Winograd's way makes 1.8 times as large (UNet, 171 and "
     "by hand 120). Kept: what compiling has freed is given back before the first call (MobileNetV2 129 to 117 MB at "
