@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import zipfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +10,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ..model.convert import convert
+from ..proto import npz
 from .inputs import add_inputs, filled, given
 from .terminal import (
     CommandError,
@@ -114,11 +114,7 @@ def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> No
             # An output may be called a/b:0; quoted, it is a file name on every system, and still unique.
             np.save(folder / f"{quote(name, safe='')}.npy", array)
     if file is not None:
-        # What np.savez writes; but that takes names as keywords, and an output may be called "file".
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                    np.lib.format.write_array(stream, array, allow_pickle=False)
+        npz.write(file, arrays)
     left_out = [name for name in outputs if name not in arrays]
     if left_out and (folder or file):
         note(f"not saved, being no tensors: {', '.join(left_out)}")

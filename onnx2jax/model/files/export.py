@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,7 +17,7 @@ from jax import export
 from ... import compat
 from ...errors import InputNameError, KnownValueError, OnnxError, ShardingError, UnsupportedError
 from ...ir.graph import Graph
-from ...proto import atomic
+from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
 from .extents import symbolic
@@ -185,11 +184,7 @@ def digest(names: Mapping[str, Sequence[str]], program: bytes) -> str:
 
 
 def _write_weights(file: Any, params: Mapping[str, Any]) -> None:
-    """What ``np.savez`` writes; but that takes names as keywords, and a weight may be called "file"."""
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, value in params.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, np.asarray(value), allow_pickle=False)
+    npz.write(file, params)
     file.seek(0)
     with np.load(file) as written:
         # A file in an archive is found by its name with and without ".npy", and NUL ends it.

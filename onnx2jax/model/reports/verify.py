@@ -23,6 +23,7 @@ from ...errors import InputTypeError, UnsupportedError
 from ...ir import analysis
 from ...ir.graph import Graph, Node, descendants
 from ...ops.registry import Operator
+from ...proto import npz
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.compiled import is_small
 from ...runtime.evaluate import Context, evaluate, run_node
@@ -64,8 +65,7 @@ class Difference:
             for key, part in _parts(name, value):
                 array = np.asarray(part)
                 arrays[key] = array.astype(str) if array.dtype == object else array
-        with open(path, "wb") as file:
-            np.savez(file, allow_pickle=False, **{n.replace("/", "|"): v for n, v in arrays.items()})
+        npz.write(path, {n.replace("/", "|"): v for n, v in arrays.items()})
         return Path(path)
 
 

@@ -130,6 +130,15 @@ def test_a_planted_bug_is_found_at_its_node(
         assert operator != "Div" or saved["k"].tolist() == [1, 2, 3]
 
 
+def test_operands_are_saved_under_any_name(plant: Plant, tmp_path: Path) -> None:
+    """``np.savez`` has a parameter of this name."""
+    plant("Tanh")
+    found = onnx2jax.convert(proto("g (float[2] file) => (float[2] y) { y = Tanh(file) }")).verify(None, "onnxruntime")
+    assert found.first is not None
+    with np.load(found.first.save(tmp_path / "operands.npz")) as saved:
+        assert {*saved.files} == {"file", "ours|y", "theirs|y"}
+
+
 def test_only_the_node_that_is_wrong_differs(plant: Plant) -> None:
     """Those behind it read what the other computed."""
     plant("Tanh")
