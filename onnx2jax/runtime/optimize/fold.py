@@ -25,7 +25,6 @@ are handed over as they lie, while those of convolutions are put into another or
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -38,7 +37,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from ... import compat
 from ..thresholds import MOST_GROWTH, SMALL_GROWTH
-from .inline import as_type, placed, variables
+from .inline import as_type, bytes_of, placed, variables
 from .on_numpy import is_computable
 
 SCALES: Final = ("mul", "div")
@@ -108,8 +107,9 @@ class _Program:
         if isinstance(w, Literal) or {w.aval.dtype, equation.invars[0].aval.dtype, result.dtype} != {np.dtype("f4")}:
             return False
         roots = self.roots.get(w, ())
-        is_prepared = 0 < w.aval.size * 4 <= max(SMALL_GROWTH, MOST_GROWTH * sum(map(_bytes, roots)))
-        return bool(roots) and is_prepared and all(self.root_reads[r] == 1 or _bytes(r) <= SMALL_GROWTH for r in roots)
+        is_prepared = 0 < w.aval.size * 4 <= max(SMALL_GROWTH, MOST_GROWTH * sum(map(bytes_of, roots)))
+        is_alone = all(self.root_reads[r] == 1 or bytes_of(r) <= SMALL_GROWTH for r in roots)
+        return bool(roots) and is_prepared and is_alone
 
     def chain(self, convolution: Any) -> list[Link]:
         """What scales and shifts the channels of its result, one after the other, before anything else reads it."""
@@ -177,7 +177,3 @@ def _convolved(convolution: Any, names: Sequence[str], x: Any, w: Any, *operands
             shift = (lax.add if name == "add" else lax.sub)(shift, v)
     y = convolution.primitive.bind(x, w, **convolution.params)
     return y if {*names} <= {*SCALES} else lax.add(y, lax.broadcast_in_dim(shift, y.shape, (channel,)))
-
-
-def _bytes(variable: Any) -> int:
-    return math.prod(variable.aval.shape) * np.dtype(variable.aval.dtype).itemsize

@@ -26,6 +26,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
+from .inline import as_type, bytes_of, variables
 from .layout import ELEMENTWISE, WINDOWS
 
 PART: Final = 5 << 20
@@ -62,8 +63,8 @@ def by_images(closed: ClosedJaxpr, weights: int) -> ClosedJaxpr:
     if largest <= most:
         return closed
     split = _split(jaxpr, images, most)
-    read = {v for e in split.head for v in e.invars if not isinstance(v, Literal)}
-    if sum(_bytes(v.aval) for v in jaxpr.invars[:weights] if v in read) > MOST_WEIGHTS:
+    read = {v for e in split.head for v in variables(e.invars)}
+    if sum(bytes_of(v) for v in jaxpr.invars[:weights] if v in read) > MOST_WEIGHTS:
         return closed
     part = max((n for n in range(1, batch) if batch % n == 0 and largest // batch * n <= most), default=1)
 
@@ -78,7 +79,7 @@ def by_images(closed: ClosedJaxpr, weights: int) -> ClosedJaxpr:
         return [v.val if isinstance(v, Literal) else given[v] for v in jaxpr.outvars]
 
     try:
-        return jax.make_jaxpr(whole)(*(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in jaxpr.invars))
+        return jax.make_jaxpr(whole)(*map(as_type, jaxpr.invars))
     except _Mixed:
         return closed
 
@@ -98,16 +99,16 @@ class _Split(NamedTuple):
 
 def _split(jaxpr: Any, images: Sequence[Any], most: int) -> _Split:
     """The program behind its last value of more than so many bytes, where no more than those are still needed."""
-    reached, last = set(images), {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
+    reached, last = set(images), dict.fromkeys(variables(jaxpr.outvars), len(jaxpr.eqns))
     for i, equation in enumerate(jaxpr.eqns):
-        operands = {v for v in equation.invars if not isinstance(v, Literal)}
-        if operands & reached:
+        operands = variables(equation.invars)
+        if reached.intersection(operands):
             reached |= {*equation.outvars}
         last.update({v: max(i, last.get(v, 0)) for v in operands})
     live: dict[Any, int] = {}
     end, large = len(jaxpr.eqns), max(i for i, e in enumerate(jaxpr.eqns) if _size(e) > most)
     for i, equation in enumerate(jaxpr.eqns):
-        live |= {v: _bytes(v.aval) for v in equation.outvars if v in reached and last.get(v, 0) > i}
+        live |= {v: bytes_of(v) for v in equation.outvars if v in reached and last.get(v, 0) > i}
         live = {v: n for v, n in live.items() if last[v] > i}
         if i >= large and sum(live.values()) <= most:
             end = i + 1
@@ -195,11 +196,7 @@ def _operands(equation: Any, values: Mapping[Any, Any]) -> list[Any]:
 
 
 def _size(equation: Any) -> int:
-    return max((_bytes(v.aval) for v in equation.outvars), default=0)
-
-
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize if hasattr(aval, "shape") else 0
+    return max((bytes_of(v) for v in equation.outvars), default=0)
 
 
 Found = tuple[Batched, dict[str, Any]]

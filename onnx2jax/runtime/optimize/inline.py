@@ -8,10 +8,12 @@ Before:                                        After:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Var
 
 CALLS: Final = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
@@ -74,6 +76,12 @@ def written(
 def as_type(variable: Any) -> jax.ShapeDtypeStruct:
     """What functions are traced with for a variable, or a literal."""
     return jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype)
+
+
+def bytes_of(variable: Any) -> int:
+    """What the value of a variable, or of a literal, takes in memory; 0 for what is no array."""
+    aval = variable.aval
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize if hasattr(aval, "shape") else 0
 
 
 def placed(closed: ClosedJaxpr, equation: Any, operands: Sequence[Any], constants: dict[Any, Any]) -> list[Any]:

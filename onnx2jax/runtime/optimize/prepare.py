@@ -12,7 +12,6 @@ After, what is prepared from w and s, by NumPy, and the program of that and x:
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -23,7 +22,7 @@ from jax.extend.core import ClosedJaxpr
 
 from ...proto.mapped import load
 from ..thresholds import MOST_GROWTH, SMALL_GROWTH
-from .inline import for_the_cpu, inlined, renamed, variables
+from .inline import bytes_of, for_the_cpu, inlined, renamed, variables
 from .on_numpy import Step, is_computable
 
 CHEAP: Final = frozenset({"broadcast_in_dim", "iota", "pad", "reshape", "slice", "split", "squeeze"})
@@ -218,22 +217,18 @@ def _stays(equation: Any, sources: Collection[Any]) -> bool:
     """Whether an equation that could be prepared of weights is left in the program; a weight has none."""
     if equation is None:
         return False
-    made, source = sum(map(_bytes, equation.outvars)), sum(map(_bytes, sources))
+    made, source = sum(map(bytes_of, equation.outvars)), sum(map(bytes_of, sources))
     return equation.primitive.name in CHEAP or made > max(SMALL_GROWTH, MOST_GROWTH * source)
 
 
 def _is_small(variable: Any) -> bool:
-    return _bytes(variable) <= SMALL_GROWTH
+    return bytes_of(variable) <= SMALL_GROWTH
 
 
 def _once(value: Any, dtype: Any) -> np.ndarray:
     """An array without what is repeated in it, as far as its strides say: what broadcasts to it."""
     array = np.asarray(value, dtype)
     return array[tuple(slice(None, None if step else 1) for step in array.strides)]
-
-
-def _bytes(variable: Any) -> int:
-    return math.prod(variable.aval.shape) * np.dtype(variable.aval.dtype).itemsize
 
 
 def _needed(steps: Sequence[Step], results: Sequence[int]) -> list[Step]:
