@@ -167,6 +167,25 @@ def test_matmul_nbits_unpacks_low_bits_first(bits, zero):
     np.testing.assert_allclose(y, A @ weight.T + bias, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("groups", ["blocks", "unequal", "traced"])
+def test_columns_of_groups_in_any_order(groups, bits):
+    """GPTQ quantizes the columns that matter most first: g_idx says whose scale a column has."""
+    K, N, block = 56, 64, 16  # the last block is not full
+    of = RNG.permutation(np.arange(K) // block).astype(np.int32)
+    of = np.zeros_like(of) if groups == "unequal" else of
+    packed, zeros, scales, A = bytes_(np.uint8, N, 4, 2 * bits), bytes_(np.uint8, N, bits // 2), real(N, 4), real(2, K)
+    shift = unpack(zeros, bits)[:, :4] if bits < 8 else zeros
+    weight = (unpack(packed, bits).reshape(N, -1)[:, :K] - shift[:, of].astype(F32)) * scales[:, of]
+
+    def product(A, g_idx):
+        attributes = {"K": K, "N": N, "bits": bits, "block_size": block}
+        return run_op("MatMulNBits", A, packed, scales, zeros, g_idx, domain=MICROSOFT, **attributes)
+
+    y = jax.jit(product)(A, of) if groups == "traced" else jax.jit(lambda A: product(A, of))(A)
+    np.testing.assert_allclose(y, A @ np.asarray(weight).T, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(("bits", "rows"), [(2, 1), (4, 4), (4, 5), (8, 5), (4, 65)])
 def test_packed_products_of_any_number_of_rows(bits, rows):
     packed, scales, zeros = bytes_(np.uint8, 128, 3, 2 * bits), real(128, 3), RNG.integers(0, 2**bits, (128, 3))

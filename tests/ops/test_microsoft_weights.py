@@ -1,4 +1,4 @@
-"""com.microsoft: weights of small floating numbers stay packed, in memory and in what runs; or are unpacked once."""
+"""com.microsoft: weights of small numbers stay packed, in memory and in what runs; or are unpacked once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -20,6 +21,7 @@ from tests.support.models import model, value
 RNG = np.random.default_rng(5)
 F32, ROWS = np.float32, 64
 FP4, FP8, BNB4 = "MatMulBlockQuantizedFp4Weight", "MatMulBlockQuantizedFp8Weight", "MatMulBnb4"
+INTEGERS = "MatMulNBits"
 
 
 def codes(*shape: int) -> np.ndarray:
@@ -39,6 +41,10 @@ def operands(kind: str, K: int, block: int, dtype: Any = F32, rows: int = ROWS) 
     if kind == FP8:
         numbers = (real(rows, K) * 30).astype(ml_dtypes.float8_e4m3fn)
         return {"w": numbers, "s": abs(real(rows, blocks)), "a": np.array(0.01, F32), "bias": bias}
+    if kind == INTEGERS:  # columns of groups in any order, as GPTQ leaves them
+        groups = RNG.permutation(np.arange(K) // block).astype(np.int32)
+        zeros = codes(rows, (blocks + 1) // 2)
+        return {"w": codes(rows, blocks, block // 2), "s": real(rows, blocks).astype(dtype), "z": zeros, "g": groups}
     return {"w": codes((rows * K + 1) // 2), "s": abs(real(-(-rows * K // block))).astype(dtype)}
 
 
@@ -46,7 +52,7 @@ def file(kind: str, K: int, block: int = 16, given: str = "", dtype: Any = F32, 
     """x [n, K] -> y [n, 64]; ``given`` are the optional operands."""
     weights = operands(kind, K, block, dtype)
     names = [n if n in ("w", "s", "g", *given.split()) else "" for n in weights]
-    if kind == BNB4:
+    if kind in (BNB4, INTEGERS):
         attributes |= {"K": K, "N": ROWS}
     node = helper.make_node(kind, ["x", *names], ["y"], domain=MICROSOFT, block_size=block, **attributes)
     sizes = (K, ROWS) if attributes.get("transB", 1) else (ROWS, K)
@@ -65,6 +71,8 @@ FILES = {
     "nf4": file(BNB4, 64, 32, quant_type=1),
     "nf4, blocks over rows": file(BNB4, 65, quant_type=1),
     "nf4, not transposed": file(BNB4, 64, quant_type=1, transB=0),
+    "columns by group": file(INTEGERS, 48),
+    "columns by group, zero points, half a block": file(INTEGERS, 56, given="z"),
 }
 
 
@@ -76,7 +84,7 @@ def held(m: onnx2jax.Model) -> list[Any]:
 @pytest.mark.parametrize("name", FILES)
 def test_packed_weights_give_what_the_same_in_float32_give(name: str) -> None:
     packed, floating = onnx2jax.convert(FILES[name]), onnx2jax.convert(FILES[name], weights="float32")
-    assert {n.op_type for n in floating.graph.nodes}.isdisjoint({FP4, FP8, BNB4})
+    assert {n.op_type for n in floating.graph.nodes}.isdisjoint({FP4, FP8, BNB4, INTEGERS})
     (shape,) = (v.shape for v in packed.inputs)
     assert shape is not None
     x = real(70, int(shape[1]))  # type: ignore[arg-type]
@@ -86,6 +94,13 @@ def test_packed_weights_give_what_the_same_in_float32_give(name: str) -> None:
     whole = floating.params["w"].size
     assert max(v.nbytes for v in held(packed)) <= 1.2 * whole, "about a byte for each number of the weight, and no 4"
     assert any(v.dtype == F32 and v.size == whole for v in held(floating))
+
+
+def test_columns_by_group_as_onnxruntime_has_them() -> None:
+    """Without zero points, which onnxruntime 1.32 leaves out beside g_idx."""
+    x, proto = real(5, 48), FILES["columns by group"]
+    (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(onnx2jax.convert(proto)(x), want, rtol=0, atol=1e-6 * np.abs(want).max())
 
 
 @pytest.mark.parametrize(("kind", "more"), [(FP4, {}), (FP8, {}), (BNB4, {"quant_type": 1})])

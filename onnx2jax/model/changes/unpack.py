@@ -13,7 +13,7 @@ import numpy as np
 from ...errors import InputTypeError
 from ...ir.graph import Graph, Imported, Node
 from ...ops import registry
-from ...ops.microsoft.quant import unpack, unpacked
+from ...ops.microsoft.quant import dequantized_nbits, unpack, unpacked
 from ...ops.microsoft.weights import E2M1, dequantized_bnb4
 from ...proto.dtypes import to_code
 from ...proto.mapped import load
@@ -63,7 +63,7 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
 def _operands(graph: Graph, node: Node) -> Sequence[Any] | None:
     """What the weight of a product is made of, where nothing else reads that; None where it is another."""
     product = PRODUCTS.get(node.op_type)
-    if node.domain != MICROSOFT or product is None or _input(node, product.order):
+    if node.domain != MICROSOFT or product is None:
         return None
     names = [_input(node, place) for place in product.made_of]
     readers = [n for n in graph.nodes if names[0] in n.reads]
@@ -80,12 +80,13 @@ def _input(node: Node, place: int | None) -> str:
 def _of_integers(node: Node, operands: Sequence[Any]) -> np.ndarray:
     """The weight [N, K] of MatMulNBits."""
     rows, columns, bits = (int(node.attributes.get(n, 4)) for n in ("N", "K", "bits"))
-    blocks = -(-columns // int(node.attributes["block_size"]))
-    packed, scales, zeros = operands
-    numbers = unpack(packed.reshape(rows, blocks, -1), bits).astype(np.float32)
-    shift = unpacked(zeros, (rows, blocks), bits).astype(np.float32)[..., None]
-    weight: np.ndarray = (numbers - shift) * scales.reshape(rows, blocks, 1).astype(np.float32)
-    return weight.reshape(rows, -1)[:, :columns]
+    size = int(node.attributes["block_size"])
+    shape = rows, -(-columns // size)
+    packed, scales, zeros, groups = operands
+    groups = np.arange(columns) // size if groups is None else groups[:columns]
+    scales, zeros = scales.reshape(shape).astype(np.float32), unpacked(zeros, shape, bits)
+    weight: np.ndarray = dequantized_nbits(packed.reshape(*shape, -1), scales, zeros, groups, bits)
+    return weight
 
 
 def _of_bnb4(node: Node, operands: Sequence[Any]) -> np.ndarray:
@@ -118,8 +119,7 @@ class _Product:
         weight: the weight [out, in] of a node and its constants.
         made_of: the places of those, the packed weight first.
         typed: the place of a constant that has the type of A, where there is one.
-        bias, rounding, order: the places of a bias, of the scale by which A is rounded to E4M3, and of what is left as
-            it is: columns in another order.
+        bias, rounding: the places of a bias, and of the scale by which A is rounded to E4M3.
     """
 
     weight: Callable[[Node, Sequence[Any]], np.ndarray]
@@ -127,11 +127,10 @@ class _Product:
     typed: int | None = None
     bias: int | None = None
     rounding: int | None = None
-    order: int | None = None
 
 
 PRODUCTS: Final = {
-    "MatMulNBits": _Product(_of_integers, (1, 2, 3), typed=2, bias=5, order=4),
+    "MatMulNBits": _Product(_of_integers, (1, 2, 3, 4), typed=2, bias=5),
     "MatMulBnb4": _Product(_of_bnb4, (1, 2), typed=2),
     "MatMulBlockQuantizedFp4Weight": _Product(_of_e2m1, (1, 2, 3), bias=5),
     "MatMulBlockQuantizedFp8Weight": _Product(_of_e4m3, (1, 2), bias=4, rounding=3),

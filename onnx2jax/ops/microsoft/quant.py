@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import quant
 from ..activation import leaky_relu, sigmoid
-from ..arrays import accumulator, axis_of, wide, xp
+from ..arrays import accumulator, axis_of, xp
 from ..conv import WINDOW
 from ..elementwise import where
 from ..linalg import product
@@ -153,6 +153,27 @@ def unpacked(zero_points, shape, bits):
     return unpack(zero_points.reshape(*shape[:-1], -1), bits)[..., : shape[-1]]
 
 
+def dequantized_nbits(packed, scales, zero_points, groups, bits):
+    """The weight [N, K] of packed values [N, blocks, size]; a group is the number of a column's block."""
+    zeros = np.full(scales.shape, 2 ** (bits - 1)) if zero_points is None else zero_points
+    zeros, scales = (xp.take(p, groups, axis=1) for p in (zeros.astype(scales.dtype), scales))
+    return (unpack(packed, bits).reshape(len(packed), -1)[:, : len(groups)].astype(scales.dtype) - zeros) * scales
+
+
+def by_group(g_idx, columns, block_size):
+    """An order of columns in which groups are blocks; None where they are not as large, or not known."""
+    order = np.argsort(g_idx[:columns], kind="stable") if isinstance(g_idx, np.ndarray) else None
+    return order if order is not None and np.array_equal(g_idx[order], np.arange(columns) // block_size) else None
+
+
+def reordered(packed, order, bits):
+    """Packed values [N, blocks, size], their first columns in another order."""
+    values = unpack(packed, bits).reshape(len(packed), -1)
+    places = np.concatenate([order, np.arange(len(order), values.shape[1])])
+    values = xp.take(values, places, axis=1).reshape(*packed.shape, -1)
+    return sum(values[..., i] << np.uint8(i * bits) for i in range(values.shape[-1]))
+
+
 Bits = Literal[2, 4, 8]
 _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is never needed"
 
@@ -167,14 +188,13 @@ def matmul_nbits(
     blocks, work = -(-K // block_size), accumulator(A.dtype)
     x, packed, scales = jnp.asarray(A).reshape(-1, K), B.reshape(N, blocks, -1), scales.reshape(N, blocks)
     zero_points = None if zero_points is None else unpacked(zero_points, (N, blocks), bits)
+    order = None if shards.spread else by_group(g_idx, K, block_size)
+    if order is not None:
+        x, packed, g_idx = jnp.take(x, order, axis=1), reordered(packed, order, bits), None
     if g_idx is None:
         y = divided_product(x, (packed, scales, zero_points), bits, shards)
     else:
-        middle = np.full(scales.shape, 2 ** (bits - 1), work)
-        zeros, scales = (
-            jnp.take(wide(p), g_idx[:K], axis=1) for p in (middle if zero_points is None else zero_points, scales)
-        )
-        weight = (unpack(packed, bits).reshape(N, -1)[:, :K].astype(work) - zeros.astype(work)) * scales
+        weight = dequantized_nbits(packed, scales.astype(work), zero_points, g_idx[:K], bits)
         y = product(x, weight.astype(A.dtype).T, work)
     y = y if bias is None else y + bias.astype(work)
     return y.reshape(*A.shape[:-1], N).astype(A.dtype)
