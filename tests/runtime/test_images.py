@@ -48,6 +48,7 @@ APART: dict[str, Callable[[Any], Any]] = {
     "a product for each row of a stack": lambda y: lax.dot_general(
         jnp.stack([y, -y]).reshape(2, -1, 4), np.ones((2, 4, 5), np.float32), (((2,), (1,)), ((0,), (0,)))
     )[1].reshape(6, -1),
+    "behind a barrier": lambda y: lax.optimization_barrier(y) + 1,
     "by Winograd's way": lambda y: winograd(y, np.ones((3, 3, 4, 2), np.float32), WINDOW, 1),
 }
 WINDOW = Window((3, 3), (1, 1), ((1, 1), (0, 2)), (1, 1))
@@ -60,6 +61,7 @@ TOGETHER: dict[str, Callable[[Any], Any]] = {
     "beside other axes": lambda y: y.transpose(1, 0, 2, 3).reshape(-1, 4).reshape(8, 6, 9, 4).transpose(1, 0, 2, 3),
     "along itself": lambda y: jnp.cumsum(y, 0),
     "a product over them": lambda y: lax.dot_general(np.ones((2, 6), np.float32), y, (((1,), (0,)), ((), ()))),
+    "behind a barrier, two": lambda y: sum(lax.optimization_barrier((y, y[::-1]))),
     "a product by each other": lambda y: lax.dot_general(y, y, (((3,), (3,)), ((0,), (0,)))),
 }
 

@@ -265,6 +265,28 @@ def test_every_way_gives_the_convolution(way: str, case: Any) -> None:
     np.testing.assert_allclose(ours, reference(image, weights, window, groups), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3), (4, 4)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 40), (3, 24), (4, 1), (15, 17)])
+@pytest.mark.parametrize("kernel", [(1, 2), (3, 3), (4, 7)])
+def test_bytes_of_few_channels_are_packed_exactly(kernel: Any, inputs: int, outputs: int, strides: Any) -> None:
+    """Also where the last pack reaches beyond the image, and where one ends before it."""
+    image, weights = (RNG.integers(-128, 128, s, np.int8) for s in ((2, 9, 101, inputs), (*kernel, inputs, outputs)))
+    window = window_of((9, 101), kernel, strides=strides, pads=[1, 2, 0, 3])
+    assert convolution._pack(image, weights, window) % strides[1] == 0
+    ours = jax.jit(lambda x, w: convolution.packed(x, w, window, 1))(image, weights)
+    np.testing.assert_array_equal(ours, reference(image, weights, window, 1))
+
+
+def test_which_bytes_are_packed() -> None:
+    image, weights = np.zeros((1, 224, 224, 3), np.int8), np.zeros((7, 7, 3, 64), np.int8)
+    window = window_of((224, 224), (7, 7), strides=(2, 2), pads=[3] * 4)
+    assert convolution.chosen(image, weights, window, 1) is convolution.packed
+    assert convolution.chosen(image[:, :12, :12], weights, window, 1) is convolution.columns
+    assert convolution.chosen(image.astype(np.float32), weights.astype(np.float32), window, 1) is convolution.native
+    dilated = window._replace(dilations=(2, 2))
+    assert convolution.chosen(image, weights, dilated, 1) is convolution.columns
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["3x3", "one axis", "depthwise", "groups"])
 def test_the_chosen_way_rounds_once(name: str, dtype: Any) -> None:

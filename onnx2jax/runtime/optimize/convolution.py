@@ -35,6 +35,9 @@ channels in 79 ms."""
 MANY_NARROW_PRODUCTS: Final = 1_000_000
 """Narrow images are packed from this many products: 208x208 pixels, 16 channels to 16, in 3.0 ms rather than 3.9;
 720x720, 16 to 3 by 9x9, in 64 rather than 226."""
+ENOUGH_CHANNELS_OF_8_BITS: Final = 8
+"""Images of int8 are packed to so many: 7x7 by 2 over 3 channels with jax 0.12 in 1.5 ms rather than 3.0 by columns,
+5x5 over 3 in 0.46 rather than 1.17, 3x3 over 3 for 64 in 2.5 rather than 3.1; with jax 0.10 in as long."""
 LONG_SIDE, MANY_CHANNELS, MANY_PRODUCTS = 24, 64, 100_000_000
 """3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side, this many channels and
 products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than 4.0."""
@@ -89,7 +92,7 @@ def chosen(x: Any, w: Any, window: Window, groups: int) -> Lowering:
         return pointwise
     blocks = count_blocks(x.shape[1:-1], window)
     pixels = x.shape[0] * math.prod(blocks)
-    if _is_packed(x, w, window) and pixels * w.size >= MANY_NARROW_PRODUCTS:
+    if pixels * w.size >= MANY_NARROW_PRODUCTS and _pack(x, w, window) > 1:
         return packed
     few, held = (FEW_PIXELS, FEW_COLUMNS) if x.dtype == np.float32 else (FEW_PIXELS_OF_8_BITS, FEW_COLUMNS_OF_8_BITS)
     if count <= MAX_TAPS and (pixels <= few or count * channels <= held):
@@ -110,11 +113,16 @@ def _is_narrow(x: Any, w: Any, window: Window) -> bool:
 
 
 def native(x: Any, w: Any, window: Window, groups: int) -> Any:
-    """By lax.conv_general_dilated. What has one spatial axis gets a second: only then XLA has a fast kernel for it."""
+    """By lax.conv_general_dilated. What has one spatial axis gets a second: only then XLA has a fast kernel for it.
+
+    XLA decides how it computes one of int8 before it takes the padding around the image into it, and writes nothing, or
+    fails, where the kernel that it has chosen does not serve so much padding: a barrier keeps that outside.
+    """
     if x.ndim == 3:
         flat = Window((1, *window.kernel), (1, *window.strides), ((0, 0), *window.pads), (1, *window.dilations))
         return lax.squeeze(native(lax.expand_dims(x, (1,)), lax.expand_dims(w, (0,)), flat, groups), (1,))
     spatial = "".join(map(str, range(x.ndim - 2)))
+    x = lax.optimization_barrier(x) if x.dtype == np.int8 else x
     return lax.conv_general_dilated(
         x, w, window.strides, window.pads, rhs_dilation=window.dilations, feature_group_count=groups,
         dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), preferred_element_type=_summed(x.dtype),
@@ -138,9 +146,18 @@ def columns(x: Any, w: Any, window: Window, _groups: int) -> Any:
     return product(x, lax.reshape(w, (math.prod(w.shape[:-1]), w.shape[-1])))
 
 
-def _is_packed(x: Any, w: Any, window: Window) -> bool:
-    along = window.strides[-1] == window.dilations[-1] == 1 and window.kernel[-1] > 1
-    return along and max(w.shape[-2:]) <= FEW_CHANNELS and x.dtype == np.float32
+def _pack(x: Any, w: Any, window: Window) -> int:
+    """How many neighbours along the last axis become one, so that there are channels enough; 1 where there are."""
+    (inputs, outputs), stride = w.shape[-2:], window.strides[-1]
+    if window.dilations[-1] > 1 or window.kernel[-1] == 1:
+        return 1
+    if x.dtype == np.int8:
+        sizes = (stride << i for i in range(8))
+        enough = (n for n in sizes if n * inputs >= ENOUGH_CHANNELS_OF_8_BITS and n // stride * outputs > FEW_CHANNELS)
+        return next(enough) if inputs < FEW_CHANNELS else 1
+    if x.dtype != np.float32 or stride > 1 or max(inputs, outputs) > FEW_CHANNELS:
+        return 1
+    return next(n for n in (2, 4, 8, 16, 32) if n * max(inputs, outputs) > FEW_CHANNELS)
 
 
 def packed(x: Any, w: Any, window: Window, _groups: int) -> Any:
@@ -148,18 +165,19 @@ def packed(x: Any, w: Any, window: Window, _groups: int) -> Any:
 
     A window over n neighbours reaches over at most one pack more than it takes; what it does not meet has weight zero.
     """
-    size = next(n for n in (2, 4, 8, 16, 32) if n * max(w.shape[-2:]) > FEW_CHANNELS)
+    size, stride = _pack(x, w, window), window.strides[-1]
     kernel, (before, after) = window.kernel[-1], window.pads[-1]
-    extent = x.shape[-2] + before + after - kernel + 1
-    packs, reach = -(-extent // size), -(-(kernel + size - 1) // size)
+    extent = (x.shape[-2] + before + after - kernel) // stride + 1
+    made = size // stride  # results of a pack
+    packs, reach = -(-extent // made), -(-(kernel + size - stride) // size)
     x = _along_last(x, 1, before, (packs + reach - 1) * size - x.shape[-2] - before)
     x = lax.reshape(x, (*x.shape[:-2], packs + reach - 1, size * x.shape[-1]))
-    shifted = [_along_last(w, 2, at, reach * size - kernel - at) for at in range(size)]
+    shifted = [_along_last(w, 2, at, reach * size - kernel - at) for at in range(0, size, stride)]
     shifted = [lax.reshape(v, (*v.shape[:-3], reach, size * v.shape[-2], v.shape[-1])) for v in shifted]
-    wide = lax.reshape(jnp.stack(shifted, -2), (*shifted[0].shape[:-1], size * w.shape[-1]))
-    plain = Window(wide.shape[:-2], window.strides, (*window.pads[:-1], (0, 0)), window.dilations)
+    wide = lax.reshape(jnp.stack(shifted, -2), (*shifted[0].shape[:-1], made * w.shape[-1]))
+    plain = Window(wide.shape[:-2], (*window.strides[:-1], 1), (*window.pads[:-1], (0, 0)), window.dilations)
     y = native(x, wide, plain, 1)
-    y = lax.reshape(y, (*y.shape[:-2], packs * size, w.shape[-1]))
+    y = lax.reshape(y, (*y.shape[:-2], packs * made, w.shape[-1]))
     return lax.slice(y, (0,) * y.ndim, (*y.shape[:-2], extent, y.shape[-1]))
 
 

@@ -233,6 +233,11 @@ def _pad(_part: _Part, equation: Any, at: Batched) -> Found:
     return at, {}
 
 
+def _barrier(_part: _Part, equation: Any, at: Batched) -> Found:
+    _require(len(equation.invars) == 1)
+    return at, {}
+
+
 def _slice(part: _Part, equation: Any, at: Batched) -> Found:
     given, extent = equation.params, equation.invars[0].aval.shape[at.axis]
     ends = given["start_indices"][at.axis], given["limit_indices"][at.axis], (given["strides"] or {at.axis: 1})[at.axis]
@@ -300,6 +305,7 @@ RULES: Final[Mapping[str, Callable[[_Part, Any, Batched], Found]]] = {
     "conv_general_dilated": _convolution,
     "expand_dims": _reshape,
     "ffi_call": _onednn,
+    "optimization_barrier": _barrier,
     "pad": _pad,
     "reshape": _reshape,
     "slice": _slice,
