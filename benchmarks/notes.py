@@ -65,7 +65,8 @@ _CALLS: Final = (
     "program of more than 1000 operations to a thread of XLA's, which takes longer than such a program; its results "
     "brought over from that client would cost as much (device_put 45 us, dlpack 50). Each weight costs 0.4 us: joining "
     "small ones to one argument made programs of twice the compile time. A few small steps are called in NumPy instead "
-    "(kept: iris, 22 to 11 us of processor time; of 11 us 5 are products, 1 np.errstate, 2.5 to tell the call's kind). "
+    "(kept: iris, 22 to 11 us of processor time; of 11 us 5 are products, 1 np.errstate, 2.5 to tell the call's kind; "
+    "an MLP of 784, 128 and 10 for one row, 28 to 18, of which 5 are reading the first matrix). "
     "Tried: the same for 16 steps over 139 rows of 64 (34 us rather than 33)."
 )
 _HOST: Final = (

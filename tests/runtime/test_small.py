@@ -37,6 +37,17 @@ def test_numpy_gives_what_the_program_gives() -> None:
     np.testing.assert_allclose(other.run(None, {"x": X})[0], mlp_reference(other.params, X), rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(1, 4), (1, 1, 4)])
+def test_a_row_by_a_matrix_that_lies_the_other_way_round(shape: tuple[int, ...]) -> None:
+    """As runtime/optimize/rows.py turns it for XLA."""
+    w, x = np.arange(12, dtype=np.float32).reshape(4, 3) - 5, X[:1].reshape(shape)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    file = model(nodes, [value("x", np.float32, shape)], [value("y", np.float32, None)], {"w": w})
+    m = onnx2jax.convert(file)
+    np.testing.assert_allclose(m.run(None, {"x": x})[0], x @ w, rtol=1e-6)
+    assert is_small(m)
+
+
 @pytest.mark.parametrize(
     "nodes",
     [

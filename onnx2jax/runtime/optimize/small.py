@@ -4,7 +4,8 @@ Into a compiled program and back is 14 us of JAX's, and 0.4 us for each array; a
 0.4 to 1. So where a caller wants NumPy arrays, a few equations over small arrays are called one after the other.
 Results are as exact as XLA's; of sums and of functions like exp the last bits may differ.
 
-Calls of an MLP of 4, 24, 24 and 3 with ten rows: 22 us as a program, 10 us by NumPy.
+Calls of an MLP of 4, 24, 24 and 3 with ten rows: 22 us as a program, 10 us by NumPy; of 784, 128 and 10 with one row:
+28 and 18.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ def _is_known(equation: Any) -> bool:
         (left, right), batch = params["dimension_numbers"]
         a, b = (v.aval for v in equation.invars)
         same = a.dtype == b.dtype == equation.outvars[0].aval.dtype
-        return floating and same and batch == ((), ()) and tuple(left) == (a.ndim - 1,) and tuple(right) == (0,)
+        plain = tuple(right) == (0,) or (tuple(right) == (1,) and b.ndim == 2)
+        return floating and same and batch == ((), ()) and tuple(left) == (a.ndim - 1,) and plain
     if name in _FUNCTIONS or name in _REDUCTIONS or name == "stop_gradient":
         return floating or name == "stop_gradient"
     if name in _ARG:
@@ -190,7 +192,8 @@ def _function(equation: Any, narrow: bool) -> Callable[..., Any]:
         return partial(_REDUCTIONS[name], axis=tuple(params["axes"]))
     match name:
         case "dot_general":
-            return np.dot
+            ((_, (axis,)), _) = params["dimension_numbers"]
+            return np.dot if axis == 0 else lambda x, w: np.dot(x, w.T)
         case "select_n":
             return lambda which, no, yes: np.where(which, yes, no)
         case "stop_gradient":
