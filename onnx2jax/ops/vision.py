@@ -124,7 +124,7 @@ def roi_align(
     check_shape("rois", rois, "regions", 4)
     check_shape("batch_indices", batch_indices, rois.shape[0])
     half_pixel = coordinate_transformation_mode == "half_pixel"
-    X, bins, extents = jnp.asarray(X), (output_height, output_width), X.shape[2:]
+    X, kind, bins, extents = jnp.asarray(X), jnp.finfo(X.dtype), (output_height, output_width), X.shape[2:]
     rois = lax.stop_gradient(jnp.asarray(rois)) * spatial_scale - (0.5 if half_pixel else 0.0)
     corners, sizes = rois[:, 1::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
     sizes = sizes if half_pixel else jnp.maximum(sizes, 1)
@@ -142,7 +142,9 @@ def roi_align(
             """Sample i of each bin along axis k: where it is, and whether on the map; off it, it reads zero."""
             step = size[k] / bins[k]
             shift = (i.astype(X.dtype) + 0.5) / count[k].astype(X.dtype)
-            at = corner[k] + step * (np.arange(bins[k], dtype=X.dtype) + shift)
+            away = step * (np.arange(bins[k], dtype=X.dtype) + shift)
+            # XLA computes this anew for cells and for weights; a multiply-add fused in one alone differs at an edge.
+            at = corner[k] + lax.reduce_precision(away, kind.nexp, kind.nmant - 1)
             return jnp.clip(at, 0, extents[k] - 1), (at >= -1) & (at <= extents[k])
 
         def mean_weights(k):
