@@ -96,7 +96,8 @@ class Net:
     def block(self, x: str, channels: int, kernel: int = 3, stride: int = 1, *, act: str = "Relu", **more: Any) -> str:
         """Convolution, normalisation, activation."""
         y = self.norm(self.conv(x, channels, kernel, stride, bias=False, **more))
-        return y if act == "" else str(self(act, y, **({"alpha": 0.1} if act == "LeakyRelu" else {})))
+        slope: dict[str, Any] = {"alpha": 0.1} if act == "LeakyRelu" else {}
+        return y if act == "" else str(self(act, y, **slope))
 
     def concat(self, *xs: str, axis: int = 1) -> str:
         y = str(self("Concat", *xs, axis=axis))
