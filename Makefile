@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 # What Python compiles lies there too, so that a run leaves nothing in the working tree.
-export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.pycache
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/.pycache
 
 # Which tests `make pytest` runs; all of them where none are named.
 TESTS  ?=
@@ -11,11 +11,12 @@ TESTS  ?=
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test pytest test-long test-newest test-versions test-zoo bench gate lint docs site notebooks clean
+.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo bench gate lint docs site notebooks clean
 
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and all tests but the long ones"
+	@echo "make quick      the tests that a change touches, nearest first, for 75 seconds"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
 	@echo "make pytest     the tests alone (TESTS=files and folders)"
 	@echo "make test-newest    what touches JAX's interfaces, on the newest Python of this machine (minutes)"
@@ -24,7 +25,7 @@ help:
 	@echo "make bench      measure speed and memory beside other runtimes; writes docs/performance.md (MODELS=folders)"
 	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
 	@echo "make lint       ruff and mypy alone"
-	@echo "make docs       write docs/operators.md"
+	@echo "make docs       write docs/operators.md, docs/figures.json and the figures on the pages"
 	@echo "make site       build the documentation into .venv/site; a warning is an error"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
 
@@ -36,6 +37,9 @@ test: lint pytest
 pytest: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS) --numprocesses auto --maxprocesses 8 --dist worksteal --durations 20 \
 		--timeout 600 --timeout-method thread
+
+quick: $(VENV)/.test
+	$(BIN)/python -m tests.quick
 
 test-long: $(VENV)/.test
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m long
@@ -65,9 +69,10 @@ lint: $(VENV)/.test
 
 docs: $(VENV)/.test
 	$(BIN)/python -m docs.make_operators
+	$(BIN)/python -m docs.make_figures
 
 site: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir $(VENV)/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir $(VENV)/site
 	@echo "$(VENV)/site/index.html; with its search: python3 -m http.server --directory $(VENV)/site"
 
 notebooks: $(VENV)/.test

@@ -1,4 +1,4 @@
-"""What the numbers in onnx2jax/runtime/thresholds.py weigh against each other, measured on this machine.
+"""What the numbers in onnx2jax/runtime/limits.py weigh against each other, measured on this machine.
 
 python -m benchmarks.thresholds
 """

@@ -21,8 +21,9 @@ from .model.files.join import join
 from .model.files.save import save
 from .model.model import Model
 from .ops.registry import MayBeEmpty, Shaped, Static, op, supported
-from .runtime.compiled import RecompilationWarning
-from .runtime.explained import DeviationWarning
+from .runtime.compile import RecompilationWarning
+from .runtime.cpu.pipeline import OptimizationWarning
+from .runtime.node_errors import DeviationWarning
 from .session import InferenceSession
 from .sharding.plans import Plan
 from .sharding.rules import ShardingWarning
@@ -52,6 +53,7 @@ __all__ = [
     "MayBeEmpty",
     "Model",
     "OnnxFile",
+    "OptimizationWarning",
     "Plan",
     "RecompilationWarning",
     "Report",

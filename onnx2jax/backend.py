@@ -45,7 +45,7 @@ class PreparedModel:
             inputs: a list of arrays in the order of the model's inputs, a dict of them by name, or one array.
 
         Raises:
-            InputError: they do not fit the model.
+            InputError: they do not match the inputs.
         """
         if not isinstance(inputs, Mapping):
             values = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
@@ -58,7 +58,7 @@ class PreparedModel:
 
 
 def is_compatible(model: Any, device: str = "CPU", **_: Any) -> bool:
-    """Whether a model can be prepared: it is legal, and all its operators are served."""
+    """Whether a model can be prepared: it is valid and all its operators are supported."""
     try:
         prepare(model, device)
     except OnnxError:
@@ -67,7 +67,7 @@ def is_compatible(model: Any, device: str = "CPU", **_: Any) -> bool:
 
 
 def prepare(model: Any, device: str = "CPU", **told: Any) -> PreparedModel:
-    """A model made ready for a device.
+    """A model prepared for a device.
 
     Args:
         model: what ``onnx2jax.convert`` takes.
@@ -75,8 +75,8 @@ def prepare(model: Any, device: str = "CPU", **told: Any) -> PreparedModel:
         **told: keywords of ``onnx2jax.convert``.
 
     Raises:
-        UnsupportedError: JAX has no such device, or nothing serves some of the operators.
-        ModelError: the model is none.
+        UnsupportedError: JAX has no such device, or some operators are unsupported.
+        ModelError: the model is invalid.
     """
     return PreparedModel(convert(model, **told), _device(device))
 
@@ -106,15 +106,15 @@ def run_node(
     del outputs_info
     message = ModelProto(ir_version=10)
     message.opset_import.add(domain="", version=told.pop("opset_version", NEWEST))
-    made = NodeProto.FromString(node.SerializeToString())
-    if made.domain:
-        message.opset_import.add(domain=made.domain, version=1)
+    copied = NodeProto.FromString(node.SerializeToString())
+    if copied.domain:
+        message.opset_import.add(domain=copied.domain, version=1)
     message.graph.name = "node"
-    message.graph.node.append(made)
-    names = list(dict.fromkeys(filter(None, made.input)))
+    message.graph.node.append(copied)
+    names = list(dict.fromkeys(filter(None, copied.input)))
     for name, value in zip(names, inputs, strict=True):
         message.graph.input.add(name=name).type.tensor_type.elem_type = to_code(np.asarray(value).dtype)
-    for name in filter(None, made.output):
+    for name in filter(None, copied.output):
         message.graph.output.add(name=name)
     return run_model(message.SerializeToString(), dict(zip(names, inputs, strict=True)), device, **told)
 
@@ -134,4 +134,4 @@ def _device(name: str) -> jax.Device:
         return jax.devices(PLATFORMS[kind])[int(number or 0)]
     except (KeyError, IndexError, ValueError, RuntimeError) as e:
         found = ", ".join(f"{d.platform}:{d.id}" for d in jax.devices())
-        raise UnsupportedError(f"there is no device {name!r} here; JAX has {found}") from e
+        raise UnsupportedError(f"there is no device {name!r}; JAX has {found}") from e

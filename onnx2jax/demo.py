@@ -1,4 +1,4 @@
-"""Convert the model in the box, classify sixteen digits, and differentiate: ``python -m onnx2jax.demo``."""
+"""Convert the bundled model, classify sixteen digits, and differentiate: ``python -m onnx2jax.demo``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Samples(NamedTuple):
-    """Test images that the model never saw, and what onnxruntime made of them."""
+    """Test images, their labels, and onnxruntime's logits."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -62,32 +62,32 @@ class Findings(NamedTuple):
 
 def compute() -> Findings:
     """Everything the demo shows: outputs, times, a gradient with its check, and a vmap."""
-    box = Samples(**demo_samples())
+    samples = Samples(**demo_samples())
     model, convert_s = _timed(lambda: convert(demo_model()))
-    traced, trace_s = _timed(lambda: jax.jit(model.apply).trace(model.params, box.images))
+    traced, trace_s = _timed(lambda: jax.jit(model.apply).trace(model.params, samples.images))
     compiled, compile_s = _timed(lambda: traced.lower().compile())
-    logits = np.asarray(compiled(model.params, box.images))
-    calls = [_timed(lambda: jax.block_until_ready(compiled(model.params, box.images)))[1] for _ in range(100)]
+    logits = np.asarray(compiled(model.params, samples.images))
+    calls = [_timed(lambda: jax.block_until_ready(compiled(model.params, samples.images)))[1] for _ in range(100)]
 
     def score(image: jax.Array, digit: int) -> jax.Array:
         return model.apply(model.params, image[None])[0, digit]
 
     predictions = logits.argmax(-1)
-    saliency = np.asarray(jax.jit(jax.vmap(jax.grad(score)))(box.images, predictions))
-    one_by_one = jax.jit(jax.vmap(lambda image: model.apply(model.params, image[None])[0]))(box.images)
+    saliency = np.asarray(jax.jit(jax.vmap(jax.grad(score)))(samples.images, predictions))
+    one_by_one = jax.jit(jax.vmap(lambda image: model.apply(model.params, image[None])[0]))(samples.images)
 
     pixel = np.unravel_index(np.abs(saliency[0]).argmax(), saliency[0].shape)
     width = 1e-3
-    nudged = np.repeat(box.images[:1], len(box.images), axis=0)  # the batch that is compiled already
+    nudged = np.repeat(samples.images[:1], len(samples.images), axis=0)  # the batch that is compiled already
     nudged[(0, *pixel)] += width
     nudged[(1, *pixel)] -= width
     above, below = np.asarray(compiled(model.params, nudged))[:2, predictions[0]]
     return Findings(
-        samples=box,
+        samples=samples,
         probabilities=np.asarray(jax.nn.softmax(logits)),
         saliency=saliency,
         timings=Timings(convert_s, trace_s, compile_s, statistics.median(calls)),
-        reference_difference=float(np.abs(logits - box.logits).max()),
+        reference_difference=float(np.abs(logits - samples.logits).max()),
         vmap_difference=float(np.abs(one_by_one - logits).max()),
         gradient=float(saliency[0][pixel]),
         finite_difference=float(above - below) / (2 * width),
@@ -95,14 +95,14 @@ def compute() -> Findings:
 
 
 def draw(found: Findings, path: Path) -> None:
-    """Write a picture: each image with its prediction, and beside it which pixels speak for or against it."""
+    """Write a picture: each image with its prediction, and beside it the pixels that support or oppose it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 7), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(4, 8)
-    figure.suptitle("Handwritten digits: prediction and probability; red pixels speak for it, blue against")
+    figure.suptitle("Handwritten digits: prediction and probability; red pixels support it, blue oppose it")
     for k, (digit, heat) in enumerate(zip(axes[:, 0::2].flat, axes[:, 1::2].flat, strict=True)):
         guess = found.predictions[k]
         right = guess == found.samples.labels[k]

@@ -91,7 +91,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     runs = [value for report in passed for name, value in report.user_properties if name == "official"]
     if runs:
         failed = [r for kind in ("failed", "xfailed") for r in terminalreporter.stats.get(kind, [])]
-        others = sum("::test_case[" in r.nodeid and "test_official" in r.nodeid for r in failed)
+        others = sum("test_official.py::test_case[" in r.nodeid for r in failed)
+        jitted, one = runs.count("in 32 bits"), runs.count("one program")
+        cases = len(runs) - jitted
         terminalreporter.write_line(
-            f"official suite: {len(runs)} of {len(runs) + others} cases pass, {runs.count('jitted')} of them as one jit"
+            f"official suite: {cases} of {cases + others} cases pass, {one} of them as one program, "
+            f"{jitted} in a caller's jit in 32 bits"
         )

@@ -31,7 +31,7 @@ REQUIREMENT = re.compile(r"([\w-]+)(?:\[.*])?(?:>=|==)([\d.]+)")
 NEWEST = (
     "tests/face/test_wheel.py",  # the wheel, alone with what it requires
     "tests/model/test_32_bits.py",  # 64 bits inside a caller's own jit, grad and vmap
-    "tests/model/calls/test_repeated.py",
+    "tests/model/calls/test_dispatch.py",
     "tests/model/files/test_export.py",  # jax.export, symbolic extents
     "tests/model/test_transforms.py",
     "tests/runtime",  # passes over the jaxpr: primitives and their parameters

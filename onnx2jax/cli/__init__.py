@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
     0: done. 1: the model or the data is at fault, and standard error says how. 2: the command line is.
-    1 also: ``check`` found errors, ``verify`` and ``bench`` differences. 3: operators that nothing serves are in the
-    file of ``inspect`` or ``operators``. 130: interrupted.
+    1 also: ``check`` found errors, ``verify`` and ``bench`` differences. 3: the file of ``inspect`` or
+    ``operators`` has unsupported operators. 130: interrupted.
     """
     arguments = _parser().parse_args(argv)
     try:

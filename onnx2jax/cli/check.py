@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     checks.add_argument(
         "--verify-checksums", action="store_true", help="compare checksums of external data, reading all of it"
     )
-    checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="where external data lies")
+    checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="the folder of external data")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
 
 

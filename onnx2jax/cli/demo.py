@@ -1,4 +1,4 @@
-"""``onnx2jax demo``: the model in the box converted, run and differentiated."""
+"""``onnx2jax demo``: converts, runs and differentiates the bundled model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
         commands,
         "demo",
         _demo,
-        "classify sixteen digits with the model in the box, and differentiate it",
+        "classify sixteen digits with the bundled model, and differentiate it",
         example="demo --output demo.png",
         statuses={1: "matplotlib or rich is not installed"},
         json="print the numbers as JSON and draw nothing, for which jax is enough",

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..model.convert import open_model
 from ..model.model import Model
+from ..model.spec import Spec
 from .terminal import add_command, loading, print_json
 
 
@@ -28,7 +29,7 @@ def add(commands: Any) -> None:
 def _draw(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
         # Also where operators are missing.
-        path = Model(open_model(arguments.model, {}).model()).draw(arguments.page)
+        path = Model(Spec.of(open_model(arguments.model, {}).model())).draw(arguments.page)
     size = path.stat().st_size
     if arguments.json:
         print_json({"page": str(path), "bytes": size})

@@ -1,4 +1,4 @@
-"""``onnx2jax generate model.onnx --prompt "..."``: what a decoder says, as it comes."""
+"""``onnx2jax generate model.onnx --prompt "..."``: streams a decoder's text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..generation.sampling import Sampling
 from .terminal import add_command, loading, print_json, whole, working
 
 MOST = 128
-"""Tokens that are generated at most unless asked for more, or the model was made for fewer."""
+"""Default maximum of new tokens, less where the model's context is shorter."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """Ends a text whose last letter is not complete yet."""
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
     )
     generate.set_defaults(refuse=generate.error)
-    generate.add_argument("model", type=Path, help="a decoder's file, or the folder in which it lies")
+    generate.add_argument("model", type=Path, help="a decoder's file or folder")
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="needs tokenizer.json beside the model")
     prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="the prompt as tokens; prints tokens")

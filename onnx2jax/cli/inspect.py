@@ -11,6 +11,7 @@ from ..ir import analysis
 from ..ir.graph import Function, Imported
 from ..model.convert import open_model
 from ..model.model import Model
+from ..model.spec import Spec
 from ..proto.types import ValueInfo
 from .terminal import add_command, loading, print_json, print_table, type_of
 
@@ -26,7 +27,7 @@ def add(commands: Any) -> None:
         _inspect,
         "show inputs, outputs, parameters, operators, and which are missing",
         example="inspect model.onnx --json",
-        statuses={3: "nothing serves some of its operators"},
+        statuses={3: "some operators are unsupported"},
     )
     inspect.add_argument("model", type=Path)
     inspect.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
@@ -44,7 +45,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def describe(imported: Imported) -> dict[str, Any]:
     """What ``inspect`` shows, as plain data: everything JSON can hold."""
-    model = Model(imported)
+    model = Model(Spec.of(imported))
     return {
         "ir_version": imported.ir_version,
         "opsets": {domain or "ai.onnx": version for domain, version in imported.opsets.items()},
@@ -73,10 +74,10 @@ def operators(imported: Imported) -> list[dict[str, Any]]:
             "name": name,
             "opset": opset,
             "count": count,
-            "supported": served,
+            "supported": is_supported,
             "function": is_function,
         }
-        for (domain, name, opset, is_function, served), count in sorted(counts.items())
+        for (domain, name, opset, is_function, is_supported), count in sorted(counts.items())
     ]
 
 

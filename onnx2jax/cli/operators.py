@@ -1,4 +1,4 @@
-"""``onnx2jax operators``: which operators and versions are served, of all or of a file."""
+"""``onnx2jax operators``: supported operators and versions, or those of a file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def add(commands: Any) -> None:
         commands,
         "operators",
         _operators,
-        "list the operators that are served, or those of a file",
+        "list the supported operators, or those of a file",
         example="operators --domain com.microsoft --name '*Attention*'",
-        statuses={3: "nothing serves some operators of the file"},
+        statuses={3: "some operators of the file are unsupported"},
     )
     lists.add_argument("model", type=Path, nargs="?", help="a file, whose operators are listed")
     lists.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
@@ -44,7 +44,7 @@ def _operators(arguments: argparse.Namespace) -> int:
         print_json([{"domain": domain, "name": name, "since": list(since)} for domain, name, since in found])
         return 0
     if not found:
-        raise CommandError(f"no operator {arguments.name!r} of domain {arguments.domain!r} is served")
+        raise CommandError(f"no supported operator matches --name {arguments.name!r} --domain {arguments.domain!r}")
     rows = [(domain, name, ", ".join(map(str, since))) for domain, name, since in found]
     print_table(f"{len(rows)} operators; opsets at which their meaning changes", ("domain", "operator", "since"), rows)
     return 0

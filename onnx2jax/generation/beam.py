@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..model.calls.caches import Pair
+from ..model.calls.cache_pairs import Pair
 from .cache import Cache
 from .loop import Programs, State, ends
 

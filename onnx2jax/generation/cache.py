@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 
 from ..errors import InputValueError, UnsupportedError
-from ..model.calls.caches import Pair, extents
+from ..model.caches import extents
+from ..model.calls.cache_pairs import Pair
 from .prompts import whole
 
 Kind = Literal["shared", "appended", "fixed", "state", "crossed"]

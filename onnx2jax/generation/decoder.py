@@ -159,7 +159,7 @@ class Decoder(Compared):
             "early": np.bool_(early_stopping),
         }
         with compat.enable_x64():
-            found = search(self._programs, state, beams, max_new_tokens, how, jax.tree.map(jax.numpy.asarray, others))
+            found = search(self._programs, state, beams, max_new_tokens, how, jax.tree.map(jax.numpy.array, others))
         lengths = np.asarray(found.lengths, np.int64)
         texts = np.asarray(found.ended).astype(np.int64)[:, :, : int(found.count)]
         behind = np.arange(texts.shape[2]) >= lengths[..., None]
@@ -200,7 +200,7 @@ class Decoder(Compared):
         small, _ = draft._begin(rows, max_new_tokens, **options, **shared)
         small = replace(small, last=state.last)
         with compat.enable_x64():
-            given = jax.tree.map(jax.numpy.asarray, (others, shared))
+            given = jax.tree.map(jax.numpy.array, (others, shared))
         if state.cache.aligned or small.cache.aligned:
             raise UnsupportedError("the model counts places backwards, so no token can be taken back: use generate")
         self._prove_extension(state, rows, count + 1, given[0])
@@ -236,7 +236,7 @@ class Decoder(Compared):
         choose, how = choice(sampling, rng)
         how |= {"endings": self._endings(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
-            others = {n: jax.numpy.asarray(v) for n, v in others.items()}
+            others = {n: jax.numpy.array(v) for n, v in others.items()}
 
         def run(state: State, limit: int) -> State:
             return self._programs.loop(state, limit, choose, how, others)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..model.calls.caches import ROLES
+from ..model.caches import ROLES
 from ..model.model import Model
 
 PREFIX: Final = "embed/"
@@ -51,9 +51,9 @@ class Embedding:
         return {} if self.rows is None else {PREFIX + n: v for n, v in self.rows.params.items()}
 
     def beside(self, weights: Any) -> Any:
-        """Weights of a decoder, and these."""
+        """DeviceParams of a decoder, and these."""
         rows = self.rows
-        return weights if rows is None else weights.beside(PREFIX, rows.weights, list(rows.weights.types))
+        return weights if rows is None else weights.merged(PREFIX, rows.weights, list(rows.weights.types))
 
     def __call__(self, params: Mapping[str, Any], tokens: Any) -> Any:
         """Embeddings [batch, count, size] of tokens int[batch, count], in a program."""

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import OnnxError
-from ..model.calls.caches import Caches, Pair, extents
-from ..model.changes.parts import remade
+from ..model.caches import Caches, extents
+from ..model.calls.cache_pairs import Pair
+from ..model.changes.parts import with_graph
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 from . import in_place
@@ -47,7 +48,7 @@ class Graphs:
             graph = in_place.counting(graph, slopes(self._tried), self.model.params)
         if self._hides:
             graph = in_place.hiding(graph, self._tried)
-        return remade(self.model, graph)
+        return with_graph(self.model, graph)
 
     @cached_property
     def _counts(self) -> bool:
@@ -75,7 +76,7 @@ class Graphs:
         model, mask = self.model, self.caches.roles.get("mask")
         if self._appended or self._two_files or mask is None or not in_place.depends(model.graph, [mask.name]):
             return model
-        return remade(model, in_place.counting(model.graph, slopes(self._tried), model.params))
+        return with_graph(model, in_place.counting(model.graph, slopes(self._tried), model.params))
 
     @cached_property
     def _tried(self) -> list[Known]:

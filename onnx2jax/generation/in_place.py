@@ -21,7 +21,7 @@ import numpy as np
 
 from ..ir.analysis import needed
 from ..ir.graph import Graph, Node
-from ..model.calls.caches import Pair
+from ..model.calls.cache_pairs import Pair
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
 from . import cache as cached

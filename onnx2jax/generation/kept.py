@@ -1,26 +1,25 @@
-"""A decoder's programs in ``cache_dir``, for the next process: see runtime/store.py."""
+"""A decoder's compiled programs in ``cache_dir``, for later processes: see runtime/program_cache.py."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final
 
 from ..ir.fingerprint import fingerprint
 from ..model.model import Model
-from ..runtime.optimize.executable import Kept
-from ..runtime.store import Store
+from ..runtime.executable import Kept
+from ..runtime.program_cache import Entry, Store
 from .graphs import deciding
 from .steps import Steps
 
 OWN: Final = f"{__name__.split('.')[0]}."
-"""Where the functions lie whose meaning is that of this package's version."""
+"""The prefix of the package's own modules, whose functions its version describes."""
 
 
 class Folder:
-    """What was compiled for a decoder, as files; none where its model has no ``cache_dir``."""
+    """The folder of a decoder's compiled programs; it keeps none where the model has no ``cache_dir``."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -29,7 +28,7 @@ class Folder:
 
     @cached_property
     def meaning(self) -> str | None:
-        """What the decoder computes, whatever its weights; None where that cannot be said."""
+        """What the decoder computes, for any values of its weights; None with a user's operators or functions."""
         steps = self._steps
         types = steps.weights.types
         models = deciding(steps)
@@ -40,8 +39,8 @@ class Folder:
         said = [_meaning(m, types) for m in models]
         return None if None in said else repr((said, sorted(types.items())))
 
-    def path(self, *key: Any) -> Path | None:
-        """Where a program with this key is kept; None where it is not.
+    def path(self, *key: Any) -> Entry | None:
+        """The entry for a program with this key; None where none is kept.
 
         Args:
             *key: texts, numbers, types, functions, and the folders of other decoders that take part.
@@ -51,25 +50,25 @@ class Folder:
         parts = [_said(part) for part in key]
         return None if None in parts else self._store.path(self.meaning, *parts)
 
-    def read(self, path: Path | None) -> Kept | None:
-        """The program kept there, if there is one."""
-        return None if path is None or self._store is None else self._store.read(path)
+    def read(self, entry: Entry | None) -> Kept | None:
+        """The entry's program, if there is one."""
+        return None if entry is None or self._store is None else self._store.read(entry)
 
-    def write(self, path: Path | None, kept: Kept | None) -> None:
-        """Keep a program, where it can be."""
-        if path is not None and kept is not None and self._store is not None:
-            self._store.write(path, kept)
+    def write(self, entry: Entry | None, kept: Kept | None) -> None:
+        """Keep a program, where there is an entry for it."""
+        if entry is not None and kept is not None and self._store is not None:
+            self._store.write(entry, kept)
 
 
 def _meaning(model: Model, types: Mapping[str, Any]) -> str | None:
-    digest = fingerprint(model.graph, types.keys())
+    digest = fingerprint(model.graph, types.keys(), model.settings)
     if digest is None or model.placement is not None:
         return None
-    return repr((digest, model.by_value, model.settings.max_trips))
+    return repr((digest, model.constants))
 
 
 def _said(part: Any) -> str | None:
-    """A part of a key as a text that is the same in another process; None for functions of a user's own."""
+    """A part of a key as text that is equal in every process; None for a user's function."""
     if isinstance(part, Folder):
         return part.meaning
     if not callable(part):

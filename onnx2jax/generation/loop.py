@@ -18,8 +18,9 @@ from jax import lax
 
 from .. import compat
 from ..errors import InputValueError
-from ..runtime.memory import give_back
-from ..runtime.optimize.executable import Executable, Kept, compiled_to_keep, unless_configured
+from ..runtime.cpu.pipeline import Options
+from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
+from ..runtime.memory import trim_heap
 from .cache import Cache
 from .kept import Folder
 from .sampling import Chooser
@@ -166,7 +167,7 @@ class Programs:
             jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
             self._known[full] = self._compiled(full, jitted, *args)
             result = jax.block_until_ready(self._known[full](*args))
-        give_back()
+        trim_heap()
         return result
 
     def _compiled(self, full: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
@@ -189,8 +190,9 @@ class Programs:
         kept = self.folder.read(path)
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-            executable = Executable(jitted, None, weights.types, *types, portable=path is not None, kept=kept)
-            handed = executable.handed(weights)
+            options = Options(skip=frozenset({"fold_batchnorm"}), portable=path is not None)
+            executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
+            handed = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # else the next process would not be warned
             self.folder.write(path, executable.plan)
 

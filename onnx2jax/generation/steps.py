@@ -29,11 +29,13 @@ import numpy as np
 from .. import compat
 from ..errors import InputNameError, InputShapeError, InputTypeError, UnsupportedError
 from ..ir.graph import Graph
-from ..model.calls.caches import BY_OPERATOR, Caches, Pair, caches, extents, namesake
-from ..model.changes.parts import remade
+from ..model.caches import Caches, caches, extents
+from ..model.calls.cache_pairs import BY_OPERATOR, Pair, namesake
+from ..model.changes.parts import with_graph
 from ..model.model import Model
+from ..ops.arrays import identical
 from ..proto.types import TensorType
-from ..runtime.optimize.executable import Weights
+from ..runtime.params import DeviceParams
 from . import cache as cached
 from . import in_place
 from .branches import taken
@@ -62,7 +64,7 @@ class Steps(Graphs):
     def __init__(self, model: Model, first: Model | None = None, embed: Any = None) -> None:
         if flag := caches(model).roles.get("has_past"):  # a file for both calls
             first, model = (
-                remade(model, taken(model.graph, flag.name, past), {flag.name: np.array([past])})
+                with_graph(model, taken(model.graph, flag.name, past), {flag.name: np.array([past])})
                 for past in (False, True)
             )
         self.caches = found = caches(model)
@@ -96,19 +98,19 @@ class Steps(Graphs):
         return {**self.model.params, **own, **(self.embedding.params if self.embedding else {})}
 
     @cached_property
-    def weights(self) -> Weights:
+    def weights(self) -> DeviceParams:
         """The weights on their devices."""
         weights = self.model.weights
-        weights = weights.beside(FIRST, self.first.weights, self._own) if self._own else weights
+        weights = weights.merged(FIRST, self.first.weights, self._own) if self._own else weights
         return self.embedding.beside(weights) if self.embedding else weights
 
     @cached_property
     def _own(self) -> list[str]:
-        """The weights of the first call's file that are not the step's by name and numbers."""
+        """The weights of the first call's file that are not identical to the step's of the same name."""
         if not self._two_files:
             return []
         ours, theirs = self.model.params, self.first.params
-        return [n for n, v in theirs.items() if n not in ours or not _same(v, ours[n])]
+        return [n for n, v in theirs.items() if n not in ours or not identical(v, ours[n])]
 
     @cached_property
     def rounds(self) -> bool:
@@ -363,10 +365,6 @@ def _asked(model: Model, values: dict[str, Any]) -> dict[str, Any]:
     """Those of some values for which a model has an input."""
     names = {v.name for v in model.inputs}
     return {n: v for n, v in values.items() if n in names}
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a.dtype == b.dtype and np.array_equal(a, b)
 
 
 def positions_in_tables(graph: Graph) -> int | None:

@@ -16,7 +16,7 @@ from ..model.model import Model
 from ..ops.arrays import is_known
 from ..ops.registry import Shards
 from ..proto.types import TensorType, ValueInfo
-from ..runtime.evaluate import Context, evaluate
+from ..runtime.interpreter import Context, evaluate
 
 TRIED: Final = (5, 6, 7)
 """Tokens of the past with which a step is traced."""

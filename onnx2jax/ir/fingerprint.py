@@ -1,41 +1,39 @@
-"""What a graph computes, as a number that is the same in another process."""
+"""A digest of what a graph computes, equal in every process."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from ..ops.registry import Operator
+from ..ops.registry import Operator, is_built_in
 from ..proto.mapped import load
 from .graph import Function, Graph
 
-OWN: Final = f"{__name__.split('.')[0]}.ops."
-"""Where the functions of operators lie whose meaning is that of this package's version."""
 
-
-def fingerprint(graph: Graph, by_type: Collection[str]) -> bytes | None:
-    """A digest of all that decides what a graph computes; None where that cannot be said, as of a user's operators.
+def fingerprint(graph: Graph, by_type: Collection[str], *more: Any) -> bytes | None:
+    """A digest of all that decides what a graph computes; None where nothing can, as with operators of a user's own.
 
     Args:
         graph: whole, or part of one.
         by_type: keys of initializers of which only shape and dtype count.
+        *more: what decides as well, such as settings; of a dataclass the fields that its instances are compared by.
     """
     if (graph.whole or graph).differentiates:
-        return None  # those read more of the graph than is seen from here
+        return None  # gradient nodes read more of the graph than this part of it
     digest = _Digest(by_type)
     try:
-        digest.add(graph)
+        digest.add((graph, *more))
     except _Unknown:
         return None
     return digest.hash.digest()
 
 
 class _Unknown(Exception):
-    """A value whose meaning is not to be seen from it."""
+    """A value whose meaning its contents do not tell, such as a user's function."""
 
 
 class _Digest:
@@ -45,17 +43,17 @@ class _Digest:
         self._seen: dict[int, int] = {}
 
     def add(self, value: Any) -> None:
-        """Each value with its type and its length in front, so that no two lists of values look alike."""
+        """Hashes a value with its type and length in front, so that no two lists of values hash alike."""
         match value:
             case Graph():
-                if not self._again(value):
+                if not self._met(value):
                     self._graph(value)
             case Operator():
-                if not getattr(value.function, "__module__", "").startswith(OWN):
+                if not is_built_in(value):
                     raise _Unknown
                 self._put(f"operator {value.domain} {value.name} {value.since}".encode())
             case Function():
-                if not self._again(value):
+                if not self._met(value):
                     self._fields(value)
             case np.ndarray() | np.generic():
                 array = np.asarray(load(value))
@@ -85,10 +83,11 @@ class _Digest:
     def _fields(self, value: Any) -> None:
         self._put(type(value).__name__.encode())
         for field in dataclasses.fields(value):
-            self.add(getattr(value, field.name))
+            if field.compare:
+                self.add(getattr(value, field.name))
 
-    def _again(self, value: Any) -> bool:
-        """Whether it came before; then its place says what it is."""
+    def _met(self, value: Any) -> bool:
+        """Whether it was hashed before; then its number stands for it."""
         known = len(self._seen)
         place = self._seen.setdefault(id(value), known)
         if place < known:

@@ -329,7 +329,7 @@ class Importer:
         size = 0
         with self.guard(where):
             size = self.check_size(body)
-        required = rules.required(body) - defaults.keys()
+        required = rules.required(body).difference(defaults)
         return Function(*key, tuple(dict.fromkeys(names)), defaults, body, size, parameters, required)
 
     def check_size(self, graph: Graph) -> int:

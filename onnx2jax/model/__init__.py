@@ -1,11 +1,10 @@
-"""What a user holds: a file becomes a Model, a Model is called with arguments, and goes back into a file.
+"""``convert``, the Model, its spec, runtime and parameters.
 
-A Model is a graph with its parameters; everything about running it is asked of the rooms below. Here lie ``convert``,
-the Model (``model``, ``views``) and its weights; the rest lies in rooms, each of which imports only those above it:
+The packages inside, each of which imports only those above it:
 
-- ``calls``: what goes in and comes out of one call.
-- ``changes``: other graphs made from a model's own.
-- ``files``: models written, joined, exported and loaded again.
-- ``reports``: what a model shows of itself, and what it is compared with.
-- ``devices``: models in stages on several devices, and what that costs.
+- ``calls``: arguments and outputs of a call.
+- ``changes``: models with changed graphs.
+- ``files``: saving, joining, exporting and loading models.
+- ``reports``: summaries, drawings, profiles and comparisons.
+- ``devices``: pipeline stages on several devices, and their cost.
 """

@@ -1,4 +1,4 @@
-"""From a file to a Model."""
+"""``convert``: an ONNX file as a Model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from ..ir.graph import Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
-from ..runtime.evaluate import Settings
+from ..runtime.cpu import pipeline
+from ..runtime.interpreter import Settings
 from ..sharding.configurations import by_count, placement
 from ..sharding.plans import Plan
 from ..sharding.processes import several, together
@@ -29,8 +30,10 @@ from .changes.max_size import with_max_size
 from .changes.pack import with_packed
 from .changes.rebatch import rebatched
 from .changes.unpack import with_weights
+from .devices.abstract import abstract_values
 from .devices.balance import costs
 from .model import Model
+from .spec import Spec
 
 
 def convert(
@@ -44,7 +47,7 @@ def convert(
     rebatch: bool | Mapping[str, int] = False,
     weights: Any = None,
     warn_after: int = 16,
-    optimize: bool = True,
+    optimize: bool | Mapping[str, Sequence[str]] = True,
     cache_dir: str | os.PathLike[str] | None = None,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
@@ -58,13 +61,13 @@ def convert(
 
     Args:
         source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or what ``read`` returned.
-        static: values for inputs, fixed now. Needed only for a jit of your own around a model whose shapes
-            depend on the values of inputs; a plain call finds them by itself.
+        static: values of inputs, fixed now and copied. Needed only under your own jit, for inputs whose values decide
+            shapes; a plain call specialises on them by itself.
         dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``.
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
-            ``{"seq": [64, 128]}``. Outputs that declare the variable are cut back. Right only if the model masks
-            what is padded (an attention mask among the inputs, say): the first call that pads runs without padding
-            too, and raises BucketError where an output differs. What draws random numbers is not compared.
+            ``{"seq": [64, 128]}``. Outputs that declare the variable are sliced back. Right only if the model masks
+            the padding (by an attention mask, say): the first call that pads also runs without padding, and raises
+            BucketError if an output differs. Models that draw random numbers are not compared.
         max_size: sizes, by node name, for nodes whose output shape depends on data (NonZero, NonMaxSuppression,
             Unique, Compress, and the scan outputs of a Loop whose trips depend on data): ``{"nms": 100}``. Their
             results are padded to it and the whole model is one jit, for transformations of your own. Each such node
@@ -81,31 +84,32 @@ def convert(
             (MatMulNBits, MatMulBnb4, MatMulBlockQuantizedFp4Weight and Fp8Weight) are kept; packed as they are when
             left out, and unpacked on the way. "packed": matrices behind DequantizeLinear stay packed, too, as
             MatMulNBits has them; otherwise they are unpacked once, to float.
-        warn_after: compilations of one stage after which a RecompilationWarning says why and what to do.
-        optimize: optimise what is compiled for a CPU: channels lie last, and what weights alone decide is computed
-            once, not in every call. False leaves it as it was traced.
-            Your own ``jit`` or ``grad`` around ``model.apply`` is left as it is.
+        warn_after: compilations of one subprogram after which a RecompilationWarning says why and what to do.
+        optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into
+            convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
+            ``{"skip": [names]}`` leaves out some passes. Your own ``jit`` or ``grad`` around ``model.apply`` is left as
+            it is.
         cache_dir: a folder for compiled programs. What a process has compiled for a CPU the next one, of the same
             versions and on the same kind of processor, reads in place of tracing and compiling; weights are no part of
             it. Trust it as you trust code; anything in it may be deleted. Other devices, operators of your own, and
             programs that call libraries of linear algebra are compiled as ever: JAX's own cache is for them.
-        mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs lie with their first axis over the mesh's
-            first where that divides it; weights are on every device, unless ``shardings`` says otherwise.
+        mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs are sharded
+            along their first axis over the mesh's first where it divides; weights are replicated unless ``shardings``
+            shards them.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
-            matches counts: ``{"*.weight": PartitionSpec(None, "model")}``. Or a plan that is found in the graph, over
+            matches counts: ``{"*.weight": PartitionSpec(None, "model")}``. Or a plan derived from the graph, over
             the mesh's axes ``data`` and ``model``: "data", "fsdp", "tensor", "data+tensor", "fsdp+tensor"; with other
             names of axes and rules of your own, ``Plan("tensor", model="tp", rules={...})``.
         device_configuration: the name of one of the file's own device configurations, to be followed. Without it
-            they are ignored; results are the same.
+            they are ignored; results are numerically equal.
         devices: the devices of that configuration, by label or number or in order; those of JAX when left out.
             Where it gives nodes pipeline stages, and these devices of their own, each stage runs on its own.
-        stages: into how many stages the nodes are divided, alike in FLOPs and bytes of weights, each a program on
-            devices of its own: the slices of ``mesh`` along its axis "stage", along whose other axes each is divided
-            as ``shardings`` says; the first devices when there is no mesh. The model is then called, and
-            differentiated, outside of ``jax.jit``.
-        microbatches: parts of a batch that go through the stages one behind the other, so that all compute at once.
-            Right only where the samples of a batch do not mix: the first call also runs the whole batch at once, and
-            raises ShardingError where an output differs. What draws random numbers is not compared.
+        stages: number of pipeline stages, balanced by FLOPs and bytes of weights. Each is a program on its own devices:
+            the slices of ``mesh`` along its axis "stage", sharded over the other axes by ``shardings``; the first
+            devices without a mesh. Such a model is called, and differentiated, outside of ``jax.jit``.
+        microbatches: number of microbatches that pass through the stages in turn. Right only where the samples of a
+            batch do not mix: the first call also runs the whole batch at once, and raises ShardingError if an output
+            differs. Models that draw random numbers are not compared.
         **reading: how to read the file: ``strict``, ``external_data_dir`` and the other keywords of ``read``.
 
     Returns:
@@ -113,11 +117,11 @@ def convert(
 
     Raises:
         ModelError: the file is no ONNX model or breaks a rule of the format.
-        UnsupportedOperatorError: nothing serves some of its operators; the message lists all of them.
-        OperatorError, UnsupportedError: operators refuse the values of attributes; the message lists all of them.
-        ShardingError: a rule does not fit an array or the mesh, or there is no such device configuration.
-        ProcessError: the mesh is over several processes, and they differ in the file or in arguments.
-        RebatchError: ``rebatch`` leaves open where the batch is. What shows while compiling, the first call raises.
+        UnsupportedOperatorError: some operators are unsupported; the message lists all of them.
+        OperatorError, UnsupportedError: attributes have unsupported values; the message lists all of them.
+        ShardingError: a rule does not match an array or the mesh, or the device configuration does not exist.
+        ProcessError: the processes of the mesh have different files or arguments.
+        RebatchError: the batch axes are ambiguous; what only compiling shows, the first call raises.
         FileNotFoundError: no such file.
 
     >>> import onnx2jax
@@ -126,6 +130,7 @@ def convert(
     'image'
     """
     folder = None if cache_dir is None else Path(cache_dir)
+    options = pipeline.parse(optimize)
     with together(mesh, "convert") as said:
         importer = open_model(source, reading)
         imported = importer.model()
@@ -138,21 +143,29 @@ def convert(
         if rebatch:
             imported = rebatched(imported, rebatch, static or {})
         placed = _placed(imported, mesh, shardings, device_configuration, devices, stages, microbatches)
-        model = Model(
+        spec = Spec.of(
             imported,
-            Settings(max_trips, warn_after, placed.constrain if placed else None, optimize, cache_dir=folder),
-            static=static or {},
-            dim_overrides=dim_overrides or {},
-            bucket=bucket or {},
-            max_size=max_size or {},
+            static=static,
+            dim_overrides=dim_overrides,
+            bucket=bucket,
+            max_size=dict(max_size or {}),
+            settings=Settings(
+                max_trips,
+                warn_after,
+                placed.constrain if placed else None,
+                options is not None,
+                frozenset() if options is None else options.skip,
+                cache_dir=folder,
+            ),
             origin=Origin(importer.message, importer.files),
             placement=placed,
         )
-        told = (static, dim_overrides, bucket, max_size, max_trips, rebatch, str(weights), optimize, stages)
-        said.same(seen(placed, model.origin, told))
+        model = Model(spec)
+        arguments = (static, dim_overrides, bucket, max_size, max_trips, rebatch, str(weights), optimize, stages)
+        said.same(process_state(placed, model.origin, arguments))
     if mesh is None and placed is not None:  # a configuration of the file: the devices are known only now
         with together(placed.mesh, "convert") as said:
-            said.same(seen(placed, model.origin, told))
+            said.same(process_state(placed, model.origin, arguments))
     return model
 
 
@@ -165,27 +178,28 @@ def _placed(
     stages: int | None,
     microbatches: int,
 ) -> Placement | None:
-    """Where weights and inputs lie, as ``convert`` was told; None on one device."""
+    """Shardings of weights and inputs; None on one device."""
+    evaluate = partial(abstract_values, imported.graph)
     if stages is None:
-        placed = placement(imported, device_configuration, devices, mesh, shardings, microbatches=microbatches)
+        placed = placement(imported, device_configuration, devices, mesh, shardings, None, microbatches, evaluate)
     elif device_configuration is not None:
-        raise ShardingError("stages= are found in the graph, device_configuration= has those of the file: give one")
+        raise ShardingError("stages= and device_configuration= both define pipeline stages: pass one of them")
     else:
-        placed = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported))
+        placed = by_count(imported, stages, microbatches, mesh, shardings, partial(costs, imported), evaluate)
     if isinstance(placed, Staged) and several(placed.mesh):
-        raise ShardingError("stages lie on devices of one process: a mesh of jax.local_devices()")
+        raise ShardingError("pipeline stages need devices of one process: make the mesh of jax.local_devices()")
     return placed
 
 
-def seen(placed: Placement | None, origin: Origin | None, told: Any) -> dict[str, Any]:
-    """What has to be the same in all processes over whose devices a model lies."""
+def process_state(placed: Placement | None, origin: Origin | None, arguments: Any) -> dict[str, Any]:
+    """What all processes of a mesh must agree on, by name; empty for one process."""
     if placed is None or not several(placed.mesh):
         return {}
-    return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": told}
+    return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": arguments}
 
 
 def open_model(source: Any, reading: Reading) -> Importer:
-    """What imports a source, checked as ``read`` was told.
+    """The importer of a source, checked by the options of ``read``.
 
     Raises:
         ModelError: the file is no ONNX model, or breaks a rule of the format.

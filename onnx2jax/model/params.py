@@ -1,4 +1,4 @@
-"""The weights of a model: a mapping that does not change, and a pytree."""
+"""A model's parameters: a read-only mapping, and a pytree."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 from jax.tree_util import DictKey
 
+from ..proto.immutable import owned
+from ..runtime.params import device_of, is_cpu
+
 
 class Params(Mapping[str, Any]):
-    """Weights by ONNX name: a read-only mapping, and a pytree whose leaves may be transformed like any others.
+    """Parameters by ONNX name: a read-only mapping, and a pytree.
 
     ``params | {"w": array}`` and ``dict(params)`` are plain dicts, which ``Model.apply`` takes as well.
 
@@ -44,7 +48,7 @@ class Params(Mapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> NoReturn:
         raise TypeError(
-            f"a model's parameters do not change; a model with another: model.with_params({{{name!r}: array}})"
+            f"a model's parameters are read-only; to change {name!r}: model.with_params({{{name!r}: array}})"
         )
 
     def __repr__(self) -> str:
@@ -52,27 +56,25 @@ class Params(Mapping[str, Any]):
         return "\n".join([f"Params of {len(rows)} arrays", *rows[:20], *(["  ..."] if len(rows) > 20 else [])])
 
 
-def kept(value: Any) -> Any:
-    """An array that nobody writes into: NumPy's are copied unless they are read-only."""
-    if isinstance(value, jax.Array):
+def immutable(value: Any) -> Any:
+    """An array that no caller can write, donate or delete: a copy, on a CPU in NumPy's memory."""
+    if not isinstance(value, jax.Array):
+        return owned(np.asarray(value))
+    if isinstance(value, jax.core.Tracer):
         return value
-    array = np.asarray(value)
-    if array.flags.writeable:
-        array = array.copy()
-        array.flags.writeable = False
-    return array
+    return owned(np.array(value)) if is_cpu(device_of([value])) else jnp.copy(value)
 
 
 def _with_keys(params: Params) -> tuple[list[tuple[DictKey, Any]], tuple[str, ...]]:
     return [(DictKey(n), v) for n, v in params.items()], tuple(params)
 
 
-def _made(names: Iterable[str], values: Iterable[Any]) -> Params:
+def _from_flat(names: Iterable[str], values: Iterable[Any]) -> Params:
     return Params(dict(zip(names, values, strict=True)))
 
 
 jax.tree_util.register_pytree_with_keys(
-    Params, _with_keys, _made, lambda params: (tuple(params.values()), tuple(params))
+    Params, _with_keys, _from_flat, lambda params: (tuple(params.values()), tuple(params))
 )
 export.register_pytree_node_serialization(
     Params,

@@ -9,25 +9,23 @@ from typing import Any, Self
 
 from ..ir.graph import Graph
 from ..proto import atomic
-from ..runtime.program import Program
 from .changes import parts
 from .devices.explained import explained
-from .devices.pipeline import Pipeline
 from .reports.card import card
 from .reports.drawing import page
 from .reports.profile import Profile, profile
 from .reports.summary import Summary, summary
 from .reports.verify import Verification, verify
+from .spec import Spec
 
 
 class Views:
     """The methods of a Model that look at values inside it, or make another model of its graph."""
 
     graph: Graph
-    _bucket: dict[str, list[int]]
-    _max_size: dict[str, int]
-    _showing: dict[tuple[str, ...], Any]
-    _program: Program | Pipeline
+    spec: Spec
+    _runtime: Any
+    _replace: Callable[[Spec], Self]
 
     def cut(self, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Self:
         """The model between some values of its main graph, as a model of its own.
@@ -45,7 +43,7 @@ class Views:
         >>> model.cut(outputs=node.outputs)(np.zeros((1, 1, 8, 8), np.float32)).shape[0]
         1
         """
-        return parts.remade(self, parts.cut(self.graph, inputs, outputs))
+        return parts.with_graph(self, parts.cut(self.graph, inputs, outputs))
 
     def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
         """What the nodes of the main graph compute in a call, by name, in the order of the graph: one more program.
@@ -68,11 +66,12 @@ class Views:
         (1, 10)
         """
         wanted = parts.matching(self.graph, names)
-        if tuple(wanted) not in self._showing:
-            self._showing.clear()  # each keeps its program, and its weights on devices
-            self._showing[tuple(wanted)] = parts.showing(self, wanted)
-        results = self._showing[tuple(wanted)](*args, rng=rng, **named)
-        single = len(wanted) == 1 and not self._max_size
+        models = self._runtime.inner_models
+        if tuple(wanted) not in models:
+            models.clear()  # each holds a program, and its parameters on devices
+            models[tuple(wanted)] = parts.with_outputs(self, wanted)
+        results = models[tuple(wanted)](*args, rng=rng, **named)
+        single = len(wanted) == 1 and not self.spec.max_size
         return dict(zip(wanted, (results,) if single else results, strict=False))
 
     def replace(self, functions: Mapping[str, Callable[[Any], Any]]) -> Self:
@@ -96,7 +95,8 @@ class Views:
         >>> float(silent(np.ones((1, 1, 8, 8), np.float32)).max())
         0.0
         """
-        return parts.remade(self, parts.replaced(self.graph, functions), bucket=self._bucket, max_size=self._max_size)
+        told = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
+        return parts.with_graph(self, parts.replaced(self.graph, functions), **told)
 
     def verify(
         self,
@@ -211,7 +211,7 @@ class Views:
         return path
 
     def _repr_html_(self) -> str:
-        return card(self, self._program.rows())
+        return card(self, self._runtime.program.rows())
 
     def explain_sharding(self, /, *args: Any, **named: Any) -> str:
         """Where the parameters of a model over a mesh lie, and what its devices send each other, as tables.

@@ -1,4 +1,4 @@
-"""The meanings of operators, one file a family. Nothing here knows the compiler above."""
+"""ONNX operators as functions of NumPy and JAX arrays, one module per family. Imports nothing from the compiler."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import importlib
 import pkgutil
 
 if __name__ != "onnx2jax.ops":
-    # Through the link at the top of the repository it would be a second copy of everything.
+    # Imported through the symbolic link at the top of the repository, every operator would register twice.
     raise ImportError(f"import onnx2jax.ops, not {__name__}: the folder ops beside onnx2jax is a link for readers")
 
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
+
+importlib.import_module(f"{__name__}.registry").mark_built_ins()

@@ -1,4 +1,4 @@
-"""Activation functions, and the softmax family."""
+"""Activation functions and the softmax family."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import jax
 import numpy as np
 from jax import lax
 
-from .arrays import argmax, axis_of, check_shape, is_known, wide, xp
+from .arrays import argmax, axis_of, check_shape, is_known, widen, xp
 from .cast import cast_to, is_float
 from .elementwise import WITHDRAWN, clip, erf, limited_broadcast
 from .registry import op, taking
 
 
 def _below(x):
-    """min(x, 0): the argument of an exp that overflows in the other branch would poison gradients."""
+    """min(x, 0): an exp that overflows in the branch not selected would make the gradient NaN."""
     return xp.minimum(x, 0)
 
 
 @op("Relu")
 def relu(X):
-    """Its derivative at 0 is 0."""
+    """max(X, 0); the derivative at 0 is 0."""
     return np.maximum(X, X.dtype.type(0)) if is_known(X) else jax.nn.relu(X)
 
 
@@ -36,7 +36,7 @@ def p_relu(X, slope):
 
 @op("PRelu", half="float32")
 def p_relu_1(X, slope):
-    """Until opset 6 a slope is one number, or one number a channel (axis 1)."""
+    """PRelu up to opset 6: the slope is a scalar, or one value per channel (axis 1)."""
     return p_relu(X, limited_broadcast(X, slope, 1 if slope.ndim == 1 else None, broadcast=1))
 
 
@@ -102,18 +102,20 @@ def swi_glu(A, B, *, alpha=1.0):
 
 @op("Shrink", since=9)
 def shrink(input, *, bias=0.0, lambd=0.5):
-    """Integers are shrunk as real numbers and truncated."""
+    """Shrink; integers are computed in floating point and truncated."""
     x = input.astype(np.promote_types(input.dtype, np.float32) if is_float(input.dtype) else np.float64)
     return cast_to(xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, 0)), input.dtype)
 
 
 def softmax(x, *, axes, empty=False):
-    """A float16 softmax has float16's precision in each step, as in ONNX's function and in Attention (where
-    softmax_precision asks for more); but float32's range, which long rows need. bfloat16 would lose too much.
-    Where rows may be ``empty``, those of nothing but -inf become zeros and not NaN."""
+    """Softmax of ``x`` over ``axes``, in the dtype of x.
+
+    float16 is rounded to float16's precision after each step, as ONNX's function body does, but keeps float32's range,
+    which long rows need; bfloat16 is computed in float32. With ``empty``, rows of only -inf yield zeros instead of NaN.
+    """
     dtype = x.dtype
     step = _to_11_bits if dtype == np.float16 else lambda v: v
-    x = wide(x)
+    x = widen(x)
     peak = _peak(x, axes)
     exponent = step(xp.exp(step(x - (xp.where(peak == -np.inf, 0, peak) if empty else peak))))
     total = step(exponent.sum(axis=axes, keepdims=True))
@@ -121,7 +123,7 @@ def softmax(x, *, axes, empty=False):
 
 
 def _to_11_bits(x):
-    """float32 rounded to the significant bits of float16."""
+    """float32 rounded to the 11 significant bits of float16."""
     if not is_known(x):
         return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=10)
     significand, exponent = np.frexp(x)
@@ -134,13 +136,13 @@ def log_softmax(x, *, axes):
 
 
 def _peak(x, axes):
-    """The maximum to subtract; it cancels out, so no gradient flows through it."""
+    """The maximum along the axes, to subtract for stability; it cancels out, so it carries no gradient."""
     peak = x.max(axis=axes, keepdims=True, initial=-np.inf)
     return peak if is_known(x) else lax.stop_gradient(peak)
 
 
 def _hardmax(x, *, axes):
-    """1 at the first maximum over the axes together (which are the last ones, or one)."""
+    """1 at the first maximum over the axes jointly, else 0; the axes are adjacent."""
     extent = math.prod(x.shape[a] for a in axes)
     if extent == 0:
         return x
@@ -151,7 +153,7 @@ def _hardmax(x, *, axes):
 
 
 def _along(body, default, *, rows):
-    """Along one axis; before opset 13 along the ``rows`` of the matrix that the input is, which begin at the axis."""
+    """The operator that applies ``body`` along one axis; with ``rows`` (before opset 13) along all axes from it on."""
 
     def along_axis(input, *, axis=default):
         if input.ndim == 0 and not rows:
@@ -162,7 +164,7 @@ def _along(body, default, *, rows):
     return along_axis
 
 
-ALONG_AXES: dict[str, tuple[Any, Any]] = {  # softmax knows half precision by itself
+ALONG_AXES: dict[str, tuple[Any, Any]] = {  # softmax handles half precision itself
     "Softmax": (softmax, "itself"), "LogSoftmax": (log_softmax, "float32"), "Hardmax": (_hardmax, "itself"),
 }  # fmt: skip
 for _name, (_body, _half) in ALONG_AXES.items():

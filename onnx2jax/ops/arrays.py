@@ -1,9 +1,11 @@
-"""What every family needs: the array namespace, half precision, which dimensions, which axes."""
+"""Shared by all operator families: the array namespace, half precision, checks of shapes and axes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
@@ -21,7 +23,7 @@ _KNOWN: Final = (np.ndarray, np.generic, int, float, str, type(None), dict, type
 
 
 def is_known(value: Any) -> bool:
-    """True for a value in NumPy's hands (or absent, a type, or a list of such), false for JAX's."""
+    """Whether a value is NumPy's (or None, a dtype, or a list of such) rather than a JAX array."""
     if isinstance(value, _LISTS):
         for member in value:  # noqa: SIM110 - all() takes three times as long, and every operator asks
             if type(member) is not np.ndarray and not is_known(member):
@@ -31,12 +33,53 @@ def is_known(value: Any) -> bool:
 
 
 def is_traced(*values: Any) -> bool:
-    """True when a value, or a member of a sequence or mapping, is only known to the compiler so far."""
+    """Whether a value, or any leaf of a list or dict, is a JAX tracer."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
+def _machine_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # not on Windows
+        return 2**43
+
+
+MACHINE_MEMORY: Final = _machine_memory()
+"""Bytes of memory of this machine; 8 TiB where the system does not say."""
+
+
+def check_room(shape: Sequence[Any], dtype: Any, limit: int = MACHINE_MEMORY) -> None:
+    """Refuse an array larger than the memory, before NumPy fills one whose extents are the values of an operand.
+
+    >>> check_room((10**12, 10**12), np.float32)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: an array of shape [1000000000000, 1000000000000] and type float32 takes 4.0e+24 bytes, ...
+    """
+    if not all(isinstance(d, int) for d in shape):  # symbolic
+        return
+    needed = math.prod(shape) * np.dtype(dtype).itemsize
+    if needed > limit:
+        raise ValueError(
+            f"an array of shape {list(shape)} and type {np.dtype(dtype)} takes {needed:.1e} bytes, and this machine "
+            f"has {MACHINE_MEMORY:.1e} bytes of memory"
+        )
+
+
+def identical(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays are equal to the bit: 0.0 is not -0.0, and NaN is NaN.
+
+    >>> identical(np.array(0.0), np.array(-0.0))
+    False
+    """
+    if a.dtype.hasobject or (a.dtype, a.shape) != (b.dtype, b.shape):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    ours, theirs = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (a, b))
+    return np.array_equal(ours, theirs)
+
+
 class _Namespace:
-    """What numpy and jax.numpy share: computed by numpy where every operand is known, otherwise by jax.numpy.
+    """The functions that numpy and jax.numpy share: numpy's when every operand is known, otherwise jax.numpy's.
 
     >>> xp.where(np.array([True, False]), np.float32(1), 0)
     array([1., 0.], dtype=float32)
@@ -46,7 +89,7 @@ class _Namespace:
         self._known, self._traced = known, traced
 
     def __call__(self, *operands: Any) -> ModuleType:
-        """The namespace itself that these operands need."""
+        """numpy if all operands are known, otherwise jax.numpy."""
         return self._known if is_known(operands) else self._traced
 
     def __getattr__(self, name: str) -> Any:
@@ -64,72 +107,72 @@ xp: Final = _Namespace(np, jnp)
 
 
 def accumulator(dtype: Any) -> np.dtype:
-    """The type in which values of this type are summed: float32 for half precision."""
+    """The dtype in which values of ``dtype`` are summed: float32 for half precision."""
     return np.dtype(np.float32 if dtype in HALF else dtype)
 
 
-def wide(value: Any) -> Any:
-    """A half-precision array in float32; any other value as it is."""
+def widen(value: Any) -> Any:
+    """A half-precision array cast to float32; any other value unchanged."""
     return value.astype(np.float32) if getattr(value, "dtype", None) in HALF else value
 
 
 def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with half precision computed in float32, and its results rounded once, at the end."""
+    """``function`` computing half precision in float32 and rounding each result once, at the end."""
 
     @functools.wraps(function)
     def widened(*inputs: Any, **attributes: Any) -> Any:
         half = next((v.dtype for v in inputs if getattr(v, "dtype", None) in HALF), None)
 
-        def fitting(result: Any) -> Any:
+        def rounded(result: Any) -> Any:
             if result is None or result.dtype.kind != "f":
                 return result
-            if inputs[0].dtype.kind in "biu":  # NumPy would choose a type by itself
+            if inputs[0].dtype.kind in "biu":  # NumPy would promote integers to a float dtype of its own choice
                 raise ValueError(f"the input ({inputs[0].dtype}) must have a floating type; Cast it first")
             return result if half is None else result.astype(half)
 
-        results = function(*(inputs if half is None else map(wide, inputs)), **attributes)
-        return tuple(map(fitting, results)) if isinstance(results, tuple) else fitting(results)
+        results = function(*(inputs if half is None else map(widen, inputs)), **attributes)
+        return tuple(map(rounded, results)) if isinstance(results, tuple) else rounded(results)
 
     return widened
 
 
 def dims(vector: Any) -> tuple[Any, ...]:
-    """A known vector of extents as a tuple of Python ints; symbolic dimensions pass unchanged."""
+    """A known vector of extents as a tuple of Python ints; symbolic dimensions are left unchanged."""
     if type(vector) is np.ndarray and vector.dtype.kind in "iu":
         return tuple(vector.ravel().tolist())
     if getattr(vector, "dtype", np.dtype(int)).kind not in "iuO":
-        raise ValueError(f"extents and counts are integers, not {vector.dtype}")
+        raise ValueError(f"extents and counts must be integers, not {vector.dtype}")
     return tuple(d if isinstance(d, int) or not hasattr(d, "__index__") else int(d) for d in np.ravel(vector))
 
 
 def shape_vector(shape: tuple[Any, ...]) -> np.ndarray:
-    """A shape as ONNX sees it: an int64 vector, or an object vector when a dimension is symbolic."""
+    """A shape as an int64 vector, or as an object vector when a dimension is symbolic."""
     return np.array(shape, np.int64 if all(isinstance(d, int) for d in shape) else object)
 
 
 def axis_of(axis: Any, rank: int) -> int:
-    """An axis counted from the front; raises ValueError outside [-rank, rank)."""
+    """A non-negative axis; raises ValueError outside [-rank, rank)."""
     axis = int(axis)
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} is outside [-{rank}, {rank - 1}] for a tensor of rank {rank}")
     return axis % rank
 
 
-def row_or_axis(x: Any, axis: Any) -> tuple[Any, int]:
-    """The data and their axis, counted from the front; where none is given, all elements in a row."""
+def flatten_or_axis(x: Any, axis: Any) -> tuple[Any, int]:
+    """(data, non-negative axis); without an axis the data are flattened."""
     return (x.reshape(-1), 0) if axis is None else (x, axis_of(axis, x.ndim))
 
 
 def axes_of(axes: Any, rank: int) -> tuple[int, ...]:
-    """Axes counted from the front, in the order given; raises ValueError for one named twice."""
+    """Non-negative axes in the order given; raises ValueError for a duplicate."""
     result = tuple([axis_of(a, rank) for a in dims(axes)])
     if len(set(result)) != len(result):
-        raise ValueError(f"axes {tuple(np.ravel(axes).tolist())} name one axis of a rank-{rank} tensor twice")
+        raise ValueError(f"axes {tuple(np.ravel(axes).tolist())} contain duplicates for a tensor of rank {rank}")
     return result
 
 
 def check_shape(name: str, value: Any, *shape: Any) -> None:
-    """Refuse a value that is there but has another shape; a name stands for any extent.
+    """Raise ValueError unless ``value`` is None or has the given shape; a string matches any extent.
 
     >>> check_shape("rois", np.zeros((2, 3)), "regions", 4)
     Traceback (most recent call last):
@@ -143,7 +186,7 @@ def check_shape(name: str, value: Any, *shape: Any) -> None:
 
 
 def check_shapes(extents: dict[str, Any], **operands: tuple[Any, str]) -> None:
-    """Refuse operands of other shapes than their names say: a name is one extent everywhere, with "?" or else 1.
+    """Raise ValueError unless operands match their named shapes; a name has one extent everywhere ("name?" also 1).
 
     >>> check_shapes({"heads": 4}, bias=(np.zeros((1, 8)), "heads? keys"), past=(np.zeros((3, 8)), "heads size"))
     Traceback (most recent call last):
@@ -160,15 +203,15 @@ def check_shapes(extents: dict[str, Any], **operands: tuple[Any, str]) -> None:
 
 
 def is_string(value: Any) -> bool:
-    """True for a tensor of strings: an object array that holds text (symbolic dimensions are objects too)."""
+    """Whether a value is a tensor of strings: an object array of str (symbolic dimensions are objects too)."""
     objects = isinstance(value, np.ndarray) and value.dtype == object
-    return objects and all(issubclass(kind, str) for kind in set(map(type, value.ravel().tolist())))
+    return objects and all(issubclass(cls, str) for cls in set(map(type, value.ravel().tolist())))
 
 
 def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
-    """The int64 index of the first greatest (or least) element along an axis, which goes.
+    """The int64 index of the first greatest (or least) element along an axis, which is removed.
 
-    JAX lowers argmax in the mode of the caller, where an int64 index may not exist: hence int32 in between.
+    Goes through int32, because the caller's configuration may lack int64.
     """
     if is_known(x):
         return x.argmin(axis) if least else x.argmax(axis)
@@ -176,7 +219,7 @@ def argmax(x: Any, axis: int, *, least: bool = False) -> Any:
 
 
 def needs_known(value, why):
-    """The value as NumPy; raises KnownValueError while it is traced, saying why that is not enough."""
+    """The value as a NumPy array; raises KnownValueError with the reason ``why`` if it is traced."""
     if type(value) is not np.ndarray and is_traced(value):
         raise KnownValueError(f"{why}: the value must be known before compiling; run the model outside jax.jit")
     return np.asarray(value)

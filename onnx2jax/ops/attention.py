@@ -1,4 +1,4 @@
-"""Attention: scaled dot product, flexible, linear; and what goes before it: rotation, causal convolution."""
+"""Attention: scaled dot-product, flexible and linear; rotary embedding and causal convolution."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Precision = Literal[None, 1, 10, 11, 16]  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
 
 
 def _group(q_heads, kv_heads):
-    """How many query heads share one head of keys and values."""
+    """The number of query heads per key/value head."""
     if kv_heads < 1 or q_heads % kv_heads:
         raise ValueError(f"query heads ({q_heads}) must be a multiple of key/value heads ({kv_heads})")
     return q_heads // kv_heads
 
 
 def heads_of(x, heads, name):
-    """[batch, sequence, heads * size] -> [batch, heads, sequence, size]; a rank-4 tensor is that already."""
+    """[batch, sequence, heads * size] -> [batch, heads, sequence, size]; a rank-4 tensor is returned unchanged."""
     if x.ndim == 4:
         if heads not in (None, x.shape[1]):
             raise ValueError(f"{name} has {x.shape[1]} heads, the attribute says {heads}: leave it off for rank 4")
@@ -45,13 +45,13 @@ def merged(x):
 
 
 def check_paired(**operands):
-    """Refuse one operand of a pair without the other."""
+    """Raise ValueError if some of the operands are given and others are not."""
     if len({value is None for value in operands.values()}) > 1:
         raise ValueError(f"{' and '.join(operands)} must be given together")
 
 
 def check_past(q, k, v, past_key, past_value, **others):
-    """Refuse operands [batch, heads, length, size] of attention that do not fit together; others by their shapes."""
+    """Raise ValueError unless attention operands [batch, heads, length, size] agree; ``others`` are (value, shape)."""
     check_paired(past_key=past_key, past_value=past_value)
     check_shapes(
         {}, query=(q, "batch q_heads queries size"), key=(k, "batch heads keys size"),
@@ -61,13 +61,13 @@ def check_past(q, k, v, past_key, past_value, **others):
 
 
 def _scores(q, k, v, scale, dtype):
-    """scale * Q K^T as [batch, query heads, queries, keys]; heads of a group share their keys without copies."""
+    """scale * Q K^T as [batch, query heads, queries, keys]; query heads of a group share keys without a copy."""
     check_past(q, k, v, None, None)
     (batch, heads, queries, size), (_, kv_heads, keys, _) = q.shape, k.shape
     scale = 1 / math.sqrt(size) if scale is None else scale
     if scale < 0:
         raise ValueError(f"scale ({scale}) must not be negative: its square root scales Q and K")
-    if dtype == np.float16:  # both sides take the root, as the specification has it
+    if dtype == np.float16:  # the specification scales Q and K by sqrt(scale) each
         root, scale = np.float16(math.sqrt(scale)), 1
         q, k = q * root, k * root
     q = q.reshape(batch, kv_heads, _group(heads, kv_heads), queries, size)
@@ -76,7 +76,7 @@ def _scores(q, k, v, scale, dtype):
 
 
 def _weigh(weights, v):
-    """weights @ V over [batch, query heads, queries, keys], in the type of the weights."""
+    """weights [batch, query heads, queries, keys] @ V, in the dtype of the weights."""
     batch, heads, queries, keys = weights.shape
     grouped = weights.reshape(batch, v.shape[1], _group(heads, v.shape[1]), queries, keys)
     work, v = accumulator(weights.dtype), jnp.asarray(v, weights.dtype)
@@ -85,11 +85,11 @@ def _weigh(weights, v):
 
 
 def attend(q, k, v, *, scale=None, softcap=0.0, biases=(), masks=(), sink=None, dtype=None, precision=None):
-    """Softmax attention of q [batch, heads, queries, size] on k and v, whose heads may serve several of q.
+    """Softmax attention of q [batch, heads, queries, size] over k and v, which may have fewer heads (grouped query).
 
-    ``masks`` say which keys count at all, ``sink`` is one more logit of each head that takes weight and gives nothing;
-    ``dtype`` is the type of the scores, ``precision`` that of the softmax. Returns the result, and what the scores
-    become on the way: scaled, capped, biased, masked, weights.
+    ``masks`` are True for keys to attend to; ``sink`` is an extra logit per head without a value. ``dtype`` is that of
+    the scores, ``precision`` that of the softmax. Returns the output and the intermediate scores: scaled, capped,
+    biased, masked, weights.
     """
     dtype = dtype or accumulator(q.dtype)
     raw = _scores(q, k, v, scale, dtype)
@@ -107,30 +107,30 @@ def attend(q, k, v, *, scale=None, softcap=0.0, biases=(), masks=(), sink=None, 
 
 
 def window(queries, keys, offset, left, right):
-    """Masks of the keys within [position - left, position + right] of each query; a negative side is unbounded."""
+    """Masks of the keys in [position - left, position + right] of each query; a negative side is unbounded."""
     distance = lax.broadcasted_iota(np.int32, (queries, keys), 0) - lax.broadcasted_iota(np.int32, (queries, keys), 1)
     distance = distance + jnp.asarray(offset, np.int32)
     return ([distance <= left] if left >= 0 else []) + ([distance >= -right] if right >= 0 else [])
 
 
 def _bias_and_mask(mask, keys, may_end_early):
-    """What an attn_mask adds to the scores, and which keys it lets count: none behind its end."""
+    """(additive bias or None, boolean mask) of an attn_mask; keys beyond its end are masked."""
     boolean = mask.dtype == bool
-    if may_end_early and mask.shape[-1] != keys:  # else an extent of 1 broadcasts
-        behind = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
-        mask = jnp.pad(mask, behind, constant_values=False if boolean else -np.inf)
+    if may_end_early and mask.shape[-1] != keys:  # otherwise an extent of 1 broadcasts
+        widths = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
+        mask = jnp.pad(mask, widths, constant_values=False if boolean else -np.inf)
     return (None, mask) if boolean else (mask, ~jnp.isneginf(mask))
 
 
-@op("Attention", since=23, product=True, limits="always compiled; a query that may attend to nothing gives zeros")
+@op("Attention", since=23, product=True, limits="always compiled; a fully masked query yields zeros")
 def attention(
     Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None,
     left_window_size=-1, q_num_heads=None, qk_matmul_output_mode: Literal[0, 1, 2, 3] = 0, right_window_size=-1,
     scale=None, softcap=0.0, softmax_precision: Precision = None, opset,
 ):  # fmt: skip
-    """Scaled dot product attention; a query that may attend to nothing yields zeros."""
+    """Scaled dot-product attention; a fully masked query yields zeros."""
     if nonpad_kv_seqlen is not None and past_key is not None:
-        raise ValueError("nonpad_kv_seqlen is for a cache kept outside: leave off past_key and past_value")
+        raise ValueError("nonpad_kv_seqlen is for a KV cache outside the node: remove past_key and past_value")
     if min(left_window_size, right_window_size) < -1:
         raise ValueError(f"window sizes ({left_window_size}, {right_window_size}) must be -1 or more")
     q = heads_of(Q, q_num_heads, "Q")
@@ -157,14 +157,14 @@ def attention(
 def _modified(body, x, name):
     (result,) = (x,) if body is None else body(x)
     if result.shape != x.shape or result.dtype != x.dtype:
-        came = f"{x.dtype}{x.shape} went in, {result.dtype}{result.shape} came out"
-        raise ValueError(f"{name} must keep shape and type: {came}")
+        types = f"input {x.dtype}{x.shape}, output {result.dtype}{result.shape}"
+        raise ValueError(f"{name} must preserve shape and dtype ({types})")
     return result
 
 
 @op("FlexAttention", domain="ai.onnx.preview", heavy=True)
 def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softmax_precision: Precision = None):
-    """Attention whose scores and probabilities pass through the node's own subgraphs."""
+    """Attention whose scores and probabilities are modified by the node's subgraphs."""
     precision = to_dtype(softmax_precision) if softmax_precision else accumulator(Q.dtype)
     scores = _modified(score_mod, _scores(Q, K, V, scale, precision), "score_mod")
     weights = jax.nn.softmax(jnp.asarray(scores, accumulator(precision)), axis=-1).astype(precision)
@@ -172,7 +172,7 @@ def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softma
 
 
 def _state(past, shape, like):
-    """The state to go on from: zeros of the type of ``like``, unless there is a past."""
+    """The past state, or zeros in the dtype of ``like``."""
     check_shape("past_state", past, *shape)
     return xp(like).zeros(shape, like.dtype) if past is None else past
 
@@ -182,7 +182,7 @@ def linear_attention(
     query, key, value, past_state=None, decay=None, beta=None, *, chunk_size=64, kv_num_heads, q_num_heads, scale=0.0,
     update_rule: Literal["linear", "gated", "delta", "gated_delta"] = "gated_delta",
 ):  # fmt: skip
-    """A state of outer products k v^T that decays, is corrected and is read once a token."""
+    """Linear attention: a state of outer products k v^T, decayed, corrected and read once per token."""
     for name, given, wanted in (("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule)):
         if (given is not None) != wanted:
             raise ValueError(f"update_rule {update_rule!r} {'needs' if wanted else 'takes no'} input {name}")
@@ -213,7 +213,7 @@ def linear_attention(
         return state, jnp.einsum("bhgk,bhkv->bhgv", q, state)
 
     past_state = _state(past_state, (batch, kv_num_heads, d_k, v.shape[3]), query)
-    # Tokens are taken one by one; a few of a chunk share a trip of the loop, unless their number is symbolic.
+    # A scan over tokens, unrolled a little unless the sequence length is symbolic.
     unroll = min(chunk_size, 4) if isinstance(q.shape[0], int) else 1
     state, read = lax.scan(step, past_state.astype(wide), (q, k, v, g, b), unroll=unroll)
     read = jnp.moveaxis(read, 0, 1).reshape(*query.shape[:2], q_num_heads * v.shape[3])
@@ -224,7 +224,7 @@ def linear_attention(
 def rotary_embedding(
     X, cos_cache, sin_cache, position_ids=None, *, interleaved=0, num_heads=None, rotary_embedding_dim=0
 ):
-    """Each pair of a head's features turns by an angle of its position."""
+    """Rotates each pair of a head's features by an angle that depends on its position."""
     if X.ndim != 4 and not (X.ndim == 3 and num_heads):
         raise ValueError(f"X must have rank 4, or rank 3 with the attribute num_heads ({X.shape})")
     x = X if X.ndim == 4 else X.reshape(*X.shape[:2], num_heads, X.shape[2] // num_heads)
@@ -240,11 +240,11 @@ def rotary_embedding(
 
 
 def _rotated(x, cos, sin, interleaved):
-    """The first features, two for each angle, turned in pairs; the rest as they are."""
-    turned, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
-    a, b = (turned[..., 0::2], turned[..., 1::2]) if interleaved else xp.split(turned, 2, axis=-1)
-    turned = xp.stack([cos * a - sin * b, sin * a + cos * b], axis=-1 if interleaved else -2).reshape(turned.shape)
-    return xp.concatenate([turned, rest], axis=-1)
+    """``x`` with its leading features, two per angle, rotated in pairs; the remaining features are unchanged."""
+    pairs, rest = x[..., : 2 * cos.shape[-1]], x[..., 2 * cos.shape[-1] :]
+    a, b = (pairs[..., 0::2], pairs[..., 1::2]) if interleaved else xp.split(pairs, 2, axis=-1)
+    pairs = xp.stack([cos * a - sin * b, sin * a + cos * b], axis=-1 if interleaved else -2).reshape(pairs.shape)
+    return xp.concatenate([pairs, rest], axis=-1)
 
 
 Swish = Literal["none", "silu", "swish"]
@@ -252,12 +252,12 @@ Swish = Literal["none", "silu", "swish"]
 
 @op("CausalConvWithState", since=27, heavy=True)
 def causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation: Swish = "none"):
-    """A depthwise convolution over the past only, as shifted multiply-adds; the state is the last k - 1 inputs."""
+    """Causal depthwise convolution as shifted multiply-adds; the state is the last k - 1 inputs."""
     return causal_conv(input, weight, bias, past_state, activation, 1)
 
 
 def causal_conv(input, weight, bias, past_state, activation, dilation):
-    """CausalConvWithState with ``dilation - 1`` inputs skipped between two taps; the state is longer by these."""
+    """CausalConvWithState with a dilation; the state is the last (k - 1) * dilation inputs."""
     if input.ndim != 3 or weight.ndim != 3 or weight.shape[:2] != (input.shape[1], 1):
         raise ValueError(f"input [batch, channels, length] {input.shape} needs weight [channels, 1, k] {weight.shape}")
     (batch, channels, length), taps, wide = input.shape, weight.shape[2], accumulator(input.dtype)

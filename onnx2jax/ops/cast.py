@@ -14,56 +14,56 @@ from ..proto.dtypes import ELEMENT_TYPES, to_dtype
 from .arrays import is_known, is_string, needs_known, xp
 from .registry import Shaped, op
 
-_OPEN = "float: NaN and what leaves the range are undefined in ONNX, here as on x86 and in onnxruntime"
+_UNDEFINED = "float to integer: NaN and out-of-range values, undefined in ONNX, convert as on x86 and in onnxruntime"
 Rounding = Literal["up", "down", "nearest"]
 
 
 def is_integer(dtype):
-    """True for ONNX's integers, the 2- and 4-bit ones included, and for vectors of symbolic dimensions."""
+    """Whether a dtype is an ONNX integer (2 and 4 bits included) or object (a vector of symbolic dimensions)."""
     return dtype == object or jnp.issubdtype(dtype, np.integer)
 
 
 def is_float(dtype):
-    """True for ONNX's floating point types, those of 16 bits and fewer included."""
+    """Whether a dtype is an ONNX floating-point type, those of 4 to 16 bits included."""
     return dtype != object and jnp.issubdtype(dtype, np.floating)
 
 
-def traced(value, dtype=np.int64):
+def materialize_dims(value, dtype=np.int64):
     """A vector of symbolic dimensions as a JAX array; any other array unchanged."""
     if value.dtype != object:
         return value
     if is_string(value):
-        raise KnownValueError("strings, which JAX does not have, meet a traced value")
+        raise KnownValueError("strings cannot be combined with a traced value: JAX has no strings")
     return jnp.stack([jnp.asarray(d, dtype) for d in value.flat]).reshape(value.shape)
 
 
-def settled(value):
-    """A host result as an array; a vector of dimensions that are plain integers again becomes int64."""
+def as_host_array(value):
+    """A NumPy result as an array; an object array of Python ints becomes int64."""
     if not isinstance(value, np.ndarray | np.generic):  # NumPy unwraps objects of rank 0
         value = np.array(value, object)
-    plain = value.dtype == object and value.size and all(isinstance(v, int) for v in value.flat)
-    return value.astype(np.int64) if plain else value
+    integers = value.dtype == object and value.size and all(isinstance(v, int) for v in value.flat)
+    return value.astype(np.int64) if integers else value
 
 
 _NUMBERS = frozenset(map(np.dtype, "bhilBHILefd"))
-"""What NumPy and XLA convert alike, but for floats that leave the range of an integer."""
+"""Dtypes between which NumPy and XLA convert alike, except for floats outside an integer's range."""
 
 
 def cast_to(x, dtype, *, saturate=1, round_mode="up"):
-    """The values of ``x`` in another element type, by the rules of Cast."""
+    """``x`` cast to ``dtype`` by the rules of Cast."""
     dtype = np.dtype(dtype)
     if x.dtype == object or dtype == object:
         return _cast_objects(x, dtype, saturate, round_mode)
     if x.dtype == dtype:
         return x
     if "c" in (x.dtype.kind, dtype.kind):
-        raise ValueError(f"Cast from {x.dtype} to {dtype}: ONNX casts no complex numbers")
+        raise ValueError(f"Cast from {x.dtype} to {dtype}: ONNX does not cast complex numbers")
     with np.errstate(all="ignore"):
         if x.dtype in _NUMBERS and dtype in _NUMBERS:
             return x.astype(dtype) if dtype.kind == "f" or x.dtype.kind != "f" else _truncated(x, dtype)
-        for six in (d for d in (x.dtype, dtype) if d.name.startswith("float6_")):
-            x = needs_known(x, f"XLA has no {six}")
-        if x.dtype.itemsize == 1 and x.dtype.isbuiltin == 2:  # conversions among the small types are patchy
+        for float6 in (d for d in (x.dtype, dtype) if d.name.startswith("float6_")):
+            x = needs_known(x, f"XLA has no {float6}")
+        if x.dtype.itemsize == 1 and x.dtype.isbuiltin == 2:  # NumPy lacks some conversions among ml_dtypes
             x = x.astype(np.float32 if is_float(x.dtype) else np.int8)
         if is_float(dtype) and dtype.itemsize == 1:
             x = x.astype(np.float32)
@@ -79,8 +79,10 @@ def cast_to(x, dtype, *, saturate=1, round_mode="up"):
 
 
 def _truncated(x, dtype):
-    """Float to integer. Out of range is undefined in ONNX; this is what x86 and onnxruntime do: convert to int32
-    (int64 for wider types), where NaN and overflow become the smallest number, then drop the upper bits."""
+    """Float to integer as on x86 and in onnxruntime, also where ONNX leaves it undefined.
+
+    Converts to int32 (int64 for wider types), NaN and overflow to the smallest integer, then drops the upper bits.
+    """
     if x.dtype.itemsize < 4:
         x = x.astype(np.float32)
     wide = np.int32 if dtype.itemsize < 4 or dtype == np.int32 else np.int64
@@ -93,7 +95,7 @@ def _truncated(x, dtype):
 
 
 def _to_e8m0(x, saturate, round_mode):
-    """Float to float8e8m0: the power of two, rounded as asked, that the bits of a float32 show."""
+    """Float to float8e8m0: the exponent of a float32, rounded by ``round_mode``."""
     x = x.astype(np.float32)
     bits = _bits(x, np.dtype(np.uint32))
     exponent, fraction = bits >> 23 & 0xFF, bits & 0x7FFFFF
@@ -107,12 +109,12 @@ def _to_e8m0(x, saturate, round_mode):
 
 
 def _cast_objects(x, dtype, saturate, round_mode):
-    """Strings to and from numbers, and vectors of symbolic dimensions."""
+    """Casts strings to and from numbers, and vectors of symbolic dimensions."""
     if dtype == object:
         x = needs_known(x, "JAX has no strings")
         return np.array([_text(v) for v in x.flat] + [None], object)[:-1].reshape(x.shape)
     if not is_string(x):
-        return x if dtype in (np.int32, np.int64) else cast_to(traced(x), dtype)
+        return x if dtype in (np.int32, np.int64) else cast_to(materialize_dims(x), dtype)
     wide = np.dtype("uint64" if dtype == np.uint64 else "int64" if is_integer(dtype) else "float64")
     try:
         numbers = np.array([_number(s, wide) for s in x.flat], wide).reshape(x.shape)
@@ -130,11 +132,11 @@ def _number(text, dtype):
                 return int(float(text))
         return float({"true": "1", "false": "0"}.get(text.lower(), text))
     except (ValueError, OverflowError):
-        raise ValueError(f"Cast from STRING: {text!r} is no number that {dtype} can hold") from None
+        raise ValueError(f"Cast from STRING: {text!r} is not a number that {dtype} can represent") from None
 
 
 def _text(value):
-    """A number in plain notation with as many digits as tell it from its neighbours."""
+    """A number in positional notation with the fewest digits that identify it."""
     if isinstance(value, str):
         return value
     if not is_float(value.dtype):
@@ -148,24 +150,24 @@ def _text(value):
     return np.format_float_positional(value, trim="-")
 
 
-@op("Cast", limits=f"{_OPEN}; strings and float6 on the host; complex numbers are not cast")
+@op("Cast", limits=f"{_UNDEFINED}; strings and float6 on the host; complex numbers are not cast")
 def cast(input, *, to, saturate=1, round_mode: Rounding = "up"):
-    """Opset 1 to 5 name the type ("FLOAT"), later ones give its code."""
+    """Cast; ``to`` is a type name ("FLOAT") in opsets 1 to 5, a type code from 6 on."""
     if isinstance(to, str):
         names = {row.name: code for code, row in ELEMENT_TYPES.items()}
         if to.upper() not in names:
-            raise ValueError(f"to ({to!r}) names no element type; the types are {', '.join(names)}")
+            raise ValueError(f"to ({to!r}) is not an element type; the element types are {', '.join(names)}")
         to = names[to.upper()]
     return cast_to(input, to_dtype(to), saturate=saturate, round_mode=round_mode)
 
 
-@op("CastLike", since=15, limits=f"{_OPEN}; strings and float6 on the host")
+@op("CastLike", since=15, limits=f"{_UNDEFINED}; strings and float6 on the host")
 def cast_like(input, target_type: Shaped, *, saturate=1, round_mode: Rounding = "up"):
     symbolic = target_type.dtype == object and not is_string(target_type)
     return cast_to(input, np.int64 if symbolic else target_type.dtype, saturate=saturate, round_mode=round_mode)
 
 
-@op("BitCast", since=26, limits="no strings; types of unlike width are refused")
+@op("BitCast", since=26, limits="strings and types of different widths are unsupported")
 def bit_cast(input, *, to):
     dtype = to_dtype(to)
     widths = [next(row.bits for row in ELEMENT_TYPES.values() if row.dtype == d) for d in (input.dtype, dtype)]
@@ -175,7 +177,7 @@ def bit_cast(input, *, to):
 
 
 def _bits(x, dtype):
-    """The same bits, little endian, under another type of the same width."""
+    """The bits of ``x`` reinterpreted (little endian) as another dtype of the same width."""
     if is_known(x):
         return np.ascontiguousarray(x).view(dtype).reshape(x.shape)
     if dtype == np.bool_:

@@ -1,6 +1,6 @@
-"""Elementwise arithmetic, logic, bits and choice.
+"""Elementwise arithmetic, logic, bitwise operators and selection.
 
-Two columns say what an operator is: a NumPy function for known values, one of JAX's otherwise.
+Most operators are a pair of functions: NumPy's for known values, one of `jax.lax` otherwise.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from jax import lax
 
 from .. import compat
 from .arrays import axis_of, dims, is_known, is_string, needs_known, xp
-from .cast import cast_to, is_float, is_integer, settled, traced
+from .cast import as_host_array, cast_to, is_float, is_integer, materialize_dims
 from .registry import Static, op, taking
 
-WITHDRAWN = "experimental, withdrawn by ONNX 1.5"
-_DIVISOR = "symbolic dimensions are divided by positive numbers only"
+WITHDRAWN = "experimental, removed in ONNX 1.5"
+_DIVISOR = "symbolic dimensions support positive divisors only"
 
 
-def aligned(*values):
-    """Values broadcast against each other the NumPy way, as lax functions want them."""
+def broadcast_operands(*values):
+    """The values broadcast to one shape by NumPy's rules, as lax functions require."""
     types = {v.dtype for v in values if v.dtype != object}
-    arrays = [traced(v, *types) if len(types) == 1 else traced(v) for v in values]
+    arrays = [materialize_dims(v, *types) if len(types) == 1 else materialize_dims(v) for v in values]
     shape = lax.broadcast_shapes(*(v.shape for v in arrays))
     return [
         v if v.shape == shape else lax.broadcast_in_dim(v, shape, range(len(shape) - v.ndim, len(shape)))
@@ -35,18 +35,20 @@ def aligned(*values):
     ]
 
 
-def two_columns(numpy_function, jax_function, object_function=None):
-    """One meaning: computed by the first while all values are known, by the second otherwise; by the third where
-    there are objects, symbolic dimensions or text, to be treated by themselves."""
+def numpy_or_jax(numpy_function, jax_function, object_function=None):
+    """A function that calls the first if all operands are known, otherwise the second.
+
+    The third handles known operands with objects: symbolic dimensions or strings.
+    """
 
     def function(*values):
         types = {v.dtype for v in values if v.dtype != object}
         if len(types) > 1:
             raise ValueError(f"the inputs have different element types ({', '.join(map(str, types))}); Cast them first")
         if not is_known(values):
-            return jax_function(*aligned(*values))
+            return jax_function(*broadcast_operands(*values))
         objects = object_function is not None and any(v.dtype == object for v in values)
-        result = settled((object_function if objects else numpy_function)(*values))
+        result = as_host_array((object_function if objects else numpy_function)(*values))
         if is_float(result.dtype) and not is_float(values[0].dtype) and values[0].dtype.kind != "c":
             raise ValueError(f"the input ({values[0].dtype}) must have a floating type; Cast it first")
         return result
@@ -54,9 +56,9 @@ def two_columns(numpy_function, jax_function, object_function=None):
     return function
 
 
-def binary(name, *columns, since=7, **traits):
-    """Register an operator with NumPy's broadcasting, and its form before opset 7, which aligned B by ``axis``."""
-    modern = op(name, since=since, broadcasts=True, **traits)(taking("A", "B")(two_columns(*columns)))
+def binary(name, *functions, since=7, **traits):
+    """Register a broadcasting operator of A and B, and its form before opset 7, which aligned B by ``axis``."""
+    modern = op(name, since=since, broadcasts=True, **traits)(taking("A", "B")(numpy_or_jax(*functions)))
     if since == 7:
         op(name)(with_limited_broadcast(modern, "A", "B"))
     return modern
@@ -71,18 +73,21 @@ def with_limited_broadcast(modern, *inputs):
 
 
 def limited_broadcast(A, B, axis, broadcast):
-    """B shaped so that NumPy's broadcasting does what opset 1 to 6 meant: B's shape is part of A's, from ``axis`` on,
-    or its end when there is no axis. Extents of 1 inside B stretch, as exporters of the time relied on."""
+    """B reshaped so that NumPy's broadcasting matches opsets 1 to 6.
+
+    B's shape is a slice of A's that starts at ``axis``, or ends at A's last axis without one. Extents of 1 inside B
+    broadcast, because old exporters relied on it.
+    """
     if A.shape == B.shape:
         return B
     if not broadcast:
-        raise ValueError(f"shapes {A.shape} and {B.shape} need broadcast=1 before opset 7; set it, or raise the opset")
+        raise ValueError(f"shapes {A.shape} and {B.shape} need broadcast=1 before opset 7; set it or use a newer opset")
     if math.prod(B.shape) == 1:
         return B.reshape(())
     start = A.ndim - B.ndim if axis is None else axis_of(axis, A.ndim)
     part = A.shape[start : start + B.ndim]
     if start < 0 or len(part) < B.ndim or any(b not in (a, 1) for a, b in zip(part, B.shape, strict=True)):
-        raise ValueError(f"the shape of B {B.shape} is not the part of A's {A.shape} that starts at axis {start}")
+        raise ValueError(f"B {B.shape} does not match the extents of A {A.shape} from axis {start} on")
     return B.reshape(B.shape + (1,) * (A.ndim - start - B.ndim))
 
 
@@ -112,16 +117,15 @@ UNARY = {
     "Tanh": (1, "input", np.tanh, lax.tanh),
 }
 for _name, (_since, _input, _numpy, _lax) in UNARY.items():
-    op(_name, since=_since)(taking(_input)(two_columns(_numpy, _lax)))
+    op(_name, since=_since)(taking(_input)(numpy_or_jax(_numpy, _lax)))
 
 
 def _on_dims(function):
-    """Symbolic dimensions know floor division only; where signs agree it is what ONNX asks for."""
+    """``function`` on symbolic dimensions, whose floor division equals ONNX's truncation for equal signs."""
 
     def checked(a, b):
         if not (a >= 0 and b > 0):
-            refused = f"division of {a} by {b}: a symbolic dimension is divided by positive numbers only"
-            raise NotImplementedError(refused)
+            raise NotImplementedError(f"division of {a} by {b}: {_DIVISOR}")
         return function(a, b)
 
     return np.frompyfunc(checked, 2, 1)
@@ -132,25 +136,25 @@ def _quotient(a, b):
         return np.divide(a, b)
     floor = a // b
     result = floor + ((a % b != 0) & ((a < 0) != (b < 0))).astype(a.dtype)
-    return np.where(b == 0, ~a.dtype.type(0), result)  # undefined in ONNX; XLA sets all bits
+    return np.where(b == 0, ~a.dtype.type(0), result)  # undefined in ONNX; all bits set, as in XLA
 
 
 def _remainder(a, b):
-    """The sign is the dividend's. By zero, integers give the dividend, as XLA does."""
+    """The remainder with the dividend's sign; an integer modulo zero is the dividend, as in XLA."""
     return np.where(b == 0, a, np.fmod(a, b)) if is_integer(a.dtype) else np.fmod(a, b)
 
 
 binary("Add", np.add, lax.add)
 binary("Sub", np.subtract, lax.sub)
 binary("Mul", np.multiply, lax.mul)
-_DIVIDE_LIMITS = f"integers by zero give -1 (all bits set), as XLA has it; {_DIVISOR}"
+_DIVIDE_LIMITS = f"integers by zero give -1 (all bits set), as in XLA; {_DIVISOR}"
 divide = binary("Div", _quotient, lax.div, _on_dims(operator.floordiv), limits=_DIVIDE_LIMITS)
-remainder = two_columns(_remainder, lax.rem, _on_dims(operator.mod))
+remainder = numpy_or_jax(_remainder, lax.rem, _on_dims(operator.mod))
 
 
-@op("Mod", since=10, broadcasts=True, limits=f"integers by zero give the dividend, as XLA has it; {_DIVISOR}")
+@op("Mod", since=10, broadcasts=True, limits=f"integers by zero give the dividend, as in XLA; {_DIVISOR}")
 def mod(A, B, *, fmod=0):
-    """fmod=1 rounds the quotient towards zero, fmod=0 down (then the result has the sign of B)."""
+    """A - B * quotient; fmod=1 truncates the quotient, fmod=0 floors it (the result has the sign of B)."""
     result = remainder(A, B)
     if fmod or object in (A.dtype, B.dtype):
         return result
@@ -158,16 +162,16 @@ def mod(A, B, *, fmod=0):
     return xp.where(result == 0, xp.copysign(result, B), result) if is_float(A.dtype) else result
 
 
-_POWERS = "integers to a negative power truncate; the derivative by Y is 0 where X < 0"
+_POWERS = "integers to a negative power truncate; the derivative with respect to Y is 0 where X < 0"
 
 
 @op("Pow", since=7, broadcasts=True, limits=_POWERS)
 def pow(X, Y):
-    """The result has the type of X, whatever the type of Y."""
+    """X ** Y in the dtype of X."""
     if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1 and Y.dtype != object:
         exponent = float(Y.reshape(()))
         if exponent.is_integer() and (0 if is_integer(X.dtype) else -16) <= exponent <= 16:
-            return aligned(lax.integer_pow(X, int(exponent)), Y)[0]  # exact, and differentiable at zero
+            return broadcast_operands(lax.integer_pow(X, int(exponent)), Y)[0]  # exact, and differentiable at zero
     if is_integer(X.dtype):
         if is_float(Y.dtype):
             return cast_to(_float_pow(X.astype(np.float64), Y.astype(np.float64)), X.dtype)
@@ -182,14 +186,14 @@ op("Pow")(with_limited_broadcast(pow, "X", "Y"))
 
 
 def _lax_pow(x, y):
-    # The derivative by y is undefined where x < 0; zero there, not NaN, lets a fixed exponent be a parameter.
+    # The derivative with respect to y is NaN where x < 0; 0 there lets a constant exponent be a parameter.
     return lax.pow(x, lax.select(lax.lt(x, lax.full_like(x, 0)), lax.stop_gradient(y), y))
 
 
-_float_pow = two_columns(np.power, _lax_pow)
+_float_pow = numpy_or_jax(np.power, _lax_pow)
 
 
-def _squarings(x, y):
+def _pow_by_squaring(x, y):
     def step(i, carry):
         result, power = carry
         return lax.select(y >> i & 1 != 0, result * power, result), power * power
@@ -197,21 +201,21 @@ def _squarings(x, y):
     return lax.fori_loop(0, 63, step, (lax.full_like(x, 1), x))[0]
 
 
-_whole_pow = two_columns(np.power, _squarings)
+_exact_pow = numpy_or_jax(np.power, _pow_by_squaring)
 
 
 def _integer_pow(X, Y):
-    """Exact, modulo the width; a negative exponent truncates 1 / x**-y."""
+    """X ** Y modulo 2**bits; a negative exponent truncates 1 / X**-Y."""
     if object in (X.dtype, Y.dtype):
-        return settled(np.power(X, Y))
+        return as_host_array(np.power(X, Y))
     y = Y.astype(np.int64)
-    result = _whole_pow(X.astype(np.int64), xp.maximum(y, 0)).astype(X.dtype)
+    result = _exact_pow(X.astype(np.int64), xp.maximum(y, 0)).astype(X.dtype)
     odd = xp.where(y & 1 == 1, X, X * X)
     return xp.where(y >= 0, result, xp.where(abs(X) == 1, odd, xp.zeros_like(X)))
 
 
-def _variadic(*columns):
-    function = two_columns(*columns)
+def _variadic(*functions):
+    function = numpy_or_jax(*functions)
     return lambda *data_0: reduce(function, data_0)
 
 
@@ -222,28 +226,28 @@ op("Min", broadcasts=True)(_variadic(np.minimum, lax.min, np.frompyfunc(jax.core
 
 @op("Mean", broadcasts=True)
 def mean(*data_0):
-    """The mean of several tensors, element by element."""
+    """The elementwise mean of several tensors."""
     return total(*data_0) / data_0[0].dtype.type(len(data_0))
 
 
-@op("Clip", limits="an absent bound is the type's own extreme: infinity becomes finite there")
+@op("Clip", limits="an absent bound is the extreme of the dtype, so infinity becomes finite")
 def clip(input, min=None, max=None):
-    """min(max, max(input, min)); a bound that is absent is the type's own, so that infinity becomes finite."""
+    """min(max, max(input, min)); an absent bound is the extreme of the dtype, so infinity becomes finite."""
     dtype, info = input.dtype, (jnp.finfo if is_float(input.dtype) else jnp.iinfo)(input.dtype)
     bounds = (min, info.min), (max, info.max)
     low, high = (np.asarray(d, dtype) if b is None else b.reshape(()).astype(dtype) for b, d in bounds)
     if is_known((input, low, high)):
         return np.minimum(np.maximum(input, low), high)
-    # JAX differentiates by bounds of the operand's shape alone.
+    # JAX differentiates with respect to the bounds only if they have the operand's shape.
     return lax.clamp(jnp.broadcast_to(low, input.shape), input, jnp.broadcast_to(high, input.shape))
 
 
-_gauss = two_columns(np.vectorize(math.erf, otypes=[np.float64]), compat.erf)
+_gauss = numpy_or_jax(np.vectorize(math.erf, otypes=[np.float64]), compat.erf)
 
 
 @op("Erf", since=9)
 def erf(input):
-    """Opset 9 allows integers too, whose result is truncated."""
+    """The error function; integers (opset 9) are truncated."""
     return cast_to(_gauss(input if is_float(input.dtype) else input.astype(np.float64)), input.dtype)
 
 
@@ -253,7 +257,7 @@ def is_inf(X, *, detect_negative=1, detect_positive=1):
     return (x == np.inf) & bool(detect_positive) | (x == -np.inf) & bool(detect_negative)
 
 
-# Experimental operators of ONNX 1.0 to 1.4, which old converters (CoreML's above all) left in files.
+# Experimental operators of ONNX 1.0 to 1.4, still found in models from old converters such as CoreML's.
 
 
 op("Affine", limits=WITHDRAWN)(lambda X, *, alpha=1.0, beta=0.0: X * X.dtype.type(alpha) + X.dtype.type(beta))
@@ -262,37 +266,37 @@ op("Scale", limits=WITHDRAWN)(lambda input, *, scale=1.0: input * input.dtype.ty
 
 @op("ImageScaler", limits=WITHDRAWN)
 def image_scaler(input, *, bias=(), scale=1.0):
-    """Images [N, C, H, W] times ``scale`` plus one ``bias`` a channel."""
+    """Images [N, C, H, W] times ``scale``, plus one ``bias`` per channel."""
     scaled = input * input.dtype.type(scale)
     return scaled + np.asarray(bias, input.dtype).reshape(input.shape[1], 1, 1) if bias else scaled
 
 
 @op("Crop", limits=WITHDRAWN)
 def crop(input, *, border=(0, 0, 0, 0), scale=None):
-    """Cuts (left, top, right, bottom) off images [N, C, H, W]; with ``scale``, a (height, width) from the left top."""
+    """Images [N, C, H, W] without a border (left, top, right, bottom); ``scale`` gives the output (height, width)."""
     left, top, right, bottom = border
     height, width = scale or (input.shape[2] - top - bottom, input.shape[3] - left - right)
     if top + height > input.shape[2] or left + width > input.shape[3]:
-        raise ValueError(f"border {tuple(border)} and scale {scale} leave the image of shape {input.shape}")
+        raise ValueError(f"border {tuple(border)} and scale {scale} exceed the image of shape {input.shape}")
     return input[:, :, top : top + height, left : left + width]
 
 
 @op("GivenTensorFill", limits=WITHDRAWN)
 def given_tensor_fill(shape: Static = None, *, values, input_as_shape=0, extra_shape=()):
-    """``values`` in a shape: the attribute's, the input's own, or (input_as_shape) the one that the input lists."""
+    """``values`` in the input's shape, or (input_as_shape) in the shape that the input contains."""
     extents = dims(shape) if input_as_shape or shape.dtype.kind == "i" else shape.shape
     return np.asarray(values, np.float32).reshape(*extents, *extra_shape)
 
 
-def _same(a, b):
-    """Equality that is certain: symbolic dimensions that may or may not be equal raise JAX's own explanation."""
+def _certainly_equal(a, b):
+    """Equality of dimensions or strings; symbolic dimensions that cannot be compared raise JAX's error."""
     return a == b or not (isinstance(a, str) or a < b or a > b)
 
 
 binary("And", np.logical_and, lax.bitwise_and)
 binary("Or", np.logical_or, lax.bitwise_or)
 binary("Xor", np.logical_xor, lax.bitwise_xor)
-binary("Equal", np.equal, lax.eq, np.vectorize(_same, otypes=[bool]))
+binary("Equal", np.equal, lax.eq, np.vectorize(_certainly_equal, otypes=[bool]))
 binary("Greater", np.greater, lax.gt)
 binary("Less", np.less, lax.lt)
 binary("GreaterOrEqual", np.greater_equal, lax.ge, since=12)
@@ -300,16 +304,16 @@ binary("LessOrEqual", np.less_equal, lax.le, since=12)
 binary("BitwiseAnd", np.bitwise_and, lax.bitwise_and, since=18)
 binary("BitwiseOr", np.bitwise_or, lax.bitwise_or, since=18)
 binary("BitwiseXor", np.bitwise_xor, lax.bitwise_xor, since=18)
-op("Not")(taking("X")(two_columns(np.logical_not, lax.bitwise_not)))
-op("BitwiseNot", since=18)(taking("X")(two_columns(np.invert, lax.bitwise_not)))
+op("Not")(taking("X")(numpy_or_jax(np.logical_not, lax.bitwise_not)))
+op("BitwiseNot", since=18)(taking("X")(numpy_or_jax(np.invert, lax.bitwise_not)))
 
 
 def _shift_right(x, y):
     return (lax.shift_right_logical if x.dtype.kind == "u" else lax.shift_right_arithmetic)(x, y)
 
 
-# By the width or more, or by a negative count, NumPy and XLA both leave what the sign alone gives, as ONNX asks.
-_SHIFTS = {"LEFT": two_columns(np.left_shift, lax.shift_left), "RIGHT": two_columns(np.right_shift, _shift_right)}
+# Shifted by the width or more, or by a negative count, NumPy and XLA both yield all sign bits, as ONNX requires.
+_SHIFTS = {"LEFT": numpy_or_jax(np.left_shift, lax.shift_left), "RIGHT": numpy_or_jax(np.right_shift, _shift_right)}
 
 
 @op("BitShift", since=11, broadcasts=True, limits="by the width or more: 0")
@@ -322,5 +326,5 @@ def where(condition, X, Y):
     if is_string(X):
         condition = needs_known(condition, "X and Y are strings")
     if is_known((condition, X, Y)):
-        return settled(np.where(condition, X, Y))
-    return lax.select(*aligned(condition, *aligned(X, Y)))
+        return as_host_array(np.where(condition, X, Y))
+    return lax.select(*broadcast_operands(condition, *broadcast_operands(X, Y)))

@@ -1,8 +1,7 @@
-"""Picking elements by position and putting them there: slices, gathers, scatters, masks.
+"""Slices, gathers, scatters and masks.
 
-Indices that are known are checked and raise ValueError when out of range, as ONNX demands. A compiled function
-cannot raise: there a gather from out of range reads NaN (for integers the extreme of their type), and a scatter to
-out of range writes nothing.
+Known indices are checked and raise ValueError when out of range, as ONNX requires. A compiled function cannot raise:
+an out-of-range gather reads NaN (for integers the extreme of their dtype), and an out-of-range scatter writes nothing.
 """
 
 from __future__ import annotations
@@ -15,32 +14,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axes_of, axis_of, check_shape, dims, is_known, is_string, row_or_axis, xp
+from .arrays import axes_of, axis_of, check_shape, dims, flatten_or_axis, is_known, is_string, xp
 from .registry import Static, op, withdrawn
 
-_BOUNDS = "known indices out of range raise; traced ones read NaN (integers: the extreme of their type)"
-_WRITES = "known indices out of range raise; traced ones write nothing"
+_BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
+_WRITES = "out-of-range indices raise if known; traced ones write nothing"
 
 INT32_MAX = 2**31 - 1
 
 
 def _check(indices, extent, axis, least=None):
-    """Raise for known indices outside [-extent, extent), or [least, extent)."""
+    """Raise ValueError for known indices outside [-extent, extent), or [least, extent)."""
     if isinstance(extent, int) and isinstance(indices, np.ndarray) and indices.dtype != object and indices.size:
         low, high, least = int(indices.min()), int(indices.max()), -extent if least is None else least
         if low < least or high >= extent:
-            raise ValueError(f"indices ({low} to {high}) leave the range [{least}, {extent - 1}] of axis {axis}")
+            raise ValueError(f"indices ({low} to {high}) are outside [{least}, {extent - 1}] of axis {axis}")
 
 
 def in_32_bits(indices, extent):
-    """Traced indices of 64 bits in 32, still out of range where they were: XLA would read their lower halves alone."""
+    """Traced int64 indices clamped to int32, out of range where they were: XLA would truncate them to 32 bits."""
     if is_known(indices) or indices.dtype.itemsize < 8 or (isinstance(extent, int) and extent >= INT32_MAX):
         return indices
     return jnp.clip(indices, -extent - 1, extent).astype(np.int32)
 
 
 def _mesh(shape):
-    """For every axis its positions, shaped to broadcast against those of the others."""
+    """The indices along every axis, shaped to broadcast against each other (an open mesh grid)."""
     ranges = [(np if isinstance(n, int) else jnp).arange(n) for n in shape]
     return [r.reshape([-1 if i == j else 1 for j in range(len(shape))]) for i, r in enumerate(ranges)]
 
@@ -54,20 +53,20 @@ def slice_(data, starts: Static, ends: Static, axes: Static = None, steps: Stati
         raise ValueError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} must have one length")
     bounds = {a: _bounds(data.shape[a], *b) for a, *b in zip(axes, starts, ends, steps, strict=True)}
     if type(data) is not np.ndarray or not all(type(e) is int for b in bounds.values() for e in b):
-        plain = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
-        if plain and not is_known(data):
+        static = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
+        if static and not is_known(data):
             return _lax_slice(data, bounds)
-        data = data if plain else jnp.asarray(data)
+        data = data if static else jnp.asarray(data)
     return data[tuple(slice(*bounds.get(i, (None,))) for i in range(data.ndim))]
 
 
 def _bounds(n, start, end, step):
-    """Start, end and step of one axis, clamped as ONNX says (more than Python does) but written as Python does."""
+    """(start, end, step) of one axis for Python's slice, clamped by ONNX's rules."""
     if type(n) is type(start) is type(end) is int or is_known([n, start, end]):
         last = n if step > 0 else n - 1
         start, end = (min(d + n if d < 0 else d, last) for d in (start, end))
         return max(start, min(last, 0)), end if end >= 0 else (0 if step > 0 else -n - 1), step
-    # With symbolic extents jax.numpy clamps; the numbers that stand for an open end become one.
+    # With symbolic extents jax.numpy clamps; the INT_MAX sentinels of an open end become None.
     sign = 1 if step > 0 else -1
     start = None if isinstance(start, int) and start * sign <= -INT32_MAX else start
     return start, None if isinstance(end, int) and end * sign >= INT32_MAX else end, step
@@ -76,7 +75,7 @@ def _bounds(n, start, end, step):
 def _lax_slice(data, bounds):
     starts, stops, strides = [0] * data.ndim, list(data.shape), [1] * data.ndim
     for axis, (start, end, step) in bounds.items():
-        if step < 0:  # cut forward what the reversal will turn round
+        if step < 0:  # the forward slice that lax.rev then reverses
             count = max(-((max(end, -1) - start) // -step), 0)
             start, end = (start + (count - 1) * step, start + 1) if count else (0, 0)
         starts[axis], stops[axis], strides[axis] = start, max(start, end), abs(step)
@@ -100,18 +99,18 @@ def gather(data, indices, *, axis=0):
 
 
 def _take(data, index):
-    """Read at a tuple of broadcasting index arrays."""
+    """``data`` at a tuple of broadcasting index arrays."""
     if is_known([data, *index]):
         return data[(*index, ...)]
     return jnp.asarray(data).at[tuple(map(in_32_bits, index, data.shape))].get(mode="fill")
 
 
 def _positions(data, indices, axis):
-    """The index arrays of GatherElements and ScatterElements: every element's own place but for one axis."""
+    """The index arrays of GatherElements and ScatterElements: each element's own position except along one axis."""
     axis = axis_of(axis, data.ndim)
     sides = [pair for i, pair in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis]
     if indices.ndim != data.ndim or any(is_known(pair) and pair[0] > pair[1] for pair in sides):
-        raise ValueError(f"indices {indices.shape} do not fit into data {data.shape} beside axis {axis}")
+        raise ValueError(f"indices {indices.shape} must not exceed data {data.shape} on axes other than {axis}")
     _check(indices, data.shape[axis], axis)
     mesh = _mesh(indices.shape)
     mesh[axis] = indices
@@ -124,11 +123,11 @@ def gather_elements(data, indices, *, axis=0):
 
 
 def _tuples(data, indices, batch_dims=0):
-    """The index arrays of GatherND and ScatterND: the last axis of the indices holds one index per axis of data."""
+    """The index arrays of GatherND and ScatterND: the last axis of ``indices`` holds one index per axis of data."""
     depth = indices.shape[-1] if indices.ndim else 0
-    fits = indices.shape[:batch_dims] == data.shape[:batch_dims] and depth <= data.ndim - batch_dims
-    if not fits or not 0 <= batch_dims < min(data.ndim, indices.ndim):
-        raise ValueError(f"indices {indices.shape} with batch_dims {batch_dims} do not fit data {data.shape}")
+    match = indices.shape[:batch_dims] == data.shape[:batch_dims] and depth <= data.ndim - batch_dims
+    if not match or not 0 <= batch_dims < min(data.ndim, indices.ndim):
+        raise ValueError(f"indices {indices.shape} with batch_dims {batch_dims} do not match data {data.shape}")
     for i in range(depth):
         _check(indices[..., i], data.shape[batch_dims + i], batch_dims + i)
     return [*_mesh(indices.shape[:-1])[:batch_dims], *(indices[..., i] for i in range(depth))]
@@ -144,7 +143,7 @@ NUMPY_REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min":
 
 
 def _put(data, index, updates, reduction):
-    """Write at a tuple of broadcasting index arrays; of duplicates all count, or with "none" the last one."""
+    """``data`` updated at a tuple of broadcasting index arrays; duplicates are reduced, with "none" the last wins."""
     index = tuple(index)
     if is_known([data, updates, *index]):
         result = data.copy()
@@ -162,22 +161,22 @@ def _put(data, index, updates, reduction):
 
 
 def _multiplied(data, index, updates):
-    """Each place times the product of its updates; JAX differentiates one only where indices are distinct."""
+    """``data`` times the product of the updates per index; JAX differentiates scatter-mul only for unique indices."""
     extents, tail, updates = data.shape[: len(index)], data.shape[len(index) :], jnp.asarray(updates)
     index, size = [jnp.asarray(i, np.int64) for i in index], math.prod(extents)
-    inside = functools.reduce(jnp.logical_and, [(i >= -n) & (i < n) for i, n in zip(index, extents, strict=True)])
-    places = jnp.where(inside, jnp.ravel_multi_index(index, extents, mode="wrap"), size).reshape(-1)
-    order = jnp.argsort(places)
-    places, updates = places[order], updates.reshape(-1, *tail)[order]
-    first = jnp.append(True, places[1:] != places[:-1])
+    in_range = functools.reduce(jnp.logical_and, [(i >= -n) & (i < n) for i, n in zip(index, extents, strict=True)])
+    flat = jnp.where(in_range, jnp.ravel_multi_index(index, extents, mode="wrap"), size).reshape(-1)
+    order = jnp.argsort(flat)
+    flat, updates = flat[order], updates.reshape(-1, *tail)[order]
+    first = jnp.append(True, flat[1:] != flat[:-1])
     starts = first.reshape(-1, *(1 for _ in tail))
     _, products = lax.associative_scan(
         lambda a, b: (a[0] | b[0], jnp.where(b[0], b[1], a[1] * b[1])), (starts, updates)
     )
-    # The last of each place has the whole product; the others go outside, where nothing is written.
-    last = jnp.roll(first, -1) & (places < size)
-    places = jnp.where(last, places, size + jnp.arange(places.size, dtype=np.int64))
-    rows = jnp.asarray(data).reshape(size, *tail).at[places]
+    # The last update per index holds the whole product; the others are moved out of range and dropped.
+    last = jnp.roll(first, -1) & (flat < size)
+    flat = jnp.where(last, flat, size + jnp.arange(flat.size, dtype=np.int64))
+    rows = jnp.asarray(data).reshape(size, *tail).at[flat]
     return rows.multiply(products, mode="drop", unique_indices=True).reshape(data.shape)
 
 
@@ -197,14 +196,14 @@ withdrawn("Scatter", since=11, instead="ScatterElements")
 
 @op("ScatterND", since=11, limits=_WRITES)
 def scatter_nd(data, indices, updates, *, reduction: Reduction = "none"):
-    places = _tuples(data, indices)
-    check_shape("updates", updates, *indices.shape[:-1], *data.shape[len(places) :])
-    return _put(data, places, updates, reduction)
+    index = _tuples(data, indices)
+    check_shape("updates", updates, *indices.shape[:-1], *data.shape[len(index) :])
+    return _put(data, index, updates, reduction)
 
 
 @op("TensorScatter", since=24)
 def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Literal["linear", "circular"] = "linear"):
-    """Write the update into a cache along ``axis``, each batch entry from its own index on."""
+    """The cache with ``update`` written along ``axis``, each batch entry from its own write index on."""
     axis = axis_of(axis, past_cache.ndim)
     if axis == 0:
         raise ValueError(f"axis ({axis}) must not be the batch axis 0")
@@ -212,24 +211,24 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
     check_shape("write_indices", write_indices, batch)
     check_shape("update", update, *past_cache.shape[:axis], "length", *past_cache.shape[axis + 1 :])
     start = np.zeros(1, np.int64) if write_indices is None else write_indices
-    places = start[:, None] + _mesh((update.shape[axis],))[0]
-    places = places % extent if mode == "circular" else places
-    _check(places, extent, axis)
+    positions = start[:, None] + _mesh((update.shape[axis],))[0]
+    positions = positions % extent if mode == "circular" else positions
+    _check(positions, extent, axis)
     cache, update = (xp.moveaxis(t, axis, 1) for t in (past_cache, update))
-    result = _put(cache, (_mesh((batch, 1))[0], places), update, "none")
+    result = _put(cache, (_mesh((batch, 1))[0], positions), update, "none")
     return xp.moveaxis(result, 1, axis)
 
 
-@op("Compress", since=9, limits="its output's shape depends on data: `condition` must be known")
+@op("Compress", since=9, limits="data-dependent output shape: `condition` must be known")
 def compress(input, condition: Static, *, axis=None):
-    """Only the condition must be known: it alone sets the extent."""
-    input, axis = row_or_axis(input, axis)
+    """The slices where ``condition`` is true; only the condition must be known."""
+    input, axis = flatten_or_axis(input, axis)
     return gather(input, np.flatnonzero(condition), axis=axis)
 
 
 @op("OneHot", since=9)
 def one_hot(indices, depth: Static, values, *, axis=-1, opset):
-    """Since opset 11 a negative index counts from the end; before, it is out of range and hits no class."""
+    """One-hot vectors of [off, on] ``values``; a negative index counts from the end since opset 11."""
     check_shape("values", values, 2)
     depth = depth.item() if depth.dtype == object else int(depth.item())
     if isinstance(depth, int) and depth < 0:
@@ -238,7 +237,7 @@ def one_hot(indices, depth: Static, values, *, axis=-1, opset):
     if opset >= 11:
         indices = xp.where(indices < 0, indices + depth, indices)
     hit = xp.expand_dims(indices, axis) == _mesh((depth, *[1] * (indices.ndim - axis)))[0]
-    return xp.where(hit, values[1, ...], values[0, ...])  # `...` keeps a string in its array
+    return xp.where(hit, values[1, ...], values[0, ...])  # `...` keeps a string an array
 
 
 @op("ReverseSequence", since=10)

@@ -1,7 +1,7 @@
-"""The iteration that Loop, Scan and SequenceMap share.
+"""Iteration shared by Loop, Scan and SequenceMap.
 
-A loop is tried in this order: plain Python while every value is concrete (the model runs on the host), `lax.scan`,
-unrolling in Python, and `lax.while_loop` where the number of trips is only known at run time.
+In order of preference: a Python loop if every value is concrete (the model runs on the host), `lax.scan`, a loop
+unrolled in Python, and `lax.while_loop` for a traced trip count.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
-from .arrays import dims, is_known, is_traced, xp
+from .arrays import dims, identical, is_known, is_traced, xp
 
-CURE = "declare the model inputs it is computed from static, or call the model outside jax.jit"
-"""How to make a value known."""
+FIX = "declare the model inputs it is computed from static, or call the model outside jax.jit"
+"""How to make a value known; ends an error message."""
 
 
 _ENDLESS = np.iinfo(np.int64).max
-MOST_ROWS, _MOST_BYTES = 256, 2**24
-"""What scan outputs may take before a loop of unknown length hands them over."""
+MAX_ROWS, _MAX_BYTES = 256, 2**24
+"""The size of the scan-output buffers after which a loop of unknown length returns to the host."""
 
 
 class _NotCarried(Exception):
-    """Why a loop state cannot be the carry of a lax loop."""
+    """A loop state cannot be the carry of a lax loop; the message says why."""
 
 
-class _Changes(Exception):
-    """The positions of the states that were hoped to stay as they are, and do not."""
+class _NotInvariant(Exception):
+    """Positions of states assumed loop-invariant that the body changes."""
 
 
-class _Undecided(Exception):
-    """The condition to go on is traced."""
+class _TracedCondition(Exception):
+    """The loop condition is traced."""
 
 
 # ------------------------------------------------------------------------------------------------ values
 
 
-def strong(value):
-    """A value in JAX's hands, with a strong type: lax loops compare types to the letter."""
+def strongly_typed(value):
+    """The value as a JAX array with a strong type: the carry of a lax loop must not change its weak type."""
     return jnp.asarray(value, dtype=value.dtype)
 
 
@@ -47,101 +47,103 @@ def is_text(value):
     return any(isinstance(leaf, np.ndarray) and leaf.dtype.hasobject for leaf in jax.tree.leaves(value))
 
 
-def described(value):
+def type_string(value):
+    """The dtype and shape of a value, as in float32[2,3]."""
     if isinstance(value, list):
-        return "[" + ", ".join(map(described, value)) + "]"
-    return "nothing" if value is None else f"{value.dtype}[{','.join(map(str, value.shape))}]"
+        return "[" + ", ".join(map(type_string, value)) + "]"
+    return "none" if value is None else f"{value.dtype}[{','.join(map(str, value.shape))}]"
 
 
 def equal(a, b):
-    """Whether two values are both known, and the same."""
+    """Whether two values are both known and identical."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(equal, a, b))
     if a is b or not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return a is b and not is_traced(a)
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return identical(a, b)
 
 
 def results(values):
-    """What a body returned, NumPy scalars as arrays."""
+    """The values a body returned, NumPy scalars converted to arrays."""
     return [np.asarray(v) if isinstance(v, np.generic) else v for v in values]
 
 
 def truth(cond):
-    """The single element of a condition, of which some exporters make a vector."""
+    """The single element of a condition, which some exporters write as a vector: a bool, or a traced scalar."""
     if np.size(cond) != 1:
-        raise ValueError(f"the condition must hold a single element (its shape is {cond.shape})")
+        raise ValueError(f"the condition must have a single element (its shape is {cond.shape})")
     return cond.reshape(()).astype(bool) if is_traced(cond) else np.asarray(cond).astype(bool).item()
-
-
-# ---------------------------------------------------------------------------------------------------- If
 
 
 # ------------------------------------------------------------------------------------------------- loops
 
 
-def iterate(step, state, declared, *, trips, go=True, xs=(), most=None, ahead=None, end=None):
+def iterate(step, state, declared, *, trips, go=True, xs=(), max_trips=None, run_block=None, finalize=None):
     """Run `go, state, outs = step(i, state, x)` at most `trips` times (None: without limit), while `go` holds.
 
-    `declared` are the outs as the body declares them, `xs` arrays whose leading axis is the iteration. Returns the
-    final state and the outs, stacked. More than `most` trips are an error; to count them, an open-ended loop must run
-    in Python. There, `ahead(i, state, last)` may make many trips at once, up to the `last`: it returns how many were
-    made, `go`, the state and the outs, or None. The final state of a `lax.while_loop` goes through `end`.
+    `declared` are the body's declared scan outputs, `xs` arrays whose leading axis is the iteration. Returns the final
+    state and the stacked outs. Exceeding `max_trips` raises; to count trips, an open-ended loop must run in Python.
+    There, `run_block(i, state, last)` may run several trips, up to `last`: it returns (count, go, state, outs), or
+    None. The final state of a `lax.while_loop` passes through `finalize`.
     """
     if is_traced(trips, go):
-        if most is not None:
-            raise KnownValueError("the number of trips is traced, so max_trips can only be kept on the host")
-        return _while_without_outs(step, state, declared, trips, go, end)
+        if max_trips is not None:
+            raise KnownValueError("the trip count is traced, so max_trips can only be enforced on the host")
+        return _while_without_outs(step, state, declared, trips, go, finalize)
     trips = trips if trips is None else dims(trips)[0]
-    if most is not None and (trips is None or (isinstance(trips, int) and trips > most)):
-        return _in_python(step, state, declared, trips, truth(go), xs, concrete=False, most=most, ahead=ahead)
-    # jax.export knows symbolic numbers of trips: neither known nor traced.
+    if max_trips is not None and (trips is None or (isinstance(trips, int) and trips > max_trips)):
+        limits = {"concrete": False, "max_trips": max_trips, "run_block": run_block}
+        return _in_python(step, state, declared, trips, truth(go), xs, **limits)
+    # Under jax.export a trip count may be symbolic: neither known nor traced.
     known = trips is None or isinstance(trips, int)
     if known and not is_traced(state, xs):
-        done = _in_python(step, state, declared, trips, truth(go), xs, concrete=True, ahead=ahead)
-        if done is not None:
-            return done
+        results = _in_python(step, state, declared, trips, truth(go), xs, concrete=True, run_block=run_block)
+        if results is not None:
+            return results
     if not truth(go) or (isinstance(trips, int) and trips <= 0):
         return state, _no_trips(step, state, declared, xs)
     try:
-        return _with_constants(state, lambda fixed: _scan(step, state, fixed, trips, xs))
-    except _Undecided:
+        return _with_invariants(state, lambda invariant: _scan(step, state, invariant, trips, xs))
+    except _TracedCondition:
         if not declared and not xs and not _has_values(state):
-            return _while_without_outs(step, state, declared, trips, go, end)
+            return _while_without_outs(step, state, declared, trips, go, finalize)
     except _NotCarried:
         pass
     except KnownValueError:
         if not known:
             raise
     if not known:
-        raise ValueError(f"a loop of a symbolic number of trips ({trips}) must keep its condition and its types")
+        raise ValueError(
+            f"a loop with a symbolic trip count ({trips}) must keep its condition and state types constant; export "
+            "with a fixed extent instead"
+        )
     return _in_python(step, state, declared, trips, True, xs, concrete=False)
 
 
 def _has_values(state):
-    """Whether the traced states stand for values at hand, as under jax.vjp outside jit: then comparisons are known."""
+    """Whether traced states have concrete values, as under jax.vjp outside jit: then comparisons are concrete."""
     return not is_traced([lax.ne(s, s) for s in jax.tree.leaves(state) if is_traced(s)])
 
 
-def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahead=None):
-    """Plain Python. While all is `concrete`, None as soon as the body proves to depend on traced values."""
+def _in_python(step, state, declared, trips, go, xs, *, concrete, max_trips=None, run_block=None):
+    """(state, outs) of a Python loop; if `concrete`, None as soon as the body returns a traced value."""
     blocks, i = [], 0
     while go and (trips is None or i < trips):
-        if i == most:
-            raise ValueError(f"the loop goes on after max_trips ({most}) trips; allow more: convert(..., max_trips=n)")
-        last = min(_ENDLESS if n is None else n for n in (trips, most))
-        if ahead is not None and (done := ahead(i, state, last)) is not None:
-            made, keep, state, outs = done
-            i, go = i + made, truth(keep)
+        if i == max_trips:
+            raise ValueError(f"the loop exceeds max_trips ({max_trips}); allow more: convert(..., max_trips=n)")
+        last = min(_ENDLESS if n is None else n for n in (trips, max_trips))
+        if run_block is not None and (block := run_block(i, state, last)) is not None:
+            count, cond, state, outs = block
+            i, go = i + count, truth(cond)
             blocks.append(outs)
             continue
-        keep, new, outs = step(np.array(i, np.int64), state, results(x[i] for x in xs))
-        if concrete and is_traced(keep, new, outs):
+        cond, new, outs = step(np.array(i, np.int64), state, results(x[i] for x in xs))
+        if concrete and is_traced(cond, new, outs):
             return None
         i += 1
-        if is_traced(keep):
-            raise KnownValueError(f"after {i} trips the condition is traced, and the results' shapes need it; {CURE}")
-        go, state = truth(keep), new
+        if is_traced(cond):
+            raise KnownValueError(f"after {i} trips the condition is traced, and output shapes depend on it; {FIX}")
+        go, state = truth(cond), new
         blocks.append([o[None] for o in outs])
     if not i:
         return state, _no_trips(step, state, declared, xs)
@@ -151,12 +153,12 @@ def _in_python(step, state, declared, trips, go, xs, *, concrete, most=None, ahe
 def _join(k, blocks):
     shapes = {v.shape[1:] for v in blocks}
     if len(shapes) > 1:
-        raise ValueError(f"scan output {k} changes its shape from trip to trip ({sorted(shapes, key=str)})")
+        raise ValueError(f"scan output {k} has different shapes in different trips ({sorted(shapes, key=str)})")
     return xp.concatenate(blocks)
 
 
 def _no_trips(step, state, declared, xs):
-    """Empty scan outputs. Their shape is what one trip would yield, or else what the body declares."""
+    """Empty scan outputs, shaped as one trip would return them, or else as the body declares."""
     if not declared:
         return []
     found = []
@@ -167,110 +169,112 @@ def _no_trips(step, state, declared, xs):
         types = [o.type for o in declared]
         if any(t is None or t.shape is None for t in types):
             raise
-        # The body cannot run on this state (say, it reads an empty sequence); nothing in the result has a value.
+        # The body cannot run on this state (it may read an empty sequence); the outputs are empty anyway.
         found = [(tuple(d if isinstance(d, int) else 0 for d in t.shape), t.dtype) for t in types]
     return [np.zeros((0, *shape), dtype) for shape, dtype in found]
 
 
-def _with_constants(state, run):
-    """Call `run(fixed)`; `fixed` marks the known states that every trip returns as they were: those stay known."""
-    fixed = [is_known(s) for s in state]
+def _with_invariants(state, run):
+    """`run(invariant)`, where `invariant` marks the known states that no trip changes; these stay known."""
+    invariant = [is_known(s) for s in state]
     while True:
         try:
-            return run(fixed)
-        except _Changes as changes:
-            for k in changes.args[0]:
-                fixed[k] = False
+            return run(invariant)
+        except _NotInvariant as changed:
+            for k in changed.args[0]:
+                invariant[k] = False
 
 
-def _carry(state, fixed, like=None):
-    """The part of the state that changes, as JAX arrays, when it has the types of the part to be like."""
-    moving = [s for s, f in zip(state, fixed, strict=True) if not f]
-    if any(map(is_text, moving)):
+def _carry(state, invariant, like=None):
+    """The variant part of the state as JAX arrays; raises _NotCarried unless its types are those of ``like``."""
+    variant = [s for s, fixed in zip(state, invariant, strict=True) if not fixed]
+    if any(map(is_text, variant)):
         raise _NotCarried("a state holds text")
-    for old, new in zip(like or moving, moving, strict=True):
-        if described(old) != described(new):
-            raise _NotCarried(f"a state changes from {described(old)} to {described(new)}")
-    return jax.tree.map(strong, moving)
+    for old, new in zip(like or variant, variant, strict=True):
+        if type_string(old) != type_string(new):
+            raise _NotCarried(f"a state changes from {type_string(old)} to {type_string(new)}")
+    return jax.tree.map(strongly_typed, variant)
 
 
-def _merge(state, fixed, moving):
-    moving = iter(moving)
-    return [s if f else next(moving) for s, f in zip(state, fixed, strict=True)]
+def _merge(state, invariant, carry):
+    """The full state: invariant entries of ``state``, the others from ``carry``."""
+    carry = iter(carry)
+    return [s if fixed else next(carry) for s, fixed in zip(state, invariant, strict=True)]
 
 
-def _carry_on(state, fixed, carry, new):
-    """The part of the new state to carry on, when what was fixed is as it was."""
-    if changed := [k for k, (s, f, n) in enumerate(zip(state, fixed, new, strict=True)) if f and not equal(s, n)]:
-        raise _Changes(changed)
-    return _carry(new, fixed, carry)
+def _next_carry(state, invariant, carry, new):
+    """The carry of the next trip; raises _NotInvariant if an invariant state changed."""
+    pairs = enumerate(zip(state, invariant, new, strict=True))
+    if changed := [k for k, (old, fixed, value) in pairs if fixed and not equal(old, value)]:
+        raise _NotInvariant(changed)
+    return _carry(new, invariant, carry)
 
 
-def _scan(step, state, fixed, trips, xs):
+def _scan(step, state, invariant, trips, xs):
     def body(carry, x):
-        i, moving = carry
-        go, new, outs = step(i, _merge(state, fixed, moving), x[1:])
+        i, states = carry
+        go, new, outs = step(i, _merge(state, invariant, states), x[1:])
         if is_traced(go):
-            raise _Undecided
+            raise _TracedCondition
         if not truth(go):
             raise _NotCarried("the body ends the loop")
         if any(map(is_text, outs)):
             raise _NotCarried("a scan output holds text")
-        return (i + 1, _carry_on(state, fixed, moving, new)), [strong(o) for o in outs]
+        return (i + 1, _next_carry(state, invariant, states, new)), [strongly_typed(o) for o in outs]
 
     if trips is None:
-        raise _Undecided
-    # lax.scan understands a symbolic number of trips only as the length of an array.
+        raise _TracedCondition
+    # lax.scan accepts a symbolic trip count only as the extent of an array.
     length = trips if isinstance(trips, int) else None
     index = jnp.arange(trips) if length is None and not xs else None
-    start = (jnp.zeros((), jnp.int64), _carry(state, fixed))
-    (_, moving), outs = lax.scan(body, start, (index, *map(strong, xs)), length=length)
-    return _merge(state, fixed, moving), outs
+    start = (jnp.zeros((), jnp.int64), _carry(state, invariant))
+    (_, states), outs = lax.scan(body, start, (index, *map(strongly_typed, xs)), length=length)
+    return _merge(state, invariant, states), outs
 
 
-def _while_without_outs(step, state, declared, trips, go, end):
+def _while_without_outs(step, state, declared, trips, go, finalize):
     if declared:
-        raise KnownValueError(f"a traced number of trips decides the length of {len(declared)} scan output(s); {CURE}")
+        raise KnownValueError(f"the extent of {len(declared)} scan output(s) is a traced trip count; {FIX}")
     _, _, state, outs = while_(step, state, 0, trips, go)
-    return (end(state) if end else state), outs
+    return (finalize(state) if finalize else state), outs
 
 
 def while_(step, state, size, trips, go, first=0):
-    """`lax.while_loop` from trip `first` on: the next trip, whether to go on, the state, and the outs.
+    """`lax.while_loop` from trip `first` on: (next trip, condition, state, outs).
 
-    The outs are buffers of `size` rows; those of later trips are dropped. Without a size the loop stops when they are
-    full: a loop of unknown length, continued, needs no more memory than its results.
+    The outs are buffers of `size` rows; rows beyond are dropped. Without a size the loop stops when the buffers are
+    full, and the caller continues it: memory stays proportional to the results.
     """
 
-    def run(fixed):
+    def run(invariant):
         def more(carry):
             i, go, *_ = carry
             return go if end is None else go & (i < end)
 
         def body(carry):
-            i, _, moving, buffers = carry
-            go, new, outs = step(i, _merge(state, fixed, moving), ())
+            i, _, states, buffers = carry
+            go, new, outs = step(i, _merge(state, invariant, states), ())
             buffers = [b.at[i - first].set(o, mode="drop") for b, o in zip(buffers, outs, strict=True)]
-            return i + 1, jnp.asarray(truth(go)), _carry_on(state, fixed, moving, new), buffers
+            return i + 1, jnp.asarray(truth(go)), _next_carry(state, invariant, states, new), buffers
 
         def rows():
-            values = step(start, _merge(state, fixed, carry), ())[2]
+            values = step(start, _merge(state, invariant, carry), ())[2]
             if any(map(is_text, values)):
                 raise _NotCarried("a scan output holds text")
             return values
 
-        start, carry = jnp.asarray(first, jnp.int64), _carry(state, fixed)
+        start, carry = jnp.asarray(first, jnp.int64), _carry(state, invariant)
         outs, end = jax.eval_shape(rows), trips
-        room = MOST_ROWS if size is None else size
+        capacity = MAX_ROWS if size is None else size
         if size is None and outs:
-            room = max(1, min(room, _MOST_BYTES // max(1, sum(o.size * o.dtype.itemsize for o in outs))))
-            end = start + room if end is None else jnp.minimum(end, start + room)
-        buffers = [jnp.zeros((room, *o.shape), o.dtype) for o in outs]
-        i, on, moving, buffers = lax.while_loop(more, body, (start, jnp.asarray(truth(go)), carry, buffers))
-        return i, on, _merge(state, fixed, moving), buffers
+            capacity = max(1, min(capacity, _MAX_BYTES // max(1, sum(o.size * o.dtype.itemsize for o in outs))))
+            end = start + capacity if end is None else jnp.minimum(end, start + capacity)
+        buffers = [jnp.zeros((capacity, *o.shape), o.dtype) for o in outs]
+        i, cond, states, buffers = lax.while_loop(more, body, (start, jnp.asarray(truth(go)), carry, buffers))
+        return i, cond, _merge(state, invariant, states), buffers
 
     trips = trips if trips is None else jnp.reshape(jnp.asarray(trips, jnp.int64), ())
     try:
-        return _with_constants(state, run)
+        return _with_invariants(state, run)
     except _NotCarried as why:
-        raise KnownValueError(f"{why}, while traced values decide the number of trips; to unroll it, {CURE}") from why
+        raise KnownValueError(f"{why}, and the trip count is traced; to unroll the loop, {FIX}") from why

@@ -6,23 +6,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, is_known, wide, xp
+from .arrays import accumulator, is_known, widen, xp
 from .registry import op
 
 
 def product(a, b, dtype):
-    """numpy.matmul with sums (and the result) of the given type."""
+    """numpy.matmul accumulated and returned in ``dtype``."""
     if is_known((a, b)):
         return np.matmul(a.astype(dtype), b.astype(dtype))
     a, b = jnp.asarray(a), jnp.asarray(b)
-    if a.ndim and b.ndim in (1, 2):  # the common layer: one contraction, no broadcast of the weights
+    if a.ndim and b.ndim in (1, 2):  # the common case: one contraction, without broadcasting the weights
         return lax.dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
     return jnp.matmul(a, b, preferred_element_type=dtype)
 
 
 @op("MatMul", product=True)
 def matmul(A, B):
-    """The product of two (stacks of) matrices, as numpy.matmul defines it."""
+    """The product of two (stacks of) matrices, by the rules of numpy.matmul."""
     return product(A, B, accumulator(A.dtype)).astype(A.dtype)
 
 
@@ -36,13 +36,13 @@ def times(x, factor):
 
 
 def gemm_wide(A, B, C, alpha, beta, transA, transB):
-    """``alpha * A @ B + beta * C``, before the result is rounded to the type of A."""
+    """``alpha * A @ B + beta * C`` in the accumulator's dtype, before rounding to the dtype of A."""
     if A.ndim != 2 or B.ndim != 2:
-        raise ValueError(f"Gemm multiplies matrices, but A has shape {A.shape} and B {B.shape}; MatMul takes stacks")
+        raise ValueError(f"Gemm needs rank-2 A and B (they are {A.shape} and {B.shape}); use MatMul for batches")
     y = times(product(A.T if transA else A, B.T if transB else B, accumulator(A.dtype)), alpha)
     if C is None or beta == 0:
         return y
-    c = times(xp.broadcast_to(wide(C), y.shape), beta)
+    c = times(xp.broadcast_to(widen(C), y.shape), beta)
     return y + c if y.dtype == c.dtype else y.astype(np.float64) + c.astype(np.float64)
 
 
@@ -56,13 +56,13 @@ def gemm(A, B, C=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
 def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     shape = (A.shape[1 if transA else 0], B.shape[0 if transB else 1])
     if not broadcast and C.shape != shape:
-        raise ValueError(f"C has shape {C.shape}, the product {shape}: below opset 7 that takes broadcast=1")
+        raise ValueError(f"C has shape {C.shape}, the product {shape}: before opset 7 set broadcast=1")
     return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
-@op("Einsum", since=12, product=True, half="float32", limits="the result may not drop the dimensions of an ellipsis")
+@op("Einsum", since=12, product=True, half="float32", limits="the result must keep the dimensions of an ellipsis")
 def einsum(*Inputs, equation):
-    """Einstein's summation convention; without ``->`` the indices that appear once are kept, sorted."""
+    """Einstein summation; without ``->`` the output has the indices that appear once, sorted."""
     equation = equation.replace(" ", "")
     terms, arrow, output = equation.partition("->")
     if arrow and "..." in terms and "..." not in output:

@@ -1,4 +1,4 @@
-"""Losses over class scores, [batch, classes, ...] against integer labels [batch, ...]."""
+"""Classification losses of scores [batch, classes, ...] and integer labels [batch, ...]."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Reduction = Literal["none", "sum", "mean"]
 
 
 def _reduced(log_prob, target, weight, ignore_index, reduction):
-    """The weighted negative log-likelihood of each label, reduced; in log_prob's type."""
+    """The weighted negative log-likelihood of each label, reduced, in the dtype of log_prob."""
     if log_prob.ndim < 2 or target.shape != log_prob.shape[:1] + log_prob.shape[2:]:
         raise ValueError(f"scores [batch, classes, ...] {log_prob.shape} need labels [batch, ...] ({target.shape})")
     check_shape("weight", weight, log_prob.shape[1])
-    # A label outside the classes that is not ignored has no loss: NaN says so.
+    # A label that is out of range and not ignored yields NaN.
     inside = (target >= 0) & (target < log_prob.shape[1])
     label = xp.where(inside, target, 0)
     loss = -xp.take_along_axis(log_prob, xp.expand_dims(label, 1), axis=1).squeeze(1)
     counted = xp.ones_like(loss) if weight is None else xp.take(weight, label)
     loss = xp.where(inside, loss * counted, np.nan)
     if ignore_index is not None:
-        kept = target != ignore_index
-        loss, counted = (xp.where(kept, x, 0) for x in (loss, counted))
+        valid = target != ignore_index
+        loss, counted = (xp.where(valid, x, 0) for x in (loss, counted))
     if reduction == "none":
         return loss
     return xp.sum(loss) / xp.sum(counted) if reduction == "mean" else xp.sum(loss)
@@ -34,7 +34,7 @@ def _reduced(log_prob, target, weight, ignore_index, reduction):
 
 @op("NegativeLogLikelihoodLoss", since=12, half="float32")
 def negative_log_likelihood_loss(input, target, weight=None, *, ignore_index=None, reduction: Reduction = "mean"):
-    """-input[label] * weight[label]; the mean divides by the sum of the weights that count."""
+    """-input[label] * weight[label]; the mean divides by the sum of the weights that are not ignored."""
     return _reduced(input, target, weight, ignore_index, reduction)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import accumulator, axes_of, axis_of, wide, xp
+from .arrays import accumulator, axes_of, axis_of, widen, xp
 from .registry import Static, op, withdrawn
 
 
 def wide_dtype(*values):
-    """The dtype to compute in: the widest operand's, and float32 at least."""
+    """The dtype to compute in: the widest operand's, at least float32."""
     dtype = np.dtype(np.float32)
     for value in values:
         dtype = np.promote_types(dtype, np.float32 if value.dtype.itemsize < 4 else value.dtype)
@@ -30,7 +30,7 @@ def _per_channel(vector, x):
 
 
 def standardize(x, axes, epsilon, center=True):
-    """(normalized, mean, 1 / standard deviation), with the reduced axes kept; the mean stays if not centred."""
+    """(normalized, mean, 1 / standard deviation) with reduced axes kept; ``center=False`` keeps the mean in."""
     mean = x.mean(axis=axes, keepdims=True) if center else None
     x = x - mean if center else x
     inverse = 1 / xp.sqrt((x * x).mean(axis=axes, keepdims=True) + epsilon)
@@ -55,17 +55,19 @@ def _batch_normalization(X, scale, B, mean, var, epsilon, momentum, training, sp
     return y, *(v.astype(dtype) for v, dtype in zip((*running, now, spread), dtypes * 2, strict=True))
 
 
-@op("BatchNormalization", since=7, limits="below opset 14 the number of outputs says whether it trains")
+@op("BatchNormalization", since=7, limits="before opset 14, more than one output means training mode")
 def batch_normalization_7(X, scale, B, mean, var, *, epsilon=1e-5, momentum=0.9, spatial=1, n_outputs=1):
-    """The number of outputs tells training from inference."""
+    """BatchNormalization of opsets 7 to 13: more than one output means training."""
     return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
 
 
 @op("BatchNormalization", since=1)
 def batch_normalization_1(X, scale, B, mean, var, *, epsilon=1e-5, is_test=0, momentum=0.9, spatial=1, n_outputs=1):
-    """Here is_test says what the number of outputs says, which it must not contradict."""
+    """BatchNormalization of opsets 1 to 6: is_test must not contradict the number of outputs."""
     if is_test and n_outputs > 1:
-        raise ValueError(f"is_test={is_test} has one output, not {n_outputs}: set is_test=0 or drop the statistics")
+        raise ValueError(
+            f"is_test={is_test} has one output, not {n_outputs}: set is_test=0 or remove the other outputs"
+        )
     return _batch_normalization(X, scale, B, mean, var, epsilon, momentum, n_outputs > 1, bool(spatial))
 
 
@@ -90,13 +92,13 @@ def _from_axis(x, axis):
 
 
 def _stash(x, stash_type):
-    """``x`` rounded to the stash type; sums of what is narrower than float32 are still taken in float32."""
-    return wide(x.astype(to_dtype(stash_type)))
+    """``x`` rounded to the stash type; types narrower than float32 are still summed in float32."""
+    return widen(x.astype(to_dtype(stash_type)))
 
 
 @op("LayerNormalization", since=17, unsharded=True)
 def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1):
-    """The statistics are taken in ``stash_type``; scale and bias apply in the dtype of X."""
+    """LayerNormalization; statistics are computed in ``stash_type``, scale and bias applied in the dtype of X."""
     normalized, mean, inverse = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon)
     y = normalized.astype(X.dtype) * Scale
     y, stash = y if B is None else y + B, to_dtype(stash_type)
@@ -109,8 +111,8 @@ def rms_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     return y.astype(scale.dtype) * scale
 
 
-_NEWER = "GroupNormalization of opset 21, whose scale and bias are per channel"
-withdrawn("GroupNormalization", since=18, instead=_NEWER)
+_PER_CHANNEL = "GroupNormalization of opset 21, whose scale and bias are per channel"
+withdrawn("GroupNormalization", since=18, instead=_PER_CHANNEL)
 
 
 @op("GroupNormalization", since=21)
@@ -124,14 +126,14 @@ def group_normalization(X, scale, bias, *, epsilon=1e-5, num_groups, stash_type=
 
 @op("MeanVarianceNormalization", since=9, half="float32")
 def mean_variance_normalization(X, *, axes=(0, 2, 3)):
-    """(X - mean) / (standard deviation + 1e-9), the small number being that of ONNX's function body."""
+    """(X - mean) / (standard deviation + 1e-9); the epsilon is that of ONNX's function body."""
     axes = axes_of(axes, X.ndim)
     centred = X - X.mean(axis=axes, keepdims=True)
     return centred / (root((centred * centred).mean(axis=axes, keepdims=True)) + 1e-9)
 
 
 def root(x, p=2):
-    """The p-th root, whose gradient at zero is zero."""
+    """The p-th root of ``x``; its gradient at zero is zero."""
     safe = xp.where(x != 0, x, 1)  # NaN stays NaN
     return xp.where(x != 0, xp.sqrt(safe) if p == 2 else safe ** (1 / p), 0)
 
@@ -146,13 +148,13 @@ def lp_normalization(input, *, axis=-1, p: Literal[1, 2] = 2):
 @op("LRN", half="float32")
 def lrn(X, *, alpha=1e-4, beta=0.75, bias=1.0, size):
     x, rest = jnp.asarray(X), X.ndim - 2
-    around, extent = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * rest], [1, size, *[1] * rest]
-    squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, extent, [1] * x.ndim, around)
+    pads, window = [(0, 0), ((size - 1) // 2, size // 2), *[(0, 0)] * rest], [1, size, *[1] * rest]
+    squares = lax.reduce_window(x * x, np.zeros((), x.dtype), lax.add, window, [1] * x.ndim, pads)
     return x / (bias + alpha / size * squares) ** beta
 
 
 def _dropout(data, ratio, key, mask_dtype=np.bool_):
-    """(output, mask): what is kept is scaled by 1 / (1 - ratio); without a key everything is kept."""
+    """(output, mask): kept elements are scaled by 1 / (1 - ratio); without a key all elements are kept."""
     if key is None:
         return data, xp.ones_like(data, mask_dtype)
     keep = jax.random.uniform(key, data.shape, jnp.float32) >= jnp.asarray(ratio, jnp.float32)
@@ -161,22 +163,22 @@ def _dropout(data, ratio, key, mask_dtype=np.bool_):
     return jnp.where(keep, scaled, 0).astype(data.dtype), keep.astype(mask_dtype)
 
 
-@op("Dropout", since=1, limits="training draws from the caller's key, or from the stream of `seed`")
+@op("Dropout", since=1, limits="training draws from the caller's PRNG key, or from the key of `seed`")
 def dropout_1(data, *, is_test=0, ratio=0.5, rng):
     return _dropout(data, ratio, None if is_test else rng, data.dtype)
 
 
 @op("Dropout", since=7)
 def dropout_7(data, *, ratio=0.5, opset):
-    """Opsets 7 to 11 describe inference: nothing is dropped. The mask is boolean since 10."""
+    """Dropout of opsets 7 to 11, inference only: the identity. The mask is boolean since opset 10."""
     return _dropout(data, ratio, None, np.bool_ if opset >= 10 else data.dtype)
 
 
 @op("Dropout", since=12)
 def dropout(data, ratio=None, training_mode: Static = None, *, seed=None, rng):
-    """A given seed fixes the stream; otherwise every call draws from the caller's key."""
+    """Dropout; ``seed`` fixes the key, otherwise every call draws from the caller's PRNG key."""
     if training_mode is None or not training_mode.item():
         return _dropout(data, 0.0, None)
-    # 32 bits of the seed: JAX lowers the seeding in the caller's mode.
+    # 32 bits of the seed: the caller's configuration may lack int64.
     key = rng if seed is None else jax.random.key(np.uint32(seed % 2**32))
     return _dropout(data, np.float32(0.5) if ratio is None else ratio, key)

@@ -4,9 +4,8 @@ Their numbers are integers, or small floating ones that are looked up by the bit
 
 A weight [out, in] comes as bytes [out, blocks, size], low bits first, with a scale for each block, and a zero point.
 Its bytes are turned to words of 32 bits, [words, blocks, out]: numbers for neighbouring outputs are neighbours, and a
-CPU takes several at a time. That depends on weights alone and is done once for a model (see
-runtime/optimize/prepare.py). Unpacking, which takes eight times the memory, would be too, if it did not wait for the
-input.
+CPU takes several at a time. That depends on weights alone. Unpacking, which takes eight times the memory, is made
+dependent on the input, so that it is part of each product (see ``dependent``).
 
 4 bits in blocks of 32, one row, ms on 2 cores beside other work (in brackets: by a float32 weight):
 
@@ -48,7 +47,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, wide
+from .arrays import accumulator, widen
 from .linalg import product
 
 FEW: Final = 4
@@ -116,7 +115,7 @@ def packed_product(x, packed, scales, zero_points, bits, spread=False, value=int
         some = slice(start, start + width)
         own = packed[some], scales[some], None if zero_points is None else zero_points[some]
         lanes, scale, zero = (None if v is None else jnp.asarray(v).transpose() for v in own)
-        scale = (scale if scale.dtype.itemsize > 1 or spread else waiting(scale, x)).astype(work)
+        scale = (scale if scale.dtype.itemsize > 1 or spread else dependent(scale, x)).astype(work)
         if value is integer:
             zero = np.full((1, 1), 2 ** (bits - 1), work) if zero is None else zero.astype(work)
         inputs = x.reshape(-1, blocks, lanes.shape[0], size * per // lanes.shape[0]).transpose(0, 2, 3, 1)
@@ -130,18 +129,16 @@ def packed_product(x, packed, scales, zero_points, bits, spread=False, value=int
     return jnp.concatenate(results, axis=1)
 
 
-def _nothing(x):
-    """0, which no compiler knows: bool.
+def dependent(a, x):
+    """Numbers of 8 bits, or integers, with a data dependency on x: nothing is computed from them before x is known.
 
-    What is computed with it waits for x. Otherwise unpacked weights would be prepared once (see
-    runtime/optimize/prepare.py), or XLA would unpack those of all products first: 471 MB for a decoder of 173.
+    ``lax.optimization_barrier`` states the same, but XLA:CPU drops it before it schedules and unpacks all weights
+    first: six [1024, 1024] of 4 bits take 26 MB of temporary memory beside 128 rows rather than 7.
     """
-    return jnp.tanh(jnp.sum(wide(x.reshape(-1)[:1]))) > 2
-
-
-def waiting(a, x):
-    """An array of 8 bits, which no compiler knows before x."""
-    return lax.bitcast_convert_type(lax.bitcast_convert_type(a, np.uint8) + _nothing(x).astype(np.uint8), a.dtype)
+    zero = jnp.tanh(jnp.sum(widen(x.reshape(-1)[:1]))) > 2  # which no compiler knows
+    if jnp.issubdtype(a.dtype, jnp.integer):
+        return a + zero.astype(a.dtype)
+    return lax.bitcast_convert_type(dependent(lax.bitcast_convert_type(a, np.uint8), x), a.dtype)
 
 
 def divided_product(x, weight, bits, shards):
@@ -164,7 +161,7 @@ def divided_product(x, weight, bits, shards):
 
 def _row_by_row(x, lanes, scale, zero, value):
     """x [rows, words, per, blocks] by words [words, blocks, out]: [rows, out]."""
-    x = wide(x)
+    x = widen(x)
     if len(x) == 1:
         return _one_row(x[0], lanes, scale, zero, value)[None]
     return lax.map(lambda row: _one_row(row, lanes, scale, zero, value), x)
@@ -185,11 +182,16 @@ def _one_row(x, lanes, scale, zero, value):
     return jnp.sum(total * scale, axis=0)
 
 
-def _unpacked(lanes, scale, zero, per, value, nothing=0):
+def _shifts(lanes, per):
+    """By how many bits each of the numbers in a word is shifted: [per, 1, 1]."""
+    bits = 8 * lanes.dtype.itemsize
+    return np.arange(0, bits, bits // per, dtype=lanes.dtype)[:, None, None]
+
+
+def _unpacked(lanes, scale, zero, shifts, value):
     """The weight [words, per, blocks, out] of words [words, blocks, out]."""
-    bits, kind = 8 * lanes.dtype.itemsize // per, lanes.dtype.type
-    shifts = np.arange(0, per * bits, bits, dtype=lanes.dtype)[:, None, None]
-    codes = (lanes[:, None] >> (shifts + jnp.asarray(nothing, lanes.dtype))) & kind(2**bits - 1)
+    bits = 8 * lanes.dtype.itemsize // len(shifts)
+    codes = (lanes[:, None] >> shifts) & lanes.dtype.type(2**bits - 1)
     numbers = value(codes, scale.dtype)
     return (numbers if zero is None else numbers - zero) * scale
 
@@ -201,12 +203,12 @@ def _in_panels(x, lanes, scale, zero, value):
     most = max(1, PANELS // (total * COLUMNS))
     count = next(n for n in range(min(most, panels), 0, -1) if panels % n == 0)
     inputs = jnp.broadcast_to(x.reshape(rows, total), (count, rows, total))
-    nothing = _nothing(x)  # where one piece is all, too, it waits
+    shifts = dependent(_shifts(lanes, per), x)
 
     def some(start):
         of = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=count * COLUMNS)
         shift = zero if zero is None or zero.shape[1] == 1 else of(zero, axis=1)
-        weight = _unpacked(of(lanes, axis=2), of(scale, axis=1), shift, per, value, nothing).astype(x.dtype)
+        weight = _unpacked(of(lanes, axis=2), of(scale, axis=1), shift, shifts, value).astype(x.dtype)
         weight = weight.reshape(total, count, COLUMNS).transpose(1, 0, 2)
         return lax.dot_general(inputs, weight, (((2,), (1,)), ((0,), (0,))), preferred_element_type=scale.dtype)
 
@@ -219,13 +221,14 @@ def _rows(x, lanes, scale, zero, value, spread):
     rows, size, per, blocks = x.shape
     inputs = x.reshape(rows, size * per * blocks)
 
-    def some(of, nothing):
+    def some(of, shifts):
         shift = zero if zero is None or zero.shape[1] == 1 else zero[:, of]
-        weight = _unpacked(lanes[:, :, of], scale[:, of], shift, per, value, nothing)
+        weight = _unpacked(lanes[:, :, of], scale[:, of], shift, shifts, value)
         return product(inputs, weight.reshape(size * per * blocks, -1).astype(x.dtype), scale.dtype)
 
     width, results = max(1, PIECE // max(1, size * blocks * per)), [x]
     for start in range(0, lanes.shape[2], width):
-        nothing = 0 if spread else _nothing(results[-1])  # one piece after another
-        results.append(some(slice(start, start + width), nothing))
+        shifts = _shifts(lanes, per)
+        shifts = shifts if spread else dependent(shifts, results[-1])  # one piece after another
+        results.append(some(slice(start, start + width), shifts))
     return jnp.concatenate(results[1:], axis=1)

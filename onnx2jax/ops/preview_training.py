@@ -1,4 +1,4 @@
-"""ai.onnx.preview.training: derivatives, and one step of an optimiser over tensors, gradients and states in groups."""
+"""ai.onnx.preview.training: gradients, and one optimizer step over grouped tensors, gradients and states."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from .registry import op
 _DOMAIN = "ai.onnx.preview.training"
 
 
-def _each(step, inputs, kinds):
-    """The step on (X_1, G_1, ...), (X_2, G_2, ...), given X_1, X_2, ..., G_1, G_2, ...; the results in that order."""
-    if len(inputs) % kinds:
-        raise ValueError(f"inputs ({len(inputs)}) must come in {kinds} groups of equal size")
-    count = len(inputs) // kinds
+def _each(step, inputs, groups):
+    """``step`` on (X_1, G_1, ...), (X_2, G_2, ...) of inputs X_1, X_2, ..., G_1, G_2, ...; outputs grouped likewise."""
+    if len(inputs) % groups:
+        raise ValueError(f"inputs ({len(inputs)}) must be {groups} groups of equal size")
+    count = len(inputs) // groups
     results = [step(*inputs[i::count]) for i in range(count)]
-    return tuple(value for kind in zip(*results, strict=True) for value in kind)
+    return tuple(value for group in zip(*results, strict=True) for value in group)
 
 
-_SUM = "the elements of y count as their sum; values it does not name are constants"
+_SUM = "a y of several elements is summed; values not in xs or zs are constants"
 
 
 @op("Gradient", domain=_DOMAIN, heavy=True, limits=_SUM)
 def gradient(*inputs, xs, y, zs=(), derivatives):
-    """dy/dx for each x of xs, where xs and zs are the independent values; a y of many elements counts as their sum."""
+    """dy/dx for each x of xs, where xs and zs are the independent values; a y of several elements is summed."""
     return derivatives(y, xs, dict(zip((*xs, *zs), inputs, strict=True)))
 
 
 @op("Adagrad", domain=_DOMAIN)
 def adagrad(R, T, *inputs, decay_factor=0.0, epsilon=1e-6, norm_coefficient=0.0):
-    """X, G, H -> X, H: steps shrink with the sum of squared gradients."""
+    """X, G, H -> X, H: step sizes shrink with the sum of squared gradients."""
     rate = (R / (1 + T.astype(R.dtype) * decay_factor)).reshape(())
 
     def step(x, g, h):
@@ -45,7 +45,7 @@ def adagrad(R, T, *inputs, decay_factor=0.0, epsilon=1e-6, norm_coefficient=0.0)
 @op("Adam", domain=_DOMAIN)
 def adam(R, T, *inputs, alpha=0.9, beta=0.999, epsilon=1e-6, norm_coefficient=0.0, norm_coefficient_post=0.0):
     """X, G, V, H -> X, V, H: averaged gradients over the root of averaged squares."""
-    count = xp.maximum(T, 1).astype(R.dtype)  # before the first update the rate stays as it is
+    count = xp.maximum(T, 1).astype(R.dtype)  # before the first update the rate is not corrected
     rate = xp.where(T > 0, R * xp.sqrt(1 - beta**count) / (1 - alpha**count), R).reshape(())
 
     def step(x, g, v, h):

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: three cells in one recurrence over time."""
+"""RNN, GRU and LSTM: three cells and one scan over time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from jax import lax
 from .arrays import check_shape
 from .registry import op, taking
 
-CLIP = "clip bounds what enters each activation, in LSTM the cell state before h too, as the specification says"
+CLIP = "clip bounds the input of each activation, in LSTM also the cell state before h, as specified"
 
 UNROLL = 8
-"""Up to so many steps the loop is written out."""
+"""The scan is unrolled up to this sequence length."""
 
 REQUIRED = "required"
 
 LAYER: dict[str, Any] = dict.fromkeys(("activation_alpha", "activation_beta", "activations", "clip", "hidden_size"))
 LAYER |= {"direction": "forward", "layout": 0}
 
-# name -> the function of x and the parameters it takes, ONNX's default alpha, and beta
+# name -> (function of x and its parameters, ONNX's default alpha, default beta)
 ACTIVATIONS = {
     "Relu": (lambda x: lax.max(x, jnp.zeros_like(x)),),
     "Tanh": (lax.tanh,),
@@ -41,7 +41,7 @@ BY_NAME = {name.lower(): row for name, row in ACTIVATIONS.items()}
 
 
 def reversals(direction):
-    """Whether each direction of the layer runs backwards (opset 1 of GRU spells its default "foward")."""
+    """Per direction of the layer, whether it runs backwards (GRU-1 spells its default "foward")."""
     known = {"forward": (False,), "foward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     if direction not in known:
         raise ValueError(f"direction is {direction!r}; it must be forward, reverse or bidirectional")
@@ -49,19 +49,19 @@ def reversals(direction):
 
 
 def activation_functions(names, count, alphas, betas, clip, direction):
-    """The ``count`` activations of each direction; one that takes an alpha or a beta draws the next of those given."""
+    """The ``count`` activations of each direction; alphas and betas are consumed in order by those that take them."""
     total = count * len(reversals(direction))
     if len(names) < total:
-        raise ValueError(f"activations names {len(names)} functions {tuple(names)}, but this node needs {total}")
+        raise ValueError(f"activations has {len(names)} entries {tuple(names)}, but this node needs {total}")
     sources = iter(alphas or ()), iter(betas or ())
 
     def bind(name):
         if name.lower() not in BY_NAME:
-            raise ValueError(f"activation {name!r} is unknown; ONNX has {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation {name!r} is unknown; ONNX defines {', '.join(ACTIVATIONS)}")
         function, *defaults = BY_NAME[name.lower()]
         values = [next(source, default) for source, default in zip(sources, defaults, strict=False)]
         if REQUIRED in values:
-            raise ValueError(f"{name} has no defaults: give it values in activation_alpha and activation_beta")
+            raise ValueError(f"{name} has no defaults: set activation_alpha and activation_beta")
         return lambda x: function(x if clip is None else jnp.clip(x, -clip, clip), *values)
 
     functions = [bind(name) for name in names[:total]]
@@ -69,13 +69,13 @@ def activation_functions(names, count, alphas, betas, clip, direction):
 
 
 def rnn_cell(_, recur, __, f):
-    """The step from (this step's input projections, one for each gate, and the states) to the new states."""
+    """RNN: a step (input projection per gate, states) -> new states."""
     product = recur()
     return lambda gates, states: (f(gates[0] + product(states[0])),)
 
 
 def gru_cell(linear_before_reset, _, recur, bias, f, g):
-    """Gates z, r, h; ``bias`` is the hidden gate's, apart because the reset gate may multiply it."""
+    """GRU with gates z, r, h; ``bias`` is the recurrent bias of gate h, which the reset gate may multiply."""
     first, last = (recur(), None) if linear_before_reset else (recur(0, 2), recur(2))
 
     def step(gates, states):
@@ -89,7 +89,7 @@ def gru_cell(linear_before_reset, _, recur, bias, f, g):
 
 
 def lstm_cell(P, input_forget, d, recur, _, f, g, h):
-    """Gates i, o, f, c; the peepholes P [directions, 3 * size], or None, weigh the cell state in i, o and f."""
+    """LSTM with gates i, o, f, c and optional peepholes P [directions, 3 * size] from the cell state to i, o and f."""
     product = recur()
 
     def step(gates, states):
@@ -108,14 +108,14 @@ def layer(
     cell, names, n_gates, project, X, W, R, B, sequence_lens, initial,
     *, activation_alpha, activation_beta, activations, clip, direction, hidden_size, layout, separate=0,
 ):  # fmt: skip
-    """Run each direction's cell over time; past its length a sequence keeps its state and puts out zeros.
+    """(Y, final states...) of a recurrent layer; beyond its length a sequence keeps its state and outputs zeros.
 
-    ``cell(direction, recurrent projection, separate bias, *activations)`` is a step; ``names`` are the activations of
-    one direction by default; ``project`` is ``projections`` or does the same with other weights.
+    ``cell(direction, recurrent projection, separate bias, *activations)`` returns a step; ``names`` are the default
+    activations of one direction; ``project`` is ``projections`` or its equivalent for other weights.
 
-    Each gate's input projections are an array of their own: XLA:CPU does not vectorize a loop that reads one array at
-    a step's number in several places. Eight rows of a GRU of 256 take 41 us a step rather than 68, one takes 8.4
-    rather than 11.9; of an LSTM with peepholes 60 rather than 85, and without as long either way.
+    The input projections are split by gate: XLA:CPU does not vectorize a loop that slices one array several times per
+    step. With batch 8 a GRU of size 256 takes 41 us per step instead of 68 (batch 1: 8.4 instead of 11.9), an LSTM
+    with peepholes 60 instead of 85, and an LSTM without them the same.
     """
     names = activations or names * 2, len(names)
     functions = activation_functions(*names, activation_alpha, activation_beta, clip, direction)
@@ -124,7 +124,7 @@ def layer(
     size = gates.shape[-1] // n_gates
     initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
     check_shape("sequence_lens", sequence_lens, gates.shape[1])
-    for state in initial[:2]:  # what a cell remembers beside has extents of its own
+    for state in initial[:2]:  # further states have shapes of their own
         check_shape("an initial state", state, len(cells), gates.shape[1], size)
     steps = jnp.arange(gates.shape[0], dtype=np.int32)
     unroll = isinstance(gates.shape[0], int) and 0 < gates.shape[0] <= UNROLL
@@ -136,9 +136,9 @@ def layer(
             new = cell(gate, states)
             if sequence_lens is None:
                 return new, new[0]
-            live = (t < sequence_lens)[:, None]
-            new = tuple(jnp.where(live, a, b) for a, b in zip(new, states, strict=True))
-            return new, jnp.where(live, new[0], 0)
+            active = (t < sequence_lens)[:, None]
+            new = tuple(jnp.where(active, a, b) for a, b in zip(new, states, strict=True))
+            return new, jnp.where(active, new[0], 0)
 
         states = tuple(jnp.zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
         xs = steps, jnp.split(gates[:, :, d], n_gates, axis=-1)
@@ -150,30 +150,35 @@ def layer(
 
 
 def linear(x, w):
-    """``x @ w`` over the last dimension of x."""
+    """``x @ w``, contracting the last dimension of x, in the dtype of x."""
     return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=x.dtype)
 
 
-def recur_by(R, batch):
-    """``recur(first, last)`` gives the recurrent projection of some gates, all when left out, as a function of h.
+def recurrent_projection(R, batch):
+    """``recur(first, last)``, which returns the recurrent projection of gates [first, last) as a function of h.
 
-    One row is multiplied fastest by R as it lies, and several by its transpose. That, and the part of R, are made
-    outside the loop: inside it every step would pay for them again (29 us a step of a GRU of 256 rather than 9)."""
+    Batch 1 is fastest with R as stored, larger batches with its transpose. The slice and the transpose are computed
+    outside the loop (a GRU of size 256 takes 9 us per step instead of 29).
+    """
 
     def recur(first=0, last=None):
         size = R.shape[1]
-        part = R[first * size : None if last is None else last * size]
+        gates = R[first * size : None if last is None else last * size]
         if batch == 1:
-            return lambda h: lax.dot_general(h, part, (((1,), (1,)), ((), ())))
-        transposed = part.T
+            return lambda h: lax.dot_general(h, gates, (((1,), (1,)), ((), ())))
+        transposed = gates.T
         return lambda h: linear(h, transposed)
 
     return recur
 
 
 def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
-    """Every step's input projection [seq, batch, directions, gates] as one product, biases included, each
-    direction's recurrent projection, and the recurrent biases of the last ``separate`` gates, left out."""
+    """(input projections, recurrent projections, separate biases) of a layer.
+
+    The input projections [seq, batch, directions, gates] of all steps are one product and include the biases, except
+    the recurrent biases of the last ``separate`` gates, which are returned. There is one recurrent projection per
+    direction.
+    """
     directions, size = len(reversals(direction)), hidden_size or (R.shape or (0,))[-1]
     gates = n_gates * size
     check_shape(f"R of {direction=} and {hidden_size=}", R, directions, gates, size)
@@ -183,12 +188,12 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     X, W, R = map(jnp.asarray, (X, W, R))
     X = jnp.swapaxes(X, 0, 1) if layout else X
     y = linear(X, W.reshape(directions * gates, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
-    apart = jnp.zeros((directions, separate * size), X.dtype)
+    bias = jnp.zeros((directions, separate * size), X.dtype)
     if B is not None:
         B, split = jnp.asarray(B), gates - separate * size
-        apart = B[:, gates + split :]
-        y = y + B[:, :gates] + jnp.concatenate([B[:, gates : gates + split], jnp.zeros_like(apart)], axis=-1)
-    return y, [recur_by(R[d], X.shape[1]) for d in range(directions)], apart
+        bias = B[:, gates + split :]
+        y = y + B[:, :gates] + jnp.concatenate([B[:, gates : gates + split], jnp.zeros_like(bias)], axis=-1)
+    return y, [recurrent_projection(R[d], X.shape[1]) for d in range(directions)], bias
 
 
 @op("RNN", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
@@ -201,7 +206,7 @@ def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
 @op("GRU", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER)
 def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
-    """A layer of gated recurrent units."""
+    """A layer of gated recurrent units (GRU)."""
     names, cell, states = ("Sigmoid", "Tanh"), functools.partial(gru_cell, linear_before_reset), [initial_h]
     return layer(cell, names, 3, projections, X, W, R, B, sequence_lens, states, separate=1, **attributes)
 
@@ -216,12 +221,12 @@ def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, i
 @op("LSTM", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER, input_forget=0)
 def lstm(X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, **attributes):
-    """A layer of long short-term memory."""
+    """A long short-term memory (LSTM) layer."""
     return lstm_layer(projections, X, W, R, B, sequence_lens, initial_h, initial_c, P, **attributes)
 
 
 def with_output_sequence(function):
-    """Below opset 7 an attribute says whether Y may be left out, which the node's outputs say as well."""
+    """``function`` with the attribute output_sequence of opsets 1 to 6, which the node's outputs already imply."""
 
     @taking(output_sequence=0)
     @functools.wraps(function)

@@ -123,6 +123,7 @@ class Operator:
 
 
 _OPERATORS: dict[tuple[str, str], list[Operator]] = {}
+_BUILT_IN: dict[tuple[str, str, int], Callable[..., Any] | None] = {}
 
 
 def op(
@@ -211,6 +212,21 @@ def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None
         if operator.since <= opset:
             return operator
     return None
+
+
+def mark_built_ins() -> None:
+    """Mark all registrations so far as the package's own."""
+    _BUILT_IN.update({(v.domain, v.name, v.since): v.function for group in _OPERATORS.values() for v in group})
+
+
+def is_built_in(operator: Operator) -> bool:
+    """Whether the operator is the package's own. By identity: a user's function may claim any name and module.
+
+    >>> is_built_in(resolve("", "Softmax"))
+    True
+    """
+    missing = object()
+    return _BUILT_IN.get((operator.domain, operator.name, operator.since), missing) is operator.function
 
 
 def supported() -> dict[str, dict[str, tuple[int, ...]]]:

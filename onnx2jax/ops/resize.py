@@ -1,4 +1,4 @@
-"""Resize and Upsample: one axis after the other, the coordinates worked out while tracing."""
+"""Resize and Upsample: one axis at a time, with coordinates computed at trace time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import axes_of, dims, is_string, xp
+from .arrays import axes_of, check_room, dims, is_known, is_string, xp
 from .registry import Static, op, withdrawn
 
 F32 = np.float32
@@ -20,19 +20,19 @@ Nearest = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
 def _original(mode, n, out, scale, start, end):
-    """Where each output element lies on an input axis of n elements. In float32, as ONNX's implementations do."""
+    """The coordinate of each output element on an input axis of n elements, in float32 as in other implementations."""
     x, scale, last, half = np.arange(out, dtype=F32), F32(scale), F32(n - 1), F32(0.5)
     if mode == "asymmetric":
         return x / scale
     if mode == "tf_crop_and_resize":
         return start * last + x * (end - start) * last / F32(out - 1) if out > 1 else half * (start + end) * last + x
     if mode == "half_pixel_symmetric":
-        # the two terms cancel: exact ties survive only in double precision
+        # the two terms cancel: ties are exact only in double precision
         exact = n / 2 * (1 - out / (float(scale) * n)) + (np.arange(out) + 0.5) / float(scale) - 0.5
         return exact.astype(F32)
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and out > 1):
         return (x + half) / scale - half
-    # ONNX's length_resized is fractional when a scale was given, whatever the extent became
+    # ONNX's length_resized is fractional if a scale was given, although the extent is an integer
     resized = F32(out) if abs(scale * F32(n) - out) < 1e-4 else scale * F32(n)
     return x * last / (resized - 1) if out > 1 else x
 
@@ -75,7 +75,7 @@ def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
 
 
 def _interpolate(x, axis, index, weight):
-    """Weighted sum of neighbours along an axis: whole rows gathered, but a product where rows are single numbers."""
+    """Weighted sum of neighbours along an axis: gathers of rows, or a matrix product if rows are single elements."""
     n, out = x.shape[axis], len(index)
     if index.shape[1] > 4 or (axis == x.ndim - 1 and n <= 256):
         matrix = np.zeros((out, n))
@@ -87,81 +87,84 @@ def _interpolate(x, axis, index, weight):
 
 
 def _extents(inputs, scales, sizes, policy, crop):
-    """(output extent, scale) of each axis. One that keeps its extent may be symbolic."""
+    """(output extents, scales) of the axes; an axis that keeps its extent may be symbolic."""
     if sizes is None:
-        shrunk = [F32(scale) * share for scale, share in zip(scales, crop, strict=True)]
-        return [n if s == 1 else int(F32(n) * s) for n, s in zip(inputs, shrunk, strict=True)], scales.astype(F32)
+        cropped = [F32(scale) * share for scale, share in zip(scales, crop, strict=True)]
+        return [n if s == 1 else int(F32(n) * s) for n, s in zip(inputs, cropped, strict=True)], scales.astype(F32)
     sizes = dims(sizes)
     if any(n == 0 != m for m, n in zip(sizes, inputs, strict=True)):
-        raise ValueError(f"what is empty cannot be resized from {tuple(inputs)} to {sizes}")
+        raise ValueError(f"an empty axis cannot be resized: input {tuple(inputs)}, sizes {sizes}")
     if policy == "stretch":
         return sizes, [F32(1) if m == n else F32(m) / F32(n) for m, n in zip(sizes, inputs, strict=True)]
     ratio = (min if policy == "not_larger" else max)(m / n for m, n in zip(sizes, inputs, strict=True) if n)
     return [int(np.floor(ratio * n + 0.5)) for n in inputs], [F32(ratio)] * len(inputs)
 
 
-_CORNERS = "align_corners takes extent * scale as it is, as ONNX's cases do; onnxruntime and PyTorch round it down"
+_CORNERS = "align_corners does not round extent * scale, as in ONNX's test cases; onnxruntime and PyTorch round it down"
 
 
-@op("Resize", since=11, heavy=True, limits=f"interpolates numbers only; strings on the host in nearest; {_CORNERS}")
+@op("Resize", since=11, heavy=True, limits=f"strings on the host, in mode nearest only; {_CORNERS}")
 def resize(
     X, roi: Static = None, scales: Static = None, sizes: Static = None, *, antialias=0, axes=None,
     coordinate_transformation_mode: Coordinates = "half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
     extrapolation_value=0.0, keep_aspect_ratio_policy: Literal["stretch", "not_larger", "not_smaller"] = "stretch",
     mode: Literal["nearest", "linear", "cubic"] = "nearest", nearest_mode: Nearest = "round_prefer_floor", warn=None,
 ):  # fmt: skip
-    """Resize: each axis is a gather of the nearest elements, or a weighted sum of neighbours."""
+    """Resize: along each axis a gather of the nearest elements, or a weighted sum of neighbours."""
     if antialias and mode == "nearest":
-        raise ValueError("antialias=1 belongs to the modes linear and cubic, not nearest")
+        raise ValueError("antialias=1 is defined for the modes linear and cubic, not nearest")
     axes = tuple(range(X.ndim)) if axes is None else axes_of(axes, X.ndim)
     scales, sizes = (None if v is None or not v.size else v for v in (scales, sizes))
     if (scales is None) == (sizes is None):
-        raise ValueError("exactly one of scales and sizes must be given; leave the other empty")
+        raise ValueError("exactly one of the inputs scales and sizes must be given")
     given = scales if sizes is None else sizes
     if given.size != len(axes):
         raise ValueError(f"{given.size} scales or sizes for {len(axes)} axes {axes}")
     if given.dtype != object and not (given >= 0 if scales is None else given > 0).all():
-        raise ValueError(f"scales must be above 0 and sizes not below; they are {given}")
+        raise ValueError(f"scales must be positive and sizes non-negative (they are {given})")
     crop = coordinate_transformation_mode == "tf_crop_and_resize"
     if crop and (roi is None or roi.size != 2 * len(axes)):
         raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(axes)} entries: starts, then ends")
     starts, ends = roi.astype(F32).reshape(2, -1) if crop else np.array([[0], [1]], F32).repeat(len(axes), 1)
     extents, scales = _extents([X.shape[i] for i in axes], scales, sizes, keep_aspect_ratio_policy, ends - starts)
     dtype, y = X.dtype, X
+    check_room((max((d for d in extents if isinstance(d, int)), default=0),), np.float64)
+    if is_known(X):
+        check_room([dict(zip(axes, extents, strict=True)).get(i, n) for i, n in enumerate(X.shape)], dtype)
     if mode != "nearest":
         if is_string(X) or dtype.kind == "b":
             raise ValueError(f"mode ({mode!r}) interpolates numbers, not {dtype}; nearest takes any element type")
-        exact = dtype.itemsize > (2 if dtype.kind in "iu" else 4)  # more digits than float32 holds
+        exact = dtype.itemsize > (2 if dtype.kind in "iu" else 4)  # more significant digits than float32
         y = jnp.asarray(X, dtype if dtype.kind == "c" else np.float64 if exact else F32)
-    beyond = np.zeros((1,) * X.ndim, bool)
+    outside = np.zeros((1,) * X.ndim, bool)
     for axis, out, scale, start, end in sorted(zip(axes, extents, scales, starts, ends, strict=True), reverse=True):
         n = X.shape[axis]
         if n == out and scale == 1 and not crop:
             continue
-        at = _original(coordinate_transformation_mode, n, out, scale, start, end)
-        if n == out and np.array_equal(at, np.arange(n)):
+        x = _original(coordinate_transformation_mode, n, out, scale, start, end)
+        if n == out and np.array_equal(x, np.arange(n)):
             continue
         if coordinate_transformation_mode == "align_corners" and min(n, out) > 1 and abs(scale * n - out) >= 1e-4:
-            warn(f"{_CORNERS} ({n} * {scale:g} to {out}); for their numbers give the node sizes instead of scales")
+            warn(f"{_CORNERS} ({n} * {scale:g} to {out}); for their results give the node sizes instead of scales")
         if crop:
-            beyond = beyond | ((at < 0) | (at > n - 1)).reshape(-1, *(1,) * (X.ndim - 1 - axis))
+            outside = outside | ((x < 0) | (x > n - 1)).reshape(-1, *(1,) * (X.ndim - 1 - axis))
         if mode == "nearest":
-            chosen = np.clip(_NEAREST[nearest_mode](at, scale), 0, n - 1)
-            y = xp.take(y, chosen.astype(np.int64), axis=axis)
+            index = np.clip(_NEAREST[nearest_mode](x, scale), 0, n - 1)
+            y = xp.take(y, index.astype(np.int64), axis=axis)
         else:
-            at = np.clip(at, 0, n - 1) if mode == "linear" and not antialias else at
-            y = _interpolate(y, axis, *_neighbours(mode, at, n, scale, cubic_coeff_a, exclude_outside, antialias))
+            x = np.clip(x, 0, n - 1) if mode == "linear" and not antialias else x
+            y = _interpolate(y, axis, *_neighbours(mode, x, n, scale, cubic_coeff_a, exclude_outside, antialias))
     if y.dtype != dtype and dtype.kind in "iu":
         y = jnp.clip(jnp.round(y) if antialias else jnp.trunc(y), np.iinfo(dtype).min, np.iinfo(dtype).max)
     y = y.astype(dtype)
-    return xp.where(beyond, np.array(extrapolation_value).astype(dtype), y) if beyond.any() else y
+    return xp.where(outside, np.array(extrapolation_value).astype(dtype), y) if outside.any() else y
 
 
 @op("Resize", since=10)
 @op("Upsample", since=7, heavy=True)
 def resize_10(X, scales: Static, *, mode: Literal["nearest", "linear"] = "nearest"):
-    how: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "before opset 11"}
-    return resize(X, None, scales, mode=mode, **how)
+    fixed: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "before opset 11"}
+    return resize(X, None, scales, mode=mode, **fixed)
 
 
 @op("Upsample")

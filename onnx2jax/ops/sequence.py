@@ -1,4 +1,4 @@
-"""Sequences are Python lists, an empty optional is None: the structure is known, the tensors may be traced."""
+"""Sequences and optionals: a sequence is a Python list and an empty optional None; their tensors may be traced."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..errors import KnownValueError
 from ..proto.dtypes import to_dtype
 from .arrays import axis_of, dims, is_traced, xp
 from .indexing import in_32_bits
-from .iteration import CURE
+from .iteration import FIX
 from .registry import Shaped, Static, op
 
 
 @op("SequenceEmpty", since=11, unsharded=True)
 def sequence_empty(*, dtype=None):
-    """SequenceEmpty: a list knows no element type; the attribute only has to name one."""
+    """SequenceEmpty: an empty list; the attribute dtype is only validated."""
     to_dtype(1 if dtype is None else dtype)
     return []
 
@@ -39,22 +39,22 @@ def _position(position, default, low, high):
     return position
 
 
-@op("SequenceAt", since=11, unsharded=True, limits="a traced position needs elements of one shape")
+@op("SequenceAt", since=11, unsharded=True, limits="a traced position requires elements of one shape")
 def sequence_at(input_sequence, position):
-    """SequenceAt: a traced position works while all elements have one shape; outside the sequence it yields NaN."""
+    """SequenceAt: a traced position requires elements of one shape and dtype, and yields NaN if out of range."""
     n = len(input_sequence)
     if not is_traced(position):
         return input_sequence[_position(np.asarray(position), None, -n, n - 1)]
     shapes = {(v.shape, v.dtype) for v in input_sequence}
     if len(shapes) != 1 or np.dtype(object) in {d for _, d in shapes}:
-        raise KnownValueError(f"the position is traced and the elements differ in shape or type; make it known: {CURE}")
+        raise KnownValueError(f"the position is traced and the elements differ in shape or dtype; make it known: {FIX}")
     return jnp.take(jnp.stack(input_sequence), in_32_bits(position.reshape(()), n), axis=0, mode="fill")
 
 
 @op("SequenceInsert", since=11, unsharded=True)
 def sequence_insert(input_sequence, tensor, position: Static = None):
     if input_sequence and input_sequence[0].dtype != tensor.dtype:
-        raise ValueError(f"a sequence of {input_sequence[0].dtype} cannot take a tensor of {tensor.dtype}")
+        raise ValueError(f"a tensor of {tensor.dtype} cannot be inserted into a sequence of {input_sequence[0].dtype}")
     n = len(input_sequence)
     at = _position(position, n, -n, n)
     return [*input_sequence[:at], tensor, *input_sequence[at:]]
@@ -74,7 +74,7 @@ def concat_from_sequence(input_sequence, *, axis, new_axis=0):
 
 @op("SplitToSequence", since=11, unsharded=True)
 def split_to_sequence(input, split: Static = None, *, axis=0, keepdims=1):
-    """SplitToSequence: a scalar is the length of every piece but the last, a vector the lengths, nothing is 1."""
+    """SplitToSequence: ``split`` is the length of each piece (the last may be shorter), a vector of lengths, or 1."""
     axis = axis_of(axis, input.ndim)
     extent, sizes = input.shape[axis], (1,) if split is None else dims(split)
     if split is None or split.ndim == 0:
@@ -85,7 +85,7 @@ def split_to_sequence(input, split: Static = None, *, axis=0, keepdims=1):
         if min(sizes, default=0) < 0 or sum(sizes) != extent:
             raise ValueError(f"split {sizes} does not add up to the extent {extent} of axis {axis}")
         ends = np.cumsum(sizes, dtype=np.int64).tolist()
-    *pieces, _ = xp.split(input, ends, axis)  # nothing lies behind the last end
+    *pieces, _ = xp.split(input, ends, axis)  # the piece after the last end is empty
     return [p.squeeze(axis) for p in pieces] if split is None and not keepdims else pieces
 
 
@@ -104,5 +104,5 @@ def optional_has_element(input: Shaped = None):
 @op("OptionalGetElement", since=15, unsharded=True)
 def optional_get_element(input):
     if input is None:
-        raise ValueError("the optional is empty; ask OptionalHasElement before taking its element")
+        raise ValueError("the optional is empty; check OptionalHasElement first")
     return input

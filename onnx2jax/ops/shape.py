@@ -1,4 +1,4 @@
-"""Shape, layout and constants: operators that move elements or make them, and compute nothing."""
+"""Shapes, layout and constants: operators that move or create elements without arithmetic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
-from .arrays import axes_of, axis_of, dims, is_known, is_string, shape_vector, xp
+from .arrays import axes_of, axis_of, check_room, dims, is_known, is_string, shape_vector, xp
 from .registry import Shaped, Static, op, taking
 
 
 def reshaped(data, shape):
-    """The data in another shape, every extent given."""
+    """The data reshaped; every extent of ``shape`` is explicit."""
     return np.reshape(data, shape) if is_known(data) else lax.reshape(data, shape)
 
 
@@ -38,22 +38,23 @@ def size(data: Shaped):
 def reshape(data, shape: Static, *, allowzero=0):
     target = list(dims(shape))
     if target.count(-1) > 1 or (allowzero and -1 in target and 0 in target):
-        raise ValueError(f"shape {tuple(target)} leaves more than one extent open (-1, or 0 with allowzero=1)")
+        raise ValueError(f"shape {tuple(target)} leaves several extents to infer (-1, or 0 with allowzero=1)")
     source = list(data.shape)
     copied = [i for i, d in enumerate(target) if d == 0 and not allowzero]
     if copied and copied[-1] >= len(source):
-        raise ValueError(f"shape {tuple(target)} copies extent {copied[-1]} (0) of data of rank {len(source)}")
-    if -1 in target:  # extents that are copied cancel out, so that an empty batch still tells the open one
+        raise ValueError(f"shape {tuple(target)} copies axis {copied[-1]} (0), but the data have rank {len(source)}")
+    if -1 in target:  # copied extents cancel out, so that -1 can be inferred even for an empty batch
         rest = math.prod(d for i, d in enumerate(source) if i not in copied)
         known = math.prod(d for i, d in enumerate(target) if i not in copied and d != -1)
         if known == 0 or (isinstance(rest, int) and isinstance(known, int) and rest % known):
-            raise ValueError(f"data of shape {tuple(source)} cannot take the shape {tuple(target)}")
+            raise ValueError(f"data of shape {tuple(source)} cannot be reshaped to {tuple(target)}")
         target[target.index(-1)] = rest // known
     new = tuple(source[i] if i in copied else d for i, d in enumerate(target))
-    if all(isinstance(d, int) for d in (*source, *new)) and math.prod(new) != math.prod(source):  # lax leaves it to XLA
+    # lax.reshape leaves this check to XLA.
+    if all(isinstance(d, int) for d in (*source, *new)) and math.prod(new) != math.prod(source):
         raise ValueError(
-            f"data of shape {tuple(source)} cannot take the shape {new}; if that holds the batch size of an exporter, "
-            "this frees it: convert(..., rebatch=True)"
+            f"data of shape {tuple(source)} cannot be reshaped to {new}; if that contains the exporter's batch size, "
+            "make it variable: convert(..., rebatch=True)"
         )
     return reshaped(data, new)
 
@@ -94,14 +95,16 @@ def tile(input, repeats: Static):
     repeats = dims(repeats)
     if len(repeats) != input.ndim:
         raise ValueError(f"repeats {repeats} must have one entry for each of the input's {input.ndim} axes")
+    if is_known(input):
+        check_room([n * count for n, count in zip(input.shape, repeats, strict=True)], input.dtype)
     return xp.tile(input, repeats)
 
 
 @op("Tile")
 def tile_along_axis(input, tiles: Static, axis: Static):
-    """Tile-1 repeats along one axis; both counts arrive in the element type of the input."""
-    along = axis_of(np.ravel(axis)[0], input.ndim)
-    return tile(input, [int(np.ravel(tiles)[0]) if i == along else 1 for i in range(input.ndim)])
+    """Tile-1: repeats along one axis; ``tiles`` and ``axis`` have the element type of the input."""
+    tiled = axis_of(np.ravel(axis)[0], input.ndim)
+    return tile(input, [int(np.ravel(tiles)[0]) if i == tiled else 1 for i in range(input.ndim)])
 
 
 @op("Concat", since=4)
@@ -110,25 +113,25 @@ def concat(*inputs, axis):
     return np.concatenate(inputs, axis) if is_known(inputs) else lax.concatenate(inputs, axis)
 
 
-op("Concat")(taking(axis=1)(concat))  # the only version in which the axis may be left out
+op("Concat")(taking(axis=1)(concat))  # the only version in which the axis is optional
 
 
 @op("Split")
 def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
-    """Split into the lengths given, or evenly; with num_outputs (since 18) the last part may be smaller."""
+    """The input split into given lengths, or evenly; with num_outputs (opset 18) the last part may be smaller."""
     axis = axis_of(axis, input.ndim)
     extent, parts = input.shape[axis], n_outputs if num_outputs is None else num_outputs
     if split is not None:
         if num_outputs is not None:
             raise ValueError("give either the input split or the attribute num_outputs, not both")
-        sizes = dims(split.astype(np.int64) if split.dtype.kind == "f" else split)  # Split-1: of the input's type
+        sizes = dims(split.astype(np.int64) if split.dtype.kind == "f" else split)  # Split-1: of the input's dtype
     else:
         length = -(-extent // parts)
         sizes = (length,) * (parts - 1) + (extent - length * (parts - 1),)
         if sizes[-1] != length and (num_outputs is None or sizes[-1] < 0):
-            raise ValueError(f"axis {axis} of extent {extent} does not split evenly in {parts}: give the lengths")
+            raise ValueError(f"axis {axis} of extent {extent} does not split evenly into {parts}: give the input split")
     if sum(sizes) != extent or any(isinstance(s, int) and s < 0 for s in sizes):
-        raise ValueError(f"split {sizes}: non-negative lengths must add up to the extent {extent} of axis {axis}")
+        raise ValueError(f"split {sizes} must be non-negative and sum to the extent {extent} of axis {axis}")
     if is_known(input):
         return tuple(np.split(input, np.cumsum(sizes)[:-1], axis))
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -157,37 +160,40 @@ Mode = Literal["constant", "reflect", "edge", "wrap"]
 
 
 def padded(data, low, high, value=None):
-    """Constant padding by ``low`` and ``high`` elements per axis; negative counts crop."""
+    """The data padded with a constant by ``low`` and ``high`` elements per axis; negative counts crop."""
     rows = tuple(zip(data.shape, low, high, strict=True))
     for axis, (n, *ends) in enumerate(rows):
         removed = -sum(d for d in ends if isinstance(d, int) and d < 0)
         if isinstance(n, int) and removed > n:
             raise ValueError(f"pads remove {removed} elements of axis {axis}, which has extent {n}")
     if is_known([data, value, *low, *high]):
+        check_room([n + a + b for n, a, b in rows], data.dtype)
         fill = ("" if is_string(data) else np.zeros((), data.dtype)) if value is None else np.reshape(value, ())
-        left = data[tuple(slice(max(-a, 0), n + min(b, 0)) for n, a, b in rows)]
-        return np.pad(left, [(max(a, 0), max(b, 0)) for _, a, b in rows], constant_values=fill)
+        cropped = data[tuple(slice(max(-a, 0), n + min(b, 0)) for n, a, b in rows)]
+        return np.pad(cropped, [(max(a, 0), max(b, 0)) for _, a, b in rows], constant_values=fill)
     config = [(a, b, 0) for _, a, b in rows]
     if value is None or is_known(value):
         return lax.pad(data, np.zeros((), data.dtype) if value is None else np.reshape(value, ()), config)
-    # JAX cannot differentiate lax.pad by its value alone.
+    # JAX cannot differentiate lax.pad with respect to the padding value.
     inside = lax.pad(jnp.ones(data.shape, bool), np.False_, config)
     return jnp.where(inside, lax.pad(data, np.zeros((), data.dtype), config), jnp.reshape(value, ()))
 
 
-@op("Pad", since=11, limits="without a value float8e8m0, which has no 0, is padded with 2^-127")
+@op("Pad", since=11, limits="float8e8m0, which has no 0, is padded with 2^-127 by default")
 def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode: Mode = "constant"):
     pads = dims(pads)
     axes = tuple(range(data.ndim)) if axes is None else axes_of(axes, data.ndim)
     if len(pads) != 2 * len(axes):
-        raise ValueError(f"pads {pads} must hold a begin and an end for each of the axes {axes}")
+        raise ValueError(f"pads {pads} must have a begin and an end for each of the axes {axes}")
     low, high = np.zeros((2, data.ndim), object)
     low[list(axes)], high[list(axes)] = pads[: len(axes)], pads[len(axes) :]
     if mode == "constant":
         return padded(data, low, high, constant_value)
-    # Cropping comes first: reflections and wraps see only what is left.
+    # Crop first, because reflect and wrap must only see the remaining elements.
     data = padded(data, [min(d, 0) for d in low], [min(d, 0) for d in high])
     widths = [(max(a, 0), max(b, 0)) for a, b in zip(low, high, strict=True)]
+    if is_known(data):
+        check_room([n + a + b for n, (a, b) in zip(data.shape, widths, strict=True)], data.dtype)
     if is_known(data) or ELEMENT_TYPES[to_code(data.dtype)].bits >= 8:
         return xp.pad(data, widths, mode=mode)
     # XLA on CPU cannot concatenate elements of two bits.
@@ -196,13 +202,13 @@ def pad(data, pads: Static, constant_value=None, axes: Static = None, *, mode: M
 
 @op("Pad", since=2)
 def pad_2(data, *, pads, mode: Mode = "constant", value=0.0):
-    """Pad-2, with everything in attributes."""
+    """Pad-2, where pads and value are attributes."""
     return pad(data, pads, np.asarray(value, data.dtype), mode=mode)
 
 
 @op("Pad")
 def pad_1(data, *, paddings, mode: Mode = "constant", value=0.0):
-    """Pad-1, which said paddings for pads."""
+    """Pad-1, where pads are called paddings."""
     return pad_2(data, pads=paddings, mode=mode, value=value)
 
 
@@ -212,7 +218,7 @@ def center_crop_pad(input_data, shape: Static, *, axes=None):
     low, high = ([0] * input_data.ndim for _ in range(2))
     for axis, target in zip(axes, dims(shape), strict=True):
         missing = target - input_data.shape[axis]
-        low[axis] = missing // 2 if missing >= 0 else -(-missing // 2)  # the odd element goes to, or comes off, the end
+        low[axis] = missing // 2 if missing >= 0 else -(-missing // 2)  # an odd element is added or removed at the end
         high[axis] = missing - low[axis]
     return padded(input_data, low, high)
 
@@ -246,18 +252,20 @@ def eye_like(input: Shaped, *, dtype=None, k=0):
 
 @op("Range")
 def range_(start: Static, limit: Static, delta: Static, *, stash_type=1):
-    """start + i * delta below limit; half precision counts in ``stash_type`` (since 27)."""
+    """start + i * delta up to limit, exclusive; half precision is computed in ``stash_type`` (opset 27)."""
     dtype = start.dtype
     start, limit, delta = (np.ravel(v)[0] for v in (start, limit, delta))
     if delta == 0:
         raise ValueError("delta must not be 0")
-    if not is_known([start, limit, delta]):  # symbolic: the length of a sequence
+    if not is_known([start, limit, delta]):  # symbolic dimensions
         return jnp.arange(start, limit, delta, np.int64)
     if dtype.kind == "i":
         start, limit, delta = int(start), int(limit), int(delta)
         count = -((start - limit) // delta)
+        check_room((max(count, 0),), np.int64)
         return (start + np.arange(max(count, 0), dtype=np.int64) * delta).astype(dtype)
     work = to_dtype(stash_type) if dtype.itemsize == 2 else dtype
     start, limit, delta = (work.type(v) for v in (start, limit, delta))
     count = max(int(np.ceil((limit - start) / delta)), 0)
+    check_room((count,), np.int64)
     return (start + np.arange(count).astype(work) * delta).astype(dtype)

@@ -1,4 +1,4 @@
-"""Fourier transforms, windows and the mel scale. Complex numbers are a last dimension of 2: real, imaginary."""
+"""Fourier transforms, windows and the mel scale. Complex numbers are pairs (real, imaginary) in the last dimension."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 from jax import lax
 
 from ..proto.dtypes import to_dtype
-from .arrays import axis_of, check_shape, is_known, xp
+from .arrays import axis_of, check_room, check_shape, is_known, xp
 from .registry import Static, op
 
 
 def _complex(x):
-    """[..., 1] or [..., 2] -> [...]: real for one component, complex for two."""
+    """[..., 1] -> real [...]; [..., 2] -> complex [...]."""
     if x.shape[-1] not in (1, 2):
-        raise ValueError(f"the last dimension must hold 1 (real) or 2 (real, imaginary) components ({x.shape[-1]})")
+        raise ValueError(f"the last extent must be 1 (real) or 2 (real, imaginary), not {x.shape[-1]}")
     if x.shape[-1] == 1:
         return x[..., 0]
     return x[..., 0] + 1j * x[..., 1] if is_known(x) else lax.complex(x[..., 0], x[..., 1])
@@ -24,7 +24,7 @@ def _parts(z):
 
 
 def _mirrored(signal, length, axis):
-    """The transform of a real signal: one half computed, the other its mirror image, exactly."""
+    """The full transform of a real signal: one half computed, the other its conjugate mirror image, exactly."""
     n = signal.shape[axis] if length is None else length
     half = xp.fft.rfft(signal, n, axis)
     return xp.concatenate([half, xp.take(half, np.arange((n + 1) // 2 - 1, 0, -1), axis).conj()], axis)
@@ -41,7 +41,7 @@ def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, one
     """The discrete Fourier transform along one axis."""
     axis = axis_of(-2 if axis is None else np.asarray(axis).item(), input.ndim)
     if axis == input.ndim - 1:
-        raise ValueError(f"axis {axis} holds the real and imaginary parts; choose a signal axis")
+        raise ValueError(f"axis {axis} contains the real and imaginary parts; choose a signal axis")
     signal, length, real = _complex(input), _count(dft_length), input.shape[-1] == 1
     if onesided and real == bool(inverse):
         need = "a complex input, last dimension 2" if inverse else "a real input, last dimension 1"
@@ -54,14 +54,14 @@ def dft(input, dft_length: Static = None, axis: Static = None, *, inverse=0, one
 
 @op("DFT", since=17, half="float32")
 def dft_17(input, dft_length: Static = None, *, axis=1, inverse=0, onesided=0):
-    """DFT while its axis was an attribute: the first one after the batch by default."""
+    """DFT-17, whose axis is an attribute."""
     return dft(input, dft_length, axis, inverse=inverse, onesided=onesided)
 
 
 @op("STFT", since=17, half="float32", heavy=True, unsharded=True)
 def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *, onesided=1):
-    """The Fourier transforms of overlapping frames: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
-    if signal.ndim == 2:  # a real one, as PyTorch writes it and onnxruntime reads it
+    """The short-time Fourier transform: [batch, length, 1 or 2] -> [batch, frames, bins, 2]."""
+    if signal.ndim == 2:  # real, as exported by PyTorch and accepted by onnxruntime
         signal = signal[..., None]
     check_shape("signal", signal, "batch", "length", "1 or 2")
     step, length = _count(frame_step), _count(frame_length)
@@ -69,7 +69,7 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
         length = signal.shape[1] if window is None else window.shape[0]
     check_shape("a window of one frame_length", window, length)
     if step < 1 or not 0 < length <= signal.shape[1]:
-        raise ValueError(f"frame_step ({step}) and frame_length ({length}) do not fit a signal of {signal.shape[1]}")
+        raise ValueError(f"frame_step ({step}) or frame_length ({length}) is invalid for length {signal.shape[1]}")
     starts = np.arange(0, signal.shape[1] - length + 1, step)
     frames = signal[:, starts[:, None] + np.arange(length)]
     if window is not None:
@@ -80,9 +80,10 @@ def stft(signal, frame_step: Static, window=None, frame_length: Static = None, *
 def _cosine_window(a0, a1, a2):
     def window(size: Static, *, output_datatype=1, periodic=1):
         n = _count(size)
+        check_room((n,), np.float64)
         angle = 2 * np.pi * np.arange(n) / max(n if periodic else n - 1, 1)
         values = a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle)
-        # A symmetric window of one point is 0/0 by the formula: the middle of the window, as elsewhere.
+        # The formula is 0/0 for a symmetric window of one point; 1, as in other implementations.
         values = values if periodic or n != 1 else np.ones(1)
         return values.astype(to_dtype(output_datatype))
 
@@ -94,23 +95,23 @@ op("HammingWindow", since=17)(_cosine_window(25 / 46, 21 / 46, 0.0))
 op("BlackmanWindow", since=17)(_cosine_window(0.42, 0.5, 0.08))
 
 
-_EDGES = "the edges are spaced as the runtimes space them: ONNX leaves it open"
+_EDGES = "band edges are spaced as in the runtimes, because ONNX does not specify it"
 
 
 @op("MelWeightMatrix", since=17, unsharded=True, limits=_EDGES)
 def mel_weight_matrix(
     num_mel_bins: Static, dft_length: Static, sample_rate, lower_edge_hertz, upper_edge_hertz, *, output_datatype=1
 ):
-    """Triangles evenly spaced on the mel scale, over the bins of a one-sided spectrum: [bins, mels]."""
+    """Triangular filters [bins, mels], evenly spaced on the mel scale, for a one-sided spectrum."""
     mels, length = _count(num_mel_bins), _count(dft_length)
     scalars = sample_rate, lower_edge_hertz, upper_edge_hertz
     rate, low, high = (x.reshape(()).astype(np.float64) for x in scalars)
     low, high = (2595 * xp.log10(1 + hertz / 700) for hertz in (low, high))
-    # The specification leaves the spacing open; the runtimes divide the range by the number of edges.
+    # The specification does not define the spacing; the runtimes divide the range by the number of edges.
     mel = low + np.arange(mels + 2.0) * ((high - low) / (mels + 2))
     edges = (length + 1) * (700 * (10 ** (mel / 2595) - 1)) // rate
     if is_known(edges) and edges[-1] > length // 2 + 1:
-        raise ValueError(f"upper_edge_hertz ({upper_edge_hertz}) lies beyond the spectrum of rate {sample_rate}")
+        raise ValueError(f"upper_edge_hertz ({upper_edge_hertz}) exceeds the spectrum at sample rate {sample_rate}")
     left, centre, right = edges[:-2], edges[1:-1], edges[2:]
     bins = np.arange(length // 2 + 1.0)[:, None]
     rising = (bins - left) / xp.where(centre > left, centre - left, 1)

@@ -1,4 +1,4 @@
-"""Text: string tensors are object arrays, which live on the host."""
+"""Strings: string tensors are NumPy object arrays on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .registry import Static, op
 
 
 def _regex(pattern):
-    """A compiled regular expression in RE2's syntax, which ONNX prescribes and Python's `re` only resembles."""
+    """A compiled regular expression in RE2's syntax, which ONNX specifies and which differs from Python's `re`."""
     try:
         import re2
     except ImportError:
@@ -27,7 +27,7 @@ def _regex(pattern):
 
 
 def _padded(rows, shape, filler):
-    """Ragged lists of strings as one tensor, filled up to the longest."""
+    """Ragged lists of strings as one tensor, padded with ``filler`` to the longest."""
     width = max(map(len, rows), default=0)
     flat = [word for row in rows for word in (*row, *[filler] * (width - len(row)))]
     return np.array(flat, object).reshape(*shape, width)
@@ -46,25 +46,25 @@ def string_concat(X: Static, Y: Static):
 
 @op("StringSplit", since=20)
 def string_split(X: Static, *, delimiter="", maxsplit=None):
-    """StringSplit: an empty delimiter splits at runs of white space."""
+    """StringSplit: (padded substrings, counts); an empty delimiter splits at runs of whitespace."""
     limit = -1 if maxsplit is None else maxsplit
     rows = [x.split(delimiter, limit) if delimiter else x.strip().split(None, limit) for x in X.flat]
     return _padded(rows, X.shape, ""), np.array([len(r) for r in rows], np.int64).reshape(X.shape)
 
 
-# Languages whose upper and lower case differ from Unicode's default.
-_OWN_CASES = ("tr", "az", "lt")
+# Languages whose case mapping differs from Unicode's default.
+_SPECIAL_CASING = ("tr", "az", "lt")
 Case = Literal["NONE", "LOWER", "UPPER"]
 
 
-_LOCALES = "Unicode's default case mapping: locales tr, az, lt are refused where case changes"
+_LOCALES = "Unicode's default case mapping only: case changes in the locales tr, az and lt are unsupported"
 
 
 @op("StringNormalizer", since=10, limits=_LOCALES)
 def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_sensitive=0, locale=None, stopwords=()):
-    """StringNormalizer: drop the stop words, then change the case. Nothing left becomes one empty string."""
-    if locale is not None and locale[:2].lower() in _OWN_CASES and case_change_action != "NONE":
-        raise NotImplementedError(f"only Unicode's default case mapping is available (locale is {locale!r})")
+    """StringNormalizer: removes stop words, then changes case; an empty result becomes one empty string."""
+    if locale is not None and locale[:2].lower() in _SPECIAL_CASING and case_change_action != "NONE":
+        raise NotImplementedError(f"only Unicode's default case mapping is supported (locale is {locale!r})")
     if X.ndim not in (1, 2) or (X.ndim == 2 and X.shape[0] != 1):
         raise ValueError(f"the input must have shape [C] or [1, C] (it has {X.shape})")
     fold = str if is_case_sensitive else str.lower
@@ -76,9 +76,9 @@ def string_normalizer(X: Static, *, case_change_action: Case = "NONE", is_case_s
 
 @op("Tokenizer", domain="com.microsoft", limits="needs the extra `re2` (google-re2)")
 def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokenexp=None):
-    """com.microsoft Tokenizer: by characters (separators is [""]), by separators, or by the shape of a token."""
+    """com.microsoft Tokenizer: splits into characters (separators is [""]), at separators, or by a token pattern."""
     only(separators=separators, tokenexp=tokenexp)
-    batch(X)  # refuses other ranks
+    batch(X)  # raises for other ranks
     if tokenexp:
         expression = _regex(tokenexp)
         rows = [[m.group() for m in expression.finditer(x)] for x in X.flat]
@@ -96,14 +96,14 @@ def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokene
 
 @op("MurmurHash3", domain="com.microsoft")
 def murmur_hash3(X: Static, *, positive=1, seed=0):
-    """com.microsoft MurmurHash3: of the bytes of each element, in UTF-8 those of a string."""
+    """com.microsoft MurmurHash3: the 32-bit hash of the bytes of each element; strings are hashed as UTF-8."""
     data = [x.encode() for x in X.flat] if X.dtype == object else [x.tobytes() for x in X.flat]
     hashes = np.array([_murmur(d, seed) for d in data], np.uint32).reshape(X.shape)
     return hashes if positive else hashes.view(np.int32)
 
 
 def _murmur(data: bytes, seed: int) -> int:
-    """The hash of 32 bits, as published by Austin Appleby: by words of 4 bytes, then of those left."""
+    """MurmurHash3 (x86, 32 bits) by Austin Appleby: 4-byte words, then the remaining bytes."""
     h = seed % 2**32
     for start in range(0, len(data), 4):
         word = int.from_bytes(data[start : start + 4], "little") * 0xCC9E2D51 % 2**32
@@ -124,15 +124,15 @@ def tf_idf_vectorizer(
     X, *, max_gram_length, max_skip_count, min_gram_length, mode: Literal["TF", "IDF", "TFIDF"], ngram_counts,
     ngram_indexes, pool_int64s=None, pool_strings=None, weights=None,
 ):  # fmt: skip
-    """TfIdfVectorizer: counts of n-grams, found by walking a trie of sorted tables; no loop over the vocabulary."""
+    """TfIdfVectorizer: n-gram counts, looked up in a trie of sorted tables without a loop over the vocabulary."""
     name, pool = only(pool_int64s=pool_int64s, pool_strings=pool_strings)
     dtype = object if name == "pool_strings" else np.int64
     if (dtype is object) != (X.dtype == object):
-        raise ValueError(f"the attribute {name} does not fit an input of {X.dtype}")
+        raise ValueError(f"the attribute {name} does not match an input of {X.dtype}")
     n_grams = len(ngram_indexes)
     words, pool = np.unique(np.array(pool, dtype), return_inverse=True)
     tokens = find(words, batch(X).astype(dtype)).astype(np.int64)
-    # An extra last column collects what is not in the pool.
+    # An extra last column counts n-grams that are not in the pool.
     counts = xp(X).zeros((tokens.shape[0], n_grams + 1), np.float32)
     first = 0
     for n, (start, stop) in enumerate(zip(ngram_counts, (*ngram_counts[1:], len(pool)), strict=True), 1):
@@ -148,23 +148,23 @@ def tf_idf_vectorizer(
 
 
 def find(table, values, method="scan"):
-    """The places of values in a sorted table, -1 for those that are not there."""
-    # A scan is a loop, which XLA does not fuse into each of its readers.
-    how = {} if is_known(values) else {"method": method}
-    at = xp.minimum(xp.searchsorted(table, values, **how), len(table) - 1)
-    return xp.where(xp(at).asarray(table)[at] == values, at, -1)
+    """The indices of values in a sorted table, -1 for values it does not contain."""
+    # The method "scan" is a loop, which XLA does not recompute in each consumer.
+    options = {} if is_known(values) else {"method": method}
+    index = xp.minimum(xp.searchsorted(table, values, **options), len(table) - 1)
+    return xp.where(xp(index).asarray(table)[index] == values, index, -1)
 
 
-def _add(array, at, values):
-    """The array with values added, also where a place occurs twice."""
+def _add(array, index, values):
+    """The array with values added at an index; duplicate indices accumulate. Updates a NumPy array in place."""
     if is_known(values):
-        np.add.at(array, at, values)
+        np.add.at(array, index, values)
         return array
-    return jnp.asarray(array).at[at].add(values)
+    return jnp.asarray(array).at[index].add(values)
 
 
 def _count(counts, tokens, grams, first, stride, n_words):
-    """Count the n-grams of each row, their members `stride` tokens apart, in the columns from `first` on."""
+    """``counts`` plus the n-grams of each row, of tokens `stride` apart, in the columns from `first` on."""
     n, rows = grams.shape[1], np.arange(tokens.shape[0])[:, None]
     windows = tokens.shape[1] - (n - 1) * stride
     if windows <= 0:
@@ -176,9 +176,9 @@ def _count(counts, tokens, grams, first, stride, n_words):
         missing = (state < 0) | (token < 0)
         state = find(table, xp.where(missing, -1, state * n_words + token)).astype(np.int64)
     if len(table) < len(grams):
-        raise ValueError(f"the pool holds {len(grams) - len(table)} of its {n}-grams twice")
+        raise ValueError(f"the pool contains {len(grams) - len(table)} of its {n}-grams twice")
     column = np.empty(len(table), np.int64)
     column[prefix] = first + np.arange(len(grams))
-    # State -1, not in the pool, reads the last entry.
+    # State -1 (not in the pool) selects the last column.
     hits = xp(state).asarray(np.append(column, counts.shape[1] - 1))[state]
     return _add(counts, (rows, hits), xp.ones_like(hits, np.float32))

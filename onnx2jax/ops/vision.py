@@ -1,4 +1,4 @@
-"""Sampling, regions of interest and images: GridSample, AffineGrid, RoiAlign, MaxRoiPool, NonMaxSuppression, ..."""
+"""Sampling, regions of interest and images: GridSample, AffineGrid, RoiAlign, MaxRoiPool, NonMaxSuppression..."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import check_shape, dims, xp
+from .arrays import check_room, check_shape, dims, xp
 from .norm import wide_dtype
 from .registry import Static, op, taking
 from .resize import cubic, hat
@@ -24,38 +24,38 @@ RoiCoordinates = Literal["half_pixel", "output_half_pixel"]
 
 
 def sample(x, taps):
-    """Sum of x (N, C, extents...) read at the taps of every axis, each a list of (index, weight), both (N, out...).
+    """The weighted sum (N, C, out...) of x (N, C, extents...) over the taps of every axis.
 
-    An index outside the extent reads zero.
+    Each axis has a list of taps (index, weight), both (N, out...). An index out of range reads zero.
     """
     batch, channels, *extents = x.shape
     shape = taps[0][0][0].shape[1:]
     count, flat, total = math.prod(shape), x.reshape(batch, channels, math.prod(extents)), 0
     for corner in itertools.product(*taps):
-        place, weight, inside = 0, 1, True
+        position, weight, inside = 0, 1, True
         for (index, share), n in zip(corner, extents, strict=True):
             inside = inside & (index >= 0) & (index < n)
-            place, weight = place * n + jnp.clip(index, 0, n - 1), weight * share
-        values = jax.vmap(lambda image, at: image[:, at])(flat, place.reshape(batch, count))
-        kept = jnp.where(inside, weight, 0).reshape(batch, 1, count)
-        total = total + values * kept.astype(x.dtype)
+            position, weight = position * n + jnp.clip(index, 0, n - 1), weight * share
+        values = jax.vmap(lambda image, index: image[:, index])(flat, position.reshape(batch, count))
+        weight = jnp.where(inside, weight, 0).reshape(batch, 1, count)
+        total = total + values * weight.astype(x.dtype)
     return total.reshape(batch, channels, *shape)
 
 
 def _index(coordinate):
-    """Truncated to int32; what no image reaches becomes -2 (NaN and infinities included)."""
+    """A coordinate truncated to int32; NaN, infinities and anything beyond an image become -2."""
     return jnp.where(jnp.abs(coordinate) < 2.0**30, coordinate, -2).astype(jnp.int32)
 
 
 def linear_taps(coordinate):
-    """The two neighbours of a coordinate and their shares."""
+    """The two neighbours of a coordinate and their weights."""
     low = lax.floor(coordinate)
     share = coordinate - low
     return [(_index(low), 1 - share), (_index(low) + 1, share)]
 
 
 def sample_linear(x, coordinates):
-    """N-linear interpolation of x (N, C, extents...) at one coordinate array (N, out...) an axis; zero outside."""
+    """N-linear interpolation of x (N, C, extents...) at one coordinate array (N, out...) per axis; zero outside."""
     return sample(x, [linear_taps(c) for c in coordinates])
 
 
@@ -65,35 +65,35 @@ def _cubic_taps(coordinate):
 
 
 def _pad_coordinate(coordinate, n, padding_mode, align_corners):
-    """Bring a coordinate into [0, n - 1] as the padding mode says; zeros leaves it where it is."""
+    """A coordinate moved into [0, n - 1] by the padding mode; "zeros" leaves it unchanged."""
     if padding_mode == "zeros":
         return coordinate
     if padding_mode == "reflection":
         low, span = (0.0, n - 1) if align_corners else (-0.5, n)
         if span == 0:
             return jnp.zeros_like(coordinate)
-        away = jnp.abs(coordinate - low) % (2 * span)
-        coordinate = jnp.minimum(away, 2 * span - away) + low
+        distance = jnp.abs(coordinate - low) % (2 * span)
+        coordinate = jnp.minimum(distance, 2 * span - distance) + low
     return jnp.clip(coordinate, 0, n - 1)
 
 
-@op("GridSample", since=20, heavy=True, limits="no strings, although the schema lists them")
+@op("GridSample", since=20, heavy=True, limits="strings, although in the schema, are unsupported")
 def grid_sample(X, grid, *, align_corners=0, mode: Kernel = "linear", padding_mode: Padding = "zeros"):
-    """GridSample: the image read at normalised positions, innermost axis first."""
+    """GridSample: the image sampled at normalised coordinates, innermost axis first."""
     X, grid = jnp.asarray(X), jnp.asarray(grid)
     extents = X.shape[2:]
     check_shape("grid", grid, X.shape[0], *["extent"] * len(extents), len(extents))
     grid = grid.astype(wide_dtype(grid))
 
     def taps(n, normal):
-        at = (normal + 1) / 2 * (n - 1) if align_corners else ((normal + 1) * n - 1) / 2
-        if mode == "cubic":  # here it is the neighbours that are padded, not the coordinate
-            return [(_index(_pad_coordinate(i, n, padding_mode, align_corners)), w) for i, w in _cubic_taps(at)]
-        at = _pad_coordinate(at, n, padding_mode, align_corners)
-        return linear_taps(at) if mode == "linear" else [(_index(jnp.round(at)), jnp.ones_like(at))]
+        x = (normal + 1) / 2 * (n - 1) if align_corners else ((normal + 1) * n - 1) / 2
+        if mode == "cubic":  # pads the neighbours instead of the coordinate
+            return [(_index(_pad_coordinate(i, n, padding_mode, align_corners)), w) for i, w in _cubic_taps(x)]
+        x = _pad_coordinate(x, n, padding_mode, align_corners)
+        return linear_taps(x) if mode == "linear" else [(_index(jnp.round(x)), jnp.ones_like(x))]
 
-    wide = X.dtype if mode == "nearest" else wide_dtype(X, grid)
-    return sample(X.astype(wide), [taps(n, grid[..., -1 - k]) for k, n in enumerate(extents)]).astype(X.dtype)
+    work = X.dtype if mode == "nearest" else wide_dtype(X, grid)
+    return sample(X.astype(work), [taps(n, grid[..., -1 - k]) for k, n in enumerate(extents)]).astype(X.dtype)
 
 
 @op("GridSample", since=16)
@@ -104,8 +104,9 @@ def grid_sample_16(X, grid, *, align_corners=0, mode: Kernel16 = "bilinear", pad
 
 @op("AffineGrid", since=20, half="float32")
 def affine_grid(theta, size: Static, *, align_corners=0):
-    """Positions of an even grid over [-1, 1], innermost axis first, moved by each affine matrix."""
+    """A uniform grid over [-1, 1], innermost axis first, transformed by each affine matrix."""
     _, _, *extents = dims(size)
+    check_room((*extents, len(extents) + 1), np.float64)
     ticks = [np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in extents]
     position = np.stack([*np.meshgrid(*ticks, indexing="ij")[::-1], np.ones(extents)], axis=-1)
     return jnp.einsum("...k,nrk->n...r", position.astype(theta.dtype), theta, precision=lax.Precision.HIGHEST)
@@ -116,15 +117,15 @@ def roi_align(
     X, rois, batch_indices, *, coordinate_transformation_mode: RoiCoordinates = "half_pixel",
     mode: Literal["avg", "max"] = "avg", output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0,
 ):  # fmt: skip
-    """Every region is linear in the map along each axis, so two small weight matrices a region do the work.
+    """RoiAlign: each region is linear in the feature map along each axis, so it is two small matrix products.
 
-    Regions are data here, not variables: no gradient flows to them.
+    No gradient flows to the regions.
     """
     check_shape("X", X, "batch", "channels", "height", "width")
     check_shape("rois", rois, "regions", 4)
     check_shape("batch_indices", batch_indices, rois.shape[0])
     half_pixel = coordinate_transformation_mode == "half_pixel"
-    X, kind, bins, extents = jnp.asarray(X), jnp.finfo(X.dtype), (output_height, output_width), X.shape[2:]
+    X, info, bins, extents = jnp.asarray(X), jnp.finfo(X.dtype), (output_height, output_width), X.shape[2:]
     rois = lax.stop_gradient(jnp.asarray(rois)) * spatial_scale - (0.5 if half_pixel else 0.0)
     corners, sizes = rois[:, 1::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
     sizes = sizes if half_pixel else jnp.maximum(sizes, 1)
@@ -139,18 +140,18 @@ def roi_align(
         image = jnp.take(X, image, axis=0)
 
         def samples(k, i):
-            """Sample i of each bin along axis k: where it is, and whether on the map; off it, it reads zero."""
+            """Sample i of each bin along axis k: (coordinate, whether inside the map); outside it reads zero."""
             step = size[k] / bins[k]
             shift = (i.astype(X.dtype) + 0.5) / count[k].astype(X.dtype)
-            away = step * (np.arange(bins[k], dtype=X.dtype) + shift)
-            # XLA computes this anew for cells and for weights; a multiply-add fused in one alone differs at an edge.
-            at = corner[k] + lax.reduce_precision(away, kind.nexp, kind.nmant - 1)
-            return jnp.clip(at, 0, extents[k] - 1), (at >= -1) & (at <= extents[k])
+            offset = step * (np.arange(bins[k], dtype=X.dtype) + shift)
+            # XLA recomputes this for cells and for weights; a multiply-add fused in only one of them differs at edges.
+            x = corner[k] + lax.reduce_precision(offset, info.nexp, info.nmant - 1)
+            return jnp.clip(x, 0, extents[k] - 1), (x >= -1) & (x <= extents[k])
 
         def mean_weights(k):
             def add(i, total):
-                at, inside = samples(k, i)
-                weights = hat(at[:, None] - jnp.arange(extents[k]).astype(X.dtype))
+                x, inside = samples(k, i)
+                weights = hat(x[:, None] - jnp.arange(extents[k]).astype(X.dtype))
                 return total + jnp.where(((i < count[k]) & inside)[:, None], weights, 0)
 
             total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), X.dtype))
@@ -162,7 +163,7 @@ def roi_align(
         flat = image.reshape(len(image), -1)
 
         def choose(k, best):
-            """Keep the greatest product of a cell and its weight (ONNX does not add the neighbours up before)."""
+            """Keep the greatest product of a cell and its weight (ONNX takes the maximum before adding neighbours)."""
             i, j = k // most, k % most
             (top, in_rows), (left, in_columns) = samples(0, i), samples(1, j)
             for (row, high), (column, wide_) in itertools.product(linear_taps(top), linear_taps(left)):
@@ -183,13 +184,13 @@ def roi_align(
 @op("RoiAlign", since=10, half="float32")
 @taking(output_height=1, output_width=1, sampling_ratio=0, spatial_scale=1.0)
 def roi_align_10(X, rois, batch_indices, *, mode: Literal["avg", "max"] = "avg", **attributes):
-    how: dict[str, Any] = {"coordinate_transformation_mode": "output_half_pixel", "mode": mode}
-    return roi_align(X, rois, batch_indices, **how, **attributes)
+    fixed: dict[str, Any] = {"coordinate_transformation_mode": "output_half_pixel", "mode": mode}
+    return roi_align(X, rois, batch_indices, **fixed, **attributes)
 
 
 @op("MaxRoiPool", half="float32", heavy=True, unsharded=True)
 def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
-    """The maximum of every bin of a region rounded to whole cells; an empty bin gives zero."""
+    """The maximum of every bin of a region rounded to integer cells; an empty bin yields zero."""
     check_shape("X", X, "batch", "channels", "height", "width")
     check_shape("rois", rois, "regions", 5)
     X, rois = jnp.asarray(X), lax.stop_gradient(jnp.asarray(rois))
@@ -214,7 +215,7 @@ def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
 
 
 def corners(boxes, center_point_box):
-    """Boxes [..., 4] as [5, ...]: the least corner, the greatest, the area."""
+    """Boxes [..., 4] as [5, ...]: the lower corner (2), the upper corner (2), the area."""
     boxes = boxes.transpose(boxes.ndim - 1, *range(boxes.ndim - 1))
     first, second = boxes[:2], boxes[2:]
     if center_point_box:
@@ -226,53 +227,53 @@ def corners(boxes, center_point_box):
 
 
 def overlap(a, b, threshold):
-    """Whether what two boxes have in common is more than this share of what they cover together."""
+    """Whether the intersection over union (IoU) of two boxes exceeds the threshold."""
     sides = xp.maximum(xp.minimum(a[2:4], b[2:4]) - xp.maximum(a[:2], b[:2]), 0)
     common = sides[0] * sides[1]
-    return common / (a[4] + b[4] - common) > threshold  # of two without an area it is NaN, which is not more
+    return common / (a[4] + b[4] - common) > threshold  # NaN > threshold is False for two empty boxes
 
 
 _BLOCK = 64
-"""Boxes compared with each other at once: of more, many are gone already; fewer take more calls of NumPy."""
+"""Boxes compared pairwise at once: larger blocks compare suppressed boxes, smaller ones need more NumPy calls."""
 
 _LATER = np.triu(np.ones((_BLOCK, _BLOCK), bool), 1)
-"""For each box of a block those that come later."""
+"""[i, j] is true for j after i."""
 
 
 def _greedy(boxes, threshold, limit):
-    """The places of the boxes kept, of boxes [5, N] in the order of their scores."""
+    """Indices of the boxes kept by greedy suppression; ``boxes`` [5, N] are sorted by score."""
     kept, alive = np.zeros(0, np.int64), np.arange(boxes.shape[1])
     while alive.size and kept.size < limit:
-        size = min(_BLOCK, 2 * (limit - kept.size))  # the first of a block stays, and most others do
+        size = min(_BLOCK, 2 * (limit - kept.size))  # most boxes of a block are usually kept
         block, alive = alive[:size], alive[size:]
-        some, gone = boxes.take(block, 1), np.zeros(block.size, bool)
-        hits = overlap(some[:, :, None], some[:, None], threshold) & _LATER[: block.size, : block.size]
+        candidates, suppressed = boxes.take(block, 1), np.zeros(block.size, bool)
+        hits = overlap(candidates[:, :, None], candidates[:, None], threshold) & _LATER[: block.size, : block.size]
         for i in hits.any(1).nonzero()[0].tolist():
-            if not gone[i]:
-                gone |= hits[i]
-        kept = np.concatenate([kept, block[~gone]])
+            if not suppressed[i]:
+                suppressed |= hits[i]
+        kept = np.concatenate([kept, block[~suppressed]])
         if alive.size and kept.size < limit:
-            alive = alive[~overlap(some[:, ~gone, None], boxes.take(alive, 1)[:, None], threshold).any(0)]
+            alive = alive[~overlap(candidates[:, ~suppressed, None], boxes.take(alive, 1)[:, None], threshold).any(0)]
     return kept[:limit]
 
 
-@op("NonMaxSuppression", since=10, limits="its output's shape depends on data; not differentiable")
+@op("NonMaxSuppression", since=10, limits="data-dependent output shape; not differentiable")
 def non_max_suppression(
     boxes: Static, scores: Static, max_output_boxes_per_class: Static = None, iou_threshold: Static = None,
     score_threshold: Static = None, *, center_point_box=0,
 ):  # fmt: skip
-    """Greedy choice by score; a box goes when it overlaps a chosen one by more than the threshold."""
+    """Indices [n, 3] of (image, class, box), greedy by score; drops boxes whose IoU with a kept one exceeds a limit."""
     check_shape("boxes", boxes, "images", "boxes", 4)
     check_shape("scores", scores, boxes.shape[0], "classes", boxes.shape[1])
     given = max_output_boxes_per_class, iou_threshold
     limit, threshold = (0 if v is None or not v.size else max(v.item(), 0) for v in given)
     boxes = corners(boxes, center_point_box)
-    able = np.ones(scores.shape, bool)
+    candidates = np.ones(scores.shape, bool)
     if score_threshold is not None and score_threshold.size:
-        able = scores > score_threshold.item()
+        candidates = scores > score_threshold.item()
     chosen = [np.zeros((0, 3), np.int64)]
-    for image, label in np.argwhere(able.any(2)).tolist():
-        order = able[image, label].nonzero()[0]
+    for image, label in np.argwhere(candidates.any(2)).tolist():
+        order = candidates[image, label].nonzero()[0]
         order = order[(-scores[image, label].take(order)).argsort(kind="stable")]
         kept = order.take(_greedy(boxes[:, image].take(order, 1), threshold, limit))
         chosen.append(np.empty((kept.size, 3), np.int64))
@@ -280,9 +281,9 @@ def non_max_suppression(
     return np.concatenate(chosen)
 
 
-@op("ImageDecoder", since=20, limits="needs the extra `image` (pillow), and decodes what pillow does")
+@op("ImageDecoder", since=20, limits="needs the extra `image` (pillow); decodes the formats pillow supports")
 def image_decoder(encoded_stream: Static, *, pixel_format: Literal["RGB", "BGR", "Grayscale"] = "RGB"):
-    """Decode an image file to (height, width, channels); what cannot be decoded becomes an empty tensor."""
+    """An encoded image as [height, width, channels]; an empty tensor if it cannot be decoded."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

@@ -1,88 +1,102 @@
-"""Files that appear whole or not at all."""
+"""Files that are replaced whole or not at all, whenever the process ends."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+Write = Callable[[Any], object]
+"""Writes the content of a file into a binary stream."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Any]:
-    """A file to write that takes its place at the end; when something fails, what was there stays."""
-    with replacements(path) as new, beside(path, new) as file:
-        yield file
-
-
-@contextmanager
-def replacements(path: Path) -> Iterator[dict[Path, Path]]:
-    """Takes where each file goes -> where ``beside`` writes it, and puts all into their places at the end."""
-    new: dict[Path, Path] = {}
-    try:
-        yield new
-        _replace(path, new)
-    finally:
-        for temporary in new.values():
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def beside(final: Path, new: dict[Path, Path]) -> Iterator[Any]:
-    """A file to write, in the folder where it is to replace another, safe on the disk at the end."""
-    if final.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(final))
-    new[final] = temporary = _temporary(final)
+    """A binary file to write, which replaces ``path`` once it is safe on the disk; an error leaves ``path`` alone."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         opened = temporary.open("xb+")
     except OSError as e:
-        e.filename = str(final)  # nobody asked for the other
+        e.filename = str(path)  # nobody asked for the other
         raise
-    with opened as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    if final.exists():
-        shutil.copymode(final, temporary)
-
-
-def _temporary(final: Path) -> Path:
-    return final.with_name(f".{secrets.token_hex(8)}.tmp")
-
-
-def _replace(path: Path, new: Mapping[Path, Path]) -> None:
-    """Put the new files into their places, or leave all as it was.
-
-    A model alone is exchanged in one step. With a data file, the old data leaves first and the new comes last: who
-    looks meanwhile, or after a power cut, finds a model without data, never a model with another one's.
-    """
-    data = [final for final in new if final != path]
-    old = {final: _temporary(final) for final in [*data, *([path] if data else [])] if os.path.lexists(final)}
-    existed = os.path.lexists(path)
     try:
-        for final in data:
-            if final in old:
-                os.replace(final, old[final])
-        if path in old:
-            shutil.copy2(path, old[path], follow_symlinks=False)
-        for final in (path, *data):
-            os.replace(new[final], final)
-    except BaseException:
-        for final, saved in reversed(old.items()):
-            if os.path.lexists(saved):
-                os.replace(saved, final)
-        if not existed:
-            path.unlink(missing_ok=True)
-        raise
-    for saved in old.values():
-        saved.unlink()
+        with opened as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def replace_all(index: Path, data: Mapping[Path, Write], describe: Callable[[Mapping[Path, Path]], bytes]) -> None:
+    """Replaces a file that names data files, such as a model with external data, together with these.
+
+    Whenever the process ends, the index on the disk names complete data files: the old ones or the new ones. So data
+    that replaces other data is first written under a name of its own (see ``is_provisional``). The index that names it
+    replaces the old one. Then a copy replaces the old data, and an index that names the copy replaces the first.
+
+    Args:
+        index: the file that names the others, in the same folder.
+        data: the data files, with what writes them.
+        describe: the content of the index, from the paths where the data files are.
+    """
+    placed = {path: _provisional(path) if os.path.lexists(path) else path for path in data}
+    with ExitStack() as undo:
+        for path, write in data.items():
+            with replacing(placed[path]) as file:
+                write(file)
+            undo.callback(placed[path].unlink)
+        with replacing(index) as file:
+            file.write(describe(placed))
+        undo.pop_all()
+    provisional = {path: own for path, own in placed.items() if own != path}
+    if not provisional:
+        return
+    try:
+        for path, own in provisional.items():
+            with own.open("rb") as source, replacing(path) as file:
+                shutil.copyfileobj(source, file, 2**20)
+        with replacing(index) as file:
+            file.write(describe({path: path for path in data}))
+    except OSError as e:
+        names = ", ".join(repr(own.name) for own in provisional.values())
+        warnings.warn(f"{str(index)!r} is written, but its data stays in {names}: {e}", stacklevel=2)
+        return
+    for own in provisional.values():
+        own.unlink()
+
+
+def is_provisional(name: str, final: str) -> bool:
+    """Whether a data file's name is one that ``replace_all`` gave to what was to become ``final``.
+
+    >>> is_provisional("m.onnx.data.0123abcd", "m.onnx.data")
+    True
+    """
+    return re.fullmatch(re.escape(final) + r"\.[0-9a-f]{8}", name) is not None
+
+
+def _provisional(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+
+
+def _sync(folder: Path) -> None:
+    """Waits until the names in a folder are safe on the disk."""
     if os.name != "nt":
-        folder = os.open(path.parent, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(descriptor)
         finally:
-            os.close(folder)
+            os.close(descriptor)

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..errors import ExternalDataError, ExternalDataNotFoundError
+from ..errors import ExternalDataError, ExternalDataNotFoundError, InputTypeError
 from .apart import Apart
 from .dtypes import ELEMENT_TYPES
+from .immutable import owned
 from .mapped import WORTH_WAITING, File, sample
 
 WORTH_SHARING: Final = 1024
@@ -45,7 +46,7 @@ class ExternalFiles:
         self.folder = folder
         self.apart = apart or Apart()
         self.follow_links = follow_links
-        self.buffers = {location: _own(buffer) for location, buffer in (buffers or {}).items()}
+        self.buffers = {location: _own(location, buffer) for location, buffer in (buffers or {}).items()}
         self._files: dict[Path, File] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
         """Size and time of files that were opened in the process from which this came."""
@@ -224,10 +225,13 @@ class ExternalFiles:
         return self._files[path]
 
 
-def _own(buffer: Any) -> Any:
-    """Bytes or an array as they are now: a model does not follow what its owner writes into them later."""
-    memory = np.asarray(buffer) if hasattr(buffer, "dtype") else np.frombuffer(buffer, np.uint8)
-    return memory.copy() if memory.flags.writeable else memory
+def _own(location: str, buffer: Any) -> np.ndarray:
+    """Bytes or an array as they are now, copied where somebody could write into them later."""
+    if isinstance(buffer, np.ma.MaskedArray):
+        raise InputTypeError(
+            f"buffers[{location!r}] is a masked array, whose mask would be ignored; give buffer.filled(value)"
+        )
+    return owned(np.asarray(buffer) if hasattr(buffer, "dtype") else np.frombuffer(buffer, np.uint8))
 
 
 def _no_buffer(what: str, location: str) -> ExternalDataNotFoundError:

@@ -18,15 +18,13 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ExternalDataError
+from .immutable import empty, read_only
 
 WORTH_WAITING: Final = 64 * 1024
 """From how many bytes on a tensor is read when it is needed, rather than at once."""
 
 SAMPLE: Final = 1024
 """Bytes in one of the places of a file by which it is told from others."""
-
-ALIGNMENT: Final = 64
-"""Of memory that JAX takes over without a copy."""
 
 
 class File:
@@ -53,9 +51,7 @@ class File:
 
     def read_runs(self, starts: Sequence[int], nbytes: int) -> np.ndarray:
         """Runs of so many bytes each, one behind the other."""
-        memory = np.empty(len(starts) * nbytes + ALIGNMENT, np.uint8)
-        first = -memory.ctypes.data % ALIGNMENT
-        result = memory[first : first + len(starts) * nbytes]
+        result = empty(len(starts) * nbytes)
         with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
             done = 0
             for i, start in enumerate(starts):
@@ -64,8 +60,7 @@ class File:
                 while done < end and (count := file.readinto(result[done:end].data)):
                     done += count
             self._check(complete=done == result.size)
-        result.flags.writeable = False
-        return result
+        return read_only(result)
 
     def sha1(self) -> str:
         """The checksum of the whole file."""

@@ -1,9 +1,13 @@
-"""Running a graph: the one evaluation loop, where a graph is cut, and what is compiled of it.
+"""Running a graph, in four steps: interpret, partition, compile, dispatch.
 
-It knows no operator by name: what one needs it says in its signature.
+- ``interpreter`` evaluates nodes in order; ``autodiff_tape`` serves nodes that ask for derivatives, ``node_errors``
+  explains what fails, ``values`` converts to NumPy and to JAX.
+- ``partition`` splits a graph into compiled subprograms and host nodes; ``host_plan`` replays the host nodes.
+- ``compile`` traces a subprogram and specialises it on values it needs; ``cpu`` has the passes between trace and XLA,
+  ``executable`` one optimised program, ``program_cache`` programs on disk, ``params`` the parameters on their devices.
+- ``dispatch`` has the one key, ``Signature``, from a call to the program that serves it.
+- ``mesh_mode`` and ``multi_device_jit`` call programs over several devices; ``limits`` has measured thresholds,
+  ``debug`` prints what ONNX2JAX_DEBUG asks for.
 
-- ``evaluate``: the loop over nodes; ``tape`` for derivatives that nodes ask for, ``explained`` for what goes wrong.
-- ``program``: a graph as one compiled function or in parts, cut by ``partition``; ``compiled``: each of them.
-- ``optimize``: what a trace becomes before XLA compiles it; ``store``: what was compiled, in a folder.
-- ``jit``, ``spread``: how compiled functions are called; ``values``: to the host and to the device.
+The runtime knows no operator by name.
 """

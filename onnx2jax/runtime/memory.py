@@ -1,4 +1,4 @@
-"""Memory that is no longer used, given back to the system."""
+"""Returning freed memory to the system."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def give_back() -> None:
-    """Give the system what has been freed: glibc keeps it where something in use lies behind, 150 MB after compiling.
+def trim_heap() -> None:
+    """Return freed heap pages to the system: after compiling, glibc keeps up to 150 MB below blocks in use.
 
-    It takes some tens of milliseconds, and does nothing beside other libraries of C.
+    Takes tens of milliseconds; does nothing with other C libraries.
     """
     if trim := _trim():
         trim(0)

@@ -1,27 +1,348 @@
-"""Where a graph is cut: nodes whose operands must be known run on the host, the others are compiled around them."""
+"""Partitioning of a graph into compiled subprograms and host nodes, run as one staged program.
+
+Nodes whose operands must be known run on the host, and the others are compiled around them. A graph starts as one
+compiled program and is partitioned at the nodes that turn out to need the host.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Final
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
+import numpy as np
+
+from ..errors import KnownValueError, OnnxError
+from ..ir import analysis
 from ..ir.graph import Graph, Node
-from ..ops.registry import Operator
+from ..ops.arrays import is_traced
+from ..ops.registry import PADDED, Operator, resolve
+from ..proto.types import ValueInfo
+from .compile import NeedsHost, Subprogram, is_small
+from .dispatch import BoundCall, Constants, with_x64
+from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed
+from .interpreter import Context, Scope, Settings, evaluate
+from .limits import MOST_SHAPES, PATIENCE
+from .values import is_jax, to_device, to_host, unaliased
 
-_DOMAIN: Final = "onnx2jax.runtime"
-COMPILED: Final = Operator(*(_DOMAIN, "Compiled", 1, lambda *, body: body.compiled()), attributes=frozenset({"body"}))
-"""What serves a node that stands for a part of the graph: its graph as one program."""
+
+class Program:
+    """A graph partitioned into compiled subprograms and host nodes.
+
+    Attributes:
+        partitioned: the graph as it is evaluated: host nodes, and nodes that stand for compiled partitions.
+        reasons: nodes that run on the host, each with the reason.
+    """
+
+    def __init__(self, graph: Graph, settings: Settings, *, inner: bool = False) -> None:
+        """``inner``: the graph is a subgraph of a host node."""
+        self.graph, self.settings, self.inner = graph, settings, inner
+        self.reasons: dict[Node, str] = {}
+        self._compiled: dict[Graph, Subprogram] = {}
+        self._whole = partitioned(graph, ())
+        self._inner: dict[Graph, Program] = {}
+        """Subgraphs of host nodes."""
+        self._loops: dict[Node, Subprogram] = {}
+        """Host loops as compiled functions of many iterations."""
+        self._impossible: set[Node] = set()
+        """Loops that cannot be compiled."""
+        self._host_steps: dict[Graph, dict[Node, Step] | None] = {}
+        """The host nodes as steps, of the graph as it is partitioned now."""
+        self._partition()
+
+    def outputs(
+        self,
+        values: Mapping[str, Any],
+        params: Mapping[str, Any],
+        constants: Constants,
+        rng: Any,
+        given: Mapping[str, Any] | None = None,
+        *,
+        x32: bool = False,
+        as_numpy: bool = False,
+    ) -> tuple[Any, ...]:
+        """The outputs of the graph.
+
+        Args:
+            values: inputs and captured values by name; tracers when the caller transforms the model.
+            params: parameters by Graph.key.
+            constants: values compiled into the program.
+            rng: random key or None.
+            given: those of the parameters that may be tracers, because the caller gave them.
+            x32: the caller is in 32-bit mode.
+            as_numpy: NumPy's arrays will do.
+        """
+        values = {**values, **constants.inputs}
+        if is_traced(list(values.values()), rng, given):
+            return self._inside_transformation(values, params, constants, rng, x32)
+        while True:
+            parts = self.partitioned  # another thread may partition the graph anew meanwhile
+            try:
+                return self._evaluated(parts, values, params, constants, rng, as_numpy=as_numpy)
+            except NeedsHost as cut:
+                if {n for n in parts.nodes if body_of(n) is None}.issuperset(cut.nodes):  # and it did not help
+                    raise cut.__cause__ or KnownValueError(cut.reason) from None
+                self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
+                self._partition()
+
+    def bound_call(
+        self, values: Mapping[str, Any], params: Any, constants: Constants, *, as_numpy: bool = False
+    ) -> BoundCall | None:
+        """What a call of ``outputs`` without a random key was bound to, while ``partitioned`` stands.
+
+        None where it took more than one optimised program, or host nodes that need more than their operands.
+        """
+        parts = self.partitioned
+        if (body := self._single(parts)) is None:
+            return self._host_call(parts, values, params, constants, as_numpy)
+        values, fixed = {**values, **constants.inputs}, constants.inputs.keys()
+        bound = self._subprogram(body).bound_call(values, fixed, params, constants, as_numpy)
+        return bound if bound is None or bound.path == "numpy" else bound._replace(call=with_x64(bound.call))
+
+    def _host_call(
+        self, parts: Graph, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, as_numpy: bool
+    ) -> BoundCall | None:
+        """A call that runs on the host, as steps; values that follow from shapes are computed once."""
+        if parts not in self._host_steps:
+            self._host_steps = {parts: host_steps(parts, Context({}, None, self.settings))}
+        bound = self._host_steps[parts]
+        if bound is None:
+            return None
+        names, outputs = list(values), [v.name for v in parts.outputs]
+        read = {n for node in parts.nodes for n in node.inputs}.union(outputs)
+        known: dict[str, Any] = {"": None}
+        for name, value in parts.initializers.items():
+            if name in read:
+                key = parts.key(name)
+                known[name] = constants.params[key] if key in constants.params else to_host(params.get(key, value))
+        known.update(constants.inputs)
+        same, left = precomputed(bound, known, values, _Host(self, values, params, constants, as_numpy))
+
+        def call(leaves: list[Any]) -> list[Any]:
+            values = dict(zip(names, leaves, strict=True))
+            scope, host = same | values, _Host(self, {**constants.inputs, **values}, params, constants, as_numpy)
+            try:
+                with np.errstate(all="ignore"):
+                    for step in left:
+                        step(scope, host)
+                results = [scope[n] for n in outputs]
+            except NeedsHost:  # the graph has to be partitioned anew
+                results = list(self.outputs(values, params, constants, None, as_numpy=as_numpy))
+            return results if as_numpy else list(map(to_device, results))
+
+        return BoundCall(with_x64(call), names, "host")
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the whole graph is one compiled program."""
+        return len(self.partitioned.nodes) <= 1 and all(map(body_of, self.partitioned.nodes))
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far, subgraphs of nodes included."""
+        return sum(compiled.compiles for compiled in self._everything())
+
+    def stages(self) -> list[tuple[Graph | None, tuple[Node, ...]]]:
+        """The partitions in order: the graph of one that is compiled, or None for host nodes, and its nodes."""
+        found = []
+        for body, group in groupby(self.partitioned.nodes, body_of):
+            found.append((body, tuple(group) if body is None else body.nodes))
+        return found
+
+    @property
+    def specialised(self) -> set[str]:
+        """Inputs whose values are part of the signature."""
+        return set().union(*(compiled.specialised for compiled in self._everything()))
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """For each partition: where it runs, its nodes, why it ends there, compilations and their seconds."""
+        rows = []
+        for body, nodes in self.stages():
+            inside = [c for n in nodes for c in self._inside(n)] if body is None else [self._subprogram(body)]
+            by_value = sorted(set().union(*(c.specialised for c in inside)))
+            reasons = _alike([self.reasons[n] for n in nodes if n in self.reasons])
+            fixed = f"by value: {', '.join(by_value)}" if body and by_value else ""
+            kinds = ", ".join(dict.fromkeys(n.op_type for n in nodes))
+            rows.append(
+                (
+                    "jit" if body else "host",
+                    f"{len(nodes)} ({kinds if len(kinds) < 60 else kinds[:57] + '...'})",
+                    "\n".join(filter(None, (*reasons, fixed))),
+                    str(sum(c.compiles for c in inside)),
+                    f"{sum(c.seconds for c in inside):.2f}",
+                )
+            )
+        return rows
+
+    def _partition(self) -> None:
+        cut = self.reasons or self.inner
+        self.partitioned = (
+            partitioned(self.graph, self.reasons.keys(), light_on_host=self.inner) if cut else self._whole
+        )
+
+    def _single(self, parts: Graph) -> Graph | None:
+        """The compiled graph, if it is the only partition."""
+        body = body_of(parts.nodes[0]) if len(parts.nodes) == 1 else None
+        same = body is not None and [v.name for v in body.outputs] == [v.name for v in parts.outputs]
+        return body if same else None
+
+    def _subprogram(self, graph: Graph) -> Subprogram:
+        """The compiled function of a partition."""
+        if graph not in self._compiled:
+            # A caller chooses shapes and counts among the inputs; a loop's counter is no choice.
+            chosen = () if self.inner else [v.name for v in self.graph.inputs]
+            self._compiled.setdefault(graph, Subprogram(graph, self.settings, chosen=chosen))
+        return self._compiled[graph]
+
+    def _everything(self) -> Iterator[Subprogram]:
+        yield from (*self._compiled.values(), *self._loops.values())
+        for program in self._inner.values():
+            yield from program._everything()
+
+    def _inside(self, node: Node) -> Iterator[Subprogram]:
+        """The compiled functions inside a host node."""
+        if node in self._loops:
+            yield self._loops[node]
+        for body in node.bodies:
+            if body in self._inner:
+                yield from self._inner[body]._everything()
+            for inner in body.nodes:
+                yield from self._inside(inner)
+
+    def _evaluated(
+        self,
+        parts: Graph,
+        values: Mapping[str, Any],
+        params: Mapping[str, Any],
+        constants: Constants,
+        rng: Any,
+        x32: bool = False,
+        as_numpy: bool = False,
+    ) -> tuple[Any, ...]:
+        if (body := self._single(parts)) is not None:
+            fixed = constants.inputs.keys()
+            return self._subprogram(body)(values, fixed, params, constants, rng, x32=x32, as_numpy=as_numpy)[0]
+        host = _Host(self, values, params, constants, as_numpy)
+        results = evaluate(parts, values, Context({**params, **constants.params}, rng, self.settings, host=host))
+        return tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
+
+    def _inside_transformation(
+        self, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, rng: Any, x32: bool
+    ) -> tuple[Any, ...]:
+        """The outputs inside a caller's jit, grad or vmap, which only a single program can join."""
+        try:
+            return self._evaluated(self._whole, values, params, constants, rng, x32)
+        except NeedsHost as cut:
+            if isinstance(cut.__cause__, KnownValueError):
+                found = analysis.sources(self.graph.nodes, cut.__cause__.values) & {v.name for v in self.graph.inputs}
+                cut.__cause__.add_note(f"it is computed from: {', '.join(map(repr, sorted(found))) or 'no input'}")
+                raise cut.__cause__ from None
+            names = [v.name for v in self.graph.inputs if not is_jax(values.get(v.name))]
+            cure = f", or fix {', '.join(names)}: convert(..., static={{{names[0]!r}: strings}})" if names else ""
+            raise KnownValueError(
+                f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{cure}"
+            ) from None
+
+
+def _alike(reasons: Sequence[str]) -> list[str]:
+    """The reasons; of those that differ only in names, the first and their number.
+
+    >>> _alike(["NonZero 'a' needs 'x'", "NonZero 'b' needs 'y'", "Loop 'c' needs 'z'"])
+    ["NonZero 'a' needs 'x' (and 1 more alike)", "Loop 'c' needs 'z'"]
+    """
+    kinds: dict[str, list[str]] = {}
+    for reason in reasons:
+        kinds.setdefault(re.sub(r"'[^']*'", "", reason), []).append(reason)
+    return [first + (f" (and {len(more)} more alike)" if more else "") for first, *more in kinds.values()]
+
+
+class _Host:
+    """Runs host nodes in one evaluation of a program (see ``interpreter.Host``)."""
+
+    def __init__(
+        self,
+        program: Program,
+        values: Mapping[str, Any],
+        params: Mapping[str, Any],
+        constants: Constants,
+        as_numpy: bool,
+    ) -> None:
+        self._program, self._values, self._params, self._constants = program, values, params, constants.with_inputs({})
+        self._to_host = as_numpy
+        self._fixed = set(constants.inputs)
+        """Names of values that follow from shapes alone and may be compile-time constants."""
+
+    def run_graph(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
+        programs = self._program._inner
+        if graph not in programs:
+            programs.setdefault(graph, Program(graph, self._program.settings, inner=True))
+        values = {n: around[n] for n in graph.captures} | dict(named)
+        return tuple(map(to_host, programs[graph].outputs(values, self._params, self._constants, rng, as_numpy=True)))
+
+    def run_partition(self, graph: Graph, scope: Scope, rng: Any = None) -> tuple[Any, ...]:
+        program = self._program._subprogram(graph)
+        if self._program.inner and program.compiles >= MOST_SHAPES:
+            params = {**self._params, **self._constants.params}
+            return evaluate(graph, {}, Context(params, rng, self._program.settings, host=self), scope)
+        given = {n: scope[n] for n in graph.captures}
+        given |= {n: self._values[n] for n in graph.initializers if n in self._values}
+        results, fixed = program(given, self._fixed, self._params, self._constants, rng, as_numpy=self._to_host)
+        self._fixed |= fixed
+        return results
+
+    def run_trips(
+        self,
+        node: Node,
+        around: Mapping[str, Any],
+        rng: Any,
+        trip: int,
+        operator: str,
+        operands: Sequence[Any],
+        n_outputs: int,
+        **attributes: Any,
+    ) -> tuple[Any, ...] | None:
+        loops, impossible = self._program._loops, self._program._impossible
+        if node in impossible or (trip < PATIENCE and not is_heavy(node)):
+            return None
+        captured = {n: around[n] for graph in node.graphs for n in graph.captures}
+        given = {f"\0{k}": value for k, value in enumerate(operands)}  # no name of the model's
+        if is_traced(operands, captured) or any(graph.differentiates for graph in node.graphs):
+            return None
+        if node not in loops:
+            outputs = tuple(f"\0out{k}" for k in range(n_outputs))
+            inside = replace(
+                node,
+                target=resolve(PADDED, operator, 1),
+                inputs=tuple(given),
+                outputs=outputs,
+                attributes={**node.attributes, **attributes},
+            )
+            graph = Graph(node.name, "", (), tuple(map(ValueInfo, outputs)), {}, (inside,))
+            loop = Subprogram(graph, self._program.settings)
+            loop.specialised = analysis.needed(graph) & {n for n, v in captured.items() if is_small(v)}
+            loops.setdefault(node, loop)
+        loop = loops[node]
+        if loop.compiles >= MOST_SHAPES:
+            return None
+        try:
+            results, _ = loop({**captured, **given}, (), self._params, self._constants, rng, as_numpy=True)
+        except (NeedsHost, OnnxError):
+            impossible.add(node)  # as the state grows, say
+            return None
+        return tuple(map(to_host, results))
 
 
 def is_heavy(node: Node) -> bool:
-    """Whether a node, or a node of the graphs and functions inside it, is worth compiling for its own sake."""
+    """Whether a node, or a node in its subgraphs and functions, is worth compiling by itself."""
     if isinstance(node.target, Operator) and node.target.heavy:
         return True
     return any(is_heavy(n) for graph in node.bodies for n in graph.nodes)
 
 
-def folded(graph: Graph, host: Collection[Node], *, light_on_host: bool = False) -> Graph:
-    """The graph to be evaluated on the host, in which nodes that are compiled together are one.
+def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = False) -> Graph:
+    """The graph to evaluate on the host, in which each compiled partition is one node.
 
     Args:
         graph: what to cut.
@@ -37,20 +358,14 @@ def folded(graph: Graph, host: Collection[Node], *, light_on_host: bool = False)
             names = {name for node in group for name in node.outputs}
             made = tuple(dict.fromkeys(n for n in (*outputs, *sorted(later)) if n in names))
             body = {"body": graph.part(group, made)}
-            group = [Node(graph.name or "graph", "Compiled", _DOMAIN, 1, (), made, body, COMPILED)]
+            group = [Node(graph.name or "graph", "Compiled", DOMAIN, 1, (), made, body, COMPILED)]
         later.update(name for node in group for name in node.reads)
         nodes.extend(reversed(group))
     return graph.part(nodes[::-1], outputs)
 
 
-def body_of(node: Node) -> Graph | None:
-    """The part of the graph for which a node stands; None for a node that runs on the host."""
-    body: Any = node.attributes["body"] if node.target is COMPILED else None
-    return body
-
-
 def _groups(graph: Graph, host: Collection[Node], light_on_host: bool) -> list[tuple[bool, list[Node]]]:
-    """Nodes that run together, in order: on the host, or as one program."""
+    """Nodes that run together, in order, each group with whether it runs on the host."""
     if (host or light_on_host) and not any(map(is_heavy, graph.nodes)):
         return [(True, list(graph.nodes))]
     levels: dict[str, int] = {}

@@ -1,7 +1,8 @@
-"""What JAX can hold, and values on their way to the host, to the device, and into 64 bits."""
+"""Conversion of values to NumPy, to JAX and to 64-bit types."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ _ON_HOST = frozenset((np.ndarray, dict, type(None)))
 
 
 def widened(value: Any, dtype: np.dtype) -> Any:
-    """A JAX array in the 64-bit type wanted: in 32-bit mode its owner could not make one. Widening is exact."""
+    """A JAX array in the declared 64-bit type, which its owner could not create in 32-bit mode. Exact."""
     return value.astype(dtype) if (value.dtype, dtype) in _WIDENINGS else value
 
 
@@ -31,9 +32,9 @@ def is_jax(value: Any) -> bool:
 
 
 def to_host(value: Any) -> Any:
-    """Values for people and other runtimes: arrays as NumPy; dicts, and what is only traced, as they are.
+    """Arrays as NumPy, lists element by element; dicts and tracers as they are.
 
-    An array over devices of several processes is gathered, so all of them call this.
+    An array over several processes is gathered, so all of them have to call this.
     """
     if type(value) in _ON_HOST:  # most of them; to ask for a jax.Array takes ten times as long
         return value
@@ -45,9 +46,23 @@ def to_host(value: Any) -> Any:
 
 
 def to_device(value: Any) -> Any:
-    """Outputs for JAX: numbers as JAX arrays; strings, maps and missing values as they are."""
+    """Numeric arrays as JAX arrays; strings, maps and None as they are."""
     if isinstance(value, list):
         return [to_device(v) for v in value]
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return jnp.asarray(value)
     return value
+
+
+def unaliased(results: Iterable[Any], arguments: Iterable[Any]) -> list[Any]:
+    """The results of a traced function, copied where one is an argument: jit would return the argument's own buffer.
+
+    A caller who donates or deletes such a result would delete a parameter of the model.
+    """
+    own = {id(v) for v in arguments}
+    return [jnp.copy(r) if id(r) in own and is_numeric(r) else r for r in results]
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether a value is an array of numbers, and no random key."""
+    return isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)

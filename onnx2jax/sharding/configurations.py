@@ -31,6 +31,7 @@ from .rules import (
     fitting,
     own_rules,
 )
+from .shapes import Evaluate
 from .stages import AXIS, cut, in_stages, slices, staged
 from .walk import key as of_node
 
@@ -46,11 +47,13 @@ def placement(
     rules: Rules | str | Plan | None,
     training: tuple[Sequence[Graph], Mapping[str, np.ndarray]] | None = None,
     microbatches: int = 1,
+    evaluate: Evaluate | None = None,
 ) -> Placement | None:
     """Where a model's arrays lie: by one of its own configurations, by a user's rules, or None: on one device.
 
     ``training`` gives the graphs and the arrays of a model that trains; those of a Model follow from ``imported``.
-    ``microbatches`` go through the stages of a configuration one behind the other.
+    ``microbatches`` go through the stages of a configuration one behind the other. ``evaluate`` evaluates the graph
+    abstractly, for plans.
 
     Raises:
         ShardingError: the arguments contradict one another or the model.
@@ -77,7 +80,8 @@ def placement(
             f"plan {plan.kind!r} is for convert; training_info takes patterns over names: shardings={{}}"
         )
     if plan is not None:
-        return by_plan(imported.graph, weights, mesh, plan)
+        assert evaluate is not None
+        return by_plan(imported.graph, weights, mesh, plan, evaluate)
     inputs = () if training else [v.name for v in imported.graph.inputs]
     return by_rules(weights, inputs, mesh, own_rules(rules))
 
@@ -222,6 +226,7 @@ def by_count(
     mesh: Mesh | None,
     rules: Rules | str | Plan | None,
     costs: Callable[[], Sequence[float]],
+    evaluate: Evaluate,
 ) -> Placement:
     """The placement of a model in as many stages as wanted, each divided as ``rules`` say.
 
@@ -233,7 +238,7 @@ def by_count(
         raise ShardingError(
             f"shardings= divide each stage over a mesh: mesh=jax.make_mesh(({count}, 2), ('{AXIS}', 'data'))"
         )
-    placed = [placement(imported, None, None, part, rules) for part in parts]
+    placed = [placement(imported, None, None, part, rules, evaluate=evaluate) for part in parts]
     stages = cut(imported.graph, costs(), count)
     weights = analysis.parameters(imported.graph)
     return in_stages(imported.graph, weights, stages, whole, [p for p in placed if p], microbatches)

@@ -19,6 +19,7 @@ from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from .rules import Arrays, Constraint, Placement, Rules, Shardings, check_patterns, entries, fitting
+from .shapes import Evaluate
 from .tensor import pairs
 from .walk import Found, How, Key, key
 
@@ -89,7 +90,7 @@ def as_plan(shardings: Any) -> Plan | None:
     return Plan(shardings) if isinstance(shardings, str) else shardings if isinstance(shardings, Plan) else None
 
 
-def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Plan) -> Placement:
+def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Plan, evaluate: Evaluate) -> Placement:
     """The placement that a plan finds for a graph.
 
     Args:
@@ -97,6 +98,7 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
         params: the parameters, by the name of their initializer or, inside other graphs, by ``Graph.key``.
         mesh: the devices. Its axes are taken as Auto.
         plan: how to divide.
+        evaluate: evaluates the graph abstractly.
 
     Raises:
         ShardingError: the mesh lacks an axis, or a rule of the plan does not fit.
@@ -109,7 +111,7 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
     mesh = compat.auto(mesh)
     inputs = [v.name for v in graph.inputs]
     check_patterns(plan.rules, [*params, *inputs])
-    found = pairs(graph, params, mesh.shape[plan.model]) if plan.tensor else Found()
+    found = pairs(graph, params, mesh.shape[plan.model], evaluate) if plan.tensor else Found()
     specs: Specs = {n: (v.shape, _spec(v.shape, mesh, plan, found.weights.get(n))) for n, v in params.items()}
     of_params = partial(_of_params, mesh, plan, specs)
     reasons = {
@@ -193,7 +195,7 @@ class Constraints(Constraint):
 
     def __init__(self, mesh: Mesh, plan: Plan, graph: Graph, found: Found, specs: Specs) -> None:
         self.mesh, self.model, self.batch = mesh, plan.model, plan.data if plan.batch else None
-        self.results = found.values
+        self.results, self.ranks = found.values, found.ranks
         self.along = found.shards
         self.parts = mesh.shape[plan.model] if plan.tensor else 1
         gathered = {}

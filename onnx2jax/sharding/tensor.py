@@ -13,19 +13,20 @@ from typing import Any, Final
 
 from ..ir.graph import Graph
 from . import heads, products
-from .shapes import ALONG, SAME, Facts
+from .shapes import ALONG, SAME, Evaluate, Facts
 from .walk import Found, Rule, Walk, elementwise, nothing, other
 
 
-def pairs(graph: Graph, weights: Mapping[str, Any], parts: int) -> Found:
+def pairs(graph: Graph, weights: Mapping[str, Any], parts: int, evaluate: Evaluate) -> Found:
     """How the products of a graph can be divided over a number of devices.
 
     Args:
         graph: a main graph.
         weights: anything with a shape, by the name of an initializer.
         parts: the devices among which an axis is divided.
+        evaluate: evaluates the graph abstractly.
     """
-    facts, refused = Facts(graph, weights), dict[int, str]()
+    facts, refused = Facts(graph, weights, evaluate), dict[int, str]()
     while True:
         walk = Walk(graph, facts, weights, parts, refused)
         walk.run(_RULES)

@@ -33,6 +33,7 @@ class Found:
         weights: for each weight that is divided the axis.
         inputs: for each input (a cache) that is divided the axis, counted from the end.
         values: for nodes, by ``key``, an axis of outputs, counted from the end, and how it lies.
+        ranks: of the outputs in ``values``, where they are known.
         shards: for nodes, by ``key``, along what a weight is divided whose operator has to know (registry.Shards).
         reasons: for each weight that is not divided, why.
     """
@@ -40,6 +41,7 @@ class Found:
     weights: dict[str, int] = field(default_factory=dict)
     inputs: dict[str, int] = field(default_factory=dict)
     values: dict[Key, dict[str, tuple[int, How]]] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
     shards: dict[Key, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -124,7 +126,10 @@ class Walk:
     def place(self, node: Node, output: int, axis: int, how: How = "divided") -> None:
         """Say how an output lies: an operator between would else be free to choose."""
         if output < len(node.outputs) and node.outputs[output]:
-            self.found.values.setdefault(key(node), {})[node.outputs[output]] = axis, how
+            name = node.outputs[output]
+            self.found.values.setdefault(key(node), {})[name] = axis, how
+            if (shape := self.shape(name)) is not None:
+                self.found.ranks[name] = len(shape)
 
     def whole(self, node: Node) -> None:
         self.place(node, 0, -1, "whole")

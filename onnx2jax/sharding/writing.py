@@ -16,7 +16,6 @@ from ..proto.types import TensorType, ValueInfo
 from .constraints import is_excluded
 from .plans import Constraints
 from .rules import Placement
-from .shapes import Facts
 from .stages import Staged, staged
 from .walk import Key, key
 
@@ -53,7 +52,6 @@ class _Writer:
     def __init__(self, graph: Graph, weights: Mapping[str, Any], placement: Placement) -> None:
         self.graph, self.weights, self.placement = graph, weights, placement
         self.numbers = {d: i for i, d in enumerate(sorted(placement.mesh.devices.flat, key=lambda d: d.id))}
-        self.facts = Facts(graph, weights)
         self.inputs = {v.name: v for v in graph.inputs if v.name not in graph.initializers}
 
     def said(self, node: Node, stage: int | None) -> Iterator[Sharding]:
@@ -84,11 +82,11 @@ class _Writer:
     def _made(self, node: Node, plan: Constraints) -> Iterator[Sharding]:
         """What a plan says of a node's outputs; their first axes lie over the data where inputs do."""
         for name, (axis, how) in plan.results.get(key(node), {}).items():
-            shape = self.facts.of(name).shape
-            if shape is None or len(shape) < -axis:
+            rank = plan.ranks.get(name, 0)
+            if rank < -axis:
                 continue
-            places: list[Any] = [None] * len(shape)
-            if plan.batch is not None and (len(shape) > -axis or how == "whole"):
+            places: list[Any] = [None] * rank
+            if plan.batch is not None and (rank > -axis or how == "whole"):
                 places[0] = plan.batch
             if how != "whole":
                 places[axis] = plan.model

@@ -23,7 +23,7 @@ from ..proto import atomic
 from ..runtime.values import to_host
 from ..sharding.processes import together, writes
 from ..sharding.put import by_parts, put
-from .engine import is_key
+from .engine import check_not_used_up, is_key
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -116,7 +116,7 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
             about = (file.metadata() or {}).get(ABOUT)
             if about is None:
                 raise CheckpointError(f"{str(path)!r} was not written by save_checkpoint")
-            return _restored(str(path), json.loads(about), like, file.get_tensor, file.get_slice)
+            return _restored(str(path), _parsed(str(path), about), like, file.get_tensor, file.get_slice)
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{str(path)!r} is damaged, or no safetensors file ({error})") from error
 
@@ -266,7 +266,7 @@ def _leaves(state: Any) -> tuple[dict[str, Any], Any]:
     leaves: dict[str, Any] = {}
     for path, leaf in paths:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not hasattr(leaf, "dtype") or leaf.dtype == object:
+        if not hasattr(leaf, "dtype") or leaf.dtype == object or isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(f"{name!r} of the state is no array but {type(leaf).__name__} ({leaf!r:.60})")
         if name in leaves:
             raise TypeError(f"two leaves of the state are named {name!r}; give them names that differ without '/'")
@@ -280,6 +280,7 @@ def _type(leaf: Any) -> str:
 
 def _entries(state: Any, position: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is written of a state: arrays by name, and what is said about them."""
+    check_not_used_up(state)
     leaves, _ = _leaves(state)
     text = json.dumps(position)
     if json.loads(text) != position:
@@ -300,13 +301,32 @@ def _bytes(array: Any) -> np.ndarray:
     return np.asarray(to_host(array), order="C").reshape(-1).view(np.uint8)
 
 
+def _parsed(where: str, about: str) -> Mapping[str, Any]:
+    """The text about a checkpoint, as JSON."""
+    try:
+        parsed: Mapping[str, Any] = json.loads(about)
+        return parsed
+    except ValueError as error:
+        raise CheckpointError(f"{where} is damaged ({error})") from None
+
+
 def _check(where: str, about: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+    is_whole = isinstance(about, Mapping) and about.keys() >= {"entries", "keys", "position"}
+    if not is_whole or not all(isinstance(about[n], Mapping) for n in ("entries", "keys")):
+        raise CheckpointError(f"{where} is damaged: it does not say which entries it holds")
     saved, wanted = about["entries"], {name: _type(leaf) for name, leaf in leaves.items()}
     names = [n for n in wanted | saved if wanted.get(n) != saved.get(n)]
     if names:
         lines = [f"{n}: {saved.get(n, 'nothing')} saved, {wanted.get(n, 'nothing')} wanted" for n in names]
         lines[10:] = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
         raise CheckpointError(f"{where} does not fit the state it is loaded for:\n  " + "\n  ".join(lines))
+
+
+def _key(where: str, name: str, data: Any, algorithm: str) -> Any:
+    try:
+        return jax.random.wrap_key_data(data, impl=algorithm)
+    except (TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{where} is damaged: {name} is no random key of {algorithm!r} ({error})") from None
 
 
 def _restored(
@@ -325,7 +345,7 @@ def _restored(
                 return by_parts(leaf.shape, leaf.dtype, sharding, part.__getitem__)
         value = read(name)
         if is_key(leaf):
-            return _put(jax.random.wrap_key_data(value, impl=about["keys"][name]), sharding)
+            return _put(_key(where, name, value, str(about["keys"].get(name))), sharding)
         if value.dtype == np.uint8 != leaf.dtype and value.nbytes == leaf.size * leaf.dtype.itemsize:
             value = value.view(leaf.dtype).reshape(leaf.shape)
         if (value.dtype, value.shape) != (leaf.dtype, leaf.shape):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputShapeError, LossError
-from ..model.calls.caches import Caches
+from ..model.caches import Caches
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 

@@ -17,8 +17,10 @@ from ..errors import InputError, InputTypeError, KnownValueError
 from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
-from ..runtime.jit import in_auto_mode, in_turn
-from ..runtime.optimize.step import on_one_cpu, optimised
+from ..runtime.cpu.train_step import optimised
+from ..runtime.dispatch import private
+from ..runtime.mesh_mode import call_serially, in_auto_axes
+from ..runtime.params import device_of, is_cpu
 from ..runtime.values import to_device, to_host
 from ..sharding.processes import EQUAL, together
 from ..sharding.put import put
@@ -31,6 +33,7 @@ class State:
     """What a step changes: a dataclass that is a pytree of arrays, and keeps 64-bit types when pickled or copied."""
 
     def __getstate__(self) -> dict[str, Any]:
+        check_not_used_up(self)
         return {n: jax.tree.map(lambda v: v if is_key(v) else to_host(v), v) for n, v in vars(self).items()}
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
@@ -140,7 +143,7 @@ class Step:
     in_stages: bool = False
     """Whether what cannot be one program may run as several."""
     optimize: bool = True
-    """Whether the program is optimised where it is one for a CPU (see runtime/optimize)."""
+    """Whether the program is optimised where it is one for a CPU (see runtime/cpu)."""
     _programs: dict[bool, Any] = field(default_factory=dict)
     """What is compiled, by whether it is optimised."""
     _staged: bool = False
@@ -154,20 +157,21 @@ class Step:
         if not isinstance(batch, Mapping):
             raise InputTypeError(f"a batch is a dict of arrays by name, not {type(batch).__name__}")
         with compat.enable_x64():
-            args = (state, self.constants, self._bound(batch, rest), *rest)
+            # The step may outlast the caller's arrays, which a loader refills.
+            args = (state, self.constants, *map(private, (self._bound(batch, rest), *rest)))
             if not self._staged:
                 try:
-                    return in_turn(self._program(args), *args)
+                    return call_serially(self._program(args), *args)
                 except KnownValueError:
                     if not self.in_stages or is_traced(args):
                         raise
                     self._staged = True
                 except (RuntimeError, ValueError):
-                    _check_not_used_up(state)
+                    check_not_used_up(state)
                     raise
             if not self.updates:
-                return in_turn(self.compute, *args)
-            new, outputs = in_turn(self.compute, *args)
+                return call_serially(self.compute, *args)
+            new, outputs = call_serially(self.compute, *args)
             return self.training._put(new), {n: to_device(v) for n, v in outputs.items()}
 
     def _bound(self, batch: Any, rest: Any) -> Any:
@@ -180,7 +184,7 @@ class Step:
         return bound
 
     def _program(self, args: tuple[Any, ...]) -> Any:
-        optimize = self.optimize and self.training._placement is None and on_one_cpu(args)
+        optimize = self.optimize and self.training._placement is None and _on_one_cpu(args)
         if optimize not in self._programs:
             self._programs[optimize] = self._compiled(args[0], optimize)
         return self._programs[optimize]
@@ -193,7 +197,7 @@ class Step:
 
         lies = self.training.shardings(state)
         return jax.jit(
-            in_auto_mode(optimised(compute) if optimize else compute, batch=2, state=0 if self.updates else None),
+            in_auto_axes(optimised(compute) if optimize else compute, batch=2, state=0 if self.updates else None),
             donate_argnums=0 if self.donate else (),
             out_shardings=None if lies is None or not self.updates else (lies, None),
         )
@@ -214,11 +218,20 @@ def is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _check_not_used_up(state: Any) -> None:
-    """Explain the error of a step whose state was given to an earlier one already."""
+def check_not_used_up(state: Any) -> None:
+    """Refuse a state that was donated to an earlier step.
+
+    Raises:
+        InputError: it was, and how to go on.
+    """
     arrays = [v for v in jax.tree.leaves(state) if isinstance(v, jax.Array) and not is_traced(v)]
     if any(v.is_deleted() for v in arrays):
         raise InputError(
             "this state was used up by an earlier step, which has its memory now (donation). Go on from the state that "
             "the step returned, or keep a copy before it: jax.tree.map(jnp.copy, state)"
         )
+
+
+def _on_one_cpu(args: Any) -> bool:
+    """Whether arguments are those of a program for a single CPU, and nobody transforms the call."""
+    return not is_traced(args) and is_cpu(device_of(jax.tree.leaves(args)))

@@ -17,16 +17,16 @@ from jax.sharding import Mesh, PartitionSpec
 from .. import compat
 from ..errors import InputNameError, ShardingError
 from ..ir import analysis
-from ..model.convert import seen
+from ..model.convert import process_state
 from ..model.model import Model
-from ..runtime.spread import Spread
+from ..runtime.multi_device_jit import Spread
 from ..runtime.values import to_host
 from ..sharding import rules
 from ..sharding.processes import together
 from ..sharding.stages import Staged
 from . import lora as low_rank
 from .checkpoint import load_checkpoint, save_checkpoint
-from .engine import Step, Training, counted
+from .engine import Step, Training, check_not_used_up, counted
 from .finetune_arguments import Metrics, as_loss, check_told, checked_batch, chosen, kept_in
 from .form import only, training_form
 from .objective import Objective, in_parts
@@ -172,7 +172,7 @@ class FineTuning(Training):
         scalars = {n: v for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
         self._known = {n: np.asarray(to_host(v)) for n, v in scalars.items()}
         with together(self._placement.mesh if self._placement else None, "finetune") as said:
-            said.same(seen(self._placement, model.origin, self.trainable))
+            said.same(process_state(self._placement, model.origin, self.trainable))
 
     @property
     def _in_stages(self) -> bool:
@@ -254,6 +254,7 @@ class FineTuning(Training):
 
     def params(self, state: FineTuningState) -> dict[str, jax.Array]:
         """What the state has of ``Model.params``, in the file's element types: for ``onnx2jax.save(params=...)``."""
+        check_not_used_up(state)
         with compat.enable_x64():
             return {n: jnp.array(v, self._dtypes[n]) for n, v in (state.params | state.stats).items()}
 
@@ -373,7 +374,7 @@ class FineTuning(Training):
             grads, state.opt_state, state.params, value=loss, grad=grads, value_fn=again
         )
         # The state keeps its types, so that the step is compiled once and its memory is used again.
-        opt_state = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), opt_state, state.opt_state)
+        opt_state = jax.tree.map(lambda new, old: jnp.array(new, old.dtype), opt_state, state.opt_state)
         params = optax.apply_updates(state.params, updates)
         new = FineTuningState(params, stats, opt_state, state.step + 1, state.key)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))

@@ -22,7 +22,7 @@ from ..errors import (
     TrainingFormError,
 )
 from ..ir.graph import Graph
-from ..model.calls.caches import Caches
+from ..model.caches import Caches
 from ..model.model import Model
 from ..proto.mapped import load
 from .decoders import made, next_token_loss, padded

@@ -25,7 +25,7 @@ import numpy as np
 from .. import compat
 from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError
 from ..ir.graph import Graph, Node
-from ..model.changes.detours import Detour, Step, detoured, opset_of, with_detours
+from ..model.changes.detours import Detour, InsertedNode, detoured, opset_of, with_detours
 from ..model.changes.rebatch import group_of
 from ..model.model import Model
 from ..proto.dtypes import to_code, to_dtype
@@ -106,19 +106,19 @@ class Adapter:
         (extent, out), value, x = self.map.shape, node.outputs[0], node.inputs[0]
         name = {step: f"{node.name}/lora/{step}" for step in ("base", "x", "down", "scaled", "up", "delta", "add")}
         steps = [
-            Step(name["down"], "MatMul", (x, self.a)),
-            Step(name["scaled"], "Mul", (name["down"], scale)),
-            Step(name["up"], "MatMul", (name["scaled"], self.b)),
-            Step(name["add"], "Add", (name["base"], name["up"]), value),
+            InsertedNode(name["down"], "MatMul", (x, self.a)),
+            InsertedNode(name["scaled"], "Mul", (name["down"], scale)),
+            InsertedNode(name["up"], "MatMul", (name["scaled"], self.b)),
+            InsertedNode(name["add"], "Add", (name["base"], name["up"]), value),
         ]
         if self.dtype != self.map.dtype:
-            narrow = Step(name["delta"], "CastLike", (name["up"], name["base"]))
+            narrow = InsertedNode(name["delta"], "CastLike", (name["up"], name["base"]))
             if self.map.dtype is not None:
-                narrow = Step(name["delta"], "Cast", (name["up"],), attributes={"to": to_code(self.map.dtype)})
-            steps[0] = Step(name["down"], "MatMul", (name["x"], self.a))
-            steps[3] = Step(name["add"], "Add", (name["base"], name["delta"]), value)
+                narrow = InsertedNode(name["delta"], "Cast", (name["up"],), attributes={"to": to_code(self.map.dtype)})
+            steps[0] = InsertedNode(name["down"], "MatMul", (name["x"], self.a))
+            steps[3] = InsertedNode(name["add"], "Add", (name["base"], name["delta"]), value)
             steps.insert(3, narrow)
-            steps.insert(0, Step(name["x"], "Cast", (x,), attributes={"to": to_code(self.dtype)}))
+            steps.insert(0, InsertedNode(name["x"], "Cast", (x,), attributes={"to": to_code(self.dtype)}))
         constants = {
             self.a: np.zeros((extent, self.rank), self.dtype),
             self.b: np.zeros((self.rank, out), self.dtype),

@@ -13,13 +13,13 @@ import numpy as np
 
 from ..errors import InputShapeError, KnownValueError
 from ..ir.graph import Graph
+from ..model.caches import Caches, caches
 from ..model.calls import arguments
-from ..model.calls.caches import Caches, caches
-from ..model.calls.outputs import field_names, packed
+from ..model.calls.outputs import as_outputs, field_names
 from ..model.devices.pipeline import program_of
 from ..model.model import Model
-from ..runtime.compiled import Known
-from ..runtime.evaluate import Context, Settings, evaluate
+from ..runtime.dispatch import Constants
+from ..runtime.interpreter import Context, Settings, evaluate
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
 from .decoders import completed
@@ -102,14 +102,14 @@ class Objective:
         try:
             with np.errstate(all="ignore"):
                 if self.in_stages:
-                    known = Known(self.known, self.model.static)
+                    known = Constants(self.known, self.model.static)
                     return self._pipelines[graph].outputs(values, frozen | own, known, key, own)
                 return evaluate(graph, values, Context({**frozen, **self.known, **own}, key, self.settings))
         except KnownValueError as e:
             raise staged(e) from e
 
     def _of_loss(self, results: Sequence[Any], batch: dict[str, Any]) -> tuple[Any, Metrics]:
-        return checked_loss(self.loss(packed(self._fields, results), batch))
+        return checked_loss(self.loss(as_outputs(self._fields, results), batch))
 
 
 def in_parts(gradient: Any, count: int, weigh: Callable[[dict[str, Any]], Any]) -> Any:

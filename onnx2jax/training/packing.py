@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputShapeError, UnsupportedError
-from ..model.calls.caches import caches
+from ..model.caches import caches
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 from .decoders import IGNORED

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import TrainingFormError
 from ..ir.graph import Graph, Node
 from ..ops.cast import is_integer
-from ..ops.quant import spread
+from ..ops.quant import broadcast_qparam
 from ..ops.registry import Operator
 from ..proto.dtypes import to_dtype
 from .form import PRIVATE, everywhere
@@ -91,7 +91,7 @@ def _straight(y, q, x, y_scale, y_zero_point, x_scale, x_zero_point, *, axis, bl
     work = np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
     def laid(parameter: Any, axis: int, block_size: int) -> Any:
-        return 0 if parameter is None else spread(parameter, x.shape, axis, block_size).astype(work)
+        return 0 if parameter is None else broadcast_qparam(parameter, x.shape, axis, block_size).astype(work)
 
     exact = x.astype(work) / laid(y_scale, axis, block_size) + laid(y_zero_point, axis, block_size)
     info = ml_dtypes.iinfo(q.dtype) if is_integer(q.dtype) else ml_dtypes.finfo(q.dtype)

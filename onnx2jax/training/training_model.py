@@ -20,16 +20,17 @@ from ..ir import analysis
 from ..ir.file import Reading
 from ..ir.graph import Graph
 from ..model.calls import arguments
-from ..model.calls.outputs import field_names, packed
+from ..model.calls.outputs import as_outputs, field_names
 from ..model.model import Model
+from ..model.spec import Spec
 from ..proto.mapped import load
-from ..runtime.compiled import Known
-from ..runtime.evaluate import Settings
-from ..runtime.program import Program
+from ..runtime.dispatch import Constants, private
+from ..runtime.interpreter import Settings
+from ..runtime.partition import Program
 from ..runtime.values import to_host
 from ..sharding.configurations import placement
 from ..sharding.processes import EQUAL, several, together
-from .engine import Step, Training, counted
+from .engine import Step, Training, check_not_used_up, counted
 from .file import open_training
 from .state import TrainingState, all_widened, assigned
 
@@ -210,6 +211,7 @@ class TrainingModel(Training):
         """
         state = self.state if state is None else state
         self._check(state)
+        check_not_used_up(state)
         with compat.enable_x64():
             part = self._part(self._imported.graph)
             with together(self._placement.mesh if self._placement else None, "infer", EQUAL) as said:
@@ -219,7 +221,7 @@ class TrainingModel(Training):
                 values = self._placement.put_inputs(values)
             variables = all_widened(state.variables, self._stored)
             results = part.run(values, {**part.constants, **variables}, state.key)
-            return packed(self._fields, results.values())
+            return as_outputs(self._fields, results.values())
 
     def train_step(self, batch: Mapping[str, Any] | None = None, /, *, algorithm: Any = None, **named: Any) -> Any:
         """``step`` on ``self.state``; returns the outputs by name.
@@ -233,17 +235,22 @@ class TrainingModel(Training):
 
     def to_model(self, state: TrainingState | None = None) -> Model:
         """The main graph as a Model with the variables of a state, ``self.state`` when left out."""
-        variables = (self.state if state is None else state).variables
-        values, graph = {n: np.asarray(to_host(v)) for n, v in variables.items()}, self._imported.graph
+        state = self.state if state is None else state
+        self._check(state)
+        check_not_used_up(state)
+        values, graph = {n: np.asarray(to_host(v)) for n, v in state.variables.items()}, self._imported.graph
         graph = replace(graph, initializers={**graph.initializers, **values})
         settings = replace(self._settings, place=None)
-        return Model(replace(self._imported, graph=graph), settings, origin=self.origin, changes=values)
+        changes = {n: private(v) for n, v in values.items()}
+        imported = replace(self._imported, graph=graph)
+        return Model(Spec.of(imported, settings=settings, origin=self.origin, changes=changes))
 
     def changed(self, state: TrainingState | None = None) -> dict[str, jax.Array]:
         """The variables of a state (``self.state`` when left out) by the names under which ``save`` writes them: those
         of the main graph under their own, those of an algorithm as ``training_info[0].algorithm/T``."""
         state = self.state if state is None else state
         self._check(state)
+        check_not_used_up(state)
         named = dict(state.variables)
         for info, own in zip(self._infos, state.own, strict=True):
             named |= {info.key(n): v for n, v in own.items()}
@@ -340,5 +347,5 @@ class _Part:
 
     def run(self, values: Mapping[str, Any], params: Mapping[str, Any], rng: Any) -> dict[str, Any]:
         """The graph's outputs by name, given inputs and captured values by name, variables and constants."""
-        results = self.program.outputs(values, params, Known({}), rng if self.graph.draws else None, params)
+        results = self.program.outputs(values, params, Constants({}), rng if self.graph.draws else None, params)
         return dict(zip((v.name for v in self.graph.outputs), results, strict=True))

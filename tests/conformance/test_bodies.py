@@ -19,7 +19,7 @@ from onnx2jax.ir.graph import Graph
 from onnx2jax.ir.importer import Importer
 from onnx2jax.proto.external import ExternalFiles
 from onnx2jax.proto.messages import ModelProto
-from onnx2jax.runtime.evaluate import Context, evaluate
+from onnx2jax.runtime.interpreter import Context, evaluate
 from onnx2jax.runtime.values import to_host
 from tests.support.cases import rule
 from tests.support.official import assert_same, cases

@@ -93,7 +93,7 @@ def test_a_node_alone() -> None:
 def test_devices_are_those_of_jax() -> None:
     assert backend.supports_device("CPU") and backend.supports_device("CPU:0")
     assert not backend.supports_device("NPU") and not backend.supports_device("CPU:99")
-    with pytest.raises(errors.UnsupportedError, match="no device 'NPU' here; JAX has cpu:0"):
+    with pytest.raises(errors.UnsupportedError, match="no device 'NPU'; JAX has cpu:0"):
         backend.prepare(onnx2jax.demo_model(), "NPU")
 
 

@@ -188,7 +188,7 @@ def test_operators_are_listed_by_domain_and_name(capsys: Capture) -> None:
     assert {o["name"] for o in found} == {"Softmax", "SoftmaxCrossEntropyLoss"}
     assert found[0] == {"domain": "ai.onnx", "name": "Softmax", "since": [1, 13]}
     assert cli.main(["operators", "--name", "Softmacks"]) == 2
-    assert "no operator 'Softmacks' of domain '*' is served" in capsys.readouterr().err
+    assert "no supported operator matches --name 'Softmacks' --domain '*'" in capsys.readouterr().err
 
 
 def test_operators_of_a_file(capsys: Capture, tmp_path: Path) -> None:

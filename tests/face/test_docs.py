@@ -74,20 +74,13 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if not link.startswith("https://") and not (ROOT / link).exists()] == []
 
 
-def test_figures_are_the_same_on_both_pages() -> None:
-    rows = re.findall(r"^\| (?:onnxruntime|JAX by hand) \|.*\d.*", (ROOT / "README.md").read_text(), re.MULTILINE)
-    speed = (ROOT / "docs" / "guides" / "speed.md").read_text().splitlines()
-    assert len(rows) == 2
-    assert {*rows} <= {*speed}
-
-
 def test_every_public_name_is_in_the_reference_once() -> None:
     text = "".join(p.read_text() for p in (ROOT / "docs" / "reference").glob("*.md"))
     assert sorted(re.findall(r"^::: onnx2jax\.(\w+)$", text, re.MULTILINE)) == sorted(onnx2jax.__all__)
 
 
 def test_the_site_is_built_without_a_warning_and_asks_no_network(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]  # --quiet hides warnings
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     reference = (tmp_path / "reference" / "model.html").read_text()

@@ -13,13 +13,13 @@ import pytest
 
 import onnx2jax
 from onnx2jax.generation.sampling import greedy
-from onnx2jax.runtime import store
-from onnx2jax.runtime.optimize.executable import Executable
+from onnx2jax.runtime import program_cache
+from onnx2jax.runtime.executable import Executable
 from tests.support.helpers import ROOT
 
 SCRIPT = """
 import sys, jax, onnx2jax
-from onnx2jax.runtime.optimize.executable import Executable
+from onnx2jax.runtime.executable import Executable
 decoder = onnx2jax.decoder(onnx2jax.demo_decoder(), cache_dir=sys.argv[1])
 if sys.argv[2] == "again":
     Executable._as_split = None
@@ -44,7 +44,7 @@ def test_another_process_neither_traces_nor_compiles(tmp_path: Path) -> None:
 def test_weights_are_no_part_of_it_and_functions_of_ones_own_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_is_one_cpu", lambda: True)
+    monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
     model = onnx2jax.convert(onnx2jax.demo_decoder(), cache_dir=tmp_path)
     prompt = list(b"one two ")
     wanted = onnx2jax.decoder(model).generate(prompt, 4).texts()

@@ -153,3 +153,10 @@ def test_weights_of_four_bits_are_held_once_and_packed() -> None:
     weights = decoder.weights
     held = sum(v.nbytes for v in (*weights._placed.values(), *weights.made._values.values()))
     assert held <= 1.1 * sum(v.nbytes for v in decoder.model.params.values())
+
+
+def test_weights_of_two_files_that_differ_in_the_sign_of_zero_are_kept_apart() -> None:
+    model = onnx2jax.convert(onnx2jax.demo_decoder())
+    zero = np.zeros_like(model.params["norm.weight"])
+    two = Decoder(model.with_params({"norm.weight": zero}), model.with_params({"norm.weight": -zero}))
+    assert "first/norm.weight" in two.params

@@ -123,6 +123,19 @@ def test_a_function_is_traced_once_per_signature() -> None:
     np.testing.assert_allclose(m(X), np.cos(np.sin(np.cos(np.sin(np.cos(np.sin(X)))))), rtol=1e-5)
 
 
+@pytest.mark.parametrize("values", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
+def test_a_function_is_traced_for_each_sign_of_zero(values: tuple[float, float]) -> None:
+    constant = helper.make_node("Constant", [], ["c"])
+    constant.attribute.add(name="value_float", type=onnx.AttributeProto.FLOAT, ref_attr_name="k")
+    body = function("F", [constant, helper.make_node("Div", ["a", "c"], ["r"])], attributes=["k"])
+    nodes = [call("F", ["x"], [name], k=value) for name, value in zip(("a", "b"), values, strict=True)]
+    nodes.append(helper.make_node("Concat", ["a", "b"], ["y"], axis=0))
+    m = onnx2jax.convert(model(nodes, *ENDS, opsets={"my": 1}, functions=[body]))
+    wanted = [np.copysign(np.inf, v) for v in values for _ in X]
+    np.testing.assert_array_equal(m(np.ones_like(X)), wanted)
+    np.testing.assert_array_equal(jax.jit(m.apply)({}, np.ones_like(X)), wanted)
+
+
 def test_shape_arithmetic_stays_known_through_a_function() -> None:
     body = function("F", [helper.make_node("Shape", ["a"], ["r"])])
     nodes = [call("F", ["x"], ["s"]), helper.make_node("Expand", ["one", "s"], ["y"])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import ExternalDataError, RandomKeyError
+from onnx2jax.errors import ExternalDataError, InputTypeError, RandomKeyError
 from onnx2jax.ops import registry
 from tests.support.models import mlp, model, value
 
@@ -55,7 +56,7 @@ def test_params_and_attributes_cannot_be_assigned() -> None:
     with pytest.raises(TypeError, match=r"model\.with_params\({'w1': array}\)"):
         m.params["w1"] = np.zeros((4, 8), np.float32)
     for name in ("params", "graph", "inputs", "settings"):
-        with pytest.raises(AttributeError, match=r"a Model does not change.*with_params"):
+        with pytest.raises(AttributeError, match=r"a Model is immutable.*with_params"):
             setattr(m, name, None)
     for mapping in (m.opsets, m.metadata, m.static, m.optional):
         with pytest.raises(TypeError, match="item assignment"):
@@ -74,18 +75,38 @@ def test_edits_of_an_array_that_was_given_do_not_reach_the_model(tmp_path: Path)
     np.testing.assert_array_equal(saved.params["w"], [5, 6])
 
 
-@pytest.mark.parametrize("kind", [np.array, bytearray])
-def test_edits_of_a_buffer_that_was_given_do_not_reach_the_model(kind: Any) -> None:
+BUFFERS: dict[str, Callable[[np.ndarray], Any]] = {
+    "an array": lambda a: a,
+    "a read-only view": lambda a: np.broadcast_to(a, a.shape),
+    "a bytearray": lambda a: a.data.cast("B"),
+    "a read-only memoryview": lambda a: a.data.toreadonly().cast("B"),
+    "an array over a read-only memoryview": lambda a: np.frombuffer(a.data.toreadonly(), np.uint8),
+}
+
+
+def in_memory() -> onnx.ModelProto:
+    """``scaled`` with its weight in the buffer #w."""
     proto = scaled(raw=True)
     weight = proto.graph.initializer[0]
     weight.ClearField("raw_data")
     weight.data_location = onnx.TensorProto.EXTERNAL
     weight.external_data.add(key="location", value="#w")
-    array = np.float32([5, 6])
-    mine = array.copy() if kind is np.array else bytearray(array.tobytes())
-    m = onnx2jax.convert(proto, buffers={"#w": mine})
-    mine[:] = np.zeros(2, np.float32) if kind is np.array else bytes(8)
+    return proto
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_edits_of_a_buffer_that_was_given_do_not_reach_the_model(name: str) -> None:
+    mine = np.frombuffer(bytearray(np.float32([5, 6]).tobytes()), np.float32)
+    m = onnx2jax.convert(in_memory(), buffers={"#w": BUFFERS[name](mine)})
+    mine[:] = 0
     np.testing.assert_array_equal(m(np.ones(2, np.float32)), [15, 26])
+    np.testing.assert_array_equal(m.params["w"], [5, 6])
+
+
+def test_a_masked_buffer_is_refused() -> None:
+    masked = np.ma.masked_array(np.float32([5, 6]), [True, False])
+    with pytest.raises(InputTypeError, match=r"buffers\['#w'\] is a masked array.*buffer.filled"):
+        onnx2jax.convert(in_memory(), buffers={"#w": masked})
 
 
 def test_params_are_a_pytree_of_their_own_kind() -> None:
@@ -207,14 +228,14 @@ def test_a_model_shows_what_it_takes_and_gives() -> None:
 
 def test_a_pickled_operator_of_a_user_is_looked_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_OPERATORS", {**registry._OPERATORS})
-    onnx2jax.op("Twice", domain="com.example")(lambda x: x * 2)
-    nodes = [helper.make_node("Twice", ["x"], ["y"], domain="com.example")]
+    onnx2jax.op("Twice", domain="test.immutable")(lambda x: x * 2)
+    nodes = [helper.make_node("Twice", ["x"], ["y"], domain="test.immutable")]
     proto = model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])], {})
-    proto.opset_import.add(domain="com.example", version=1)
+    proto.opset_import.add(domain="test.immutable", version=1)
     data = pickle.dumps(onnx2jax.convert(proto))
     np.testing.assert_array_equal(pickle.loads(data)(np.ones(2, np.float32)), [2, 2])
-    del registry._OPERATORS["com.example", "Twice"]
-    with pytest.raises(ValueError, match=r"com\.example\.Twice since opset 1.*register it with onnx2jax\.op"):
+    del registry._OPERATORS["test.immutable", "Twice"]
+    with pytest.raises(ValueError, match=r"test\.immutable\.Twice since opset 1.*register it with onnx2jax\.op"):
         pickle.loads(data)
 
 

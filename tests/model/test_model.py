@@ -53,8 +53,8 @@ def test_positional_named_and_run_agree() -> None:
     [
         ({"b1": np.zeros(8)}, r"params\['b1'\]: float32\[8\] is given as float64\[8\].*astype\('float32'\)"),
         ({"b1": jnp.zeros(8, jnp.bfloat16)}, "is given as bfloat16"),
-        ({"b1": "weights"}, "cannot be made from str"),
-        ([1], "params is a dict of arrays by name, as model.params is, not list"),
+        ({"b1": "weights"}, "cannot be converted from str"),
+        ([1], "params must be a dict of arrays by name, like model.params, not list"),
     ],
     ids=str,
 )
@@ -69,7 +69,7 @@ def test_names_that_are_no_parameters_are_refused() -> None:
     m = onnx2jax.convert(mlp())
     params = {"b3": np.zeros(2, np.float32)}
     for call in (lambda: m.with_params(params), lambda: m.apply(params, X)):
-        with pytest.raises(InputNameError, match=r"\['b3'\], which are no parameters"):
+        with pytest.raises(InputNameError, match=r"unknown parameters \['b3'\]"):
             call()
 
 
@@ -146,14 +146,14 @@ def test_what_a_model_tells_about_itself() -> None:
 def test_numbers_and_lists_take_the_declared_type() -> None:
     m = onnx2jax.convert(one_node("Abs", {"x": (np.int64, ["n"])}))
     assert m([-1, 2]).dtype == jnp.int64
-    with pytest.raises(InputTypeError, match="cannot be made from list"):
+    with pytest.raises(InputTypeError, match="cannot be converted from list"):
         m([1.5, 2])
 
 
 @pytest.mark.parametrize(("dtype", "number"), [(np.int32, 2**31), (np.uint8, -1), (np.int64, 2**63), (bool, 2)])
 def test_numbers_that_the_declared_type_cannot_hold_are_refused(dtype: Any, number: int) -> None:
     m = onnx2jax.convert(one_node("Identity", {"x": (dtype, ["n"])}))
-    with pytest.raises(InputTypeError, match="cannot be made from list"):
+    with pytest.raises(InputTypeError, match="cannot be converted from list"):
         m([number])
 
 
@@ -435,8 +435,8 @@ def test_seeds_and_key_data_are_keys(rng: Any) -> None:
 @pytest.mark.parametrize(
     ("rng", "match"),
     [
-        ("a", "rng is 'a', not a random key"),
-        (1.5, "not a random key"),
+        ("a", "must be a random key.*, not 'a'"),
+        (1.5, "must be a random key.*, not 1.5"),
         (jax.random.split(jax.random.key(0)), r"jax\.vmap"),
     ],
     ids=["text", "float", "several"],

@@ -120,9 +120,9 @@ def test_the_network_is_compiled_once_a_shape(build: Any) -> None:
             np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-6)
             for a, b in zip(ours[2:], theirs[2:], strict=True):
                 np.testing.assert_array_equal(a, b)
-    assert [row[0] for row in m._program.rows()] == ["host", "jit", "host"]
+    assert [row[0] for row in m._runtime.program.rows()] == ["host", "jit", "host"]
     assert m.compilations == 3
-    (compiled,) = [row for row in m._program.rows() if row[0] == "jit"]
+    (compiled,) = [row for row in m._runtime.program.rows() if row[0] == "jit"]
     assert "MatMul" in compiled[1] and "Softmax" in compiled[1]
 
 

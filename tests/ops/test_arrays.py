@@ -14,7 +14,7 @@ from jax import export
 from onnx2jax import compat
 from onnx2jax.errors import OperatorError
 from onnx2jax.ops import registry
-from onnx2jax.ops.arrays import is_known, xp
+from onnx2jax.ops.arrays import identical, is_known, xp
 from tests.support.helpers import run_op
 
 KNOWN = np.arange(3.0, dtype=np.float32)
@@ -80,3 +80,24 @@ def test_integers_do_not_turn_into_floats(thirds: Any, jit: bool) -> None:
     assert run_op("Thirds", np.array([2]), domain="test.arrays", n_outputs=2, jit=jit)[0].tolist() == [6]
     with pytest.raises(OperatorError, match=r"int64.*must have a floating type; Cast it first"):
         run_op("Softplus", np.array([2]), jit=jit)
+
+
+NAN = np.float32(np.nan)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (np.float32([0, 1]), np.float32([0, 1]), True),
+        (np.float32([0, 1]), np.float32([-0.0, 1]), False),
+        (np.array(NAN), np.array(NAN), True),
+        (np.float32([1]), np.float64([1]), False),
+        (np.zeros((0, 2)), np.zeros((0, 3)), False),
+        (np.arange(6).reshape(2, 3).T, np.array([[0, 3], [1, 4], [2, 5]]), True),
+        (np.array(["a"], object), np.array(["a"], object), True),
+        (np.array(["a"], object), np.array(["b"], object), False),
+        (np.ones(2, ml_dtypes.bfloat16), np.ones(2, ml_dtypes.float8_e5m2), False),
+    ],
+)
+def test_identical_compares_bits(a: np.ndarray, b: np.ndarray, same: bool) -> None:
+    assert identical(a, b) is same

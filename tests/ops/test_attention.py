@@ -139,7 +139,7 @@ def test_gradients_where_a_query_attends_to_nothing():
     ("args", "inputs", "attributes", "message"),
     [
         ((Q, K, V), {"past_key": PAST[0]}, {}, "together"),
-        ((Q, K, V), {"past_key": PAST[0], "past_value": PAST[1], "nonpad_kv_seqlen": LENGTHS}, {}, "kept outside"),
+        ((Q, K, V), {"past_key": PAST[0], "past_value": PAST[1], "nonpad_kv_seqlen": LENGTHS}, {}, "outside the node"),
         ((Q, K, V), {}, {"left_window_size": -2}, "-1 or more"),
         ((Q, K, V), {}, {"qk_matmul_output_mode": 4}, r"qk_matmul_output_mode \(4\) must be one of 0, 1, 2, 3"),
         ((Q, K, V), {}, {"softmax_precision": 7}, "softmax_precision"),
@@ -233,7 +233,7 @@ def test_rotation_turns_pairs(interleaved, width, jit):
 
 def test_a_position_outside_the_cache_is_not_another_position():
     x, cache = np.ones((1, 1, 1, 2), np.float32), np.ones((4, 1), np.float32)
-    with pytest.raises(ValueError, match="leave the range"):
+    with pytest.raises(ValueError, match="are outside"):
         run_op("RotaryEmbedding", x, cache, cache, np.array([[4]]))
     assert np.isnan(run_op("RotaryEmbedding", x, cache, cache, np.array([[4]]), jit=True)).all()
 
@@ -249,7 +249,7 @@ def test_flex_attention_calls_its_graphs():
     got = run_op("FlexAttention", *half, domain="ai.onnx.preview", score_mod=score_mod, prob_mod=lambda p: (p * 2,))
     assert seen == [np.float32] and got.dtype == np.float16
     np.testing.assert_allclose(got, 2 * reference(Q, K, V, bias_of(ROW >= COLUMN), D**-0.5), atol=2e-2)
-    with pytest.raises(ValueError, match="prob_mod must keep"):
+    with pytest.raises(ValueError, match="prob_mod must preserve"):
         run_op("FlexAttention", *half, domain="ai.onnx.preview", prob_mod=lambda p: (p[:1],))
 
 

@@ -99,7 +99,7 @@ def test_if_keeps_known_what_both_branches_agree_on():
     "a, b", [(f32(1), f32(1, 2)), (f32(1), i64([1])), ([f32(1)], [f32(1), f32(2)]), (None, f32(1))]
 )
 def test_if_traced_with_different_branches_is_an_error(a, b):
-    with pytest.raises(KnownValueError, match=r"then: .*else: .*known value"):
+    with pytest.raises(KnownValueError, match=r"then: .*else: .*condition known"):
         jax.jit(lambda c: if_(c, *branches(a, b)))(TRUE)
 
 
@@ -217,6 +217,16 @@ def test_loop_constant_state_stays_known():
         return y
 
     assert jax.jit(f)(f32(1, 2)).tolist() == [4, 5]
+
+
+def test_loop_state_that_changes_the_sign_of_zero_is_not_constant():
+    def f(x):
+        body = Body(lambda _, go, zero, x: (go, -zero, x + 1), 3)
+        zero, y = loop(i64(3), TRUE, np.zeros(1, np.float32), x, body=body)
+        return y / jnp.asarray(zero)
+
+    for run in (f, jax.jit(f)):
+        np.testing.assert_array_equal(run(f32(1, 2)), [-np.inf] * 2)
 
 
 def need(value):

@@ -12,6 +12,7 @@ import pytest
 
 from onnx2jax import compat
 from onnx2jax.ops import conv
+from onnx2jax.ops.window import Window
 from tests.support.helpers import run_op
 
 RNG = np.random.default_rng(3)
@@ -51,7 +52,7 @@ FORMS = [  # x, w, strides, pads, dilations, groups
 
 
 def geometry(w, strides, pads, dilations, groups=1):
-    return conv.Window(w.shape[2:], strides, pads, dilations), groups
+    return Window(w.shape[2:], strides, pads, dilations), groups
 
 
 @pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS)
@@ -59,19 +60,9 @@ def test_every_form_is_the_plain_sum(x, w, strides, pads, dilations, groups):
     x, w = f32(*x), f32(*w)
     options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     expected = plain(x, w, **options)
-    for form in (conv.conv, conv._conv_native, conv._conv_cpu, conv._conv_columns):
+    for form in (conv.conv, conv._native, conv._on_cpu):
         got = jax.jit(lambda x, w, form=form: form(x, w, *geometry(w, **options)))(x, w)
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_large_images_take_the_native_form(monkeypatch, groups):
-    x, w = f32(1, 8, 6, 6), f32(8, 8 // groups, 3, 3)
-    options = {"strides": (1, 1), "pads": ((1, 1), (1, 1)), "dilations": (1, 1), "groups": groups}
-    monkeypatch.setattr(conv, "CACHED_COLUMNS", 0)
-    monkeypatch.setattr(conv, "FEW_PIXELS", 0)
-    got = conv._conv_cpu(jnp.asarray(x), jnp.asarray(w), *geometry(w, **options))
-    np.testing.assert_allclose(got, plain(x, w, **options), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS[:7])
@@ -80,9 +71,9 @@ def test_transposed_convolution_is_the_adjoint(x, w, strides, pads, dilations, g
     x, w = f32(*x), f32(*w)
     y = plain(x, w, **options)
     back = f32(*y.shape)
-    for transpose in (conv._transpose_native, conv._transpose_cpu):
-        place = x.shape[2:], *geometry(w, **options)
-        got = jax.jit(lambda y, w, transpose=transpose, place=place: transpose(y, w, *place))(back, w)
+    for form in (conv._native, conv._on_cpu):
+        place = y.shape[2:], x.shape[2:], *geometry(w, **options)
+        got = jax.jit(lambda y, w, form=form, place=place: form(y, *conv._mirrored(w, *place)))(back, w)
         np.testing.assert_allclose(np.vdot(got, x), np.vdot(y, back), rtol=1e-3)
 
 
@@ -143,7 +134,7 @@ def test_derivatives_are_those_of_the_native_form(x, w, strides, pads, dilations
     def call(x, w):
         got, expected = (
             jax.grad(lambda x, w: (f(x, w, *geometry(w, **options)) ** 2).sum(), argnums=(0, 1))(x, w)  # noqa: B023
-            for f in (conv.conv, conv._conv_native)
+            for f in (conv.conv, conv._native)
         )
         return got, expected, jax.vmap(lambda v: conv.conv(v, w, *geometry(w, **options)))(jnp.stack([x, 2 * x]))
 

@@ -48,7 +48,7 @@ def test_slice_of_axes_strings_and_nothing():
     strings = np.array(["a", "b"], object)
     assert run_op("Slice", strings, ints(-1), ints(MIN), ints(0), ints(-1)).tolist() == ["b", "a"]
     for wrong in ((ints(0), ints(1), ints(0), ints(0)), (ints(0), ints(1, 2)), (ints(0, 0), ints(1, 1), ints(1, -1))):
-        with pytest.raises(ValueError, match=r"step cannot be zero|one length|twice"):
+        with pytest.raises(ValueError, match=r"step cannot be zero|one length|duplicates"):
             run_op("Slice", x, *wrong)
 
 
@@ -79,7 +79,7 @@ def test_known_indices_out_of_range_are_errors(name, inputs):
     x = np.zeros((3, 2), np.float32)
     attributes = {"axis": 1} if name == "TensorScatter" else {}
     for data in (x, as_jax(x)):
-        with pytest.raises(ValueError, match="leave the range"):
+        with pytest.raises(ValueError, match="are outside"):
             run_op(name, data, *inputs, **attributes)
 
 
@@ -200,7 +200,7 @@ def test_compress_needs_only_the_condition():
     np.testing.assert_array_equal(
         both("Compress", x, np.array([False, True]), axis=-1), np.int16([[2], [4]]), strict=True
     )
-    with pytest.raises(ValueError, match="leave the range"):
+    with pytest.raises(ValueError, match="are outside"):
         run_op("Compress", x, np.array([False, False, True]), axis=0)
 
 

@@ -221,16 +221,16 @@ def test_a_rotation_in_bfloat16_rounds_as_often_as_it_is_told(arithmetic: int, p
     [
         (GATE, [real(2, 3)], {}, "must be even"),
         (GATE, [real(2, 3), real(3)], {}, "does not broadcast"),
-        (PROJ, [real(3, 4), real(4, 6)], {"router_size": 3}, "an even number of others"),
-        (LORA, [X, *WEIGHTS[:3], real(4), *WEIGHTS[4:]], QLORA, "3 scales for each row"),
-        (ROUTER, [LOGITS, BIAS], {"top_k": 9}, r"top_k \(9\) up to 8"),
+        (PROJ, [real(3, 4), real(4, 6)], {"router_size": 3}, "plus an even number"),
+        (LORA, [X, *WEIGHTS[:3], real(4), *WEIGHTS[4:]], QLORA, "3 scales per row"),
+        (ROUTER, [LOGITS, BIAS], {"top_k": 9}, r"top_k \(9\) from 1 to 8"),
         (ROUTER, [LOGITS, BIAS], {"top_k": 1, "n_group": 3}, "divide 8 experts"),
-        (ROUTER, [X, BIAS, real(8, 40)], {"top_k": 1}, "needs the outputs"),
-        (ROTARY, [HEADS, real(10), np.array([4]), *TABLES], {**TURN, "flatten_batch": 1}, "give position_ids"),
-        (ROTARY, [HEADS, real(10), POSITIONS, *TABLES], {"rotary_embedding_dim": 12}, "an even part"),
+        (ROUTER, [X, BIAS, real(8, 40)], {"top_k": 1}, "requires the outputs"),
+        (ROTARY, [HEADS, real(10), np.array([4]), *TABLES], {**TURN, "flatten_batch": 1}, "use position_ids"),
+        (ROTARY, [HEADS, real(10), POSITIONS, *TABLES], {"rotary_embedding_dim": 12}, "must be even"),
         (MIX, STREAMS, {"num_branches": 4}, "must divide"),
         (MIX, [*STREAMS, BEHIND[0]], BRANCHES, "prev_post_gate"),
-        (MERGE, [*BASE, *RANGE], {"max_output_entries": 5, "policy_mode": "append_indices"}, "its own inputs"),
+        (MERGE, [*BASE, *RANGE], {"max_output_entries": 5, "policy_mode": "append_indices"}, "both of its inputs"),
     ],
 )
 def test_what_does_not_fit(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:

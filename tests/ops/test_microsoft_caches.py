@@ -92,7 +92,7 @@ def test_a_caller_that_traces_changes_nothing_for_one_that_does_not() -> None:
 def test_a_traced_total_needs_a_past() -> None:
     operands = [*grouped(3), None, None, I32([2, 2]), I32(3)]
     model = attention_model(operands, **GROUPED)
-    with pytest.raises(KnownValueError, match="past_key must have the cache"):
+    with pytest.raises(KnownValueError, match="past_key must be a buffer"):
         jax.jit(model)(*given(operands))
 
 

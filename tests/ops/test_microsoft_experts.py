@@ -11,7 +11,7 @@ import pytest
 from jax.test_util import check_grads
 
 from onnx2jax import compat
-from onnx2jax.runtime.explained import DeviationWarning
+from onnx2jax.runtime.node_errors import DeviationWarning
 from tests.ops.test_microsoft import MICROSOFT, onnxruntime_says, real
 from tests.support.helpers import run_op
 
@@ -163,15 +163,15 @@ def test_of_equal_experts_the_last_are_taken() -> None:
         ("MoE", [X, ROUTER, *JOINED, *FC2], {}, r"A must have the shape \[rows, K=32\]"),
         ("MoE", [X, ROUTER[:3], *FC1, *FC2], {}, "router_probs .*tokens=5"),
         ("MoE", [X, ROUTER, *FC1, *FC2], {"activation_type": "swiglu"}, "either fc3_experts_weights or swiglu_fusion"),
-        ("MoE", [X, ROUTER, *FC1, *FC2], {"use_sparse_mixer": 1, "k": 2}, "does without"),
+        ("MoE", [X, ROUTER, *FC1, *FC2], {"use_sparse_mixer": 1, "k": 2}, "CPU provider ignores"),
         ("QMoE", MIXED, {**BITS, "quant_type": "fp4"}, "quant_type .* must be 'int'"),
-        ("QMoE", MIXED, {**BITS, "block_size": 32}, "fc1_scales must be given, one for each"),
+        ("QMoE", MIXED, {**BITS, "block_size": 32}, "fc1_scales must be given, one per"),
         ("QMoE", MIXED, {**BITS, "block_size": 8}, r"fc1_scales must have .*blocks=2"),
         (
             "QMoE",
             MIXED,
             {**BITS, "fc1_expert_weight_bits": 4},
-            "32 values of 4 bits in a row for 16",
+            "rows of 32 4-bit values, the input 16",
         ),
         ("QMoE", [*MIXED[:12], MIXED[12][..., :0]], BITS, r"fc2_zero_points must have .*bytes=1"),
         ("QMoE", [*MIXED, *[None] * 2, real(4)], BITS, "fp4 and fp8"),

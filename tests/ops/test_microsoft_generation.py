@@ -397,7 +397,7 @@ WHOLE = {"input_ids": [[3, 5]], "max_length": [4], "min_length": [1], "num_beams
 @pytest.mark.parametrize(
     ("operator", "changes", "attributes", "said"),
     [
-        ("GreedySearch", {"max_length": [2]}, {}, "more than the 2 tokens"),
+        ("GreedySearch", {"max_length": [2]}, {}, "exceed the prompt's 2 tokens"),
         ("GreedySearch", {"input_ids": [3, 5]}, {}, "input_ids .*batch, length"),
         ("GreedySearch", {"repetition_penalty": [0.0]}, {}, "repetition_penalty"),
         ("GreedySearch", {"vocab_mask": [1, 1]}, {}, "vocab=11"),
@@ -406,7 +406,7 @@ WHOLE = {"input_ids": [[3, 5]], "max_length": [4], "min_length": [1], "num_beams
         ("GreedySearch", {"attention_mask": [[1]]}, {}, "length=2"),
         ("GreedySearch", {}, {"model_type": 1}, "encoder and decoder_start_token_id"),
         ("GreedySearch", {}, {"model_type": 2}, "model_type"),
-        ("GreedySearch", {}, {"vocab_size": 12}, "more than the 11 logits"),
+        ("GreedySearch", {}, {"vocab_size": 12}, "exceeds the decoder's 11 logits"),
         ("BeamSearch", {"num_return_sequences": [3]}, {}, "from 1 to num_beams"),
         ("BeamSearch", {"logits_processor": [1]}, {}, "logits_processor"),
         ("BeamSearch", {"decoder_input_ids": [[1]]}, {}, "decoder_input_ids"),
@@ -430,5 +430,5 @@ def test_graphs_of_another_form_are_refused() -> None:
         run_op("GreedySearch", np.array([[1]]), np.array([3]), domain=MICROSOFT, decoder=other, **TOKENS)
     shared = Session(gpt())
     shared.inputs.append(shared.inputs[0])
-    with pytest.raises(NotImplementedError, match="a past that grows"):
+    with pytest.raises(NotImplementedError, match="with a growing past"):
         run_op("GreedySearch", np.array([[1]]), np.array([3]), domain=MICROSOFT, decoder=shared, **TOKENS)

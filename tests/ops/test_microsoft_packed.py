@@ -310,7 +310,7 @@ M, P = "MRotaryEmbedding", "PagedAttention"
 REFUSED: list[tuple[str, dict[int, Any], dict[str, Any], str]] = [
     ("RemovePadding", {1: I32([4, 0, 0, 0])}, {}, "between 0 and 3"),
     ("RemovePadding", {1: COUNTS[:3]}, {}, "sequence_token_count"),
-    ("RestorePadding", {1: PLACES[:1]}, {}, r"6 tokens do not fit into \[1, 3\]"),
+    ("RestorePadding", {1: PLACES[:1]}, {}, r"6 tokens exceed \[1, 3\]"),
     ("PackedMultiHeadAttention", {1: PACKED[1][:5]}, {}, "key .*total=6"),
     ("PackedMultiHeadAttention", {3: BIAS[1:]}, {}, "bias .*hidden=24"),
     ("PackedMultiHeadAttention", {5: ENDS[:3]}, {}, r"cumulative_sequence_length must have the shape \[5\]"),
@@ -318,8 +318,8 @@ REFUSED: list[tuple[str, dict[int, Any], dict[str, Any], str]] = [
     (P, {5: ENDS[:3]}, {}, "past_seqlens .*batch=2"),
     (P, {14: F32([1])}, {}, "k_scale"),
     (P, {12: half(SIZE)}, {}, "q_norm_weight and k_norm_weight"),
-    (P, {4: None}, {}, "no value_cache"),
-    (P, {3: np.zeros((BLOCKS, BLOCK, 1, SIZE), np.int8)}, {}, "another type than query"),
+    (P, {4: None}, {}, "a missing value_cache"),
+    (P, {3: np.zeros((BLOCKS, BLOCK, 1, SIZE), np.int8)}, {}, "a dtype other than query"),
     (P, {}, {"kv_cache_layout": "LATENT"}, "kv_cache_layout"),
     (P, {}, {"k_quant_type": "PER_TENSOR"}, "k_quant_type"),
     (P, {}, {"do_rotary": 1}, "do_rotary=1 needs"),
@@ -328,7 +328,7 @@ REFUSED: list[tuple[str, dict[int, Any], dict[str, Any], str]] = [
     (M, {}, {"scale": 2.0}, "scale"),
     (M, {1: STREAMS[:2]}, {}, "position_ids .*3=3"),
     ("RelativePositionBias", {2: np.array([6])}, {}, r"query_length \(5\)"),
-    ("RelativePositionBias", {}, {"max_distance": 3}, "above 4"),
+    ("RelativePositionBias", {}, {"max_distance": 3}, "exceed 4"),
     ("GatedRelativePositionBias", {2: real(1, HEADS, 3, 2)}, {}, "rel_pos"),
     ("LongformerAttention", {6: I32([[1]])}, {}, "global"),
 ]

@@ -228,36 +228,36 @@ def test_boundaries_that_do_not_fit(name: str) -> None:
     compiled = jax.jit(run)
     assert not any(np.array_equal(y, mark * np.ones(y.shape), equal_nan=True) for y in compiled(BOUNDS))
     for wrong in ([0, 2, 5], [1, 2, 6], [0, 7, 6]):
-        with pytest.raises(ValueError, match="must go from 0 to 6"):
+        with pytest.raises(ValueError, match="increase from 0 to 6"):
             run(I32(wrong))
         for y in compiled(I32(wrong)):
             np.testing.assert_array_equal(y, mark * np.ones(y.shape))
 
 
 REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
-    (NET, [Q, K, V, None, DECAY, BETA], {}, "give cu_seqlens, or initial_state"),
+    (NET, [Q, K, V, None, DECAY, BETA], {}, "give cu_seqlens, or an initial_state"),
     (NET, [Q, K, V, SAME, DECAY, None, STATE], {}, "needs input beta"),
     (NET, [Q, K, V, SAME, DECAY, BETA, STATE], {"update_rule": "delta"}, "takes no input decay"),
     (NET, [Q, K, V, SAME, DECAY, BETA, STATE, A_LOG], {"gate_activation": "qwen"}, "needs a_log and dt_bias"),
     (NET, [Q, K, V, SAME, DECAY, BETA, STATE, A_LOG, BIAS], {}, "takes no a_log and dt_bias"),
     (NET, [Q, K, V, SAME, DECAY, BETA, STATE, A_LOG, BIASES], {"gate_activation": "kda"}, r"dt_bias \(12,\)"),
     (NET, [Q, K, V, SAME, DECAY, BETA, STATE.swapaxes(2, 3)], {}, r"initial_state .*V=2, K=3"),
-    (NET, [Q, K, V[:, :3], SAME, DECAY, BETA, STATE], {}, "2 heads .* shared by 3"),
-    (NET, [PACKED[:, 1:], None, None, SAME, DECAY, BETA, STATE], {}, "19 numbers a token"),
-    (NET, [PACKED, None, None, BOUNDS, DECAY, BETA], {}, "need initial_state"),
-    (NET, [*FOUR, BOUNDS, DECAY, BETA, STATE], {}, "with cu_seqlens the former"),
-    (NET, [Q, K, V, SAME, DECAY, BETA, STATE], {"state_update_capacity": 2}, "capture_count above 0"),
+    (NET, [Q, K, V[:, :3], SAME, DECAY, BETA, STATE], {}, "must be a multiple of 2 query"),
+    (NET, [PACKED[:, 1:], None, None, SAME, DECAY, BETA, STATE], {}, "19 features"),
+    (NET, [PACKED, None, None, BOUNDS, DECAY, BETA], {}, "requires initial_state"),
+    (NET, [*FOUR, BOUNDS, DECAY, BETA, STATE], {}, "must have the shape .total, heads, size. .it has"),
+    (NET, [Q, K, V, SAME, DECAY, BETA, STATE], {"state_update_capacity": 2}, "from 1 to 8 with capture_count"),
     (NET, [Q, K, V, SAME, DECAY, BETA, STATE], {"chunk_size": 0}, "chunk_size"),
     (NET, [Q, K, V, SAME, DECAY, BETA, STATE], {"gate_lower_bound": 1.0}, "negative"),
     (CONV, [LINE, TAPS, BOUNDS, None, PAST[..., :3]], {}, r"initial_state .*past=2"),
     (CONV, [LINE, TAPS, BOUNDS, None, PAST], {"dilation": 0}, "dilation"),
-    (CONV, [LINE, TAPS, BOUNDS, None, PAST[..., :2], None, real(6, 2, 3), real(6, 1)], {}, "which only CUDA has"),
+    (CONV, [LINE, TAPS, BOUNDS, None, PAST[..., :2], None, real(6, 2, 3), real(6, 1)], {}, "implemented by CUDA only"),
     (HASH, [IDS, PRIMES[:2], SIZES, BOUNDS], HASHED, "multipliers"),
-    (HASH, [IDS, PRIMES, SIZES, BOUNDS, None, None, None, None, WINDOW_CUTS], HASHED, "need segment_ids"),
-    (HASH, [IDS, PRIMES, SIZES, I32([0, 0, 6])], HASHED, "rising"),
+    (HASH, [IDS, PRIMES, SIZES, BOUNDS, None, None, None, None, WINDOW_CUTS], HASHED, "require segment_ids"),
+    (HASH, [IDS, PRIMES, SIZES, I32([0, 0, 6])], HASHED, "strictly increase"),
     ("GatedDeltaNetStateReplay", [real(30), real(37), real(30), NUMBERS], {}, "elements 26 to 42 of capsule_backing"),
-    ("ConvStateReplay", [real(20), real(20), real(20), BYTES + 1], {}, "multiples of 4"),
-    ("ConvStateReplay", [real(20), real(20), real(1, 20), BYTES], {}, "flat tensors of one type"),
+    ("ConvStateReplay", [real(20), real(20), real(20), BYTES + 1], {}, "item size 4"),
+    ("ConvStateReplay", [real(20), real(20), real(1, 20), BYTES], {}, "rank 1 and one dtype"),
 ]  # fmt: skip
 
 

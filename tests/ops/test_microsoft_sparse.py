@@ -122,13 +122,13 @@ def test_what_is_selected_but_not_there_gives_nan() -> None:
 @pytest.mark.parametrize(
     ("inputs", "attributes", "said"),
     [
-        ([*QKV, *MAIN], {**WHO, "attention_mode": "local_plus_selected"}, "auxiliary_key and a window"),
-        ([*QKV, *AUXILIARY], WHO, "takes keys of 'main'"),
-        ([*QKV, *AUXILIARY], {**NEAR, "local_window_size": -1}, "a window"),
+        ([*QKV, *MAIN], {**WHO, "attention_mode": "local_plus_selected"}, "auxiliary_key and local_window_size"),
+        ([*QKV, *AUXILIARY], WHO, "requires 'main'"),
+        ([*QKV, *AUXILIARY], {**NEAR, "local_window_size": -1}, "local_window_size >= 1"),
         ([*QKV, *PAST, OTHER[0], None, *AUXILIARY[4:]], NEAR, "auxiliary_kv_shared=1"),
         ([*QKV, *MAIN[:4], CHOSEN[:3], *MAIN[5:]], WHO, r"selected_indices .*tokens=4"),
         ([*QKV, *(p.astype(np.int8) for p in PAST), *MAIN[2:]], WHO, "a cache of int8"),
-        ([*QKV, *MAIN, *TABLES], {**WHO, "do_rotary": 1, "rotary_offset": 5}, "room for them"),
+        ([*QKV, *MAIN, *TABLES], {**WHO, "do_rotary": 1, "rotary_offset": 5}, "fit the features after"),
     ],
 )
 def test_what_does_not_fit(inputs: list[Any], attributes: dict[str, Any], said: str) -> None:

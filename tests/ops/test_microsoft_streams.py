@@ -87,7 +87,7 @@ def test_results(name: str, inputs: list[Any], count: int, attributes: dict[str,
         ("HyperConnectionPostMix", [STREAMS, real(1, 3), real(4, 2)], {}, "block_output"),
         ("EngramGate", [*ENGRAM[:3], real(3), real(2, 3)], {}, "key_norm_scale"),
         ("NGramHashMapping", [IDS, PRIMES, np.array([11, 0])], HASHED, "positive"),
-        ("NGramHashMapping", [IDS, PRIMES, SIZES[:0]], {**HASHED, "max_ngram_size": 1}, "2 or more"),
+        ("NGramHashMapping", [IDS, PRIMES, SIZES[:0]], {**HASHED, "max_ngram_size": 1}, "at least 2"),
         ("EngramGate", [real(1, 2, 2, 3), real(1, 2, 2, 3), real(1, 2, 4), real(2, 3), real(2, 3)], {}, "H=3"),
         (
             "EngramGate",

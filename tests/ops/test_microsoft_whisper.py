@@ -155,15 +155,15 @@ def test_a_converted_file() -> None:
     ("changes", "attributes", "said"),
     [
         ({"decoder_input_ids": [[1], [2]]}, {}, "batch=1"),
-        ({}, {"decoder_start_token_id": -1}, "decoder_input_ids or the attribute"),
+        ({}, {"decoder_start_token_id": -1}, "decoder_input_ids or decoder_start_token_id"),
         ({"logits_processor": [2]}, {}, "logits_processor"),
         ({"logits_processor": [1]}, {"beginning_timestamp_token_id": -1}, "beginning_timestamp_token_id"),
         ({"extra_decoding_ids": [[1]]}, {}, "extra_decoding_ids"),
         ({"attention_mask": [[1]]}, {}, "attention_mask"),
-        ({}, {"n_outputs": 5}, "fifth"),
+        ({}, {"n_outputs": 5}, "after the third"),
         ({}, {"encoder": None}, "encoder"),
         ({}, {"decoder_output_cross_qk": 1}, "decoder_output_cross_qk"),
-        ({"max_length": [1]}, {}, "more than the 1 tokens"),
+        ({"max_length": [1]}, {}, "exceed the prompt's 1 tokens"),
     ],
 )
 def test_refused(changes: dict[str, Any], attributes: dict[str, Any], said: str) -> None:

@@ -13,9 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx2jax.errors import KnownValueError
-from onnx2jax.ops.ml.trees import LEAF, Forest
+from onnx2jax.ops.ml.trees import LEAF, Forest, _layout
 from onnx2jax.ops.ml.trees import _leaves as leaves
-from onnx2jax.ops.ml.trees import _walk as laid_out
 from tests.support.helpers import run_op
 
 ml = partial(run_op, domain="ai.onnx.ml")
@@ -116,7 +115,7 @@ def test_feature_extractor():
         assert ml("ArrayFeatureExtractor", x, np.array([[2, 0]]), jit=jit).tolist() == x[:, [2, 0]].tolist()
         assert ml("ArrayFeatureExtractor", x[0], np.array([1]), jit=jit).shape == (1, 1)
     for index in np.array([[-1], [4]]):  # "based on 0": none counts from the end
-        with pytest.raises(ValueError, match="leave the 4 features"):
+        with pytest.raises(ValueError, match=r"are outside \[0, 3\]"):
             ml("ArrayFeatureExtractor", x, index)
         assert np.isnan(ml("ArrayFeatureExtractor", x, index, jit=True)).all()
     with pytest.raises(KnownValueError, match="strings"):
@@ -160,7 +159,7 @@ def test_label_encoder_with_tensors():
         got = encode(np.array([[1, 2, 3]], np.int16), jit=jit)
         assert got.tolist() == [[1.5, -7, 2.5]]  # the last of equal keys
         assert got.dtype == np.float64
-    with pytest.raises(ValueError, match="input's type"):
+    with pytest.raises(ValueError, match="dtype of the input"):
         encode(np.array([1]))
     with pytest.raises(KnownValueError, match="strings"):
         ml("LabelEncoder", np.array([1]), keys_int64s=(1,), values_strings=("a",), jit=True)
@@ -190,7 +189,7 @@ def test_zip_map():
     x = np.array([[0.25, 0.75]], np.float32)
     assert ml("ZipMap", x, classlabels_strings=("a", "b")) == [{"a": 0.25, "b": 0.75}]
     assert ml("ZipMap", x[0], classlabels_int64s=(3, 4)) == [{3: 0.25, 4: 0.75}]
-    with pytest.raises(ValueError, match="2 columns"):
+    with pytest.raises(ValueError, match=r"number of columns \(2\)"):
         ml("ZipMap", x, classlabels_int64s=(3, 4, 5))
 
 
@@ -409,12 +408,12 @@ def test_trees_over_many_features():
     wide, n = 2**28, np.arange(3)
     links = {"modes": np.array([0, LEAF, LEAF]), "true": np.array([1, 1, 2]), "false": np.array([2, 1, 2])}
     stump = Forest(features=np.array([0, wide, 0]), splits=np.float32([0.5, 0, 0]), missing=n * 0, roots=n[:1], **links)
-    walk, at, _ = laid_out(stump)
-    assert not walk.packed and walk.n_features == wide + 1
+    layout, at, _ = _layout(stump)
+    assert not layout.splits_in_words and layout.n_features == wide + 1
     for x, leaf in ((0, 1), (1, 2)):
         with jax.enable_x64(True):
             for given in (np.float32([[x]]), jnp.float32([[x]])):  # no branch asks for the last feature
-                assert at[leaves(given, walk._replace(n_features=1))] == leaf
+                assert at[leaves(given, layout._replace(n_features=1))] == leaf
 
 
 STUMP = {

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from onnx2jax import compat
-from onnx2jax.ops import conv, pool
+from onnx2jax.ops import pool
+from onnx2jax.ops.window import Window
 from tests.support.helpers import run_op
 
 ROW = np.arange(1, 6, dtype=np.float32).reshape(1, 1, 5)
@@ -80,7 +81,7 @@ def test_both_forms_of_a_window_agree(geometry):
     kernel, strides, dilations, pads = geometry
     for init, combine in ((0, jax.lax.add), (-np.inf, jax.lax.max)):
         a, b = (
-            form(x, init, combine, conv.Window(kernel, strides, pads, dilations))
+            form(x, init, combine, Window(kernel, strides, pads, dilations))
             for form in (pool._reduce, pool._reduce_by_axis)
         )
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -95,7 +96,7 @@ def test_the_derivative_goes_to_the_first_of_equal_maxima(dilations, expected):
 def test_the_derivative_of_maxima_is_that_of_reduce_window():
     rng = np.random.default_rng(2)
     x = jnp.asarray(rng.integers(0, 3, (2, 3, 7, 6)), jnp.float32)  # many are equal
-    window = conv.Window((3, 2), (2, 1), ((1, 1), (0, 1)), (1, 1))
+    window = Window((3, 2), (2, 1), ((1, 1), (0, 1)), (1, 1))
     y, pull = jax.vjp(lambda x: pool._reduce(x, -np.inf, jax.lax.max, window), x)
     ours, back = jax.vjp(lambda x: pool._maxima(x, window), x)
     np.testing.assert_array_equal(ours, y)

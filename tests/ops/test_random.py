@@ -56,7 +56,7 @@ def test_output_types(name, inputs, attributes, dtype):
 
 
 def test_an_integer_input_cannot_lend_its_type():
-    with pytest.raises(ValueError, match="give the attribute dtype"):
+    with pytest.raises(ValueError, match="set the attribute dtype"):
         run_op("RandomNormalLike", np.zeros(3, np.int64), rng=KEYS[0])
 
 

@@ -9,13 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from onnx import helper
 
+import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import OperatorError
 from onnx2jax.ir.binding import NEWEST
 from onnx2jax.ops import linalg
 from onnx2jax.ops.registry import resolve
 from tests.support.helpers import assert_on_purpose, run_op
+from tests.support.models import model, value
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -64,14 +67,14 @@ BOTH = {"direction": "bidirectional"}
 TWICE = floats(2, 2, 3), floats(2, 16, 3), floats(2, 16, 4)
 
 REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
-    ("GatherElements", (floats(2, 2), zeros(3, 2)), {"axis": 1}, "do not fit into data"),
-    ("GatherElements", (floats(2, 2), zeros(2)), {}, "do not fit into data"),
-    ("ScatterElements", (floats(2, 2), zeros(3, 2), floats(3, 2)), {"axis": 1}, "do not fit into data"),
+    ("GatherElements", (floats(2, 2), zeros(3, 2)), {"axis": 1}, "must not exceed data"),
+    ("GatherElements", (floats(2, 2), zeros(2)), {}, "must not exceed data"),
+    ("ScatterElements", (floats(2, 2), zeros(3, 2), floats(3, 2)), {"axis": 1}, "must not exceed data"),
     ("ScatterElements", (floats(2, 2), zeros(2, 2), floats(2, 1)), {}, r"updates must have the shape \[2, 2\]"),
-    ("GatherND", (floats(2, 2), zeros(3, 1)), {"batch_dims": 1}, "do not fit data"),
-    ("GatherND", (floats(4, 2), zeros(3, 1)), {"batch_dims": 1}, "do not fit data"),
-    ("GatherND", (floats(2, 2), zeros()), {}, "do not fit data"),
-    ("ScatterND", (floats(2, 2), zeros(), floats(2)), {}, "do not fit data"),
+    ("GatherND", (floats(2, 2), zeros(3, 1)), {"batch_dims": 1}, "do not match data"),
+    ("GatherND", (floats(4, 2), zeros(3, 1)), {"batch_dims": 1}, "do not match data"),
+    ("GatherND", (floats(2, 2), zeros()), {}, "do not match data"),
+    ("ScatterND", (floats(2, 2), zeros(), floats(2)), {}, "do not match data"),
     ("ReverseSequence", (floats(4, 3), ints(1, 2)), {}, r"sequence_lens must have the shape \[3\]"),
     ("ReverseSequence", (floats(4, 3), ints(2)), {}, r"sequence_lens must have the shape \[3\]"),
     ("ReverseSequence", (floats(4, 3), zeros(3, 1)), {}, r"sequence_lens must have the shape \[3\]"),
@@ -175,7 +178,7 @@ def test_operands_that_no_such_operator_has(name: str, operands: list[Any], cure
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_numbers_are_no_features(jit: bool) -> None:
-    with pytest.raises(OperatorError, match=r"input 1 is a number without axes: reshape it to \[1, 1\]"):
+    with pytest.raises(OperatorError, match=r"input 1 is a scalar: reshape it to \[1, 1\]"):
         run_op("FeatureVectorizer", floats(2, 3), floats(), domain="ai.onnx.ml", inputdimensions=(3, 1), jit=jit)
 
 
@@ -209,3 +212,27 @@ def test_a_fault_of_the_library_stays_one(monkeypatch: pytest.MonkeyPatch) -> No
         run_op("MatMul", floats(2, 2), floats(2, 2))
     assert not isinstance(caught.value, OperatorError)
     assert "inside node 'MatMul'" in caught.value.__notes__[0]
+
+
+ONE = np.ones((1, 1, 1, 1), np.float32)
+TOO_LARGE = {
+    "ConstantOfShape": (ints(10**7, 10**7),),
+    "Expand": (ONE, ints(10**7, 10**7)),
+    "Tile": (ONE, ints(1, 1, 10**7, 10**7)),
+    "Pad": (ONE, ints(0, 0, 0, 0, 0, 0, 10**7, 10**7)),
+    "CenterCropPad": (ONE, ints(1, 1, 10**7, 10**7)),
+    "Range": (ints(0)[0], ints(10**14)[0], ints(1)[0]),
+    "HannWindow": (np.array(10**14),),
+    "AffineGrid": (np.ones((1, 2, 3), np.float32), ints(1, 1, 10**7, 10**7)),
+    "Resize": (ONE, None, None, ints(1, 1, 10**7, 10**7)),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_arrays_larger_than_the_memory_are_refused_before_they_are_filled(name: str) -> None:
+    inputs = [f"i{k}" if v is not None else "" for k, v in enumerate(TOO_LARGE[name])]
+    given = {n: v for n, v in zip(inputs, TOO_LARGE[name], strict=True) if n}
+    declared = [value(n, v.dtype, v.shape) for n, v in given.items()]
+    proto = model([helper.make_node(name, inputs, ["y"], name="it")], declared, [value("y", np.float32, None)])
+    with pytest.raises(OperatorError, match=rf"'it' \({name}(.|\n)*100000(.|\n)*bytes of memory"):
+        onnx2jax.convert(proto, static=given)()

@@ -112,7 +112,7 @@ def test_split_uneven():
     assert sizes == [3, 3, 1]
     with pytest.raises(ValueError, match="evenly"):
         run_op("Split", floats(7), opset=13, n_outputs=3)
-    with pytest.raises(ValueError, match="add up to the extent 7"):
+    with pytest.raises(ValueError, match="sum to the extent 7"):
         run_op("Split", floats(7), ints(3, 3), n_outputs=2)
 
 

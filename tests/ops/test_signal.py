@@ -57,7 +57,7 @@ def test_the_default_axis_moved_with_opset_20():
     [
         (2, {"onesided": 1}, "set onesided=0"),
         (1, {"onesided": 1, "inverse": 1}, "needs a complex input"),
-        (3, {}, "components"),
+        (3, {}, "last extent must be"),
         (1, {"axis": np.array(-1)}, "choose a signal axis"),
     ],
 )
@@ -94,7 +94,7 @@ def test_stft_defaults_and_refusals():
     assert run_op("STFT", signal, np.array(2)).shape == (1, 1, 4, 2)  # the whole signal is the frame
     with pytest.raises(ValueError, match="frame_length"):
         run_op("STFT", signal, np.array(2), np.ones(3, np.float32), np.array(4))
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="is invalid for length"):
         run_op("STFT", signal, np.array(2), None, np.array(7))
 
 
@@ -124,5 +124,5 @@ def test_mel_weights_traced_and_known_agree():
 
 
 def test_mel_weights_beyond_the_spectrum_are_refused():
-    with pytest.raises(ValueError, match="beyond the spectrum"):
+    with pytest.raises(ValueError, match="exceeds the spectrum"):
         run_op("MelWeightMatrix", np.array(4), np.array(64), np.array(8000), np.float32(0), np.float32(20000))

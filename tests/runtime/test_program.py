@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 
 def kinds(m: onnx2jax.Model) -> list[str]:
-    return [row[0] for row in m._program.rows()]
+    return [row[0] for row in m._runtime.program.rows()]
 
 
 def theirs(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
@@ -64,7 +64,7 @@ def test_a_detector_is_compiled_up_to_its_light_tail() -> None:
         np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
     assert kinds(m) == ["jit", "host"] and m.compilations == 1
     assert not m.jitted
-    assert "NonMaxSuppression 'nms' needs the value of 'boxes'" in [why for _, _, why, *_ in m._program.rows()]
+    assert "NonMaxSuppression 'nms' needs the value of 'boxes'" in [why for _, _, why, *_ in m._runtime.program.rows()]
 
 
 def test_heavy_work_behind_the_cut_is_compiled_for_each_count() -> None:

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx2jax
 from onnx2jax.ops import iteration
-from onnx2jax.runtime import program
+from onnx2jax.runtime import partition
 from tests.support import graphs
 
 onnxruntime.set_default_logger_severity(4)
@@ -66,8 +66,8 @@ def check(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds], eager: bool,
     model = onnx2jax.convert(proto)
     with pytest.MonkeyPatch.context() as patch:
         if eager:
-            patch.setattr(program, "PATIENCE", 1)
-            patch.setattr(iteration, "MOST_ROWS", 2)
+            patch.setattr(partition, "PATIENCE", 1)
+            patch.setattr(iteration, "MAX_ROWS", 2)
         for f, results in zip(feeds, wanted, strict=True):
             for ours, theirs in zip(model.run(None, f), results, strict=True):
                 assert_same(ours, theirs)

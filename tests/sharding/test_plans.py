@@ -186,7 +186,7 @@ def test_the_tables() -> None:
     assert "Add 'bias' takes it whole" in weights
     assert exchanges.split("\n")[1].split() == ["all-reduce", "1", "32"]
     assert model.explain_sharding() == f"{first}\n\n{weights}"
-    with pytest.raises(ShardingError, match="the model lies on one device: give it a mesh"):
+    with pytest.raises(ShardingError, match="the model is on one device; shard it"):
         onnx2jax.convert(mlp()).explain_sharding()
 
 

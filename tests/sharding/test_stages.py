@@ -20,8 +20,8 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax.errors import InputShapeError, ShardingError
-from onnx2jax.model.devices.explained import HANDED, programs
-from onnx2jax.runtime.spread import Spread
+from onnx2jax.model.devices.explained import BETWEEN_STAGES, programs
+from onnx2jax.runtime.multi_device_jit import Spread
 from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
 from tests.conformance.test_devices import annotate
@@ -92,7 +92,9 @@ def test_twelve_layers_in_four_stages(name: str) -> None:
     held = bytes_per_device(placement.put_params(converted.params))
     each = sum(v.nbytes for v in converted.params.values()) / 4
     assert max(abs(n - each) for n in held.values()) < 0.05 * each
-    handed = [c.bytes for p in programs(converted, (), network.inputs) for c in p.exchanges() if c.kind == HANDED]
+    handed = [
+        c.bytes for p in programs(converted, (), network.inputs) for c in p.exchanges() if c.kind == BETWEEN_STAGES
+    ]
     half = networks.BATCH * networks.LENGTH * networks.HIDDEN * 4 // 2
     assert [n for n in handed if n >= half] == [half] * 3
 
@@ -101,7 +103,7 @@ def test_what_stages_hand_on() -> None:
     converted, _ = staged(mlp())
     first, second = programs(converted, (X,), {})
     assert list(first.exchanges()) == []
-    assert [(c.kind, c.bytes) for c in second.exchanges()] == [(HANDED, 8 * 8 * 4)]
+    assert [(c.kind, c.bytes) for c in second.exchanges()] == [(BETWEEN_STAGES, 8 * 8 * 4)]
     text = converted.explain_sharding(jax.ShapeDtypeStruct(X.shape, X.dtype))
     assert "stage 1 on devices 1: 2 parameters" in text
     assert text.splitlines()[-1].split() == ["between", "stages", "1", "256"]
@@ -246,7 +248,7 @@ def summed() -> onnx.ModelProto:
         ({"stages": 2, "shardings": "data"}, "mesh=jax.make_mesh((2, 2), ('stage', 'data'))"),
         ({"stages": 2, "microbatches": 0}, "microbatches=0"),
         ({"microbatches": 2}, "microbatches=2 go through stages, of which there are none"),
-        ({"stages": 2, "device_configuration": "c"}, "give one"),
+        ({"stages": 2, "device_configuration": "c"}, "pass one of them"),
     ],
     ids=str,
 )
@@ -257,15 +259,15 @@ def test_what_is_refused(options: Any, match: str) -> None:
 
 def test_calls_that_are_refused() -> None:
     spread, _ = staged(mlp(), microbatches=3)
-    with pytest.raises(InputShapeError, match=r"3 micro-batches do not divide the batch evenly: .'x': 8"):
+    with pytest.raises(InputShapeError, match=r"3 microbatches do not divide the batch evenly: .'x': 8"):
         spread(X)
     with pytest.raises(ShardingError, match="call it outside of jit"):
         jax.jit(lambda p: spread.apply(p, X))(spread.params)
-    with pytest.raises(ShardingError, match="output 'y' is another with 2 micro-batches than with the whole batch"):
+    with pytest.raises(ShardingError, match="output 'y' differs between 2 microbatches and the whole batch"):
         staged(mixing(), microbatches=2)[0](X)
-    with pytest.raises(ShardingError, match="output 'y' is another"):
+    with pytest.raises(ShardingError, match="output 'y' differs"):
         jax.grad(lambda x: staged(mixing(), microbatches=2)[0](x)[0, 0])(X)
-    with pytest.raises(ShardingError, match="'y' has no axis along which micro-batches could be joined"):
+    with pytest.raises(ShardingError, match="'y' has no axis along which to concatenate microbatches"):
         staged(summed(), microbatches=2)[0](X)
     same(staged(mixing())[0](X), X - X.mean(0))
 

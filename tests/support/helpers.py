@@ -20,8 +20,8 @@ from onnx2jax.ir.graph import Graph, Node
 from onnx2jax.ops.arrays import is_traced
 from onnx2jax.proto.names import normal_domain
 from onnx2jax.proto.types import ValueInfo
-from onnx2jax.runtime.evaluate import Context, evaluate
-from onnx2jax.runtime.optimize.executable import Weights
+from onnx2jax.runtime.interpreter import Context, evaluate
+from onnx2jax.runtime.params import DeviceParams
 
 ON_PURPOSE = (OnnxError, ValueError, NotImplementedError, TypeError, OverflowError, MemoryError)
 """What operators raise to refuse operands, and what NumPy and JAX raise."""
@@ -113,8 +113,8 @@ def mesh(**axes: int) -> jax.sharding.Mesh:
     return jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices)
 
 
-def as_weights(values: Sequence[Any]) -> tuple[list[str], Weights]:
+def as_weights(values: Sequence[Any]) -> tuple[list[str], DeviceParams]:
     """Arrays as a model's parameters: their names, and they."""
     named = {str(i): jnp.asarray(v) for i, v in enumerate(values)}
     types = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in named.items()}
-    return list(named), Weights(types, named.__getitem__, lambda _, value: value)
+    return list(named), DeviceParams(types, named.__getitem__, lambda _, value: value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 from onnx import helper, numpy_helper
 
 NP = dict[str, np.ndarray]
@@ -30,6 +31,13 @@ def model(
     graph = helper.make_graph(nodes, "main", inputs, outputs, tensors)
     imports = [helper.make_opsetid(d, v) for d, v in ({"": opset} | (opsets or {})).items()]
     return helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=ir_version)
+
+
+def text_model(text: str, **initializers: Any) -> onnx.ModelProto:
+    """A model in ONNX's text form, at opset 21; functions of the domain ``l``. Initializers by name."""
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21, "l" : 1]> {text}')
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
+    return proto
 
 
 def one_node(op_type: str, inputs: dict[str, tuple[Any, Any]], **attributes: Any) -> onnx.ModelProto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 import onnx2jax
+from onnx2jax.runtime.values import to_host
 
 VERSION = "1.23.2"
 """The release of onnx that the counts and the manifest are about."""
@@ -92,26 +94,48 @@ def _value(value: Any) -> Any:
 
 
 def check(case: Case) -> onnx2jax.Model:
-    """Run a case through the public interface and compare; the model, which knows how it ran."""
+    """Compare what ``run`` and a call give with what the case expects; the model, which knows how it ran."""
     message, sets = load(case)
     if case.name in BERNOULLI | DROPOUT:
         message = _without_seed(message)
     model = onnx2jax.convert(message)
     for inputs, expected in sets:
         feeds = dict(zip([v.name for v in free_inputs(message)], inputs, strict=True))
-        if case.name in BERNOULLI:
-            # The expansion in ONNX compares the wrong way around: it draws 1 where the number is above p.
-            _check_bernoulli(model, feeds, expected[0], flipped=case.name.endswith("_expanded"))
-        elif case.name in DROPOUT:
-            _check_dropout(model, feeds, expected)
-        else:
-            results = model.run(None, feeds)
-            assert len(results) == len(expected)
-            for result, value in zip(results, expected, strict=True):
-                # What a Fourier transform gives back beside zeros is the rounding of NumPy's release.
-                atol = 1e-6 if case.name.startswith("test_dft") else case.atol
-                assert_same(result, value, case.rtol, atol)
+        for route in (run, call):
+            try:
+                _compare(case, expected, feeds, functools.partial(route, model, feeds))
+            except Exception as e:
+                e.add_note(f"by {route.__name__}")
+                raise
     return model
+
+
+def run(model: onnx2jax.Model, feeds: dict[str, Any], **rng: Any) -> list[Any]:
+    """``run`` of all outputs: the smallest programs are computed by NumPy."""
+    return model.run(None, feeds, **rng)
+
+
+def call(model: onnx2jax.Model, feeds: dict[str, Any], **rng: Any) -> list[Any]:
+    """A call, on the host: what one program computes is compiled by XLA, however small."""
+    return outputs(model(**feeds, **rng))
+
+
+def outputs(results: Any) -> list[Any]:
+    """The outputs of a call as ``run`` returns them."""
+    return to_host(list(results) if isinstance(results, tuple) else [results])
+
+
+def _compare(case: Case, expected: list[Any], feeds: dict[str, Any], results: Callable[..., list[Any]]) -> None:
+    if case.name in BERNOULLI:
+        # The expansion in ONNX compares the wrong way around: it draws 1 where the number is above p.
+        _check_bernoulli(results, feeds, expected[0], flipped=case.name.endswith("_expanded"))
+    elif case.name in DROPOUT:
+        _check_dropout(results, feeds, expected)
+    else:
+        for result, value in zip(results(), expected, strict=True):
+            # What a Fourier transform gives back beside zeros is the rounding of NumPy's release.
+            atol = 1e-6 if case.name.startswith("test_dft") else case.atol
+            assert_same(result, value, case.rtol, atol)
 
 
 def assert_same(result: Any, expected: Any, rtol: float, atol: float) -> None:
@@ -160,21 +184,23 @@ def _without_seed(message: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _draws(model: onnx2jax.Model, feeds: dict[str, Any], times: int = 100) -> list[list[Any]]:
-    return [model.run(None, feeds, rng=jax.random.key(i)) for i in range(times)]
+def _draws(results: Callable[..., list[Any]], times: int = 100) -> list[list[Any]]:
+    return [results(rng=jax.random.key(i)) for i in range(times)]
 
 
-def _check_bernoulli(model: onnx2jax.Model, feeds: dict[str, Any], expected: np.ndarray, flipped: bool) -> None:
+def _check_bernoulli(
+    results: Callable[..., list[Any]], feeds: dict[str, Any], expected: np.ndarray, flipped: bool
+) -> None:
     (p,) = feeds.values()
-    draws = [result for (result,) in _draws(model, feeds)]
+    draws = [result for (result,) in _draws(results)]
     assert all(d.dtype == expected.dtype and d.shape == expected.shape for d in draws)
     assert set(np.unique(draws)) <= {0, 1}
     _check_frequency(np.mean(draws, axis=0), 1 - p if flipped else p, len(draws))
 
 
-def _check_dropout(model: onnx2jax.Model, feeds: dict[str, Any], expected: list[Any]) -> None:
+def _check_dropout(results: Callable[..., list[Any]], feeds: dict[str, Any], expected: list[Any]) -> None:
     x, ratio, _ = feeds.values()
-    draws = _draws(model, feeds)
+    draws = _draws(results)
     for draw in draws:
         assert [(d.dtype, d.shape) for d in draw] == [(e.dtype, e.shape) for e in expected]
         kept = draw[0] != 0

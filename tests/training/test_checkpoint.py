@@ -27,6 +27,7 @@ import onnx2jax
 from onnx2jax.errors import CheckpointError
 from tests.support import resumption
 from tests.support.helpers import ROOT, mesh
+from tests.support.killed import killed
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
@@ -277,6 +278,31 @@ def test_every_truncation_of_a_file_is_noticed(tmp_path: Path) -> None:
         onnx2jax.load_checkpoint(path, state)
 
 
+ABOUTS = {
+    "no JSON": "{",
+    "a number": "3",
+    "without entries": json.dumps({"keys": {}, "position": None}),
+    "entries of another kind": json.dumps({"entries": 3, "keys": {}, "position": None}),
+    "without the key's algorithm": json.dumps({"entries": {"key": "key<fry>[]"}, "keys": {}, "position": None}),
+    "an unknown algorithm": json.dumps({"entries": {"key": "key<fry>[]"}, "keys": {"key": "?"}, "position": None}),
+}
+
+
+@pytest.mark.parametrize("name", ABOUTS)
+def test_a_tampered_description_is_an_error(name: str, tmp_path: Path) -> None:
+    key = jax.random.key(0, impl="threefry2x32")
+    safetensors.numpy.save_file(
+        {"key": np.asarray(jax.random.key_data(key))}, tmp_path / "s", {"onnx2jax": ABOUTS[name]}
+    )
+    with pytest.raises(CheckpointError, match="damaged"):
+        onnx2jax.load_checkpoint(tmp_path / "s", {"key": key})
+
+
+def test_a_masked_array_is_no_state(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'w' of the state is no array but MaskedArray"):
+        onnx2jax.save_checkpoint(tmp_path / "s", {"w": np.ma.masked_array(np.ones(2), [True, False])})
+
+
 def test_files_of_others(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     safetensors.numpy.save_file({"w": np.ones(2, np.float32)}, path)
@@ -323,6 +349,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
             onnx2jax.save_checkpoint(path, {"w": jnp.zeros(2)}, position=2)
         assert list(tmp_path.iterdir()) == [path]
         assert onnx2jax.load_checkpoint(path, {"w": jnp.zeros(2)})[1] == 1
+
+
+def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, like, met = tmp_path / "s", {"w": jnp.zeros(2)}, set()
+    for at in range(20):
+        onnx2jax.save_checkpoint(path, like, position=0)
+        new = {"w": jnp.ones(2)}
+        ended = killed(monkeypatch, at, lambda: onnx2jax.save_checkpoint(path, new, position=1))  # noqa: B023
+        state, position = onnx2jax.load_checkpoint(path, like)
+        assert state["w"].tolist() == [position] * 2
+        met.add(position)
+        if not ended:
+            break
+    assert met == {0, 1}
 
 
 def test_a_killed_process_leaves_whole_steps(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.ops.conv import conv, window_of
-from onnx2jax.runtime.optimize import step as passes
+from onnx2jax.ops.conv import conv
+from onnx2jax.ops.window import window_of
+from onnx2jax.runtime.cpu import train_step
 from tests.support.models import model, value
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
@@ -126,13 +127,13 @@ def test_what_is_kept_for_a_part_computed_again_is_that_of_its_own_form() -> Non
     def loss(w: Any, x: Any) -> Any:
         return jnp.sin(conv(x, w, window_of((3, 3), (1, 1)))).sum()
 
-    alike(jax.jit(passes.optimised(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
+    alike(jax.jit(train_step.optimised(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
 
 
 def test_a_call_that_is_transformed_keeps_the_plain_program(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    improved = passes._improved
-    monkeypatch.setattr(passes, "_improved", lambda *args: seen.append(args) or improved(*args))
+    run = train_step.run_training
+    monkeypatch.setattr(train_step, "run_training", lambda *args: seen.append(args) or run(*args))
     batch = {"x": normal(2, 5, 4), "target": normal(2, 5, 3)}
     tuned = onnx2jax.finetune(onnx2jax.convert(sequence_model()), squares, optax.sgd(0.1))
     _, metrics = jax.jit(tuned.step)(tuned.init(), batch)

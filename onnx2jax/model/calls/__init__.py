@@ -1,4 +1,4 @@
-"""One call: arguments checked against what the file declares and padded to buckets, results as a caller wants them.
+"""A call: arguments checked and padded to buckets, outputs compared with their declarations.
 
-A decoder's caches are here, too: they are what one call hands to the next.
+KV caches, which a call passes to the next, are here too.
 """

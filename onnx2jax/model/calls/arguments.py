@@ -1,4 +1,4 @@
-"""A call's arguments against the declared inputs: names, element types, ranks, extents, dimension variables."""
+"""Checks a call's arguments against the declared inputs: names, dtypes, ranks, extents, dimension variables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 from jax import lax
 
 from ...errors import InputNameError, InputShapeError, InputTypeError
+from ...ops.arrays import is_traced
+from ...proto.immutable import owned
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 from ...runtime.values import widened
 
 
 def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
-    """The inputs with dimension variables replaced by numbers."""
+    """The inputs with dimension variables replaced by extents."""
     variables = sorted({d for v in inputs for d in v.shape or () if isinstance(d, str)})
     unknown = sorted(set(overrides) - set(variables))
     if unknown:
@@ -38,27 +40,27 @@ def bind(
         named: arguments by name.
 
     Raises:
-        InputNameError, InputTypeError, InputShapeError: the call does not fit the model.
+        InputNameError, InputTypeError, InputShapeError: the arguments do not match the inputs.
     """
     if not isinstance(named, Mapping):
-        raise InputTypeError(f"inputs come as a dict of arrays by name, not {type(named).__name__}")
+        raise InputTypeError(f"inputs must be a dict of arrays by name, not {type(named).__name__}")
     names = [v.name for v in inputs]
 
-    def misfit(what: str) -> InputNameError:
+    def mismatch(what: str) -> InputNameError:
         return InputNameError(f"{what}; the model's inputs are ({', '.join(map(str, inputs))})")
 
     if len(args) > len(names):
-        raise misfit(f"{len(args)} positional arguments given")
+        raise mismatch(f"{len(args)} positional arguments given")
     given = dict(zip(names, args, strict=False))
     for name, value in named.items():
         if name in given:
-            raise misfit(f"input {name!r} is given by position and by name")
+            raise mismatch(f"input {name!r} is given by position and by name")
         if name not in names and name not in optional:
-            raise misfit(f"there is no input {name!r}")
+            raise mismatch(f"there is no input {name!r}")
         given[name] = value
     missing = [n for n in names if n not in given]
     if missing:
-        raise misfit(f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
+        raise mismatch(f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
     return {name: _checked(declared[name], value, extents) for name, value in given.items()}
@@ -73,7 +75,7 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
     if isinstance(kind, SequenceType):
         if not isinstance(value, list | tuple):
             raise InputTypeError(f"input {declared} takes a list, not {type(value).__name__}")
-        # Exporters name extents in which the elements differ, so a name inside a sequence binds nothing.
+        # Elements of a sequence may differ in extent, so its dimension variables are not compared.
         return [_checked(ValueInfo(f"{declared.name}[{i}]", kind.element), v, {}) for i, v in enumerate(value)]
     if isinstance(kind, MapType):
         if not isinstance(value, Mapping):
@@ -83,6 +85,12 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
             return dict(value)
         return {k: item.dtype.type(v) if np.ndim(v) == 0 else v for k, v in value.items()}
     if not isinstance(kind, TensorType):
+        check_readable(f"input {declared}", value)
+        if kind is None and not hasattr(value, "dtype") and not isinstance(value, list | tuple | Mapping):
+            raise InputTypeError(
+                f"input {declared} is given {type(value).__name__} ({value!r:.60}), and the model declares no element "
+                f"type for it. Give an array of the right type, such as np.float32({value!r:.60})"
+            )
         return value
     array = _as_array(declared, kind, value)
     if kind.shape is not None:
@@ -90,12 +98,30 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
     return array
 
 
+def check_readable(what: str, value: Any) -> None:
+    """Raise if an array is masked, or its buffer was donated or deleted.
+
+    Raises:
+        InputTypeError: naming it and the fix.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputTypeError(f"{what} is a masked array, whose mask would be ignored; give array.filled(value)")
+    if isinstance(value, jax.Array) and not is_traced(value) and value.is_deleted():
+        raise InputTypeError(
+            f"{what} is a deleted array: its buffer was donated (jax.jit(..., donate_argnums=...)) or deleted. Keep a "
+            "copy before it is donated: jnp.copy(array)"
+        )
+
+
 def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if value is None:
         raise InputTypeError(f"input {declared} takes an array, not None")
+    check_readable(f"input {declared}", value)
+    if is_key(value):
+        raise InputTypeError(f"input {declared} is given a random key, which goes by name: model(..., rng=key)")
     if isinstance(value, jax.Array):
         if value.weak_type:
-            # From a Python number, which has no precision of its own (nor has its tangent under jax.jvp)
+            # A Python number (or its tangent under jax.jvp): it takes the declared precision
             floating = all(jnp.issubdtype(d, jnp.floating) for d in (value.dtype, kind.dtype))
             value = lax.convert_element_type(value, kind.dtype if floating else value.dtype)
         value = widened(value, kind.dtype)
@@ -104,50 +130,58 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
     if kind.dtype == object and getattr(value.dtype, "kind", "") in "OUT":
         return np.asarray(value).astype(object, copy=False)
     if value.dtype != kind.dtype:
-        cure = f"nothing is cast silently. Convert it: {declared.name}.astype({str(kind.dtype)!r})"
+        fix = f"nothing is cast silently. Convert it: {declared.name}.astype({str(kind.dtype)!r})"
         if kind.dtype == object:
-            cure = (
-                "it takes strings, np.array([...], object). JAX has none: for a jit, vmap or grad of your own fix the "
+            fix = (
+                "it takes strings: np.array([...], object). JAX has none: for your own jit, vmap or grad, fix the "
+                f"input, convert(..., static={{{declared.name!r}: strings}})"
             )
-            cure += f"input, convert(..., static={{{declared.name!r}: strings}})"
         given = f"{value.dtype}{list(value.shape)}"
-        raise InputTypeError(f"input {declared} is given as {given}; {cure}", rule="GR-17")
+        raise InputTypeError(f"input {declared} is given as {given}; {fix}", rule="GR-17")
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
 def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse what is no dict of a model's parameters.
+    """Raise if ``params`` is not a mapping of a model's parameters by name.
 
     Raises:
         InputNameError, InputTypeError: naming what is wrong.
     """
     if not isinstance(params, Mapping):
-        raise InputTypeError(f"params is a dict of arrays by name, as model.params is, not {type(params).__name__}")
+        raise InputTypeError(f"params must be a dict of arrays by name, like model.params, not {type(params).__name__}")
     if unknown := sorted(params.keys() - own.keys()):
-        raise InputNameError(f"params has {unknown[:5]}, which are no parameters of the model (see model.params)")
+        raise InputNameError(f"unknown parameters {unknown[:5]}; model.params has the names")
 
 
-def pinned(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Values for inputs that ``convert(static=...)`` fixes.
+def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Private copies of the values that ``convert(static=...)`` fixes, by input name.
 
     Raises:
-        InputError: they do not fit the inputs.
+        InputError: they do not match the inputs.
     """
     declared = {v.name: v for v in inputs}
     unknown = sorted(set(static) - set(declared))
     if unknown:
         raise InputNameError(f"static names {unknown}; the model's inputs are {sorted(declared)}")
     bound = bind([declared[n] for n in static], {}, tuple(static.values()), {})
-    return {n: np.asarray(v) for n, v in bound.items()}
+    return {n: owned(np.asarray(v)) for n, v in bound.items()}
 
 
 def as_param(name: str, value: Any, kind: TensorType) -> Any:
-    """A new value for a parameter of a type, of whatever shape.
+    """A new value of a parameter, checked; a type without a shape accepts any shape.
 
     Raises:
-        InputTypeError: it has another element type than the model's own.
+        InputTypeError: its dtype differs from the parameter's.
+        InputShapeError: its shape differs.
     """
-    return _as_array(ValueInfo(f"params[{name!r}]", kind), kind, value)
+    array = _as_array(ValueInfo(f"params[{name!r}]", kind), kind, value)
+    if kind.shape is not None and tuple(array.shape) != kind.shape:
+        raise InputShapeError(
+            f"params[{name!r}] must have shape {list(kind.shape)}, not {list(array.shape)}. To change "
+            f"shapes on purpose, as for another number of classes: model.with_params({{{name!r}: array, ...}}, "
+            "new_shapes=True)"
+        )
+    return array
 
 
 def is_key(value: Any) -> bool:
@@ -156,37 +190,41 @@ def is_key(value: Any) -> bool:
 
 
 def as_key(rng: Any) -> Any:
-    """A random key from a key, the data of one, or a seed.
+    """A typed random key from a key, key data or a seed.
 
     Raises:
-        InputTypeError: it is none of these, or several keys.
+        InputTypeError: it is none of these, or an array of keys.
     """
     try:
         if not isinstance(rng, int | np.integer | np.ndarray | jax.Array):
-            raise TypeError("no array, and no integer")
+            raise TypeError("not an array or integer")
         if not is_key(rng):
             rng = jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
     except (TypeError, ValueError) as e:
-        raise InputTypeError(f"rng is {rng!r:.60}, not a random key; make one: jax.random.key(0)") from e
+        raise InputTypeError(f"rng must be a random key, such as jax.random.key(0), not {rng!r:.60}") from e
     if rng.ndim:
-        raise InputTypeError(f"rng is {rng.shape} random keys, and one is needed: rng[0], or jax.vmap over all of them")
+        raise InputTypeError(
+            f"rng must be one random key, not an array of shape {rng.shape}: pass rng[0], or jax.vmap over the keys"
+        )
     return rng
 
 
 def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray:
-    """Numbers and nested lists have no element type of their own: they take the declared one if nothing is lost."""
+    """Numbers and nested lists as an array of the declared dtype, if the conversion is exact."""
     try:
         array = np.asarray(value)
         if kind.dtype == object or hasattr(value, "dtype"):  # an array of another library
             return array
         if array.size and np.result_type(array.dtype, np.int8).kind in "fc" and kind.dtype.kind in "iub":
             raise ValueError
-        made = array.astype(kind.dtype)
-        if kind.dtype.kind in "iub" and not np.array_equal(made, array):
+        converted = array.astype(kind.dtype)
+        if kind.dtype.kind in "iub" and not np.array_equal(converted, array):
             raise ValueError
-        return made
+        return converted
     except (ValueError, TypeError, OverflowError):
-        raise InputTypeError(f"input {declared} cannot be made from {type(value).__name__} ({value!r:.60})") from None
+        raise InputTypeError(
+            f"input {declared} cannot be converted from {type(value).__name__} ({value!r:.60})"
+        ) from None
 
 
 def _check_shape(
@@ -204,7 +242,7 @@ def _check_shape(
                     rule="SH-03",
                 )
         elif isinstance(want, int) and isinstance(have, int) and want != have:
-            cure = "; if that is the batch, convert(..., rebatch=True) frees it" if axis == 0 and len(shape) > 1 else ""
+            fix = "; for other batch sizes: convert(..., rebatch=True)" if axis == 0 and len(shape) > 1 else ""
             raise InputShapeError(
-                f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}{cure}"
+                f"input {declared} has extent {want} on axis {axis}, but {have} is given: shape {list(shape)}{fix}"
             )

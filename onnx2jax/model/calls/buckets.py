@@ -1,8 +1,8 @@
-"""Buckets: inputs padded to a few sizes, so that few shapes are compiled, and outputs cut back.
+"""Buckets: pads inputs to a few sizes, so that few shapes are compiled, and slices outputs back.
 
-That is right only where a mask covers what is padded, which nothing in a file says. So the first call in which a
-variable is padded runs without padding too, and a difference is an error. So it does with other signs: the largest of
-numbers above zero is the same with zeros among them.
+That is right only where the model masks the padding, which no file declares. So the first call that pads a dimension
+variable also runs without padding, and a difference raises BucketError. Both run again with inputs negated: the maximum
+of positive numbers does not change when zeros are padded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...runtime.values import to_host
 from .arguments import override_dims
 
 TOLERANCE: Final = 5e-3
-"""Of the largest number: sums in another order, and roundings of 8 and 16 bits that they bring about, are below."""
+"""Relative to the largest number: covers reordered sums and the 8- and 16-bit roundings that they flip."""
 
 
 def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
@@ -36,9 +36,9 @@ def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[i
 def pad(
     inputs: Sequence[ValueInfo], values: dict[str, Any], bucket: Mapping[str, list[int]]
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Inputs padded with zeros (texts with empty ones) to the next size of their bucket, and the extents they had.
+    """Inputs zero-padded (strings: empty) to the next size of their bucket, and original extents by variable.
 
-    What is larger than the largest size stays as it is, and so does every input while a value is traced.
+    An extent beyond the largest size is not padded, and nothing is while a value is traced.
     """
     if not bucket or is_traced(values):
         return values, {}
@@ -61,20 +61,22 @@ def pad(
 
 
 @contextmanager
-def blamed(extents: Mapping[str, int]) -> Iterator[None]:
-    """Operators that refuse shapes inside refuse what was padded, if anything was."""
+def blaming_padding(extents: Mapping[str, int]) -> Iterator[None]:
+    """Raises operator errors as BucketError if inputs are padded."""
     try:
         yield
     except OperatorError as e:
         if not extents:
             raise
-        raise BucketError(f"{e}\nbucket pads {_quoted(extents)}; leave out what the model does not mask") from e
+        raise BucketError(
+            f"{e}\nbucket= pads {_quoted(extents)}: remove from bucket= what the model does not mask"
+        ) from e
 
 
-def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping[str, int]) -> tuple[Any, ...]:
-    """Outputs without what padding added to the dimensions they declare.
+def unpad(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping[str, int]) -> tuple[Any, ...]:
+    """Outputs sliced back to the original extents of the dimension variables that they declare.
 
-    By NumPy: JAX would compile the slice anew for each extent.
+    NumPy slices: JAX would compile a slice for each extent.
     """
     if not extents:
         return results
@@ -83,7 +85,7 @@ def cut(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mapping
     return tuple(np.asarray(to_host(r))[tuple(map(slice, e))] for r, e in zip(results, ends, strict=True))
 
 
-def prove(
+def verify_padding(
     graph: Graph,
     run: Callable[[Graph, dict[str, Any]], Sequence[Any]],
     call: Callable[[dict[str, Any]], Sequence[Any]],
@@ -92,46 +94,46 @@ def prove(
     results: Sequence[Any],
     extents: Mapping[str, int],
 ) -> bool:
-    """Whether a call has shown that padding changes nothing: inputs of one number throughout show little.
+    """Whether a call proves that padding changes nothing; constant inputs prove too little.
 
     Args:
         graph: the model's.
-        run: gives the outputs of a graph for its inputs.
-        call: gives the outputs of the model for inputs that are padded, cut.
+        run: computes the outputs of a graph from its inputs.
+        call: computes the outputs of the model from padded inputs, sliced back.
         values: the call's inputs.
-        padded: they as ``pad`` gave them.
-        results: the outputs for these, cut.
-        extents: what ``pad`` gave.
+        padded: the inputs padded by ``pad``.
+        results: their outputs, sliced back.
+        extents: the original extents, as ``pad`` returns them.
 
     Raises:
         BucketError: padding changes an output.
     """
-    _refuse_differences(graph, run, values, padded, results, run(graph, values), extents)
+    _require_equal(graph, run, values, padded, results, run(graph, values), extents)
     read = [v.name for v in graph.inputs if v.name in values and set(v.shape or ()) & set(extents)]
     given = {n: np.asarray(to_host(values[n])) for n in read}
     if not any((v != v.flat[0]).any() for v in given.values() if v.size):
         return False
-    turned = {n for n, v in given.items() if jnp.issubdtype(v.dtype, jnp.floating) and not np.isin(v, (0, 1)).all()}
-    if turned:  # what is 0 and 1 throughout may be a mask
-        values, padded = ({n: -v if n in turned else v for n, v in some.items()} for some in (values, padded))
+    negated = {n for n, v in given.items() if jnp.issubdtype(v.dtype, jnp.floating) and not np.isin(v, (0, 1)).all()}
+    if negated:  # inputs of only 0 and 1 may be masks
+        values, padded = ({n: -v if n in negated else v for n, v in some.items()} for some in (values, padded))
         wanted = run(graph, values)
         if all(map(_is_finite, wanted)):
-            _refuse_differences(graph, run, values, padded, call(padded), wanted, extents)
+            _require_equal(graph, run, values, padded, call(padded), wanted, extents)
     return True
 
 
-def _refuse_differences(
+def _require_equal(
     graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, Any], results: Sequence[Any],
     wanted: Sequence[Any], extents: Mapping[str, int],
 ) -> None:  # fmt: skip
     names = _quoted(extents)
     for output, ours, want in zip(graph.outputs, results, wanted, strict=True):
         if not alike(ours, want):
-            node = _culprit(graph, run, values, padded, output.name)
+            node = _first_differing(graph, run, values, padded, output.name)
             raise BucketError(
-                f"bucket pads {names}, and output {output.name!r} is another than without: {compared(ours, want)}. "
-                f"{f'The difference begins at {node}. ' if node else ''}Padding is right only where the model masks "
-                f"it, and cut off only where an output declares the variable: leave {names} out of bucket="
+                f"bucket= pads {names}, and output {output.name!r} differs without padding: {compared(ours, want)}. "
+                f"{f'The difference begins at {node}. ' if node else ''}The model must mask the "
+                f"padding, and outputs must declare the variable: remove {names} from bucket="
             )
 
 
@@ -145,7 +147,7 @@ def _quoted(extents: Mapping[str, int]) -> str:
 
 
 def alike(ours: Any, want: Any) -> bool:
-    """Whether two results are the same but for the order in which numbers were added."""
+    """Whether two results are numerically equal within TOLERANCE."""
     pairs = [[np.asarray(to_host(v)) for v in jax.tree.leaves(r)] for r in (ours, want)]
     return len(pairs[0]) == len(pairs[1]) and all(map(_same, *pairs))
 
@@ -159,8 +161,8 @@ def _same(ours: np.ndarray, want: np.ndarray) -> bool:
     return np.allclose(ours, want, rtol=0, atol=TOLERANCE * scale + 1e-7, equal_nan=True)
 
 
-def _culprit(graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, Any], name: str) -> Node | None:
-    """The node from which a difference in the value of this name comes: those that it reads do not differ."""
+def _first_differing(graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, Any], name: str) -> Node | None:
+    """The node where the difference in a value begins: none of its operands differ."""
     makers = {n: node for node in graph.nodes for n in node.outputs if n}
     every = replace(graph, outputs=tuple(map(ValueInfo, makers)))
     both = zip(makers, run(every, padded), run(every, values), strict=True)
@@ -173,13 +175,14 @@ def _culprit(graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, A
 
 
 def _corner(ours: Any, want: Any) -> Any:
-    """What a value would be without what padding put behind the ends of its axes."""
+    """A value sliced to the unpadded shape."""
     if np.ndim(ours) != np.ndim(want):
         return ours
     return np.asarray(to_host(ours))[tuple(map(slice, np.shape(want)))]
 
 
 def compared(ours: Any, want: Any) -> str:
+    """The difference of two results, for a message."""
     if np.shape(ours) != np.shape(want):
         return f"its shape is {list(np.shape(ours))} instead of {list(np.shape(want))}"
     if not jnp.issubdtype(np.asarray(want).dtype, jnp.inexact):

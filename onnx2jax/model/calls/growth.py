@@ -1,34 +1,33 @@
-"""A decoder whose cache grows is compiled anew for every token: a warning that names the way out."""
+"""Warns when a decoder is recompiled for every token because its KV cache grows."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from ...runtime.compiled import RecompilationWarning
-from .caches import caches
-
-if TYPE_CHECKING:
-    from ..model import Model
+from ...ir.graph import Graph
+from ...proto.types import ValueInfo
+from ...runtime.compile import RecompilationWarning
+from .cache_pairs import pairs_of
 
 MOST: Final = 3
-"""Compilations for a cache that grows."""
+"""Compilations for a growing cache before the warning."""
 
 
-class Growth:
-    """The shapes in which a model's inputs have come."""
+class CacheGrowth:
+    """The last shapes of a model's inputs."""
 
     def __init__(self) -> None:
         self._last: dict[str, list[tuple[int, ...]]] = {}
         self._names: set[str] | None = None
-        """The inputs that are caches and of which nobody has been warned, once that is asked."""
+        """Inputs that are KV caches, computed when an input first grows; empty after the warning."""
 
-    def note(self, model: Model, values: Mapping[str, Any]) -> None:
-        """Note the shapes of a call for which something was compiled; warn once, when a cache has grown by and by.
+    def note(self, graph: Graph, inputs: Sequence[ValueInfo], values: Mapping[str, Any]) -> None:
+        """Record the shapes of a call that compiled; warn once, when a KV cache has grown MOST - 1 times.
 
-        Which inputs are caches is asked only when one has grown: it is no part of a model's first call.
+        The KV caches are identified only then, which keeps the first call short.
         """
         grown = []
         for name, value in values.items():
@@ -36,12 +35,12 @@ class Growth:
             if len(last) == MOST and all(a < b for a, b in pairwise(last)):
                 grown.append(name)
         if grown and self._names is None:
-            self._names = {p.past.name for p in caches(model).pairs if p.axis is not None}
+            self._names = {p.past.name for p in pairs_of(graph, inputs) if p.axis is not None}
         if name := next((n for n in grown if n in (self._names or ())), ""):
             self._names = set()
             warnings.warn(
-                f"{model.graph.name!r} is compiled anew for every token, because its cache {name!r} grows: "
-                f"{', '.join(map(str, self._last[name]))}. With a cache of one length it is compiled twice in all: "
+                f"{graph.name!r} is recompiled for every token, because its cache {name!r} grows: "
+                f"{', '.join(map(str, self._last[name]))}. With a KV cache of fixed length it is compiled twice: "
                 "onnx2jax.decoder(model).generate(tokens, max_new_tokens), or its prefill and step",
                 RecompilationWarning,
                 stacklevel=5,

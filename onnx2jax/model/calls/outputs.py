@@ -1,4 +1,4 @@
-"""What a model returns, and what it declares of that: what it computes counts, and a contradiction is a warning."""
+"""Outputs as a call returns them, compared with their declarations: computed types count, contradictions warn."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from ...runtime.values import to_device
 class Outputs(tuple[Any, ...]):
     """A named tuple of a model's outputs, in the order of the graph.
 
-    One type for all models, unlike those that ``collections.namedtuple`` makes: so it can be pickled, and is part of
-    what ``jax.export`` serializes.
+    One type for all models, unlike ``collections.namedtuple``: it can be pickled, and ``jax.export`` serializes it.
 
     >>> outputs = Outputs(["boxes", "scores"], [1, 2])
     >>> outputs.scores
@@ -53,35 +52,31 @@ class Outputs(tuple[Any, ...]):
         return dict(zip(self._fields, self, strict=True))
 
 
-def packed(fields: Iterable[str], results: Iterable[Any]) -> Any:
-    """What a call returns: numbers as JAX arrays; one output bare, several as Outputs."""
+def as_outputs(fields: Iterable[str], results: Iterable[Any]) -> Any:
+    """The results as JAX arrays; a single output is returned directly, several as Outputs."""
     return bundled(fields, list(map(to_device, results)))
 
 
 def bundled(fields: Iterable[str], results: Sequence[Any]) -> Any:
-    """One output bare, several as Outputs."""
+    """A single output directly, several as Outputs."""
     return results[0] if len(results) == 1 else Outputs(fields, results)
 
 
-def apart(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
-    """The results of a run, of which none lies in an array of the caller's, who may write into that afterwards.
+def unshared(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
+    """The results, copied where they share memory with the caller's arrays."""
+    theirs = [v for v in jax.tree.leaves(list(feeds)) if isinstance(v, np.ndarray)]
 
-    What was compiled gives arrays of its own, read-only ones, but for inputs that are outputs; the host gives views.
-    """
-    return [_apart(r, feeds) if type(r) is not np.ndarray or r.flags.writeable else r for r in results]
+    def own(result: Any) -> Any:
+        if isinstance(result, list):
+            return [r if type(r) is dict else own(r) for r in result]
+        shares = isinstance(result, np.ndarray) and any(np.may_share_memory(result, v) for v in theirs)
+        return result.copy() if shares else result
 
-
-def _apart(result: Any, feeds: Iterable[Any]) -> Any:
-    if isinstance(result, list):
-        return [r if type(r) is dict else _apart(r, feeds) for r in result]
-    if not isinstance(result, np.ndarray):
-        return result
-    shared = any(isinstance(v, np.ndarray) and np.may_share_memory(result, v) for v in feeds)
-    return result.copy() if shared else result
+    return list(map(own, results))
 
 
 def field_names(names: Iterable[str]) -> tuple[str, ...]:
-    """ONNX names as Python's: what cannot be part of one becomes _, and what is none after that its position.
+    """ONNX names as Python identifiers: invalid characters become _, names that stay invalid _POSITION.
 
     >>> field_names(["scores", "label:0", "0", "class"])
     ('scores', 'label_0', '_2', '_3')
@@ -113,9 +108,9 @@ class DeclarationWarning(UserWarning):
 
 
 class Declarations:
-    """The outputs that a model declares; the first that contradict are a warning, once for all.
+    """Compares outputs with their declarations; warns once per model.
 
-    Exporters often give free dimensions the wrong name: that goes to the log alone (rule SH-10).
+    Exporters often misname dimension variables: that is only logged (rule SH-10).
     """
 
     def __init__(self, inputs: Sequence[ValueInfo], outputs: Sequence[ValueInfo]) -> None:
@@ -124,14 +119,14 @@ class Declarations:
         self._logged: set[str] = set()
 
     def compare(self, values: Mapping[str, Any], results: Sequence[Any]) -> None:
-        """Warn of outputs that are not as declared; ``values`` are the inputs that they come from."""
+        """Warn about outputs that contradict their declarations; ``values`` are the inputs by name."""
         for name, text in self._misnamed(values, results):
             if name not in self._logged:
                 self._logged.add(name)
                 logging.getLogger("onnx2jax").info(text)
         if not self._warned and (texts := list(self._contradictions(results))):
             self._warned = True
-            more = f" (and {len(texts) - 1} more outputs alike)" if len(texts) > 1 else ""
+            more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
             warnings.warn(f"{texts[0]}{more}; the computed value counts", DeclarationWarning, stacklevel=4)
 
     def _contradictions(self, results: Sequence[Any]) -> Iterator[str]:
@@ -162,7 +157,7 @@ def _is_computed(declared: ValueInfo, value: Any) -> str:
 
 
 def _named(declared: ValueInfo, value: Any) -> Iterator[tuple[str, int]]:
-    """The dimension variables of a value and their extents; symbolic ones of jax.export cannot be told apart."""
+    """The dimension variables of a value and their extents, except symbolic dimensions of jax.export."""
     for name, have in zip(declared.shape or (), getattr(value, "shape", ()), strict=False):
         if isinstance(name, str) and isinstance(have, int):
             yield name, have

@@ -1,4 +1,4 @@
-"""Models made of a model's own graph: a part of it, its inner values as outputs, its values through functions."""
+"""Models derived from a model's graph: a subgraph, inner values as outputs, values replaced by functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from ...errors import InputNameError
-from ...ir.graph import Graph, Imported, Node, ancestors
+from ...ir.graph import Graph, Node, ancestors
 from ...ops.registry import Operator
 from ...proto.types import ValueInfo
 from .rebatch import group_of, within_groups
@@ -16,22 +16,13 @@ from .rebatch import group_of, within_groups
 PRIVATE: Final = "onnx2jax.model"
 
 
-def remade(model: Any, graph: Graph, static: Mapping[str, Any] | None = None, **told: Any) -> Any:
-    """The model with another graph over the same weights, more inputs fixed, and what else ``convert`` was told."""
-    declared = {v.name: v for v in (*model.inputs, *model.optional.values())}
-    own = {v.name for v in model.graph.inputs} - declared.keys() - model.static.keys()  # below IR 4: weights
-    inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name not in own)
-    imported = Imported(replace(graph, inputs=inputs), model.opsets, model.metadata, ir_version=4)
-    names = {v.name for v in inputs}
-    fixed = {n: v for n, v in {**model.static, **(static or {})}.items() if n in names}
-    told = {"settings": model.settings, "placement": model.placement, **told}
-    new = type(model)(imported, static=fixed, **told)
-    vars(new)["_changes"] = {n: v for n, v in model.changed().items() if n in new._types}
-    return new
+def with_graph(model: Any, graph: Graph, static: Mapping[str, Any] | None = None, **fields: Any) -> Any:
+    """The model with another graph over the same weights; ``fields`` are of its spec."""
+    return model._replace(model.spec.with_graph(graph, static, **fields))
 
 
 def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-    """The graph between some of its values.
+    """The subgraph between some values.
 
     Raises:
         InputNameError: there is no such value.
@@ -39,7 +30,7 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     wanted = tuple(outputs) or tuple(v.name for v in graph.outputs)
     if unknown := sorted({*inputs, *wanted} - graph.defines):
         raise InputNameError(f"the main graph has no value {', '.join(map(repr, unknown))}{_hidden(graph)}")
-    nodes = tuple(ancestors(graph.nodes, wanted, given=inputs))
+    nodes = tuple(_without(inputs, node) for node in ancestors(graph.nodes, wanted, given=inputs))
     reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
     own = [v for v in graph.inputs if v.name in reads and v.name not in inputs]
@@ -52,48 +43,55 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     )
 
 
+def _without(given: Sequence[str], node: Node) -> Node:
+    """The node with other names for outputs that are given: it computes them beside an output that is wanted."""
+    if set(given).isdisjoint(node.outputs):
+        return node
+    return replace(node, outputs=tuple(f"{n}/replaced by an input" if n in given else n for n in node.outputs))
+
+
 def _hidden(graph: Graph) -> str:
-    """Where else its values may be."""
+    """A hint for messages: where a rebatched model has its values."""
     if group_of(graph) is graph:
         return ""
-    return "; with rebatch= its nodes run for a group of samples at a time: ask the model converted without rebatch="
+    return "; rebatch= runs its nodes per group of samples: use the model converted without rebatch="
 
 
-def made(graph: Graph) -> list[str]:
-    """The values that the graph's nodes make, in their order."""
+def node_outputs(graph: Graph) -> list[str]:
+    """The names of all node outputs, in graph order."""
     return [n for node in graph.nodes for n in node.outputs if n]
 
 
 def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
-    """The values that the graph's nodes make whose names match; a name that is a pattern's text matches as well.
+    """The names of node outputs that match a pattern or equal it, in graph order.
 
     Raises:
-        InputNameError: a pattern matches none.
+        InputNameError: a pattern matches none of them.
     """
     patterns = [patterns] if isinstance(patterns, str) else list(patterns)
-    names = made(graph)
+    names = node_outputs(graph)
     found = {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
     if missed := [p for p in patterns if not found[p]]:
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         raise InputNameError(
-            f"no node of the main graph makes a value that matches {', '.join(map(repr, missed))}; they make {shown}"
+            f"no node output of the main graph matches {', '.join(map(repr, missed))}; the outputs are {shown}"
             f"{_hidden(graph)}"
         )
     chosen = set().union(*found.values())
     return [n for n in names if n in chosen]
 
 
-def showing(model: Any, names: Sequence[str]) -> Any:
-    """The model with some values as its outputs: it takes the same arguments, and counts what ``max_size`` pads."""
-    graph, sizes = model.graph, model._max_size
+def with_outputs(model: Any, names: Sequence[str]) -> Any:
+    """The model with these values as outputs, and the counts of ``max_size`` behind them; the inputs stay."""
+    graph, sizes = model.graph, model.spec.max_size
     wanted = (*names, *(f"{n}/count" for n in sizes))
-    # Without types: what an exporter says of inner values is often wrong, and nobody promised it.
+    # Untyped: exporters often declare wrong types for inner values.
     shown = replace(graph, outputs=tuple(map(ValueInfo, wanted)), nodes=tuple(ancestors(graph.nodes, wanted)))
-    return remade(model, shown, max_size=sizes)
+    return with_graph(model, shown, max_size=sizes)
 
 
 def _replace(value: Any, *, function: Callable[[Any], Any]) -> Any:
-    """What a function makes of a value, which keeps its element type and shape."""
+    """The result of a function of a value, checked to have the same dtype and shape."""
     result = function(value)
     if result is None and value is not None:
         raise ValueError("the function returned None; to leave the value as it is, return it")
@@ -105,18 +103,18 @@ def _replace(value: Any, *, function: Callable[[Any], Any]) -> Any:
     if (dtype, shape) != (value.dtype, value.shape):
         what = f"{dtype}{list(shape)}" if shape is not None else type(result).__name__
         raise ValueError(
-            f"the function turned {value.dtype}{list(value.shape)} into {what}; a value keeps its element type and "
+            f"the function turned {value.dtype}{list(value.shape)} into {what}; keep its element type and "
             "shape: jnp.broadcast_to(result, value.shape).astype(value.dtype)"
         )
     return result
 
 
 REPLACE: Final = Operator(*(PRIVATE, "Replace", 1, _replace, ("value",)), attributes=frozenset({"function"}))
-"""What serves a node between a value and those that read it."""
+"""The operator of nodes inserted between a value and its readers."""
 
 
 def replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Graph:
-    """The graph in which the values whose names match patterns go through functions before anybody reads them.
+    """The graph with functions inserted between the values that match patterns and their readers.
 
     Raises:
         InputNameError: a pattern matches nothing.

@@ -1,4 +1,1 @@
-"""A model in stages on several devices: how nodes are shared out, how the parts of a batch go through the stages.
-
-And what lies where, what is sent, and what it costs, as tables and on paper.
-"""
+"""Pipeline parallelism: stages, microbatches, and reports of placement, collectives and cost."""

@@ -1,4 +1,4 @@
-"""What nodes cost, for stages that are alike: their FLOPs and the bytes of the weights that they read."""
+"""The cost of each node, to balance pipeline stages: FLOPs, and bytes of the weights that it reads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ...errors import OnnxError
 from ...ir import analysis
 from ...ir.graph import Imported
 from ...sharding.stages import weights_read
-from ..changes.parts import made, remade, showing
+from ..changes.parts import node_outputs, with_graph, with_outputs
 from ..model import Model
 from ..reports.summary import MARK, feeds_of, traced
+from ..spec import Spec
 
 
 def costs(imported: Imported) -> list[float]:
-    """For each node of the main graph the mean of its share of the FLOPs and its share of the weights' bytes.
+    """For each node of the main graph, the mean of its share of FLOPs and its share of weight bytes.
 
-    FLOPs are those of inputs whose free extents are 1, found by tracing; where the model cannot be traced so, the bytes
-    alone count. A weight counts where it is read first.
+    FLOPs are counted by tracing with free extents of 1; if that fails, only bytes count. A weight counts at its first
+    reader.
     """
     sizes = {n: v.nbytes for n, v in analysis.parameters(imported.graph).items()}
     held = []
@@ -35,13 +36,13 @@ def costs(imported: Imported) -> list[float]:
 
 
 def _flops(imported: Imported) -> Counter[int] | None:
-    model = Model(imported)
+    model = Model(Spec.of(imported))
     nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
     marked = replace(model.graph, nodes=nodes)
-    shapes = {n: jax.ShapeDtypeStruct(t.shape, t.dtype) for n, t in model._types.items()}
+    shapes = {n: jax.ShapeDtypeStruct(t.shape, t.dtype) for n, t in model.types.items()}
     try:
         with np.errstate(all="ignore"):
-            shown = showing(remade(model, marked), made(marked))
+            shown = with_outputs(with_graph(model, marked), node_outputs(marked))
             return traced(shown, shapes, feeds_of(model, {}, {}), nodes)[1]
-    except (OnnxError, TypeError):  # it needs the host, or inputs that 1 for all extents does not fit
+    except (OnnxError, TypeError):  # it needs the host, or other extents
         return None

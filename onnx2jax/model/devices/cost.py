@@ -1,4 +1,4 @@
-"""What a model costs on many devices, on paper: from programs compiled ahead of time, with no weight read."""
+"""The cost of a model on many devices, from programs compiled ahead of time, without reading weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .pipeline import batch_axes
 
 @dataclass(frozen=True)
 class Exchange:
-    """Exchanges of one kind in a step: how many there are, and the bytes of their results on one device."""
+    """Collectives of one kind in a step: their number, and the bytes of their results on one device."""
 
     kind: str
     number: int
@@ -38,16 +38,16 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step of a model costs on the devices of a mesh.
+    """The cost of a step of a model on a mesh.
 
     Attributes:
         mesh: the extents of its axes.
-        plan: how the model is divided; empty where weights are on every device.
+        plan: how the model is sharded; empty where weights are replicated.
         dims: the extents of dimension variables.
         parameters: numbers in all weights.
         weight_bytes: of the weights, on the device that has most.
         input_bytes: of the inputs, caches included, on a device of the last stage.
-        scratch_bytes: what the program for CPUs takes beside, on the device where it takes most; None without programs.
+        scratch_bytes: temporary memory of the CPU program, on the device with most; None without programs.
         flops: of a step on one device, of the stage that has most, by XLA's count; None without programs.
         exchanges: of a step, of all stages.
     """
@@ -63,14 +63,14 @@ class Cost:
     exchanges: tuple[Exchange, ...]
 
     def facts(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The cost as a dict for JSON."""
         return asdict(self)
 
 
 def cost(
     source: Path, axes: Mapping[str, int], plan: str = "", dims: Mapping[str, int] | None = None, compiled: bool = True
 ) -> Cost:
-    """What a step costs. Nothing is allocated, and data beside the file need not be there.
+    """The cost of a step. Allocates nothing, and external data need not exist.
 
     Args:
         source: an ONNX file.
@@ -91,9 +91,9 @@ def cost(
         assert placement is not None
         extents, inputs = _inputs(model, dims or {}, mesh.size)
         last = getattr(placement, "parts", [placement])[-1]
-        lies = last.of_inputs(inputs, False)
+        shardings = last.of_inputs(inputs, False)
         found = programs(model, (), inputs) if compiled else []
-        types: Mapping[str, Any] = model._types
+        types: Mapping[str, Any] = model.types
         exchanges: dict[str, list[int]] = {}
         for exchange in (e for program in found for e in program.exchanges()):
             exchanges.setdefault(exchange.kind, []).append(exchange.bytes)
@@ -103,9 +103,9 @@ def cost(
             extents,
             sum(math.prod(t.shape) for t in types.values()),
             max(_held(types, placement).values(), default=0),
-            sum(bytes_held(t, lies[n]) for n, t in inputs.items()),
+            sum(bytes_held(t, shardings[n]) for n, t in inputs.items()),
             max((p.compiled.memory_analysis().temp_size_in_bytes for p in found), default=0) if found else None,
-            max(int(compat.flops(p.compiled)) for p in found) if found else None,
+            max(int(compat.cost_analysis(p.compiled).get("flops", 0)) for p in found) if found else None,
             tuple(Exchange(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(exchanges.items())),
         )
 
@@ -138,7 +138,7 @@ def _inputs(model: Any, dims: Mapping[str, int], devices: int) -> tuple[dict[str
 
 @contextmanager
 def present(source: Path) -> Iterator[Path]:
-    """A folder with the data files of a model: those that are there, and holes in place of those that are not."""
+    """A folder with a model's data files, and sparse files in place of missing ones."""
     sizes: dict[str, int] = {}
     for tensor, _ in tensors(read_model(source)):
         if tensor.data_location == EXTERNAL:
@@ -156,5 +156,5 @@ def present(source: Path) -> Iterator[Path]:
                 own.symlink_to(there.resolve())
             else:
                 with own.open("wb") as file:
-                    file.truncate(size)  # a hole, which takes no room on the disk
+                    file.truncate(size)  # sparse: takes no disk space
         yield Path(folder)

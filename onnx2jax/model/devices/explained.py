@@ -1,4 +1,4 @@
-"""What lies where on the devices of a mesh, and what they send each other, as tables."""
+"""Placement of parameters on a mesh, and the collectives of a call, as tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import compat
 from ...errors import ShardingError
-from ...runtime.compiled import Known
+from ...runtime.dispatch import Constants
 from ...sharding.collectives import KINDS, Collective, collectives
 from ...sharding.rules import Placement
 from ...sharding.stages import Staged
@@ -20,38 +20,38 @@ from ..reports.table import table
 from .pipeline import Pipeline, Segment
 
 _WIDTH: Final = 160
-HANDED: Final = "between stages"
-"""What stages hand on, among the kinds of exchanges: a value each, of the whole batch."""
+BETWEEN_STAGES: Final = "between stages"
+"""The kind of transfers between pipeline stages: one for each value, of the whole batch."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A program as it is compiled: that of a whole model, or of one of its stages.
+    """A compiled program: of a whole model, or of one pipeline stage.
 
     Attributes:
-        placement: where its arrays lie.
-        compiled: what JAX made of it.
-        handed: of what it reads that other stages make, the bytes on one device.
+        placement: shardings of its arrays.
+        compiled: JAX's compiled program.
+        received_bytes: bytes on one device of each value that it reads from other stages.
     """
 
     placement: Placement
     compiled: Any
-    handed: Sequence[int] = ()
+    received_bytes: Sequence[int] = ()
 
     def exchanges(self) -> Iterator[Collective]:
-        """What its devices send each other, and what is sent to them by others."""
+        """The collectives between its devices, and the transfers from other stages."""
         yield from collectives(self.compiled.as_text() or "")
-        yield from (Collective(HANDED, size) for size in self.handed)
+        yield from (Collective(BETWEEN_STAGES, size) for size in self.received_bytes)
 
 
 def explained(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> str:
     """The tables of ``Model.explain_sharding``."""
     placement = model.placement
     if placement is None:
-        raise ShardingError("the model lies on one device: give it a mesh, convert(..., mesh=mesh, shardings='tensor')")
+        raise ShardingError("the model is on one device; shard it: convert(..., mesh=mesh, shardings='tensor')")
     staged = int(isinstance(placement, Staged))
     rows = [("parameter", "shape", *["stage"] * staged, "spec", "bytes a device", "why not divided")]
-    for name, kind in model._types.items():
+    for name, kind in model.types.items():
         sharding = placement.params[name]
         held = f"{bytes_held(kind, sharding):,}"
         stage = [str(placement.homes[name])] if isinstance(placement, Staged) else []
@@ -62,7 +62,7 @@ def explained(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> str:
     if args or named:
         found = [c for stage in programs(model, args, named) for c in stage.exchanges()]
         exchanges = [("collective", "number", "bytes on a device")]
-        for kind in (*KINDS, *[HANDED] * staged):
+        for kind in (*KINDS, *[BETWEEN_STAGES] * staged):
             own = [c.bytes for c in found if c.kind == kind]
             exchanges.append((kind, str(len(own)), f"{sum(own):,}"))
         parts.append(table(exchanges, _WIDTH))
@@ -70,7 +70,7 @@ def explained(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> str:
 
 
 def bytes_held(kind: Any, sharding: Any) -> int:
-    """What one device has of an array."""
+    """The bytes of an array on one device."""
     return int(np.prod(sharding.shard_shape(tuple(kind.shape)), dtype=np.int64)) * np.dtype(kind.dtype).itemsize
 
 
@@ -92,8 +92,8 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
         def call(params: Any, inputs: Any, key: Any) -> Any:
             return model.apply(params, rng=key, **inputs) if model.graph.draws else model.apply(params, **inputs)
 
-        params = _lying(model._types, placement.params)
-        values = _lying(inputs, placement.of_inputs(inputs, False))
+        params = _sharded(model.types, placement.params)
+        values = _sharded(inputs, placement.of_inputs(inputs, False))
         lying = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
         return [Stage(placement, jax.jit(call).lower(params, values, lying).compile())]
 
@@ -107,7 +107,7 @@ def _of_stages(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
     for segment in pipeline.segments:
         compiled, results = _lowered(model, segment, types, fixed, key)
         types |= results
-        others = {n: types[n] for n in segment.takes if n in types and made.get(n, segment.stage) != segment.stage}
+        others = {n: types[n] for n in segment.inputs if n in types and made.get(n, segment.stage) != segment.stage}
         lies = segment.placement.of_inputs(others, False)
         found.append(Stage(segment.placement, compiled, [bytes_held(t, lies[n]) for n, t in others.items()]))
         made |= {v.name: segment.stage for v in segment.graph.outputs}
@@ -117,8 +117,8 @@ def _of_stages(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
 def _lowered(
     model: Any, segment: Segment, types: Mapping[str, Any], fixed: dict[str, np.ndarray], key: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The program of a stage, and the types of what it makes; what follows from shapes alone goes to ``fixed``."""
-    known = Known({}, {n: fixed[n] for n in segment.takes if n in fixed})
+    """The program of a stage and its output types; adds outputs that follow from shapes alone to ``fixed``."""
+    known = Constants({}, {n: fixed[n] for n in segment.inputs if n in fixed})
     names = [v.name for v in segment.graph.outputs]
 
     def call(params: Any, values: Any, key: Any) -> dict[str, Any]:
@@ -128,16 +128,16 @@ def _lowered(
         return {n: r for n, r in made.items() if n not in fixed}
 
     placement = segment.placement
-    own = {n: types[n] for n in segment.takes if n in types and n not in fixed}
-    weights = {n: t for n, t in model._types.items() if n in segment.keys}
-    params = _lying(weights, placement.of_params(_each(_type, weights)))
-    values = _lying(own, placement.of_inputs(own, False))
+    own = {n: types[n] for n in segment.inputs if n in types and n not in fixed}
+    weights = {n: t for n, t in model.types.items() if n in segment.keys}
+    params = _sharded(weights, placement.of_params(_each(_type, weights)))
+    values = _sharded(own, placement.of_inputs(own, False))
     lying = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
     lowered = jax.jit(call).lower(params, values, lying)
     return lowered.compile(), _each(_type, lowered.out_info)
 
 
-def _lying(types: Mapping[Any, Any], shardings: Mapping[Any, Any]) -> dict[Any, Any]:
+def _sharded(types: Mapping[Any, Any], shardings: Mapping[Any, Any]) -> dict[Any, Any]:
     return {n: jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=shardings[n]) for n, t in types.items()}
 
 
@@ -146,7 +146,7 @@ def _type(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _zeros(value: Any) -> Any:
-    """Zeros that take no memory, in place of a type: arguments are checked as arrays are."""
+    """Zeros without memory in place of a ShapeDtypeStruct, so that arguments are checked as arrays are."""
     return np.broadcast_to(np.zeros((), value.dtype), value.shape) if isinstance(value, jax.ShapeDtypeStruct) else value
 
 

@@ -1,14 +1,13 @@
-"""Models in stages: a program for each, on devices of its own, through which the parts of a batch go.
+"""Pipeline parallelism: a program for each stage, on its own devices; microbatches pass through them in turn.
 
-Why several programs and not one: the stages of an ONNX graph are unlike in nodes, shapes and weights, while one
-program for all devices (``shard_map`` with ``ppermute``) would want them alike, or each device to have room for the
-largest. So each stage is compiled for its own devices, and what it makes is handed on by ``device_put``, which JAX
-differentiates. Nobody waits: JAX computes on all devices at once as soon as their operands are there. While a stage
-computes one micro-batch, the stage before it computes the next (the schedule of GPipe: all forward, then, in a
+The stages of an ONNX graph differ in nodes, shapes and weights. One program for all devices (``shard_map`` with
+``ppermute``) would need them alike, or memory for the largest on every device. So each stage is compiled for its own
+devices, and ``device_put``, which JAX differentiates, transfers its outputs. JAX dispatches asynchronously: while a
+stage computes one microbatch, the stage before it computes the next (GPipe's schedule: all forward, then, in a
 gradient, all backward).
 
-Where stages are alike both can be measured: 32 products of 512 x 512 in four stages on four devices of a CPU of two
-cores, 512 samples in 1, 4 and 8 micro-batches, take 49, 60 and 75 ms here, and by ``ppermute`` 195, 116 and 117.
+Where stages are alike both can be measured: 32 products of 512 x 512 in four stages on four devices of a two-core CPU,
+512 samples in 1, 4 and 8 microbatches, take 49, 60 and 75 ms, and with ``ppermute`` 195, 116 and 117.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from ...errors import InputShapeError, OperatorError, ShardingError
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import ValueInfo
-from ...runtime.compiled import Known
-from ...runtime.evaluate import Settings
-from ...runtime.optimize.executable import Weights
-from ...runtime.program import Program
+from ...runtime.dispatch import Constants
+from ...runtime.interpreter import Settings
+from ...runtime.params import DeviceParams
+from ...runtime.partition import Program
 from ...runtime.values import to_host
 from ...sharding.put import put
 from ...sharding.rules import Placement
@@ -39,17 +38,17 @@ from ..calls import buckets
 
 
 def program_of(graph: Graph, settings: Settings, placement: Placement | None) -> Program | Pipeline:
-    """What runs a graph: one program, or one for each stage."""
+    """The Program of a graph, or its Pipeline if the placement has stages."""
     if isinstance(placement, Staged):
         return Pipeline(graph, settings, placement)
     return Program(graph, settings)
 
 
 class Pipeline:
-    """The stages of a graph; it is called as a ``Program`` is.
+    """The pipeline stages of a graph, with the interface of ``Program``.
 
     Attributes:
-        segments: the stages in their order; one that reads what a later one makes has several.
+        segments: in execution order; a stage that reads values of a later one has several.
     """
 
     is_one = False
@@ -57,10 +56,12 @@ class Pipeline:
     def __init__(self, graph: Graph, settings: Settings, placement: Staged) -> None:
         """
         Raises:
-            ShardingError: nodes of the graph differentiate others, which they would have to hold together.
+            ShardingError: nodes of the graph differentiate other nodes.
         """
         if graph.differentiates:
-            raise ShardingError("nodes of the graph differentiate others: they have to be one program, without stages")
+            raise ShardingError(
+                "nodes of the graph differentiate other nodes, which needs one program: convert without stages="
+            )
         self.graph, self.placement = graph, placement
         groups = placement.segments(graph)
         later = {v.name for v in graph.outputs}
@@ -72,7 +73,7 @@ class Pipeline:
             segments.append(Segment(stage, part, settings, placement.parts[stage]))
             later |= {n for node in nodes for n in node.reads}
         self.segments = segments[::-1]
-        self._proven = placement.microbatches == 1 or graph.draws
+        self._verified = placement.microbatches == 1 or graph.draws
 
     @property
     def compilations(self) -> int:
@@ -80,7 +81,7 @@ class Pipeline:
         return sum(s.program.compilations for s in self.segments)
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """As ``Program.rows``, with the devices of each stage as the reason for the cut."""
+        """As ``Program.rows``, with the devices of each stage as the reason."""
         rows = []
         for segment in self.segments:
             devices = ", ".join(str(d.id) for d in segment.placement.mesh.devices.flat)
@@ -89,29 +90,31 @@ class Pipeline:
         return rows  # type: ignore[return-value]
 
     def outputs(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any,
-        given: Mapping[str, Any] | None = None, *, narrow: bool = False, on_host: bool = False,
+        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Constants, rng: Any,
+        given: Mapping[str, Any] | None = None, *, x32: bool = False, as_numpy: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
         """The outputs of the graph, on the devices of the last stage; arguments as of ``Program.outputs``.
 
         Raises:
-            InputShapeError: the micro-batches do not divide the batch.
-            ShardingError: the caller is inside a jit; or micro-batches give other numbers than the whole batch.
+            InputShapeError: the number of microbatches does not divide the batch.
+            ShardingError: the caller is inside a jit, or microbatches change the results.
         """
         _refuse_jit((values, rng, given))
         count = self.placement.microbatches
-        if not isinstance(params, Weights):  # at home first: there gradients of weights that stages share are added
+        if not isinstance(
+            params, DeviceParams
+        ):  # at home first: there gradients of weights that stages share are added
             params = jax.device_put(dict(params), plain(self.placement.of_params(params)))
-        every = [_Params(s, params, known, given, narrow) for s in self.segments]
+        every = [_Params(s, params, known, given, x32) for s in self.segments]
         try:
-            results = self._run(every, self._divided(values, count), rng)
+            results = self._run(every, self._microbatches(values, count), rng)
         except OperatorError as e:
             if count > 1:
-                e.add_note(f"in one of {count} micro-batches; if it takes the whole batch, leave out microbatches=")
+                e.add_note(f"in one of {count} microbatches; if the node needs the whole batch, remove microbatches=")
             raise
-        if not self._proven:
-            self._prove(values, params, known, rng, results, narrow)
-        return tuple(map(to_host, results)) if on_host else results
+        if not self._verified:
+            self._verify(values, params, known, rng, results, x32)
+        return tuple(map(to_host, results)) if as_numpy else results
 
     def _run(self, params: Sequence[_Params], batches: Sequence[dict[str, Any]], rng: Any) -> tuple[Any, ...]:
         scopes = [dict(batch) for batch in batches]
@@ -126,10 +129,10 @@ class Pipeline:
         if len(scopes) == 1:
             return tuple(values[0] for values in each)
         axes = batch_axes(self.graph.inputs)[1]
-        return tuple(_joined(v, values, axes) for v, values in zip(self.graph.outputs, each, strict=True))
+        return tuple(_concatenated(v, values, axes) for v, values in zip(self.graph.outputs, each, strict=True))
 
-    def _divided(self, values: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-        """The values of each micro-batch."""
+    def _microbatches(self, values: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+        """The values of each microbatch."""
         if count == 1:
             return [dict(values)]
         axes, _ = batch_axes(self.graph.inputs)
@@ -137,59 +140,60 @@ class Pipeline:
         extents = {n: values[n].shape[a] for n, a in axes.items()}
         if len(set(extents.values())) != 1 or any(n % count for n in extents.values()):
             raise InputShapeError(
-                f"{count} micro-batches do not divide the batch evenly: {extents or 'no input declares one'}. Give a "
+                f"{count} microbatches do not divide the batch evenly: {extents or 'no input declares one'}. Pass a "
                 f"multiple of {count}, or convert(..., microbatches=n) with one of its divisors"
             )
         size = next(iter(extents.values())) // count
-        return [{n: _taken(v, axes.get(n), i * size, size) for n, v in values.items()} for i in range(count)]
+        return [{n: _sliced(v, axes.get(n), i * size, size) for n, v in values.items()} for i in range(count)]
 
-    def _prove(
-        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Known, rng: Any,
-        results: Sequence[Any], narrow: bool,
+    def _verify(
+        self, values: Mapping[str, Any], params: Mapping[str, Any], known: Constants, rng: Any,
+        results: Sequence[Any], x32: bool,
     ) -> None:  # fmt: skip
-        """Compare with the whole batch at once, in the first call: a file does not say whether samples mix."""
+        """Compare with the whole batch, in the first call: a file does not declare whether samples mix."""
         values, params, rng, results = jax.tree.map(
-            compat.primal, (dict(values), params if isinstance(params, Weights) else dict(params), rng, list(results)),
-            is_leaf=lambda v: isinstance(v, Weights),
+            compat.primal,
+            (dict(values), params if isinstance(params, DeviceParams) else dict(params), rng, list(results)),
+            is_leaf=lambda v: isinstance(v, DeviceParams),
         )  # fmt: skip
         if is_traced(values, results):  # inside vmap: a later call shows it
             return
-        whole = self._run([_Params(s, params, known, None, narrow) for s in self.segments], [dict(values)], rng)
+        whole = self._run([_Params(s, params, known, None, x32) for s in self.segments], [dict(values)], rng)
         count = self.placement.microbatches
         for output, ours, want in zip(self.graph.outputs, results, whole, strict=True):
             if not buckets.alike(ours, want):
                 raise ShardingError(
-                    f"output {output.name!r} is another with {count} micro-batches than with the whole batch: "
+                    f"output {output.name!r} differs between {count} microbatches and the whole batch: "
                     f"{buckets.compared(ours, want)}. The model mixes the samples of a batch, or has it on another "
-                    "axis than it declares: leave out microbatches="
+                    "axis than it declares: remove microbatches="
                 )
-        self._proven = True
+        self._verified = True
 
 
 class Segment:
-    """A part of a graph that runs as one program on the devices of its stage.
+    """A subgraph that runs as one program on the devices of its stage.
 
     Attributes:
-        takes: the values that it reads from outside.
-        keys: the weights that it reads.
+        inputs: names of the values that it reads from other segments.
+        keys: names of the weights that it reads.
     """
 
     def __init__(self, stage: int, graph: Graph, settings: Settings, placement: Placement) -> None:
         self.stage, self.graph, self.placement = stage, graph, placement
         self.program = Program(graph, replace(settings, place=placement.constrain))
-        self.takes = [v.name for v in graph.inputs]
+        self.inputs = [v.name for v in graph.inputs]
         self.keys = {k for node in graph.nodes for k in weights_read(graph, node)}
         self.keys |= {graph.key(v.name) for v in graph.outputs if v.name in graph.initializers}
 
-    def weights(self, params: Weights) -> Weights:
-        """Those of a model's parameters that it reads, on its own devices."""
+    def weights(self, params: DeviceParams) -> DeviceParams:
+        """The parameters that it reads, on its own devices."""
 
         def place(name: str, value: Any) -> Any:
             return put(value, plain(self.placement.of_params({name: value}))[name])
 
         if self not in params.elsewhere:
             own = {n: t for n, t in params.types.items() if n in self.keys}
-            params.elsewhere[self] = Weights(own, params.read, place)
+            params.elsewhere[self] = DeviceParams(own, params.read, place)
         return params.elsewhere[self]
 
 
@@ -197,27 +201,27 @@ class _Params:
     """A segment with its parameters, for one call."""
 
     def __init__(
-        self, segment: Segment, params: Mapping[str, Any], known: Known, given: Mapping[str, Any] | None, narrow: bool
+        self, segment: Segment, params: Mapping[str, Any], known: Constants, given: Mapping[str, Any] | None, x32: bool
     ) -> None:
-        self.segment, self.known, self.narrow = segment, known, narrow
+        self.segment, self.known, self.x32 = segment, known, x32
         self.given = {n: v for n, v in (given or {}).items() if n in segment.keys}
-        if isinstance(params, Weights):
+        if isinstance(params, DeviceParams):
             self.params: Mapping[str, Any] = segment.weights(params)
         else:
             own = {n: params[n] for n in segment.keys if n in params}
             self.params = jax.device_put(own, plain(segment.placement.of_params(own)))
 
     def run(self, scope: Mapping[str, Any], rng: Any) -> dict[str, Any]:
-        """What the segment makes of the values of one micro-batch, by name."""
+        """The outputs of the segment for one microbatch, by name."""
         segment = self.segment
-        taken = {n: scope[n] for n in segment.takes if n in scope}
-        # What follows from shapes alone comes as NumPy's, and stays part of what is compiled.
-        fixed = {n: v for n, v in self.known.inputs.items() if n in segment.takes}
+        taken = {n: scope[n] for n in segment.inputs if n in scope}
+        # Values that follow from shapes alone are NumPy constants, and stay compiled in.
+        fixed = {n: v for n, v in self.known.inputs.items() if n in segment.inputs}
         fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _Fixed)}
         values = {n: _put(segment.placement, n, v) for n, v in taken.items() if n not in fixed}
         key = None if rng is None else _put(segment.placement, "", rng)
-        known = Known(self.known.scalars, fixed)
-        results = segment.program.outputs(values, self.params, known, key, self.given, narrow=self.narrow)
+        known = Constants(self.known.params, fixed)
+        results = segment.program.outputs(values, self.params, known, key, self.given, x32=self.x32)
         one = segment.program.is_one
         names = [v.name for v in segment.graph.outputs]
         return {n: _Fixed(r) if one and type(r) is np.ndarray else r for n, r in zip(names, results, strict=True)}
@@ -233,7 +237,7 @@ class _Fixed:
 def batch_axes(inputs: Sequence[ValueInfo]) -> tuple[dict[str, int], str | int | None]:
     """The axis of the batch of each input that has one, and how that extent is declared.
 
-    It is the first axis of the first input that has axes, and wherever else its variable stands.
+    The first axis of the first input that has axes, and every other axis with the same dimension variable.
     """
     shapes = {v.name: v.shape for v in inputs if v.shape}
     firsts = [s[0] for s in shapes.values()]
@@ -244,12 +248,12 @@ def batch_axes(inputs: Sequence[ValueInfo]) -> tuple[dict[str, int], str | int |
 
 
 def _part(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
-    """Some of the nodes as a graph; what they read of the others is its inputs."""
-    made = {n for node in nodes for n in node.outputs}
+    """Some of the nodes as a graph, whose inputs are the values that they read from the others."""
+    own = {n for node in nodes for n in node.outputs}
     reads = dict.fromkeys([*(n for node in nodes for n in node.reads), *outputs])
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
     declared = {v.name for v in graph.inputs}
-    outside = [n for n in reads if n not in made and (n in declared or n not in graph.initializers)]
+    outside = [n for n in reads if n not in own and (n in declared or n not in graph.initializers)]
     return replace(
         graph,
         nodes=tuple(nodes),
@@ -259,7 +263,7 @@ def _part(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
     )
 
 
-def _taken(value: Any, axis: int | None, start: int, size: int) -> Any:
+def _sliced(value: Any, axis: int | None, start: int, size: int) -> Any:
     if axis is None:
         return value
     if isinstance(value, jax.Array):
@@ -268,7 +272,7 @@ def _taken(value: Any, axis: int | None, start: int, size: int) -> Any:
 
 
 def _put(placement: Placement, name: str, value: Any) -> Any:
-    """A value on the devices of a stage; tracers of a gradient too."""
+    """A value, or a tracer of a gradient, on the devices of a stage."""
     if isinstance(value, _Fixed):
         return value.value
     if isinstance(value, list):
@@ -276,20 +280,20 @@ def _put(placement: Placement, name: str, value: Any) -> Any:
     if not hasattr(value, "dtype") or value.dtype == object:
         return value
     key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    lies = {name: placement.everywhere} if key else placement.of_inputs({name: value}, False)
-    return jax.device_put({name: value}, plain(lies))[name]
+    shardings = {name: placement.everywhere} if key else placement.of_inputs({name: value}, False)
+    return jax.device_put({name: value}, plain(shardings))[name]
 
 
 def plain(shardings: Mapping[str, NamedSharding]) -> dict[str, jax.sharding.Sharding]:
-    """Shardings of which those over one device name no mesh: arrays then have the types that they have without one."""
+    """The shardings, with SingleDeviceSharding for one device, so that array types are those without a mesh."""
     return {n: SingleDeviceSharding(*s.device_set) if s.num_devices == 1 else s for n, s in shardings.items()}
 
 
-def _joined(output: ValueInfo, values: Sequence[Any], batch: str | int | None) -> Any:
+def _concatenated(output: ValueInfo, values: Sequence[Any], batch: str | int | None) -> Any:
     axis = output.shape.index(batch) if output.shape and isinstance(batch, str) and batch in output.shape else 0
     if any(np.ndim(v) <= axis for v in values):
         raise ShardingError(
-            f"output {output.name!r} has no axis along which micro-batches could be joined: leave out microbatches="
+            f"output {output.name!r} has no axis along which to concatenate microbatches: remove microbatches="
         )
     return jnp.concatenate([jnp.asarray(v) for v in values], axis)
 
@@ -297,6 +301,6 @@ def _joined(output: ValueInfo, values: Sequence[Any], batch: str | int | None) -
 def _refuse_jit(values: Any) -> None:
     if any(isinstance(v, jax.core.Tracer) and compat.in_a_program(v) for v in jax.tree.leaves(values)):
         raise ShardingError(
-            "a model in stages is several programs, each on devices of its own, which no jax.jit can hold: call it "
-            "outside of jit. jax.grad and jax.vjp take it as it is, and its stages are compiled"
+            "a model with pipeline stages is several programs on different devices, which one jax.jit cannot hold: "
+            "call it outside of jit. jax.grad and jax.vjp differentiate it, and its stages are compiled"
         )

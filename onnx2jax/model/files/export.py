@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -23,11 +24,12 @@ from ...sharding.rules import Placement
 from .extents import symbolic
 
 ABOUT: Final = "about.json"
-"""The order of inputs and outputs, which JAX sorts, and what tells a damaged program."""
+"""The order of inputs and outputs, which JAX sorts, and the checksum of the program."""
 PROGRAM: Final = "program.bin"
 """What ``jax.export`` serializes: a function of weights and inputs by name, and of a random key where one is drawn."""
 WEIGHTS: Final = "weights.npz"
 TEXT: Final = "program.mlir"
+FILES: Final = (PROGRAM, WEIGHTS, TEXT)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 
 
@@ -161,21 +163,30 @@ def _write(
         raise UnsupportedError(f"an input or output is of {e.args[0]}, which jax.export cannot store") from None
     names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
     about = {**names, "constraints": constraints, "sha256": digest(names, program), "jax": jax.__version__}
+    data: dict[Path, atomic.Write] = {folder / PROGRAM: lambda file: file.write(program)}
+    if params:
+        data[folder / WEIGHTS] = partial(_write_weights, params)
+    if text:
+        data[folder / TEXT] = lambda file: file.write(exported.mlir_module().encode())
+
+    def described(placed: Mapping[Path, Path]) -> bytes:
+        files = {path.name: own.name for path, own in placed.items() if own != path}
+        return json.dumps({**about, **({"files": files} if files else {})}, indent=2).encode()
+
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic.replacements(folder / ABOUT) as new:
-        with atomic.beside(folder / PROGRAM, new) as file:
-            file.write(program)
-        if params:
-            with atomic.beside(folder / WEIGHTS, new) as file:
-                _write_weights(file, params)
-        if text:
-            with atomic.beside(folder / TEXT, new) as file:
-                file.write(exported.mlir_module().encode())
-        with atomic.beside(folder / ABOUT, new) as file:
-            file.write(json.dumps(about, indent=2).encode())
-    for name, wanted in ((WEIGHTS, bool(params)), (TEXT, text)):
-        if not wanted:
-            (folder / name).unlink(missing_ok=True)  # of an older program
+    older = {*FILES, *files_of(folder).values()}
+    atomic.replace_all(folder / ABOUT, data, described)
+    for name in older - {path.name for path in data}:  # of an older program
+        (folder / name).unlink(missing_ok=True)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Where the files of an exported program are: about.json says so where a process was killed (``replace_all``)."""
+    try:
+        said = dict(json.loads((folder / ABOUT).read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        said = {}
+    return {n: said[n] if atomic.is_provisional(str(said.get(n)), n) else n for n in FILES}
 
 
 def digest(names: Mapping[str, Sequence[str]], program: bytes) -> str:
@@ -183,7 +194,7 @@ def digest(names: Mapping[str, Sequence[str]], program: bytes) -> str:
     return hashlib.sha256(json.dumps([names["inputs"], names["outputs"]]).encode() + program).hexdigest()
 
 
-def _write_weights(file: Any, params: Mapping[str, Any]) -> None:
+def _write_weights(params: Mapping[str, Any], file: Any) -> None:
     npz.write(file, params)
     file.seek(0)
     with np.load(file) as written:

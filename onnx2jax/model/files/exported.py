@@ -18,7 +18,7 @@ from ...errors import InputShapeError, InputTypeError, ModelError, OnnxError, Ra
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names
-from .export import ABOUT, PROGRAM, WEIGHTS, digest
+from .export import ABOUT, PROGRAM, WEIGHTS, digest, files_of
 
 
 class ExportedModel:
@@ -107,9 +107,10 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     """
     compat.optional("flatbuffers", "export")
     folder = Path(path)
-    if missing := [n for n in (ABOUT, PROGRAM) if not (folder / n).is_file()]:
+    files = files_of(folder)
+    if missing := [n for n in (ABOUT, files[PROGRAM]) if not (folder / n).is_file()]:
         raise ModelError(f"{str(folder)!r} is no exported model: there is no {missing[0]} in it")
-    program = (folder / PROGRAM).read_bytes()
+    program = (folder / files[PROGRAM]).read_bytes()
     try:
         about = json.loads((folder / ABOUT).read_text())
         intact = about["sha256"] == digest(about, program)
@@ -117,12 +118,12 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
         raise ModelError(f"{str(folder / ABOUT)!r} is damaged ({e!r})") from None
     if not intact:  # JAX does not look: of a part of a program it may make another
         raise ModelError(
-            f"{str(folder / PROGRAM)!r} ({len(program)} bytes) is damaged, or not the one that {ABOUT} is about"
+            f"{str(folder / files[PROGRAM])!r} ({len(program)} bytes) is damaged, or not the one that {ABOUT} is about"
         )
     with compat.enable_x64():
         exported = export.deserialize(bytearray(program))
     types = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
-    return ExportedModel(exported, about, _weights(folder / WEIGHTS, types) if types else {})
+    return ExportedModel(exported, about, _weights(folder / files[WEIGHTS], types) if types else {})
 
 
 def _weights(path: Path, types: Mapping[str, Any]) -> dict[str, np.ndarray]:

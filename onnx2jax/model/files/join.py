@@ -67,7 +67,12 @@ def _opened(model: Any, which: str) -> Opened:
     """A model's message, in the form of newer files, where weights are no inputs."""
     if isinstance(model, Model):
         grouped = group_of(model.graph) is not model.graph
-        told = {"static": model.static, "bucket": model._bucket, "max_size": model._max_size, "rebatch": grouped}
+        told = {
+            "static": model.static,
+            "bucket": dict(model.spec.bucket),
+            "max_size": dict(model.spec.max_size),
+            "rebatch": grouped,
+        }
         if said := [n for n, v in told.items() if v]:
             raise UnsupportedError(
                 f"the {which} model was converted with {said[0]}=, which is not in its file: join the files, and tell "

@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from ...proto.walk import tensors, weights
 from ...runtime.values import to_host, widened
 from ...sharding.processes import together, writes
 from ...sharding.writing import configured
+from ..calls.arguments import check_readable
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
@@ -49,8 +51,9 @@ def save(
     All else stays as it was: nodes, names, versions, fields that this library does not know, and the encoding of
     every tensor. What ``convert`` was told (``static``, ``dim_overrides``) is not part of the file.
 
-    Nothing is overwritten before everything is written: a failure leaves the old files as they were. ``path`` may be
-    the file that the model came from. A symbolic link at ``path`` is replaced, not followed. Of weights over several
+    A failure leaves the old files as they were, and a process that ends meanwhile leaves the old model or the new one:
+    data goes under a new name where it replaces other data, and the model comes last. ``path`` may be the file that
+    the model came from. A symbolic link at ``path`` is replaced, not followed. Of weights over several
     processes the first process writes the file, and all of them call this.
 
     Args:
@@ -115,7 +118,11 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
         raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
     if hasattr(model, "changed"):  # a Model, or a model that trains
         if model.origin is None:
-            raise ValueError("the model was not made by onnx2jax.convert; save the source instead")
+            ends = [v.name for v in model.inputs], [v.name for v in model.outputs]
+            raise ModelError(
+                "save writes the graph of a file, and model.cut, values and replace make another graph. For a part of "
+                f"a file: onnx.utils.extract_model('model.onnx', 'part.onnx', {ends[0]}, {ends[1]})"
+            )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
     else:
@@ -127,13 +134,20 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
 def _write(opened: Opened, path: Path, external_data: bool | str | None, size_threshold: int) -> None:
     every = list(tensors(opened.message))
     outside = _outside(opened, every, external_data, size_threshold)
-    with atomic.replacements(path) as new:
-        if outside:
-            name = external_data if isinstance(external_data, str) else f"{path.name}.data"
-            with atomic.beside(_data_path(path, name), new) as file:
-                _write_data(opened, outside, name, file)
-        with atomic.beside(path, new) as file:
+    if not outside:
+        with atomic.replacing(path) as file:
             file.write(_serialized(opened, every))
+        return
+    data, older = _data_path(path, external_data if isinstance(external_data, str) else f"{path.name}.data")
+
+    def message(placed: Mapping[Path, Path]) -> bytes:
+        for tensor in outside:
+            _set(tensor, location=placed[data].name)
+        return _serialized(opened, every)
+
+    atomic.replace_all(path, {data: partial(_write_data, opened, outside)}, message)
+    for file in older:  # of a save that was killed
+        file.unlink(missing_ok=True)
 
 
 def _configure(model: Any, message: Any, name: str) -> None:
@@ -170,6 +184,7 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
 
 
 def _fitting(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    check_readable(f"params[{name!r}]", value)
     array = np.asarray(to_host(value))
     if isinstance(value, jax.Array):
         array = widened(array, dtype)
@@ -222,8 +237,8 @@ def _outside(
     return [t for t, field in every if goes(t, field)]
 
 
-def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> None:
-    """The tensors one after another; those that shared bytes of a file still do."""
+def _write_data(opened: Opened, outside: list[Any], file: Any) -> None:
+    """Writes the tensors one after another; those that shared bytes of a file still do. Their location is left open."""
     shared: dict[tuple[str, int, int], int] = {}
     for tensor in outside:
         data = np.frombuffer(opened.data(tensor), np.uint8)
@@ -245,7 +260,7 @@ def _write_data(opened: Opened, outside: list[Any], name: str, file: Any) -> Non
         if tensor.data_location != EXTERNAL:
             tensor.ClearField("external_data")  # it said nothing there (rule EX-14)
         tensor.data_location = EXTERNAL
-        _set(tensor, location=name, offset=str(offset), length=str(data.size))
+        _set(tensor, location="", offset=str(offset), length=str(data.size))
     sums = [t for t in outside if any(e.key == "checksum" for e in t.external_data)]
     if sums:
         file.flush()
@@ -265,16 +280,19 @@ def _set(tensor: Any, **entries: str) -> None:
         entry.value = value
 
 
-def _data_path(path: Path, name: str) -> Path:
+def _data_path(path: Path, name: str) -> tuple[Path, list[Path]]:
+    """The data file of a model, and those that a killed save of it left: see ``atomic.replace_all``."""
     if Path(name).name != name or "\\" in name or name in ("", "..", path.name):
         raise ExternalDataError(f"external_data is {name!r}; it is the name of a file beside {path.name!r}")
     target = path.with_name(name)
-    if os.path.lexists(target) and name not in _locations(path):
+    ours = [n for n in os.listdir(path.parent) if n == name or atomic.is_provisional(n, name)]
+    used = _locations(path).intersection(ours) if ours else set()
+    if name in ours and not used:
         raise ExternalDataError(
             f"the data would overwrite {str(target)!r}, which {path.name!r} does not use at present; it may belong to "
             "another model. Remove it, or name another file: save(..., external_data='name')"
         )
-    return target
+    return target, [path.with_name(n) for n in used if n != name]
 
 
 def _locations(path: Path) -> set[str]:

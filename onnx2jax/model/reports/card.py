@@ -1,4 +1,4 @@
-"""What a notebook and a terminal show of a model at once."""
+"""Short descriptions of a model, for notebooks and ``repr``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two results of one value beside each other, in numbers."""
+"""Compares two results of one value."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 TOLERANCES: Final = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-4, "complex64": 1e-4, "float16": 1e-2}
-"""For each element type what sums in another order may change, of a number and of the largest in its tensor."""
+"""Tolerance for reordered sums by element type, relative to a number and to the largest in its tensor."""
 BFLOAT16: Final = 5e-2
 EIGHT_BITS: Final = 0.26
-"""Of floats with 8 bits and fewer: a step from one to the next."""
+"""One rounding step of floats with 8 bits or fewer."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of one value here and there.
+    """The comparison of one value in two implementations.
 
     Attributes:
         value: its ONNX name.
@@ -41,7 +41,7 @@ class Comparison:
 
 
 def tolerance(dtype: np.dtype) -> float:
-    """What is allowed of an element type when nothing else is said; integers have to be equal.
+    """The default tolerance of an element type; 0 for integers.
 
     >>> tolerance(np.dtype("float32"))
     0.0001
@@ -68,8 +68,8 @@ def compared(
         ours, theirs: arrays, lists, dicts, or nothing.
         rtol: by element type when left out (see ``tolerance``).
         atol: likewise, times the largest finite number in ``theirs``.
-        only_types: numbers do not count: they are random.
-        node: who makes the value.
+        only_types: ignore numbers, which are random.
+        node: the node that computes the value.
 
     >>> compared("y", np.float32([1, 2]), np.float32([1, 3])).absolute
     1.0

@@ -1,4 +1,4 @@
-"""Other implementations of ONNX, to compare with: the file as they run it, and parts of it."""
+"""Other implementations of ONNX, which run a model's file, or a graph inside it, for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...proto.origin import Origin
 from ..files.save import save
 
 NAMES: Final = ("onnxruntime", "reference")
-Step = tuple[str, str, int]
+InnerGraph = tuple[str, str, int]
 """Into a graph inside a node: an output of the node, the attribute, and which of a list of graphs."""
 
 
@@ -47,7 +47,7 @@ class Peer:
         model: Any,
         *,
         every: bool = False,
-        steps: Sequence[Step] = (),
+        steps: Sequence[InnerGraph] = (),
         feeds: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
@@ -115,7 +115,7 @@ def checked(name: str) -> str:
     return name
 
 
-def step_into(node: Node, graph: Graph) -> Step:
+def step_into(node: Node, graph: Graph) -> InnerGraph:
     """The way from the graph of a node to a graph among its attributes."""
     for name, value in node.attributes.items():
         for i, inner in enumerate(value if isinstance(value, tuple) else (value,)):
@@ -124,7 +124,7 @@ def step_into(node: Node, graph: Graph) -> Step:
     raise ValueError(f"{node} has no graph {graph.name!r}")
 
 
-def _go_inside(message: Any, steps: Sequence[Step], feeds: Mapping[str, Any]) -> None:
+def _go_inside(message: Any, steps: Sequence[InnerGraph], feeds: Mapping[str, Any]) -> None:
     """Make a graph inside a node the main graph; what it reads of those around becomes its inputs."""
     graph: Any = message.graph
     around: dict[str, Any] = {}

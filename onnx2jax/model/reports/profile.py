@@ -17,7 +17,7 @@ from ... import compat
 from ...errors import UnsupportedError
 from ...ir.graph import Graph
 from ...proto.xspace import Trace, read_trace
-from ..changes.parts import remade
+from ..changes.parts import with_graph
 from ..changes.rebatch import group_of, within_groups
 from .summary import MARK, node_of
 from .table import table
@@ -184,11 +184,10 @@ def _marked(model: Any) -> Any:
     def mark(graph: Graph) -> Graph:
         return replace(graph, nodes=tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(graph.nodes)))
 
+    told = {"bucket": model.spec.bucket, "max_size": model.spec.max_size}
     settings = replace(model.settings, annotate=True)
-    told = {"bucket": model._bucket, "max_size": model._max_size, "settings": settings}
-    marked = remade(model, within_groups(model.graph, mark), **told)
-    if "_on_devices" in vars(model):
-        vars(marked)["_on_devices"] = model._on_devices
+    marked = with_graph(model, within_groups(model.graph, mark), settings=settings, **told)
+    marked._runtime.share_params(model._runtime)
     return marked
 
 

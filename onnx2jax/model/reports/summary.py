@@ -17,9 +17,10 @@ from ...errors import InputNameError, KnownValueError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...proto.types import TensorType, ValueInfo
-from ...runtime.compiled import is_small
+from ...runtime.compile import is_small
+from ...runtime.cpu.jaxpr_rewrite import Equation, Program
 from ...sharding.stages import Staged
-from ..changes.parts import made, remade, showing
+from ..changes.parts import node_outputs, with_graph, with_outputs
 from .samples import random_value
 from .table import table
 from .verify import OURS, isolated
@@ -121,7 +122,9 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
     # What is traced, not run, needs no devices; of a model in stages it would be several programs.
     lies = None if isinstance(model.placement, Staged) else model.placement
     try:
-        shown = showing(remade(model, marked, max_size=model._max_size, placement=lies), made(marked))
+        shown = with_outputs(
+            with_graph(model, marked, max_size=model.spec.max_size, placement=lies), node_outputs(marked)
+        )
         types, flops = traced(shown, None, feeds, nodes)
         unknown: set[int] = set()
     except KnownValueError:
@@ -203,7 +206,7 @@ def traced(
 
     with compat.enable_x64():
         jaxpr = jax.make_jaxpr(call)(shown.params if params is None else params, arrays)
-    for owner, count in _counted(jaxpr.jaxpr, None, 1):
+    for owner, count in _counted(Program.of(jaxpr), None, 1):
         if owner is not None and owner < len(nodes):
             flops[owner] += count
     return types, flops
@@ -211,7 +214,7 @@ def traced(
 
 def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], Counter[int], set[int]]:
     """The same for a model that needs the host: from a real run, and each node traced by itself where it can be."""
-    shown = showing(model, made(marked))
+    shown = with_outputs(model, node_outputs(marked))
     names = [v.name for v in shown.outputs]
     values = dict(zip(names, shown.run(None, {n: v for n, v in feeds.items() if n not in model.static}), strict=True))
     scope = {**feeds, **model.static, **values}
@@ -230,36 +233,27 @@ def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dic
         fixed = analysis.needed(graph) & own
         static = {n: scope[n] for n in fixed if isinstance(scope[n], np.ndarray) and is_small(scope[n])}
         try:
-            part = remade(model, graph, static)
+            part = with_graph(model, graph, static)
             flops += traced(part, None, {n: scope[n] for n in own if n not in part.static}, alone.nodes)[1]
         except (KnownValueError, TypeError):  # it needs the host: TypeError of what JAX cannot hold, strings
             unknown.add(i)
     return {n: _type(v) for n, v in values.items()}, flops, unknown
 
 
-def _counted(jaxpr: Any, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:
+def _counted(program: Program, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:
     """FLOPs of equations, with the position of the node that they come from."""
-    for eqn in jaxpr.eqns:
-        found = owner if owner is not None else node_of(str(eqn.source_info.name_stack))
-        kind, inner = eqn.primitive.name, list(_inner(eqn.params))
+    for equation in program.equations:
+        found = owner if owner is not None else node_of(str(equation.scope))
+        kind, inner = equation.name, equation.inner
         if kind == "cond":
             branches = [list(_counted(b, found, times)) for b in inner]
             yield from max(branches, key=lambda b: sum(n for _, n in b), default=[])
         elif inner:
-            trips = times * eqn.params.get("length", 1) if kind == "scan" else times
+            trips = times * equation.params.get("length", 1) if kind == "scan" else times
             for part in inner:
                 yield from _counted(part, found, trips)
         else:
-            yield found, times * _flops(eqn, kind)
-
-
-def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
-    """The jaxprs among an equation's parameters."""
-    for value in params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            part = getattr(part, "jaxpr", part)
-            if hasattr(part, "eqns"):
-                yield part
+            yield found, times * _flops(equation, kind)
 
 
 def node_of(stack: str) -> int | None:
@@ -269,16 +263,16 @@ def node_of(stack: str) -> int | None:
     return int(digits) if mark and digits.isdecimal() else None
 
 
-def _flops(eqn: Any, kind: str) -> int:
-    size = sum(_size(v.aval) for v in eqn.outvars)
+def _flops(equation: Equation, kind: str) -> int:
+    size = sum(_size(v.aval) for v in equation.outputs)
     if kind == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * size * math.prod(eqn.invars[0].aval.shape[a] for a in contracted)
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2 * size * math.prod(equation.inputs[0].aval.shape[a] for a in contracted)
     if kind == "conv_general_dilated":
-        kernel = eqn.invars[1].aval
-        return 2 * size * (_size(kernel) // max(1, kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]))
+        kernel = equation.inputs[1].aval
+        return 2 * size * (_size(kernel) // max(1, kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]))
     if kind.startswith(("reduce", "arg", "scatter")):
-        return max(map(_size, (v.aval for v in eqn.invars)), default=0)
+        return max(map(_size, (v.aval for v in equation.inputs)), default=0)
     return 0 if kind in MOVES or kind.startswith("random_") else size
 
 

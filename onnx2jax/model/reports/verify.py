@@ -25,13 +25,13 @@ from ...ir.graph import Graph, Node, descendants
 from ...ops.registry import Operator
 from ...proto import npz
 from ...proto.types import TensorType, ValueInfo
-from ...runtime.compiled import is_small
-from ...runtime.evaluate import Context, evaluate, run_node
+from ...runtime.compile import is_small
+from ...runtime.interpreter import Context, evaluate, run_node
 from ...runtime.values import to_host
-from ..changes.parts import made, remade
+from ..changes.parts import node_outputs, with_graph
 from ..changes.rebatch import group_of
 from .comparison import Comparison, compared
-from .peers import NAMES, Peer, Step, checked, step_into
+from .peers import NAMES, InnerGraph, Peer, checked, step_into
 from .samples import data_sets, random_value, read_values
 from .table import table
 
@@ -178,7 +178,7 @@ def verify(
 def _check(model: Any) -> None:
     if model.origin is None:
         raise UnsupportedError("the model was not made by onnx2jax.convert: there is no file to compare it with")
-    if model._max_size or group_of(model.graph) is not model.graph:
+    if model.spec.max_size or group_of(model.graph) is not model.graph:
         raise UnsupportedError(
             "convert(..., max_size=, rebatch=) computes something else than the file: verify without"
         )
@@ -269,14 +269,14 @@ class _Verifier:
         self, graph: Graph, scope: Mapping[str, Any], theirs: Mapping[str, Any], drawn: Any
     ) -> tuple[list[Comparison], dict[str, Any]]:
         """Each node of a graph on the other's operands."""
-        names = [n for n in made(graph) if n in theirs]
+        names = [n for n in node_outputs(graph) if n in theirs]
         alone = graph if graph.differentiates else isolated(graph, names, scope)
         suffix = "" if alone is graph else OURS
         shown = replace(alone, outputs=tuple(ValueInfo(n + suffix) for n in names))
         feeds = {v.name: scope[v.name] for v in shown.inputs if v.name in scope}
         wanted = analysis.needed(shown) & feeds.keys()
         static = {n: v for n, v in feeds.items() if n in wanted and isinstance(v, np.ndarray) and is_small(v)}
-        program = remade(self.model, shown, static)
+        program = with_graph(self.model, shown, static)
         rng = jax.random.key(0) if graph.draws else None
         results = program.run(None, {n: v for n, v in feeds.items() if n not in program.static}, rng=rng)
         ours = dict(zip(names, results, strict=True))
@@ -284,7 +284,12 @@ class _Verifier:
         return [self._compared(n, ours[n], theirs[n], makers, drawn) for n in names], ours
 
     def _first(
-        self, graph: Graph, steps: tuple[Step, ...], scope: Mapping[str, Any], found: Sequence[Comparison], ours: Any
+        self,
+        graph: Graph,
+        steps: tuple[InnerGraph, ...],
+        scope: Mapping[str, Any],
+        found: Sequence[Comparison],
+        ours: Any,
     ) -> Difference | None:
         wrong = {c.value: c for c in found if not c.ok}
         for node in graph.nodes:
@@ -303,14 +308,16 @@ class _Verifier:
         mine, theirs = ({f"ours/{n}": to_host(ours[n]) for n in results}, {f"theirs/{n}": scope[n] for n in results})
         return {n: to_host(values[n]) for n in node.reads if n in values} | mine | theirs
 
-    def _inside(self, node: Node, steps: tuple[Step, ...], scope: Mapping[str, Any]) -> Difference | None:
+    def _inside(self, node: Node, steps: tuple[InnerGraph, ...], scope: Mapping[str, Any]) -> Difference | None:
         """The first difference in the graphs of a node, as they are called one after another."""
         for graph, named, around in _calls(self.model, node, scope):
             way = (*steps, step_into(node, graph))
             feeds = {n: to_host(around[n]) for n in graph.captures} | {n: to_host(v) for n, v in named.items()}
             try:
                 theirs = Peer(self.peer, self.model, every=True, steps=way, feeds=feeds).run(feeds)
-                found, ours = self._alone(graph, {**feeds, **theirs}, theirs, {n for n in made(graph) if graph.draws})
+                found, ours = self._alone(
+                    graph, {**feeds, **theirs}, theirs, {n for n in node_outputs(graph) if graph.draws}
+                )
             except UnsupportedError as e:
                 self.notes.append(f"inside {node} nothing could be compared: {str(e).splitlines()[0]}")
                 return None
@@ -352,15 +359,15 @@ class _Recorder:
     context: Context
     calls: list[tuple[Graph, Mapping[str, Any], Mapping[str, Any]]]
 
-    def inner(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
+    def run_graph(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
         if len(self.calls) < MOST_CALLS:
             self.calls.append((graph, dict(named), around))
         return tuple(map(to_host, evaluate(graph, named, replace(self.context, rng=rng), ChainMap({}, dict(around)))))
 
-    def part(self, graph: Graph, scope: Any, rng: Any = None) -> tuple[Any, ...]:
+    def run_partition(self, graph: Graph, scope: Any, rng: Any = None) -> tuple[Any, ...]:
         raise NotImplementedError(f"{graph.name!r} is part of no program")
 
-    def trips(self, *_: Any, **__: Any) -> None:
+    def run_trips(self, *_: Any, **__: Any) -> None:
         return None
 
 

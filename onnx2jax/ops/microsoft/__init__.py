@@ -1,1 +1,1 @@
-"""The domain com.microsoft: what onnxruntime's optimizers and quantizers write."""
+"""The domain com.microsoft: operators that onnxruntime's optimizers, quantizers and model builders emit."""

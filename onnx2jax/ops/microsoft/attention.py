@@ -1,4 +1,4 @@
-"""The com.microsoft domain, attention; linear attention, and what stands before and behind it."""
+"""The com.microsoft domain: attention, linear attention with its gate, and causal convolution."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..arrays import accumulator, check_shapes, is_traced, needs_known, wide, xp
+from ..arrays import accumulator, check_shapes, is_traced, needs_known, widen, xp
 from ..attention import Swish, attend, causal_conv, check_past, heads_of, linear_attention, merged, window
 from ..linalg import product
 from ..registry import op, taking
 from .fused import MICROSOFT
 from .quant import matmul_integer_to_float
 
-_MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], of rank 3 and 4"
-_MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], of rank 3 and 4"
-_ANGLES = "do_rotary is refused, for no document says by which angles: use GroupQueryAttention"
+_MASKS = "masks: [batch], [2 * batch], [3 * batch + 2], [batch, keys], rank 3 and rank 4"
+_ANGLES = "do_rotary is unsupported, because its angles are undocumented: use GroupQueryAttention"
 
-BOTH_WAYS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None}
-OPTIONS = {**BOTH_WAYS, "unidirectional": 0}
+BIDIRECTIONAL_OPTIONS = {"mask_filter_value": -10000.0, "num_heads": Parameter.empty, "scale": None}
+OPTIONS = {**BIDIRECTIONAL_OPTIONS, "unidirectional": 0}
 
 
 def padding_bias(mask, batch, queries, keys, filler):
-    """A mask in any of the forms that Attention takes, as a bias [batch, 1, 1 or queries, keys]."""
+    """A mask in any form that Attention accepts, as an additive bias [batch, 1, 1 or queries, keys]."""
     if mask is None:
         return None
-    places = jnp.arange(keys, dtype=np.int32)
-    if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch, 3 * batch + 2):  # 2 * batch + 2 say what the ends say
+    positions = jnp.arange(keys, dtype=np.int32)
+    if mask.ndim == 1 and mask.shape[0] in (batch, 2 * batch, 3 * batch + 2):  # 3 * batch + 2: the rest is redundant
         ends, starts = mask[:batch, None], mask[batch:, None] if mask.shape[0] == 2 * batch else 0
-        live = ((places < ends) & (places >= starts))[:, None, None]
+        attended = ((positions < ends) & (positions >= starts))[:, None, None]
     elif mask.shape == (batch, keys):
-        live = (mask > 0)[:, None, None]
+        attended = (mask > 0)[:, None, None]
     elif mask.shape == (batch, queries, keys):
-        live = (mask > 0)[:, None]
+        attended = (mask > 0)[:, None]
     elif mask.ndim == 4:
-        live = (mask > 0)[:, :, keys - queries : keys, :keys]
+        attended = (mask > 0)[:, :, keys - queries : keys, :keys]
     else:
         raise NotImplementedError(
-            f"a mask of shape {mask.shape} for batch {batch}, {queries} queries and {keys} keys; use [batch, keys]"
+            f"a mask of shape {mask.shape} is unsupported for batch {batch}, {queries} queries and {keys} keys; use "
+            "[batch, keys]"
         )
-    return jnp.where(live, 0.0, np.float32(filler))
+    return jnp.where(attended, 0.0, np.float32(filler))
 
 
 def projected(input, weights, bias, sizes=None):
-    """Queries, keys and values [batch, tokens, size] of an input, by weights that lie side by side."""
+    """Queries, keys and values [batch, tokens, size], projected by weights concatenated along the last axis."""
     sizes = sizes or (weights.shape[-1] // 3,) * 3
     operands = {"input": (input, "batch tokens features"), "weights": (weights, "features hidden")}
     check_shapes({"hidden": sum(sizes)}, **operands, bias=(bias, "hidden"))
     y = product(input, weights, accumulator(input.dtype))
-    y = jnp.asarray(y if bias is None else y + wide(bias), input.dtype)
+    y = jnp.asarray(y if bias is None else y + widen(bias), input.dtype)
     return jnp.split(y, np.cumsum(sizes)[:-1].tolist(), axis=-1)
 
 
 def with_bias(bias, *operands):
-    """Queries, keys and values, each with its part of a bias; those of rank 4 have theirs already."""
+    """Queries, keys and values plus their slices of a bias; rank-4 operands already include theirs."""
     if any(x is None for x in operands):
-        raise ValueError("key and value must be given, unless query has them packed with it")
+        raise ValueError("key and value must be given, unless query contains all three (rank 5)")
     if bias is None:
         return operands
     widths = [x.shape[-1] if x.ndim < 4 else x.shape[1] * x.shape[3] for x in operands]
@@ -69,53 +69,53 @@ def with_bias(bias, *operands):
     return [x if x.ndim == 4 else x + part for x, part in zip(operands, parts, strict=True)]
 
 
-def behind(x, extent):
-    """A mask or bias with 0 behind its last axis."""
+def pad_last_axis(x, extent):
+    """A mask or bias padded with 0 to ``extent`` along its last axis; a vector is returned unchanged."""
     return x if np.ndim(x) < 2 else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, extent - x.shape[-1])])
 
 
-def of_beams(cache, beams, length):
-    """A cache [batch, heads, tokens, size] as each beam sees it: before ``length`` it has tokens of other beams."""
+def gather_beams(cache, beams, length):
+    """A KV cache [batch, heads, tokens, size] in which ``beams`` select each token's beam, up to ``length``."""
     (batch, heads, tokens, _), (groups, width) = cache.shape, (*beams.shape, 0, 0)[:2]
     check_shapes({"tokens": tokens, "beams": batch / max(groups, 1)}, cache_indirection=(beams, "groups beams tokens"))
-    own, places = np.arange(batch, dtype=np.int32)[:, None], np.arange(tokens, dtype=np.int32)
-    source = jnp.where(places < length, own // width * width + beams.reshape(batch, tokens), own)
-    return cache[source[:, None], np.arange(heads, dtype=np.int32)[:, None], places]
+    own, positions = np.arange(batch, dtype=np.int32)[:, None], np.arange(tokens, dtype=np.int32)
+    source = jnp.where(positions < length, own // width * width + beams.reshape(batch, tokens), own)
+    return cache[source[:, None], np.arange(heads, dtype=np.int32)[:, None], positions]
 
 
-def in_buffers(past, fresh, length, mask):
-    """Buffers with new tokens behind those in use; how many those were, as a scalar; how many are now, if known."""
+def append_to_buffers(past, new, length, mask):
+    """(KV buffers with the new tokens written at ``length``, length as a scalar, total length or None if traced)."""
     if past[0] is None or np.size(length) != 1 or np.ndim(mask) == 4:
-        raise ValueError("past_sequence_length must be one number and needs a past, and a mask of rank 1 to 3")
-    new, room, total = fresh[0].shape[2], past[0].shape[2], None
+        raise ValueError("past_sequence_length must be a scalar and requires a past, and a mask of rank 1 to 3")
+    count, capacity, total = new[0].shape[2], past[0].shape[2], None
     if not is_traced(length):
-        total = int(np.asarray(length).item()) + new
-        if not new <= total <= room:
-            raise ValueError(f"a past of {total - new} tokens and {new} more do not fit into a buffer of {room}")
+        total = int(np.asarray(length).item()) + count
+        if not count <= total <= capacity:
+            raise ValueError(f"a past of {total - count} tokens and {count} new ones exceed the buffer of {capacity}")
     start = xp.reshape(length, ())
-    return [lax.dynamic_update_slice_in_dim(*pair, start, 2) for pair in zip(past, fresh, strict=True)], start, total
+    return [lax.dynamic_update_slice_in_dim(*pair, start, 2) for pair in zip(past, new, strict=True)], start, total
 
 
 def split_attention(
     q, k, v, *, num_heads, mask, past, bias, scale, mask_filter_value, unidirectional=0, length=None, beams=None
 ):
-    """What the operators below do behind their projections: the result, keys and values with the past's, the scores.
+    """(output, present keys, present values, scores) of attention over projected operands and the past.
 
-    With a ``length`` the past are buffers of which so many tokens count; ``beams`` say which beam each of these comes
-    from. The result is NaN where a traced length leaves no room, or has mask and bias end elsewhere than the buffer or
-    the tokens.
+    With ``length`` the past is a pair of buffers whose first ``length`` tokens are valid; ``beams`` select the beam of
+    each of these. If ``length`` is traced, the output is NaN where the tokens exceed the buffer, or where mask and bias
+    match neither the buffer nor the tokens.
     """
     q, k, v = (heads_of(jnp.asarray(x), num_heads, name) for x, name in ((q, "query"), (k, "key"), (v, "value")))
     (batch, _, queries, _), new, total = q.shape, k.shape[2], None
     if unidirectional and new != queries:
-        raise ValueError(f"unidirectional=1 needs a key for each query: {queries} queries, {new} new keys")
+        raise ValueError(f"unidirectional=1 needs one new key per query ({queries} queries, {new} new keys)")
     check_past(q, k, v, *past)
     offset, present = 0 if past[0] is None else past[0].shape[2], (k, v)
     if length is not None:
-        present, offset, total = in_buffers(past, present, length, mask)
+        present, offset, total = append_to_buffers(past, present, length, mask)
     elif past[0] is not None:
         present = [jnp.concatenate(pair, axis=2) for pair in zip(past, present, strict=True)]
-    k, v = present if beams is None else (of_beams(x, beams, offset) for x in present)
+    k, v = present if beams is None else (gather_beams(x, beams, offset) for x in present)
     keys = k.shape[2]
     extents = {} if total is None and length is not None else {"total": keys if total is None else total}
     bias_shape = "batch? heads? queries total"
@@ -126,7 +126,8 @@ def split_attention(
         check_shapes(extents, mask=(mask if rows else None, rows or ""))
         used, given = offset + new, extents.get("total", keys)
         masks.append(lax.iota(np.int32, keys) < used)
-        v, mask, bias = jnp.where(masks[-1][:, None], v, 0), behind(mask, keys), behind(bias, keys)
+        v = jnp.where(masks[-1][:, None], v, 0)
+        mask, bias = pad_last_axis(mask, keys), pad_last_axis(bias, keys)
     biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
     y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
     if length is not None and total is None:
@@ -135,7 +136,7 @@ def split_attention(
 
 
 def self_attention(qkv, past, **options):
-    """Attention, QAttention and their like behind the projection; the second result holds keys and values."""
+    """(output, present [2, batch, heads, tokens, size]) of Attention and its variants, after the input projection."""
     check_shapes({"2": 2}, past=(past, "2 batch heads past size"))
     past = (None, None) if past is None else past
     y, k, v, _ = split_attention(*qkv, past=past, **options)
@@ -143,9 +144,9 @@ def self_attention(qkv, past, **options):
 
 
 def check_buffer(past_present_share_buffer, past_sequence_length):
-    """Refuse a shared buffer without its length, and a length without it."""
+    """Raise ValueError for a shared buffer without its length, or a length without it."""
     if bool(past_present_share_buffer) != (past_sequence_length is not None):
-        raise ValueError("past_present_share_buffer=1 and past_sequence_length belong together: give both or none")
+        raise ValueError("past_present_share_buffer=1 and past_sequence_length require each other: give both or none")
 
 
 @op("Attention", domain=MICROSOFT, product=True, limits=f"{_ANGLES}; {_MASKS}")
@@ -155,20 +156,20 @@ def attention(
     *, do_rotary: Literal[0] = 0, past_present_share_buffer=0, qkv_hidden_sizes=None,
     rotary_embedding_dim: Literal[0] = 0, **options,
 ):  # fmt: skip
-    """Self-attention with its input projection; masked keys are lowered by mask_filter_value."""
+    """Self-attention with an input projection; masked scores are offset by mask_filter_value."""
     del do_rotary, rotary_embedding_dim
     check_buffer(past_present_share_buffer, past_sequence_length)
     options |= {"mask": mask_index, "bias": attention_bias, "length": past_sequence_length}
     return self_attention(projected(input, weights, bias, qkv_hidden_sizes), past, **options)
 
 
-@op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_ANGLES}; past_present_share_buffer is refused; {_MASKS}")
+@op("QAttention", domain=MICROSOFT, heavy=True, limits=f"{_ANGLES}; past_present_share_buffer is unsupported; {_MASKS}")
 @taking(**OPTIONS)
 def qattention(
     input, weight, bias, input_scale, weight_scale, mask_index=None, input_zero_point=None, weight_zero_point=None,
     past=None, *, do_rotary: Literal[0] = 0, past_present_share_buffer: Literal[0] = 0, **options,
 ):  # fmt: skip
-    """Attention whose input projection multiplies quantized tensors."""
+    """Attention with a quantized input projection."""
     del do_rotary, past_present_share_buffer
     y = matmul_integer_to_float(input, weight, input_scale, weight_scale, input_zero_point, weight_zero_point, bias)
     return self_attention(jnp.split(y, 3, axis=-1), past, mask=mask_index, bias=None, **options)
@@ -180,11 +181,11 @@ def multi_head_attention(
     query, key=None, value=None, bias=None, key_padding_mask=None, attention_bias=None, past_key=None, past_value=None,
     past_sequence_length=None, cache_indirection=None, *, n_outputs=1, **options,
 ):  # fmt: skip
-    """Attention of projected queries on keys and values, packed together or apart, grown by those of the past."""
+    """Attention over projected operands, concatenated or separate, appended to the past."""
     if cache_indirection is not None and past_sequence_length is None:
         raise ValueError("cache_indirection needs past_sequence_length")
     if past_sequence_length is not None and n_outputs > 3:
-        past_sequence_length = needs_known(past_sequence_length, "it is the extent of the output qk")
+        past_sequence_length = needs_known(past_sequence_length, "it determines the shape of the output qk")
     query = jnp.asarray(query)
     if query.ndim == 5:
         query, key, value = (query[:, :, :, i].reshape(*query.shape[:2], -1) for i in range(3))
@@ -194,17 +195,17 @@ def multi_head_attention(
     return split_attention(*with_bias(bias, query, key, value), mask=key_padding_mask, bias=attention_bias, **options)
 
 
-_WINDOW = "state_window, with which states can be taken back, is refused"
+_WINDOW = "state_window (rollback of states) is unsupported"
 
 
-def in_places(x, heads, places):
-    """[batch, tokens, heads * size] with each head repeated where there are more places."""
-    if heads >= places:
+def repeat_heads(x, heads, value_heads):
+    """[batch, tokens, heads * size] with heads repeated to the number of value heads, if that is larger."""
+    if heads >= value_heads:
         return x
-    if heads < 1 or places % heads:
-        raise ValueError(f"{heads} heads of queries or keys cannot be shared by {places} heads of values")
+    if heads < 1 or value_heads % heads:
+        raise ValueError(f"the number of value heads ({value_heads}) must be a multiple of {heads} query or key heads")
     split = x.reshape(*x.shape[:2], heads, x.shape[2] // heads)
-    return jnp.repeat(split, places // heads, axis=2).reshape(*x.shape[:2], places * split.shape[3])
+    return jnp.repeat(split, value_heads // heads, axis=2).reshape(*x.shape[:2], value_heads * split.shape[3])
 
 
 @op("LinearAttention", domain=MICROSOFT, heavy=True, limits=_WINDOW)
@@ -214,33 +215,33 @@ def in_places(x, heads, places):
 def ms_linear_attention(
     query, key, value, past_state=None, decay=None, beta=None, *, kv_num_heads, q_num_heads, state_window=0, **options
 ):
-    """LinearAttention, in which a head of queries and keys may also serve several heads of values."""
+    """LinearAttention in which several value heads may share a query and key head."""
     del state_window
     check_shapes({}, query=(query, "batch tokens features"), key=(key, "batch tokens key_features"))
-    key = in_places(key, key.shape[2] * q_num_heads // max(query.shape[2], 1), kv_num_heads)
-    query, heads = in_places(query, q_num_heads, kv_num_heads), max(q_num_heads, kv_num_heads)
+    key = repeat_heads(key, key.shape[2] * q_num_heads // max(query.shape[2], 1), kv_num_heads)
+    query, heads = repeat_heads(query, q_num_heads, kv_num_heads), max(q_num_heads, kv_num_heads)
     options |= {"kv_num_heads": kv_num_heads, "q_num_heads": heads}
     return linear_attention(query, key, value, past_state, decay, beta, **options)
 
 
 @op("LinearAttentionGate", domain=MICROSOFT, half="float32")
 def linear_attention_gate(a, dt_bias, decay_scale, b=None):
-    """What goes into LinearAttention as decay and beta, from their projections."""
-    whole, each = "batch tokens heads", "heads"
-    check_shapes({}, a=(a, whole), b=(b, whole), dt_bias=(dt_bias, each), decay_scale=(decay_scale, each))
+    """The inputs decay and beta of LinearAttention, from their projections."""
+    tokens, heads = "batch tokens heads", "heads"
+    check_shapes({}, a=(a, tokens), b=(b, tokens), dt_bias=(dt_bias, heads), decay_scale=(decay_scale, heads))
     decay = decay_scale * jax.nn.softplus(a + dt_bias)
     return decay if b is None else (decay, jax.nn.sigmoid(b))
 
 
 _PLAIN = dict.fromkeys(("input_channel_offset", "input_channels", "state_length", "state_window"), Literal[0])
 _PLAIN |= {"ndim": Literal[1], "state_channels_last": Literal[-1], "state_update_capacity": Literal[0]}
-_LIMITS = f"ndim 1; {_WINDOW}, and so are a part of the channels and other layouts of the state"
+_LIMITS = f"ndim 1; {_WINDOW}, as are channel subsets and other state layouts"
 
 
 @op("CausalConvWithState", domain=MICROSOFT, heavy=True, limits=_LIMITS)
 @taking(activation=Swish, channels_last=Literal[0, 1], dilation=1, **_PLAIN)
 def ms_causal_conv_with_state(input, weight, bias=None, past_state=None, *, activation, channels_last, dilation, **_):
-    """CausalConvWithState with taps apart from each other; the channels may stand last, on several axes."""
+    """CausalConvWithState with dilation; channels may be last, and on several axes."""
     if dilation < 1:
         raise ValueError(f"dilation ({dilation}) must be 1 or more")
     if not channels_last:

@@ -1,4 +1,4 @@
-"""The com.microsoft domain: what a block of a decoder computes in one node: gates, routers, adapters, rotations."""
+"""The com.microsoft domain: fused parts of a decoder block: gates, routers, adapters, rotary embedding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from ..arrays import accumulator, check_shape, check_shapes, wide
+from ..arrays import accumulator, check_shape, check_shapes, widen
 from ..attention import check_paired
 from ..indexing import gather
 from ..linalg import product
@@ -22,33 +22,33 @@ from .weights import linear
 
 
 def gated(gate, up, dtype, alpha, beta, limit, rounded=False):
-    """``gate * sigmoid(alpha * gate) * (up + beta)``, both kept within a limit above 0, rounded to a type once."""
-    gate, up = wide(jnp.asarray(gate)), wide(jnp.asarray(up))
+    """``gate * sigmoid(alpha * gate) * (up + beta)`` in ``dtype``; a positive limit clips gate and up."""
+    gate, up = widen(jnp.asarray(gate)), widen(jnp.asarray(up))
     if limit > 0:
         gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     y = gate * jax.nn.sigmoid(alpha * gate)
-    return ((wide(y.astype(dtype)) if rounded else y) * (up + beta)).astype(dtype)
+    return ((widen(y.astype(dtype)) if rounded else y) * (up + beta)).astype(dtype)
 
 
 @op("SwiGLU", domain=MICROSOFT)
 def swi_glu(gate, up=None, *, activation_alpha=1.0, activation_beta=0.0, limit=0.0, round_activation=0):
-    """SwiGLU of two tensors, or of the halves of the last dimension of one."""
+    """SwiGLU of two tensors, or of the two halves of one along its last axis."""
     if up is None and gate.shape[-1] % 2:
-        raise ValueError(f"gate {gate.shape} without up has both in its last dimension, which must be even")
+        raise ValueError(f"the last extent of gate {gate.shape} must be even, because up is absent")
     a, b = jnp.split(jnp.asarray(gate), 2, axis=-1) if up is None else (gate, up)
     check_shape("up, which does not broadcast,", b, *a.shape)
     return gated(a, b, gate.dtype, activation_alpha, activation_beta, limit, round_activation)
 
 
-@op("RouterGateUpProj", domain=MICROSOFT, product=True, limits="activation: swiglu, the only one that there is")
+@op("RouterGateUpProj", domain=MICROSOFT, product=True, limits="activation: swiglu, the only one defined")
 def router_gate_up_proj(
     X, W, *, activation: Literal["swiglu"] = "swiglu", activation_alpha=1.0, activation_beta=0.0, limit=0.0, router_size
 ):
-    """A product whose first columns are a router's logits and whose others are a gate and what it lets through."""
+    """(router logits, gated projection) of one product, whose columns are the router, the gate and up projections."""
     del activation
     rest = W.shape[-1] - router_size
     if router_size < 0 or rest < 0 or rest % 2:
-        raise ValueError(f"W {W.shape} must have router_size ({router_size}) columns and an even number of others")
+        raise ValueError(f"W {W.shape} must have router_size ({router_size}) columns plus an even number")
     router, gate, up = jnp.split(linear(X, W.T, None), [router_size, router_size + rest // 2], axis=-1)
     return router, gated(gate, up, X.dtype, activation_alpha, activation_beta, limit)
 
@@ -58,22 +58,22 @@ def matmul_nbits_qlora(
     X, W, scales, lora_A, lora_A_scales, lora_B, lora_B_scales,
     *, K, N, accuracy_level=0, bits: Bits = 4, block_size=32, lora_bits: Bits = 8, lora_block_size=32,
 ):  # fmt: skip
-    """MatMulNBits, and beside it two more with a rank between them; an empty adapter adds nothing."""
+    """MatMulNBits plus a quantized LoRA adapter; an empty adapter adds zero."""
     base = matmul_nbits(X, W, scales, K=K, N=N, accuracy_level=accuracy_level, bits=bits, block_size=block_size)
     if lora_B.size == 0:
         return base
     blocks = -(-K // lora_block_size)
     if lora_A_scales.size == 0 or lora_A_scales.size % blocks:
-        raise ValueError(f"lora_A_scales {lora_A_scales.shape} must have {blocks} scales for each row of lora_A")
-    rank, how = lora_A_scales.size // blocks, {"bits": lora_bits, "block_size": lora_block_size}
+        raise ValueError(f"lora_A_scales {lora_A_scales.shape} must have {blocks} scales per row of lora_A")
+    rank, layout = lora_A_scales.size // blocks, {"bits": lora_bits, "block_size": lora_block_size}
     down = jnp.zeros((*X.shape[:-1], rank), X.dtype)
     if lora_A.size:
-        down = matmul_nbits(X, lora_A, lora_A_scales, K=K, N=rank, accuracy_level=accuracy_level, **how)
-    return base + matmul_nbits(down, lora_B, lora_B_scales, K=rank, N=N, **how)
+        down = matmul_nbits(X, lora_A, lora_A_scales, K=K, N=rank, accuracy_level=accuracy_level, **layout)
+    return base + matmul_nbits(down, lora_B, lora_B_scales, K=rank, N=N, **layout)
 
 
-def _first(scores, count):
-    """Which ``count`` of the last dimension are the greatest, of equal ones the first: a mask."""
+def _top_mask(scores, count):
+    """A mask of the ``count`` greatest elements along the last axis; ties are broken by index."""
     chosen = lax.top_k(scores, count)[1]
     return (chosen[..., None] == np.arange(scores.shape[-1], dtype=np.int32)).any(-2)
 
@@ -83,31 +83,33 @@ def moe_group_router(
     logits, expert_bias, projection_weight=None,
     *, group_topk=2, n_group=1, router_sentinel=-10000.0, top_k, topk_group=1, n_outputs=1,
 ):  # fmt: skip
-    """Logarithms of the scores of the best experts in the best groups; and the scores of all, with a bias and bare."""
+    """(log scores of the top experts in the top groups, biased scores of all experts, scores of all experts)."""
     dtype, x = logits.dtype, jnp.asarray(logits).reshape(-1, logits.shape[-1])
     if projection_weight is not None:
         if n_outputs < 2:
-            raise ValueError("projection_weight needs the outputs selection_scores and router_weights")
+            raise ValueError("projection_weight requires the outputs selection_scores and router_weights")
         check_shapes({}, logits=(logits, "tokens width"), projection_weight=(projection_weight, "experts width"))
         x = product(x, projection_weight.T, accumulator(dtype))
-    experts, score = x.shape[1], jax.nn.sigmoid(wide(x))
+    experts, score = x.shape[1], jax.nn.sigmoid(widen(x))
     check_shapes({"experts": experts}, expert_bias=(expert_bias, "experts"))
     counts = {"top_k": (top_k, experts), "topk_group": (topk_group, n_group), "n_group": (n_group, experts)}
     if any(not 0 < n <= most for n, most in counts.values()) or experts % n_group or group_topk < 1:
-        given = ", ".join(f"{name} ({n}) up to {most}" for name, (n, most) in counts.items())
-        raise ValueError(f"{given}, group_topk ({group_topk}) must be positive, n_group divide {experts} experts")
+        bounds = ", ".join(f"{name} ({n}) from 1 to {most}" for name, (n, most) in counts.items())
+        raise ValueError(
+            f"{bounds}, group_topk ({group_topk}) at least 1 are required, and n_group must divide {experts} experts"
+        )
     if n_outputs > 1 and (n_group, topk_group) != (1, 1):
-        raise ValueError(f"the scores of all experts need n_group ({n_group}) and topk_group ({topk_group}) 1")
+        raise ValueError(f"outputs 2 and 3 require n_group ({n_group}) and topk_group ({topk_group}) to be 1")
     biased = score + expert_bias.astype(score.dtype)
     groups = biased.reshape(-1, n_group, experts // n_group)
-    best = lax.top_k(groups, min(group_topk, experts // n_group))[0].sum(-1)
-    open_ = jnp.repeat(_first(best, topk_group), experts // n_group, axis=-1)
-    taken = open_ & _first(jnp.where(open_, biased, -np.inf), top_k)
-    routed = jnp.where(taken, jnp.log(jnp.maximum(score, 1e-20)), router_sentinel).astype(dtype)
+    group_scores = lax.top_k(groups, min(group_topk, experts // n_group))[0].sum(-1)
+    in_group = jnp.repeat(_top_mask(group_scores, topk_group), experts // n_group, axis=-1)
+    selected = in_group & _top_mask(jnp.where(in_group, biased, -np.inf), top_k)
+    routed = jnp.where(selected, jnp.log(jnp.maximum(score, 1e-20)), router_sentinel).astype(dtype)
     return (routed, biased.astype(np.float32), score.astype(np.float32))[:n_outputs]
 
 
-_FLAT = "flatten_batch with one base position for several sequences is refused: the schema leaves their positions open"
+_FLAT = "flatten_batch with one base position for several sequences is unsupported, because the schema is ambiguous"
 
 
 @op("RMSNormRotary", domain=MICROSOFT, limits=_FLAT)
@@ -116,38 +118,40 @@ def rms_norm_rotary(
     *, epsilon=1e-6, flatten_batch=0, input_start=0, input_width=0, output_fp16=0, rotary_embedding_dim,
     use_fp32_arithmetic=1, n_outputs=1,
 ):  # fmt: skip
-    """RMSNormalization of a part of the last dimension of [batch, tokens, heads, size], then its first pairs turned.
+    """RMSNormalization of a slice of the last axis of X [batch, tokens, heads, size], then rotary embedding.
 
-    In bfloat16 throughout, what is normalized is rounded, and so is each step of a rotation but with fp32 arithmetic.
+    If everything is bfloat16, the normalized values are rounded, and without fp32 arithmetic each step of the rotation.
     """
-    width, turned = input_width or X.shape[-1] - input_start, rotary_embedding_dim
-    if not 0 <= input_start <= X.shape[-1] - width or not 0 < turned <= width or turned % 2:
-        part = f"input_start {input_start}, input_width {width}, rotary_embedding_dim {turned}"
-        raise ValueError(f"{part} must be a part of X {X.shape} and an even part of that")
+    width, rotated = input_width or X.shape[-1] - input_start, rotary_embedding_dim
+    if not 0 <= input_start <= X.shape[-1] - width or not 0 < rotated <= width or rotated % 2:
+        raise ValueError(
+            f"input_start ({input_start}) and input_width ({width}) must select a slice of the last axis of X "
+            f"{X.shape}, and rotary_embedding_dim ({rotated}) must be even and not exceed it"
+        )
     check_shapes(
-        {"width": width, "angles": turned // 2}, X=(X, "batch tokens heads size"), scale=(scale, "width"),
+        {"width": width, "angles": rotated // 2}, X=(X, "batch tokens heads size"), scale=(scale, "width"),
         cosine=(cosine, "positions angles"), sine=(sine, "positions angles"),
     )  # fmt: skip
     batch, tokens, heads, _ = X.shape
     at = jnp.asarray(position_ids)
     if at.size == 1:
         if flatten_batch and batch > 1:
-            raise NotImplementedError(f"{_FLAT}; give position_ids [{batch}, {tokens}]")
+            raise NotImplementedError(f"{_FLAT}; use position_ids [{batch}, {tokens}]")
         at = jnp.broadcast_to(at.reshape(1, 1) + np.arange(tokens), (batch, tokens))
     check_shape("position_ids", at, batch, tokens)
     dtype = np.dtype(np.float16) if output_fp16 else np.dtype(ml_dtypes.bfloat16)
     exact = X.dtype == np.float16 or output_fp16 or cosine.dtype == np.float32
-    step = lambda x: x if exact else wide(x.astype(ml_dtypes.bfloat16))  # noqa: E731
+    step = lambda x: x if exact else widen(x.astype(ml_dtypes.bfloat16))  # noqa: E731
     y = step(rms_normalized(jnp.asarray(X)[..., input_start : input_start + width], scale, epsilon))
-    cos, sin = (wide(gather(jnp.asarray(table), at))[:, :, None] for table in (cosine, sine))
-    a, b, rest = jnp.split(y, [turned // 2, turned], axis=-1)
+    cos, sin = (widen(gather(jnp.asarray(table), at))[:, :, None] for table in (cosine, sine))
+    a, b, rest = jnp.split(y, [rotated // 2, rotated], axis=-1)
 
     def rotation(round_):
         return round_(a * cos) - round_(b * sin), round_(a * sin) + round_(b * cos)
 
-    fine, coarse = jnp.concatenate(rotation(lambda x: x), -1), jnp.concatenate(rotation(step), -1)
+    in_fp32, rounded = jnp.concatenate(rotation(lambda x: x), -1), jnp.concatenate(rotation(step), -1)
     prefill = False if prefill_numerics is None else prefill_numerics.reshape(()) != 0
-    pair = jnp.where(prefill | (not use_fp32_arithmetic), coarse, fine)
+    pair = jnp.where(prefill | (not use_fp32_arithmetic), rounded, in_fp32)
     lead = (1, batch * tokens) if flatten_batch else (batch, tokens)
     full = jnp.concatenate([pair, rest], axis=-1).astype(dtype).reshape(*lead, heads * width)
     return (full, y.astype(np.float32))[:n_outputs]
@@ -158,10 +162,12 @@ def hyper_connection_low_rank_mix(
     streams, norm_scale, down_weight, up_weight, inject_weight, prev_block_output=None, prev_post_gate=None,
     *, epsilon=1e-5, gate_div=1.0, gate_mul=1.0, num_branches, reduction_scale=1.0, silu_alpha=1.0, n_outputs=2,
 ):  # fmt: skip
-    """Streams [..., C * H] take up a block's output, and are mixed for the next by gates of low rank."""
+    """(mixed input of the next block, its gate, updated streams): streams [..., C * H] mixed by low-rank gates."""
     check_paired(prev_block_output=prev_block_output, prev_post_gate=prev_post_gate)
     if gate_div == 0 or num_branches < 1 or streams.shape[-1] % num_branches:
-        raise ValueError(f"num_branches ({num_branches}) must divide {streams.shape}, and gate_div not be 0")
+        raise ValueError(
+            f"num_branches ({num_branches}) must divide the last extent of {streams.shape}, and gate_div must not be 0"
+        )
     extents = {"width": streams.shape[-1], "C": num_branches, "H": streams.shape[-1] // num_branches}
     flat = lambda x: None if x is None else x.reshape(-1, x.shape[-1])  # noqa: E731
     check_shapes(
@@ -171,18 +177,18 @@ def hyper_connection_low_rank_mix(
         prev_block_output=(flat(prev_block_output), "tokens H"), prev_post_gate=(flat(prev_post_gate), "tokens C"),
     )  # fmt: skip
     step = lambda x: x.astype(streams.dtype)  # noqa: E731
-    sigmoid = lambda x: step(jax.nn.sigmoid(wide(x)))  # noqa: E731
+    sigmoid = lambda x: step(jax.nn.sigmoid(widen(x)))  # noqa: E731
     times = lambda x, w: step(product(x, w, accumulator(x.dtype)))  # noqa: E731
     s = branches(jnp.asarray(streams), num_branches)
     if prev_block_output is not None:
-        s = step(wide(s) + wide(prev_post_gate)[..., None] * wide(prev_block_output)[..., None, :])
+        s = step(widen(s) + widen(prev_post_gate)[..., None] * widen(prev_block_output)[..., None, :])
     normed = step(rms_normalized(s, norm_scale.reshape(s.shape[-2:]), epsilon))
     joined = normed.reshape(streams.shape)
-    z = step(silu_alpha * wide(times(joined, down_weight)))
-    gate = branches(sigmoid(times(step(wide(z) * wide(sigmoid(z))), up_weight)), num_branches)
-    y = step(reduction_scale * (wide(normed) * wide(gate)).sum(-2))
-    inject = sigmoid(step(wide(times(joined, inject_weight)) / gate_div))
-    return (y, step(wide(inject) * gate_mul), s.reshape(streams.shape))[:n_outputs]
+    z = step(silu_alpha * widen(times(joined, down_weight)))
+    gate = branches(sigmoid(times(step(widen(z) * widen(sigmoid(z))), up_weight)), num_branches)
+    y = step(reduction_scale * (widen(normed) * widen(gate)).sum(-2))
+    inject = sigmoid(step(widen(times(joined, inject_weight)) / gate_div))
+    return (y, step(widen(inject) * gate_mul), s.reshape(streams.shape))[:n_outputs]
 
 
 @op("PackedSparseAttentionIndexerMerge", domain=MICROSOFT)
@@ -190,14 +196,17 @@ def packed_sparse_attention_indexer_merge(
     base_indices, base_counts, base_row_indices, range_starts=None, range_ends=None, additional_indices=None,
     additional_counts=None, *, max_output_entries, policy_mode: Literal["append_range", "append_indices"],
 ):  # fmt: skip
-    """Indices of a row and more ones, each where it came first: [queries, entries], -1 behind; counts; what went wrong.
+    """(unique indices [queries, entries] padded with -1, counts, status): a row's indices plus additional ones.
 
-    The status is 1 where counts, rows, ranges or indices make no sense, and 2 where there is no room.
+    Indices keep the order of first occurrence. The status is 1 for invalid counts, rows, ranges or indices, and 2 if
+    the entries do not suffice.
     """
     pairs = {"append_range": (range_starts, range_ends), "append_indices": (additional_indices, additional_counts)}
-    asked = pairs.pop(policy_mode)
-    if any(x is None for x in asked) or any(x is not None for pair in pairs.values() for x in pair):
-        raise ValueError(f"policy_mode {policy_mode!r} takes both of its own inputs, and no others")
+    required = pairs.pop(policy_mode)
+    if any(x is None for x in required) or any(x is not None for pair in pairs.values() for x in pair):
+        raise ValueError(
+            f"policy_mode {policy_mode!r} requires both of its inputs, and excludes those of the other mode"
+        )
     if max_output_entries < 1:
         raise ValueError(f"max_output_entries ({max_output_entries}) must be 1 or more")
     check_shapes(
@@ -206,35 +215,35 @@ def packed_sparse_attention_indexer_merge(
         range_ends=(range_ends, "queries"), additional_indices=(additional_indices, "queries more"),
         additional_counts=(additional_counts, "queries"),
     )  # fmt: skip
-    places = lambda n: lax.iota(np.int32, n)  # noqa: E731
+    iota = lambda n: lax.iota(np.int32, n)  # noqa: E731
     row, (rows, columns) = jnp.asarray(base_row_indices), base_indices.shape
     if rows == 0:
         raise ValueError("base_indices has no rows")
-    wrong, row = (row < 0) | (row >= rows), jnp.clip(row, 0, rows - 1)
+    invalid, row = (row < 0) | (row >= rows), jnp.clip(row, 0, rows - 1)
     counts, base = jnp.asarray(base_counts)[row], jnp.asarray(base_indices)[row]
-    live = places(columns) < counts[:, None]
-    wrong |= (counts < 0) | (counts > columns)
+    valid = iota(columns) < counts[:, None]
+    invalid |= (counts < 0) | (counts > columns)
     full = jnp.zeros(row.shape, bool)
     if policy_mode == "append_range":
-        first, end = (jnp.asarray(x) for x in asked)
-        more = first[:, None] + places(max_output_entries)
-        more_live = (more < end[:, None]) & (more >= first[:, None])
-        wrong, full = wrong | (first < 0) | (end < first), end - first > max_output_entries
+        first, end = (jnp.asarray(x) for x in required)
+        added = first[:, None] + iota(max_output_entries)
+        added_valid = (added < end[:, None]) & (added >= first[:, None])
+        invalid, full = invalid | (first < 0) | (end < first), end - first > max_output_entries
     else:
-        more, number = (jnp.asarray(x) for x in asked)
-        more_live = places(more.shape[1]) < number[:, None]
-        wrong |= (number < 0) | (number > more.shape[1])
-    every, live = jnp.concatenate([base, more], axis=1), jnp.concatenate([live, more_live], axis=1)
-    wrong |= (live & (every < 0)).any(1)
-    key = jnp.where(live, every, -1)
+        added, number = (jnp.asarray(x) for x in required)
+        added_valid = iota(added.shape[1]) < number[:, None]
+        invalid |= (number < 0) | (number > added.shape[1])
+    indices, valid = jnp.concatenate([base, added], axis=1), jnp.concatenate([valid, added_valid], axis=1)
+    invalid |= (valid & (indices < 0)).any(1)
+    key = jnp.where(valid, indices, -1)
     order = jnp.argsort(key, axis=1, stable=True)
     ranked = jnp.take_along_axis(key, order, axis=1)
     new = jnp.concatenate([ranked[:, :1] >= 0, (ranked[:, 1:] != ranked[:, :-1]) & (ranked[:, 1:] >= 0)], axis=1)
-    query = places(row.shape[0])[:, None]
+    query = iota(row.shape[0])[:, None]
     new = jnp.zeros(new.shape, bool).at[query, order].set(new)
     count = new.sum(1, dtype=np.int32)
-    status = jnp.where(wrong, 1, jnp.where(full | (count > max_output_entries), 2, 0)).astype(np.int32)
-    fine = status == 0
-    at = jnp.where(new & fine[:, None], jnp.cumsum(new, axis=1, dtype=np.int32) - 1, max_output_entries)
-    merged = jnp.full((row.shape[0], max_output_entries), -1, np.int32).at[query, at].set(every, mode="drop")
-    return merged, jnp.where(fine, count, 0), status
+    status = jnp.where(invalid, 1, jnp.where(full | (count > max_output_entries), 2, 0)).astype(np.int32)
+    ok = status == 0
+    at = jnp.where(new & ok[:, None], jnp.cumsum(new, axis=1, dtype=np.int32) - 1, max_output_entries)
+    merged = jnp.full((row.shape[0], max_output_entries), -1, np.int32).at[query, at].set(indices, mode="drop")
+    return merged, jnp.where(ok, count, 0), status

@@ -1,4 +1,4 @@
-"""The com.microsoft domain, in floating point: what onnxruntime's optimizer and exporters fuse."""
+"""The com.microsoft domain: floating-point operators fused by onnxruntime's optimizer and by exporters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from ..activation import gelu, selu, swish
-from ..arrays import accumulator, axis_of, wide, xp
-from ..conv import WINDOW, conv_op
+from ..arrays import accumulator, axis_of, widen, xp
+from ..conv import conv_op
 from ..indexing import gather_nd, trilu
 from ..linalg import gemm_wide, product, times
 from ..norm import root, standardize
@@ -20,14 +20,15 @@ from ..recurrent import BY_NAME, REQUIRED
 from ..reduce import unique
 from ..registry import MayBeEmpty, Static, op, taking
 from ..shape import pad, range_, unsqueeze
+from ..window import WINDOW
 
-_ACTIVATIONS = "activations: Clip, Selu and those of the recurrent operators"
+ACTIVATION_NAMES = "activations: Clip, Selu and those of the recurrent operators"
 
 MICROSOFT = "com.microsoft"
 
 
 def _fast_gelu(X, bias=None):
-    """Gelu through tanh, of ``X + bias``."""
+    """The tanh approximation of Gelu, of ``X + bias``."""
     return gelu(X if bias is None else X + bias, approximate="tanh")
 
 
@@ -36,7 +37,7 @@ def _bias_split_gelu(X, bias):
     return left * gelu(right)
 
 
-BRIEF: dict[str, Any] = {  # what an expression says
+EXPRESSIONS: dict[str, Any] = {
     "Gelu": lambda X: gelu(X),
     "FastGelu": _fast_gelu,
     "BiasGelu": lambda A, B: gelu(A + B),
@@ -45,7 +46,7 @@ BRIEF: dict[str, Any] = {  # what an expression says
     "BiasAdd": lambda X, bias, skip: X + bias + skip,
     "Inverse": lambda X: jnp.linalg.inv(jnp.asarray(X)),
 }
-for _name, _function in BRIEF.items():
+for _name, _function in EXPRESSIONS.items():
     op(_name, domain=MICROSOFT, half="float32")(_function)
 op("Trilu", domain=MICROSOFT)(lambda X, k=None, *, upper=1: trilu(X, k, upper=upper))
 op("GatherND", domain=MICROSOFT)(lambda data, indices: gather_nd(data, indices))
@@ -58,18 +59,18 @@ def expand_dims(X, axis: Static):
 
 @op("GemmFastGelu", domain=MICROSOFT, product=True)
 def gemm_fast_gelu(X, W, bias=None):
-    return _fast_gelu(product(X, W, accumulator(X.dtype)), wide(bias)).astype(X.dtype)
+    return _fast_gelu(product(X, W, accumulator(X.dtype)), widen(bias)).astype(X.dtype)
 
 
 @op("FusedMatMul", domain=MICROSOFT, product=True)
 def fused_matmul(A, B, *, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
-    """``alpha * A @ B``; transBatch brings the first dimension behind the batch, trans swaps the last two."""
+    """``alpha * A @ B``; transBatch moves the first axis after the batch, trans swaps the last two axes."""
 
-    def turned(x, batch, last):
+    def transposed(x, batch, last):
         x = xp.moveaxis(x, 0, -2) if batch and x.ndim > 2 else x
         return xp.swapaxes(x, -1, -2) if last and x.ndim > 1 else x
 
-    y = product(turned(A, transBatchA, transA), turned(B, transBatchB, transB), accumulator(A.dtype))
+    y = product(transposed(A, transBatchA, transA), transposed(B, transBatchB, transB), accumulator(A.dtype))
     return times(y, alpha).astype(A.dtype)
 
 
@@ -78,46 +79,48 @@ def transpose_matmul(A, B, *, alpha=1.0, transA=0, transB=0):
     return fused_matmul(A, B, alpha=alpha, transA=transA, transB=transB)
 
 
-# name -> the function of x and up to two parameters, and their defaults
+# name -> (function of x and up to two parameters, their defaults)
 FUSED: dict[str, Any] = {"": (lambda x: x,)} | {name: row for name, row in BY_NAME.items() if REQUIRED not in row}
 FUSED |= {"clip": (jnp.clip, None, None), "selu": (lambda x, a, g: selu(x, alpha=a, gamma=g), 1.6732632, 1.0507010)}
 
 
 def activate(x, name, *parameters):
-    """A fused activation by its ONNX name, with the parameters of that operator in order; None is its default."""
+    """A fused activation of ``x`` by its ONNX name; None stands for the default of a parameter."""
     if name.lower() not in FUSED:
-        raise NotImplementedError(f"the fused {_ACTIVATIONS}, not {name!r}; put it behind as a node of its own")
+        raise NotImplementedError(
+            f"the fused activation {name!r} is unsupported ({ACTIVATION_NAMES}); use a separate node"
+        )
     function, *defaults = FUSED[name.lower()]
     return function(x, *(d if p is None else p for p, d in zip((*parameters, None, None), defaults, strict=False)))
 
 
-@op("FusedGemm", domain=MICROSOFT, product=True, limits=_ACTIVATIONS)
+@op("FusedGemm", domain=MICROSOFT, product=True, limits=ACTIVATION_NAMES)
 def fused_gemm(
     A, B, C=None, *, activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
     alpha=1.0, beta=1.0, transA=0, transB=0,
 ):  # fmt: skip
-    """Gemm and an activation."""
+    """Gemm followed by an activation."""
     y = jnp.asarray(gemm_wide(A, B, C, alpha, beta, transA, transB))
     second = activation_beta if activation_gamma is None else activation_gamma
     return activate(y, activation, activation_alpha, second).astype(A.dtype)
 
 
-@op("FusedConv", domain=MICROSOFT, product=True, limits=_ACTIVATIONS)
+@op("FusedConv", domain=MICROSOFT, product=True, limits=ACTIVATION_NAMES)
 @taking(**WINDOW, group=1)
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
-    """Conv, a residual Z added, an activation."""
+    """Conv, plus a residual Z, followed by an activation."""
     y = conv_op(X, W, B, **attributes)
     return activate(y if Z is None else y + Z, activation, *activation_params)
 
 
 def nhwc(function, x, *inputs, channels_last=1, **attributes):
-    """A function of an image [N, C, ...], of one [N, ..., C]."""
+    """A function of an NCHW image applied to an NHWC image (unless ``channels_last`` is 0)."""
     if not channels_last:
         return function(x, *inputs, **attributes)
     return jnp.moveaxis(function(jnp.moveaxis(jnp.asarray(x), -1, 1), *inputs, **attributes), 1, -1)
 
 
-@op("NhwcFusedConv", domain=MICROSOFT, product=True, limits=_ACTIVATIONS)
+@op("NhwcFusedConv", domain=MICROSOFT, product=True, limits=ACTIVATION_NAMES)
 @taking(**WINDOW, group=1, activation="", activation_params=())
 def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
     Z = None if Z is None else jnp.moveaxis(jnp.asarray(Z), -1, 1)
@@ -137,7 +140,7 @@ def nhwc_max_pool(x, **attributes):
 
 
 def skip_sum(input, skip, bias):
-    return wide(input) + wide(skip) + (0 if bias is None else wide(bias))
+    return widen(input) + widen(skip) + (0 if bias is None else widen(bias))
 
 
 @op("SkipLayerNormalization", domain=MICROSOFT)
@@ -145,22 +148,22 @@ def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilo
     """LayerNormalization of ``input + skip + bias``, and that sum."""
     total = skip_sum(input, skip, bias)
     y, mean, inverse = standardize(jnp.asarray(total), -1, epsilon)
-    y = y * wide(gamma) if beta is None else y * wide(gamma) + wide(beta)
+    y = y * widen(gamma) if beta is None else y * widen(gamma) + widen(beta)
     return y.astype(input.dtype), mean, inverse, total.astype(input.dtype)
 
 
-@op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, limits="the second output (mean) is never given")
+@op("SkipSimplifiedLayerNormalization", domain=MICROSOFT, limits="the second output (mean) is never computed")
 def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilon=1e-12, n_outputs=1):
-    """RMSNormalization of ``input + skip + bias``, and that sum; there is no mean."""
+    """RMSNormalization of ``input + skip + bias``, and that sum; without a mean."""
     total = skip_sum(input, skip, bias)
     y, _, inverse = standardize(jnp.asarray(total), -1, epsilon, center=False)
-    return ((y * wide(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype))[:n_outputs]
+    return ((y * widen(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype))[:n_outputs]
 
 
 @op("SimplifiedLayerNormalization", domain=MICROSOFT, limits="stash_type float32 or float64")
 @op("SimplifiedLayerNormalization", limits="onnxruntime's; stash_type float32 or float64")
 def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type: Literal[1, 11] = 1):
-    """RMSNormalization under onnxruntime's older name, with the inverse deviation as second output."""
+    """RMSNormalization under onnxruntime's older name; the second output is the inverse standard deviation."""
     x = jnp.asarray(X).astype(np.float64 if stash_type == 11 or X.dtype == np.float64 else np.float32)
     y, _, inverse = standardize(x, tuple(range(axis_of(axis, x.ndim), x.ndim)), epsilon, center=False)
     return (y * scale.astype(x.dtype)).astype(scale.dtype), inverse
@@ -171,28 +174,28 @@ def embed_layer_normalization(
     input_ids, segment_ids: MayBeEmpty, word_embedding, position_embedding, segment_embedding: MayBeEmpty, gamma, beta,
     mask=None, position_ids=None, *, epsilon=1e-12, mask_index_type: Literal[None, 0, 1] = None,
 ):  # fmt: skip
-    """LayerNormalization of word, position and segment embeddings; how many words the mask keeps; the sum."""
-    del mask_index_type  # what else than the count to give; it is optional either way
+    """(LayerNormalization of word, position and segment embeddings, number of unmasked tokens, sum of embeddings)."""
+    del mask_index_type  # selects the content of the optional mask output
     positions = jnp.arange(input_ids.shape[1])[None] if position_ids is None else position_ids
-    total = wide(jnp.asarray(word_embedding)[input_ids]) + wide(jnp.asarray(position_embedding)[positions])
+    total = widen(jnp.asarray(word_embedding)[input_ids]) + widen(jnp.asarray(position_embedding)[positions])
     if segment_ids is not None:
-        total = total + wide(jnp.asarray(segment_embedding)[segment_ids])
-    y = standardize(total, -1, epsilon)[0] * wide(gamma) + wide(beta)
+        total = total + widen(jnp.asarray(segment_embedding)[segment_ids])
+    y = standardize(total, -1, epsilon)[0] * widen(gamma) + widen(beta)
     count = jnp.zeros(input_ids.shape[0], np.int32) if mask is None else jnp.sum(mask == 1, axis=1, dtype=np.int32)
     return y.astype(gamma.dtype), count, total.astype(gamma.dtype)
 
 
 def group_normalized(x, gamma, beta, activation, channels_last, epsilon, groups):
-    x = wide(jnp.asarray(x)) if channels_last else wide(jnp.moveaxis(jnp.asarray(x), 1, -1))
+    x = widen(jnp.asarray(x)) if channels_last else widen(jnp.moveaxis(jnp.asarray(x), 1, -1))
     split = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
-    y = standardize(split, (1, 3), epsilon)[0].reshape(x.shape) * wide(gamma) + wide(beta)
+    y = standardize(split, (1, 3), epsilon)[0].reshape(x.shape) * widen(gamma) + widen(beta)
     y = y * lax.logistic(y) if activation else y
     return y if channels_last else jnp.moveaxis(y, -1, 1)
 
 
 @op("GroupNorm", domain=MICROSOFT)
 def group_norm(X, gamma, beta, *, activation, channels_last=1, epsilon=1e-5, groups):
-    """Normalization over groups of channels, SiLU on request (activation=1)."""
+    """Normalization over groups of channels, followed by SiLU if activation=1."""
     return group_normalized(X, gamma, beta, activation, channels_last, epsilon, groups).astype(X.dtype)
 
 
@@ -200,25 +203,25 @@ def group_norm(X, gamma, beta, *, activation, channels_last=1, epsilon=1e-5, gro
 def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_last=1, epsilon=1e-5, groups):
     """GroupNorm of ``X + skip + bias``, and that sum."""
 
-    def laid(p):  # a vector of channels, or [batch, channels], against X
+    def per_channel(p):  # [channels] or [batch, channels], shaped to broadcast against X
         p = p.reshape(-1, *(1,) * (X.ndim - 2), p.shape[-1]) if p.ndim < 3 else p
         return p if channels_last or p.shape[1:] == X.shape[1:] else jnp.moveaxis(p, -1, 1)
 
-    total = wide(X) + wide(laid(skip)) + (0 if bias is None else wide(laid(bias)))
+    total = widen(X) + widen(per_channel(skip)) + (0 if bias is None else widen(per_channel(bias)))
     y = group_normalized(total, gamma, beta, activation, channels_last, epsilon, groups)
     return y.astype(X.dtype), total.astype(X.dtype)
 
 
 @op("CDist", domain=MICROSOFT, heavy=True, limits="metrics: sqeuclidean and euclidean")
 def cdist(A, B, *, metric: Literal["sqeuclidean", "euclidean"] = "sqeuclidean"):
-    """The distance of each row of A from each row of B."""
+    """The distances between all rows of A and all rows of B."""
     square = ((jnp.asarray(A)[:, None] - B[None]) ** 2).sum(-1)
     return square if metric == "sqeuclidean" else root(square)
 
 
-@op("Unique", domain=MICROSOFT, limits="its output's shape depends on data")
+@op("Unique", domain=MICROSOFT, limits="data-dependent output shape")
 def ms_unique(x: Static):
-    """The distinct elements in order of appearance, the place of each element among them, their counts."""
+    """(distinct elements in order of appearance, inverse indices, counts)."""
     y, _, inverse, counts = unique(x, sorted=0)
     return y, inverse, counts
 

@@ -1,4 +1,4 @@
-"""The com.microsoft domain, attention whose heads share keys and values kept in a cache."""
+"""The com.microsoft domain: grouped-query attention with a KV cache."""
 
 from __future__ import annotations
 
@@ -11,48 +11,50 @@ import numpy as np
 from jax import lax
 
 from ...errors import KnownValueError
-from ..arrays import check_shapes, dims, is_traced, wide
+from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from .fused import MICROSOFT, simplified_layer_normalization
 from .quant import unpack
 
 
-def full_room(total, past_key, new):
-    """How many keys the new queries may see, and rows for these tokens before and after the call."""
+def cache_extents(total, past_key, new):
+    """(number of keys, extent of the KV cache while appending, extent of the present cache)."""
     past = 0 if past_key is None else past_key.shape[2]
     if is_traced(total) and past_key is None:
-        raise KnownValueError("total_sequence_length is traced: without it, past_key must have the cache's full length")
+        raise KnownValueError(
+            "total_sequence_length is traced, so past_key must be a buffer of the cache's full length"
+        )
     total = past if is_traced(total) else total
     known = all(isinstance(n, int) for n in (total, past, new))
     if known and (new > total or past < total != past + new):
-        wanted = f"{past + new}, or from {new} to {past} where the past is a buffer with room for more"
-        raise ValueError(f"total_sequence_length ({total}) must be that of the past and the new tokens: {wanted}")
+        expected = f"{past + new} (past and new tokens), or from {new} to {past} if the past is a buffer"
+        raise ValueError(f"total_sequence_length ({total}) must be {expected}")
     length = total if past_key is None else max(total, past)
     return total, length, length
 
 
-def window_room(past_key, new, size):
-    """The same for a cache of the last tokens, ``size`` of them or a few more."""
+def sliding_cache_extents(past_key, new, size):
+    """``cache_extents`` of a sliding-window cache, which holds at least the last ``size`` tokens."""
     length = 0 if past_key is None else past_key.shape[2]
     if not 0 < size <= length:
-        raise ValueError(f"past_key has room for {length} tokens, a sliding one needs local_window_size ({size}) > 0")
+        raise ValueError(f"a sliding cache needs 0 < local_window_size ({size}) <= the extent of past_key ({length})")
     return length + new, 2 * length + new, length
 
 
-def resident(ends, length, size):
-    """How many of a sequence's last tokens a sliding cache holds: it drops as many at a time as it is too long."""
+def resident_tokens(ends, length, size):
+    """The number of a sequence's last tokens in a sliding cache, which drops ``length - size + 1`` tokens at a time."""
     slack = length - size + 1
     return ends + jnp.minimum(length - ends, 0) // slack * slack
 
 
 def per_sequence(function, *more):
-    """The function of slices along tokens for [batch, heads, tokens, size], each sequence at its own start."""
+    """``function`` (a dynamic slice along tokens) vmapped over [batch, heads, tokens, size], one start per sequence."""
     return jax.vmap(lambda *operands: function(*operands, *more, axis=1))
 
 
 def appended(past, new, starts, rows):
-    """The cache [batch, heads, rows, size] with each sequence's new entries written at its own start."""
+    """The KV cache [batch, heads, rows, size] with each sequence's new entries written at its own start."""
     cache = jnp.zeros((*new.shape[:2], rows, new.shape[3]), new.dtype)
     if past is not None:
         cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
@@ -60,20 +62,22 @@ def appended(past, new, starts, rows):
 
 
 def cache_scale(name, scale, kind, bits, heads, size):
-    """The scale of a quantized cache [batch, heads, tokens, size]; None where it holds real numbers."""
+    """The scale of a quantized KV cache [batch, heads, tokens, size]; None if it is not quantized."""
     if (kind == "NONE") != (bits == 0):
-        raise ValueError(f"kv_cache_bit_width ({bits}) is 4 or 8 for quantized keys and values, and 0 for {kind}")
+        raise ValueError(
+            f"kv_cache_bit_width ({bits}) must be 0 for k/v_quant_type NONE, otherwise 4 or 8 (it is {kind})"
+        )
     if kind == "NONE":
         return None
     shape = (1, heads, 1, size) if kind == "PER_CHANNEL" else (1, 1, 1, 1)
     if scale is None or scale.size != math.prod(shape):
         given = "is not given" if scale is None else f"has {scale.size}"
-        raise ValueError(f"{name} must have {math.prod(shape)} elements for a cache quantized {kind}; it {given}")
+        raise ValueError(f"{name} must have {math.prod(shape)} elements for a KV cache quantized {kind} (it {given})")
     return scale.reshape(shape)
 
 
 def quantized(x, scale, bits):
-    """Entries as the cache stores them: int8, or two of 4 bits in a byte, the first one low, 8 added to each."""
+    """Entries quantized to int8, or packed as two 4-bit values plus 8 per byte, low nibble first."""
     if scale is None:
         return x
     half = 2 ** (bits - 1)
@@ -85,7 +89,7 @@ def quantized(x, scale, bits):
 
 
 def dequantized(x, scale, bits, dtype):
-    """What ``quantized`` stored, as real numbers."""
+    """The inverse of ``quantized``, in ``dtype``."""
     if scale is None:
         return x
     x = x.astype(np.float32) if bits == 8 else unpack(x, bits).astype(np.float32) - 8
@@ -93,8 +97,8 @@ def dequantized(x, scale, bits, dtype):
 
 
 _CACHE = (
-    "a sequence longer than its cache gives NaN; where the caller traces total_sequence_length, past_key is a "
-    "buffer of full length; a quantized cache is int8, or uint8 for 4 bits; output_qk of a sliding cache is refused"
+    "a sequence longer than its KV cache yields NaN; with a traced total_sequence_length, past_key must be a buffer of "
+    "full length; a quantized cache is int8, or uint8 for 4 bits; output_qk of a sliding cache is unsupported"
 )
 Quantization = Literal["NONE", "PER_TENSOR", "PER_CHANNEL"]
 
@@ -109,11 +113,11 @@ def group_query_attention(
     qk_norm_epsilon=1e-6, qk_output=0, rotary_interleaved=0, scale=None, sliding_window_cache: Literal[0, 1] = 0,
     smooth_softmax=-1, softcap=0.0, v_quant_type: Quantization = "NONE", n_outputs=1,
 ):  # fmt: skip
-    """Attention with a cache in which several query heads share one head of keys and values.
+    """Attention with a KV cache whose heads are shared by groups of query heads.
 
-    Sequence b has ``seqlens_k[b] + 1`` tokens, the last ``query_seqlens[b]`` of them new (all that it has, or that are
-    given, where this is left out); what is given beyond these is padding. The cache holds ``total_sequence_length``
-    tokens, or as many as the past brought if those are more; a sliding one begins with the oldest token that is left.
+    Sequence b has ``seqlens_k[b] + 1`` tokens, of which the last ``query_seqlens[b]`` are new (by default all given
+    ones); further tokens of ``query`` are padding. The present cache has the extent ``total_sequence_length``, or that
+    of the past if it is larger; a sliding cache starts with the oldest token it retains.
     """
     query = jnp.asarray(query)
     if key is None:
@@ -130,18 +134,21 @@ def group_query_attention(
         raise ValueError(f"causal=0 takes no local_window_size (it is {local_window_size}): it must be -1")
     if sliding_window_cache and n_outputs > 3:
         raise NotImplementedError(f"output_qk: {_CACHE}")
-    named = ("k_scale", k_scale, k_quant_type), ("v_scale", v_scale, v_quant_type)
-    scales = [cache_scale(*scale, bits, kv_num_heads, size) for scale in named]
-    room = window_room(past_key, new, local_window_size) if sliding_window_cache else full_room(total, past_key, new)
-    keys, rows, length = room
-    fresh, kept = "batch heads new size", "batch heads past stored"
+    qparams = ("k_scale", k_scale, k_quant_type), ("v_scale", v_scale, v_quant_type)
+    scales = [cache_scale(*qparam, bits, kv_num_heads, size) for qparam in qparams]
+    if sliding_window_cache:
+        keys, rows, length = sliding_cache_extents(past_key, new, local_window_size)
+    else:
+        keys, rows, length = cache_extents(total, past_key, new)
+    new_shape, past_shape = "batch heads new size", "batch heads past stored"
     extents = {"stored": size * bits // 8 if bits else size}
     if not sliding_window_cache or not is_traced(total):
         extents["total"] = keys if is_traced(total) else total
     check_shapes(
         extents,
-        query=(q, "batch q_heads new size"), key=(k, fresh), value=(v, fresh),
-        past_key=(past_key, kept), past_value=(past_value, kept), seqlens_k=(seqlens_k.reshape(-1), "batch"),
+        query=(q, "batch q_heads new size"), key=(k, new_shape), value=(v, new_shape),
+        past_key=(past_key, past_shape), past_value=(past_value, past_shape),
+        seqlens_k=(seqlens_k.reshape(-1), "batch"),
         position_ids=(position_ids, "batch new"), head_sink=(head_sink, "q_heads"),
         attention_bias=(attention_bias, "batch? q_heads? new total"), query_seqlens=(query_seqlens, "batch"),
         q_norm_weight=(q_norm_weight, "size"), k_norm_weight=(k_norm_weight, "size"),
@@ -155,14 +162,14 @@ def group_query_attention(
     if do_rotary:
         positions = 1 if is_traced(total) else total
         if cos_cache is None or sin_cache is None or cos_cache.shape[0] < positions:
-            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache with {positions} positions or more")
+            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache with at least {positions} positions")
         at = starts[:, None] + jnp.arange(new, dtype=np.int32)
-        if position_ids is not None:  # a first prompt takes its first position only
+        if position_ids is not None:  # for a first prompt only its first position is read
             given = position_ids.astype(np.int32)
             at = jnp.where(total == new, given.reshape(-1)[0] + at, given) if query_seqlens is None else given
-        turn = {"interleaved": rotary_interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
-        q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **turn) for x in (q, k))
-    first = resident(starts, length, local_window_size) if sliding_window_cache else starts
+        rotary = {"interleaved": rotary_interleaved, "rotary_embedding_dim": 2 * cos_cache.shape[-1]}
+        q, k = (rotary_embedding(x, cos_cache, sin_cache, at, **rotary) for x in (q, k))
+    first = resident_tokens(starts, length, local_window_size) if sliding_window_cache else starts
     last = first + ends - starts
     stored = [quantized(x, scale, bits) for x, scale in zip((k, v), scales, strict=True)]
     caches = [appended(past, x, first, rows) for past, x in zip((past_key, past_value), stored, strict=True)]
@@ -171,18 +178,18 @@ def group_query_attention(
         if attention_bias is not None:  # its columns are positions
             columns = (starts - first)[:, None] + jnp.arange(keys, dtype=np.int32)
             attention_bias = jnp.take_along_axis(attention_bias, columns[:, None, None], axis=3, mode="clip")
-        gone = last - resident(ends, length, local_window_size)
-        caches = [per_sequence(lax.dynamic_slice_in_dim, length)(cache, gone) for cache in caches]
+        dropped = last - resident_tokens(ends, length, local_window_size)
+        caches = [per_sequence(lax.dynamic_slice_in_dim, length)(cache, dropped) for cache in caches]
     fits = (starts >= 0) & (ends - starts <= new) & (last <= keys) & (first + new <= rows)
     first, last, fits = (x.reshape(-1, 1, 1, 1) for x in (first, last, fits))
     masks = window(new, keys, first, max(local_window_size - 1, -1), 0 if causal else -1)
     masks += [] if causal else [lax.iota(np.int32, keys) < last]
     sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
-    sink = sink if head_sink is None else wide(head_sink).reshape(1, -1, 1, 1)
+    sink = sink if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
     options = {"scale": scale or None, "softcap": softcap, "biases": [attention_bias], "masks": masks, "sink": sink}
     y, (*_, scores, weights) = attend(q, k, v, **options)
     if n_outputs > 3 and qk_output not in (1, 2):
-        raise ValueError(f"the output output_qk needs qk_output 1 (before softmax) or 2 (after), not {qk_output}")
+        raise ValueError(f"the output output_qk requires qk_output 1 (before softmax) or 2 (after), not {qk_output}")
     scores = weights if qk_output == 2 else jnp.where(jnp.isneginf(scores), 0, scores)
-    y = jnp.where(fits, y, np.nan)  # beyond the cache it would be some number
+    y = jnp.where(fits, y, np.nan)  # a sequence longer than its cache
     return merged(y), *caches, scores.astype(q.dtype)

@@ -1,4 +1,4 @@
-"""The com.microsoft domain, mixtures of experts: each token passes through the few networks that a router chooses."""
+"""The com.microsoft domain: mixtures of experts, where a router selects a few networks per token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..arrays import check_shapes, wide
+from ..arrays import check_shapes, widen
 from ..registry import WHOLE, op, taking
 from .fused import MICROSOFT
 from .quant import Bits, matmul_nbits, unpack
@@ -22,8 +22,7 @@ OPTIONS = {
     "swiglu_limit_after_activation": Literal[0], "use_sparse_mixer": Literal[0],
 }  # fmt: skip
 _SPARSE = (
-    "use_sparse_mixer is refused, which onnxruntime's CPU provider takes and does without; so is "
-    "swiglu_limit_after_activation"
+    "use_sparse_mixer, which onnxruntime's CPU provider ignores, and swiglu_limit_after_activation are unsupported"
 )
 
 
@@ -31,9 +30,10 @@ def mixture(
     input, router_probs, router_weights, layers, project, *, activation_alpha, activation_beta, activation_type, k,
     normalize_routing_weights, swiglu_fusion, swiglu_limit, shards=WHOLE, **_,
 ):  # fmt: skip
-    """What MoE and QMoE do: each token's k experts, weighted by the softmax of the router or by what is given.
+    """The sum of each token's top k experts, weighted by the router's softmax or by router_weights.
 
-    A few tokens gather the weights of their experts; many pass through all experts, one after the other.
+    Few tokens gather their experts' weights; many tokens are computed by all experts in a scan. With ``shards`` each
+    device computes its own experts, followed by one sum over devices.
     """
     x, layers = jnp.asarray(input).reshape(-1, input.shape[-1]), jax.tree.map(jnp.asarray, layers)
     probs, weights = (router_probs, "tokens experts"), (router_weights, "tokens experts")
@@ -41,27 +41,27 @@ def mixture(
     (tokens, experts), joined = router_probs.shape, activation_type == "swiglu" and swiglu_fusion > 0
     lengths = [len(a) for a in jax.tree.leaves(layers)]
     if not 0 < k <= experts or {*lengths} != {experts}:
-        raise ValueError(f"router_probs has {experts} experts, weights and biases {lengths}, and k is {k} of them")
+        raise ValueError(f"router_probs has {experts} experts, weights and biases have {lengths}, and k is {k}")
     if activation_type == "swiglu" and joined == (layers[2][0] is not None):
-        raise ValueError("swiglu needs either fc3_experts_weights or swiglu_fusion 1 or 2")
+        raise ValueError("swiglu requires either fc3_experts_weights or swiglu_fusion 1 or 2")
     limit = np.inf if swiglu_limit is None else swiglu_limit
 
     def expert(x, layers):
-        gate, up = wide(project(0, x, layers[0])), None
+        gate, up = widen(project(0, x, layers[0])), None
         if joined:
             gate, up = (gate[..., 0::2], gate[..., 1::2]) if swiglu_fusion == 1 else jnp.split(gate, 2, axis=-1)
         elif layers[2][0] is not None:
-            up = wide(project(2, x, layers[2]))
+            up = widen(project(2, x, layers[2]))
         if activation_type == "swiglu":
             gate = jnp.minimum(gate, limit)
             y = gate * jax.nn.sigmoid(activation_alpha * gate) * (jnp.clip(up, -limit, limit) + activation_beta)
         else:
             y = ACTIVATIONS[activation_type](gate) * (1 if up is None else up)
-        return wide(project(1, y.astype(x.dtype), layers[1]))
+        return widen(project(1, y.astype(x.dtype), layers[1]))
 
-    logits = jnp.asarray(wide(router_probs))
-    chosen = experts - 1 - lax.top_k(logits[:, ::-1], k)[1]  # of equal ones the last, as onnxruntime takes them
-    shares = jax.nn.softmax(logits) if router_weights is None else jnp.asarray(wide(router_weights))
+    logits = jnp.asarray(widen(router_probs))
+    chosen = experts - 1 - lax.top_k(logits[:, ::-1], k)[1]  # ties select the last, as in onnxruntime
+    shares = jax.nn.softmax(logits) if router_weights is None else jnp.asarray(widen(router_weights))
     shares = jnp.take_along_axis(shares, chosen, axis=1)
     shares = shares / shares.sum(axis=1, keepdims=True) if normalize_routing_weights else shares
     if isinstance(tokens, int) and tokens * k < experts and shards.parts == 1:
@@ -70,12 +70,13 @@ def mixture(
     else:
         of_expert = jnp.where(np.arange(experts, dtype=chosen.dtype)[:, None, None] == chosen, shares, 0).sum(axis=2)
         step = lambda total, one: (total + one[0][:, None] * expert(x, one[1]), None)  # noqa: E731
-        some = lambda every: lax.scan(step, jnp.zeros(x.shape, shares.dtype), every)[0]  # noqa: E731
-        every = of_expert, layers
+        scan = lambda operands: lax.scan(step, jnp.zeros(x.shape, shares.dtype), operands)[0]  # noqa: E731
+        operands = of_expert, layers
         if shards.parts == 1 or experts % shards.parts:
-            y = some(every)
-        else:  # each device its own, and one sum over them
-            y = jax.vmap(some)(jax.tree.map(lambda a: a.reshape(shards.parts, -1, *a.shape[1:]), every)).sum(axis=0)
+            y = scan(operands)
+        else:
+            split = jax.tree.map(lambda a: a.reshape(shards.parts, -1, *a.shape[1:]), operands)
+            y = jax.vmap(scan)(split).sum(axis=0)
     return y.astype(x.dtype).reshape(input.shape)
 
 
@@ -85,7 +86,7 @@ _LAYERS = "input router_probs fc1_experts_weights fc1_experts_bias? fc2_experts_
 @op("MoE", domain=MICROSOFT, product=True, limits=_SPARSE)
 @taking(*_LAYERS.split(), "fc3_experts_weights?", "fc3_experts_bias?", **OPTIONS)
 def moe(*inputs, shards=WHOLE, **options):
-    """A mixture of experts: each token through the k networks of two or three layers that its router prefers."""
+    """A mixture of experts: per token the sum of its top k experts, networks of two or three layers."""
     x, router, *layers = (*inputs, *[None] * 6)[:8]
     pairs = [(layers[i], layers[i + 1]) for i in (0, 2, 4)]
     return mixture(x, router, None, pairs, lambda _, x, layer: linear(x, *layer), shards=shards, **options)
@@ -102,19 +103,19 @@ _OWN = dict.fromkeys((f"fc{i}_expert_weight_bits" for i in (1, 2, 3)), Literal[N
 
 @op(
     "QMoE", domain=MICROSOFT, heavy=True,
-    limits=f"integer weights of 2, 4 and 8 bits that lie as in the schema; {_SPARSE}; routing weights are normalized "
-    "on request, where onnxruntime's CPU provider does so always",
+    limits=f"integer weights of 2, 4 and 8 bits in the schema's layout; {_SPARSE}; routing weights are normalized "
+    "only if requested, whereas onnxruntime's CPU provider always does",
 )  # fmt: skip
 @taking(*_PACKED.split(), **OPTIONS, **_OWN)
 def qmoe(
     *inputs, accuracy_level=0, block_size=None, expert_weight_bits: Bits = 4, quant_type: Literal["int"] = "int",
     weights_prepacked: Literal[-1, 0] = -1, warn=None, shards=WHOLE, **options,
 ):  # fmt: skip
-    """MoE with packed weights, one scale for each row or for each block of it."""
-    del accuracy_level, quant_type, weights_prepacked  # the first is a leave to compute in less precision
+    """MoE with packed integer weights and one scale per row or per block."""
+    del accuracy_level, quant_type, weights_prepacked  # accuracy_level only permits lower precision
     x, router, *rest = (*inputs, *[None] * 20)[:21]
     if any(scale is not None for scale in rest[13:]):
-        raise NotImplementedError("global scales and those of activations belong to quant_type fp4 and fp8: leave off")
+        raise NotImplementedError("global and activation scales are for quant_type fp4 and fp8, which is unsupported")
     if warn and rest[12] is None and not options["normalize_routing_weights"]:
         warn("routing weights are not normalized, as normalize_routing_weights=0 says; onnxruntime's CPU provider does")
 
@@ -122,14 +123,16 @@ def qmoe(
         (weight, scale, bias, zero_point), bits = layer, options[f"fc{i + 1}_expert_weight_bits"] or expert_weight_bits
         size, name = weight.shape[1] * 8 // bits, f"fc{i + 1}"
         if x.shape[-1] != size:
-            raise ValueError(f"{name}_experts_weights have {size} values of {bits} bits in a row for {x.shape[-1]}")
+            raise ValueError(f"{name}_experts_weights have rows of {size} {bits}-bit values, the input {x.shape[-1]}")
         if scale is None or (block_size and size % block_size):
-            raise ValueError(f"{name}_scales must be given, one for each block_size ({block_size}) of {size}")
+            raise ValueError(
+                f"{name}_scales must be given, one per block_size ({block_size}), which must divide {size}"
+            )
         blocks, axes = size // block_size if block_size else len(weight), "rows " if block_size else ""
         shapes = {f"{name}_scales": (scale, f"{axes}blocks"), f"{name}_experts_bias": (bias, "rows")}
-        shapes[f"{name}_zero_points"] = zero_point, f"{axes}bytes"  # of one expert
+        shapes[f"{name}_zero_points"] = zero_point, f"{axes}bytes"  # per expert
         check_shapes({"rows": len(weight), "blocks": blocks, "bytes": -(-blocks * bits // 8)}, **shapes)
-        if zero_point is not None and not block_size:  # one for each row, packed together
+        if zero_point is not None and not block_size:  # one per row, packed
             zero_point = unpack(zero_point, bits)[: len(weight)].astype(np.float32)
         sizes = {"K": size, "N": len(weight), "bits": bits, "block_size": block_size or size}
         return matmul_nbits(x, weight, scale, zero_point, None, bias, **sizes)

@@ -1,4 +1,4 @@
-"""The com.microsoft domain: positions, as rotations and as biases of attention."""
+"""The com.microsoft domain: rotary embeddings and position biases of attention."""
 
 from __future__ import annotations
 
@@ -13,53 +13,55 @@ from ..attention import heads_of, rotary_embedding
 from ..indexing import gather
 from ..registry import Static, op, taking
 from .fused import MICROSOFT
-from .packed import restore_padding
+from .unpadded import restore_padding
 
-_SCALE = "a scale other than 1 is refused: onnxruntime documents it and leaves it out"
-_TURN = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
+_SCALE = "a scale other than 1 is unsupported: onnxruntime documents it but does not implement it"
+_ROTARY = {"interleaved": 0, "num_heads": 0, "rotary_embedding_dim": 0}
 
 
 @op("RotaryEmbedding", domain=MICROSOFT, limits=_SCALE)
-@taking(**_TURN)
+@taking(**_ROTARY)
 def ms_rotary_embedding(
     input, position_ids, cos_cache, sin_cache, *, is_packed_batching: Literal[0, 1] = 0,
-    scale: Literal[1] = 1.0, **turn,  # type: ignore[assignment]
+    scale: Literal[1] = 1.0, **rotary,  # type: ignore[assignment]
 ):  # fmt: skip
-    """RotaryEmbedding at given positions, or from one position on; those of a packed batch are given as any others."""
+    """RotaryEmbedding at given positions, or from one position on; is_packed_batching makes no difference."""
     del is_packed_batching, scale
-    if turn["rotary_embedding_dim"] and not turn["num_heads"] and input.ndim == 3:
-        raise ValueError(f"rotary_embedding_dim ({turn['rotary_embedding_dim']}) needs the attribute num_heads")
+    if rotary["rotary_embedding_dim"] and not rotary["num_heads"] and input.ndim == 3:
+        raise ValueError(f"rotary_embedding_dim ({rotary['rotary_embedding_dim']}) requires the attribute num_heads")
     if position_ids.size == 1 and position_ids.ndim == 1:
         position_ids = position_ids + jnp.zeros((input.shape[0], 1), np.int64) + np.arange(input.shape[-2])
-    turn["num_heads"] = turn["num_heads"] or (input.shape[2] // (2 * cos_cache.shape[-1]) if input.ndim == 3 else None)
-    return rotary_embedding(input, cos_cache, sin_cache, position_ids, **turn)
+    rotary["num_heads"] = rotary["num_heads"] or (
+        input.shape[2] // (2 * cos_cache.shape[-1]) if input.ndim == 3 else None
+    )
+    return rotary_embedding(input, cos_cache, sin_cache, position_ids, **rotary)
 
 
 @op("MRotaryEmbedding", domain=MICROSOFT, limits=_SCALE)
-@taking(**_TURN)
+@taking(**_ROTARY)
 def mrotary_embedding(
     input, position_ids, cos_cache, sin_cache, *, is_packed_batching: Literal[0, 1] = 0,
-    mrope_layout: Literal[0, 1] = 0, mrope_section, scale: Literal[1] = 1.0, **turn,  # type: ignore[assignment]
+    mrope_layout: Literal[0, 1] = 0, mrope_section, scale: Literal[1] = 1.0, **rotary,  # type: ignore[assignment]
 ):  # fmt: skip
-    """RotaryEmbedding whose angles take their positions from three streams: time, height and width."""
+    """RotaryEmbedding whose angles use positions of three axes: time, height and width."""
     del is_packed_batching, scale
     if len(mrope_section) != 3 or min(mrope_section) < 0:
         raise ValueError(f"mrope_section {tuple(mrope_section)} must be 3 counts of angles: time, height, width")
-    stream = np.repeat(np.arange(3), mrope_section)
-    if mrope_layout == 1:  # time everywhere, but for every third angle
-        stream[:] = 0
+    section = np.repeat(np.arange(3), mrope_section)
+    if mrope_layout == 1:  # interleaved
+        section[:] = 0
         for i in (1, 2):
-            stream[i : 3 * mrope_section[i] : 3] = i
+            section[i : 3 * mrope_section[i] : 3] = i
     tables = {"cos_cache": (cos_cache, "positions angles"), "sin_cache": (sin_cache, "positions angles")}
-    check_shapes({"3": 3, "angles": stream.size}, position_ids=(position_ids, "3 batch tokens"), **tables)
-    place = (stream, slice(None), slice(None), np.arange(stream.size))
-    cos, sin = (xp.moveaxis(gather(cache, position_ids)[place], 0, -1) for cache in (cos_cache, sin_cache))
-    return rotary_embedding(input, cos, sin, **turn)
+    check_shapes({"3": 3, "angles": section.size}, position_ids=(position_ids, "3 batch tokens"), **tables)
+    index = (section, slice(None), slice(None), np.arange(section.size))
+    cos, sin = (xp.moveaxis(gather(cache, position_ids)[index], 0, -1) for cache in (cos_cache, sin_cache))
+    return rotary_embedding(input, cos, sin, **rotary)
 
 
-@op("GemmaRotaryEmbedding", domain=MICROSOFT, limits="sines and cosines hold for all heads: emb has no axis for them")
+@op("GemmaRotaryEmbedding", domain=MICROSOFT, limits="all heads share emb, which has no head axis")
 def gemma_rotary_embedding(emb, q, q_rot, k, k_rot):
-    """``x * cos(emb) + x_rot * sin(emb)`` of queries and of keys."""
+    """``x * cos(emb) + x_rot * sin(emb)`` for queries and for keys."""
     shape, k_shape = "batch heads tokens size", "batch k_heads tokens size"
     check_shapes({}, q=(q, shape), q_rot=(q_rot, shape), k=(k, k_shape), k_rot=(k_rot, k_shape))
     check_shape("emb", emb, q.shape[0], *q.shape[2:])
@@ -71,18 +73,18 @@ def gemma_rotary_embedding(emb, q, q_rot, k, k_rot):
 def relative_position_bias(
     bias_table, query_length: Static, key_length: Static, *, is_bidirectional: Literal[0, 1] = 0, max_distance
 ):
-    """T5's bias [1, heads, queries, keys] by the distance of key and query: exact when near, by its logarithm when far.
+    """T5's bias [1, heads, queries, keys]: buckets of the query-key distance, exact if near and logarithmic if far.
 
-    The table [buckets, heads] lies column by column in memory: the biases of one head are neighbours.
+    The table is declared [buckets, heads] but stored column-major: the biases of one head are contiguous.
     """
     (tokens,), (keys,) = dims(query_length), dims(key_length)
     if tokens != keys:
-        raise ValueError(f"query_length ({tokens}) and key_length ({keys}) must agree: it is for self-attention")
+        raise ValueError(f"query_length ({tokens}) and key_length ({keys}) must be equal (self-attention)")
     buckets, heads = bias_table.shape
     side = buckets // 2 if is_bidirectional else buckets
     exact = side // 2
     if not 0 < exact < max_distance:
-        raise ValueError(f"max_distance ({max_distance}) must be above {exact}, the buckets of one position each")
+        raise ValueError(f"max_distance ({max_distance}) must exceed {exact}, the number of exact buckets")
     distance = np.arange(tokens) - np.arange(tokens)[:, None]
     after = np.where(distance > 0, side, 0) if is_bidirectional else 0
     distance = abs(distance) if is_bidirectional else np.maximum(-distance, 0)
@@ -95,7 +97,7 @@ def relative_position_bias(
 def gated_relative_position_bias(
     query_layer, query_bias, rel_pos, weight, bias, eco_a, token_offset=None, *, num_heads
 ):
-    """``rel_pos`` times a gate of each query: WavLM's [batch, heads, queries, keys]. Removed padding counts as 0."""
+    """WavLM's bias [batch, heads, queries, keys]: ``rel_pos`` times a gate per query. Removed padding is 0."""
     x = query_layer if token_offset is None else restore_padding(query_layer, token_offset)
     check_shapes({}, query_layer=(x, "batch tokens hidden"), query_bias=(query_bias, "hidden"))
     q = heads_of(x + query_bias, num_heads, "query_layer")

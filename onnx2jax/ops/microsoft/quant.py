@@ -1,4 +1,4 @@
-"""The com.microsoft domain, quantized."""
+"""The com.microsoft domain: quantized operators."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 from .. import quant
 from ..activation import leaky_relu, sigmoid
 from ..arrays import accumulator, axis_of, xp
-from ..conv import WINDOW
 from ..elementwise import where
 from ..linalg import product
 from ..packed import divided_product
 from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
 from ..registry import WHOLE, MayBeEmpty, op, resolve, taking
+from ..window import WINDOW
 from .fused import MICROSOFT, nhwc
 
 
@@ -35,23 +35,23 @@ def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1):
 
 
 def qlinear(name, inputs, heavy=False, **attributes):
-    """Register a function of real tensors as an operator between quantized ones.
+    """Register a function of floating-point tensors as an operator of quantized ones.
 
-    Its inputs come as triples (tensor, scale, zero point). Its result goes out by the last two inputs; without a zero
-    point to the first tensor's type, around zero.
+    Inputs are triples (tensor, scale, zero point); the last two are the scale and zero point of the output, which
+    without a zero point has the dtype of the first tensor and zero point 0.
     """
     names = inputs.split()
-    first = (len(names) - 2) % 3  # what is not quantized comes first
+    first = (len(names) - 2) % 3  # leading inputs that are not quantized
 
     def register(function):
         @op(name, domain=MICROSOFT, heavy=heavy)
         @taking(*names, **attributes)
-        def between(*inputs, **attributes):
+        def quantized(*inputs, **attributes):
             inputs = (*inputs, None)[: len(names)]
             triples, (scale, zero_point) = inputs[first:-2], inputs[-2:]
-            real = [quant.dequantize_linear(*triples[i : i + 3]) for i in range(0, len(triples), 3)]
+            operands = [quant.dequantize_linear(*triples[i : i + 3]) for i in range(0, len(triples), 3)]
             zero_point = np.zeros((), triples[0].dtype) if zero_point is None else zero_point
-            return quant.quantize_linear(function(*inputs[:first], *real, **attributes), scale, zero_point)
+            return quant.quantize_linear(function(*inputs[:first], *operands, **attributes), scale, zero_point)
 
         return function
 
@@ -75,7 +75,7 @@ qlinear("QLinearAveragePool", POOLED.format("?"), heavy=True, **_attributes)(par
 
 @qlinear("QLinearSoftmax", "X X_scale x_zero_point? y_scale y_zero_point", axis=-1, opset=Parameter.empty)
 def softmax(x, *, axis, opset):
-    """Softmax as ``opset`` has it, which here is an attribute of the node."""
+    """Softmax of the opset given by the node's attribute ``opset``."""
     return resolve("", "Softmax", opset).function(x, axis=axis)
 
 
@@ -86,7 +86,7 @@ def mean(x, *, axes, keepdims):
 
 @op("QLinearConcat", domain=MICROSOFT)
 def qlinear_concat(Y_scale, Y_zero_point, *inputs, axis):
-    """Concatenate (tensor, scale, zero point) triples, all brought to one quantization."""
+    """Concatenates (tensor, scale, zero point) triples, requantized to one scale and zero point."""
     parts = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
     parts = [quant.quantize_linear(quant.dequantize_linear(*part), Y_scale, Y_zero_point) for part in parts]
     return xp.concatenate(parts, axis=axis)
@@ -105,7 +105,7 @@ _CONVOLVED = "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point
 @op("QLinearConv", domain=MICROSOFT, heavy=True)
 @taking(*_CONVOLVED.split(), **WINDOW, group=1, channels_last=0)
 def ms_qlinear_conv(*inputs, **attributes):
-    """QLinearConv, the channels last on request."""
+    """QLinearConv, optionally channels-last."""
     return nhwc(quant.qlinear_conv, *inputs, **attributes)
 
 
@@ -114,7 +114,7 @@ def qgemm(
     A, a_scale, a_zero_point, B, b_scale, b_zero_point, C=None, y_scale=None, y_zero_point=None,
     *, alpha=1.0, transA=0, transB=0,
 ):  # fmt: skip
-    """Gemm of quantized matrices with an int32 C; real numbers unless an output scale is given."""
+    """Gemm of quantized matrices with an int32 C; floating-point unless an output scale is given."""
     y = quant.integer_product(A.T if transA else A, B.T if transB else B, a_zero_point, b_zero_point)
     y = y if C is None else y + jnp.broadcast_to(C, y.shape)
     scale = alpha * a_scale.reshape(()) * quant.row(b_scale)
@@ -125,7 +125,7 @@ def qgemm(
 
 @op("MatMulIntegerToFloat", domain=MICROSOFT, heavy=True)
 def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_point=None, bias=None):
-    """The product of quantized matrices as real numbers, plus a bias."""
+    """The floating-point product of quantized matrices, plus a bias."""
     y = quant.integer_product(A, B, a_zero_point, b_zero_point).astype(np.float32)
     y = y * (quant.row(a_scale) * quant.row(b_scale)).astype(np.float32)
     return (y if bias is None else y + bias.astype(np.float32)).astype(a_scale.dtype)
@@ -133,19 +133,19 @@ def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_po
 
 @op("DynamicQuantizeMatMul", domain=MICROSOFT, heavy=True)
 def dynamic_quantize_matmul(A, B, b_scale, b_zero_point=None, bias=None):
-    """A quantized on the spot, times a quantized B."""
+    """The product of A, dynamically quantized, and a quantized B."""
     a, a_scale, a_zero_point = quant.dynamic_quantize_linear(jnp.asarray(A))
     return matmul_integer_to_float(a, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)
 
 
 def unpack(x, bits):
-    """Bytes as the 2-, 4- or 8-bit values packed in them along the last dimension, low bits first."""
+    """Unpacks 2-, 4- or 8-bit values from bytes along the last axis, low bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     return ((x[..., None] >> shifts) & np.uint8(2**bits - 1)).reshape(*x.shape[:-1], -1)
 
 
 def unpacked(zero_points, shape, bits):
-    """Zero points as numbers of this shape: packed or not; without any, the middle of the range."""
+    """Zero points, packed or not, in this shape; by default the middle of the range."""
     if zero_points is None:
         return np.full(shape, 2 ** (bits - 1), np.uint8)
     if zero_points.dtype != np.uint8:
@@ -154,28 +154,28 @@ def unpacked(zero_points, shape, bits):
 
 
 def dequantized_nbits(packed, scales, zero_points, groups, bits):
-    """The weight [N, K] of packed values [N, blocks, size]; a group is the number of a column's block."""
+    """The weight [N, K] of packed values [N, blocks, size]; ``groups`` [K] are the block indices of the columns."""
     zeros = np.full(scales.shape, 2 ** (bits - 1)) if zero_points is None else zero_points
     zeros, scales = (xp.take(p, groups, axis=1) for p in (zeros.astype(scales.dtype), scales))
     return (unpack(packed, bits).reshape(len(packed), -1)[:, : len(groups)].astype(scales.dtype) - zeros) * scales
 
 
 def by_group(g_idx, columns, block_size):
-    """An order of columns in which groups are blocks; None where they are not as large, or not known."""
+    """A permutation of columns that makes groups contiguous; None if g_idx is traced or groups differ in size."""
     order = np.argsort(g_idx[:columns], kind="stable") if isinstance(g_idx, np.ndarray) else None
     return order if order is not None and np.array_equal(g_idx[order], np.arange(columns) // block_size) else None
 
 
 def reordered(packed, order, bits):
-    """Packed values [N, blocks, size], their first columns in another order."""
+    """Packed values [N, blocks, size] with their first columns permuted."""
     values = unpack(packed, bits).reshape(len(packed), -1)
-    places = np.concatenate([order, np.arange(len(order), values.shape[1])])
-    values = xp.take(values, places, axis=1).reshape(*packed.shape, -1)
+    columns = np.concatenate([order, np.arange(len(order), values.shape[1])])
+    values = xp.take(values, columns, axis=1).reshape(*packed.shape, -1)
     return sum(values[..., i] << np.uint8(i * bits) for i in range(values.shape[-1]))
 
 
 Bits = Literal[2, 4, 8]
-_LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is refused; accuracy_level is never needed"
+_LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is unsupported; accuracy_level is ignored"
 
 
 @op("MatMulNBits", domain=MICROSOFT, product=True, limits=_LAYOUTS)
@@ -183,8 +183,8 @@ def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
     *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0, shards=WHOLE,
 ):  # fmt: skip
-    """A times the transpose of an [N, K] weight quantized in blocks along K."""
-    del accuracy_level, weight_prepacked  # a leave to compute in less precision, which is not taken; B lies as in ONNX
+    """A times the transpose of a weight [N, K] quantized in blocks along K."""
+    del accuracy_level, weight_prepacked  # accuracy_level only permits lower precision
     blocks, work = -(-K // block_size), accumulator(A.dtype)
     x, packed, scales = jnp.asarray(A).reshape(-1, K), B.reshape(N, blocks, -1), scales.reshape(N, blocks)
     zero_points = None if zero_points is None else unpacked(zero_points, (N, blocks), bits)
@@ -200,11 +200,11 @@ def matmul_nbits(
     return y.reshape(*A.shape[:-1], N).astype(A.dtype)
 
 
-@op("GatherBlockQuantized", domain=MICROSOFT, limits="bits: 2, 4 and 8; an index out of range gives zeros")
+@op("GatherBlockQuantized", domain=MICROSOFT, limits="bits: 2, 4 and 8; out-of-range indices yield zeros")
 def gather_block_quantized(
     data, indices, scales, zero_points=None, *, bits: Bits = 4, block_size=128, gather_axis=0, quantize_axis=1
 ):  # fmt: skip
-    """Gather from a tensor quantized in blocks, as real numbers; an index out of range gives zeros."""
+    """Gathers from a block-quantized tensor and dequantizes; out-of-range indices yield zeros."""
     packed = data.dtype == np.uint8
     gather_axis, quantize_axis = axis_of(gather_axis, data.ndim), axis_of(quantize_axis, data.ndim)
     if gather_axis == quantize_axis:
@@ -212,17 +212,17 @@ def gather_block_quantized(
     if packed:
         zero_points = unpacked(zero_points, scales.shape, bits)
     extent, indices = data.shape[gather_axis], jnp.asarray(indices)
-    live = (indices >= -extent) & (indices < extent)
+    valid = (indices >= -extent) & (indices < extent)
 
-    def taken(x):
+    def take(x):
         shape = [extent if i == gather_axis else n for i, n in enumerate(x.shape)]
-        return jnp.take(jnp.broadcast_to(x, shape), jnp.where(live, indices % extent, 0), axis=gather_axis)
+        return jnp.take(jnp.broadcast_to(x, shape), jnp.where(valid, indices % extent, 0), axis=gather_axis)
 
-    x, scale, zero = jax.tree.map(taken, (data, scales, zero_points))
+    x, scale, zero = jax.tree.map(take, (data, scales, zero_points))
     x = unpack(x, bits) if packed else x
     axis = quantize_axis + (indices.ndim - 1 if gather_axis < quantize_axis else 0)
     y = quant.dequantize_linear(x, scale, zero, axis=axis, block_size=block_size or x.shape[axis])
-    return jnp.where(jnp.expand_dims(live, (*range(gather_axis), *range(gather_axis - data.ndim + 1, 0))), y, 0)
+    return jnp.where(jnp.expand_dims(valid, (*range(gather_axis), *range(gather_axis - data.ndim + 1, 0))), y, 0)
 
 
 @op("DynamicQuantizeLSTM", domain=MICROSOFT, heavy=True)
@@ -231,16 +231,18 @@ def dynamic_quantize_lstm(
     X, W, R, B: MayBeEmpty, sequence_lens: MayBeEmpty, initial_h: MayBeEmpty, initial_c: MayBeEmpty, P: MayBeEmpty,
     W_scale, W_zero_point, R_scale, R_zero_point, **attributes,
 ):  # fmt: skip
-    """LSTM with weights quantized as [directions, input, gates], whose other operands are quantized on the spot."""
+    """LSTM with quantized weights [directions, input, gates] and dynamically quantized activations."""
 
     def project(X, W, R, B, direction, _, hidden_size, *__):
         count, size = len(reversals(direction)), R.shape[1]
         if W.shape[0] != count or R.shape != (count, size, 4 * size) or hidden_size not in (None, size):
-            raise ValueError(f"W {W.shape}, R {R.shape}, hidden_size {hidden_size}, direction {direction!r} disagree")
+            raise ValueError(
+                f"W {W.shape}, R {R.shape}, hidden_size {hidden_size} and direction {direction!r} do not match"
+            )
 
         def times(weight, scale, zero_point, d):
             scale, zero_point = scale.reshape(count, -1)[d], zero_point.reshape(count, -1)[d]
-            product = quant.product_by(weight[d], zero_point)
+            product = quant.integer_product_with(weight[d], zero_point)
 
             def project(x):
                 x, x_scale, x_zero_point = quant.dynamic_quantize_linear(x)
@@ -248,7 +250,7 @@ def dynamic_quantize_lstm(
 
             return project
 
-        if sequence_lens is not None:  # steps behind the longest sequence must not widen the range of X
+        if sequence_lens is not None:  # steps after the longest sequence must not affect the range of X
             steps = jnp.arange(X.shape[0], dtype=np.int32)[:, None, None]
             X = jnp.where(steps < jnp.max(jnp.asarray(sequence_lens)), X, 0)
         gates = jnp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)

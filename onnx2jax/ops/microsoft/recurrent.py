@@ -1,4 +1,4 @@
-"""The com.microsoft domain: an LSTM that looks at a memory at each step."""
+"""The com.microsoft domain: an LSTM with Bahdanau attention over a memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..arrays import check_shape, check_shapes
-from ..recurrent import LAYER, layer, linear, lstm_cell, projections, recur_by, reversals
+from ..recurrent import LAYER, layer, linear, lstm_cell, projections, recurrent_projection, reversals
 from ..registry import op, taking
 from .fused import MICROSOFT
 
 
 def attention_cell(attends, clip, P, input_forget, d, recur, bias, f, g, h):
-    """A step of an LSTM whose recurrent projection takes the hidden state and the attention to a memory, joined."""
+    """An LSTM step whose recurrent projection applies to the hidden state concatenated with the attention context."""
     if clip is not None:
         f, g = (lambda x, function=function: function(jnp.clip(x, -clip, clip)) for function in (f, g))
     step, attend = lstm_cell(P, input_forget, d, recur, bias, f, g, h), attends[d]
@@ -28,35 +28,35 @@ def attention_cell(attends, clip, P, input_forget, d, recur, bias, f, g, h):
     return with_attention
 
 
-def bahdanau(weights, memory, live):
-    """Attention of a query [batch, hidden] to a memory [batch, steps, depth], where ``live`` [batch, steps] is true."""
-    (QW, MW, V, AW), memory = weights, jnp.where(live[..., None], memory, 0)
+def bahdanau(weights, memory, mask):
+    """A function from a query [batch, hidden] to its attention over a masked memory [batch, steps, depth]."""
+    (QW, MW, V, AW), memory = weights, jnp.where(mask[..., None], memory, 0)
     keys = linear(memory, MW)
 
     def attend(query):
         scores = jnp.sum(V * jnp.tanh(keys + linear(query, QW)[:, None]), axis=2)
-        shares = jax.nn.softmax(jnp.where(live, scores, jnp.finfo(scores.dtype).min))
+        shares = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
         context = jnp.einsum("bs,bsd->bd", shares, memory)
         return context if AW is None else linear(jnp.concatenate([query, context], axis=1), AW)
 
     return attend
 
 
-_DECIDED = (
-    "clip bounds what enters f and g, and as in onnxruntime not the cell state before h; memory_seq_lens: 0 gives a "
-    "context of zeros, more than there are steps counts as all of them"
+_LIMITS = (
+    "clip bounds the inputs of f and g but, as in onnxruntime, not the cell state before h; a memory_seq_lens of 0 "
+    "yields a context of zeros, and one above the number of steps is clamped"
 )
 
 
-@op("AttnLSTM", domain=MICROSOFT, product=True, half="float32", limits=_DECIDED)
+@op("AttnLSTM", domain=MICROSOFT, product=True, half="float32", limits=_LIMITS)
 @taking(**{name: value for name, value in LAYER.items() if name != "layout"}, input_forget=0)
 def attn_lstm(
     X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, QW=None, MW=None, V=None, M=None,
     memory_seq_lens=None, AW=None, *, clip, direction, input_forget, **attributes,
 ):  # fmt: skip
-    """LSTM of X and, behind it in W, of what Bahdanau's attention made of the memory M at the step before."""
+    """LSTM of X concatenated with the previous step's Bahdanau attention over the memory M."""
     if any(x is None for x in (QW, MW, V, M)):
-        raise ValueError("QW, MW, V and M must be given, the weights of the attention and its memory; or use LSTM")
+        raise ValueError("QW, MW, V and M (attention weights and memory) must be given; without attention use LSTM")
     count, size = len(reversals(direction)), R.shape[-1]
     check_shape("P", P, count, "3 * hidden_size")
     check_shapes(
@@ -66,16 +66,16 @@ def attn_lstm(
     )  # fmt: skip
     (batch, steps, depth), width = M.shape, M.shape[2] if AW is None else AW.shape[-1]
     check_shapes({"directions": count, "depth_and_hidden": depth + size}, AW=(AW, "directions depth_and_hidden width"))
-    live = jnp.arange(steps, dtype=np.int32) < (steps if memory_seq_lens is None else memory_seq_lens[:, None])
-    live = jnp.broadcast_to(live, (batch, steps))
+    mask = jnp.arange(steps, dtype=np.int32) < (steps if memory_seq_lens is None else memory_seq_lens[:, None])
+    mask = jnp.broadcast_to(mask, (batch, steps))
     weights = [[None if w is None else jnp.asarray(w)[d] for w in (QW, MW, V, AW)] for d in range(count)]
-    attends = [bahdanau(own, jnp.asarray(M), live) for own in weights]
+    attends = [bahdanau(own, jnp.asarray(M), mask) for own in weights]
 
     def project(X, W, R, *rest):
         check_shape("W", W, count, 4 * size, X.shape[2] + width)
-        gates, _, apart = projections(X, W[..., : X.shape[2]], R, *rest)
+        gates, _, bias = projections(X, W[..., : X.shape[2]], R, *rest)
         joined = jnp.concatenate([jnp.asarray(R), W[..., X.shape[2] :]], axis=2)
-        return gates, [recur_by(joined[d], batch) for d in range(count)], apart
+        return gates, [recurrent_projection(joined[d], batch) for d in range(count)], bias
 
     cell = functools.partial(attention_cell, attends, clip, P, input_forget)
     initial = [initial_h, initial_c, jnp.zeros((count, batch, width), X.dtype)]

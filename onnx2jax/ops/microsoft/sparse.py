@@ -1,4 +1,4 @@
-"""The com.microsoft domain: attention on the keys that another operator has selected for each query."""
+"""The com.microsoft domain: attention over keys that another operator selects per query."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from ..arrays import check_shapes, dims, is_traced, wide
+from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, window
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from .fused import MICROSOFT, simplified_layer_normalization
-from .grouped import appended, full_room
-from .paged import rotated_from
+from .grouped import appended, cache_extents
+from .paged import rotate_from
 
-_PLAIN = (
-    "caches of another type than the keys, committed_length and validation_status are refused; selected positions "
-    "behind a query are left out, those that the source has not give NaN, and so does a sequence longer than its cache"
+_UNSUPPORTED = (
+    "KV caches whose dtype is not that of the keys, committed_length and validation_status are unsupported; selected "
+    "positions after a query are masked; invalid positions and a sequence longer than its cache yield NaN"
 )
 
 
 def _selected(indices, counts, batch, extent, ends):
-    """Which of ``extent`` keys each query has selected [batch, 1, queries, keys], and whether they are there."""
-    live = lax.iota(np.int32, indices.shape[1]) < jnp.asarray(counts)[:, None]
+    """(mask of the selected keys [batch, 1, queries, extent], whether the selection is valid [batch, queries, 1])."""
+    used = lax.iota(np.int32, indices.shape[1]) < jnp.asarray(counts)[:, None]
     ends = jnp.repeat(jnp.broadcast_to(ends, (batch,)), indices.shape[0] // batch)
-    there = (indices >= 0) & (indices < ends[:, None])
+    in_range = (indices >= 0) & (indices < ends[:, None])
     rows = lax.iota(np.int32, indices.shape[0])[:, None]
     mask = jnp.zeros((indices.shape[0], extent), bool)
-    mask = mask.at[rows, jnp.where(live & there, indices, extent)].set(True, mode="drop")
-    fine = (there | ~live).all(1) & (counts >= 0) & (counts <= indices.shape[1])
-    return mask.reshape(batch, 1, -1, extent), fine.reshape(batch, -1, 1)
+    mask = mask.at[rows, jnp.where(used & in_range, indices, extent)].set(True, mode="drop")
+    valid = (in_range | ~used).all(1) & (counts >= 0) & (counts <= indices.shape[1])
+    return mask.reshape(batch, 1, -1, extent), valid.reshape(batch, -1, 1)
 
 
-@op("DynamicSparseAttention", domain=MICROSOFT, product=True, limits=_PLAIN)
+@op("DynamicSparseAttention", domain=MICROSOFT, product=True, limits=_UNSUPPORTED)
 def dynamic_sparse_attention(
     query, key: MayBeEmpty, value: MayBeEmpty, past_key: MayBeEmpty, past_value: MayBeEmpty, auxiliary_key: MayBeEmpty,
     auxiliary_value: MayBeEmpty, selected_indices, selected_counts, seqlens_k, total_sequence_length: StaticIfKnown,
@@ -46,20 +46,21 @@ def dynamic_sparse_attention(
     qk_norm_epsilon=1e-6, rotary_interleaved=0, rotary_offset=0, scale=None,
     selected_kv_source: Literal["main", "auxiliary"] = "main", smooth_softmax=0, n_outputs=1,
 ):  # fmt: skip
-    """Attention of the last tokens of each sequence on selected keys of its cache; or on near ones and selected others.
+    """Attention of each sequence's last tokens over selected keys of its KV cache.
 
-    With "local_plus_selected" the selected keys are those of another cache, which stays as it is.
+    With "local_plus_selected" it attends to a local window of its cache and to selected keys of an auxiliary cache,
+    which is not updated.
     """
     del is_causal
     both, other = attention_mode == "local_plus_selected", selected_kv_source == "auxiliary"
     if not both == other == (auxiliary_key is not None) or (both and local_window_size < 1):
         raise ValueError(
             f"attention_mode {attention_mode!r}, selected_kv_source {selected_kv_source!r}, local_window_size "
-            f"{local_window_size}: 'selected_only' takes keys of 'main'; 'local_plus_selected' those of 'auxiliary', "
-            "auxiliary_key and a window"
+            f"{local_window_size}: 'selected_only' requires 'main'; 'local_plus_selected' requires 'auxiliary', "
+            "auxiliary_key and local_window_size >= 1"
         )
     if both and auxiliary_value is None and not auxiliary_kv_shared:
-        raise ValueError("auxiliary_value is left out, which needs auxiliary_kv_shared=1")
+        raise ValueError("auxiliary_value may only be absent with auxiliary_kv_shared=1")
     query, total = jnp.asarray(query), total_sequence_length
     check_paired(key=key, value=value)
     if key is None:
@@ -67,23 +68,23 @@ def dynamic_sparse_attention(
         query, key, value = jnp.split(query, [num_heads * size, (num_heads + kv_num_heads) * size], axis=-1)
     past_type = key.dtype if past_key is None else past_key.dtype
     if past_type != key.dtype or n_outputs > 3 or not (committed_length is key_scale is value_scale is None):
-        raise NotImplementedError(f"a cache of {past_type} for keys of {key.dtype}, scales, or checks: {_PLAIN}")
+        raise NotImplementedError(f"a cache of {past_type} for keys of {key.dtype}, scales, or checks: {_UNSUPPORTED}")
     q, k, v = heads_of(query, num_heads, "query"), *(heads_of(x, kv_num_heads, "key, value") for x in (key, value))
     check_paired(past_key=past_key, past_value=past_value)
     check_paired(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    (batch, _, new, size), fresh, kept = q.shape, "batch heads new size", "batch heads past size"
-    extra = "batch heads more size"
+    (batch, _, new, size), new_shape, past_shape = q.shape, "batch heads new size", "batch heads past size"
+    auxiliary_shape = "batch heads auxiliary size"
     check_shapes(
-        {"heads": kv_num_heads, "tokens": batch * new}, query=(q, "batch q_heads new size"), key=(k, fresh),
-        value=(v, fresh), past_key=(past_key, kept), past_value=(past_value, kept),
-        auxiliary_key=(auxiliary_key, extra), auxiliary_value=(auxiliary_value, extra),
+        {"heads": kv_num_heads, "tokens": batch * new}, query=(q, "batch q_heads new size"), key=(k, new_shape),
+        value=(v, new_shape), past_key=(past_key, past_shape), past_value=(past_value, past_shape),
+        auxiliary_key=(auxiliary_key, auxiliary_shape), auxiliary_value=(auxiliary_value, auxiliary_shape),
         selected_indices=(selected_indices, "tokens entries"),
         selected_counts=(selected_counts, "tokens"), seqlens_k=(seqlens_k, "batch"), head_sink=(head_sink, "q_heads"),
         position_ids=(position_ids, "batch new"), q_norm_weight=(q_norm_weight, "size"),
         k_norm_weight=(k_norm_weight, "size"),
     )  # fmt: skip
     total = total.reshape(()) if is_traced(total) else dims(total)[0]
-    keys, rows, _ = full_room(total, past_key, new)
+    keys, rows, _ = cache_extents(total, past_key, new)
     ends = jnp.asarray(seqlens_k).astype(np.int32) + 1
     starts = ends - new
     if q_norm_weight is not None:
@@ -91,25 +92,25 @@ def dynamic_sparse_attention(
         k = simplified_layer_normalization(k, k_norm_weight, epsilon=qk_norm_epsilon)[0]
     if do_rotary:
         if cos_cache is None or sin_cache is None or not 0 <= rotary_offset <= size - 2 * cos_cache.shape[1]:
-            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache, and room for them behind {rotary_offset=}")
+            raise ValueError(f"do_rotary=1 needs cos_cache and sin_cache that fit the features after {rotary_offset=}")
         at = starts[:, None] + np.arange(new, dtype=np.int32) if position_ids is None else position_ids
-        q, k = (rotated_from(rotary_offset, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+        q, k = (rotate_from(rotary_offset, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
     caches = [appended(past, x, jnp.maximum(starts, 0), rows) for past, x in ((past_key, k), (past_value, v))]
     k, v = (cache[:, :, :keys] for cache in caches)
     indices, offset = jnp.asarray(selected_indices), starts.reshape(-1, 1, 1, 1)
     near = window(new, keys, offset, local_window_size - 1 if both else -1, 0)
-    live = functools.reduce(jnp.logical_and, near)
+    attended = functools.reduce(jnp.logical_and, near)
     if both:
         auxiliary_value = auxiliary_key if auxiliary_value is None else auxiliary_value
-        mask, fine = _selected(indices, selected_counts, batch, auxiliary_key.shape[2], auxiliary_key.shape[2])
+        mask, valid = _selected(indices, selected_counts, batch, auxiliary_key.shape[2], auxiliary_key.shape[2])
         k, v = jnp.concatenate([k, auxiliary_key], axis=2), jnp.concatenate([v, auxiliary_value], axis=2)
-        live = jnp.concatenate([live, mask], axis=3)
+        attended = jnp.concatenate([attended, mask], axis=3)
     else:
-        mask, fine = _selected(indices, selected_counts, batch, keys, ends)
-        live = live & mask
+        mask, valid = _selected(indices, selected_counts, batch, keys, ends)
+        attended = attended & mask
     sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
-    sink = sink if head_sink is None else wide(head_sink).reshape(1, -1, 1, 1)
-    y = merged(attend(q, k, v, scale=scale, masks=[live], sink=sink)[0])
-    fine &= ((starts >= 0) & (ends <= keys)).reshape(-1, 1, 1)
+    sink = sink if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
+    y = merged(attend(q, k, v, scale=scale, masks=[attended], sink=sink)[0])
+    valid &= ((starts >= 0) & (ends <= keys)).reshape(-1, 1, 1)
     dtype = np.dtype(ml_dtypes.bfloat16) if output_bf16 and y.dtype == np.float16 else y.dtype
-    return (jnp.where(fine, y, np.nan).astype(dtype), *caches)[:n_outputs]
+    return (jnp.where(valid, y, np.nan).astype(dtype), *caches)[:n_outputs]

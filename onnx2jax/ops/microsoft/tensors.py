@@ -12,67 +12,68 @@ from jax import lax
 from ..activation import softmax
 from ..arrays import axis_of, check_shape, dims, xp
 from ..cast import is_float
-from ..conv import WINDOW, conv_transpose
+from ..conv import conv_transpose
 from ..indexing import gather
 from ..norm import dropout
 from ..registry import Static, op, taking
 from ..vision import Kernel16, Padding, grid_sample_16, sample, sample_linear
-from .fused import _ACTIVATIONS, MICROSOFT, activate, fused_matmul
+from ..window import WINDOW
+from .fused import ACTIVATION_NAMES, MICROSOFT, activate, fused_matmul
 
 op("SampleOp", domain=MICROSOFT)(lambda X: X)
 
 
 @op("BiasSoftmax", domain=MICROSOFT, half="float32")
 def bias_softmax(data, bias, *, axis=1, is_inner_broadcast):
-    """Softmax of ``data + bias`` over the dimensions from ``axis`` on; bias broadcasts along leading or inner ones."""
+    """Softmax of ``data + bias`` over the axes from ``axis`` on; bias broadcasts over leading or inner axes."""
     axis = axis_of(axis, data.ndim)
     extents = list(zip(data.shape, (1,) * (data.ndim - bias.ndim) + bias.shape, strict=True))
     repeated = [b != n for n, b in extents[:axis] if n != 1]
     if repeated != sorted(repeated, reverse=not is_inner_broadcast) or any(b != n for n, b in extents[axis:]):
         raise ValueError(
-            f"bias {bias.shape} may repeat over {'inner' if is_inner_broadcast else 'leading'} dimensions of data "
-            f"{data.shape} before axis {axis}, for is_inner_broadcast is {is_inner_broadcast}"
+            f"with is_inner_broadcast={is_inner_broadcast}, bias {bias.shape} may only broadcast over "
+            f"{'inner' if is_inner_broadcast else 'leading'} axes of data {data.shape} before axis {axis}"
         )
     return softmax(data + bias, axes=tuple(range(axis, data.ndim)))
 
 
-DRAWS = "training draws from the caller's key, or from the stream of `seed`"
+DRAWS = "training draws from the caller's PRNG key, or from the key of `seed`"
 
 
 @op("BiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)
 def bias_dropout(data, bias, residual=None, ratio=None, training_mode: Static = None, *, seed=None, rng):
-    """Dropout of ``data + bias``, then plus the residual; and what is kept."""
+    """(dropout of ``data + bias`` plus the residual, mask of kept elements)."""
     if bias.shape not in (data.shape, data.shape[-1:]):
-        raise ValueError(f"bias {bias.shape} must have the shape of data {data.shape}, or of its last dimension")
+        raise ValueError(f"bias {bias.shape} must have the shape of data {data.shape} or of its last axis")
     y, mask = dropout(data + bias, ratio, training_mode, seed=seed, rng=rng)
     return y if residual is None else y + residual, mask
 
 
-def packed_bits(mask):
-    """Booleans as uint32, 32 of them in one, the first in its lowest bit; what is left of the last one is zero."""
+def bitmask(mask):
+    """Booleans as a vector of uint32, 32 per element, lowest bit first, padded with zeros."""
     bits = jnp.pad(mask.reshape(-1), (0, -mask.size % 32)).reshape(-1, 32)
     return jnp.sum(bits.astype(np.uint32) << np.arange(32, dtype=np.uint32), axis=1, dtype=np.uint32)
 
 
 @op("BitmaskBiasDropout", domain=MICROSOFT, half="float32", limits=DRAWS)
 def bitmask_bias_dropout(data, bias, residual=None, ratio=None, training_mode: Static = None, *, seed=None, rng):
-    """BiasDropout with a mask of one bit an element."""
+    """BiasDropout with a mask of one bit per element."""
     y, mask = bias_dropout(data, bias, residual, ratio, training_mode, seed=seed, rng=rng)
-    return y, packed_bits(mask)
+    return y, bitmask(mask)
 
 
 @op("BitmaskDropout", domain=MICROSOFT, limits=DRAWS)
 def bitmask_dropout(data, ratio=None, training_mode: Static = None, *, seed=None, rng):
-    """Dropout with a mask of one bit an element."""
+    """Dropout with a mask of one bit per element."""
     y, mask = dropout(data, ratio, training_mode, seed=seed, rng=rng)
-    return y, packed_bits(mask)
+    return y, bitmask(mask)
 
 
 @op("IsAllFinite", domain=MICROSOFT)
 def is_all_finite(*input, isinf_only=0, isnan_only=0):
-    """Whether no tensor holds an infinity or NaN; or none of the one kind asked for."""
+    """Whether no tensor contains an infinity or NaN (or only infinities, or only NaN, are tested)."""
     if isinf_only and isnan_only:
-        raise ValueError("isinf_only and isnan_only are both 1: for both kinds leave both 0")
+        raise ValueError("isinf_only and isnan_only must not both be 1: to test both, leave both 0")
     bad = xp.isinf if isinf_only else xp.isnan if isnan_only else lambda x: ~xp.isfinite(x)
     return ~xp.any(xp.stack([xp.any(bad(x)) for x in input]))
 
@@ -86,8 +87,8 @@ def _parts(z):
     return jnp.stack([z.real, z.imag], axis=-1)
 
 
-_PAIRS = "complex numbers are a last dimension of 2"
-_ONE = f"{_PAIRS}; one dimension, one side, not normalized"
+_PAIRS = "complex numbers are pairs in the last axis"
+_ONE = f"{_PAIRS}; one-dimensional, one-sided, not normalized"
 _complex_op = partial(op, domain=MICROSOFT, half="float32", limits=_PAIRS)
 _complex_op("ComplexMul")(lambda A, B: _parts(_complex(A) * _complex(B)))
 _complex_op("ComplexMulConj")(lambda A, B: _parts(_complex(A) * _complex(B).conj()))
@@ -95,10 +96,10 @@ _complex_op("ComplexMulConj")(lambda A, B: _parts(_complex(A) * _complex(B).conj
 
 @op("Rfft", domain=MICROSOFT, half="float32", heavy=True, limits=_ONE)
 def rfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndim: Literal[1] = 1):
-    """The Fourier transform of real signals of an even length: [..., n] -> [..., n / 2 + 1, 2]."""
+    """The Fourier transform of real signals of even length: [..., n] -> [..., n / 2 + 1, 2]."""
     del normalized, onesided, signal_ndim
     if X.shape[-1] % 2:
-        raise ValueError(f"the signals have {X.shape[-1]} points; Rfft takes an even number")
+        raise ValueError(f"the signal length ({X.shape[-1]}) must be even")
     return _parts(jnp.fft.rfft(jnp.asarray(X)))
 
 
@@ -113,12 +114,12 @@ def irfft(X, *, normalized: Literal[0] = 0, onesided: Literal[1] = 1, signal_ndi
     "GridSample",
     domain=MICROSOFT,
     heavy=True,
-    limits="floating tensors alone: the schema leaves the others' result open",
+    limits="floating-point tensors only: the schema does not define other results",
 )
 def ms_grid_sample(X, Grid, *, align_corners=0, mode: Kernel16 = "bilinear", padding_mode: Padding = "zeros"):
     """GridSample of opset 16."""
     if not is_float(X.dtype):
-        raise NotImplementedError(f"X is {X.dtype}; Cast it to float first")
+        raise NotImplementedError(f"X of {X.dtype} is unsupported; Cast it to float first")
     return grid_sample_16(X, Grid, align_corners=align_corners, mode=mode, padding_mode=padding_mode)
 
 
@@ -127,15 +128,15 @@ def crop_and_resize(
     X, rois, batch_indices, crop_size: Static,
     *, extrapolation_value=0.0, mode: Literal["bilinear", "nearest"] = "bilinear",
 ):  # fmt: skip
-    """Regions of images, their corners in [0, 1], each resized to one size with its corners kept."""
+    """Regions of images, with corners in [0, 1], resized to one size with aligned corners."""
     check_shape("X", X, "batch", "channels", "height", "width")
     check_shape("rois", rois, "regions", 4)
     check_shape("batch_indices", batch_indices, rois.shape[0])
     if min(sizes := dims(crop_size)) < 1 or len(sizes) != 2:
-        raise ValueError(f"crop_size ({sizes}) must be a height and a width of 1 or more")
+        raise ValueError(f"crop_size ({sizes}) must be a positive height and width")
     X = jnp.asarray(X)
 
-    def places(first, last, count, extent):
+    def coordinates(first, last, count, extent):
         if count == 1:
             return jnp.reshape((first + last) / 2 * (extent - 1), 1)
         steps = np.arange(count, dtype=X.dtype)
@@ -143,7 +144,7 @@ def crop_and_resize(
 
     def region(arguments):
         image, roi = arguments
-        axes = [places(roi[k], roi[k + 2], n, X.shape[2 + k]) for k, n in enumerate(sizes)]
+        axes = [coordinates(roi[k], roi[k + 2], n, X.shape[2 + k]) for k, n in enumerate(sizes)]
         inside = [(at >= 0) & (at <= extent - 1) for at, extent in zip(axes, X.shape[2:], strict=True)]
         y, x = (jnp.broadcast_to(at, (1, *map(len, axes))) for at in (axes[0][:, None], axes[1]))
         nearest = [[(jnp.floor(at + 0.5).astype(np.int32), jnp.ones_like(at))] for at in (y, x)]
@@ -157,62 +158,67 @@ def crop_and_resize(
 @op("ConvTransposeWithDynamicPads", domain=MICROSOFT, product=True)
 @taking(**{name: value for name, value in WINDOW.items() if name != "pads"}, group=1, output_padding=None)
 def conv_transpose_with_dynamic_pads(X, W, Pads: Static = None, B=None, **attributes):
-    """ConvTranspose with its pads as an input."""
+    """ConvTranspose whose pads are an input."""
     return conv_transpose(X, W, B, pads=None if Pads is None else dims(Pads), **attributes)
 
 
 @op("UnfoldTensor", domain=MICROSOFT)
 def unfold_tensor(input, *, dim=-1, size, step=1):
-    """Every window of ``size`` elements along one dimension, ``step`` apart, as a new last dimension."""
+    """Windows of ``size`` elements along one axis, ``step`` apart, as a new last axis."""
     dim = axis_of(dim, input.ndim)
     if step < 1 or not 0 < size <= input.shape[dim]:
-        raise ValueError(f"windows of {size} elements, {step} apart, do not fit into {input.shape[dim]}")
-    places = np.arange(0, input.shape[dim] - size + 1, step)[:, None] + np.arange(size)
-    return xp.moveaxis(xp.take(input, places, axis=dim), dim + 1, -1)
+        raise ValueError(f"size ({size}) and step ({step}) are invalid for an axis of extent {input.shape[dim]}")
+    index = np.arange(0, input.shape[dim] - size + 1, step)[:, None] + np.arange(size)
+    return xp.moveaxis(xp.take(input, index, axis=dim), dim + 1, -1)
 
 
-_FREQUENCY = "scale_grad_by_freq, which scales gradients, is refused"
+_FREQUENCY = "scale_grad_by_freq is unsupported"
 
 
 @op("TorchEmbedding", domain=MICROSOFT, limits=_FREQUENCY)
 def torch_embedding(weight, indices, padding_idx=None, scale_grad_by_freq: Static = None):
-    """Rows of a table; the row at padding_idx gets no gradient."""
+    """Rows of an embedding table; the row padding_idx receives no gradient."""
     if scale_grad_by_freq is not None and scale_grad_by_freq.item():
-        raise NotImplementedError(f"{_FREQUENCY}; leave it off")
+        raise NotImplementedError(f"{_FREQUENCY}; remove it or set it to false")
     rows = gather(weight, indices, axis=0)
     if padding_idx is None or not is_float(weight.dtype):
         return rows
     return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
 
 
-@op("FusedMatMulActivation", domain=MICROSOFT, product=True, limits=f"{_ACTIVATIONS}; activation_axis is refused")
+@op(
+    "FusedMatMulActivation",
+    domain=MICROSOFT,
+    product=True,
+    limits=f"{ACTIVATION_NAMES}; activation_axis is unsupported",
+)
 @taking(alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
 def fused_matmul_activation(
     A, B, *, activation, activation_alpha=None, activation_axis: Literal[None] = None, activation_beta=None,
     activation_gamma=None, **attributes,
 ):  # fmt: skip
-    """FusedMatMul and an activation."""
+    """FusedMatMul followed by an activation."""
     del activation_axis
     y = jnp.asarray(fused_matmul(A, B, **attributes))
     return activate(y, activation, activation_alpha, activation_beta if activation_gamma is None else activation_gamma)
 
 
-@op("DynamicTimeWarping", domain=MICROSOFT, limits="of moves that cost the same the diagonal one, then the one down")
+@op("DynamicTimeWarping", domain=MICROSOFT, limits="ties prefer the diagonal move, then the move down")
 def dynamic_time_warping(input: Static):
-    """The path [2, steps] of the lowest cost through a matrix, from its first element to its last."""
+    """The path [2, steps] of lowest cost through a matrix, from its first to its last element."""
     if input.ndim not in (2, 3) or input.shape[:-2] not in ((), (1,)) or not input.size:
-        raise ValueError(f"input must have the shape [M, N] or [1, M, N] and elements (it has {input.shape})")
+        raise ValueError(f"input must have the shape [M, N] or [1, M, N] and not be empty (it has {input.shape})")
     cost = input.reshape(input.shape[-2:])
     rows, columns = cost.shape
     total, moves = np.full((rows + 1, columns + 1), np.inf, cost.dtype), np.zeros((rows + 1, columns + 1), np.int8)
     total[0, 0] = 0
-    for diagonal in range(2, rows + columns + 1):  # elements of one diagonal do not depend on each other
+    for diagonal in range(2, rows + columns + 1):  # elements of one antidiagonal are independent
         i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
         j = diagonal - i
         before = np.stack([total[i - 1, j - 1], total[i - 1, j], total[i, j - 1]])
         moves[i, j], total[i, j] = before.argmin(0), cost[i - 1, j - 1] + before.min(0)
-    place, path = (rows, columns), []
-    while place != (0, 0):
-        path.append(place)
-        place = place[0] - (moves[place] != 2), place[1] - (moves[place] != 1)
+    cell, path = (rows, columns), []
+    while cell != (0, 0):
+        path.append(cell)
+        cell = cell[0] - (moves[cell] != 2), cell[1] - (moves[cell] != 1)
     return np.array(path[::-1], np.int32).T - np.int32(1)

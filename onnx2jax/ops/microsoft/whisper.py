@@ -1,4 +1,4 @@
-"""The com.microsoft domain: a beam search behind an encoder of sounds, with Whisper's rules for timestamps."""
+"""The com.microsoft domain: Whisper's beam search, with an audio encoder and rules for timestamps."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from ..arrays import check_shapes
 from ..registry import Static, op
 from .fused import MICROSOFT
-from .generation import HOST, LOWEST, OWN, SHARED, check_names, governed, number, searched, widths
+from .generation import HOST, LOWEST, OWN, SHARED, beam_counts, check_names, run_beam_search, scalar, task_of
 
-FIRST = 50
-"""The first timestamp is at most so many behind the beginning: 20 ms each."""
+MAX_INITIAL_TIMESTAMP = 50
+"""The index of the last timestamp that may come first, in steps of 20 ms."""
 _CROSS = (
-    "cross_qk with what belongs to it is refused, and non_speech_probs, which onnxruntime leaves unwritten on a CPU"
+    "cross_qk and its inputs are unsupported, as is non_speech_probs, which onnxruntime leaves uninitialised on CPUs"
 )
 _OPTIONAL = Annotated[Any, "static", "may be empty"]
 
 
-def steps_of(decoder, states, logits, beams):
-    """Steps as a Task wants them, behind the first, which the graph encoder has taken for each sequence."""
+def decoding_steps(decoder, states, logits, beams):
+    """A generator of decoding steps for a Task; the first step is already computed by the encoder graph."""
     count = len(decoder.outputs) - 1
     hidden, own, cross = states[:1], states[1 : 1 + count], states[1 + count :]
     hidden = hidden if len(decoder.inputs) > 1 and decoder.inputs[1].name == "encoder_hidden_states" else []
     if len(decoder.inputs) != 1 + len(hidden) + 2 * count or len(cross) != count:
-        raise NotImplementedError(f"the graph decoder takes {len(decoder.inputs)} inputs: {SHARED}")
+        raise NotImplementedError(f"the graph decoder has {len(decoder.inputs)} inputs: {SHARED}")
     logits, hidden, own, cross = (
         [np.repeat(np.asarray(x), beams, axis=0) for x in v] for v in ([logits], hidden, own, cross)
     )
@@ -35,11 +35,11 @@ def steps_of(decoder, states, logits, beams):
         sequences, order = yield logits
 
 
-def timed(scores, sequences, *, begin, eos, never, tasks):
-    """Scores [rows, vocab] without what Whisper's rules for timestamps forbid, tokens from ``begin`` on.
+def apply_timestamp_rules(scores, sequences, *, begin, eos, never, tasks):
+    """Scores [rows, vocab] in which Whisper's rules forbid tokens; timestamps are the tokens from ``begin`` on.
 
-    They come in pairs but for the first, and do not decrease; where they are together more probable than any other
-    token, one of them comes.
+    Timestamps come in pairs except the first, and do not decrease. If they are jointly more probable than any other
+    token, the next token is a timestamp.
     """
     scores = scores.copy()
     for row, sequence in zip(scores, sequences, strict=True):
@@ -55,7 +55,7 @@ def timed(scores, sequences, *, begin, eos, never, tasks):
         if times.size:
             row[begin : sequence[times[-1]] + (not last or paired)] = LOWEST
         if len(sequence) == prompt:
-            row[begin + FIRST + 1 :] = LOWEST
+            row[begin + MAX_INITIAL_TIMESTAMP + 1 :] = LOWEST
         likely = row[begin:][row[begin:] > LOWEST]
         if likely.size and likely.max() + np.log(np.exp(likely - likely.max()).sum()) > row[:begin].max():
             row[:begin] = LOWEST
@@ -74,42 +74,43 @@ def whisper_beam_search(
     no_timestamps_token_id=-1, beginning_timestamp_token_id=-1, no_repeat_ngram_size=0, model_type: Literal[2] = 2,
     decoder_start_token_id=-1, decoder_output_cross_qk: Literal[0] = 0, n_outputs=1,
 ):  # fmt: skip
-    """The most probable sequences [batch, returned, max_length] behind what is heard in input_ids, as BeamSearch."""
+    """BeamSearch over transcriptions of the audio features input_ids: sequences [batch, returned, max_length]."""
     del model_type, decoder_output_cross_qk, no_speech_token_id
-    refused = {"attention_mask": attention_mask, "init_decoder": init_decoder, "extra_decoding_ids": extra_decoding_ids}
-    refused["cross_qk_layer_head"] = cross_qk_layer_head
-    refused["the fourth output or the fifth"] = True if n_outputs > 3 else None
-    if named := [n for n, v in refused.items() if v is not None]:
-        raise NotImplementedError(f"{named[0]} is refused; {_CROSS}")
+    unsupported = {
+        "attention_mask": attention_mask, "init_decoder": init_decoder, "extra_decoding_ids": extra_decoding_ids,
+        "cross_qk_layer_head": cross_qk_layer_head, "an output after the third": True if n_outputs > 3 else None,
+    }  # fmt: skip
+    if given := [name for name, value in unsupported.items() if value is not None]:
+        raise NotImplementedError(f"{given[0]} is unsupported; {_CROSS}")
     if encoder is None:
-        raise ValueError("the attribute encoder is not given, the graph that hears")
+        raise ValueError("the attribute encoder (a graph of the audio encoder) is required")
     check_names(encoder, "encoder", "encoder_input_ids", "decoder_input_ids")
     check_names(decoder, "decoder", "input_ids")
     if decoder_input_ids is None and decoder_start_token_id < 0:
-        raise ValueError("either decoder_input_ids or the attribute decoder_start_token_id says how a sequence begins")
+        raise ValueError("the start of the sequences is missing: give decoder_input_ids or decoder_start_token_id")
     start = np.full((len(input_ids), 1), decoder_start_token_id) if decoder_input_ids is None else decoder_input_ids
     start = np.asarray(start).astype(np.int32)
     check_shapes({"batch": len(input_ids)}, decoder_input_ids=(start, "batch length"))
-    count, returned = widths(num_beams, num_return_sequences)
-    timestamps, heat = number(logits_processor, 0), number(temperature, 1.0)
+    count, returned = beam_counts(num_beams, num_return_sequences)
+    timestamps, temperature = scalar(logits_processor, 0), scalar(temperature, 1.0)
     if timestamps not in (0, 1) or (timestamps and min(beginning_timestamp_token_id, no_timestamps_token_id) < 0):
         raise ValueError(
-            f"logits_processor ({timestamps}) must be 0, or 1 for Whisper's rules, which need the attributes "
+            f"logits_processor ({timestamps}) must be 0, or 1 for Whisper's timestamp rules, which need the attributes "
             "beginning_timestamp_token_id and no_timestamps_token_id"
         )
     never = [no_timestamps_token_id, start_of_lm_token_id]
-    told = {"begin": beginning_timestamp_token_id, "eos": eos_token_id, "never": [t for t in never if t >= 0]}
+    rules = {"begin": beginning_timestamp_token_id, "eos": eos_token_id, "never": [t for t in never if t >= 0]}
     tasks = decoder_start_token_id, translate_token_id, transcribe_token_id
-    told["tasks"] = [t for t in tasks if t >= 0]
+    rules["tasks"] = [t for t in tasks if t >= 0]
 
-    def more(scores, sequences):
-        with np.errstate(over="ignore"):  # of what may not come
-            scores = scores / np.float32(heat) if heat > 0 else scores
-        return timed(scores, sequences, **told) if timestamps else scores
+    def process(scores, sequences):
+        with np.errstate(over="ignore"):  # scores of forbidden tokens
+            scores = scores / np.float32(temperature) if temperature > 0 else scores
+        return apply_timestamp_rules(scores, sequences, **rules) if timestamps else scores
 
     logits, *states = encoder(np.asarray(input_ids), start)
-    steps = steps_of(decoder, states, logits, count)
-    given = max_length, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
+    steps = decoding_steps(decoder, states, logits, count)
+    limits = max_length, min_length, repetition_penalty, vocab_mask, prefix_vocab_mask
     sizes = count, vocab_size, pad_token_id, eos_token_id, no_repeat_ngram_size
-    work = governed(start, steps, *given, *sizes, more)
-    return searched(work, count, returned, early_stopping, length_penalty, repetition_penalty)
+    task = task_of(start, steps, *limits, *sizes, process)
+    return run_beam_search(task, count, returned, early_stopping, length_penalty, repetition_penalty)

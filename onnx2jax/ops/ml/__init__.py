@@ -1,1 +1,1 @@
-"""The domain ai.onnx.ml: trees, support vectors, linear models, and the features that they are made of."""
+"""The domain ai.onnx.ml: tree ensembles, support vector machines, linear models and feature encoders."""

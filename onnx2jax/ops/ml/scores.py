@@ -1,6 +1,6 @@
-"""What classifiers and regressors of ai.onnx.ml share: batches, class labels, post transforms.
+"""Shared by classifiers and regressors of ai.onnx.ml: batches, class labels, post-transforms.
 
-Where the specification leaves the scores of two classes open, they are what onnxruntime gives.
+Scores of two classes that the specification does not define follow onnxruntime.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jax import lax
 from ..activation import sigmoid, softmax
 from ..arrays import is_known, needs_known, xp
 
-_PROBIT = "PROBIT of a single score for two classes is refused: undefined"
-LABELS = f"class labels that are strings are looked up on the host; {_PROBIT}"
+_PROBIT = "PROBIT of a single score for two classes is undefined and unsupported"
+LABELS = f"string class labels are looked up on the host; {_PROBIT}"
 
 DOMAIN = "ai.onnx.ml"
 Transform = Literal["NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT"]
 
 
 def only(**choices):
-    """The one attribute of several that is given: its name and its value."""
+    """(name, value) of the one attribute that is given; raises ValueError unless there is exactly one."""
     given = [(k, v) for k, v in choices.items() if v is not None and len(v)]
     if len(given) != 1:
         raise ValueError(f"exactly one of the attributes {', '.join(choices)} must be given (got {len(given)})")
@@ -32,14 +32,14 @@ def only(**choices):
 
 
 def batch(X):
-    """A batch of feature vectors; a single vector is a batch of one."""
+    """X as a batch of feature vectors [N, F]; a vector [F] is a batch of one."""
     if X.ndim not in (1, 2):
         raise ValueError(f"the input must have shape [N, F] or [F] (it has {X.shape})")
     return X if X.ndim == 2 else X[None]
 
 
 def repeat(n, step, state):
-    """``state = step(k, state)`` for k below n: in Python on known values, else as one compiled loop."""
+    """The state after ``state = step(k, state)`` for k in range(n): a Python loop if known, else a fori_loop."""
     if not is_known(state):
         return lax.fori_loop(0, n, step, state)
     for k in range(n):
@@ -48,14 +48,14 @@ def repeat(n, step, state):
 
 
 def _softmax_zero(x):
-    """Softmax of the scores that are not zero."""
+    """Softmax over the non-zero scores."""
     peak = x.max(-1, keepdims=True)
     zero, e = abs(x) <= 1e-7, xp.exp(x - peak)
     return xp.where(zero, x * xp.exp(-peak), e) / xp.where(zero, 0, e).sum(-1, keepdims=True)
 
 
 def _probit(x):
-    """The normal quantile, by the closed approximation that ONNX's reference and onnxruntime share."""
+    """The normal quantile, by the approximation that ONNX's reference and onnxruntime use."""
     y = 2 * x - 1
     log = xp.log((1 - y) * (1 + y))
     v = 2 / (3.14159 * 0.147) + 0.5 * log
@@ -69,26 +69,26 @@ _TRANSFORM = {
 
 
 def transform(scores, post_transform):
-    """The scores of all classes or targets, transformed row by row."""
+    """The scores [N, classes or targets] after a post-transform, row by row."""
     return _TRANSFORM[post_transform](scores)
 
 
-def two_scores(score, post_transform, mixed):
-    """The scores of both classes from the single score of the second; `mixed`: it is a margin, no probability."""
+def two_scores(score, post_transform, margin):
+    """The scores of both classes from that of the second, which is a `margin` or else a probability."""
     if post_transform == "PROBIT":
         raise NotImplementedError("PROBIT of a single score is undefined for a classifier of two classes")
     logistic = post_transform == "LOGISTIC"
-    pair = (sigmoid(-score), sigmoid(score)) if logistic else (-score if mixed else 1 - score, score)
+    pair = (sigmoid(-score), sigmoid(score)) if logistic else (-score if margin else 1 - score, score)
     return xp.concatenate(pair, axis=-1)
 
 
 def class_labels(choices):
-    """The class labels, from the attribute that holds them."""
+    """The class labels as an array, from whichever attribute is given."""
     _, labels = only(**choices)
     return np.array(labels, object if isinstance(labels[0], str) else np.int64)
 
 
 def labels_of(labels, index):
-    """The class labels at the indices; text is picked on the host."""
+    """The class labels at the indices; strings are selected on the host."""
     index = needs_known(index, "the class labels are strings") if labels.dtype == object else index
     return labels[index] if is_known(index) else jnp.asarray(labels)[index]

@@ -15,7 +15,7 @@ Kernel = Literal["LINEAR", "POLY", "RBF", "SIGMOID"]
 
 
 def _kernel(X, vectors, kernel_type, kernel_params):
-    """The kernel of every row with every support vector: [N, S]."""
+    """The kernel matrix [N, S] of rows and support vectors."""
     gamma, coef0, degree = (float(p) for p in (kernel_params or (0.0, 0.0, 0.0)))
     if kernel_type == "RBF":
         return xp.exp(-gamma * ((X[:, None] - vectors) ** 2).sum(-1))
@@ -31,7 +31,7 @@ def svm_regressor(
     X, *, coefficients, kernel_params=None, kernel_type: Kernel = "LINEAR", n_supports=0, one_class=0,
     post_transform: Transform = "NONE", rho=(0.0,), support_vectors=(),
 ):  # fmt: skip
-    """SVMRegressor: without support vectors the coefficients are those of a linear model."""
+    """SVMRegressor; without support vectors the coefficients define a linear model."""
     X = batch(X).astype(np.float32)
     vectors = np.array(support_vectors if n_supports else coefficients, np.float32).reshape(n_supports or 1, -1)
     score = _kernel(X, vectors, kernel_type if n_supports else "LINEAR", kernel_params)
@@ -70,7 +70,7 @@ def svm_classifier(
     kernel_type: Kernel = "LINEAR", post_transform: Transform = "NONE", prob_a=(), prob_b=(), rho=(0.0,),
     support_vectors=(), once, vectors_per_class=(),
 ):  # fmt: skip
-    """SVMClassifier: one-against-one votes with support vectors, or one linear score for each class without."""
+    """SVMClassifier: one-vs-one votes of support vectors, or without these one linear score per class."""
     labels = once(class_labels, {"classlabels_ints": classlabels_ints, "classlabels_strings": classlabels_strings})
     X, n, total = batch(X).astype(np.float32), len(labels), sum(vectors_per_class)
     coefficients = np.array(coefficients, np.float32)
@@ -82,7 +82,7 @@ def svm_classifier(
             index = xp.where(best >= 0.5 if (coefficients >= 0).all() else best > 0, 1, index)
         return labels_of(labels, index), transform(scores, post_transform)
     kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
-    i, j = np.triu_indices(n, 1)  # every pair of classes; a vector has a coefficient for each class but its own
+    i, j = np.triu_indices(n, 1)  # all pairs of classes; a vector has a coefficient for each class except its own
     own, others = np.repeat(np.arange(n), vectors_per_class)[:, None], coefficients.reshape(n - 1, total).T
     weights = np.where(own == i, others[:, j - 1], np.where(own == j, others[:, i], np.float32(0)))
     scores = kernel @ weights + np.array(rho, np.float32)
@@ -90,11 +90,11 @@ def svm_classifier(
     if prob_a:
         p = sigmoid(-(scores * np.array(prob_a, np.float32) + np.array(prob_b, np.float32)))
         p = xp.clip(p, np.float32(1e-7), np.float32(1 - 1e-7))
-        # entry [a, b] of the matrix is the probability of class a when it is a or b
+        # entry [a, b] is the probability of class a given that it is a or b
         above, at = np.triu(np.ones((n, n), np.float32), 1), np.zeros((n, n), int)
         at[i, j] = at[j, i] = np.arange(len(i))
         pairwise = p[:, at] * above + (1 - p[:, at]) * above.T
         scores = _coupled(pairwise, n)
     elif n == 2:
-        return labels_of(labels, index), two_scores(scores, post_transform, mixed=post_transform == "NONE")
+        return labels_of(labels, index), two_scores(scores, post_transform, margin=post_transform == "NONE")
     return labels_of(labels, index), transform(scores, post_transform)

@@ -58,9 +58,9 @@ def test_values_are_chosen_by_patterns(plain: Model, names: Any, found: list[str
 
 def test_values_that_are_asked_for_again_are_not_compiled_again(plain: Model) -> None:
     plain.values(X, names="r")
-    (shown,) = plain._showing.values()
+    (shown,) = plain._runtime.inner_models.values()
     plain.values(X + 1, names="r")
-    assert list(plain._showing.values()) == [shown]
+    assert list(plain._runtime.inner_models.values()) == [shown]
     assert shown.compilations == 1
 
 
@@ -93,7 +93,7 @@ def test_values_padded_to_a_size_are_counted() -> None:
 
 @pytest.mark.parametrize("ask", [lambda m: m.values(X, names=["h", "q*"]), lambda m: m.replace({"q*": jnp.abs})])
 def test_a_pattern_that_matches_nothing_is_an_error(plain: Model, ask: Any) -> None:
-    with pytest.raises(errors.InputNameError, match=r"matches 'q\*'; they make 'h', 'r'"):
+    with pytest.raises(errors.InputNameError, match=r"matches 'q\*'; the outputs are 'h', 'r'"):
         ask(plain)
 
 
@@ -174,3 +174,14 @@ def test_a_sequence_stays_one() -> None:
     np.testing.assert_array_equal(np.array(doubled(x)), [2 * x, 2 * x, x])
     with pytest.raises(errors.OperatorError, match=r"turned a sequence into .*; a sequence stays a list"):
         model.replace({"p": lambda parts: parts[0]})(x)
+
+
+def test_an_input_of_a_cut_replaces_one_of_several_outputs_of_a_node() -> None:
+    m = made("g (float[4] x) => (float[2] y) { a, b = Split <num_outputs = 2> (x)  y = Sub(a, b) }")
+    part = m.cut(inputs=["a"])
+    assert [v.name for v in part.inputs] == ["a", "x"]
+    given = np.float32([10, 20]), np.float32([1, 2, 3, 4])
+    feeds = dict(zip("ax", given, strict=True))
+    for result in (part(*given), jax.jit(part.apply)({}, *given), part.run(None, feeds)[0]):
+        np.testing.assert_array_equal(result, [7, 16])
+    np.testing.assert_array_equal(m.cut(inputs=["a", "b"])(given[0], given[0] + 1), [-1, -1])

@@ -338,7 +338,7 @@ def test_what_cannot_run_in_groups_is_refused(proto: onnx.ModelProto, said: str)
 
 def test_values_inside_of_groups_are_not_to_be_had() -> None:
     grouped = onnx2jax.convert(flattened(), rebatch=True)
-    with pytest.raises(InputNameError, match=r"no value 'r'; with rebatch= .* the model converted without rebatch="):
+    with pytest.raises(InputNameError, match=r"no value 'r'; rebatch= .* the model converted without rebatch="):
         grouped.cut(outputs=["r"])
-    with pytest.raises(InputNameError, match="they make 'y'; with rebatch= "):
+    with pytest.raises(InputNameError, match="the outputs are 'y'; rebatch= runs"):
         grouped.values(np.zeros((2, 3, 2, 2), np.float32), names="r")

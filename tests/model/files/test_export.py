@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,11 +32,13 @@ from onnx2jax.errors import (
     ShardingError,
     UnsupportedError,
 )
+from onnx2jax.model.files.export import _write as write
 from onnx2jax.model.files.extents import symbolic
 from onnx2jax.proto.types import TensorType, ValueInfo
 from tests.support import decoders
 from tests.support.decoders import HEADS, KV_HEADS, SIZE, Net
 from tests.support.helpers import mesh
+from tests.support.killed import killed
 from tests.support.models import NP, cut_in_the_middle, mlp, model, value
 
 RNG = np.random.default_rng(0)
@@ -153,9 +156,10 @@ ALONE = """
 import json, sys
 from pathlib import Path
 import jax, numpy as np
+from jax import export
 
 for folder, calls in json.loads(Path(sys.argv[1]).read_text()).items():
-    exported = jax.export.deserialize(Path(folder, "program.bin").read_bytes())
+    exported = export.deserialize(Path(folder, "program.bin").read_bytes())
     types = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
     weights = {}
     if types:
@@ -432,6 +436,35 @@ def test_a_second_export_leaves_nothing_of_the_first(artifact: Path) -> None:
     onnx2jax.convert(mlp()).export(artifact, weights="inside", platforms=["cpu"], text=True)
     assert {p.name for p in artifact.iterdir()} == {"about.json", "program.bin", "program.mlir", "notes.txt"}
     assert "stablehlo" in (artifact / "program.mlir").read_text()
+
+
+def test_a_killed_export_leaves_the_old_or_the_new_program(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = onnx2jax.convert(mlp())
+    other = m.with_params({"b2": m.params["b2"] + 1})
+    exported = export.deserialize(bytearray((artifact / "program.bin").read_bytes()))
+    met = set()
+    for at in range(99):
+        folder = shutil.copytree(artifact, tmp_path / str(at))
+
+        def export_new(folder: Path = folder) -> None:
+            write(folder, other, exported, dict(other.params), [], True)
+
+        ended = killed(monkeypatch, at, export_new)
+        met.add(float((onnx2jax.load_exported(folder).params["b2"] - m.params["b2"]).max()))
+        if not ended:
+            break
+    assert met == {0, 1}
+    assert {p.name for p in folder.iterdir()} == {"about.json", "program.bin", "program.mlir", "weights.npz"}
+
+
+def test_the_files_of_a_program_are_named_by_no_other(artifact: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"")
+    about = json.loads((artifact / "about.json").read_text())
+    for files in ({"program.bin": "../elsewhere"}, ["program.bin"], 3):
+        (artifact / "about.json").write_text(json.dumps(about | {"files": files}))
+        assert onnx2jax.load_exported(artifact).outputs == ("y",)
 
 
 def test_a_program_for_another_machine(artifact: Path) -> None:

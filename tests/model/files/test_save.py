@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ from onnx2jax.model.files import save
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
 from onnx2jax.proto.messages import TensorProto as OurTensor
 from onnx2jax.proto.tensors import from_array, to_array, to_field
+from tests.support.killed import killed
 from tests.support.models import mlp, model, value
 from tests.support.official import ROOT, cases
 
@@ -181,6 +183,16 @@ def test_params_that_do_not_fit_are_refused(tmp_path: Path) -> None:
                 onnx2jax.save(source, path, params=params)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_params_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    deleted = jnp.ones((4, 8))
+    deleted.delete()
+    masked = np.ma.masked_array(np.ones((4, 8), np.float32), True)
+    for given, match in ((deleted, "deleted array"), (masked, "masked array.*filled")):
+        with pytest.raises(InputTypeError, match=rf"params\['w1'\] is a {match}"):
+            onnx2jax.save(mlp(), tmp_path / "m.onnx", params={"w1": given})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_64_bit_weight_takes_what_jax_can_make(tmp_path: Path) -> None:
@@ -475,7 +487,7 @@ def test_over_the_file_the_model_is_mapped_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("existing", "step"),
-    [(True, "replace 2"), *((e, s) for e in (True, False) for s in ("write", "fsync", "replace 0", "replace 1"))],
+    [(e, s) for e in (True, False) for s in ("write", "fsync", "replace 0", "replace 1")],
 )
 def test_a_failure_leaves_the_old_files(
     existing: bool, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -500,13 +512,91 @@ def test_a_failure_leaves_the_old_files(
     else:
         monkeypatch.setattr(os, "replace", broken(os.replace, int(step[-1])))
     with pytest.raises(OSError, match="no space"):
-        onnx2jax.save(
-            onnx2jax.convert(source),
-            path,
-            params={"small": np.float32([9])},
-            external_data="weights.bin" if existing else None,
-        )
+        onnx2jax.save(onnx2jax.convert(source), path, params=NEW, external_data="weights.bin" if existing else None)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+NEW = {"small": np.float32([9])}
+
+
+def test_data_that_cannot_get_its_name_keeps_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = two_weights(tmp_path)
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match=r"stays in 'weights\.bin\.\w{8}': no space"):
+        patch.setattr(shutil, "copyfileobj", full)
+        onnx2jax.save(onnx2jax.convert(path), path, params=NEW, external_data="weights.bin")
+    assert len(list(tmp_path.iterdir())) == 3
+    assert onnx2jax.convert(path).params["small"] == 9
+    onnx2jax.save(onnx2jax.convert(path), path, params={"small": np.float32([10])}, external_data="weights.bin")
+    assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "weights.bin"}
+    assert onnx2jax.convert(path).params["small"] == 10
+
+
+@pytest.mark.parametrize("before", ["nothing", "all inside", "the same data file", "another data file"])
+def test_a_killed_save_leaves_the_old_or_the_new_model(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = model([helper.make_node("Add", ["x", "w"], ["y"])], *ends(np.float32), {"w": big()})
+    names = {"all inside": False, "the same data file": "data", "another data file": "other"}
+    met = set()
+    for at in range(60):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        path = folder / "m.onnx"
+        if before != "nothing":
+            onnx2jax.save(message, path, external_data=names[before])
+
+        def save_new(path: Path = path) -> object:
+            return onnx2jax.save(message, path, params={"w": big() + 1}, external_data="data")
+
+        ended = killed(monkeypatch, at, save_new)
+        if path.exists():
+            w = onnx2jax.convert(path).params["w"]
+            met.add(float((w - big()).max()))
+            np.testing.assert_array_equal(w - big(), np.full_like(w, max(met)))
+        else:
+            assert before == "nothing"
+        if not ended:
+            break
+        if before == "the same data file":  # the next save takes away what is left, but for what nobody can tell
+            save_new()
+            assert {p.name for p in folder.iterdir() if p.suffix != ".tmp"} >= {"m.onnx", "data"}
+            np.testing.assert_array_equal(onnx2jax.convert(path).params["w"], big() + 1)
+    else:
+        raise AssertionError("the save never came to its end")
+    assert met == ({1} if before == "nothing" else {0, 1}) and at > 5
+    assert sorted(p.name for p in folder.iterdir()) == sorted({"m.onnx", "data", str(names.get(before) or "data")})
+
+
+KILLED = """
+import os, random, signal, sys, time, warnings
+warnings.simplefilter("ignore")  # JAX does not like os.fork
+import numpy as np, onnx2jax
+path, rounds = sys.argv[1], int(sys.argv[2])
+model = onnx2jax.convert(path)
+w = model.params["w"]
+for i in range(rounds):
+    child = os.fork()
+    if not child:
+        for k in range(1, 10_000):
+            onnx2jax.save(model, path, params={"w": np.full_like(w, k)}, external_data="data")
+    time.sleep(random.uniform(0.001, 0.06))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    now = onnx2jax.convert(path).params["w"]
+    assert (now == now[0]).all(), now
+print(sorted(n for n in os.listdir(os.path.dirname(path))))
+"""
+
+
+def test_a_save_ended_by_sigkill_leaves_a_model(tmp_path: Path) -> None:
+    message = model([helper.make_node("Add", ["x", "w"], ["y"])], *ends(np.float32), {"w": 0 * big()})
+    path = onnx2jax.save(message, tmp_path / "m.onnx", external_data="data")
+    done = subprocess.run([sys.executable, "-c", KILLED, path, "40"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_link_is_replaced_and_its_target_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""JAX interfaces that are private or differ between releases, and packages that come with an extra.
+
+A private interface is looked up when it is needed, inside a function that has a fallback; without it calls, gradients,
+``vmap`` and exports give the same numbers, perhaps more slowly. tests/test_compat.py removes each one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .config import configuration as configuration
+from .config import enable_x64 as enable_x64
+from .config import in_32_bits as in_32_bits
+from .config import keeps_programs as keeps_programs
+from .config import trace_context as trace_context
+from .config import watches as watches
+from .mesh import auto as auto
+from .mesh import context_mesh as context_mesh
+from .mesh import in_auto_axes as in_auto_axes
+from .mesh import reshard as reshard
+from .processes import gathered as gathered
+from .processes import gathered_texts as gathered_texts
+from .processes import noticeboard as noticeboard
+from .processes import spread as spread
+from .programs import annotation as annotation
+from .programs import cost_analysis as cost_analysis
+from .programs import devices_of as devices_of
+from .programs import dump_compiled as dump_compiled
+from .programs import erf as erf
+from .programs import has_onednn as has_onednn
+from .programs import load_compiled as load_compiled
+from .programs import onednn as onednn
+from .programs import profiled as profiled
+from .programs import scan_constants as scan_constants
+from .programs import synchronous_device as synchronous_device
+from .tracing import call_in_64_bits as call_in_64_bits
+from .tracing import forward_only as forward_only
+from .tracing import has_primitives as has_primitives
+from .tracing import in_a_program as in_a_program
+from .tracing import outside as outside
+from .tracing import primal as primal
+from .tracing import scaled as scaled
+
+
+def optional(module: str, extra: str) -> Any:
+    """A module that comes with an extra of this package.
+
+    Raises:
+        ImportError: it is not installed; the message says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as e:
+        raise ImportError(f"this needs {module} ({e}): pip install 'onnx2jax[{extra}]'", name=module) from e

@@ -1,0 +1,78 @@
+"""JAX's configuration: options, scopes, and keys made of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from .mesh import context_mesh
+
+
+def enable_x64() -> AbstractContextManager[Any]:
+    """A scope in which 64-bit types exist; the process-wide setting stays as it is."""
+    return jax.enable_x64(True)
+
+
+def in_32_bits() -> bool:
+    """Whether 64-bit types do not exist where the caller is."""
+    return jax.dtypes.canonicalize_dtype(np.int64) != np.int64
+
+
+_OPTIONS: Final = (
+    "jax_debug_infs",
+    "jax_debug_nans",
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_disable_jit",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_softmax_custom_jvp",
+    "jax_threefry_partitionable",
+)
+_options = attrgetter(*(name for name in _OPTIONS if hasattr(jax.config, name)))
+
+
+def configuration() -> tuple[Any, ...]:
+    """The options of ``jax.config`` that change what is compiled, as values whose ``repr`` holds in other processes."""
+    return _options(jax.config)
+
+
+def trace_context() -> Hashable:
+    """Everything in JAX's configuration, scopes included, that decides what is traced and compiled.
+
+    For the keys of caches in memory: JAX's own key of its trace caches, and the options that it leaves out.
+    """
+    return _trace_context()(), _left_out(jax.config)
+
+
+_left_out = attrgetter("jax_debug_nans", "jax_debug_infs", "jax_default_prng_impl")
+
+
+@functools.cache
+def _trace_context() -> Callable[[], Hashable]:
+    """JAX's function, which is private; without it the public options and the mesh."""
+    try:
+        from jax._src import config
+
+        hash(config.trace_context())
+        return config.trace_context
+    except (ImportError, AttributeError, TypeError):
+        return lambda: (_options(jax.config), jax.config.jax_enable_x64, context_mesh())  # type: ignore[attr-defined]
+
+
+def watches() -> bool:
+    """Whether JAX is to look at what each operation gives."""
+    return any(getattr(jax.config, f"jax_{name}") for name in ("debug_nans", "debug_infs", "disable_jit"))
+
+
+def keeps_programs() -> bool:
+    """Whether JAX keeps compiled programs for later processes, as far as its options say."""
+    folder = getattr(jax.config, "jax_compilation_cache_dir", "unknown")
+    return bool(folder and getattr(jax.config, "jax_enable_compilation_cache", True))

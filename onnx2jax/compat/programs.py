@@ -1,0 +1,120 @@
+"""Compiled programs: where they run, what they cost, how they are stored; and calls of XLA's own kernels."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+@contextmanager
+def profiled() -> Iterator[list[bytes]]:
+    """A scope that JAX's profiler records; afterwards the list holds what it wrote, an XSpace for each process."""
+    written: list[bytes] = []
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls are many
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            yield written
+        written += [path.read_bytes() for path in sorted(Path(folder).rglob("*.xplane.pb"))]
+
+
+def annotation(name: str) -> AbstractContextManager[Any]:
+    """A scope on the host that profiles show by name."""
+    return jax.profiler.TraceAnnotation(name)
+
+
+def cost_analysis(compiled: Any) -> Mapping[str, float]:
+    """XLA's counts for a compiled program, on one device, such as "flops"; none where it gives none."""
+    try:
+        found = compiled.cost_analysis()
+    except (AttributeError, NotImplementedError):
+        found = None
+    return (found[0] if isinstance(found, list) else found) or {}
+
+
+def dump_compiled(compiled: Any) -> Any:
+    """A compiled function as something that can be pickled, for ``load_compiled`` on such a machine; None at times."""
+    try:
+        from jax.experimental import serialize_executable
+
+        return serialize_executable.serialize(compiled)
+    except (ImportError, AttributeError, NotImplementedError, RuntimeError, ValueError):  # it may hold arrays
+        return None
+
+
+def devices_of(compiled: Any) -> list[int]:
+    """The numbers of the devices that a compiled function runs on."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return sorted({device.id for sharding in shardings for device in sharding.device_set})
+
+
+def load_compiled(dumped: Any, device: Any = None) -> Any:
+    """The compiled function, on a device; on the first one when left out."""
+    from jax.experimental import serialize_executable
+
+    code, arguments, results = dumped
+    device = device or jax.local_devices()[0]
+    return serialize_executable.deserialize_and_load(
+        code, arguments, results, backend=device.client, execution_devices=[device]
+    )
+
+
+@functools.cache
+def synchronous_device() -> Any:
+    """A CPU whose programs run in the thread that calls them; None where this jaxlib makes none.
+
+    Those of ``jax.devices()`` hand programs of more than 1000 operations to a thread of XLA's. JAX 0.10.0 writes an
+    error to the terminal, wrongly, for each program that is loaded there.
+    """
+    if jax.__version_info__ < (0, 10, 2):
+        return None
+    try:
+        from jaxlib import xla_client
+
+        client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        return client.devices()[0]
+    except (ImportError, AttributeError, TypeError, RuntimeError):
+        return None
+
+
+def has_onednn() -> bool:
+    """Whether ``onednn`` serves: its targets are internal to XLA, and other releases read their settings otherwise."""
+    return version("jaxlib").startswith("0.10.")
+
+
+def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *operands: Any) -> Any:
+    """What one of oneDNN's functions in jaxlib gives on a CPU: of int8 operands in int32, of others in their type.
+
+    Args:
+        target, settings: as XLA calls it.
+        shape: of the result.
+    """
+    dtype = operands[0].dtype
+    result = jax.ShapeDtypeStruct(tuple(shape), np.int32 if dtype == np.int8 else dtype)
+    text = json.dumps(settings)
+    return jax.ffi.ffi_call(target, result, custom_call_api_version=2, legacy_backend_config=text)(*operands)
+
+
+def scan_constants(scan: Any) -> int:
+    """How many operands of a scan, the first of them, each step reads as they are; 0 where ``onednn`` does not serve,
+    whose releases write it otherwise."""
+    return int(scan.params.get("num_consts", 0)) if has_onednn() else 0
+
+
+def erf(x: Any) -> Any:
+    """``lax.erf``. Before JAX 0.10.2 that of float32 is 0.9999998 where it should be 1: Gelu of -1e30 was -9e22."""
+    y = lax.erf(x)
+    if x.dtype != np.float32 or jax.__version_info__ >= (0, 10, 2):
+        return y
+    return jnp.where(jnp.abs(x) < 4, y, jnp.sign(x))  # the nearest float32 from 3.92 on

@@ -1,0 +1,95 @@
+"""What JAX traces: values under transformations, and primitives of our own."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, use_abstract_mesh
+
+from .mesh import context_mesh
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """A scope without the caller's transformations and meshes: what is computed there can be kept.
+
+    The fallback for ``jax.core.eval_context`` folds constants too, so programs are traced once more there.
+    """
+    eager = getattr(jax.core, "eval_context", jax.ensure_compile_time_eval)
+    with eager(), use_abstract_mesh(AbstractMesh((), ())):
+        yield
+
+
+def primal(x: Any) -> Any:
+    """The value that is differentiated, of what ``jax.grad`` and its like pass outside a jit; all else as it is."""
+    return lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x
+
+
+def in_a_program(x: Any) -> bool:
+    """Whether a value is traced for a program, as inside ``jax.jit``, rather than differentiated or batched outside."""
+    return isinstance(x, jax.core.Tracer) and isinstance(jnp.zeros(()), jax.core.Tracer)
+
+
+@functools.cache
+def _rules(module: str) -> Any:
+    """A module with primitives of our own; None where JAX does not let packages define their rules."""
+    try:
+        return importlib.import_module(f".{module}", __package__)
+    except (ImportError, AttributeError):
+        return None
+
+
+def has_primitives() -> bool:
+    """Whether ``scaled`` can be bound."""
+    return _rules("primitives") is not None
+
+
+def forward_only(x: Any, error: Exception) -> Any:
+    """x; its reverse-mode derivative raises the error, or JAX's own where JAX lets packages define no primitives."""
+    own = _rules("primitives")
+    return own.forward_only.bind(x, error=error) if own else x
+
+
+def scaled(w: Any, by: Any, shift: Any) -> Any:
+    """w * by, to be computed of weights with a look at the values, those of ``shift`` too (fold_batchnorm)."""
+    return _rules("primitives").scaled.bind(w, by, shift)
+
+
+def call_in_64_bits(jitted: Any, *args: Any) -> Any:
+    """A call of a jitted function, whose first argument is static, that stays in 64-bit mode however it is transformed.
+
+    JAX transforms, transposes and lowers in the mode of the caller, where an inner int64 index would meet an int32
+    bound. So the call is one primitive, whose rules work on its jaxpr inside ``enable_x64``. To be called there.
+    """
+    leaves, x64 = jax.tree.leaves(args[1:]), _rules("x64")
+    if not (context_mesh().empty and all(map(_is_plain, leaves))):
+        return jitted(*args)
+    traced = jitted.trace(*args)
+    lowered = getattr(traced, "lojax", traced)
+    closed_over = getattr(lowered, "_consts", None)  # tracers of the caller's, in functions given to `Model.replace`
+    if x64 is None or closed_over is None:
+        _warn_of_32_bits()
+        return jitted(*args)
+    results = x64.in_64_bits.bind(*closed_over, *leaves, jaxpr=lowered.jaxpr)
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), results)
+
+
+@functools.cache
+def _warn_of_32_bits() -> None:
+    text = f"JAX {jax.__version__} lets packages define no primitives, so 64-bit values inside a model may fail where "
+    text += "the caller is in 32-bit mode: put jax.grad, jax.jit and the call inside `with jax.enable_x64(True):`"
+    warnings.warn(text, stacklevel=2)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether nothing but shape and dtype is in the type: no symbolic extent, no mesh of the caller's."""
+    aval = jax.typeof(value)
+    return all(isinstance(d, int) for d in aval.shape) and aval.sharding.mesh.empty

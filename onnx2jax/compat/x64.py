@@ -1,0 +1,167 @@
+"""A call in 64-bit mode as one primitive inside a caller's 32-bit program. Imported by tracing.py alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters.ad import Zero, is_undefined_primal, primitive_jvps, primitive_transposes
+from jax.interpreters.batching import primitive_batchers
+from jax.interpreters.mlir import lower_fun, register_lowering
+
+from .config import enable_x64
+
+in_64_bits = Primitive("in_64_bits")
+in_64_bits.multiple_results = True
+
+
+def _traced(function: Any, avals: Any) -> Any:
+    """The jaxpr of a function; ``lojax`` has no primitive left that JAX would replace later, in the caller's mode."""
+    with enable_x64():
+        types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+        traced = jax.jit(function).trace(*types)
+        return getattr(traced, "lojax", traced).jaxpr
+
+
+def _impl(*args: Any, jaxpr: Any) -> Any:
+    with enable_x64():
+        return _jitted(jaxpr)(*args)
+
+
+def _of_moving(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...], inputs: Any) -> Any:
+    """The jaxpr as a function of its moving inputs: the floating outputs, and all of them."""
+
+    def moved(*some: Any) -> Any:
+        every = list(inputs)
+        for i, value in zip(moving, some, strict=True):
+            every[i] = value
+        results = jaxpr_as_fun(jaxpr)(*every)
+        return [results[i] for i in floating], results
+
+    return moved
+
+
+# By identity: jit hands out the same jaxpr for the same types, and these hand on theirs.
+@functools.lru_cache(256)
+def _jitted(jaxpr: Any) -> Any:
+    return jax.jit(jaxpr_as_fun(jaxpr))
+
+
+@functools.lru_cache(256)
+def _linearized(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> tuple[Any, Any] | None:
+    """Two programs: the outputs with what their derivative needs; and from that and tangents those of the outputs.
+
+    None where JAX cannot differentiate in reverse, as with a loop of unknown length.
+    """
+    structures = []
+
+    def forward(*args: Any) -> Any:
+        moved = _of_moving(jaxpr, moving, floating, args)
+        _, pull, results = jax.vjp(moved, *(args[i] for i in moving), has_aux=True)
+        kept, structure = jax.tree.flatten(pull)
+        structures.append(structure)
+        return results, kept
+
+    def tangent(*args: Any) -> Any:
+        kept, given = args[: -len(moving)], args[-len(moving) :]
+        pull = jax.tree.unflatten(structures[0], kept)
+        outputs = [jax.ShapeDtypeStruct(jaxpr.out_avals[i].shape, jaxpr.out_avals[i].dtype) for i in floating]
+        return jax.linear_transpose(lambda *cotangents: pull(list(cotangents)), *outputs)(given)
+
+    try:
+        first = _traced(forward, jaxpr.in_avals)
+        kept = first.out_avals[len(jaxpr.out_avals) :]
+        return first, _traced(tangent, (*kept, *(jaxpr.in_avals[i] for i in moving)))
+    except Exception:
+        return None
+
+
+@functools.lru_cache(256)
+def _tangent(jaxpr: Any, moving: tuple[int, ...], floating: tuple[int, ...]) -> Any:
+    """The program that takes the inputs, and tangents of the moving ones, and gives those of the floating outputs.
+
+    It computes the values that it needs anew.
+    """
+    n = len(jaxpr.in_avals)
+
+    def tangent(*args: Any) -> Any:
+        moved = _of_moving(jaxpr, moving, floating, args[:n])
+        return jax.jvp(moved, tuple(args[i] for i in moving), args[n:], has_aux=True)[1]
+
+    return _traced(tangent, (*jaxpr.in_avals, *(jaxpr.in_avals[i] for i in moving)))
+
+
+@functools.lru_cache(256)
+def _transposed(jaxpr: Any, linear: tuple[int, ...], given: tuple[int, ...]) -> Any:
+    """The program that takes the inputs that are not linear, and cotangents of outputs, and gives those of the rest."""
+    function, avals = jaxpr_as_fun(jaxpr), jaxpr.in_avals
+    known = [i for i in range(len(avals)) if i not in linear]
+
+    def transposed(*args: Any) -> Any:
+        fixed = dict(zip(known, args, strict=False))
+
+        def forward(*some: Any) -> list[Any]:
+            values = fixed | dict(zip(linear, some, strict=True))
+            results = function(*(values[i] for i in range(len(avals))))
+            return [results[i] for i in given]
+
+        moving = [jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype) for i in linear]
+        return jax.linear_transpose(forward, *moving)(list(args[len(known) :]))
+
+    return _traced(transposed, [*(avals[i] for i in known), *(jaxpr.out_avals[i] for i in given)])
+
+
+@functools.lru_cache(256)
+def _batched(jaxpr: Any, axes: tuple[int | None, ...], size: Any) -> Any:
+    shapes = [
+        a.shape if d is None else (*a.shape[:d], size, *a.shape[d:]) for a, d in zip(jaxpr.in_avals, axes, strict=True)
+    ]
+    avals = [ShapedArray(s, a.dtype, a.weak_type) for a, s in zip(jaxpr.in_avals, shapes, strict=True)]
+    return _traced(jax.vmap(jaxpr_as_fun(jaxpr), axes), avals)
+
+
+def _jvp(primals: Any, tangents: Any, *, jaxpr: Any) -> Any:
+    moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, Zero))
+    floating = tuple(i for i, a in enumerate(jaxpr.out_avals) if jnp.issubdtype(a.dtype, jnp.inexact))
+    given, linearized = [tangents[i] for i in moving], _linearized(jaxpr, moving, floating)
+    if linearized is None:
+        results = in_64_bits.bind(*primals, jaxpr=jaxpr)
+        moved = in_64_bits.bind(*primals, *given, jaxpr=_tangent(jaxpr, moving, floating))
+    else:
+        every = in_64_bits.bind(*primals, jaxpr=linearized[0])
+        results, kept = every[: len(jaxpr.out_avals)], every[len(jaxpr.out_avals) :]
+        moved = in_64_bits.bind(*kept, *given, jaxpr=linearized[1])
+    found = dict(zip(floating, moved, strict=True))
+    return results, [found.get(i, Zero(ShapedArray(r.shape, jax.dtypes.float0))) for i, r in enumerate(results)]
+
+
+def _transpose(cotangents: Any, *args: Any, jaxpr: Any) -> Any:
+    linear = tuple(i for i, a in enumerate(args) if is_undefined_primal(a))
+    given = tuple(i for i, c in enumerate(cotangents) if not isinstance(c, Zero))
+    known = [a for a in args if not is_undefined_primal(a)]
+    found = in_64_bits.bind(*known, *(cotangents[i] for i in given), jaxpr=_transposed(jaxpr, linear, given))
+    by_place = dict(zip(linear, found, strict=True))
+    return [by_place.get(i) for i in range(len(args))]
+
+
+def _batch(args: Any, axes: Any, *, jaxpr: Any) -> Any:
+    size = next(a.shape[d] for a, d in zip(args, axes, strict=True) if d is not None)
+    results = in_64_bits.bind(*args, jaxpr=_batched(jaxpr, tuple(axes), size))
+    return results, [0] * len(results)
+
+
+def _lower(ctx: Any, *args: Any, jaxpr: Any) -> Any:
+    with enable_x64():
+        return lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *args)
+
+
+in_64_bits.def_impl(_impl)
+in_64_bits.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+primitive_jvps[in_64_bits] = _jvp
+primitive_transposes[in_64_bits] = _transpose
+primitive_batchers[in_64_bits] = _batch
+register_lowering(in_64_bits, _lower)

@@ -1,0 +1,140 @@
+"""What a decoder's inputs and outputs are for: tokens, masks, positions, and the caches that a step hands to the next.
+
+Files say it by names alone, which differ between exporters, and by the graph: a cache is an input from which an output
+of the same type is computed, by appending to it or by writing into it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import OnnxError, UnsupportedError
+from ..ir import analysis
+from ..ir.graph import Graph
+from ..proto.types import TensorType, ValueInfo
+from .calls.cache_pairs import Pair, pairs_of
+from .model import Model
+
+ROLES: Final = {
+    "tokens": r"(decoder_)?(input_ids|input_tokens|tokens)",
+    "embeddings": r"(decoder_)?inputs?_embeds?",
+    "mask": r"(decoder_)?(attention_mask|attn_mask)",
+    "positions": r"(decoder_)?position_ids",
+    "places": r"cache_position",
+    "lengths": r"seqlens_k",
+    "total": r"total_seq(uence)?_len(gth)?",
+    "past": r"past_seq(uence)?_len(gth)?",
+    "has_past": r"use_cache_branch",
+}
+"""What an input is for -> its names, as a regular expression."""
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The inputs and outputs of a decoder by what they are for.
+
+    Attributes:
+        roles: the inputs that have one of ROLES, by that.
+        pairs: the caches.
+        others: the other inputs, such as what an encoder gives.
+        logits: the output with a number for each token of the vocabulary; None where there is none of rank 3.
+    """
+
+    roles: Mapping[str, ValueInfo]
+    pairs: Sequence[Pair]
+    others: Sequence[ValueInfo]
+    logits: str | None
+
+    def empty(self, batch: int) -> dict[str, np.ndarray]:
+        """Every cache before the first token: tokens 0, states and what slides as zeros; by input name."""
+        return {p.past.name: np.zeros(extents(p, batch, p.window), p.dtype) for p in self.pairs}
+
+
+def caches(model: Model) -> Caches:
+    """What a decoder's inputs and outputs are for.
+
+    >>> import onnx2jax
+    >>> found = caches(onnx2jax.convert(onnx2jax.demo_decoder()))
+    >>> sorted(found.roles), [p.past.name for p in found.pairs][:2], found.pairs[0].axis, found.logits
+    (['mask', 'tokens'], ['past_key_values.0.key', 'past_key_values.0.value'], 2, 'logits')
+    """
+    roles: dict[str, ValueInfo] = {}
+    for role, pattern in ROLES.items():
+        found = [v for v in model.inputs if re.fullmatch(pattern, v.name)]
+        if found:
+            roles[role] = found[0]
+    taken = {v.name for v in roles.values()}
+    pairs = tuple(pairs_of(model.graph, [v for v in model.inputs if v.name not in taken]))
+    sizes: dict[str, int] = {}
+    pairs = tuple(_with_sizes(model, pair, sizes) for pair in pairs)
+    taken |= {p.past.name for p in pairs}
+    others = tuple(v for v in model.inputs if v.name not in taken)
+    return Caches(roles, pairs, others, _logits(model.graph, pairs))
+
+
+def extents(pair: Pair, batch: int, length: int) -> tuple[int, ...]:
+    """The shape of a cache for so many sequences, with room for so many tokens where the file leaves that free."""
+    given = {pair.axis: length, pair.batch: batch}
+    shape = [d if isinstance(d, int) else given.get(i, d) for i, d in enumerate(pair.dims)]
+    if unknown := [d for d in shape if not isinstance(d, int)]:
+        raise UnsupportedError(
+            f"the extents {unknown} of the cache {pair.past} do not follow from the model: "
+            "convert(..., dim_overrides={name: extent}) says them"
+        )
+    return cast(tuple[int, ...], tuple(shape))
+
+
+def _with_sizes(model: Model, pair: Pair, sizes: dict[str, int]) -> Pair:
+    """The pair with extents for what is neither batch nor tokens: by ``sizes``, which grows, or measured."""
+    free = {i: d for i, d in enumerate(pair.dims) if i not in (pair.axis, pair.batch) and not isinstance(d, int)}
+    known = {i: sizes[d] for i, d in free.items() if d in sizes}
+    if known.keys() != free.keys():
+        shape = _written(model, pair)
+        known |= {i: shape[i] for i in free if i < len(shape)}
+        sizes |= {d: known[i] for i, d in free.items() if d is not None and i in known}
+    return replace(pair, past=pair.past.reshaped([known.get(i, d) for i, d in enumerate(pair.dims)]))
+
+
+def _written(model: Model, pair: Pair) -> Sequence[int]:
+    """The shape of what is written into a cache for one token; () where that does not show."""
+    node = pair.maker
+    if node is None:
+        return ()
+    place = 1 if len(node.inputs) > 1 and node.inputs[1] else 0  # a packed query holds keys and values too
+    before = model.cut(outputs=[node.inputs[place]])
+    feeds = {
+        v.name: jax.ShapeDtypeStruct([d if isinstance(d, int) else 1 for d in v.shape or ()], v.type.dtype)
+        for v in before.inputs
+        if isinstance(v.type, TensorType)
+    }
+    stored = analysis.parameters(before.graph)  # without reading what lies in files
+    params = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in stored.items()}
+    try:
+        shape: Sequence[int] = jax.eval_shape(lambda p, f: before.apply(p, **f), params, feeds).shape
+    except (OnnxError, TypeError):
+        return ()
+    if len(shape) == 3 and (heads := node.attributes.get("num_heads")):
+        keys = node.attributes.get("kv_num_heads", heads)
+        return (shape[0], keys, shape[1], shape[2] // (keys if place else heads + 2 * keys))
+    return shape
+
+
+def _logits(graph: Graph, pairs: Sequence[Pair]) -> str | None:
+    caches = {p.present for p in pairs}
+    found = [
+        v
+        for v in graph.outputs
+        if v.name not in caches
+        and isinstance(v.type, TensorType)
+        and jnp.issubdtype(v.type.dtype, np.floating)
+        and len(v.shape or (0, 0, 0)) == 3
+    ]
+    named = [v for v in found if "logits" in v.name]
+    return next((v.name for v in (*named, *found)), None)

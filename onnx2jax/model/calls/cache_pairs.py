@@ -1,0 +1,156 @@
+"""A decoder's KV caches in its graph: which input is an earlier state of which output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from ...ir.graph import Graph, Node
+from ...proto.types import TensorType, ValueInfo
+
+Dims = tuple[int | str | None, ...]
+
+BY_OPERATOR: Final = {
+    ("com.microsoft", "GroupQueryAttention"): {1: 3, 2: 4},
+    ("com.microsoft", "MultiHeadAttention"): {1: 6, 2: 7},
+    ("com.microsoft", "Attention"): {1: 4},
+    ("com.microsoft", "CausalConvWithState"): {1: 3},
+    ("com.microsoft", "LinearAttention"): {1: 3},
+    ("com.microsoft", "GatedDeltaNet"): {1: 6},
+    ("", "Attention"): {1: 4, 2: 5},
+}
+"""The operators that keep a cache of their own: which output is which input, later."""
+
+FOLLOWED: Final = frozenset(
+    [
+        "Cast",
+        "Concat",
+        "Identity",
+        "Reshape",
+        "ScatterElements",
+        "ScatterND",
+        "Slice",
+        "Squeeze",
+        "TensorScatter",
+        "Transpose",
+        "Unsqueeze",
+    ]
+)
+"""The operators of ai.onnx whose result is their first input, changed in part or laid out anew."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A cache: what a step is given, and what it gives to the next.
+
+    Attributes:
+        past: the input.
+        present: the name of the output.
+        axis: the axis along which tokens lie; None where the extents stay as they are, as in a convolution's state.
+        maker: the node that makes the output of the input; None where that is not one node.
+    """
+
+    past: ValueInfo
+    present: str
+    axis: int | None
+    maker: Node | None = field(default=None, compare=False)
+
+    @property
+    def batch(self) -> int | None:
+        """The axis of the sequences: the first that is free and not the tokens'."""
+        free = (i for i, d in enumerate(self.dims) if not isinstance(d, int) and i != self.axis)
+        return next(free, None)
+
+    @property
+    def window(self) -> int:
+        """How many tokens a cache that slides has room for from the first on; 0 for one that grows."""
+        said = self.maker.attributes if self.maker is not None else {}
+        return int(said.get("local_window_size", 0)) if said.get("sliding_window_cache") else 0
+
+    @property
+    def dims(self) -> Dims:
+        """The declared shape."""
+        return self.past.shape or ()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The element type."""
+        assert isinstance(self.past.type, TensorType)
+        return self.past.type.dtype
+
+
+def pairs_of(graph: Graph, inputs: Sequence[ValueInfo]) -> Iterator[Pair]:
+    """The caches among the inputs, each with the output that is its next state."""
+    outputs = {v.name: v for v in graph.outputs}
+    makers = {name: node for node in graph.nodes for name in node.outputs if name}
+    names = {v.name for v in inputs}
+    by_graph: dict[str, tuple[str, Node | None]] = {}
+    for output in graph.outputs:
+        found, maker = _origin(output.name, makers, names)
+        if found is not None:
+            by_graph.setdefault(found, (output.name, maker))
+    for past in inputs:
+        if not isinstance(past.type, TensorType) or past.shape is None or len(past.shape) < 2:
+            continue
+        present, maker = by_graph.get(past.name, (namesake(past.name, outputs), None))
+        if present is None:
+            continue
+        kind = outputs[present].type
+        if (
+            isinstance(kind, TensorType)
+            and kind.dtype == past.type.dtype
+            and len(kind.shape or past.shape) == len(past.shape)
+        ):
+            yield Pair(past, present, _axis(past, outputs[present], maker), maker)
+
+
+def _origin(name: str, makers: Mapping[str, Node], inputs: set[str]) -> tuple[str | None, Node | None]:
+    """The input of which a value is a later state, and the node that changes it, where that is one."""
+    changes: list[Node] = []
+    while name in makers:
+        node = makers[name]
+        place = BY_OPERATOR.get((node.domain, node.op_type), {}).get(node.outputs.index(name))
+        if place is None:
+            if node.domain or node.op_type not in FOLLOWED:
+                return None, None
+            place = 0
+        if node.op_type not in ("Identity", "Cast"):
+            changes.append(node)
+        if place >= len(node.inputs):
+            return None, None
+        name = node.inputs[place]
+    return (name if name in inputs and changes else None), (changes[0] if len(changes) == 1 else None)
+
+
+def namesake(name: str, outputs: Mapping[str, ValueInfo]) -> str | None:
+    """The output that the exporters' names say is this cache, later."""
+    candidates = (
+        name.replace("past_key_values", "present"),
+        name.replace("past_key_values", "present_key_values"),
+        name.replace("past_", "present_"),
+        name.replace("past", "present"),
+        f"{name}_out",
+        f"new_{name}",
+        f"present_{name}",
+        f"updated_{name}",
+    )
+    return next((c for c in candidates if c != name and c in outputs), None)
+
+
+def _axis(past: ValueInfo, present: ValueInfo, maker: Node | None) -> int | None:
+    """The axis along which tokens lie."""
+    before, after = past.shape or (), present.shape or ()
+    if maker is not None and maker.op_type == "Concat" and not maker.domain:
+        return int(maker.attributes["axis"]) % len(before)
+    said = [i for i, d in enumerate(before) if isinstance(d, str) and re.search("past|seq|len|cache_", d) and i]
+    moved = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if i and a != b and not isinstance(a, int)]
+    if found := said or moved:
+        return found[0]
+    in_operator = maker is not None and maker.op_type.endswith("Attention") and not maker.op_type.startswith("Linear")
+    if len(before) == 4 and (in_operator or re.search("key|value", past.name)) and not re.search("state", past.name):
+        return 2  # [batch, heads, tokens, size]
+    return None

@@ -1,0 +1,108 @@
+"""Parameters of other shapes: another number of classes, a larger vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...errors import InputShapeError, KnownValueError, OnnxError, OperatorError
+from ...ir.graph import descendants
+from ...proto.types import TensorType, ValueInfo
+from ...proto.walk import weights
+from ...runtime.values import to_host
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
+    """The model with parameters of other shapes, in its graph, its declarations and the file that ``save`` writes.
+
+    Raises:
+        InputShapeError: a parameter is no initializer of the main graph, the graph cannot compute with the shapes, or
+            the model lies on a mesh.
+    """
+    graph, shapes = model.graph, {n: tuple(v.shape) for n, v in changes.items() if v.shape != model.types[n].shape}
+    if inner := sorted(shapes.keys() - graph.initializers.keys()):
+        raise InputShapeError(f"only initializers of the main graph can take new shapes, not {', '.join(inner)}")
+    if model.placement is not None:
+        raise InputShapeError(
+            "parameters on a mesh keep their shapes: change them first, save the model, and convert it with mesh="
+        )
+    stale = {n for node in descendants(graph.nodes, shapes) for n in node.outputs}
+    changed = replace(
+        graph,
+        inputs=tuple(v.reshaped(shapes[v.name]) if v.name in shapes else v for v in graph.inputs),
+        initializers={**graph.initializers, **{n: np.asarray(to_host(changes[n])) for n in shapes}},
+        value_info={n: v for n, v in graph.value_info.items() if n not in stale and n not in shapes},
+    )
+    every = {**model.changed(), **changes}
+    found = _computed(model._replace(model.spec.with_graph(changed, changes=every)), shapes)
+    outputs = tuple(_declared(v, found.get(v.name)) if v.name in stale else v for v in graph.outputs)
+    write = partial(_write, shapes, {v.name: v.shape for v in outputs if v.name in stale and v.shape}, stale)
+    return model._replace(
+        model.spec.with_graph(
+            replace(changed, outputs=outputs),
+            changes=every,
+            bucket=model.spec.bucket,
+            max_size=model.spec.max_size,
+            origin=None if model.origin is None else model.origin.changed(write),
+        )
+    )
+
+
+def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shapes of the outputs, with 2 for every free extent; nothing where shapes depend on data."""
+    feeds = {}
+    for v in model.inputs:
+        if not isinstance(v.type, TensorType) or v.type.shape is None or v.type.dtype == object:
+            return {}
+        extents = [d if isinstance(d, int) else 2 for d in v.type.shape]
+        feeds[v.name] = jax.ShapeDtypeStruct(extents, v.type.dtype)
+    params = {n: jax.ShapeDtypeStruct(t.shape, t.dtype) for n, t in model.types.items()}
+    key = {"rng": jax.eval_shape(lambda: jax.random.key(0))} if model.graph.draws else {}
+    try:
+        results = jax.eval_shape(lambda p, f: jax.tree.leaves(model.apply(p, **f)), params, {**feeds, **key})
+    except KnownValueError:
+        return {}
+    except OperatorError as e:
+        given = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+        raise InputShapeError(f"the graph cannot compute with parameters of these shapes ({given}): {e}") from e
+    except OnnxError:
+        return {}
+    names = [v.name for v in model.outputs]
+    return {n: r.shape for n, r in zip(names, results, strict=True)} if len(names) == len(results) else {}
+
+
+def _declared(output: ValueInfo, shape: tuple[int, ...] | None) -> ValueInfo:
+    """The output as computed; its fixed extents become unknown where that cannot be said."""
+    if output.shape is None:
+        return output
+    if shape is None or len(shape) != len(output.shape):
+        return output.reshaped([None if isinstance(d, int) else d for d in output.shape])
+    return output.reshaped([n if isinstance(d, int) else d for d, n in zip(output.shape, shape, strict=True)])
+
+
+def _write(shapes: Shapes, outputs: Mapping[str, Sequence[Any]], stale: set[str], message: Any) -> None:
+    """The new shapes into a ModelProto, whose tensors get their values afterwards."""
+    for name, tensor in weights(message):
+        if name in shapes:
+            del tensor.dims[:]
+            tensor.dims.extend(shapes[name])
+    graph = message.graph
+    for value in (*graph.input, *graph.output):
+        extents = shapes.get(value.name, outputs.get(value.name))
+        if extents is not None:
+            for dim, extent in zip(value.type.tensor_type.shape.dim, extents, strict=False):
+                if isinstance(extent, int):
+                    dim.dim_value = extent
+                elif extent is None:
+                    dim.Clear()
+    current = [v for v in graph.value_info if v.name not in stale and v.name not in shapes]
+    kept = [type(v).FromString(v.SerializeToString()) for v in current]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)

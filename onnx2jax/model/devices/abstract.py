@@ -1,0 +1,112 @@
+"""Abstract evaluation of a graph for given extents: the shape of each value, by the operators themselves.
+
+Nothing is computed but what follows from constants. Three layers of BERT, 177 nodes, take 0.1 s of processor time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax import lax
+
+from ... import compat
+from ...ir import analysis
+from ...ir.graph import Graph, Node
+from ...proto.mapped import load
+from ...proto.types import TensorType, ValueInfo
+from ...runtime.interpreter import Context, Scope, run_node
+from ...sharding.shapes import ALONG, Extents, is_elementwise
+
+LIKE_FIRST: Final = ALONG | {"Attention", "GroupQueryAttention", "MoE", "MultiHeadAttention", "QMoE"}
+"""Operators whose result has the shape of their first input, also where other inputs do not fit the extents."""
+LARGEST_KNOWN: Final = 16
+"""Elements of a parameter whose values operators may ask for, such as the scales of Resize."""
+
+
+def abstract_values(graph: Graph, extents: Extents) -> dict[str, Any]:
+    """Values by name: those that follow from constants as NumPy arrays, others as ``jax.ShapeDtypeStruct``.
+
+    A node that cannot be evaluated has the shapes that the file declares for its outputs, if it does.
+    """
+    found, parameters = dict[str, Any](), analysis.parameters(graph)
+
+    def run() -> None:
+        for name, value in _evaluated(graph, parameters, extents).items():
+            if type(value) is np.ndarray:
+                found[name] = value
+            elif isinstance(value, jax.Array):
+                found[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+    with compat.outside(), compat.enable_x64(), np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # calls will give them
+        jax.eval_shape(run)
+    return found
+
+
+def _evaluated(graph: Graph, parameters: Mapping[str, Any], extents: Extents) -> Scope:
+    scope: Scope = {}
+    for name, array in graph.initializers.items():
+        is_abstract = name in parameters and array.size > LARGEST_KNOWN
+        scope[name] = lax.full(array.shape, 0, array.dtype) if is_abstract else load(array)
+    for value in graph.inputs:
+        if value.name not in graph.initializers:
+            scope[value.name] = _declared(value, extents)
+    context = Context({}, jax.random.key(0))
+    for node in graph.nodes:
+        try:
+            results = list(run_node(node, scope, context))
+        except Exception:  # for these extents; a call will say what is wrong, if anything is
+            results = _guessed(node, scope, context, extents)
+        results += [None] * (len(node.outputs) - len(results))
+        for name, result in zip(node.outputs, results, strict=False):
+            if result is None and name in graph.value_info:
+                result = _declared(graph.value_info[name], extents)
+            scope[name] = result
+    return scope
+
+
+def _declared(value: ValueInfo, extents: Extents) -> Any:
+    """A value of the declared type; None where its rank is unknown or it is no array."""
+    if value.shape is None or not isinstance(value.type, TensorType) or value.type.dtype.hasobject:
+        return None
+    return lax.full(extents.shape(value.name, value.shape), 0, value.type.dtype)
+
+
+def _guessed(node: Node, scope: Scope, context: Context, extents: Extents) -> list[Any]:
+    """Outputs of a node whose operands are unknown or do not fit together for these extents; empty for most.
+
+    A mask over past and new tokens has an extent that depends on others: it gives way to that of another operand. An
+    unknown operand beside one of several axes is taken for a mask, of no more axes and no larger extents.
+    """
+    operands: dict[str, Any] = {n: scope.get(n) for n in node.inputs if n}
+    known = {n: v for n, v in operands.items() if hasattr(v, "shape")}
+    first = known.get(node.inputs[0]) if node.inputs else None
+    if node.op_type in LIKE_FIRST:
+        return [] if first is None else [lax.full(first.shape, 0, first.dtype)]
+    if len(known) < len(operands):
+        shapes = [v.shape for v in known.values()]
+        if not is_elementwise(node) or max(map(len, shapes), default=0) < 2:
+            return []
+        return [lax.full(np.broadcast_shapes(*_agreed(shapes, extents, None)), 0, [*known.values()][-1].dtype)]
+    shapes = _agreed([v.shape for v in known.values()], extents, node.attributes.get("axis"))
+    fitted = {n: lax.full(s, 0, v.dtype) for (n, v), s in zip(known.items(), shapes, strict=True) if s != v.shape}
+    try:
+        return list(run_node(node, {**scope, **fitted}, context)) if fitted else []
+    except Exception:
+        return []
+
+
+def _agreed(shapes: Any, extents: Extents, axis: int | None) -> list[tuple[int, ...]]:
+    """Shapes aligned at the end, in which declared extents give way to others, but along the axis of a Concat."""
+    free = set(extents.values())
+
+    def extent(shape: tuple[int, ...], i: int) -> int:
+        others = [s[i] for s in shapes if len(s) >= -i and s[i] not in free and s[i] != 1]
+        along = axis is not None and axis in (i, i + len(shape))
+        return others[0] if shape[i] in free and others and not along else shape[i]
+
+    return [tuple(extent(shape, i) for i in range(-len(shape), 0)) for shape in shapes]

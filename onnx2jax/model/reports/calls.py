@@ -1,0 +1,61 @@
+"""Which path a call takes through the runtime, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from ...ops.arrays import is_traced
+from .table import table
+
+
+def explain_call(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> str:
+    """The tables of ``Model.explain_call``."""
+    bound = model._bind(args, named, rng)[0]
+    jax.block_until_ready(model(*args, rng=rng, **named))
+    model.run(None, bound, rng=rng)
+    runtime = model._runtime
+    rows = [("call", "path", "why")]
+    for title, positional, by_name, as_numpy in (("model(...)", args, named, False), ("model.run", (), bound, True)):
+        signature, _ = runtime.signature(positional, by_name, as_numpy)
+        found = runtime.params.bound.get(signature)
+        path, why = (found.path, WHY[found.path]) if found else ("full", _reason(model, signature, bound, rng))
+        rows.append((title, path, why))
+    stages = [("partition", "nodes", "path", "why here")]
+    for (kind, nodes, why, *_), body in zip(runtime.program.rows(), _bodies(runtime.program), strict=False):
+        paths = {b.path for key, b in runtime.params.bound.items() if key and key.callee.graph is body}
+        stages.append((kind, nodes, ", ".join(sorted(paths)) or ("host" if kind == "host" else "compiled"), why))
+    return f"{table(rows)}\n\n{table(stages)}"
+
+
+WHY = {
+    "numpy": "dispatch would cost more than the computation",
+    "inline": "a short program, run in the caller's thread",
+    "compiled": "one program, called directly for this signature",
+    "host": "nodes run by NumPy around compiled partitions",
+}
+
+
+def _reason(model: Any, signature: Any, values: Mapping[str, Any], rng: Any) -> str:
+    """Why a call takes the full path."""
+    spec = model.spec
+    reasons = {
+        "the call is traced": is_traced(values, rng),
+        "the model is on a mesh": spec.placement is not None,
+        "a random key is given": rng is not None,
+        "the model draws random numbers": spec.graph.draws,
+        "bucket= pads inputs": bool(spec.bucket),
+        "max_size= counts results": bool(spec.max_size),
+        "an argument is converted, or is no array on one device": signature is None,
+        "inputs are specialised on": bool(model._runtime.specialised),
+        "optimize=False": not spec.settings.optimize,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "the model needs more than one program")
+
+
+def _bodies(program: Any) -> list[Any]:
+    """The graphs of the partitions; None for those on the host."""
+    stages = getattr(program, "stages", None)
+    return [None] * len(program.rows()) if stages is None else [body for body, _ in stages()]

@@ -1,0 +1,207 @@
+"""The mutable side of a Model: programs, parameters on devices, and what its calls have proven."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from ..ir import analysis
+from ..ir.graph import Graph
+from ..ops.arrays import is_traced
+from ..proto.mapped import load
+from ..runtime import debug
+from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, private, signature
+from ..runtime.params import DeviceParams
+from ..runtime.partition import Program
+from ..runtime.values import to_host
+from ..sharding.rules import Placement
+from .calls import buckets
+from .calls.arguments import check_readable
+from .calls.growth import CacheGrowth
+from .calls.outputs import Declarations, field_names
+from .devices.pipeline import Pipeline, program_of
+from .spec import Spec
+
+if TYPE_CHECKING:
+    from .model import Model
+
+
+class Runtime:
+    """Programs, device parameters and the dispatch cache of a Model.
+
+    Attributes:
+        spec: the model's frozen spec.
+        program: the partitioned graph: one Program, or one for each pipeline stage.
+        fields: output names as Python identifiers.
+        declared: compares outputs with their declarations.
+        growth: detects KV caches that grow with every call.
+        compared: number of compilations when outputs were last compared.
+        inner_models: the model that ``values`` ran last, by its output names.
+    """
+
+    def __init__(self, spec: Spec, shared: Runtime | None = None) -> None:
+        """``shared`` is the runtime of a model that differs only in parameter values; its programs are reused."""
+        self.spec = spec
+        self.fields = field_names(v.name for v in spec.outputs)
+        self.program: Program | Pipeline
+        if shared is None:
+            self.program = program_of(spec.graph, spec.settings, spec.placement)
+            self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
+        else:
+            self.program, self.declared = shared.program, shared.declared
+            self.growth, self.compared = shared.growth, shared.compared
+        self.inner_models: dict[tuple[str, ...], Model] = {}
+        self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
+        """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
+        self._positional = tuple(v.name for v in spec.inputs)
+        self._callee: Callee | None = None
+        self._debug = debug.level()
+
+    @cached_property
+    def params(self) -> DeviceParams:
+        """The parameters on their devices, except scalars, which are compiled in."""
+        values = analysis.parameters(self.spec.graph) | dict(self.spec.changes)
+        types = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in values.items() if np.size(v) != 1}
+        return DeviceParams(types, values.__getitem__, lambda n, v: self.put({n: v})[n])
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Scalar parameters and fixed inputs: compiled in, because each argument adds to the cost of a call."""
+        values = analysis.parameters(self.spec.graph) | dict(self.spec.changes)
+        scalars = {n: np.asarray(to_host(load(v))) for n, v in values.items() if np.size(v) == 1}
+        return Constants(scalars, self.spec.static)
+
+    def put(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters on their devices; on a CPU, ``device_put`` shares the memory of NumPy arrays."""
+        return put(self.spec.placement, params)
+
+    @property
+    def specialised(self) -> set[str]:
+        """Inputs whose values are part of the signature."""
+        return self.program.specialised if isinstance(self.program, Program) else set()
+
+    def note(self, kind: str, path: str) -> None:
+        """Print which path a call takes, at ONNX2JAX_DEBUG=2."""
+        if self._debug >= 2:
+            debug.emit(f"{kind} of {self.spec.graph.name!r}: {path}")
+
+    def share_params(self, other: Runtime) -> None:
+        """Reuse the parameters that another runtime holds on devices."""
+        vars(self).update({n: v for n, v in vars(other).items() if n in ("params", "constants")})
+
+    # ------------------------------------------------------------------------------------------- the fast path
+
+    def signature(
+        self, args: Sequence[Any], named: Mapping[str, Any], as_numpy: bool
+    ) -> tuple[Signature | None, list[Any]]:
+        """The signature of a call in the caller's context, and its arrays."""
+        program = self.program
+        if not isinstance(program, Program):
+            return None, []
+        values = [*args, *named.values()]
+        names = (*self._positional[: len(args)], *named)
+        device = vars(self.params).get("device")  # known after the first call, which places the parameters
+        return signature(self._current(program), names, values, device, as_numpy), values
+
+    def call(self, bound: BoundCall, key: Signature | None, given: list[Any]) -> list[Any]:
+        """The results of a bound call; a deleted argument is an error of ours."""
+        try:
+            return bound.call(given)
+        except (RuntimeError, ValueError):
+            for name, value in zip(key.inputs if key else (), given, strict=False):
+                check_readable(f"input {name!r}", value)
+            raise
+
+    def bind(self, key: Signature | None, arguments: Sequence[Any], bound: Mapping[str, Any], rng: Any) -> None:
+        """Enter a call into the dispatch cache, if the full path did nothing but run a bound call.
+
+        Args:
+            key: its signature.
+            arguments: as the caller passed them.
+            bound: the checked inputs by name, in the same order.
+            rng: its random key.
+        """
+        spec, program = self.spec, self.program
+        if key is None or rng is not None or not isinstance(program, Program):
+            return
+        if spec.graph.draws or spec.bucket or spec.max_size or spec.placement is not None:
+            return
+        if tuple(bound) != key.inputs or not all(map(_is_unchanged, arguments, bound.values())):
+            return
+        call = program.bound_call(bound, self.params, self.constants, as_numpy=key.as_numpy)
+        if call is not None:
+            key = key._replace(callee=self._current(program), device=self.params.device)
+            self.params.bound[key] = _from_arguments(call, list(bound), arguments, key.as_numpy)
+
+    def _current(self, program: Program) -> Callee:
+        """The callee of the current partition of the graph."""
+        if self._callee is None or self._callee.graph is not program.partitioned:
+            self._callee = Callee(program.partitioned, self.spec.settings, self.params.types, self.constants)
+        return self._callee
+
+    # ------------------------------------------------------------------------------------------- the full path
+
+    def outputs(
+        self, program: Program | Pipeline, values: Mapping[str, Any], rng: Any, x32: bool, as_numpy: bool = False
+    ) -> tuple[Any, ...]:
+        """The outputs of a program of this model."""
+        placement = self.spec.placement
+        if placement is not None:
+            values, rng = placement.put_inputs(values), placement.put_whole(rng)
+        return program.outputs(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
+
+    def verify_padding(
+        self, values: dict[str, Any], padded: dict[str, Any], results: Any, extents: Mapping[str, int], x32: bool
+    ) -> None:
+        """Compare with the results without padding, once for each set of padded dimension variables."""
+        names, spec = frozenset(extents), self.spec
+        plain = self._unpadded.setdefault(names, program_of(spec.graph, spec.settings, spec.placement))
+        if plain is None:
+            return
+
+        def run(graph: Graph, values: dict[str, Any]) -> tuple[Any, ...]:
+            program = plain if graph is spec.graph else program_of(graph, spec.settings, spec.placement)
+            return self.outputs(program, values, None, x32)
+
+        def call(padded: dict[str, Any]) -> tuple[Any, ...]:
+            return buckets.unpad(spec.outputs, self.outputs(self.program, padded, None, x32), extents)
+
+        if buckets.verify_padding(spec.graph, run, call, values, padded, results, extents):
+            self._unpadded[names] = None
+
+
+def put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters on their devices."""
+    if placement is not None:
+        return placement.put_params(params)
+    return {n: v if is_traced(v) else jax.device_put(load(v)) for n, v in params.items()}
+
+
+def _is_unchanged(argument: Any, bound: Any) -> bool:
+    """Whether binding passed an argument on unchanged, or as strings of dtype object."""
+    return argument is bound or _is_text(argument)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is np.ndarray and value.dtype.kind == "U"
+
+
+def _from_arguments(bound: BoundCall, names: list[str], arguments: Sequence[Any], as_numpy: bool) -> BoundCall:
+    """The bound call for arguments in the caller's order; copies NumPy arrays unless it waits (``as_numpy``)."""
+    call, order = bound.call, None if names == list(bound.names) else [names.index(n) for n in bound.names]
+    texts, copies = any(map(_is_text, arguments)), not as_numpy and any(type(v) is np.ndarray for v in arguments)
+    if order is None and not texts and not copies:
+        return bound
+
+    def run(values: list[Any]) -> list[Any]:
+        if copies:
+            values = list(map(private, values))
+        if texts:
+            values = [v.astype(object) if _is_text(v) else v for v in values]
+        return call(values if order is None else [values[i] for i in order])
+
+    return bound._replace(call=run)

@@ -1,0 +1,134 @@
+"""The frozen data of a Model, from which its runtime is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from ..ir import analysis
+from ..ir.graph import Graph, Imported, read_constants
+from ..proto.origin import Origin
+from ..proto.types import TensorType, ValueInfo
+from ..runtime.interpreter import Settings
+from ..sharding.rules import Placement
+from .calls import arguments, buckets
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """A model's graph, parameters and the options of ``convert``.
+
+    Attributes:
+        graph: the frozen graph.
+        inputs: the required inputs, in order.
+        optional: inputs that have a default, by name.
+        opsets: version of each operator set that the model imports.
+        metadata: the file's metadata, as strings.
+        settings: options of ``convert`` for execution.
+        static: values of fixed inputs: private, read-only arrays.
+        bucket: sizes to which dimension variables are padded, ascending.
+        max_size: sizes to which nodes with data-dependent shapes are padded.
+        origin: the file, for ``save``.
+        placement: shardings of parameters and inputs over a mesh; None on one device.
+        changes: new values of parameters, by name; the others are the file's.
+        types: shape and dtype of each parameter, by name.
+    """
+
+    graph: Graph
+    inputs: tuple[ValueInfo, ...]
+    optional: Mapping[str, ValueInfo]
+    opsets: Mapping[str, int]
+    metadata: Mapping[str, str]
+    settings: Settings = field(default_factory=Settings)
+    static: Mapping[str, np.ndarray] = field(default_factory=dict)
+    bucket: Mapping[str, list[int]] = field(default_factory=dict)
+    max_size: Mapping[str, int] = field(default_factory=dict)
+    origin: Origin | None = None
+    placement: Placement | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    types: Mapping[str, TensorType] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.types:
+            stored = analysis.parameters(self.graph)
+            read_constants(self.graph, stored)
+            types = {n: TensorType(v.dtype, v.shape) for n, v in stored.items()}
+            object.__setattr__(self, "types", types)
+        for f in fields(self):
+            if isinstance(value := getattr(self, f.name), dict):
+                object.__setattr__(self, f.name, MappingProxyType(value))
+
+    @classmethod
+    def of(
+        cls,
+        imported: Imported,
+        *,
+        static: Mapping[str, Any] | None = None,
+        dim_overrides: Mapping[str, int] | None = None,
+        bucket: Mapping[str, Sequence[int]] | None = None,
+        **others: Any,
+    ) -> Self:
+        """The spec of an imported file.
+
+        Raises:
+            InputError: ``static``, ``dim_overrides`` or ``bucket`` do not match the inputs.
+        """
+        graph = imported.graph
+        declared = arguments.override_dims(graph.inputs, dim_overrides or {})
+        fixed = arguments.fixed_inputs(declared, static or {})
+        free = [v for v in declared if v.name not in fixed]
+        # Below IR 4 every weight is listed as an input; such an entry declares a constant (rule GR-06).
+        own = imported.ir_version >= 4
+        return cls(
+            graph,
+            tuple(v for v in free if v.name not in graph.initializers),
+            {v.name: v for v in free if own and v.name in graph.initializers},
+            imported.opsets,
+            imported.metadata,
+            static=fixed,
+            bucket=buckets.checked_buckets(declared, bucket or {}),
+            **others,
+        )
+
+    def with_graph(self, graph: Graph, static: Mapping[str, Any] | None = None, **fields: Any) -> Self:
+        """The spec of another graph over the same parameters; bucket, max_size and origin are dropped unless passed.
+
+        Args:
+            graph: inputs named as this spec's take their declarations.
+            static: more inputs to fix.
+            **fields: fields of the spec.
+        """
+        declared = {v.name: v for v in (*self.inputs, *self.optional.values())}
+        weights = {v.name for v in self.graph.inputs} - declared.keys() - self.static.keys()  # below IR 4
+        inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name not in weights)
+        names = {v.name for v in inputs}
+        fixed = {n: v for n, v in {**self.static, **(static or {})}.items() if n in names}
+        imported = Imported(replace(graph, inputs=inputs), self.opsets, self.metadata, ir_version=4)
+        own = {"settings": self.settings, "placement": self.placement, "changes": dict(self.changes)}
+        new = type(self).of(imported, static=fixed, **{**own, **fields})
+        return replace(new, changes={n: v for n, v in new.changes.items() if n in new.types})
+
+    @property
+    def outputs(self) -> tuple[ValueInfo, ...]:
+        """The outputs, in order."""
+        return self.graph.outputs
+
+    def differs_in_values(self, other: Spec) -> bool:
+        """Whether it equals another spec in all but parameter values."""
+        names = (f.name for f in fields(self) if f.name != "changes")
+        return all(getattr(self, n) is getattr(other, n) for n in names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: dict(v) if isinstance(v := getattr(self, f.name), Mapping) else v for f in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, MappingProxyType(value) if isinstance(value, dict) else value)
+        arrays = (*read_constants(self.graph).values(), *self.changes.values(), *self.static.values())
+        for array in arrays:
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False  # pickle does not keep the flag

@@ -1,0 +1,305 @@
+"""Convolutions channels-last, each in the form in which XLA:CPU computes it fastest: under any jit, and in the passes.
+
+x is (N, spatial..., C), w is (O, C / groups, kernel...) as ONNX stores it, and the result (N, spatial..., O). Each form
+transposes w to the order that it reads. The passes hoist that; under a caller's own jit weights are arguments and it is
+part of every call, except that XLA folds the transpose of a matrix into its product.
+
+Milliseconds of one core of an AMD EPYC (Zen 4), jax 0.10.2, float32, 3x3 kernels; weights transposed beforehand, and in
+the call:
+
+    pixels, channels           native          columns
+    7x7, 512 to 512            5.3 / 8.4       4.2 / 4.5
+    4 of 7x7, 512 to 512      14.3 / 17.0     12.1 / 13.2
+    10x10, 256 to 256          1.76 / 2.27     1.85 / 1.84
+    14x14, 512 to 512         13.3 / 15.8     12.5 / 12.8
+    14x14, 256 to 256          3.4 / 4.1       3.5 / 3.6
+    14x14, 64 to 64            0.22 / 0.23     0.27 / 0.28
+    16x16, 256 to 256          4.2 / 4.7       4.4 / 4.5
+    20x20, 128 to 128          1.34 / 1.40     1.69 / 1.70
+    28x28, 64 to 1024         11.1 / 11.8     11.1 / 11.0
+
+So columns win while the result has no more pixels than channels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .arrays import accumulator
+from .window import MAX_TAPS, Window, count_blocks, padded, taps
+from .winograd import is_served, winograd
+
+HELD: Final = 32
+"""Windows of up to so many numbers go by columns, whatever the image: 3x3 over 3 channels in 0.75 ms rather than 1.8,
+but 7x7 in 5.8 rather than 2.8. Larger ones where the result has no more pixels than channels; see the table above."""
+HELD_OF_8_BITS, PIXELS_OF_8_BITS = 256, 512
+"""Columns of int8: 14x14 pixels of 256 channels in 0.8 ms of processor time rather than 1.5, 7x7 of 512 for 8 images in
+5.3 rather than 7.0. XLA takes an image that it has to transpose first, such as an input, by a slow kernel: 7x7 over 3
+channels in 79 ms."""
+SHORT_ROWS: Final = 40
+"""Columns of so few pixels lie with the pixels last: a step forward and backward over 3x3 pixels of 512 channels takes
+4.7 ms rather than 5.6, 6x6 to 3x3 of 512 5.0 rather than 5.9, but 7x7 of 512 13.0 rather than 10.8."""
+FEW_OF_A_GROUP, SMALL_GROUP, CACHED_COLUMNS = 4, 1200, 2**22
+"""Groups of up to so many channels, or of so many channels times pixels, go by columns while these stay in the cache,
+others one after the other. 32 groups: 24x24 pixels of 4 channels in 0.36 ms rather than 1.55, 12x12 of 8 in 0.26 rather
+than 0.45, 6x6 of 16 in 0.20 rather than 0.22; but 28x28 of 8 in 3.2 rather than 2.0, 10x10 of 16 in 0.60 rather than
+0.44. Processor and release as above."""
+NARROW: Final = 16
+"""XLA:CPU has a fast kernel for convolutions, of 8 bits or of floats, that read or make more channels than this."""
+MANY_NARROW_PRODUCTS: Final = 1_000_000
+"""Narrow images are packed from this many products: 208x208 pixels, 16 channels to 16, in 3.0 ms rather than 3.9;
+720x720, 16 to 3 by 9x9, in 64 rather than 226."""
+ENOUGH_CHANNELS_OF_8_BITS: Final = 8
+"""Images of int8 are packed to so many: 7x7 by 2 over 3 channels with jax 0.12 in 1.5 ms rather than 3.0 by columns,
+5x5 over 3 in 0.46 rather than 1.17, 3x3 over 3 for 64 in 2.5 rather than 3.1; with jax 0.10 in as long."""
+LONG_SIDE, MANY_CHANNELS, MANY_PRODUCTS = 24, 64, 100_000_000
+"""3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side, this many channels and
+products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than 4.0."""
+
+Form = Callable[[Any, Any, Window, int], Any]
+
+
+def convolve(x: Any, w: Any, window: Window, groups: int = 1, stretch: tuple[int, ...] = ()) -> Any:
+    """The convolution, in the form that measured as the fastest for its shapes.
+
+    Half precision is summed in float32, int8 in int32.
+
+    Args:
+        x, w, window, groups: as above.
+        stretch: how far pixels are drawn apart before, zeros between them, along each axis.
+    """
+    wide = accumulator(x.dtype)
+    x, w = x.astype(wide), w.astype(wide)
+    if any(d > 1 for d in stretch):
+        return transposed(x, w, window, groups, stretch)
+    return chosen(x, w, window, groups)(x, w, window, groups)
+
+
+def chosen(x: Any, w: Any, window: Window, groups: int) -> Form:
+    """The fastest form for the shapes of an image and of weights."""
+    count, (outputs, channels) = math.prod(window.kernel), w.shape[:2]
+    is_exact = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != np.int8  # sums that only products have
+    if groups > 1 and channels == 1 and count <= MAX_TAPS:
+        return depthwise
+    if groups > 1 and not is_exact:
+        return _grouped(x, window, groups, channels)
+    if groups == count == 1:
+        return pointwise
+    if is_exact:
+        return columns
+    held, few = (HELD_OF_8_BITS, PIXELS_OF_8_BITS) if x.dtype == np.int8 else (HELD, outputs)
+    sizes = (x.shape[0], *(blocks := count_blocks(x.shape[1:-1], window)))
+    if not all(isinstance(n, int) for n in sizes):  # symbolic dimensions of jax.export
+        return columns if count <= MAX_TAPS and count * channels <= held else native
+    pixels = math.prod(sizes)
+    if pixels * w.size >= MANY_NARROW_PRODUCTS and _pack(x, w, window) > 1:
+        return packed
+    if count <= MAX_TAPS and (pixels <= few or count * channels <= held):
+        return columns
+    large = min(blocks) >= LONG_SIDE and min(outputs, channels) >= MANY_CHANNELS
+    return winograd if large and pixels * w.size >= MANY_PRODUCTS and is_served(x, window) else native
+
+
+def _grouped(x: Any, window: Window, groups: int, channels: int) -> Form:
+    """The fastest form for so many channels a group."""
+    sizes, count = (x.shape[0], *count_blocks(x.shape[1:-1], window)), math.prod(window.kernel)
+    if all(isinstance(n, int) for n in sizes) and count <= MAX_TAPS:
+        pixels = math.prod(sizes)
+        few = channels <= FEW_OF_A_GROUP or pixels * channels <= SMALL_GROUP or groups > MAX_TAPS
+        if few and pixels * count * x.shape[-1] <= CACHED_COLUMNS:
+            return columns
+    return piecewise if groups <= MAX_TAPS else native
+
+
+def native(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...] = ()) -> Any:
+    """By lax.conv_general_dilated. What has one spatial axis gets a second: only then XLA has a fast kernel for it.
+
+    XLA decides how it computes one of int8 before it takes the padding around the image into it, and writes nothing, or
+    fails, where the kernel that it has chosen does not serve so much padding: a barrier keeps that outside.
+    """
+    if x.ndim == 3:
+        flat = Window((1, *window.kernel), (1, *window.strides), ((0, 0), *window.pads), (1, *window.dilations))
+        y = native(lax.expand_dims(x, (1,)), lax.expand_dims(w, (2,)), flat, groups, stretch and (1, *stretch))
+        return lax.squeeze(y, (1,))
+    spatial = "".join(map(str, range(x.ndim - 2)))
+    x = lax.optimization_barrier(x) if x.dtype == np.int8 else x
+    return lax.conv_general_dilated(
+        x, kernel_first(w), window.strides, window.pads, stretch or None, window.dilations, feature_group_count=groups,
+        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), preferred_element_type=_summed(x.dtype),
+    )  # fmt: skip
+
+
+def pointwise(x: Any, w: Any, window: Window, _groups: int) -> Any:
+    """A kernel of one element: a product of the pixels and the weights."""
+    if _has_short_rows(x, window):
+        return _pixels_last(x, w, window, 1)
+    x = padded(x, window, axis=1)
+    x = lax.slice(x, (0,) * x.ndim, x.shape, (1, *window.strides, 1))
+    return product(x, lax.reshape(w, w.shape[:2]))
+
+
+def columns(x: Any, w: Any, window: Window, groups: int) -> Any:
+    """One product of the weights and, for each pixel of the result, all that its window holds (im2col).
+
+    Axis by axis: XLA compiles a loop for every slice, in 12 ms, and 5x5 taps are 10 slices rather than 25.
+    """
+    if groups > 1 or _has_short_rows(x, window):
+        return _pixels_last(x, w, window, groups)
+    for alone in window.by_axis():
+        x = lax.concatenate([lax.expand_dims(part, (x.ndim,)) for part in taps(x, alone, axis=1)], x.ndim)
+    image, depth = x.shape[: 1 + len(window.kernel)], math.prod(w.shape[1:])
+    return product(lax.reshape(x, (*image, depth)), lax.reshape(w, (w.shape[0], depth)))
+
+
+def _has_short_rows(x: Any, window: Window) -> bool:
+    pixels = math.prod((x.shape[0], *count_blocks(x.shape[1:-1], window)))
+    return x.dtype != np.int8 and isinstance(pixels, int) and pixels <= SHORT_ROWS
+
+
+def _pixels_last(x: Any, w: Any, window: Window, groups: int) -> Any:
+    """``columns`` that are (N, groups, C / groups and taps, pixels)."""
+    x = lax.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
+    for alone in window.by_axis():
+        x = lax.concatenate([lax.expand_dims(part, (2,)) for part in taps(x, alone)], 2)
+        x = lax.reshape(x, (x.shape[0], math.prod(x.shape[1:3]), *x.shape[3:]))
+    (batch, _, *image), (outputs, depth) = x.shape, (w.shape[0], math.prod(w.shape[1:]))
+    x = lax.reshape(x, (batch, groups, depth, math.prod(image)))
+    w = lax.reshape(w, (groups, outputs // groups, depth))
+    y = lax.dot_general(w, x, (((2,), (2,)), ((0,), (1,))), preferred_element_type=_summed(x.dtype))
+    y = lax.reshape(y, (outputs, batch, *image))
+    return lax.transpose(y, (*range(1, y.ndim), 0))
+
+
+def _pack(x: Any, w: Any, window: Window) -> int:
+    """How many neighbours along the last axis become one, so that there are channels enough; 1 where there are."""
+    (outputs, inputs), stride = w.shape[:2], window.strides[-1]
+    if window.dilations[-1] > 1 or window.kernel[-1] == 1:
+        return 1
+    if x.dtype == np.int8:
+        sizes = (stride << i for i in range(8))
+        enough = (n for n in sizes if n * inputs >= ENOUGH_CHANNELS_OF_8_BITS and n // stride * outputs > NARROW)
+        return next(enough) if inputs < NARROW else 1
+    if x.dtype != np.float32 or stride > 1 or max(inputs, outputs) > NARROW:
+        return 1
+    return next(n for n in (2, 4, 8, 16, 32) if n * max(inputs, outputs) > NARROW)
+
+
+def packed(x: Any, w: Any, window: Window, _groups: int) -> Any:
+    """Neighbours along the last axis as channels, in the image and in the result: so there are enough of them.
+
+    A window over n neighbours reaches over at most one pack more than it takes; what it does not meet has weight zero.
+    """
+    size, stride = _pack(x, w, window), window.strides[-1]
+    w = kernel_first(w)
+    kernel, (before, after) = window.kernel[-1], window.pads[-1]
+    extent = (x.shape[-2] + before + after - kernel) // stride + 1
+    made = size // stride  # results of a pack
+    packs, reach = -(-extent // made), -(-(kernel + size - stride) // size)
+    x = _along_last(x, 1, before, (packs + reach - 1) * size - x.shape[-2] - before)
+    x = lax.reshape(x, (*x.shape[:-2], packs + reach - 1, size * x.shape[-1]))
+    shifted = [_along_last(w, 2, at, reach * size - kernel - at) for at in range(0, size, stride)]
+    shifted = [lax.reshape(v, (*v.shape[:-3], reach, size * v.shape[-2], v.shape[-1])) for v in shifted]
+    wide = lax.reshape(jnp.stack(shifted, -2), (*shifted[0].shape[:-1], made * w.shape[-1]))
+    plain = Window(wide.shape[:-2], (*window.strides[:-1], 1), (*window.pads[:-1], (0, 0)), window.dilations)
+    y = native(x, lax.transpose(wide, (wide.ndim - 1, wide.ndim - 2, *range(wide.ndim - 2))), plain, 1)
+    y = lax.reshape(y, (*y.shape[:-2], packs * made, w.shape[-1]))
+    return lax.slice(y, (0,) * y.ndim, (*y.shape[:-2], extent, y.shape[-1]))
+
+
+def _along_last(x: Any, behind: int, before: int, after: int) -> Any:
+    """x with zeros around its last spatial axis, behind which so many others come."""
+    pads = [(0, 0, 0)] * x.ndim
+    pads[-1 - behind] = (before, after, 0)
+    return lax.pad(x, np.zeros((), x.dtype), pads)
+
+
+def depthwise(x: Any, w: Any, window: Window, groups: int) -> Any:
+    """One channel a group: shifted multiply-adds.
+
+    One column more than needed is padded and summed: no part is then just the unpadded image, which XLA would compute
+    a second time for it, activation and all (MobileNetV2 takes 3 to 8 % longer).
+    """
+    if w.shape[0] != groups:
+        x = jnp.repeat(x, w.shape[0] // groups, axis=-1)
+    blocks = count_blocks(x.shape[1:-1], window)
+    if any(map(any, window.pads)):
+        before, after = window.pads[-1]
+        window = window._replace(pads=(*window.pads[:-1], (before, after + window.strides[-1])))
+    weights = lax.reshape(w, (w.shape[0], math.prod(window.kernel)))
+    products = (
+        part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 1, keepdims=False), part.shape, (part.ndim - 1,))
+        for i, part in enumerate(taps(x, window, axis=1))
+    )
+    y = functools.reduce(lax.add, products)
+    return lax.slice(y, (0,) * y.ndim, (y.shape[0], *blocks, y.shape[-1]))
+
+
+def piecewise(x: Any, w: Any, window: Window, groups: int) -> Any:
+    """Group by group."""
+    pieces = zip(jnp.split(x, groups, -1), jnp.split(w, groups), strict=True)
+    return lax.concatenate([chosen(a, b, window, 1)(a, b, window, 1) for a, b in pieces], x.ndim - 1)
+
+
+def transposed(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...]) -> Any:
+    """The convolution of stretched x by residues: those taps alone that meet pixels, so no zero is multiplied.
+
+    The results at ``stretch * q + r`` of one ``r`` are a plain convolution of x by some of the taps.
+    """
+    rows = zip(x.shape[1:-1], stretch, window.pads, window.spans, strict=True)
+    extents = [(n - 1) * s + 2 + sum(pads) - span for n, s, pads, span in rows]
+    few = max(window.strides) == 1 and math.prod(stretch) <= MAX_TAPS
+    if not few or 0 in x.shape or not all(isinstance(n, int) for n in extents):
+        return native(x, w, window, groups, stretch)
+    counts = [-(-n // s) for n, s in zip(extents, stretch, strict=True)]
+
+    def along(axis: int, r: int) -> tuple[slice, tuple[int, int], int]:
+        """The taps that results at ``r`` read along an axis, their padding, and how far apart they read."""
+        s, d, k, (before, _) = stretch[axis], window.dilations[axis], window.kernel[axis], window.pads[axis]
+        step = s // math.gcd(s, d)
+        first = next((t for t in range(min(step, k)) if (r + t * d - before) % s == 0), k)
+        start, reach, apart = (r + first * d - before) // s, len(range(first, k, step)) - 1, d * step // s
+        end = start + reach * apart + counts[axis]
+        return slice(first, None, step), (-start, end - x.shape[axis + 1]), apart
+
+    def residue(at: tuple[int, ...]) -> Any:
+        some, pads, dilations = zip(*map(along, range(len(at)), at), strict=True)
+        part = w[(slice(None), slice(None), *some)]
+        if 0 in part.shape[2:]:
+            return jnp.zeros((x.shape[0], *counts, w.shape[0]), x.dtype)
+        plain = Window(part.shape[2:], (1,) * len(at), pads, dilations)
+        return chosen(x, part, plain, groups)(x, part, plain, groups)
+
+    def woven(at: tuple[int, ...]) -> Any:
+        """All results of these residues along the first axes."""
+        if len(at) == len(stretch):
+            return residue(at)
+        axis = len(at) + 1
+        y = jnp.stack([woven((*at, r)) for r in range(stretch[len(at)])], axis + 1)
+        return lax.reshape(y, (*y.shape[:axis], y.shape[axis] * y.shape[axis + 1], *y.shape[axis + 2 :]))
+
+    return lax.slice(woven(()), (0,) * x.ndim, (x.shape[0], *extents, w.shape[0]))
+
+
+def product(x: Any, w: Any) -> Any:
+    """x (N, spatial..., C) by w (O, C)."""
+    rows = lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    y = lax.dot_general(
+        rows, lax.transpose(w, (1, 0)), (((1,), (0,)), ((), ())), preferred_element_type=_summed(x.dtype)
+    )
+    return lax.reshape(y, (*x.shape[:-1], w.shape[0]))
+
+
+def kernel_first(w: Any) -> Any:
+    """Weights as (kernel..., C, O)."""
+    return lax.transpose(w, (*range(2, w.ndim), 1, 0))
+
+
+def _summed(dtype: Any) -> Any:
+    return np.int32 if dtype == np.int8 else dtype

@@ -1,0 +1,308 @@
+"""Programs as passes see them: the only module, beside compat.py, that reads and builds JAX's jaxprs.
+
+A ``Program`` is a list of ``Equation`` over variables. Variables are opaque but for ``aval``, their shape and dtype.
+Inlining puts the equations of inner calls in their place:
+
+    b = jit[jaxpr={lambda; p. q = neg p; q}] a      c = neg a
+    c = custom_jvp_call[...f...] b                  d = max c 0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core.primitives import transpose_p
+
+Branch = Callable[["Equation"], int]
+"""Chooses one of the branches of a choice by platform."""
+CALLS: Final = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+"""Primitives that call a program -> the parameter that holds it."""
+
+
+class Equation:
+    """An application of a primitive.
+
+    Attributes:
+        name, params: of the primitive.
+        inputs: variables and literals.
+        outputs: variables.
+    """
+
+    __slots__ = ("_jax", "inputs", "name", "outputs", "params")
+
+    def __init__(self, equation: Any) -> None:
+        self._jax = equation
+        self.name: str = equation.primitive.name
+        self.inputs: Sequence[Any] = equation.invars
+        self.outputs: Sequence[Any] = equation.outvars
+        self.params: Mapping[str, Any] = equation.params
+
+    def replace(
+        self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None, **params: Any
+    ) -> Equation:
+        """The equation with other variables, and with some parameters changed."""
+        return self._replaced(
+            invars=self.inputs if inputs is None else [*inputs],
+            outvars=self.outputs if outputs is None else [*outputs],
+            params={**self.params, **params},
+        )
+
+    def transpose(self, variable: Any, permutation: tuple[int, ...]) -> Equation:
+        """A transpose of a variable, at this equation's place in the model."""
+        shape = tuple(variable.aval.shape[axis] for axis in permutation)
+        new, params = Var(variable.aval.update(shape=shape, weak_type=False)), {"permutation": permutation}
+        return self._replaced(primitive=transpose_p, invars=[variable], outvars=[new], params=params, effects=set())
+
+    def located_at(self, other: Equation) -> Equation:
+        """The equation at another one's place in the model."""
+        return self._replaced(source_info=other._jax.source_info)
+
+    def within(self, scope: Any) -> Equation:
+        """The equation with its scope of names inside another."""
+        return self._replaced(source_info=self._jax.source_info.replace(name_stack=scope))
+
+    @property
+    def scope(self) -> Any:
+        """The scopes of names that it was traced in; as text those of profiles."""
+        return self._jax.source_info.name_stack
+
+    @property
+    def has_effects(self) -> bool:
+        return bool(self._jax.effects)
+
+    @property
+    def inner(self) -> list[Program]:
+        """The programs among its parameters."""
+        every = (v for value in self.params.values() for v in (value if isinstance(value, tuple | list) else (value,)))
+        return [Program.of(v) for v in every if hasattr(getattr(v, "jaxpr", v), "eqns")]
+
+    def bind(self, values: Sequence[Any], **params: Any) -> list[Any]:
+        """Its results for values of its inputs, with some parameters changed."""
+        with jax.named_scope(str(self.scope)):
+            results = self._jax.primitive.bind(*values, **{**self.params, **params})
+        return list(results) if self._jax.primitive.multiple_results else [results]
+
+    def _replaced(self, **fields: Any) -> Equation:
+        return Equation(self._jax.replace(**fields))
+
+    def __str__(self) -> str:
+        return str(self._jax)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What passes rewrite.
+
+    Attributes:
+        inputs, outputs: variables; outputs may be literals.
+        equations: in an order in which they can be computed.
+        constants: values of variables that are no inputs.
+        parameters: how many inputs, the first of them, are the same in many calls: a model's parameters.
+        hoisted: what is computed of the parameters before a call, whose results are then the first inputs.
+    """
+
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
+    equations: Sequence[Equation]
+    constants: Mapping[Any, Any] = field(repr=False)
+    parameters: int = 0
+    hoisted: Any = None
+    _jax: Any = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, jaxpr: Any, parameters: int = 0) -> Program:
+        """The program of a ClosedJaxpr, or of a Jaxpr without constants."""
+        body = getattr(jaxpr, "jaxpr", jaxpr)
+        constants = dict(zip(body.constvars, getattr(jaxpr, "consts", ()), strict=False))
+        return cls(body.invars, body.outvars, [*map(Equation, body.eqns)], constants, parameters, None, body)
+
+    @classmethod
+    def traced(cls, function: Callable[..., Any], *operands: Any) -> Program:
+        """The program of a function of values like some variables."""
+        return cls.of(jax.make_jaxpr(lambda *xs: function(*xs))(*map(type_of, operands)))
+
+    def closed(self) -> ClosedJaxpr:
+        """The program as JAX has it."""
+        body = self._jax.replace(
+            constvars=[*self.constants], invars=[*self.inputs], outvars=[*self.outputs],
+            eqns=[e._jax for e in self.equations],
+        )  # fmt: skip
+        return ClosedJaxpr(body, [*self.constants.values()])
+
+    def replace(self, **fields: Any) -> Program:
+        """The program with other attributes."""
+        return replace(self, **fields)
+
+    @property
+    def effects(self) -> bool:
+        """Whether it does more than compute its outputs, such as printing."""
+        return bool(self._jax.effects)
+
+    def inlined(self, branch: Branch | None = None) -> Program:
+        """The program with the equations of inner calls in their place, without those that nothing reads."""
+        names, constants = dict[Any, Any](), dict(self.constants)
+        equations = [*inline(self.equations, names, constants, branch or branch_for("cpu"))]
+        outputs = [substitute(v, names) for v in self.outputs]
+        return self.replace(equations=needed(equations, outputs), outputs=outputs, constants=constants)
+
+    def has(self, name: str) -> bool:
+        """Whether a primitive is applied, here or in an inner program that inlining opens."""
+        opened = (e for e in self.equations if e.name in CALLS or is_platform_choice(e))
+        return any(e.name == name for e in self.equations) or any(p.has(name) for e in opened for p in e.inner)
+
+
+def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """A program as a function of its inputs."""
+    function: Callable[..., list[Any]] = jaxpr_as_fun(closed)
+    return function
+
+
+# ------------------------------------------------------------------------------------------------------ variables
+
+
+def is_literal(operand: Any) -> bool:
+    """Whether an operand is a number that stands in the program."""
+    return isinstance(operand, Literal)
+
+
+def literal_value(operand: Any) -> np.ndarray:
+    """The value of a literal, in its dtype."""
+    return np.asarray(operand.val, getattr(operand.aval, "dtype", None))
+
+
+def variables(operands: Iterable[Any]) -> list[Any]:
+    """Those of the operands that are no literals."""
+    return [v for v in operands if not isinstance(v, Literal)]
+
+
+def new_variable(like: Any, shape: tuple[int, ...] | None = None) -> Any:
+    """A new variable of another one's dtype, and of its shape unless one is given."""
+    return Var(like.aval if shape is None else like.aval.update(shape=shape))
+
+
+def substitute(operand: Any, names: Mapping[Any, Any]) -> Any:
+    """The variable or literal that replaces an operand."""
+    return operand if isinstance(operand, Literal) else names.get(operand, operand)
+
+
+def type_of(operand: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype with which functions of an operand are traced."""
+    return jax.ShapeDtypeStruct(operand.aval.shape, operand.aval.dtype)
+
+
+def nbytes(operand: Any) -> int:
+    """Bytes of an operand's value; 0 for what is no array."""
+    aval = operand.aval
+    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize if hasattr(aval, "shape") else 0
+
+
+def values_of(operands: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
+    """The values of operands, from those of variables."""
+    return [literal_value(v) if isinstance(v, Literal) else values[v] for v in operands]
+
+
+# ------------------------------------------------------------------------------------------------------ equations
+
+
+def needed(equations: Sequence[Equation], outputs: Sequence[Any]) -> list[Equation]:
+    """The equations that the outputs are computed from, and those with effects."""
+    wanted, found = set(variables(outputs)), list[Equation]()
+    for equation in reversed(equations):
+        if equation.has_effects or wanted.intersection(equation.outputs):
+            found.append(equation)
+            wanted.update(variables(equation.inputs))
+    return found[::-1]
+
+
+def inline(
+    equations: Sequence[Equation],
+    names: dict[Any, Any],
+    constants: dict[Any, Any],
+    branch: Branch,
+    opens: Callable[[Sequence[Any]], bool] = lambda _: True,
+    around: Any = None,
+) -> Iterator[Equation]:
+    """The equations, with those of inner programs in the place of calls.
+
+    Args:
+        equations: of a program.
+        names: what replaces a variable of the program; filled meanwhile.
+        constants: values of variables that inner programs close over; filled meanwhile.
+        branch: which branch of a choice by platform is taken.
+        opens: whether a call with these variables is inlined.
+        around: the scope of names that the equations stand in.
+    """
+    for equation in equations:
+        scope = equation.scope if around is None else around + equation.scope
+        operands = [substitute(v, names) for v in equation.inputs]
+        callee = _callee(equation, operands, opens, branch)
+        if callee is None:
+            results = [new_variable(v) for v in equation.outputs]  # an inner program can occur twice
+            names.update(zip(equation.outputs, results, strict=True))
+            yield equation.replace(operands, results).within(scope)
+            continue
+        program, operands = callee
+        closed_over = {v: new_variable(v) for v in program.constants}
+        constants.update((closed_over[v], value) for v, value in program.constants.items())
+        within = closed_over | dict(zip(program.inputs, operands, strict=True))
+        yield from inline(program.equations, within, constants, branch, opens, scope)
+        names.update(zip(equation.outputs, (substitute(v, within) for v in program.outputs), strict=True))
+
+
+def _callee(
+    equation: Equation, operands: list[Any], opens: Callable[[Sequence[Any]], bool], branch: Branch
+) -> tuple[Program, list[Any]] | None:
+    """The program that an equation calls, and its operands; None where it calls none, or that is not opened."""
+    if is_platform_choice(equation):
+        return Program.of(equation.params["branches"][branch(equation)]), operands[1:]
+    if equation.name in CALLS and opens(variables(operands)):
+        return Program.of(equation.params[CALLS[equation.name]]), operands
+    return None
+
+
+def is_platform_choice(equation: Equation) -> bool:
+    """Whether it is one of ``lax.platform_dependent``."""
+    return equation.name == "cond" and bool(equation.params.get("branches_platforms"))
+
+
+def branch_for(platform: str) -> Branch:
+    """Chooses the branch that a platform takes."""
+
+    def branch(equation: Equation) -> int:
+        platforms = equation.params["branches_platforms"]
+        own = next((i for i, names in enumerate(platforms) if names and platform in names), None)
+        return int(platforms.index(None)) if own is None else own
+
+    return branch
+
+
+def expand(
+    function: Callable[..., Any], equation: Equation, operands: Sequence[Any], constants: dict[Any, Any]
+) -> list[Equation]:
+    """The equations of a function of operands that computes the result of an equation.
+
+    ``constants`` gets the values that the function closes over.
+    """
+    return splice(Program.traced(function, *operands), equation, operands, constants)
+
+
+def splice(program: Program, equation: Equation, operands: Sequence[Any], constants: dict[Any, Any]) -> list[Equation]:
+    """The equations of a program with these operands, whose result becomes that of an equation."""
+    (output,), (equations, result) = equation.outputs, instantiate(program, operands, constants)
+    return [
+        e.replace(outputs=[output if v is result else v for v in e.outputs]).located_at(equation) for e in equations
+    ]
+
+
+def instantiate(program: Program, operands: Sequence[Any], constants: dict[Any, Any]) -> tuple[list[Equation], Any]:
+    """The equations of a program with these operands, inlined, and the variable of its first output."""
+    names = dict(zip(program.inputs, operands, strict=True))
+    equations = [*inline(program.equations, names, constants, branch_for("cpu"))]
+    constants.update(program.constants)
+    return equations, substitute(program.outputs[0], names)

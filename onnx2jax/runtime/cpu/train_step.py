@@ -1,0 +1,24 @@
+"""A training step as a program that passes rewrite before a CPU runs it; its weights change with every call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .jaxpr_rewrite import as_function
+from .pipeline import Options, run_training
+
+
+def optimised(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a state and other arrays, for jax.jit to trace, as its program after all passes."""
+
+    @functools.wraps(function)
+    def inside(*args: Any) -> Any:
+        closed, results = jax.make_jaxpr(function, return_shape=True)(*args)
+        program = run_training(closed, len(jax.tree.leaves(args[0])), Options())
+        return jax.tree.unflatten(jax.tree.structure(results), as_function(program)(*jax.tree.leaves(args)))
+
+    return inside

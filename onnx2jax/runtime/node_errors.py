@@ -1,0 +1,134 @@
+"""Errors at a node in a user's terms: the node, its operands, the fix."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any, Final
+
+import jax
+
+from .. import compat
+from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
+from ..ir.graph import Function, Node
+from ..ir.signatures import misfit, type_of_array
+from ..ops.arrays import is_known, is_string, is_traced
+from ..ops.registry import PADDED, resolve
+
+ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
+"""Exceptions by which operators, JAX and NumPy refuse operands."""
+FOREIGN: Final = (TypeError, IndexError, ArithmeticError)
+"""Exceptions of JAX and NumPy; raised by this library, they are bugs unless operands have a wrong type or rank."""
+CURE: Final = (
+    "If the model runs elsewhere, the inputs given here do not fit it: compare shapes and dtypes with model.inputs."
+)
+"""The fix for errors of JAX and NumPy, which do not know the model."""
+OURS: Final = str(Path(__file__).parents[1])
+
+
+def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -> Exception:
+    """The error of a node in a user's terms; a bug of this library or of a user's operator is returned unchanged."""
+    if isinstance(e, KnownValueError) and e.node is None:  # the operator's own
+        return KnownValueError(f"{node}: {e}{_bound(node)}", tuple(filter(None, node.inputs)), node)
+    if isinstance(e, OnnxError):
+        if isinstance(node.target, Function) or node.graphs or node.differentiates:
+            e.add_note(f"inside {node}")
+            if node.differentiates and on_host:
+                return OperatorError(f"{node} meets a node on its way that has no derivative\n{e}")
+            if isinstance(e, KnownValueError):
+                e.values, e.node = node.reads, node  # in terms of the graph outside
+        return e
+    if isinstance(e, FloatingPointError):  # jax.debug_nans
+        e.add_note(f"inside {node}")
+        return e
+    if isinstance(e, jax.errors.JAXTypeError):
+        # The body looked at a traced value: conversion to int, bool or NumPy.
+        return needs_known(node, "an operand", node.inputs)
+    if isinstance(e, NotImplementedError):
+        return UnsupportedError(f"{node}: {e}\n{operands(node, values)}")
+    wrong = _misfit(node, values, e)
+    cure = wrong or (CURE if _raised_by_a_library(e) else "")
+    if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
+        if any(map(is_string, values)) and not is_known(values):
+            return needs_known(node, "an operand beside strings", node.inputs)
+        return OperatorError("\n".join(filter(None, (f"{node}: {e}", operands(node, values), cure))))
+    e.add_note(f"inside {node}\n{operands(node, values)}")
+    return e
+
+
+def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:
+    """What is wrong with a node's operands; empty if nothing is found."""
+    title = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    if isinstance(e, IndexError) and getattr(values[0] if values else None, "ndim", 1) == 0:
+        return f"input 0 has no axes, and {title} needs some: reshape it"
+    return misfit(title, node.opset, list(map(type_of_array, values)))
+
+
+def _raised_by_a_library(e: Exception) -> bool:
+    """Whether an error was raised by JAX or NumPy rather than by this package."""
+    if type(e).__module__.startswith("numpy") or any("JAX has removed" in note for note in getattr(e, "__notes__", ())):
+        return True
+    *_, (frame, _) = walk_tb(e.__traceback__)
+    return not frame.f_code.co_filename.startswith(OURS)
+
+
+def operands(node: Node, values: Sequence[Any]) -> str:
+    """Shapes and dtypes of a node's operands, for messages."""
+
+    def describe(value: Any) -> str:
+        if hasattr(value, "shape") and hasattr(value, "dtype"):
+            return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+        if isinstance(value, list):
+            return f"sequence of {len(value)}"
+        return "absent" if value is None else type(value).__name__
+
+    shown = ", ".join(f"{name or '-'}: {describe(v)}" for name, v in zip(node.inputs, values, strict=False))
+    return f"operands: {shown or 'none'}"
+
+
+def needs_known(node: Node, parameter: str, names: Sequence[str]) -> KnownValueError:
+    names = tuple(filter(None, names))
+    return KnownValueError(
+        f"{node}: {parameter} (value {' or '.join(map(repr, names))}) must be known before compiling, because a "
+        "shape or the course of the computation depends on it, but it is traced.\n"
+        "Call the model itself (model(x) or model.run(...)), which finds such values by itself; or pin the input it "
+        f"comes from: convert(..., static={{'input name': value}}){_bound(node)}",
+        names,
+        node,
+    )
+
+
+def _bound(node: Node) -> str:
+    """The fix for nodes whose results can be padded."""
+    if node.domain or resolve(PADDED, node.op_type, 1) is None:
+        return ""
+    return f"; or bound the result: convert(..., max_size={{{node.name!r}: n}})"
+
+
+class DeviationWarning(UserWarning):
+    """The result follows ONNX, and other implementations, which may have produced the model, differ."""
+
+
+def warn(node: Node, warned: set[str], text: str) -> None:
+    """Warn once per model that an operator follows ONNX where other implementations differ."""
+    if node.op_type not in warned:
+        warned.add(node.op_type)
+        warnings.warn(f"{node}: {text}", DeviationWarning, stacklevel=2)
+
+
+def forward_only(node: Node, values: Any, why: str) -> Any:
+    """The values; reverse-mode differentiation raises an error that says why."""
+    error = KnownValueError(f"{node}: {why}", tuple(filter(None, node.inputs)), node)
+    return jax.tree.map(lambda v: compat.forward_only(v, error) if is_traced(v) else v, values)
+
+
+class NoKey:
+    """Placeholder for a missing PRNG key; using it raises."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        raise RandomKeyError(f"{self._node} draws random numbers: pass a key, model.apply(..., rng=jax.random.key(0))")

@@ -1,0 +1,114 @@
+"""A model's parameters on their devices: the only place where weights meet devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from .. import compat
+from ..ops.arrays import is_traced
+from .cpu.hoist_params import Made
+
+if TYPE_CHECKING:
+    from .dispatch import BoundCall, Callee, Signature
+    from .executable import Executable
+
+
+class DeviceParams(Mapping[str, Any]):
+    """One set of parameter values by name, each put on its device when first read, and what is derived from them.
+
+    Attributes:
+        types: shapes and dtypes, by name.
+        read: returns the value of a parameter, in memory or mapped from its file.
+        bound: the dispatch cache: compiled programs bound to these values.
+        hoisted: what programs take in place of these parameters, computed from them once (see cpu/hoist_params).
+        made: values that several programs hoist, by what was computed.
+    """
+
+    def __init__(
+        self, types: Mapping[str, jax.ShapeDtypeStruct], read: Callable[[str], Any], place: Callable[[str, Any], Any]
+    ) -> None:
+        """``place`` puts the value of a parameter on its device."""
+        self.types, self.read = dict(types), read
+        self._place, self._placed = place, dict[str, Any]()
+        self.bound: dict[Signature | None, BoundCall] = {}
+        self.hoisted: dict[Executable, list[Any]] = {}
+        self.made = Made()
+        self.callees: dict[Any, Callee] = {}
+        self.elsewhere: dict[Any, DeviceParams] = {}
+        """Some of them on other devices, by pipeline stage."""
+
+    def merged(self, prefix: str, other: DeviceParams, names: Sequence[str]) -> DeviceParams:
+        """These parameters and some of another model's, whose names get a prefix."""
+        theirs = {prefix + n: n for n in names if n in other}
+
+        def read(name: str) -> Any:
+            return other.read(theirs[name]) if name in theirs else self.read(name)
+
+        def place(name: str, value: Any) -> Any:
+            return other[theirs[name]] if name in theirs else self._place(name, value)
+
+        return DeviceParams(self.types | {n: other.types[own] for n, own in theirs.items()}, read, place)
+
+    @cached_property
+    def device(self) -> jax.Device | None:
+        """The device on which all of them lie, or would lie; None when they span several."""
+        return device_of(self[n] for n in list(self.types)[:1])
+
+    @property
+    def on_one_cpu(self) -> bool:
+        """Whether programs of these parameters run on a single CPU."""
+        return is_cpu(self.device)
+
+    def on_host(self) -> dict[str, np.ndarray]:
+        """Those already on a CPU, as NumPy arrays that share their memory."""
+        return {n: np.asarray(v) for n, v in self._placed.items()} if self.on_one_cpu else {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._placed:
+            if name not in self.types:
+                raise KeyError(name)
+            with compat.outside():  # inside a caller's jit or shard_map this would create tracers
+                self._placed.setdefault(name, self._place(name, self.read(name)))
+        return self._placed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.types)
+
+    def __len__(self) -> int:
+        return len(self.types)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.types
+
+
+def device_of(values: Iterable[Any]) -> jax.Device | None:
+    """The one device on which a program of these arrays runs; None when they span several.
+
+    Committed arrays decide; otherwise it is the device that JAX uses by default.
+    """
+    found = None
+    for value in values:
+        if isinstance(value, jax.Array) and not is_traced(value):
+            devices = value.sharding.device_set
+            if len(devices) > 1:
+                return None
+            if value.committed:
+                (found,) = devices
+    return found or _default_device()
+
+
+def _default_device() -> jax.Device:
+    default: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if default is None:
+        return jax.local_devices()[0]
+    return jax.local_devices(backend=default)[0] if isinstance(default, str) else default
+
+
+def is_cpu(device: jax.Device | None) -> bool:
+    """Whether a program runs on one device, and that is a CPU."""
+    return device is not None and device.platform == "cpu"

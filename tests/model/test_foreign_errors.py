@@ -1,0 +1,190 @@
+"""Saves that are killed, arrays too large, damaged or deleted or masked: errors of our own, and nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import optax
+import pytest
+from onnx import numpy_helper
+
+import onnx2jax
+from onnx2jax.errors import CheckpointError, InputError, ModelError, OnnxError, OperatorError
+from tests.support.models import mlp, text_model
+
+F = np.float32
+ADD = "g (float[3] x) => (float[3] y) { y = Add(x, W) }"
+ZEROS = np.zeros(3, F)
+
+# ------------------------------------------------------------------------------------------- killed in between
+
+
+def test_a_save_killed_at_any_point_leaves_the_old_or_the_new_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder as it is before and after each change of it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    proto = text_model(ADD, W=np.ones(3, F))
+    path = onnx2jax.save(proto, folder / "m.onnx", external_data=True, size_threshold=0)
+    copies = iter(tmp_path / f"copy{i}" for i in range(1000))
+
+    def watched(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        shutil.copytree(folder, next(copies))
+        result = original(*args, **named)
+        shutil.copytree(folder, next(copies))
+        return result
+
+    for name in ("replace", "rename", "link", "unlink", "remove", "fsync", "truncate"):
+        monkeypatch.setattr(os, name, partial(watched, getattr(os, name)))
+    onnx2jax.save(onnx2jax.convert(path), path, params={"W": F([2, 2, 2])}, external_data=True, size_threshold=0)
+    monkeypatch.undo()
+    found = [outcome(copy / "m.onnx") for copy in sorted(tmp_path.glob("copy*"))]
+    assert len(found) > 2 and set(found) <= {1.0, 2.0}, found
+    assert outcome(path) == 2
+    assert len(list(folder.iterdir())) == 2
+
+
+def outcome(path: Path) -> Any:
+    """The first number of W as onnx reads the file, or why it cannot."""
+    try:
+        return float(numpy_helper.to_array(onnx.load(path).graph.initializer[0])[0])
+    except Exception as e:
+        return f"{type(e).__name__}: {e}"
+
+
+# ------------------------------------------------------------------------------------------- errors of our own
+
+
+@pytest.mark.parametrize("node", ["ConstantOfShape", "Expand"])
+def test_an_array_larger_than_the_machine_is_refused(node: str) -> None:
+    inputs = "shape" if node == "ConstantOfShape" else "x, shape"
+    m = onnx2jax.convert(text_model(f"g (float[1] x, int64[1] shape) => (float[n] y) {{ y = {node}({inputs}) }}"))
+    with pytest.raises(OperatorError, match=f"{node}(.|\n)*1000000000000"):
+        m(np.ones(1, F), np.array([10**12]))
+
+
+def test_padding_beyond_the_memory_is_refused() -> None:
+    m = onnx2jax.convert(text_model("g (float[n] x) => (float[m] y) { y = Pad(x, p) }", p=np.array([0, 2**40])))
+    with pytest.raises(OperatorError, match="Pad"):
+        m(np.ones(2, F))
+
+
+def test_a_tampered_checkpoint_is_refused(tmp_path: Path) -> None:
+    state = {"a": np.arange(6, dtype=F), "b": np.int64(3)}
+    path = onnx2jax.save_checkpoint(tmp_path / "state.safetensors", state, position=4)
+    data = path.read_bytes()
+    for at in range(len(data)):
+        for bit in (1, 16, 128):
+            path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+            with contextlib.suppress(CheckpointError):  # in the numbers nothing shows it
+                onnx2jax.load_checkpoint(path, state)
+
+
+USES: dict[str, Callable[[Any, Any, Path], Any]] = {
+    "step": lambda tuned, state, _: tuned.step(state, {"x": ZEROS}),
+    "evaluate": lambda tuned, state, _: tuned.evaluate(state, {"x": ZEROS}),
+    "params": lambda tuned, state, _: tuned.params(state),
+    "to_model": lambda tuned, state, _: tuned.to_model(state),
+    "save_checkpoint": lambda _, state, folder: onnx2jax.save_checkpoint(folder / "state.safetensors", state),
+    "save_adapter": lambda tuned, state, folder: tuned.save_adapter(folder / "adapter.safetensors", state),
+}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [pytest.param(use, id=name) for name, use in USES.items()],
+)
+def test_a_used_up_state_is_refused(use: Callable[[Any, Any, Path], Any], tmp_path: Path) -> None:
+    m = onnx2jax.convert(text_model(ADD, W=np.ones(3, F)))
+    tuned = onnx2jax.finetune(m, lambda y, _: (y**2).mean(), optax.sgd(0.1), trainable="*")
+    state = tuned.init()
+    tuned.step(state, {"x": ZEROS})
+    with pytest.raises(InputError, match="used up"):
+        use(tuned, state, tmp_path)
+
+
+WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "call": lambda m, x: m(x),
+    "run": lambda m, x: m.run(None, {"x": x}),
+    "apply": lambda m, x: m.apply(m.params, x),
+    "apply, as a parameter": lambda m, x: m.apply({"W": x}, ZEROS),
+    "with_params": lambda m, x: m.with_params({"W": x})(ZEROS),
+    "static": lambda _, x: onnx2jax.convert(text_model(ADD, W=ZEROS), static={"x": x})(),
+}
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("what", ["masked", "donated"])
+def test_masked_and_donated_arrays_are_refused(what: str, way: Callable[[Any, Any], Any], warm: bool) -> None:
+    m = onnx2jax.convert(text_model(ADD, W=np.ones(3, F)))
+    given = jnp.ones(3, F)
+    if warm:
+        way(m, given)
+        way(m, np.ones(3, F))
+    given.delete()
+    x = np.ma.masked_array(np.ones(3, F), [True, False, False]) if what == "masked" else given
+    with pytest.raises(InputError, match="masked|filled" if what == "masked" else "deleted|donated"):
+        way(m, x)
+    np.testing.assert_array_equal(m(ZEROS), [1, 1, 1])
+
+
+def test_parameters_survive_the_donation_of_the_array_given() -> None:
+    m, given = onnx2jax.convert(text_model(ADD, W=ZEROS)), jnp.ones(3, F)
+    other = m.with_params({"W": given})
+    given.delete()
+    try:
+        y = other(ZEROS)
+    except OnnxError:
+        return  # refused as such
+    except RuntimeError as e:
+        raise AssertionError("an error of JAX's") from e
+    np.testing.assert_array_equal(y, [1, 1, 1])
+
+
+def test_params_can_be_donated() -> None:
+    m = onnx2jax.convert(text_model(ADD, W=ZEROS)).with_params({"W": jnp.ones(3, F)})
+    m(ZEROS)
+    jax.jit(m.apply, donate_argnums=0)(m.params, ZEROS)
+    np.testing.assert_array_equal(m(ZEROS), [1, 1, 1])
+
+
+@pytest.mark.parametrize("way", ["call", "apply"])
+def test_outputs_that_are_parameters_can_be_donated(way: str) -> None:
+    m = onnx2jax.convert(text_model("g (float[n] x) => (float[n] y, float[3] W) { y = Neg(x) }", W=np.ones(3, F)))
+    calls = {"call": lambda: m(ZEROS), "apply": lambda: m.apply({}, ZEROS)}
+    calls[way]()[1].delete()
+    for call in calls.values():
+        np.testing.assert_array_equal(call()[1], [1, 1, 1])
+
+
+def test_a_random_key_is_no_input() -> None:
+    with pytest.raises(InputError, match="input x"):
+        onnx2jax.convert(text_model(ADD, W=ZEROS))(jax.random.key(0))
+
+
+@pytest.mark.parametrize("number", [2.5, None])
+def test_an_input_of_unknown_type_takes_a_number_or_refuses_it(number: float | None) -> None:
+    text = "g (float[n] x) => (float[n] y) { m = ReduceMean<keepdims = 0>(W)  y = Mul(x, m) }"
+    m = onnx2jax.convert(text_model(text, W=ZEROS)).cut(inputs=["m"])
+    with contextlib.suppress(InputError):
+        np.testing.assert_array_equal(m(m=number, x=ZEROS + 1), [2.5] * 3)
+
+
+@pytest.mark.parametrize("part", ["cut", "replace"])
+def test_the_error_of_saving_a_part_is_ours(part: str, tmp_path: Path) -> None:
+    m = onnx2jax.convert(mlp())
+    other = m.cut(outputs=["r"]) if part == "cut" else m.replace({"r": jnp.zeros_like})
+    with pytest.raises(ModelError, match=r"save writes the graph of a file.*extract_model\("):
+        onnx2jax.save(other, tmp_path / "m.onnx")

@@ -1,0 +1,160 @@
+"""The key of the dispatch cache: every field tells programs apart, and holds no memory of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax import compat
+from onnx2jax.ir.graph import Graph
+from onnx2jax.runtime.dispatch import Callee, Constants, Signature, private, signature
+from onnx2jax.runtime.interpreter import Settings
+from tests.support.models import mlp, model, value
+
+GRAPH = Graph("g", "", (), (), {}, ())
+X = np.ones((3, 4), np.float32)
+WEIGHT = {"w": jax.ShapeDtypeStruct((4, 4), np.float32)}
+CALLEE = {"graph": GRAPH, "settings": Settings(), "params": WEIGHT, "constants": Constants({"s": np.float32(2)})}
+
+
+def signed(x: Any = X, *, as_numpy: bool = False, name: str = "x", device: Any = None, **callee: Any) -> Signature:
+    found = signature(Callee(**{**CALLEE, **callee}), (name,), [x], device, as_numpy)
+    assert found is not None
+    return found
+
+
+def configured() -> Signature:
+    with jax.default_matmul_precision("highest"):
+        return signed()
+
+
+OTHERS: dict[str, dict[str, Callable[[], Signature]]] = {
+    "callee": {
+        "graph": lambda: signed(graph=replace(GRAPH, name="g")),
+        "settings": lambda: signed(settings=Settings(max_trips=3)),
+        "params": lambda: signed(params={"w": jax.ShapeDtypeStruct((5, 4), np.float32)}),
+        "constants": lambda: signed(constants=Constants({"s": np.float32(3)})),
+    },
+    "inputs": {"name": lambda: signed(name="z")},
+    "arrays": {
+        "dtype": lambda: signed(X.astype(np.float64)),
+        "byte order": lambda: signed(X.astype(">f4")),
+        "shape": lambda: signed(X[:2]),
+        "JAX's own": lambda: signed(jnp.asarray(X)),
+    },
+    "device": {"another": lambda: signed(device=jax.devices()[0])},
+    "configuration": {"precision": configured},
+    "as_numpy": {"NumPy": lambda: signed(as_numpy=True)},
+}
+CASES = [(field, name) for field, cases in OTHERS.items() for name in cases]
+
+
+def test_every_field_of_the_key_has_a_case() -> None:
+    assert OTHERS.keys() == {*Signature._fields}
+    assert OTHERS["callee"].keys() == {*Callee.__slots__} - {"_hash"}
+
+
+@pytest.mark.parametrize(("field", "name"), CASES)
+def test_a_field_alone_makes_another_key(field: str, name: str) -> None:
+    other, own = OTHERS[field][name](), signed()
+    assert own == signed() and hash(own) == hash(signed())
+    assert own != other
+    assert [f for f in Signature._fields if getattr(own, f) != getattr(other, f)] == [field]
+
+
+def test_arrays_of_jax_are_told_apart_by_weak_type_device_and_commitment() -> None:
+    plain, (first, second, *_) = jnp.ones((3, 4), np.float32), jax.devices()
+    arrays = [plain, jnp.full((3, 4), 1.0), jax.device_put(X, first), jax.device_put(X, second)]
+    assert arrays[1].weak_type
+    assert len({signed(x) for x in arrays}) == len(arrays)
+
+
+def test_what_is_traced_or_spans_devices_has_no_signature() -> None:
+    callee = Callee(**CALLEE)
+    found: list[Any] = []
+
+    def note(x: Any) -> Any:
+        found.append(signature(callee, ("x",), [x], None, False))
+        return x
+
+    jax.jit(note)(X)
+    jax.vmap(note)(X)
+    jax.grad(lambda x: note(x).sum())(X)
+    mesh = jax.make_mesh((2,), ("data",))
+    spread = jax.device_put(np.ones((2, 2)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
+    note(spread)
+    note([X])
+    assert found == [None] * 5
+
+
+@pytest.mark.parametrize("dtype", [np.int64, object])
+def test_constants_keep_no_memory_of_the_caller(dtype: Any) -> None:
+    given = np.array([1, 2], dtype)
+    constants = Constants({}, {"s": given})
+    before = hash(constants), repr(constants)
+    given[:] = 7
+    assert constants.inputs["s"].tolist() == [1, 2]
+    assert (hash(constants), repr(constants)) == before
+    with pytest.raises(ValueError, match="read-only"):
+        constants.inputs["s"][0] = 3
+
+
+def test_constants_are_told_apart_to_the_bit() -> None:
+    keys = {Constants({"s": np.float32(v)}) for v in (0.0, -0.0, np.nan, 1)}
+    assert len(keys) == 4
+    assert Constants({"s": np.float32(1)}) != Constants({}, {"s": np.float32(1)})
+
+
+def test_private_copies_numpy_alone() -> None:
+    theirs, own = jnp.asarray(X), X.copy()
+    copied: Any = private({"a": own, "b": theirs, "c": [own]})
+    own[:] = 5
+    assert copied["a"].max() == copied["c"][0].max() == 1
+    assert copied["b"] is theirs
+
+
+def test_a_configuration_that_changes_between_calls_gets_a_program_of_its_own() -> None:
+    m = onnx2jax.convert(mlp())
+    plain = np.asarray(m(X))
+    with jax.default_matmul_precision("bfloat16"):
+        m(X), m(X)
+    assert m.compilations == 2
+    np.testing.assert_array_equal(m(X), plain)
+    assert m.compilations == 2
+
+
+def test_explain_call_names_path_and_reason() -> None:
+    m = onnx2jax.convert(mlp())
+    assert m.explain_call(X).splitlines()[1:3] == [
+        "model(...)  compiled  one program, called directly for this signature",
+        "model.run   numpy     dispatch would cost more than the computation",
+    ]
+    plain = onnx2jax.convert(mlp(), optimize=False)
+    assert "full" in plain.explain_call(X) and "optimize=False" in plain.explain_call(X)
+    nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Shape", ["i"], ["y"])]
+    file = model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.int64, [2])])
+    assert "needs the value" in onnx2jax.convert(file).explain_call(X)
+
+
+def test_debug_levels_print_nodes_and_paths(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ONNX2JAX_DEBUG", "2")
+    m = onnx2jax.convert(mlp())
+    m(X), m(X)
+    printed = capsys.readouterr().err
+    assert "onnx2jax: trace node" in printed
+    assert [line.rsplit(": ", 1)[1] for line in printed.splitlines() if "call of" in line] == ["full", "compiled"]
+
+
+def test_without_a_trace_context_of_jax_the_options_tell_programs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "trace_context", compat.configuration)
+    assert configured() != signed()

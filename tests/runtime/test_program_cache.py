@@ -1,0 +1,339 @@
+"""Compiled programs kept in ``cache_dir``: what finds one traces nothing, and only the same finds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+
+import onnx2jax
+from onnx2jax import compat
+from onnx2jax.errors import OperatorError
+from onnx2jax.ir.fingerprint import fingerprint
+from onnx2jax.ops.registry import Operator, op, resolve
+from onnx2jax.runtime import compile, program_cache
+from onnx2jax.runtime.interpreter import Settings
+from tests.support.helpers import ROOT
+
+IMAGES = np.random.default_rng(0).random((2, 1, 8, 8)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
+
+
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From when it is called on, tracing is an error."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("traced")
+
+    return lambda: monkeypatch.setattr(compile, "evaluate", refuse)
+
+
+def programs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.program"))
+
+
+def model(body: str, header: str = "float[n, 4] x) => (float[n, m] y", **initializers: Any) -> onnx.ModelProto:
+    made = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g ({header}) {{ {body} }}')
+    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
+    return made
+
+
+W = np.arange(12, dtype=np.float32).reshape(4, 3)
+X = np.ones((2, 4), np.float32)
+
+
+def test_another_process_does_not_trace(tmp_path: Path) -> None:
+    """Whatever the order of sets is there."""
+    script = """
+import sys, jax, numpy as np, onnx2jax
+if sys.argv[2] == "again":
+    from onnx2jax.runtime import compile
+    compile.evaluate = None
+m = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=sys.argv[1])
+x = np.random.default_rng(0).random((2, 1, 8, 8)).astype(np.float32)
+print(m.run(None, {"image": x})[0].tobytes().hex(), m(x).shape, m.compilations)
+"""
+    said = []
+    for seed, which in (("1", "first"), ("2", "again")):
+        command = [sys.executable, "-c", script, str(tmp_path / "cache"), which]
+        environment = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"} | {"PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1] and len(programs(tmp_path / "cache")) == 1
+
+
+def test_weights_are_no_part_of_it(tmp_path: Path, untraced: Callable[[], None]) -> None:
+    text = "t = Transpose(w)  y = Gemm <transB = 1> (x, t)"
+    first, other = (onnx2jax.convert(model(text, w=w), cache_dir=tmp_path) for w in (W, -2 * W))
+    np.testing.assert_array_equal(first(X), X @ W)
+    untraced()
+    np.testing.assert_array_equal(other(X), X @ (-2 * W))
+    np.testing.assert_array_equal(other.with_params({"w": W})(X), X @ W)
+    assert len(programs(tmp_path)) == 1 and other.compilations == 1
+
+
+def test_compiled_ahead_by_one_process_for_another(tmp_path: Path, untraced: Callable[[], None]) -> None:
+    m = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=tmp_path)
+    assert m.compile(dims={"batch": 3}).compile({"image": (2, 1, 8, 8)}) is m and m.compilations == 2
+    untraced()
+    again = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=tmp_path)
+    np.testing.assert_array_equal(again(IMAGES), m(IMAGES))
+
+
+TEXT = "h = MatMul(x, w)  k = LeakyRelu <alpha = 0.5> (h)  y = Add(k, b)"
+BASE = model(TEXT, w=W, b=np.float32([1]))
+OTHERS = {
+    "an attribute": model(TEXT.replace("0.5", "0.25"), w=W, b=np.float32([1])),
+    "a constant": model(TEXT, w=W, b=np.float32([2])),
+    "an operator": model(TEXT.replace("LeakyRelu", "Elu"), w=W, b=np.float32([1])),
+    "what an operator reads": model(TEXT.replace("k, b", "h, b"), w=W, b=np.float32([1])),
+    "a type": model(TEXT, w=W, b=np.float32([1, 1, 1])),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_graph_has_another_program(name: str, tmp_path: Path) -> None:
+    results = [onnx2jax.convert(m, cache_dir=tmp_path)(-X) for m in (BASE, OTHERS[name])]
+    assert len(programs(tmp_path)) == 2
+    for m, result in zip((BASE, OTHERS[name]), results, strict=True):
+        np.testing.assert_array_equal(result, onnx2jax.convert(m)(-X))
+
+
+def test_other_shapes_options_and_configurations_have_their_own(tmp_path: Path) -> None:
+    m = onnx2jax.convert(BASE, cache_dir=tmp_path)
+    wanted = onnx2jax.convert(BASE)(X)
+    m(X), m(X[:1]), m(X.astype(np.float32))
+    assert len(programs(tmp_path)) == 2
+    with jax.default_matmul_precision("highest"):
+        np.testing.assert_array_equal(m(X), wanted)  # by the program at hand, traced anew
+        np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), wanted)
+    assert len(programs(tmp_path)) == 3
+    with jax.disable_jit():
+        np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), wanted)
+    onnx2jax.convert(BASE, cache_dir=tmp_path, optimize=False)(X)
+    assert len(programs(tmp_path)) <= 4
+
+
+def test_a_damaged_program_is_recompiled(tmp_path: Path) -> None:
+    wanted = onnx2jax.convert(BASE, cache_dir=tmp_path)(X)
+    (path,) = programs(tmp_path)
+    whole = path.read_bytes()
+    for data in (b"", whole[:100], whole[: len(whole) // 2], b"\x80\x04K\x01."):
+        path.write_bytes(data)
+        with pytest.warns(UserWarning, match="in cache_dir cannot be used and is recompiled"):
+            np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), wanted)
+        assert len(path.read_bytes()) > 1000
+
+
+def test_where_nothing_can_be_kept_a_warning_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="no program can be kept in cache_dir"):
+        onnx2jax.convert(BASE, cache_dir=tmp_path / "file")(X)
+
+
+def test_operators_of_ones_own_and_libraries_are_compiled_as_ever(tmp_path: Path) -> None:
+    @op("Own", domain="test.store")
+    def own(x):  # type: ignore[no-untyped-def]
+        return x + 1
+
+    made = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Own", ["x"], ["y"], domain="test.store")],
+            "g",
+            [helper.make_tensor_value_info("x", 1, [None, 4])],
+            [helper.make_tensor_value_info("y", 1, [None, 4])],
+        ),
+        opset_imports=[helper.make_opsetid("test.store", 1)],
+        ir_version=8,
+    )
+    np.testing.assert_array_equal(onnx2jax.convert(made, cache_dir=tmp_path)(X), X + 1)
+    square = model("y = Det(x)", "float[n, n] x) => (float y")
+    np.testing.assert_allclose(onnx2jax.convert(square, cache_dir=tmp_path)(2 * np.eye(6, dtype=np.float32)), 64)
+    assert not programs(tmp_path)
+    assert fingerprint(onnx2jax.convert(made).graph, ()) is None
+
+
+LOOP = model(
+    "y = Loop (k, , x) <body = b (int64 i, bool c, float[n, 4] v) => (bool d, float[n, 4] w) "
+    "{ d = Identity(c)  w = Add(v, v) }>",
+    "float[n, 4] x) => (float[n, 4] y",
+    k=np.int64(10),
+)
+
+
+def test_max_trips_is_part_of_the_key(tmp_path: Path) -> None:
+    onnx2jax.convert(LOOP, cache_dir=tmp_path)(X)
+    with pytest.raises(OperatorError, match="max_trips \\(3\\)"):
+        onnx2jax.convert(LOOP, max_trips=3, cache_dir=tmp_path)(X)
+
+
+def test_every_setting_that_decides_what_is_computed_is_part_of_the_key() -> None:
+    graph = onnx2jax.convert(BASE).graph
+    decides: dict[str, Any] = {"max_trips": 3, "optimize": False, "skip": frozenset({"layout_assignment"})}
+    changed = decides | {"warn_after": 3, "annotate": True, "cache_dir": Path("elsewhere")}
+    keys = {name: fingerprint(graph, (), Settings(**{name: value})) for name, value in changed.items()}
+    plain = fingerprint(graph, (), Settings())
+    assert {name for name, key in keys.items() if key != plain} == decides.keys()
+    assert changed.keys() == {f.name for f in dataclasses.fields(Settings)} - {"place", "warned"}
+    assert fingerprint(graph, (), Settings(place=object())) is None  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def leaky_relu() -> Iterator[Operator]:
+    """The package's LeakyRelu, restored after the test."""
+    operator = resolve("", "LeakyRelu", 21)
+    assert operator is not None and operator.function is not None
+    yield operator
+    op("LeakyRelu", since=operator.since, replace=True)(operator.function)
+
+
+def test_a_replaced_operator_that_wraps_a_built_in_is_not_the_built_in(tmp_path: Path, leaky_relu: Operator) -> None:
+    """functools.wraps copies __module__, and any function can claim any module."""
+    plain = onnx2jax.convert(BASE, cache_dir=tmp_path)(-X)
+    own = leaky_relu.function
+    assert own is not None
+
+    @functools.wraps(own)
+    def doubled(*args: Any, **attributes: Any) -> Any:
+        return own(*args, **attributes) * 2
+
+    op("LeakyRelu", since=leaky_relu.since, replace=True)(doubled)
+    replaced = onnx2jax.convert(BASE, cache_dir=tmp_path)
+    np.testing.assert_array_equal(replaced(-X), 2 * plain - 1)  # y = LeakyRelu(h) + 1
+    assert fingerprint(replaced.graph, ()) is None and len(programs(tmp_path)) == 1
+
+
+def test_a_built_in_registered_under_another_name_is_not_that_operator(leaky_relu: Operator) -> None:
+    other = resolve("", "Elu", 21)
+    assert other is not None and other.function is not None
+    op("LeakyRelu", since=leaky_relu.since, replace=True)(other.function)
+    assert fingerprint(onnx2jax.convert(BASE).graph, ()) is None
+
+
+def test_programs_swapped_under_each_others_names_are_recompiled(tmp_path: Path) -> None:
+    first, second = BASE, OTHERS["an attribute"]
+    wanted = [onnx2jax.convert(m, cache_dir=tmp_path)(-X) for m in (first, second)]
+    one, other = programs(tmp_path)
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+    for m, result in zip((first, second), wanted, strict=True):
+        with pytest.warns(UserWarning, match="holds another program"):
+            np.testing.assert_array_equal(onnx2jax.convert(m, cache_dir=tmp_path)(-X), result)
+        np.testing.assert_array_equal(onnx2jax.convert(m, cache_dir=tmp_path)(-X), result)
+
+
+def test_a_changed_byte_is_found_by_the_checksum(tmp_path: Path) -> None:
+    wanted = onnx2jax.convert(BASE, cache_dir=tmp_path)(X)
+    (path,) = programs(tmp_path)
+    whole = bytearray(path.read_bytes())
+    whole[-100] ^= 1
+    path.write_bytes(whole)
+    with pytest.warns(UserWarning, match="checksum"):
+        np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), wanted)
+
+
+FUNCTIONS = parser.parse_model("""
+    <ir_version: 10, opset_import: ["": 21, "local": 1]>
+    g (float[n, 4] x) => (float[n, 4] y) { h = local.Scale <by = 2.0> (x)  y = local.Scale <by = -3.0> (h) }
+    <domain: "local", opset_import: ["": 21]>
+    Scale <by> (x) => (y) { c = Constant <value_float: float = @by> ()  y = Mul(x, c) }
+""")
+
+
+def test_models_with_functions_are_kept(tmp_path: Path, untraced: Callable[[], None]) -> None:
+    onnx2jax.convert(FUNCTIONS, cache_dir=tmp_path)(X)
+    untraced()
+    np.testing.assert_array_equal(onnx2jax.convert(FUNCTIONS, cache_dir=tmp_path)(X), -6 * X)
+
+
+def test_what_cannot_be_pickled_is_compiled_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> bytes:
+        raise TypeError("cannot pickle it")
+
+    monkeypatch.setattr(program_cache.pickle, "dumps", refuse)
+    with pytest.warns(UserWarning, match="no program can be kept in cache_dir.*cannot pickle it"):
+        np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), X @ W + 1)
+
+
+KINDS = {
+    "texts on the host": (
+        model('s = Cast <to = 8> (x)  y = Cast <to = 1> (s)', "float[n, 4] x) => (float[n, 4] y"),
+        (X,),
+    ),
+    "parts around the host": (
+        model("p = MatMul(x, x)  i = NonZero(p)  j = Cast <to = 1> (i)  t = Transpose(j)  y = MatMul(j, t)",
+              "float[n, n] x) => (float[m, k] y"),
+        (np.eye(3, dtype=np.float32),),
+    ),
+    "a result that is known": (
+        model("y = Shape(x)  z = Relu(x)", "float[n, 4] x) => (int64[2] y, float[n, 4] z"),
+        (X,),
+    ),
+    "a sequence": (model("y = SplitToSequence(x)", "float[n, 4] x) => (seq(float[1, 4]) y"), (X,)),
+    "a loop": (
+        model("y = Loop (k, , x) <body = b (int64 i, bool c, float[n, 4] v) => (bool d, float[n, 4] w) "
+              "{ d = Identity(c)  w = Add(v, v) }>", "float[n, 4] x, int64 k) => (float[n, 4] y"),
+        (X, np.int64(3)),
+    ),
+    "64 bits": (model("y = Add(x, x)", "int64[n] x) => (int64[n] y"), (np.array([2**40]),)),
+    "int4 weights": (
+        model("f = DequantizeLinear(q, s)  y = MatMul(x, f)", q=np.array([[1, -2], [3, 4], [5, 6], [7, -8]]).astype(
+            helper.tensor_dtype_to_np_dtype(onnx.TensorProto.INT4)), s=np.float32(0.5)),
+        (X,),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_model_gives_the_same_again(name: str, tmp_path: Path) -> None:
+    proto, args = KINDS[name]
+    wanted = onnx2jax.convert(proto)(*args)
+    for _ in range(2):
+        m = onnx2jax.convert(proto, cache_dir=tmp_path)
+        for _ in range(2):
+            jax.tree.map(np.testing.assert_array_equal, m(*args), wanted)
+
+
+def test_random_numbers_follow_the_key(tmp_path: Path, untraced: Callable[[], None]) -> None:
+    proto = model("y = RandomNormalLike(x)", "float[n, 4] x) => (float[n, 4] y")
+    first = [onnx2jax.convert(proto, cache_dir=tmp_path)(X, rng=seed) for seed in (0, 1)]
+    untraced()
+    again = onnx2jax.convert(proto, cache_dir=tmp_path)
+    for seed in (0, 1):
+        np.testing.assert_array_equal(again(X, rng=seed), first[seed])
+
+
+def test_a_callers_own_transformations_are_as_ever(tmp_path: Path) -> None:
+    for _ in range(2):
+        m = onnx2jax.convert(BASE, cache_dir=tmp_path)
+        m(X)
+        gradient = jax.grad(lambda x, m=m: m(x).sum())(X)
+        np.testing.assert_allclose(gradient, np.broadcast_to(W.sum(1), (2, 4)), rtol=1e-6)
+    with compat.enable_x64():
+        np.testing.assert_array_equal(m(X), onnx2jax.convert(BASE)(X))
+
+
+def test_threads_share_the_folder(tmp_path: Path) -> None:
+    models = [onnx2jax.convert(BASE, cache_dir=tmp_path) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda m: np.asarray(m(X)), models))
+    assert all((r == results[0]).all() for r in results) and len(list(tmp_path.iterdir())) == 1

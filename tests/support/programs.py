@@ -1,0 +1,31 @@
+"""Passes applied to what ``jax.make_jaxpr`` traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from jax.extend.core import check_jaxpr
+
+from onnx2jax.runtime.cpu.hoist_params import Prepared, hoist
+from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
+
+
+def rewritten(rewrite: Callable[[Program], Program], closed: Any, parameters: int = 0) -> Any:
+    """The program after a pass, which is shown to be valid; the same object where the pass returns its own."""
+    program = Program.of(closed, parameters)
+    new = rewrite(program)
+    if new is program:
+        return closed
+    changed = new.closed()
+    check_jaxpr(changed.jaxpr)
+    return changed
+
+
+def hoisted(closed: Any, parameters: int) -> Prepared:
+    """The program split into hoisted steps and the rest."""
+    program = hoist(Program.of(closed, parameters), branch_for("cpu"))
+    main = program.closed()
+    check_jaxpr(main.jaxpr)
+    return replace(program.hoisted, main=main)

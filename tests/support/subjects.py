@@ -1,0 +1,182 @@
+"""Models under test beside what they compute, the forms in which arrays are given, and how results are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import onnx2jax
+from onnx2jax import compat
+from tests.support.confusable import Case, Rng, Steps, Values, real
+
+
+@dataclass
+class Subject:
+    """A model and its meaning, as far as it was changed from its case's.
+
+    Attributes:
+        model: under test.
+        case: what it was made of.
+        params: values that its parameters have.
+        fixed: inputs given by ``static=``.
+        told: other keywords of ``convert``.
+        given: values that became inputs by ``cut``.
+        outputs: names of its outputs.
+        functions: of values that were replaced.
+        joined: steps of the model that was joined.
+        is_whole: whether a file holds it.
+        jitted: its ``apply`` in a jit that is kept.
+    """
+
+    model: onnx2jax.Model
+    case: Case
+    params: dict[str, np.ndarray]
+    outputs: list[str]
+    fixed: dict[str, np.ndarray] = field(default_factory=dict)
+    told: dict[str, Any] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    functions: Steps = field(default_factory=dict)
+    joined: Steps = field(default_factory=dict)
+    is_whole: bool = True
+    jitted: Any = None
+
+    @property
+    def inner(self) -> list[str]:
+        """Values that the nodes of its graph make."""
+        made = {name for node in self.model.graph.nodes for name in node.outputs}
+        return [n for n in self.case.steps if n in made]
+
+    def feeds(self, rng: Rng, size: int) -> dict[str, Any]:
+        """Inputs by name."""
+        drawn = self.case.feeds(rng, size)
+        drawn |= {n: v for n, v in self.fixed.items() if n in drawn}
+        inner = self._values(drawn, 0)
+        wanted = {v.name for v in self.model.inputs} | {n for n in self.model.optional if n in drawn}
+        if self.told.get("rebatch"):
+            return {"x": real(rng, size, 4)}
+        return {n: np.array(inner[n]) for n in sorted(wanted)}
+
+    def values(self, feeds: Mapping[str, Any], seed: int = 0) -> Values:
+        """All values that these inputs give."""
+        return self._values({**self.fixed, **feeds}, seed)
+
+    def expected(self, feeds: Mapping[str, Any], seed: int = 0) -> list[np.ndarray]:
+        """The outputs."""
+        with np.errstate(all="ignore"):
+            if self.told.get("rebatch"):
+                rows = [self._values({"x": row[None]}, seed) for row in feeds["x"]]
+                return [np.concatenate([v[n] for v in rows]) for n in self.outputs]
+            values = self.values(feeds, seed)
+            return [np.asarray(values[n]) for n in self.outputs]
+
+    def _values(self, given: Mapping[str, Any], seed: int) -> Values:
+        return Values({**self.params, **given, "rng": seed}, {**self.case.steps, **self.joined}, self.functions)
+
+
+def converted(case: Case, *, fixed: Mapping[str, Any] | None = None, **told: Any) -> Subject:
+    """A case's model with keywords of ``convert``; ``fixed`` becomes static, in arrays that are written into."""
+    static = {n: np.array(v) for n, v in (fixed or {}).items()}
+    model = onnx2jax.convert(case.proto.SerializeToString(), static=static, **told)
+    for array in static.values():
+        spoil(array)
+    fixed = {n: np.array(v) for n, v in (fixed or {}).items()}
+    return Subject(model, case, dict(case.params), case.outputs, fixed, told)
+
+
+# ------------------------------------------------------------------------------------------------- forms of arrays
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    memory = np.empty(array.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    new = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    new[...] = array
+    return new
+
+
+def _strided(array: np.ndarray) -> np.ndarray:
+    wide = np.repeat(array, 2, axis=-1) if array.ndim else array.copy()
+    return wide[..., ::2] if array.ndim else wide
+
+
+def _in_jax(array: np.ndarray) -> Any:
+    with compat.enable_x64():
+        return jnp.array(array)
+
+
+FORMS: Final[dict[str, Callable[[np.ndarray], Any]]] = {
+    "numpy": np.array,
+    "aligned": lambda a: a.copy() if a.dtype == object else _aligned(a),
+    "read-only": lambda a: _read_only(a.copy()),
+    "a view of writable memory": lambda a: _read_only(a.copy()[...]),
+    "strided": _strided,
+    "reversed": lambda a: a[::-1].copy()[::-1] if a.ndim else a.copy(),
+    "fortran": lambda a: np.array(a, order="F"),
+    "jax": lambda a: a.copy() if a.dtype == object else _in_jax(a),
+    "list": lambda a: a.tolist() if a.size else a.copy(),
+}
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def spoil(value: Any) -> None:
+    """Write into an array of NumPy's, through whatever can be written."""
+    if not isinstance(value, np.ndarray):
+        return
+    while isinstance(value, np.ndarray) and not value.flags.writeable:
+        if not isinstance(value.base, np.ndarray):
+            if value.base is not None or not value.flags.owndata:
+                return
+            value.flags.writeable = True
+        else:
+            value = value.base
+    if isinstance(value, np.ndarray):
+        value[...] = "spoilt" if value.dtype == object else 77
+
+
+def spoil_all(feeds: Mapping[str, Any]) -> None:
+    """Write into the arrays of a call that has returned."""
+    for array in feeds.values():
+        spoil(array)
+
+
+# ------------------------------------------------------------------------------------------------------- comparing
+
+
+def assert_same(results: Sequence[Any], expected: Sequence[np.ndarray], *, exact_types: bool = True) -> None:
+    """Shapes, element types and numbers."""
+    assert len(results) == len(expected), (len(results), len(expected))
+    for ours, theirs in zip(results, expected, strict=True):
+        ours = np.asarray(ours)
+        assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
+        if theirs.dtype == object:
+            assert ours.tolist() == theirs.tolist()
+            continue
+        assert not exact_types or ours.dtype == theirs.dtype, (ours.dtype, theirs.dtype)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def as_list(results: Any) -> list[Any]:
+    """The outputs of a call: one comes bare."""
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def other_params(rng: Rng, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Other values for some floating parameters."""
+    floats = [n for n, v in params.items() if v.dtype == np.float32 and n not in ("var", "s", "t")]
+    chosen = [n for n in floats if rng.integers(2)] or floats[:1]
+    return {n: real(rng, *params[n].shape) for n in chosen}
+
+
+def deleted(array: jax.Array) -> jax.Array:
+    """As an array is after it was donated."""
+    array.delete()
+    return array

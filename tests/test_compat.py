@@ -1,0 +1,213 @@
+"""JAX interfaces that are private or differ between releases: what each gives, and the package without them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.house import imports, modules
+from onnx2jax import compat
+from onnx2jax.compat import config, programs, tracing
+from onnx2jax.errors import ProcessError
+from onnx2jax.runtime.cpu import fold_batchnorm
+from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
+from onnx2jax.sharding.processes import exchange
+from tests.support.helpers import ROOT, mesh
+
+OPTIONS: dict[str, Any] = {
+    "jax_debug_infs": True,
+    "jax_debug_nans": True,
+    "jax_default_device": "cpu",
+    "jax_default_matmul_precision": "highest",
+    "jax_default_prng_impl": "rbg",
+    "jax_disable_jit": True,
+    "jax_enable_x64": True,
+    "jax_numpy_dtype_promotion": "standard",  # the suite runs with strict
+    "jax_numpy_rank_promotion": "warn",
+    "jax_softmax_custom_jvp": False,
+    "jax_threefry_partitionable": False,
+}
+"""Options that decide what is traced and compiled, with values other than those of this process."""
+
+
+@pytest.fixture(params=["private", "public"])
+def trace_context(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``compat.trace_context`` with JAX's own key and with the fallback."""
+    if request.param == "public":
+        monkeypatch.delattr("jax._src.config.trace_context")
+    config._trace_context.cache_clear()
+    yield compat.trace_context
+    config._trace_context.cache_clear()
+
+
+@contextmanager
+def setting(option: str, value: Any) -> Iterator[None]:
+    """One of JAX's options with another value, in this thread where JAX has a scope for it."""
+    if hasattr(jax, scope := option.removeprefix("jax_")):
+        with getattr(jax, scope)(value):
+            yield
+        return
+    old = getattr(jax.config, option)
+    jax.config.update(option, value)
+    try:
+        yield
+    finally:
+        jax.config.update(option, old)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_trace_context_changes_with_each_option(option: str, trace_context: Any) -> None:
+    if not hasattr(jax.config, option):
+        pytest.skip(f"jax {jax.__version__} has no {option}")
+    old, new = getattr(jax.config, option), OPTIONS[option]
+    if new == old:
+        new = not old
+    before = trace_context()
+    assert hash(before) == hash(trace_context()) and before == trace_context()
+    with setting(option, new):
+        assert trace_context() != before
+    assert trace_context() == before
+
+
+def test_trace_context_changes_within_scopes(trace_context: Any) -> None:
+    before = trace_context()
+    with compat.enable_x64():
+        inside = trace_context()
+        assert inside != before and inside == trace_context()
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("x",))):
+        assert trace_context() not in (before, inside)
+    assert trace_context() == before
+
+
+REMOVED = {
+    "modules": ["jax.core.eval_context", "jax.interpreters.ad", "jaxlib.xla_client"],
+    "functions": [
+        "jax.experimental.serialize_executable",
+        "jax.interpreters.mlir.lower_fun",
+        "jax.stages.Compiled.cost_analysis",
+        "jax.stages.Compiled.runtime_executable",
+    ],
+    "registries": ["jax.interpreters.batching.primitive_batchers", "jaxlib.xla_client.make_cpu_client"],
+}
+"""Interfaces that JAX promises nothing about, in groups of which none hides the removal of another."""
+
+
+@pytest.mark.parametrize("group", REMOVED)
+def test_results_are_right_without_private_interfaces(group: str) -> None:
+    command = [sys.executable, "-m", "tests.support.removal", *REMOVED[group]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("module", sorted(m for m in modules() if not f"{m}.".startswith("compat.")))
+def test_private_interfaces_are_used_in_compat_alone(module: str) -> None:
+    path = modules()[module]
+    roots = [".".join(i.split(".")[:2]) for i in imports(module, path)]
+    assert not {"jax._src", "jax.interpreters"} & set(roots)
+    assert "jaxlib" not in {i.split(".")[0] for i in roots}
+    assert not re.search(r"\bjax\.(_src|interpreters|lib)\.", path.read_text())
+
+
+@pytest.fixture
+def without_primitives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "_rules", lambda _: None)
+    tracing._warn_of_32_bits.cache_clear()
+
+
+@pytest.mark.usefixtures("without_primitives")
+def test_without_primitives_calls_follow_the_caller_s_mode_and_a_warning_says_so() -> None:
+    assert compat.forward_only(3.0, ValueError()) == 3.0
+    assert not compat.has_primitives()
+    doubled = jax.jit(lambda factor, x: factor * x, static_argnums=0)
+    with pytest.warns(UserWarning, match=r"with jax.enable_x64\(True\)"):
+        assert compat.call_in_64_bits(doubled, 2, np.float32(3)) == 6
+
+
+@pytest.mark.usefixtures("without_primitives")
+def test_without_primitives_no_batch_normalization_is_folded() -> None:
+    w, x = np.ones((4, 3, 1, 1), np.float32), np.ones((1, 3, 2, 2), np.float32)
+    closed = jax.make_jaxpr(lambda w, x: lax.conv(x, w * 2, (1, 1), "VALID") * np.float32(3))(w, x)
+    program = Program.of(closed, 1)
+    assert fold_batchnorm.fold(program, branch_for("cpu")) is program
+
+
+def test_the_value_under_a_gradient_is_found_outside_of_programs_alone() -> None:
+    found = []
+
+    def look(x: Any) -> Any:
+        found.append((type(compat.primal(x)), compat.in_a_program(x)))
+        return x.sum()
+
+    x = jnp.ones(3)
+    jax.grad(look)(x)
+    jax.vmap(look)(x)
+    jax.jit(jax.grad(look))(x)
+    look(x)
+    assert [staged for _, staged in found] == [False, False, True, False]
+    assert not issubclass(found[0][0], jax.core.Tracer) and issubclass(found[2][0], jax.core.Tracer)
+
+
+def test_devices_of_compiled_programs() -> None:
+    x = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh(data=4), PartitionSpec("data")))
+    assert compat.devices_of(jax.jit(lambda x: x + 1).lower(x).compile()) == [0, 1, 2, 3]
+    assert compat.devices_of(jax.jit(lambda: jnp.ones(3)).lower().compile()) == [0]
+
+
+def test_without_the_key_value_store_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compat.noticeboard() is None  # one process
+    monkeypatch.delattr("jax._src.distributed.global_state")
+    assert compat.noticeboard() is None
+
+
+@pytest.mark.parametrize("attribute", ["lojax", "_consts"])
+def test_a_traced_function_without_a_private_attribute_is_called(attribute: str) -> None:
+    """``lojax`` has a public equal; without closed-over values the call follows the caller's mode."""
+
+    class Traced:
+        def __init__(self, traced: Any) -> None:
+            self.jaxpr, self.out_info = traced.jaxpr, traced.out_info
+            if attribute != "_consts":
+                self._consts = traced._consts
+
+    class Jitted:
+        def trace(self, *args: Any) -> Any:
+            return Traced(jitted.trace(*args))
+
+        def __call__(self, *args: Any) -> Any:
+            return jitted(*args)
+
+    jitted = jax.jit(lambda factor, x: factor * x, static_argnums=0)
+    tracing._warn_of_32_bits.cache_clear()
+    with pytest.warns(UserWarning) if attribute == "_consts" else nullcontext():
+        assert jax.jit(lambda x: compat.call_in_64_bits(Jitted(), 2, x))(np.float32(3)) == 6
+
+
+def test_texts_of_one_process_are_gathered() -> None:
+    assert compat.gathered_texts("é") == ["é"]
+
+
+def test_programs_without_a_serializer_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = jax.jit(lambda x: x + 1).lower(np.float32(1)).compile()
+    assert programs.dump_compiled(compiled) is not None
+    monkeypatch.delattr("jax.experimental.serialize_executable")
+    monkeypatch.setitem(sys.modules, "jax.experimental.serialize_executable", None)
+    assert programs.dump_compiled(compiled) is None
+
+
+def test_without_the_key_value_store_processes_gather_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compat.noticeboard() is None
+    assert exchange(mesh(data=2), "text", "a test") == {0: "text"}
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ProcessError, match=r"processes \(0,\) of 2"):
+        exchange(mesh(data=2), "text", "a test")
