@@ -232,9 +232,9 @@ def depthwise(x: Any, w: Any, window: Window, groups: int) -> Any:
     if any(map(any, window.pads)):
         before, after = window.pads[-1]
         window = window._replace(pads=(*window.pads[:-1], (before, after + window.strides[-1])))
-    weights = lax.reshape(w, (w.shape[0], math.prod(window.kernel)))
+    weights = lax.reshape(kernel_first(w), (math.prod(window.kernel), w.shape[0]))  # each tap's are adjacent
     products = (
-        part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 1, keepdims=False), part.shape, (part.ndim - 1,))
+        part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 0, keepdims=False), part.shape, (part.ndim - 1,))
         for i, part in enumerate(taps(x, window, axis=1))
     )
     y = functools.reduce(lax.add, products)
