@@ -14,7 +14,7 @@ from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime import debug
-from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, private, signature
+from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature
 from ..runtime.params import DeviceParams
 from ..runtime.partition import Program
 from ..runtime.values import to_host
@@ -199,7 +199,7 @@ def _from_arguments(bound: BoundCall, names: list[str], arguments: Sequence[Any]
 
     def run(values: list[Any]) -> list[Any]:
         if copies:
-            values = list(map(private, values))
+            values = [v.copy() if type(v) is np.ndarray else v for v in values]
         if texts:
             values = [v.astype(object) if _is_text(v) else v for v in values]
         return call(values if order is None else [values[i] for i in order])
