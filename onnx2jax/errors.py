@@ -129,7 +129,7 @@ class BucketError(OnnxError, ValueError):
 
 
 class CacheError(OnnxError, ValueError):
-    """A decoder gives other numbers with a cache of fixed length than with one that grows."""
+    """A decoder's logits with a fixed-length KV cache differ from those with a growing one."""
 
 
 class RebatchError(OnnxError, ValueError):

@@ -1,7 +1,9 @@
-"""Text from decoders: caches of fixed length, prefill and step as pure functions, generation as one program.
+"""Text generation: fixed-length KV caches, prefill and step as pure functions, the decoding loop as one program.
 
-- ``files``: from files to a decoder; ``decoder``: what people call; ``prompts``: what they give.
-- ``steps``: the two pure functions; ``cache``: what they hand on.
-- ``branches``, ``in_place``: graphs made for that; ``compared``: whether the numbers stay what they were.
-- ``loop``, ``beam``, ``speculative``: programs made of them; ``sampling``: which token comes next.
+- ``files``: loads a decoder from files; ``decoder``: the public class; ``prompts``: validates its arguments.
+- ``steps``: prefill, step and extend; ``cache``: the KV caches they pass on; ``embedding``: token embeddings.
+- ``graphs``, ``branches``, ``in_place``, ``probe``: graph rewrites for fixed-length caches; ``verified``: compares the
+  logits before generating.
+- ``loop``, ``beam``, ``speculative``: compiled decoding loops; ``sampling``: how the next token is chosen;
+  ``program_folder``: compiled programs in ``cache_dir``.
 """

@@ -1,6 +1,6 @@
-"""A file for both calls of a decoder, whose If chooses, as the two graphs that it holds.
+"""Splits a merged decoder file, whose If selects between prefill and step, into its two graphs.
 
-In a branch nothing could be written in place, nor made to count the tokens that are there: see ``in_place``.
+The rewrites of ``in_place`` only reach top-level nodes, so the branch taken is inlined first.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from ..ir.graph import Graph, Node, with_graphs
 from ..ops.registry import resolve
 
 
-def taken(graph: Graph, flag: str, value: bool) -> Graph:
-    """The graph with the nodes of the branch that is taken in place of each If over an input.
+def inline_branch(graph: Graph, flag: str, value: bool) -> Graph:
+    """The graph with each If over the input ``flag`` replaced by the nodes of the branch that ``value`` selects.
 
-    Weights keep their names in ``Model.params``.
+    Parameters keep their names in ``Model.params``.
     """
     nodes: list[Node] = []
     initializers = dict(graph.initializers)
@@ -28,12 +28,12 @@ def taken(graph: Graph, flag: str, value: bool) -> Graph:
         names = {n: branch.key(n) for n in branch.initializers}
         initializers |= {names[n]: v for n, v in branch.initializers.items()}
         lifted |= {names[n] for n in branch.lifted}
-        nodes += _inside(node, branch, names)
+        nodes += _branch_nodes(node, branch, names)
     return replace(graph, nodes=tuple(nodes), initializers=initializers, lifted=frozenset(lifted))
 
 
-def _inside(node: Node, branch: Graph, names: dict[str, str]) -> Iterator[Node]:
-    """The nodes of a branch, whose values have these names, and what makes the If's outputs of its own."""
+def _branch_nodes(node: Node, branch: Graph, names: dict[str, str]) -> Iterator[Node]:
+    """The nodes of a branch with values renamed by ``names``, and Identity nodes for the If's outputs where needed."""
     made = {n for inner in branch.nodes for n in inner.outputs if n}
     for name, outer in zip((v.name for v in branch.outputs), node.outputs, strict=True):
         if outer and name in made:
@@ -48,7 +48,7 @@ def _inside(node: Node, branch: Graph, names: dict[str, str]) -> Iterator[Node]:
 
 
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """A node that reads and makes values under other names, in the graphs inside it too."""
+    """The node with its values renamed, in its subgraphs too."""
 
     def inner(graph: Graph) -> Graph:
         nodes = tuple(_renamed(n, names) for n in graph.nodes)

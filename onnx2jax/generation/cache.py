@@ -1,4 +1,4 @@
-"""The caches of a decoder while it generates: arrays of fixed extents, written in place."""
+"""KV caches of fixed length, updated in place."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from jax import lax
 from ..errors import InputValueError, UnsupportedError
 from ..model.caches import extents
 from ..model.calls.cache_pairs import Pair
-from .prompts import whole
+from .prompts import whole_number
 
-Kind = Literal["shared", "appended", "fixed", "state", "crossed"]
-"""How a model treats one of its caches:
+Kind = Literal["shared", "appended", "fixed", "state", "cross"]
+"""How a model updates one of its caches:
 
-- shared: the operator writes new tokens behind those that a sequence has, into the array it is given;
-- appended: the model puts new tokens behind the array, which so grows;
-- fixed: the file itself says how many tokens the array has room for, and writes them where ``cache_position`` says;
-- state: it holds no tokens, as the state of a convolution or of linear attention;
-- crossed: it holds what attention to an encoder needs, made by the first call.
+- shared: the operator writes new tokens into the buffer it receives, after those of each sequence;
+- appended: the model concatenates new tokens, so the array grows;
+- fixed: the file declares the length, and the model writes at ``cache_position``;
+- state: a recurrent state without a token axis, as of a convolution or of linear attention;
+- cross: keys and values of cross-attention, computed by the first call.
 """
 
-SHARED: Final = frozenset({"GroupQueryAttention"})
-"""Operators that write into the cache they are given."""
+SHARED_OPERATORS: Final = frozenset({"GroupQueryAttention"})
+"""Operators that write into the cache buffer they receive."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """What a decoder remembers of sequences. A pytree; hand it from call to call, best donated.
+    """A decoder's KV caches. A pytree that each call returns updated; donate it.
 
     Attributes:
-        values: the model's caches, by the name of its input.
-        live: bool[batch, length], the places that hold a token.
-        end: int32, the places that are taken in every sequence, with or without a token.
-        aligned: whether tokens lie at the end of their arrays, rather than behind each other from the first place on:
-            so models want it that let a token see so many places back.
-        apart: whether each sequence runs for itself, its tokens in its own first places: so models want it that take
-            positions from places or extents, or have no mask, where sequences are not equally long.
+        values: the cache arrays, by the name of the model's input.
+        live: bool[batch, length], the slots that hold a token; the others are empty or padding.
+        end: int32, the number of slots used so far, padding included; the next token is written there.
+        aligned: whether tokens are right-aligned in their buffers, for models with a sliding window measured in slots.
+        apart: whether each sequence is run separately (``vmap``) with its tokens in its own first slots, for sequences
+            of different lengths in models that derive positions from slots or extents, or that have no mask.
     """
 
     values: dict[str, Any]
@@ -53,33 +52,33 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """The tokens that there is room for."""
+        """The number of slots."""
         return int(self.live.shape[1])
 
     @property
     def lengths(self) -> Any:
-        """int32[batch], the tokens of each sequence."""
+        """int32[batch], the number of tokens of each sequence."""
         return jnp.sum(self.live, axis=1, dtype=np.int32)
 
 
-def kind_of(pair: Pair) -> Kind:
-    """How the model treats a cache."""
+def cache_kind(pair: Pair) -> Kind:
+    """How the model updates a cache."""
     if ".encoder." in pair.past.name or "cross" in pair.past.name:
-        return "crossed"
+        return "cross"
     if pair.axis is None:
         return "state"
-    if pair.maker is not None and pair.maker.op_type in SHARED:
+    if pair.maker is not None and pair.maker.op_type in SHARED_OPERATORS:
         return "shared"
     return "fixed" if isinstance(pair.dims[pair.axis], int) else "appended"
 
 
-def own_length(pair: Pair) -> int | None:
-    """The tokens for which the file itself says that a cache has room; None where it leaves that open, or it slides."""
+def declared_length(pair: Pair) -> int | None:
+    """The cache length that the file declares; None if it is dynamic, or the cache is a sliding window."""
     room = None if pair.axis is None or pair.window else pair.dims[pair.axis]
     return room if isinstance(room, int) else None
 
 
-def empty(
+def zeros(
     pairs: Mapping[str, Pair],
     kinds: Mapping[str, Kind],
     batch: int,
@@ -88,58 +87,59 @@ def empty(
     aligned: bool = False,
     apart: bool = False,
 ) -> Cache:
-    """A cache without tokens, for so many sequences of at most so many tokens.
+    """An empty cache of zeros for ``batch`` sequences of at most ``length`` tokens.
 
     Raises:
-        InputValueError: there is no sequence, or room for no token; or the cache would be both.
-        UnsupportedError: the extents of an array do not follow from the model.
+        InputValueError: ``batch`` or ``length`` is below 1, or the cache would be both aligned and apart.
+        UnsupportedError: the file declares another length, or does not determine the shape of a cache.
     """
     if aligned and apart:
-        raise InputValueError("a cache is aligned or apart, not both")
-    batch, length = whole("batch", batch), whole("length", length)
+        raise InputValueError("aligned=True and apart=True exclude each other: a cache has one layout, not both")
+    batch, length = whole_number("batch", batch), whole_number("length", length)
     values = {}
     for name, pair in pairs.items():
-        kind, own = kinds[name], own_length(pair)
-        if kind != "crossed" and own is not None and length != own:
-            raise UnsupportedError(f"the file's own caches have room for {own} tokens, not {length}: length={own}")
-        room = 0 if kind == "crossed" else max(length, pair.window)
-        values[name] = jnp.zeros(extents(pair, batch, room), pair.dtype)
+        kind, declared = kinds[name], declared_length(pair)
+        if kind != "cross" and declared is not None and length != declared:
+            raise UnsupportedError(f"the file declares caches of length {declared}, not {length}: length={declared}")
+        size = 0 if kind == "cross" else max(length, pair.window)
+        values[name] = jnp.zeros(extents(pair, batch, size), pair.dtype)
     return Cache(values, jnp.zeros((batch, length), bool), jnp.zeros((), np.int32), aligned, apart)
 
 
-def filled(cache: Cache, lengths: Any, end: Any) -> Cache:
-    """The marks of a cache whose sequences have so many tokens each, in their first places."""
+def with_lengths(cache: Cache, lengths: Any, end: Any) -> Cache:
+    """The cache with ``live`` set to the first ``lengths`` slots of each sequence, and this ``end``."""
     live = jnp.arange(cache.length, dtype=np.int32) < jnp.reshape(lengths, (-1, 1))
     return replace(cache, live=live, end=jnp.asarray(end, np.int32))
 
 
-def advanced(cache: Cache, new: int, *, side_by_side: bool = False) -> Cache:
-    """The marks of a cache to which every sequence has added so many tokens.
+def advance(cache: Cache, new: int, *, side_by_side: bool = False) -> Cache:
+    """The cache with ``live`` and ``end`` updated for ``new`` more tokens of every sequence.
 
-    They are at its end, or ``side_by_side`` with those that the sequence had; or the places move on (``aligned``).
+    The tokens are at ``end``; with ``side_by_side`` directly after those of each sequence; in an aligned cache, at the
+    end of the buffer.
     """
     end = cache.end + new
     if cache.aligned:
         live = jnp.pad(cache.live[:, new:], ((0, 0), (0, new)), constant_values=True)
         return replace(cache, live=live, end=end)
     if side_by_side:
-        return filled(cache, cache.lengths + new, end)
-    places = jnp.arange(cache.length, dtype=np.int32)
-    return replace(cache, live=cache.live | ((places >= cache.end) & (places < end)), end=end)
+        return with_lengths(cache, cache.lengths + new, end)
+    slots = jnp.arange(cache.length, dtype=np.int32)
+    return replace(cache, live=cache.live | ((slots >= cache.end) & (slots < end)), end=end)
 
 
-def to_the_end(buffer: Any, lengths: Any, axis: Any, batch: Any) -> Any:
-    """A cache whose sequences have these many tokens in its first places, with them in its last ones."""
+def right_align(buffer: Any, lengths: Any, axis: Any, batch: Any) -> Any:
+    """The buffer with the first ``lengths`` tokens of each sequence moved to its end."""
     shifts = buffer.shape[axis] - lengths
-    turn = jax.vmap(lambda row, shift: jnp.roll(row, shift, axis - (batch < axis)), in_axes=(batch, 0), out_axes=batch)
-    return turn(buffer, shifts)
+    roll = jax.vmap(lambda row, shift: jnp.roll(row, shift, axis - (batch < axis)), in_axes=(batch, 0), out_axes=batch)
+    return roll(buffer, shifts)
 
 
 def write(buffer: Any, new: Any, start: Any, *, axis: int) -> Any:
-    """A cache with new tokens written from ``start`` on."""
+    """The buffer with new tokens written at ``start``."""
     return lax.dynamic_update_slice_in_dim(buffer, jnp.asarray(new, buffer.dtype), start, axis)
 
 
 def tail(present: Any, count: int, axis: int) -> Any:
-    """The last tokens of what a model gives."""
+    """The last ``count`` tokens along ``axis``."""
     return lax.slice_in_dim(present, present.shape[axis] - count, present.shape[axis], axis=axis)

@@ -1,4 +1,4 @@
-"""From tokens to what a decoder takes that has inputs_embeds: by a function, or by a file of its own."""
+"""Token embeddings for decoders with inputs_embeds, by a function or by a separate model."""
 
 from __future__ import annotations
 
@@ -14,57 +14,58 @@ from ..model.caches import ROLES
 from ..model.model import Model
 
 PREFIX: Final = "embed/"
-"""Before the names of its weights."""
+"""Prefix of the embedding's parameter names."""
 
 
 class Embedding:
-    """What makes embeddings of tokens.
+    """Computes embeddings from tokens, by a function or a model.
 
-    Where it is a model that takes more than tokens, such as what an encoder of images gives, that is for prompts alone:
-    a token that is generated is looked up in the table of the model.
+    A model may have further inputs, such as image features; these are for prompts alone. A generated token is looked up
+    in the model's embedding table.
 
     Attributes:
-        model: of prompts; None for a function.
-        others: its inputs beside tokens.
-        rows: what looks tokens up: the model or a part of it; None for a function.
+        model: embeds prompts; None for a function.
+        others: its inputs other than tokens.
+        lookup: embeds tokens alone: the model or a part of it; None for a function.
     """
 
     def __init__(self, source: Model | Callable[[Any], Any]) -> None:
         self._function: Any = None if isinstance(source, Model) else source
         self.model = source if isinstance(source, Model) else None
         self.others: tuple[str, ...] = ()
-        self.rows: Model | None = None
+        self.lookup: Model | None = None
         if self.model is not None:
             names = [v.name for v in self.model.inputs]
             tokens = next((n for n in names if re.fullmatch(ROLES["tokens"], n)), None)
             if tokens is None:
                 raise UnsupportedError(
-                    f"no input of the embedding {self.model.graph.name!r} is for tokens: it has {names}"
+                    f"the embedding model {self.model.graph.name!r} has no token input such as input_ids: "
+                    f"it has {names}"
                 )
             self._tokens = tokens
             self.others = tuple(n for n in names if n != tokens)
-            self.rows = _lookup(self.model, tokens) if self.others else self.model
+            self.lookup = _lookup(self.model, tokens) if self.others else self.model
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The weights that tokens alone need, by name."""
-        return {} if self.rows is None else {PREFIX + n: v for n, v in self.rows.params.items()}
+        """The parameters of ``lookup``, by name with ``PREFIX``."""
+        return {} if self.lookup is None else {PREFIX + n: v for n, v in self.lookup.params.items()}
 
-    def beside(self, weights: Any) -> Any:
-        """DeviceParams of a decoder, and these."""
-        rows = self.rows
+    def merged_with(self, weights: Any) -> Any:
+        """The decoder's DeviceParams merged with those of ``lookup``."""
+        rows = self.lookup
         return weights if rows is None else weights.merged(PREFIX, rows.weights, list(rows.weights.types))
 
     def __call__(self, params: Mapping[str, Any], tokens: Any) -> Any:
-        """Embeddings [batch, count, size] of tokens int[batch, count], in a program."""
-        if self.rows is None:
+        """Embeddings [batch, count, size] of tokens int[batch, count]; traceable."""
+        if self.lookup is None:
             return jnp.asarray(self._function(tokens))
-        dtype = next(v.type.dtype for v in self.rows.inputs if v.name == self._tokens)  # type: ignore[union-attr]
+        dtype = next(v.type.dtype for v in self.lookup.inputs if v.name == self._tokens)  # type: ignore[union-attr]
         own = {n.removeprefix(PREFIX): v for n, v in params.items() if n.startswith(PREFIX)}
-        return self.rows.apply(own, **{self._tokens: tokens.astype(dtype)})
+        return self.lookup.apply(own, **{self._tokens: tokens.astype(dtype)})
 
-    def of_prompts(self, tokens: np.ndarray, others: Mapping[str, Any]) -> Any:
-        """What prompts become: tokens where nothing else is given, else embeddings, outside any program."""
+    def embed_prompts(self, tokens: np.ndarray, others: Mapping[str, Any]) -> Any:
+        """Embeddings of prompts if one of ``others`` is given, else the tokens themselves; runs the model eagerly."""
         given = {n: np.asarray(others[n]) for n in self.others if n in others}
         if not given or self.model is None:
             return tokens
@@ -73,10 +74,10 @@ class Embedding:
 
 
 def _lookup(model: Model, tokens: str) -> Model:
-    """The part of an embedding that looks tokens up in its table.
+    """The part of an embedding model that looks tokens up in its table.
 
     Raises:
-        UnsupportedError: it has no such part.
+        UnsupportedError: no Gather from a table depends on tokens alone.
     """
     for node in model.graph.nodes:
         table = model.graph.initializers.get(node.inputs[0]) if node.inputs else None
@@ -85,6 +86,6 @@ def _lookup(model: Model, tokens: str) -> Model:
             if [v.name for v in rows.inputs] == [tokens]:
                 return rows
     raise UnsupportedError(
-        f"nothing in the embedding {model.graph.name!r} looks up tokens alone: give a function, "
+        f"no node of the embedding model {model.graph.name!r} looks up tokens alone: give a function, "
         "decoder(..., embed=lambda tokens: table[tokens])"
     )

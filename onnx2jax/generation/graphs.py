@@ -1,4 +1,4 @@
-"""The graphs of a decoder's calls, and what is given to them."""
+"""The graphs behind a decoder's calls, and their inputs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 from . import in_place
 from .cache import Kind
-from .traced import ENCODED, TRIED, Known, slopes, traced
+from .probe import ENCODER_LENGTH, PROBED_LENGTHS, Probe, probe, slopes
 
 
 class Graphs:
-    """The graphs of a decoder's calls: that of its file, and those that are made of it for caches of fixed length.
+    """The graphs behind a decoder's calls: the file's own, and rewrites of it for fixed-length caches.
 
-    Attributes: as those of ``Steps``, which sets them.
+    Attributes: those of ``Steps``, which sets them.
     """
 
     model: Model
@@ -39,76 +39,72 @@ class Graphs:
         return [n for n, kind in self.kinds.items() if kind == "appended"]
 
     @cached_property
-    def _in_place(self) -> Model | None:
-        """The model with writes where it appends; None where an appending node is not at hand."""
-        graph = in_place.writing(self.model.graph, {n: self.pairs[n] for n in self._appended})
+    def _in_place_model(self) -> Model | None:
+        """The model with its Concat nodes rewritten as in-place writes; None if a cache is appended in another way."""
+        graph = in_place.write_to_buffers(self.model.graph, {n: self.pairs[n] for n in self._appended})
         if graph is None:
             return None
-        if self._counts:
-            graph = in_place.counting(graph, slopes(self._tried), self.model.params)
-        if self._hides:
-            graph = in_place.hiding(graph, self._tried)
+        if self._shifts_positions:
+            graph = in_place.shift_positions(graph, slopes(self._probes), self.model.params)
+        if self._masks_softmax:
+            graph = in_place.mask_softmax(graph, self._probes)
         return with_graph(self.model, graph)
 
     @cached_property
-    def _counts(self) -> bool:
-        """Whether the model can only count positions by the extents of what it appends to."""
-        return bool(self._appended) and not self._read & {"positions", "places"}
+    def _shifts_positions(self) -> bool:
+        """Whether the model derives positions from cache extents, because it has no input for them."""
+        return bool(self._appended) and not self._roles_read & {"positions", "places"}
 
     @cached_property
-    def _hides(self) -> bool:
-        """Whether the model has no mask, and what is no token is hidden where it weighs its cache."""
-        return bool(self._appended) and not self._read & {"mask", "lengths"} and not self._states
+    def _masks_softmax(self) -> bool:
+        """Whether empty slots must be masked at each Softmax, because the model has no mask input."""
+        return bool(self._appended) and not self._roles_read & {"mask", "lengths"} and not self._has_state
 
     @cached_property
-    def _read(self) -> set[str]:
-        """What the inputs are for that the model reads, rather than only declares."""
+    def _roles_read(self) -> set[str]:
+        """The roles of inputs that a node reads; some files declare inputs that none does."""
         read = {n for node in self.model.graph.nodes for n in node.reads}
         return {role for role, v in self.caches.roles.items() if v.name in read}
 
     @property
-    def _states(self) -> bool:
+    def _has_state(self) -> bool:
         return "state" in self.kinds.values()
 
     @cached_property
-    def _whole(self) -> Model:
-        """The model of calls that are given all of a cache, where it needs to know how much of that is taken."""
+    def _full_cache_model(self) -> Model:
+        """The model for calls with the full cache as input, with positions shifted to the tokens present."""
         model, mask = self.model, self.caches.roles.get("mask")
-        if self._appended or self._two_files or mask is None or not in_place.depends(model.graph, [mask.name]):
+        if self._appended or self._two_files or mask is None or not in_place.reads_extents(model.graph, [mask.name]):
             return model
-        return with_graph(model, in_place.counting(model.graph, slopes(self._tried), model.params))
+        return with_graph(model, in_place.shift_positions(model.graph, slopes(self._probes), model.params))
 
     @cached_property
-    def _tried(self) -> list[Known]:
-        """What is known in steps over a little more of the past each."""
+    def _probes(self) -> list[Probe]:
+        """Probes of a step for each of PROBED_LENGTHS; [] if it cannot be traced."""
         try:
-            return [traced(self.model, self._past(n), self.caches.others, n, self._feeds) for n in TRIED]
-        except (
-            OnnxError,
-            TypeError,
-            ValueError,
-        ):  # what nobody knows shows where texts are compared
+            return [probe(self.model, self._cache_types(n), self.caches.others, n, self._feeds) for n in PROBED_LENGTHS]
+        except (OnnxError, TypeError, ValueError):  # if it matters, the verification before generating fails
             return []
 
-    def _past(self, length: int) -> dict[str, Any]:
-        """The types of caches of one sequence with so many tokens, and room for one more where they do not grow."""
-        lengths = {"appended": length, "crossed": ENCODED}
+    def _cache_types(self, length: int) -> dict[str, Any]:
+        """Cache shapes and dtypes for one sequence of ``length`` tokens, and a free slot in caches that do not grow."""
+        lengths = {"appended": length, "cross": ENCODER_LENGTH}
         sizes = {n: max(lengths.get(self.kinds[n], length + 1), p.window) for n, p in self.pairs.items()}
         return {n: jax.ShapeDtypeStruct(extents(p, 1, sizes[n]), p.dtype) for n, p in self.pairs.items()}
 
     @property
-    def _is_fixed(self) -> bool:
+    def _has_fixed(self) -> bool:
         return "fixed" in self.kinds.values()
 
-    def _feeds(self, model: Model, tokens: Any, positions: Any, mask: Any, places: Any) -> dict[str, Any]:
-        """The inputs that follow from tokens [batch, count], their positions and places, and a mask of places."""
+    def _feeds(self, model: Model, tokens: Any, positions: Any, mask: Any, slots: Any) -> dict[str, Any]:
+        """The model's inputs for tokens [batch, count], their positions and cache slots, and a mask over slots."""
         roles, lengths = self.caches.roles, jnp.sum(mask, axis=1, dtype=np.int32)
         total, count = mask.shape[1], tokens.shape[1]
-        at = places if self._is_fixed else jnp.arange(total - count, total, dtype=np.int32)
+        at = slots if self._has_fixed else jnp.arange(total - count, total, dtype=np.int32)
         values: dict[str, Any] = {
             "tokens": tokens,
             "embeddings": tokens,
-            "places": places,
+            "places": slots,
             "lengths": lengths - 1,
             "total": np.asarray(total),
             "past": np.asarray(total - count),
@@ -129,15 +125,15 @@ class Graphs:
         return feeds
 
 
-def deciding(graphs: Graphs) -> list[Model]:
-    """The models whose graphs, and tables in them, decide what is compiled."""
-    changed = graphs._counts or graphs._hides
-    written = [graphs._in_place] if changed and graphs._in_place is not None else []
-    return [graphs.model, graphs.first, graphs._whole, *written]
+def compiled_models(graphs: Graphs) -> list[Model]:
+    """The models whose graphs and constants determine the compiled programs."""
+    changed = graphs._shifts_positions or graphs._masks_softmax
+    written = [graphs._in_place_model] if changed and graphs._in_place_model is not None else []
+    return [graphs.model, graphs.first, graphs._full_cache_model, *written]
 
 
 def _masked(mask: Any, at: Any, dtype: np.dtype) -> Any:
-    """A mask of places as one of new tokens, which are ``at`` some of them, and places: [batch, 1, count, places]."""
+    """A causal mask [batch, 1, count, slots] of the tokens in slots ``at``, from a mask over slots."""
     seen = mask[:, None, None] & (jnp.arange(mask.shape[1], dtype=np.int32) <= at[:, None])
     return seen if dtype == bool else jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
 

@@ -1,13 +1,11 @@
-"""The graph of a step, written anew for caches of fixed length.
+"""Rewrites the graph of a decoding step for fixed-length caches.
 
-Three things that exporters write are changed:
+- ``Concat(past, new)`` becomes an in-place write into a buffer (``write_to_buffers``).
+- Values computed from cache extents, such as positions in a model without position_ids, or the choice of a rotary table
+  by text length, are shifted to the number of tokens present (``shift_positions``).
+- In a model without a mask input, each Softmax over the cache masks empty slots (``mask_softmax``).
 
-- ``Concat(past, new)`` becomes a write into the array (``writing``).
-- What a graph makes of extents rather than of inputs, such as positions where there are no position_ids, or which
-  table of rotations serves a text of that length, follows the tokens that are there (``counting``).
-- Where there is no mask among the inputs, a softmax over the cache sees the tokens that are there (``hiding``).
-
-None of this is sure to be all that a graph does with its extents: whoever generates compares first.
+A graph may use extents in other ways, so the logits are verified before generating.
 """
 
 from __future__ import annotations
@@ -25,31 +23,31 @@ from ..model.calls.cache_pairs import Pair
 from ..ops.registry import Operator
 from ..proto.types import TensorType, ValueInfo
 from . import cache as cached
-from .traced import TRIED, Known
+from .probe import PROBED_LENGTHS, Probe
 
-WHOLE: Final = "\0whole "
+BUFFER: Final = "\0buffer "
 START: Final = "\0start"
 SHIFT: Final = "\0shift"
 LIVE: Final = "\0live"
 DOMAIN: Final = "onnx2jax.caches"
 
 
-def count(value: Any, shift: Any, *, slope: float) -> Any:
-    """What a graph counts by an extent, for so many tokens more."""
+def shift_by(value: Any, shift: Any, *, slope: float) -> Any:
+    """A value derived from a cache extent, for ``shift`` more tokens."""
     value = jnp.asarray(value)
     return value + shift.astype(value.dtype) * np.asarray(slope, value.dtype)
 
 
-def choose(condition: Any, *, yes: Sequence[np.ndarray], no: Sequence[np.ndarray]) -> tuple[Any, ...]:
-    """One of two rows of tables, the shorter ones lengthened."""
+def choose_tables(condition: Any, *, yes: Sequence[np.ndarray], no: Sequence[np.ndarray]) -> tuple[Any, ...]:
+    """The tables ``yes`` or ``no``, which are padded to equal shapes."""
     return tuple(jnp.where(jnp.reshape(condition, ()), a, b) for a, b in zip(yes, no, strict=True))
 
 
-def hide(scores: Any, live: Any, start: Any) -> Any:
-    """Scores [batch, heads, new, places] or [batch * heads, new, places], least where no token is or a later one."""
-    new, places = scores.shape[-2:]
+def mask_scores(scores: Any, live: Any, start: Any) -> Any:
+    """Attention scores [batch, heads, new, slots] or [batch * heads, new, slots] with empty and future slots masked."""
+    new, slots = scores.shape[-2:]
     at = start + jnp.arange(new, dtype=np.int32)
-    seen = live[:, None] & (jnp.arange(places, dtype=np.int32) <= at[:, None])
+    seen = live[:, None] & (jnp.arange(slots, dtype=np.int32) <= at[:, None])
     seen = seen[:, None] if scores.ndim == 4 else jnp.repeat(seen, scores.shape[0] // len(live), axis=0)
     return jnp.where(seen, scores, jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype))
 
@@ -59,13 +57,13 @@ def _operator(name: str, function: Any, inputs: Sequence[str], *attributes: str)
 
 
 WRITE: Final = _operator("Write", cached.write, ("buffer", "new", "start"), "axis")
-COUNT: Final = _operator("Count", count, ("value", "shift"), "slope")
-CHOOSE: Final = _operator("Choose", choose, ("condition",), "yes", "no")
-HIDE: Final = _operator("Hide", hide, ("scores", "live", "start"))
+SHIFTED: Final = _operator("ShiftPositions", shift_by, ("value", "shift"), "slope")
+CHOOSE: Final = _operator("ChooseTables", choose_tables, ("condition",), "yes", "no")
+MASK: Final = _operator("MaskScores", mask_scores, ("scores", "live", "start"))
 
 
-def writing(graph: Graph, pairs: Mapping[str, Pair]) -> Graph | None:
-    """The graph with writes where it appends to caches; None where an appending node is not at hand."""
+def write_to_buffers(graph: Graph, pairs: Mapping[str, Pair]) -> Graph | None:
+    """The graph with the Concat of each cache as an in-place write; None if a cache is appended in another way."""
     makers = {p.maker: n for n, p in pairs.items()}
     if not makers or len(makers) < len(pairs):
         return None
@@ -78,77 +76,83 @@ def writing(graph: Graph, pairs: Mapping[str, Pair]) -> Graph | None:
     def written(node: Node) -> Node:
         if node not in makers:
             return node
-        inputs = WHOLE + makers[node], node.inputs[1], START
-        return _by(node, WRITE, inputs, axis=pairs[makers[node]].axis)
+        inputs = BUFFER + makers[node], node.inputs[1], START
+        return _with_operator(node, WRITE, inputs, axis=pairs[makers[node]].axis)
 
-    wholes = [ValueInfo(WHOLE + n, TensorType(p.dtype, None)) for n, p in pairs.items()]
-    inputs = (*graph.inputs, *wholes, _scalar(START))
+    buffers = [ValueInfo(BUFFER + n, TensorType(p.dtype, None)) for n, p in pairs.items()]
+    inputs = (*graph.inputs, *buffers, _scalar(START))
     return replace(graph, nodes=tuple(map(written, graph.nodes)), inputs=inputs)
 
 
-def depends(graph: Graph, inputs: Sequence[str]) -> bool:
-    """Whether a graph makes anything but shapes of the extents of these inputs."""
+def reads_extents(graph: Graph, inputs: Sequence[str]) -> bool:
+    """Whether a graph uses the extents of these inputs for anything but shapes."""
     moved = set(inputs)
-    known: set[str] = set()
+    derived: set[str] = set()
     static = needed(graph)
     for node in graph.nodes:
         if node.op_type in ("Shape", "Size") and node.inputs[0] in moved and not node.domain:
-            known.update(node.outputs)
-        elif any(_cut(node, i, static) for i, n in enumerate(node.inputs) if n in known):
+            derived.update(node.outputs)
+        elif any(_reads_value(node, i, static) for i, n in enumerate(node.inputs) if n in derived):
             return True
-        elif not known.isdisjoint(node.inputs) and not static.isdisjoint(node.outputs):
-            known.update(node.outputs)
+        elif not derived.isdisjoint(node.inputs) and not static.isdisjoint(node.outputs):
+            derived.update(node.outputs)
     return False
 
 
-def counting(graph: Graph, growing: Mapping[str, float], params: Mapping[str, Any]) -> Graph:
-    """The graph in which what grows with the extents follows ``SHIFT`` besides, where that decides no shape."""
+def shift_positions(graph: Graph, growing: Mapping[str, float], params: Mapping[str, Any]) -> Graph:
+    """The graph with ``SHIFT`` times its slope added to each growing value, where that determines no shape.
+
+    Args:
+        graph: of a step.
+        growing: values that grow with the length of the cache, and by how much per token.
+        params: the parameters, for tables inside an If.
+    """
     static = needed(graph)
     nodes: list[Node] = []
-    counted: dict[str, str] = {}
+    shifted: dict[str, str] = {}
     moved: set[str] = set()
     for node in graph.nodes:
         inputs = list(node.inputs)
         for i, name in enumerate(node.inputs):
-            if name in moved or name not in growing or not _cut(node, i, static):
+            if name in moved or name not in growing or not _reads_value(node, i, static):
                 continue
-            if name not in counted:
-                counted[name] = f"\0counted {name}"
-                nodes.append(_new(COUNT, (name, SHIFT), counted[name], slope=growing[name]))
-            inputs[i] = counted[name]
+            if name not in shifted:
+                shifted[name] = f"\0shifted {name}"
+                nodes.append(_node(SHIFTED, (name, SHIFT), shifted[name], slope=growing[name]))
+            inputs[i] = shifted[name]
         if tuple(inputs) != node.inputs or not moved.isdisjoint(node.reads):
             node = replace(node, inputs=tuple(inputs))
             moved.update(filter(None, node.outputs))
         nodes.append(node)
-    nodes = [_chosen(n, params) if n.op_type == "If" and n.inputs[0] in moved else n for n in nodes]
+    nodes = [_as_choice(n, params) if n.op_type == "If" and n.inputs[0] in moved else n for n in nodes]
     return replace(graph, nodes=tuple(nodes), inputs=(*graph.inputs, _scalar(SHIFT)))
 
 
-def hiding(graph: Graph, known: Sequence[Known]) -> Graph:
-    """The graph with what is no token hidden from each softmax over the cache and one token more."""
+def mask_softmax(graph: Graph, probes: Sequence[Probe]) -> Graph:
+    """The graph with empty slots masked in each Softmax over the cache."""
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.op_type == "Softmax" and not node.domain:
-            shapes = [k.scores.get(node.inputs[0], ()) for k in known]
-            if [s[-1:] for s in shapes] == [(n + 1,) for n in TRIED] and len(shapes[0]) in (3, 4):
-                hidden = f"\0hidden {node.inputs[0]}"
-                nodes.append(_new(HIDE, (node.inputs[0], LIVE, START), hidden))
-                node = replace(node, inputs=(hidden,))
+            shapes = [k.scores.get(node.inputs[0], ()) for k in probes]
+            if [s[-1:] for s in shapes] == [(n + 1,) for n in PROBED_LENGTHS] and len(shapes[0]) in (3, 4):
+                masked = f"\0masked {node.inputs[0]}"
+                nodes.append(_node(MASK, (node.inputs[0], LIVE, START), masked))
+                node = replace(node, inputs=(masked,))
         nodes.append(node)
     live = ValueInfo(LIVE, TensorType(np.dtype(bool), None))
     return replace(graph, nodes=tuple(nodes), inputs=(*graph.inputs, live))
 
 
-def _cut(node: Node, place: int, static: set[str]) -> bool:
-    """Whether a node reads an input as numbers from which no shape follows."""
+def _reads_value(node: Node, index: int, static: set[str]) -> bool:
+    """Whether a node reads an input's values without deriving a shape from them."""
     operator = node.target
-    if not isinstance(operator, Operator) or operator.parameter(place) in operator.static | operator.shaped:
+    if not isinstance(operator, Operator) or operator.parameter(index) in operator.static | operator.shaped:
         return False
     return static.isdisjoint(node.outputs)
 
 
-def _chosen(node: Node, params: Mapping[str, Any]) -> Node:
-    """An If between tables as a choice between tables of one length; as it is where its branches compute."""
+def _as_choice(node: Node, params: Mapping[str, Any]) -> Node:
+    """An If between constant tables as a select between tables padded to one length; any other If unchanged."""
     tables = []
     for name in ("then_branch", "else_branch"):
         branch = node.attributes[name]
@@ -160,17 +164,17 @@ def _chosen(node: Node, params: Mapping[str, Any]) -> Node:
         return node
     longest = max(len(t) for some in tables for t in some)
     yes, no = (tuple(np.pad(t, [(0, longest - len(t))] + [(0, 0)] * (t.ndim - 1)) for t in some) for some in tables)
-    return _by(node, CHOOSE, node.inputs, yes=yes, no=no)
+    return _with_operator(node, CHOOSE, node.inputs, yes=yes, no=no)
 
 
-def _by(node: Node, operator: Operator, inputs: Sequence[str], **attributes: Any) -> Node:
-    """A node with another operator."""
+def _with_operator(node: Node, operator: Operator, inputs: Sequence[str], **attributes: Any) -> Node:
+    """The node with another operator."""
     return replace(
         node, target=operator, op_type=operator.name, domain=DOMAIN, inputs=tuple(inputs), attributes=attributes
     )
 
 
-def _new(operator: Operator, inputs: Sequence[str], output: str, **attributes: Any) -> Node:
+def _node(operator: Operator, inputs: Sequence[str], output: str, **attributes: Any) -> Node:
     return Node(output[1:], operator.name, DOMAIN, 1, tuple(inputs), (output,), attributes, operator)
 
 

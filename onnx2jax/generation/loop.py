@@ -1,7 +1,7 @@
-"""Generation as one program: a loop on the device that feeds each token back, with the caches written in place.
+"""Generation as one compiled loop on the device that feeds each token back and updates the caches in place.
 
-Two programs are compiled: the first call with the choice of the first token, and the loop with the rest. How many
-tokens are wanted, temperatures and what ends a text are arguments of theirs: other numbers are no other program.
+Two programs are compiled: prefill with the choice of the first token, and the loop for the rest. The number of tokens,
+sampling settings and stop sequences are traced arguments, so other values do not compile again.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ..runtime.cpu.pipeline import Options
 from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
 from ..runtime.memory import trim_heap
 from .cache import Cache
-from .kept import Folder
-from .sampling import Chooser
+from .program_folder import ProgramFolder
+from .sampling import Sampler
 from .steps import Steps
 
-NEVER: Final = -2
-"""In an ending: matches no token."""
-ANY: Final = -1
-"""In an ending: matches every token."""
+NO_TOKEN: Final = -2
+"""In a stop sequence: matches no token."""
+ANY_TOKEN: Final = -1
+"""In a stop sequence: matches every token."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """Texts while they are generated.
+    """State of the decoding loop.
 
     Attributes:
-        cache: of all tokens but the last.
+        cache: KV caches of all tokens but the last.
         last: int32[batch], the last token of each text.
-        logits: [batch, vocabulary], those behind the token before it.
-        tokens: int32[batch, room], what has been generated.
-        count: int32, how many tokens that is.
-        lengths: int32[batch], how many of them are of the text.
+        logits: [batch, vocabulary], from which ``last`` was chosen.
+        tokens: int32[batch, room], the generated tokens.
+        count: int32, the number of tokens generated so far, padding included.
+        lengths: int32[batch], the number of tokens of each text, without padding.
         done: bool[batch], the texts that have ended.
     """
 
@@ -57,122 +57,122 @@ class State:
 
 
 class Programs:
-    """What is compiled to generate with a decoder.
+    """A decoder's compiled programs, keyed by argument signature.
 
     Attributes:
-        compilations: programs compiled so far, or found in ``cache_dir``.
+        compilations: number of programs compiled so far, or loaded from ``cache_dir``.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
-        self.folder = Folder(steps)
+        self.folder = ProgramFolder(steps)
         self.compilations = 0
-        self._known: dict[Any, Any] = {}
-        self._types: dict[int, Any] = {}
-        """Of what stands for weights, by its id: there are many, and each token that is streamed would ask."""
+        self._compiled_programs: dict[Any, Any] = {}
+        self._weight_signatures: dict[int, Any] = {}
+        """Signatures of hoisted weights, by id: computing one for every streamed token would be slow."""
 
-    def first(
+    def prefill(
         self,
         tokens: Any,
         lengths: Any,
         room: int,
-        choose: Chooser,
-        how: Mapping[str, Any],
+        choose: Sampler,
+        controls: Mapping[str, Any],
         others: Any,
         layout: str = "",
     ) -> State:
-        """The first call: prompts int[batch, count] of these lengths, in a cache with room for so many tokens.
+        """Prefills a cache of length ``room`` with prompts int[batch, count] and chooses the first token.
 
-        ``layout`` is what its cache is: "aligned", "apart", or "" for neither.
+        ``layout`` of the cache: "aligned", "apart", or "" for neither.
         """
         steps = self.steps
 
-        def run(params: Any, tokens: Any, lengths: Any, how: Any, others: Any) -> State:
+        def run(params: Any, tokens: Any, lengths: Any, controls: Any, others: Any) -> State:
             cache = steps.empty_cache(tokens.shape[0], room, **({layout: True} if layout else {}))
             logits, cache = steps.prefill(params, cache, tokens, lengths, **others)
-            return _begun(cache, logits, choose, how)
+            return _initial(cache, logits, choose, controls)
 
-        return self._call(("first", room, choose, layout), run, (), tokens, lengths, how, others)
+        return self._call(("prefill", room, choose, layout), run, (), tokens, lengths, controls, others)
 
-    def further(self, cache: Cache, tokens: Any, choose: Chooser, how: Mapping[str, Any], others: Any) -> State:
-        """As ``first``, but the tokens, int[batch, count], come after those of a cache, which stays as it is."""
+    def resume(self, cache: Cache, tokens: Any, choose: Sampler, controls: Mapping[str, Any], others: Any) -> State:
+        """As ``prefill``, with tokens int[batch, count] appended to an existing cache, which is not donated."""
         steps = self.steps
 
-        def run(params: Any, cache: Cache, tokens: Any, how: Any, others: Any) -> State:
+        def run(params: Any, cache: Cache, tokens: Any, controls: Any, others: Any) -> State:
             logits, cache = steps.extend(params, cache, tokens, **others)
-            return _begun(cache, logits[:, -1], choose, how)
+            return _initial(cache, logits[:, -1], choose, controls)
 
-        return self._call(("further", choose), run, (), cache, tokens, how, others)
+        return self._call(("resume", choose), run, (), cache, tokens, controls, others)
 
-    def loop(self, state: State, limit: int, choose: Chooser, how: Mapping[str, Any], others: Any) -> State:
-        """Generate until so many tokens are there or all texts have ended. The state given is used up."""
-        step, handed = self.step(state.cache, state.last, others)
+    def loop(self, state: State, limit: int, choose: Sampler, controls: Mapping[str, Any], others: Any) -> State:
+        """Generates until there are ``limit`` tokens or all texts have ended. Donates the state."""
+        step, hoisted = self.step(state.cache, state.last, others)
 
-        def run(handed: Any, state: State, limit: Any, how: Any, others: Any) -> State:
+        def run(hoisted: Any, state: State, limit: Any, controls: Any, others: Any) -> State:
             def more(state: State) -> Any:
                 return (state.count < limit) & ~jnp.all(state.done)
 
             def body(state: State) -> State:
-                fed = jnp.where(state.done, 0, state.last)  # padding may be no token of the model's
-                logits, cache = step(handed, state.cache, fed, others)
-                resting = state.cache.live
-                if cache.aligned:  # everything has moved on
-                    resting = jnp.pad(resting[:, 1:], ((0, 0), (0, 1)))
-                live = jnp.where(state.done[:, None], resting, cache.live)
-                return _chosen(replace(state, cache=replace(cache, live=live), logits=logits), choose, how)
+                fed = jnp.where(state.done, 0, state.last)  # pad may be outside the vocabulary
+                logits, cache = step(hoisted, state.cache, fed, others)
+                idle = state.cache.live
+                if cache.aligned:  # right-aligned tokens moved left by one slot
+                    idle = jnp.pad(idle[:, 1:], ((0, 0), (0, 1)))
+                live = jnp.where(state.done[:, None], idle, cache.live)
+                return _append_token(replace(state, cache=replace(cache, live=live), logits=logits), choose, controls)
 
             return lax.while_loop(more, body, state)
 
-        return self.run(("loop", choose), run, (1,), handed, state, np.int32(limit), how, others)
+        return self.run(("loop", choose), run, (1,), hoisted, state, np.int32(limit), controls, others)
 
     def step(self, cache: Cache, last: Any, others: Any) -> tuple[Callable[..., Any], Any]:
-        """One step to be called in a program: from what stands for weights, and the other arguments."""
+        """``Steps.step`` for use inside a program, and its hoisted weights; call as ``step(hoisted, cache, ...)``."""
 
         def run(params: Any, cache: Cache, last: Any, others: Any) -> Any:
             return self.steps.step(params, cache, last, **others)
 
-        return self._part(("step",), run, cache, last, others)
+        return self._hoisted_part(("step",), run, cache, last, others)
 
     def extend(self, cache: Cache, tokens: Any, others: Any) -> tuple[Callable[..., Any], Any]:
-        """Some tokens at once, likewise."""
+        """``Steps.extend`` for use inside a program, and its hoisted weights."""
 
         def run(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
             return self.steps.extend(params, cache, tokens, **others)
 
-        return self._part(("extend",), run, cache, tokens, others)
+        return self._hoisted_part(("extend",), run, cache, tokens, others)
 
     def _call(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
-        """The result of a function of the weights and these arguments, compiled."""
-        call, handed = self._part(key, function, *args)
-        return self.run(key, call, donate, handed, *args)
+        """The result of a function of the weights and these arguments, compiled for their signature."""
+        call, hoisted = self._hoisted_part(key, function, *args)
+        return self.run(key, call, donate, hoisted, *args)
 
-    def _part(self, key: Any, function: Any, *args: Any) -> tuple[Callable[..., Any], Any]:
-        """A function of the weights to be called in a program, prepared once for the types of its other arguments."""
-        full = (*key, _types(args))
-        if full not in self._known:
-            self._known[full] = self._prepared(full, function, *args)
-            handed = self._known[full][1]
-            self._types[id(handed)] = _types(handed)
-        found: tuple[Callable[..., Any], Any] = self._known[full]
+    def _hoisted_part(self, key: Any, function: Any, *args: Any) -> tuple[Callable[..., Any], Any]:
+        """A function with hoisted weights in place of the weights, and these; once per signature of its arguments."""
+        signature = (*key, _signature(args))
+        if signature not in self._compiled_programs:
+            self._compiled_programs[signature] = self._hoist(signature, function, *args)
+            hoisted = self._compiled_programs[signature][1]
+            self._weight_signatures[id(hoisted)] = _signature(hoisted)
+        found: tuple[Callable[..., Any], Any] = self._compiled_programs[signature]
         return found
 
     def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
-        """The result of a function of these arguments, compiled for their types; ``fixed`` ones go with the key."""
-        weights = self._types.get(id(args[0])) or _types(args[0])
-        full = ("run", *key, weights, _types(args[1:]))
+        """The result of a function, compiled for the signature of its arguments; ``key`` determines ``fixed``."""
+        weights = self._weight_signatures.get(id(args[0])) or _signature(args[0])
+        signature = ("run", *key, weights, _signature(args[1:]))
         with compat.enable_x64():
-            if full in self._known:
-                return self._known[full](*args)
+            if signature in self._compiled_programs:
+                return self._compiled_programs[signature](*args)
             self.compilations += 1
             jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
-            self._known[full] = self._compiled(full, jitted, *args)
-            result = jax.block_until_ready(self._known[full](*args))
+            self._compiled_programs[signature] = self._compiled(signature, jitted, *args)
+            result = jax.block_until_ready(self._compiled_programs[signature](*args))
         trim_heap()
         return result
 
-    def _compiled(self, full: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
-        """A jitted function, from ``cache_dir`` where another process has compiled it."""
-        if not self._optimizes or (path := self.folder.path(*full)) is None:
+    def _compiled(self, signature: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
+        """The compiled function, loaded from ``cache_dir`` if another process has stored it."""
+        if not self._optimizes or (path := self.folder.path(*signature)) is None:
             return jitted
         if kept := self.folder.read(path):
             return unless_configured(kept.compiled, jitted)
@@ -180,26 +180,26 @@ class Programs:
         self.folder.write(path, None if dumped is None else Kept(None, None, dumped))
         return jitted if compiled is None else unless_configured(compiled, jitted)
 
-    def _prepared(self, full: Any, function: Any, *args: Any) -> Any:
-        """A function of the weights for a program of these arguments, optimised on a CPU, and what stands for them."""
+    def _hoist(self, signature: Any, function: Any, *args: Any) -> Any:
+        """Optimises a function of the weights for a CPU: hoists parameter-only subexpressions, and returns both."""
         weights, warned = self.steps.weights, self.steps.model.settings.warned
         if not self._optimizes:
             return function, dict(weights)
         jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
-        path, before = self.folder.path("part", *full), len(warned)
+        path, before = self.folder.path("part", *signature), len(warned)
         kept = self.folder.read(path)
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
             options = Options(skip=frozenset({"fold_batchnorm"}), portable=path is not None)
             executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
-            handed = executable.hoisted(weights)
-        if kept is None and len(warned) == before:  # else the next process would not be warned
+            hoisted = executable.hoisted(weights)
+        if kept is None and len(warned) == before:  # a loaded program would not repeat the warning
             self.folder.write(path, executable.plan)
 
-        def call(handed: Any, *args: Any) -> Any:
-            return jax.tree.unflatten(executable.structure, executable.main(handed, jax.tree.leaves(args)))
+        def call(hoisted: Any, *args: Any) -> Any:
+            return jax.tree.unflatten(executable.structure, executable.main(hoisted, jax.tree.leaves(args)))
 
-        return call, handed
+        return call, hoisted
 
     @property
     def _optimizes(self) -> bool:
@@ -207,22 +207,22 @@ class Programs:
         return self.steps.model.settings.optimize and weights.on_one_cpu and compat.context_mesh().empty
 
 
-def _begun(cache: Cache, logits: Any, choose: Chooser, how: Mapping[str, Any]) -> State:
-    """The state behind the prompt, with the first token chosen."""
+def _initial(cache: Cache, logits: Any, choose: Sampler, controls: Mapping[str, Any]) -> State:
+    """The state after the prompt, with the first token chosen."""
     batch = logits.shape[0]
     tokens, zeros = jnp.zeros((batch, cache.length), np.int32), jnp.zeros(batch, np.int32)
-    return _chosen(State(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0), choose, how)
+    return _append_token(State(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0), choose, controls)
 
 
-def _chosen(state: State, choose: Chooser, how: Mapping[str, Any]) -> State:
-    """The state with one more token: drawn where its text has not ended, and otherwise what pads it."""
-    key = jax.random.fold_in(how["key"], state.count)
+def _append_token(state: State, choose: Sampler, controls: Mapping[str, Any]) -> State:
+    """The state with one more token for each text: sampled, or ``pad`` if the text has ended."""
+    key = jax.random.fold_in(controls["key"], state.count)
     logits = state.logits.astype(np.float32)
-    last = how["sampling"](logits, key) if "sampling" in how else choose(logits, key)
+    last = controls["sampling"](logits, key) if "sampling" in controls else choose(logits, key)
     if np.shape(last) != state.done.shape or not jnp.issubdtype(last.dtype, np.integer):
-        given = f"{getattr(last, 'dtype', type(last).__name__)} {np.shape(last)}"
-        raise InputValueError(f"sampling gives {given}: a token for each text, integers {state.done.shape}")
-    last = jnp.where(state.done, how["pad"], last.astype(np.int32))
+        returned = f"{getattr(last, 'dtype', type(last).__name__)} {np.shape(last)}"
+        raise InputValueError(f"sampling returns {returned}, not one token per text: integers {state.done.shape}")
+    last = jnp.where(state.done, controls["pad"], last.astype(np.int32))
     tokens = lax.dynamic_update_slice_in_dim(state.tokens, last[:, None], state.count, axis=1)
     return replace(
         state,
@@ -230,30 +230,30 @@ def _chosen(state: State, choose: Chooser, how: Mapping[str, Any]) -> State:
         tokens=tokens,
         count=state.count + 1,
         lengths=state.lengths + (~state.done).astype(np.int32),
-        done=state.done | ends(tokens, state.count, how["endings"]),
+        done=state.done | matches_stop(tokens, state.count, controls["stop"]),
     )
 
 
-def ends(tokens: Any, place: Any, endings: Any) -> Any:
-    """Which texts end at a place, by endings int32[n, m]."""
-    size = endings.shape[1]
-    behind = jnp.pad(tokens, ((0, 0), (size - 1, 0)), constant_values=NEVER)
-    said = lax.dynamic_slice_in_dim(behind, place, size, axis=1)
-    return jnp.any(jnp.all((said[:, None] == endings) | (endings == ANY), axis=2), axis=1)
+def matches_stop(tokens: Any, index: Any, stop: Any) -> Any:
+    """bool[batch]: whether a stop sequence, a row of int32[n, m], ends at ``index`` in each row of tokens."""
+    size = stop.shape[1]
+    padded = jnp.pad(tokens, ((0, 0), (size - 1, 0)), constant_values=NO_TOKEN)
+    latest = lax.dynamic_slice_in_dim(padded, index, size, axis=1)
+    return jnp.any(jnp.all((latest[:, None] == stop) | (stop == ANY_TOKEN), axis=2), axis=1)
 
 
-def endings(stop: Sequence[Sequence[int]]) -> np.ndarray:
-    """What ends a text, as one array: [n, m], n and m rounded up so that other endings are no other program.
+def stop_array(stop: Sequence[Sequence[int]]) -> np.ndarray:
+    """Stop sequences as an array int32[n, m], with n and m rounded up so that most share one compiled program.
 
-    >>> endings([[5], [7, 8]])[:2, -2:].tolist()
+    >>> stop_array([[5], [7, 8]])[:2, -2:].tolist()
     [[-1, 5], [7, 8]]
     """
     size = 1 << max(max(map(len, stop), default=0) - 1, 15).bit_length()
-    rows = [[ANY] * (size - len(s)) + list(s) for s in stop]
-    rows += [[NEVER] * size] * (-len(rows) % 4 or 4 * (not rows))
+    rows = [[ANY_TOKEN] * (size - len(s)) + list(s) for s in stop]
+    rows += [[NO_TOKEN] * size] * (-len(rows) % 4 or 4 * (not rows))
     return np.array(rows, np.int32)
 
 
-def _types(args: Any) -> Any:
+def _signature(args: Any) -> Any:
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple((np.shape(v), str(v.dtype)) for v in leaves)

@@ -1,4 +1,4 @@
-"""What people give to a decoder: prompts, what ends a text, and how to choose tokens."""
+"""Validates a decoder's arguments: prompts, stop sequences, and sampling."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ import numpy as np
 
 from ..errors import InputShapeError, InputTypeError, InputValueError
 from ..model.calls.arguments import as_key
-from .sampling import BY_NAME, Chooser, Sampling, as_arrays, greedy
+from .sampling import BY_NAME, Sampler, Sampling, as_arrays, greedy
 
 Prompts = Any
-"""Token ids: of one prompt, of several (lists of different lengths, too), or an array [batch, count]."""
+"""Token ids: one prompt, a list of prompts (lengths may differ), or an array [batch, count]."""
 
 
 def check_outside(given: Any) -> None:
-    """Refuse to be part of another program: what is compiled here are programs of their own.
+    """Checks that no JAX transformation is being traced: generation compiles and runs programs of its own.
 
     Raises:
-        InputTypeError: something given is traced, or a ``jit`` is around.
+        InputTypeError: an argument is a tracer, or the call is inside a ``jit``.
     """
     if any(isinstance(v, jax.core.Tracer) for v in (*jax.tree.leaves(given), jnp.zeros(()))):
         raise InputTypeError(
-            "generate is no part of another program (a jit, vmap or grad around it): call it outside; or write the "
-            "loop with decoder.prefill and decoder.step, which are pure functions"
+            "generate cannot run inside jit, vmap or grad: call it outside; or write the loop with decoder.prefill and "
+            "decoder.step, which are pure functions"
         )
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
-    """A whole number that somebody gave by name.
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """The value as an int of at least ``least``.
 
-    >>> whole("beams", 4.0)
+    Raises:
+        InputValueError: it is not a whole number, or below ``least``.
+
+    >>> whole_number("beams", 4.0)
     4
     """
     number = value.item() if hasattr(value, "item") and np.size(value) == 1 else value
@@ -42,8 +45,13 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     return int(number)
 
 
-def rows_of(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
-    """The prompts, each without padding."""
+def prompt_rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
+    """The prompts as int32 arrays without padding.
+
+    Raises:
+        InputError: there is none, or one is empty, not of integers, or outside the vocabulary; or the mask does not
+            fit.
+    """
     if not hasattr(tokens, "ndim") and not isinstance(tokens, Iterable):
         raise InputValueError(f"tokens is {tokens!r}: token ids of a prompt, [5, 17, 3], or of several, [[5, 17], [3]]")
     if hasattr(tokens, "ndim") or not any(isinstance(t, Sequence) or np.ndim(t) for t in tokens):
@@ -53,43 +61,44 @@ def rows_of(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarr
         live, lengths = np.atleast_2d(np.asarray(mask)) > 0, sorted({r.size for r in rows})
         if live.shape != (len(rows), *lengths):
             shape = (len(rows), *lengths) if len(lengths) == 1 else f"{len(rows)} lists of {lengths} tokens"
-            raise InputShapeError(f"attention_mask {live.shape} is not of the tokens' shape {shape}")
+            raise InputShapeError(f"attention_mask {live.shape} does not match the tokens' shape {shape}")
         rows = [row[m] for row, m in zip(rows, live, strict=True)]
     for i, row in enumerate(rows):
         if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
-            raise InputValueError(f"prompt {i} is {row.dtype} {row.shape}; it is one token id or more, as integers")
+            raise InputValueError(f"prompt {i} is {row.dtype} {row.shape}; it needs one token id or more, as integers")
         if vocabulary is not None and not (row.min() >= 0 and row.max() < vocabulary):
             raise InputValueError(
-                f"prompt {i} has tokens from {row.min()} to {row.max()}; they are 0 to {vocabulary - 1}"
+                f"prompt {i} has tokens from {row.min()} to {row.max()}; tokens are 0 to {vocabulary - 1}"
             )
     if not rows:
-        raise InputValueError("there is no prompt")
+        raise InputValueError("tokens is empty: give one prompt or more")
     return [row.astype(np.int32) for row in rows]
 
 
-def even(
-    rows: list[np.ndarray], batch: int | None = None, *, why: str = "what comes after texts is not padded"
+def stacked(
+    rows: list[np.ndarray], batch: int | None = None, *, why: str = "prompts that continue texts are not padded"
 ) -> np.ndarray:
-    """Prompts of one length as an array; one prompt stands for all of a batch.
+    """Prompts of equal length as an array int32[batch, count]; a single prompt is repeated for the batch.
 
     Raises:
-        InputShapeError: they differ in length, which cannot be because of ``why``; or there are too many of them.
+        InputShapeError: they differ in length, which is unsupported because of ``why``; or their number is not
+            ``batch``.
     """
     lengths = sorted({len(r) for r in rows})
     if len(lengths) > 1:
         raise InputShapeError(
-            f"prompts of {lengths} tokens: {why}, so they have to be equally long; generate from them one by one: "
+            f"prompts of {lengths} tokens: {why}, so their lengths must be equal; or generate from each separately: "
             "[decoder.generate(prompt, max_new_tokens) for prompt in prompts]"
         )
     if batch is not None and len(rows) not in (1, batch):
-        raise InputShapeError(f"{len(rows)} prompts come after {batch} texts")
+        raise InputShapeError(f"{len(rows)} prompts cannot continue {batch} texts: give one, or one per text")
     return np.stack(rows if batch in (None, len(rows)) else rows * batch)
 
 
-def as_endings(stop: Any) -> list[list[int]]:
-    """What ends a text, each as a list of tokens.
+def stop_sequences(stop: Any) -> list[list[int]]:
+    """Stop sequences, each as a list of tokens.
 
-    >>> as_endings([2, [5, 6]])
+    >>> stop_sequences([2, [5, 6]])
     [[2], [5, 6]]
     """
     stop = stop.tolist() if hasattr(stop, "tolist") else stop
@@ -100,12 +109,12 @@ def as_endings(stop: Any) -> list[list[int]]:
     return [[int(t) for t in s] for s in found]
 
 
-def choice(sampling: Any, rng: Any) -> tuple[Chooser, dict[str, Any]]:
-    """The function that chooses tokens, and what it is told in each call."""
+def as_sampler(sampling: Any, rng: Any) -> tuple[Sampler, dict[str, Any]]:
+    """The function that chooses tokens, and its traced controls: ``key`` and, for ``Sampling``, ``sampling``."""
     key = jax.random.key(0) if rng is None else as_key(rng)
     if isinstance(sampling, str):
         if sampling not in BY_NAME:
-            raise InputValueError(f"sampling is {sampling!r}; by name there are {', '.join(map(repr, BY_NAME))}")
+            raise InputValueError(f"sampling is {sampling!r}; the names are {', '.join(map(repr, BY_NAME))}")
         sampling = BY_NAME[sampling]
     if isinstance(sampling, Sampling):
         return greedy, {"key": key, "sampling": as_arrays(sampling)}

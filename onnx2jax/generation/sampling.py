@@ -1,4 +1,4 @@
-"""Which token comes next: from numbers for each token of the vocabulary."""
+"""Choosing the next token from logits: greedy, or random sampling with top-k, top-p and min-p limits."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 
 from ..errors import InputValueError
 
-Chooser = Callable[[Any, Any], Any]
-"""From logits float32[batch, vocabulary] and a random key the next token of each sequence, int32[batch]."""
+Sampler = Callable[[Any, Any], Any]
+"""(logits float32[batch, vocabulary], PRNG key) -> the next token of each sequence, int32[batch]."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sampling:
-    """Draw the next token at random.
+    """Samples the next token at random.
 
     Attributes:
-        temperature: logits are divided by it; below 1 likely tokens become likelier. 0 is greedy.
-        top_k: only so many of the likeliest tokens; 0 for all.
-        top_p: only the likeliest tokens that have this probability together; 1 for all.
-        min_p: only tokens with at least this part of the likeliest token's probability; 0 for all.
+        temperature: divides the logits; below 1 it sharpens the distribution, and 0 is greedy.
+        top_k: keep the ``top_k`` likeliest tokens; 0 for all.
+        top_p: keep the likeliest tokens whose probabilities sum to ``top_p``; 1 for all.
+        min_p: keep tokens with at least ``min_p`` times the probability of the likeliest; 0 for all.
 
-    The limits apply in this order, each to what the one before has left.
+    The limits apply in this order, each to the renormalised distribution that the previous one leaves.
 
     >>> import jax, jax.numpy as jnp
     >>> Sampling(temperature=0.7, top_k=1)(jnp.array([[0.0, 3.0, 1.0]]), jax.random.key(0))
@@ -58,7 +58,7 @@ class Sampling:
 
 
 def as_arrays(sampling: Sampling) -> Sampling:
-    """The same with arrays, so that other numbers are no other program.
+    """The sampling with arrays instead of Python numbers, so that all values share one compiled program.
 
     Raises:
         InputValueError: a number is out of its range.
@@ -67,18 +67,18 @@ def as_arrays(sampling: Sampling) -> Sampling:
     for field in fields(sampling):
         value, (low, high) = getattr(sampling, field.name), ranges[field.name]
         if np.asarray(value).dtype.kind not in "iuf" or np.ndim(value) or not low <= value <= high:
-            raise InputValueError(f"{field.name} is {value}; it lies between {low} and {high}")
+            raise InputValueError(f"{field.name} is {value}; it must be between {low} and {high}")
     if sampling.top_k != int(sampling.top_k):
-        raise InputValueError(f"top_k is {sampling.top_k}; it is a whole number")
+        raise InputValueError(f"top_k is {sampling.top_k}, not a whole number")
     if sampling.top_p == 0:
-        raise InputValueError("top_p is 0, which leaves no token; greedy is sampling='greedy'")
+        raise InputValueError("top_p is 0, which leaves no token; for the likeliest token use sampling='greedy'")
     numbers = (sampling.temperature, sampling.top_p, sampling.min_p)
     temperature, top_p, min_p = (jnp.asarray(v, np.float32) for v in numbers)
     return Sampling(temperature, jnp.asarray(min(sampling.top_k, np.iinfo(np.int32).max), np.int32), top_p, min_p)  # type: ignore[arg-type]
 
 
 def greedy(logits: Any, key: Any = None) -> Any:
-    """The likeliest token; of several the first, as NumPy's argmax."""
+    """The likeliest token, int32[batch]; the first of ties, as in NumPy's argmax."""
     del key
     return jnp.argmax(logits, axis=-1).astype(np.int32)
 
@@ -90,4 +90,4 @@ BY_NAME: Final = {
     "top_p": Sampling(top_p=0.9),
     "min_p": Sampling(min_p=0.05),
 }
-"""What a name alone stands for."""
+"""Sampling methods by name."""

@@ -101,8 +101,8 @@ def test_what_a_file_says_ends_the_text_too(folder: Path, capsys: pytest.Capture
         (["--prompt-ids", "1", "--stop", "end"], 2, "argument --stop: 'end' is no list of tokens"),
         (["--prompt-ids", "128"], 1, "they are 0 to 127"),
         (["--prompt-ids", "1", "--temperature", "-1"], 1, "temperature is -1"),
-        (["--prompt-ids", "1", "--max-new-tokens", "256"], 1, "257 tokens, and the model was made for 256"),
-        (["--prompt", "a"], 1, "there is no tokenizer here; give token ids"),
+        (["--prompt-ids", "1", "--max-new-tokens", "256"], 1, "257 tokens, and the model supports 256"),
+        (["--prompt", "a"], 1, "no tokenizer found; give token ids"),
     ],
 )
 def test_what_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, says: str) -> None:

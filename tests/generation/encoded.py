@@ -1,4 +1,4 @@
-"""Decoders behind an encoder that have no input for a mask or positions, as optimum writes t5, bart and whisper."""
+"""Encoder-decoders without mask or position inputs, as optimum exports t5, bart and whisper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAMILIES: Final = {
 
 
 def decoder(family: str, precision: str = "float32", *, first: bool, layers: int = 2) -> File:
-    """``first`` for decoder_model.onnx, else decoder_with_past_model.onnx."""
+    """decoder_model.onnx if ``first``, else decoder_with_past_model.onnx."""
     return net(family, precision, layers, first=first).write()
 
 
@@ -35,12 +35,12 @@ def net(family: str, precision: str, layers: int, *, first: bool) -> Encoded:
 
 @dataclass
 class Encoded(Builder):
-    """One of the two files while it is written: positions and what is seen follow from extents alone."""
+    """Builds one of the two files; positions and attention mask follow from extents alone."""
 
     first: bool = False
     relative: bool = False
     masked: bool = False
-    """Whether some of what the encoder gives is padding."""
+    """Whether encoder outputs may be padded."""
     source_bias: str = ""
 
     def write(self) -> File:
@@ -73,7 +73,7 @@ class Encoded(Builder):
         return self.file(22)
 
     def skipped(self, x: str, more: str, name: str) -> tuple[str, str]:
-        """With attention to the encoder between a sum and its norm."""
+        """The sum and its norm, with cross-attention between them."""
         x = self("Add", x, more)
         x = cross(SOURCE, first=self.first)(self, int(name.split(".")[0]), x, "", "")
         return x, self.normed(x, name)
@@ -95,7 +95,7 @@ class Encoded(Builder):
 
 
 def merged(family: str, precision: str = "float32", layers: int = 2) -> File:
-    """Both as one file, as optimum merges them: what a step does not make of an encoder is empty."""
+    """Both graphs in one file, as optimum merges them; a step returns empty cross-attention caches."""
     first, later = (net(family, precision, layers, first=f) for f in (True, False))
     files = [first.write(), later.write()]
     shared = {n: w for n, w in first.weights.items() if n in later.weights and not n.startswith("constant")}

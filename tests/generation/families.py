@@ -1,4 +1,4 @@
-"""Tiny decoders of many families in many precisions, as builders write them; all with onnx.helper."""
+"""Tiny decoders of many families and precisions, as exporters write them, built with onnx.helper."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from tests.support.models import value
 INNER: Final = 64
 BLOCK: Final = 32
 ROOM: Final = 32
-"""Tokens for which caches that slide have room from the start, as their operator wants it."""
+"""Length of sliding-window caches, which their operator requires from the first call on."""
 ATTENTION_SCALE: Final = SIZE**-0.5
 
 PRECISIONS: Final = ("float32", "float16", "int8", "int8 QDQ", "int4", "int4 asymmetric", "int4 QDQ")
-"""Of weights: packed ones of 4 and 8 bits for MatMulNBits, or DequantizeLinear in front of MatMul (QDQ)."""
+"""Weight precisions: packed int4 and int8 for MatMulNBits, or DequantizeLinear before MatMul (QDQ)."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What tells a family's decoder apart; a llama if nothing is said.
+    """Architecture of a family's decoder; the defaults are llama's.
 
     Attributes:
-        attention: "group" for GroupQueryAttention; "multi" for MultiHeadAttention behind Concat; "parts" for operators
-            of ai.onnx behind Concat.
+        attention: "group" for GroupQueryAttention; "multi" for MultiHeadAttention after Concat; "parts" for operators
+            of ai.onnx after Concat.
         norm: "rms"; "layer" with a bias; "plain", LayerNormalization without weights.
         activation: "silu", "gelu", "tanh" (its approximation), or "relu2", the square of relu.
-        gated: whether the feed-forward part is of three matrices.
-        windows: how far back layers see, in turn; 0 for all. With ``slides``, caches are no longer than that.
-        rotary: the numbers of a head that are rotated; 0 for a table of learned positions.
-        tied: the embedding is the last matrix, too; ``scales`` are of embedding, branches, and logits.
-        parallel: attention and feed-forward part read the same.
-        convolutions: layers, in turn, that are short convolutions with a state rather than attention.
-        long: from that many tokens on the rotations are others.
+        gated: whether the feed-forward network has a gate (three matrices).
+        windows: attention windows of the layers, cyclically; 0 for unlimited. With ``slides``, the caches are sliding
+            windows too.
+        rotary: number of rotated elements of a head; 0 for learned positions.
+        tied: whether the output projection is the embedding; ``scales`` apply to embedding, branches, and logits.
+        parallel: whether attention and feed-forward network read the same input.
+        convolutions: layers, cyclically, that are short convolutions with a state instead of attention.
+        long: number of tokens from which on other rotary tables apply; 0 for never.
     """
 
     attention: str = "group"
@@ -95,13 +96,13 @@ FAMILIES: Final = {
 
 
 def decoder(family: str, precision: str = "float32", layers: int = 2) -> File:
-    """A decoder's file: input_ids, attention_mask and caches, position_ids where no operator counts them."""
+    """A decoder file with input_ids, attention_mask and caches, and position_ids unless GroupQueryAttention counts."""
     return Builder.of(FAMILIES[family], precision, layers).build()
 
 
 @dataclass
 class Builder(Net):
-    """A decoder while it is written."""
+    """Builds a decoder's graph."""
 
     family: Family = Family()
     precision: str = "float32"
@@ -113,7 +114,7 @@ class Builder(Net):
         )
 
     def build(self, embeddings: bool = False) -> File:
-        """The file; ``embeddings`` for one that takes inputs_embeds rather than tokens."""
+        """The file; with ``embeddings`` it takes inputs_embeds rather than tokens."""
         f = self.family
         width = ["batch_size", "sequence_length"]
         x = self.give("inputs_embeds", self.dtype, *width, HIDDEN) if embeddings else self.embedded(width)
@@ -221,7 +222,7 @@ class Builder(Net):
         return self("LayerNormalization", x, gain, *more, axis=-1, epsilon=1e-6)
 
     def skipped(self, x: str, more: str, name: str) -> tuple[str, str]:
-        """A sum, and its norm, by one operator where the builder has one."""
+        """A sum and its norm, fused into one operator if there is one."""
         if self.family.norm != "rms":
             x = self("Add", x, more)
             return x, self.normed(x, name)
@@ -252,7 +253,7 @@ class Builder(Net):
         return self("Reshape", rows, self("Shape", x))
 
     def tables(self, i: int) -> list[str]:
-        """Cosines and sines of a layer; those of layers that see less are others, and some change with the length."""
+        """Rotary tables of a layer; layers with a window have other tables, and some depend on the text length."""
         f = self.family
         base = 10 if f.qk_norm and f.windows[i % len(f.windows)] else 100
         names = [f"{n}_{base}" for n in ("cos", "sin")]
@@ -277,7 +278,7 @@ class Builder(Net):
         window = f.windows[i % len(f.windows)]
         room = "past_sliding_length" if f.slides and window else "past_sequence_length"
         (past_k, new_k), (past_v, new_v) = (self.key_value(i, n, f.kv_heads, room) for n in ("key", "value"))
-        if f.slides:  # which onnxruntime wants long enough from the first call on, and all of one length
+        if f.slides:  # onnxruntime requires their full length from the first call on
             for past in (past_k, past_v):
                 self.caches[past] = (self.caches[past][0], (1, f.kv_heads, ROOM, SIZE), self.dtype)
         sinks = self.weights_of(f"{i}.sinks", HEADS) if f.sinks else ""
@@ -325,27 +326,27 @@ class Builder(Net):
     def in_parts(self, i: int, q: str, k: str, v: str) -> str:
         q, k, v = (self.heads(x, HEADS) for x in (q, k, v))
         if size := self.family.rotary:
-            q, k = (self.turned(x, size) for x in (q, k))
+            q, k = (self.rotated_in_parts(x, size) for x in (q, k))
         k, v = self.joined(i, "key", k), self.joined(i, "value", v)
         scores = self("MatMul", q, self("Transpose", k, perm=[0, 1, 3, 2]))
         scores = self("Add", self("Div", scores, self.dtype(SIZE**0.5)), self.bias_of_mask)
         y = self("MatMul", self("Softmax", scores, axis=-1), v)
         return self("Reshape", self("Transpose", y, perm=[0, 2, 1, 3]), np.array([0, 0, -1]))
 
-    def turned(self, x: str, size: int) -> str:
-        """The first numbers of each head rotated, by cosines and sines computed on the spot."""
-        turned, rest = self("Split", x, np.array([size, SIZE - size]), n=2, axis=-1)
+    def rotated_in_parts(self, x: str, size: int) -> str:
+        """The first ``size`` elements of each head rotated, by cosines and sines computed in the graph."""
+        head, rest = self("Split", x, np.array([size, SIZE - size]), n=2, axis=-1)
         frequencies = self.dtype(100.0 ** -(np.arange(size // 2) / (size // 2)))
         at = self("Unsqueeze", self("Cast", self.positions, to=1 if self.dtype == np.float32 else 10), np.array([1, 3]))
         angles = self("Mul", at, frequencies)
         angles = self("Concat", angles, angles, axis=-1)
-        left, right = self("Split", turned, n=2, axis=-1, num_outputs=2)
+        left, right = self("Split", head, n=2, axis=-1, num_outputs=2)
         half = self("Concat", self("Neg", right), left, axis=-1)
-        turned = self("Add", self("Mul", turned, self("Cos", angles)), self("Mul", half, self("Sin", angles)))
-        return self("Concat", turned, rest, axis=-1)
+        rotated = self("Add", self("Mul", head, self("Cos", angles)), self("Mul", half, self("Sin", angles)))
+        return self("Concat", rotated, rest, axis=-1)
 
     def convolved(self, h: str, i: int) -> str:
-        """A gated short convolution, whose last inputs are its state."""
+        """A gated short convolution with a state."""
         b, c, x = self("Split", self.linear(h, f"{i}.in", HIDDEN, 3 * HIDDEN), n=3, axis=-1, num_outputs=3)
         names, self.names = self.names, ("past_conv.{}", "present_conv.{}")
         past, present = self.cache(i, "", ["batch_size", HIDDEN, 2], ["batch_size", HIDDEN, 2])
@@ -356,7 +357,7 @@ class Builder(Net):
         self.nodes.append(helper.make_node("CausalConvWithState", [x, taps, "", past], [y, present], domain=MS))
         return self.linear(self("Mul", c, self("Transpose", y, perm=[0, 2, 1])), f"{i}.out", HIDDEN, HIDDEN)
 
-    # What stands behind attention.
+    # Feed-forward networks.
 
     def activated(self, x: str) -> str:
         match self.family.activation:
@@ -377,7 +378,7 @@ class Builder(Net):
         return self.biased(self.linear(y, f"{i}.down", INNER, HIDDEN), f"{i}.down", HIDDEN)
 
     def experts(self, h: str, i: int) -> str:
-        """Two of some experts for each token; gates and values of the first matrix lie in turn."""
+        """Mixture of experts, two for each token; gates and values are interleaved in the first matrix."""
         count = self.family.experts
         router = self("Reshape", self.linear(h, f"{i}.router", HIDDEN, count), np.array([-1, count]))
         options: dict[str, Any] = {
@@ -415,24 +416,24 @@ class Builder(Net):
 
 
 def rotations(base: float, size: int, factor: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines, [CONTEXT, size / 2]."""
+    """Tables of cosines and sines, [CONTEXT, size / 2]."""
     angles = np.arange(CONTEXT)[:, None] / factor / base ** (np.arange(size // 2) / (size // 2))
     return np.cos(angles), np.sin(angles)
 
 
 def in_eight_bits(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[n, k] in blocks as MatMulNBits takes it: [n, blocks, BLOCK], scales [n, blocks]; 128 stands for 0."""
+    """Weights [n, k] as MatMulNBits stores them: uint8[n, blocks, BLOCK] with zero point 128, scales [n, blocks]."""
     blocks = weight.reshape(len(weight), -1, BLOCK)
     scales = np.abs(blocks).max(-1) / 127
     return (np.round(blocks / scales[..., None]) + 128).astype(np.uint8), scales.astype(np.float32)
 
 
 IMAGE: Final = VOCABULARY - 1
-"""The token in whose places stands what an encoder of images gives."""
+"""The placeholder token for image features."""
 
 
-def seeing(family: str = "llama") -> tuple[onnx.ModelProto, onnx.ModelProto, File]:
-    """The files of a vision-language model: pixels to features, tokens and features to embeddings, the decoder."""
+def vision_language(family: str = "llama") -> tuple[onnx.ModelProto, onnx.ModelProto, File]:
+    """The three files of a vision-language model: image encoder, embedding, decoder."""
     net = Builder.of(FAMILIES[family], "float32", 1)
     pixels = net.give("pixel_values", np.float32, "patches", 12)
     net("Gelu", net("MatMul", pixels, net.weights_of("patch", 12, HIDDEN)), out="image_features")

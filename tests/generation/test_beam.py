@@ -1,4 +1,4 @@
-"""Beam search against one written down plainly, which runs the whole text for every candidate."""
+"""Beam search against a plain reference that runs the whole text for every candidate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def first_call(name: str) -> Any:
 
 @cache
 def likely(name: str, tokens: tuple[int, ...]) -> np.ndarray:
-    """The log-probabilities of the token that follows, by one call with the whole text."""
+    """Log-probabilities of the next token, by one call with the whole text."""
     given = np.zeros((1, 16), np.int64)
     given[0, : len(tokens)] = tokens
     own = decoder(name)
@@ -40,10 +40,10 @@ def likely(name: str, tokens: tuple[int, ...]) -> np.ndarray:
     return row - np.log(np.exp(row - row.max()).sum()) - row.max()
 
 
-def best(
+def reference(
     name: str, prompt: tuple[int, ...], count: int, beams: int, penalty: float, early: bool, stop: Iterable[int]
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """Scores and tokens of the texts that a beam search finds."""
+    """Scores and tokens of the texts that a plain beam search finds."""
     live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     ended: list[tuple[float, tuple[int, ...]]] = []
     for length in range(1, count + 1):
@@ -58,23 +58,23 @@ def best(
 
 
 CASES = {
-    "texts that seldom end": (3, 1.0, False, (2,)),
+    "stop tokens are rare": (3, 1.0, False, (2,)),
     "no penalty": (4, 0.0, False, range(0, 61, 7)),
-    "long texts preferred, early end": (4, 2.0, True, range(0, 61, 5)),
-    "nothing ends": (2, 1.0, False, ()),
+    "long texts favoured, early stopping": (4, 2.0, True, range(0, 61, 5)),
+    "no stop tokens": (2, 1.0, False, ()),
     "one beam": (1, 1.0, False, (2,)),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("case", CASES)
-def test_finds_the_texts_that_a_plain_search_finds(name: str, case: str) -> None:
+def test_matches_a_plain_search(name: str, case: str) -> None:
     beams, penalty, early, stop = CASES[case]
     found = decoder(name).beam_search(
         list(map(list, PROMPTS)), 5, beams=beams, length_penalty=penalty, early_stopping=early, stop=list(stop)
     )
     for i, prompt in enumerate(PROMPTS):
-        want = best(name, prompt, 5, beams, penalty, early, stop)
+        want = reference(name, prompt, 5, beams, penalty, early, stop)
         texts = [row[:n].tolist() for row, n in zip(found.tokens[i], found.lengths[i], strict=True)]
         assert texts == [list(t) for _, t in want]
         np.testing.assert_allclose(found.scores[i], [s for s, _ in want], rtol=1e-5)
@@ -92,7 +92,7 @@ def test_fewer_texts_than_beams() -> None:
     assert np.isneginf(found.scores[0]).tolist() == [False] * decoders.VOCABULARY + [True] * 3
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     for beams in (0, 2.5, True):
         with pytest.raises(InputValueError, match=f"beams is {beams}; it is a whole number, 1 or more"):
             decoder("shared").beam_search([1], 3, beams=beams)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Decoders behind an encoder that know places by ``cache_position`` alone and have no mask, as Whisper is exported."""
+"""Encoder-decoders with ``cache_position`` but neither mask nor position_ids, as Whisper is exported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STYLES = ("fixed", "grown")
 
 
 def whisper(style: str, *, first: bool) -> File:
-    """One file with caches of a length of its own ("fixed"), or two whose caches grow."""
+    """One file that declares the cache length ("fixed"), or one of two files whose caches grow ("grown")."""
     net = Net()
     at = net.give("cache_position", np.int64, "sequence_length")
     where = net("Unsqueeze", at, np.array([0]))
@@ -58,7 +58,7 @@ def decoder(style: str) -> Decoder:
 
 @cache
 def without_caches(style: str, row: int, prompt: tuple[int, ...], count: int) -> list[int]:
-    """The likeliest tokens by onnxruntime, which reads all of the text for each, by the file of the first call."""
+    """Greedy tokens by onnxruntime, which runs the whole text through the prefill file for each."""
     file = whisper(style, first=True)
     run, text = by_onnxruntime(file), list(prompt)
     empty = {n: np.zeros(shape, dtype) for n, (_, shape, dtype) in file.caches.items()}
@@ -69,7 +69,7 @@ def without_caches(style: str, row: int, prompt: tuple[int, ...], count: int) ->
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_prompts_of_different_lengths_give_what_a_loop_without_caches_gives(style: str) -> None:
+def test_prompts_of_different_lengths_match_a_loop_without_caches(style: str) -> None:
     wanted = [without_caches(style, i, tuple(p), 8) for i, p in enumerate((P, Q))]
     assert len({*wanted[0], *wanted[1]}) > 4
     own = decoder(style)
@@ -78,15 +78,15 @@ def test_prompts_of_different_lengths_give_what_a_loop_without_caches_gives(styl
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_goes_on_behind_what_was_generated(style: str) -> None:
+def test_continues_a_generation(style: str) -> None:
     own, others = decoder(style), {SOURCE: ENCODED[:1]}
     begun = own.generate(P, 4, length=ROOM, **others)
     more = own.generate([7, 11], 4, after=begun, **others)
     assert more.texts() == [without_caches(style, 0, (*P, *begun.texts()[0], 7, 11), 4)]
 
 
-def test_tokens_are_taken_back_without_a_mask() -> None:
-    """Of prompts of different lengths, for each of which its own tokens are right."""
+def test_speculation_rolls_back_without_a_mask() -> None:
+    """With prompts of different lengths."""
     own = decoder("grown")
     draft = onnx2jax.decoder(onnx2jax.convert(decoders.group_query(bits="symmetric").proto))
     found = own.speculate([P, Q], 8, draft, count=2, length=ROOM, **{SOURCE: ENCODED})

@@ -1,4 +1,4 @@
-"""Decoders that take embeddings: those of tokens by a model or a function, and of images beside them."""
+"""Decoders that take embeddings, of tokens (by a model or a function) and of images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 import onnx2jax
 from onnx2jax import Decoder
 from onnx2jax.errors import InputNameError, UnsupportedError
-from tests.generation.families import IMAGE, seeing
+from tests.generation.families import IMAGE, vision_language
 from tests.support.decoders import HIDDEN, File, by_onnxruntime
 
-VISION, EMBEDDING, FILE = seeing()
+VISION, EMBEDDING, FILE = vision_language()
 PIXELS = np.random.default_rng(4).normal(size=(3, 12)).astype(np.float32)
 PROMPT = [5, IMAGE, IMAGE, IMAGE, 3, 17, 8]
 FILES = {"vision": VISION, "embedding": EMBEDDING, "decoder": FILE.proto}
@@ -26,8 +26,8 @@ FILES = {"vision": VISION, "embedding": EMBEDDING, "decoder": FILE.proto}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As onnxruntime-genai wants it."""
-    path = tmp_path_factory.mktemp("seeing")
+    """A folder in the layout of onnxruntime-genai."""
+    path = tmp_path_factory.mktemp("vision_language")
     for name, proto in FILES.items():
         onnx.save(proto, path / f"{name}.onnx")
     facts = {"model": {n: {"filename": f"{n}.onnx"} for n in FILES} | {"eos_token_id": 2}}
@@ -41,7 +41,7 @@ def decoder(folder: Path) -> Iterator[Decoder]:
 
 
 def wanted(prompt: list[int], features: np.ndarray, count: int) -> list[int]:
-    """The likeliest tokens, by onnxruntime; the caches grow."""
+    """Greedy tokens by onnxruntime, with growing caches."""
     embed, run = by_onnxruntime(File(EMBEDDING, {})), by_onnxruntime(FILE)
     past = {n: np.zeros(shape, dtype) for n, (_, shape, dtype) in FILE.caches.items()}
     new, seen, tokens = prompt, 0, []
@@ -92,6 +92,6 @@ def test_prefill_takes_embeddings(decoder: Decoder) -> None:
         bare.generate([5, 3], 2)
 
 
-def test_an_embedding_without_a_table_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="no input of the embedding 'main' is for tokens"):
+def test_an_embedding_model_without_token_input_raises() -> None:
+    with pytest.raises(UnsupportedError, match="the embedding model 'main' has no token input"):
         onnx2jax.decoder(onnx2jax.convert(FILE.proto), embed=onnx2jax.convert(VISION))

@@ -1,4 +1,4 @@
-"""Decoders of every family and precision give onnxruntime's tokens and logits, over caches of fixed length."""
+"""Tokens and logits of decoders of every family and precision match onnxruntime's, with fixed-length caches."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ CASES: Final = {
     "gpt-neox": ("float32",),
     "chatglm": ("int8 QDQ",),
 }
-"""Every family, and every precision twice or more: all of them together take too long."""
+"""Every family once, and every precision: all combinations would take too long."""
 TOLERANCE: Final = {"float16": 2e-2}
-"""Of the largest logit; 1e-4 where nothing is said."""
+"""Relative to the largest logit; 1e-4 for other precisions."""
 IN_EIGHT_BITS: Final = 5e-3
-"""The same where experts have packed weights: onnxruntime rounds what it multiplies them with."""
+"""The same for experts with packed weights: onnxruntime rounds their activations to 8 bits."""
 
 
 def test_all_families_and_precisions_are_among_the_cases() -> None:
@@ -50,8 +50,8 @@ def test_all_families_and_precisions_are_among_the_cases() -> None:
     assert {p for precisions in CASES.values() for p in precisions} == set(PRECISIONS)
 
 
-def written(model: Decoder, prompt: list[int], **others: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """The likeliest tokens after a prompt, and the logits of each, from the programs that generate."""
+def generated(model: Decoder, prompt: list[int], **others: np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Greedy tokens after a prompt and the logits of each, from the compiled decoding loop."""
     state, run = model._begin([prompt], STEPS + 1, stop=(), **others)
     logits = [np.array(state.logits[0], np.float32)]
     for count in range(2, STEPS + 2):
@@ -62,7 +62,7 @@ def written(model: Decoder, prompt: list[int], **others: np.ndarray) -> tuple[li
 
 AFTER_AN_ENCODER: Final = (("bart", "int8"), ("whisper", "int4"))
 QUICK: Final = {("phi3", "float32")}
-"""Not marked long: its rotations change with the length of the text, though the cache has one length."""
+"""Not marked long: its rotary tables change with the text length, though the cache length is constant."""
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ QUICK: Final = {("phi3", "float32")}
         for p in precisions
     ],
 )
-def test_tokens_and_logits_are_onnxruntimes(family: str, precision: str) -> None:
+def test_tokens_and_logits_match_onnxruntime(family: str, precision: str) -> None:
     file = decoder(family, precision)
     tokens, logits = by_hand(file, P, STEPS + 1)
     model = onnx2jax.decoder(onnx2jax.convert(file.proto))
-    ours, own = written(model, P)
+    ours, own = generated(model, P)
     tolerance = TOLERANCE.get(precision, 1e-4)
     if FAMILIES[family].experts and precision.startswith("int"):
         tolerance = IN_EIGHT_BITS
@@ -94,8 +94,8 @@ def test_tokens_and_logits_are_onnxruntimes(family: str, precision: str) -> None
         *(pytest.param(f, p, m, marks=pytest.mark.long) for f, p in AFTER_AN_ENCODER for m in (False, True)),
     ],
 )
-def test_without_masks_and_positions_behind_an_encoder(family: str, precision: str, merged: bool) -> None:
-    """Extents alone say how long the text is, and those of the cache stay as they are; in two files, or in one."""
+def test_encoder_decoders_without_mask_and_positions(family: str, precision: str, merged: bool) -> None:
+    """The text length follows from cache extents alone, which are constant here; in two files or one."""
     rng = np.random.default_rng(3)
     others = {"encoder_hidden_states": rng.normal(size=(2, 4, HIDDEN)).astype(np.float32)}
     if family != "whisper":
@@ -108,7 +108,7 @@ def test_without_masks_and_positions_behind_an_encoder(family: str, precision: s
     tokens, logits = by_hand(later, P, STEPS + 1, **runs, **alone[0])
     converted = onnx2jax.convert(later.proto)
     model = onnx2jax.decoder(converted, prefill=None if merged else onnx2jax.convert(first.proto))
-    ours, own = written(model, P, **alone[0])
+    ours, own = generated(model, P, **alone[0])
     np.testing.assert_allclose(own, logits, rtol=0, atol=1e-4 * np.abs(logits).max())
     assert ours == tokens
     assert model.compilations <= 3
@@ -120,7 +120,7 @@ def test_without_masks_and_positions_behind_an_encoder(family: str, precision: s
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", ["gemma2", "gpt-oss", "gpt2"])
-def test_prompts_of_different_lengths_are_as_each_alone(family: str) -> None:
+def test_batch_of_unequal_prompts_matches_each_alone(family: str) -> None:
     file = decoder(family)
     run = by_onnxruntime(file)
     model = onnx2jax.decoder(onnx2jax.convert(file.proto))
@@ -128,7 +128,7 @@ def test_prompts_of_different_lengths_are_as_each_alone(family: str) -> None:
 
 
 @pytest.mark.long
-def test_a_text_shorter_than_what_a_cache_that_slides_has_room_for() -> None:
+def test_a_text_shorter_than_the_sliding_window() -> None:
     file = decoder("gemma2")
     model = onnx2jax.decoder(onnx2jax.convert(file.proto))
     texts = model.generate(Q, 3, length=6, stop=())
@@ -136,7 +136,7 @@ def test_a_text_shorter_than_what_a_cache_that_slides_has_room_for() -> None:
     assert {v.shape[2] for v in texts.cache.values.values()} == {6, 8}
 
 
-def test_shared_caches_of_the_files_own_length() -> None:
+def test_shared_caches_of_declared_length() -> None:
     file = decoders.group_query()
     for given in (*file.proto.graph.input, *file.proto.graph.output):
         if given.name.startswith(("past", "present")):
@@ -149,8 +149,8 @@ def test_shared_caches_of_the_files_own_length() -> None:
         model.generate(P, 30)
 
 
-def test_positions_by_the_extent_of_the_past() -> None:
-    """Of texts that are equally long; several tokens at once, too."""
+def test_positions_derived_from_cache_extents() -> None:
+    """For prompts of equal length; also with several tokens at once."""
     file = decoders.appending(positions=False)
     model, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
     prompts = [P, P[::-1]]

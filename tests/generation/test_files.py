@@ -1,4 +1,4 @@
-"""What lies beside a decoder's file is followed: names, the end of a text, padding, the longest text."""
+"""Configuration files beside a decoder: file names, stop tokens, padding token, context length."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_configurations(tmp_path: Path, files: Any, name: str, stop: Any, pad: i
         assert (decoder.stop, decoder.pad, decoder.context) == (stop, pad, context)
 
 
-def test_a_caller_knows_better(tmp_path: Path) -> None:
+def test_arguments_override_configuration(tmp_path: Path) -> None:
     folder(tmp_path, {"genai_config.json": GENAI}, "m.onnx")
     decoder = onnx2jax.decoder(tmp_path, stop=[[1, 2]], pad=0, context=20)
     assert (decoder.stop, decoder.pad, decoder.context) == (((1, 2),), 0, 20)
@@ -66,11 +66,11 @@ def test_two_files_in_a_folder(tmp_path: Path) -> None:
     assert decoder.others == ("encoder_hidden_states",)
 
 
-def test_a_folder_without_a_decoder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_decoder_raises(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no model\.onnx or decoder_with_past_model\.onnx"):
         onnx2jax.decoder(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config\.json is no JSON"):
+    with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
         onnx2jax.decoder(tmp_path)
     with pytest.raises(FileNotFoundError, match="give token ids"):
         tokenizer(tmp_path)

@@ -1,4 +1,4 @@
-"""What generate, stream and read promise: prompts, endings, continuations, and what is compiled for them."""
+"""generate, stream and read: prompts, stop sequences, continuations, and the number of compilations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUN = by_onnxruntime(FILE)
 
 @cache
 def wanted(*prompt: int, count: int = 10) -> list[int]:
-    """The likeliest tokens after a prompt, by onnxruntime."""
+    """Greedy tokens after a prompt, by onnxruntime."""
     return by_hand(FILE, prompt, count, RUN)[0]
 
 
@@ -49,7 +49,7 @@ def fixed() -> Decoder:
     return onnx2jax.decoder(onnx2jax.convert(decoders.static(32).proto))
 
 
-def test_other_numbers_are_no_other_program(decoder: Decoder) -> None:
+def test_other_lengths_and_settings_do_not_recompile(decoder: Decoder) -> None:
     assert decoder.compilations == 0
     decoder.generate([P, Q], 10)
     assert decoder.compilations == 2
@@ -71,7 +71,7 @@ RIGHT = np.array([P, [*Q, 0, 0]]), np.array([[1] * 5, [1, 1, 1, 0, 0]])
 @pytest.mark.parametrize(
     ("tokens", "mask"),
     [([P, Q], None), ([np.array(P), np.array(Q)], None), LEFT, RIGHT, tuple(map(jnp.asarray, RIGHT))],
-    ids=["lists", "arrays", "padded in front", "padded behind", "JAX's"],
+    ids=["lists", "arrays", "left-padded", "right-padded", "JAX arrays"],
 )
 def test_prompts_of_a_batch(decoder: Decoder, tokens: Any, mask: Any) -> None:
     masked = {} if mask is None else {"attention_mask": mask}
@@ -87,7 +87,7 @@ def test_one_prompt(decoder: Decoder, tokens: Any) -> None:
     assert decoder.generate(tokens, 4).texts() == [wanted(*Q)[:4]]
 
 
-def test_what_ends_a_text_is_its_last_token(decoder: Decoder) -> None:
+def test_the_stop_token_is_the_last_token(decoder: Decoder) -> None:
     one, two = wanted(*P), wanted(*Q)
     stop = one[3]
     assert stop not in two and stop not in one[:3]
@@ -98,29 +98,29 @@ def test_what_ends_a_text_is_its_last_token(decoder: Decoder) -> None:
     assert texts.last.tolist() == [[stop], [two[-1]]]
 
 
-def test_a_text_ends_by_several_tokens_of_its_own(decoder: Decoder) -> None:
+def test_a_stop_sequence_of_several_tokens(decoder: Decoder) -> None:
     one, two = wanted(*P), wanted(*Q)
     assert decoder.generate([P, Q], 10, stop=[one[2:5]]).texts() == [one[:5], two]
-    assert decoder.generate([P, Q], 10, stop=[[one[2], one[4]]]).texts() == [one, two], "not side by side"
+    assert decoder.generate([P, Q], 10, stop=[[one[2], one[4]]]).texts() == [one, two], "not adjacent"
     assert decoder.generate([P, Q], 10, stop=[[P[-1], one[0]]]).texts() == [one, two], "begins in the prompt"
     assert decoder.generate([P, Q], 10, stop=[two[:2], [one[5]]]).texts() == [one[: one.index(one[5]) + 1], two[:2]]
 
 
-def test_all_texts_ended_end_the_loop(decoder: Decoder) -> None:
+def test_the_loop_ends_when_all_texts_have_ended(decoder: Decoder) -> None:
     texts = decoder.generate([P, Q], 10, stop=[wanted(*P)[0], wanted(*Q)[1]])
     assert texts.tokens.shape == (2, 2)
     assert texts.texts() == [wanted(*P)[:1], wanted(*Q)[:2]]
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "temperature"])
-def test_stream_yields_what_generate_gives(decoder: Decoder, sampling: str) -> None:
+def test_stream_yields_the_tokens_of_generate(decoder: Decoder, sampling: str) -> None:
     options: dict[str, Any] = {"sampling": sampling, "stop": wanted(*P)[3], "rng": 4}
     texts = decoder.generate([P, Q], 10, **options)
     assert np.array_equal(np.stack(list(decoder.stream([P, Q], 10, **options)), axis=1), texts.tokens)
 
 
-def test_further_tokens_come_after_texts(decoder: Decoder) -> None:
-    """Also after one that ended before the others."""
+def test_continues_a_generation(decoder: Decoder) -> None:
+    """Also a text that ended before the others."""
     one, two = wanted(*P), wanted(*Q)
     texts = decoder.generate([P, Q], 6, stop=one[3], length=64)
     further = decoder.generate([[7, 9], [11, 1]], 5, after=texts, stop=())
@@ -129,16 +129,18 @@ def test_further_tokens_come_after_texts(decoder: Decoder) -> None:
     assert again.texts()[0] == wanted(*P, *one[:4], 7, 9, *further.texts()[0], 4, 4)[:2]
 
 
-def test_one_beginning_for_several_continuations(decoder: Decoder) -> None:
+def test_several_continuations_share_a_read_prompt(decoder: Decoder) -> None:
     beginning = decoder.read([P, Q], 64)
     assert beginning.tokens.shape == (2, 0)
     for more in ([7], [8], [7]):
         texts = decoder.generate([more, more], 3, after=beginning).texts()
         assert texts == [wanted(*P, *more)[:3], wanted(*Q, *more)[:3]]
-    assert decoder.generate([7], 3, after=beginning).texts() == [wanted(*P, 7)[:3], wanted(*Q, 7)[:3]], "one for all"
+    assert decoder.generate([7], 3, after=beginning).texts() == [wanted(*P, 7)[:3], wanted(*Q, 7)[:3]], (
+        "one prompt is repeated for the batch"
+    )
 
 
-def test_a_function_may_choose(decoder: Decoder) -> None:
+def test_a_sampling_function(decoder: Decoder) -> None:
     def unlikeliest(logits: jax.Array, key: jax.Array) -> jax.Array:  # noqa: ARG001
         return jnp.argmin(logits, axis=-1)
 
@@ -162,18 +164,23 @@ def test_tokens_are_the_same_in_32_and_64_bits(decoder: Decoder, bits: bool) -> 
 
 
 BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-    ([], {}, InputError, "no prompt|one token id or more"),
+    ([], {}, InputError, "tokens is empty|one token id or more"),
     ([P, []], {}, InputValueError, "prompt 1 is"),
     ([1.5, 2.0], {}, InputValueError, "as integers"),
     ("text", {}, InputValueError, "integers"),
     ([[[1]]], {}, InputValueError, "one token id or more"),
-    ([1, 61], {}, InputValueError, "tokens from 1 to 61; they are 0 to 60"),
+    ([1, 61], {}, InputValueError, "tokens from 1 to 61; tokens are 0 to 60"),
     ([-1, 2], {}, InputValueError, "tokens from -1"),
     (P, {"max_new_tokens": 0}, InputValueError, "max_new_tokens is 0"),
     (P, {"max_new_tokens": 2.5}, InputValueError, r"max_new_tokens is 2\.5"),
     (P, {"length": 10}, InputShapeError, "14 tokens, and the cache has room for 10: length=14"),
-    (P, {"max_new_tokens": 200}, InputShapeError, "205 tokens, and the model was made for 128"),
-    (P, {"attention_mask": [1, 1]}, InputShapeError, r"attention_mask \(1, 2\) is not of the tokens' shape \(1, 5\)"),
+    (P, {"max_new_tokens": 200}, InputShapeError, "205 tokens, and the model supports 128"),
+    (
+        P,
+        {"attention_mask": [1, 1]},
+        InputShapeError,
+        r"attention_mask \(1, 2\) does not match the tokens' shape \(1, 5\)",
+    ),
     (P, {"attention_mask": [0] * 5}, InputValueError, "prompt 0 is"),
     (P, {"pixels": np.zeros(3)}, InputNameError, "no input 'pixels'"),
     (P, {"sampling": "beam"}, InputValueError, "'greedy', 'temperature'"),
@@ -190,7 +197,7 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (P, {"stop": "end"}, InputValueError, "stop is 'end'"),
     (P, {"stop": [1.5]}, InputValueError, r"stop is \[1\.5\]"),
     (P, {"stop": [[1], [[2]]]}, InputValueError, "stop is"),
-    (P, {"stop": 61}, InputValueError, "stop has token 61; they are 0 to 60"),
+    (P, {"stop": 61}, InputValueError, "stop has token 61; tokens are 0 to 60"),
     (None, {}, InputValueError, r"tokens is None: token ids of a prompt, \[5, 17, 3\]"),
     (5, {}, InputValueError, "tokens is 5"),
     (P, {"max_new_tokens": "3"}, InputValueError, "max_new_tokens is '3'"),
@@ -199,8 +206,8 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ([P, P[:2]], {"attention_mask": np.ones((2, 5))}, InputShapeError, r"shape 2 lists of \[2, 5\] tokens"),
     (P, {"sampling": Sampling}, InputValueError, "a name, Sampling"),
     (P, {"sampling": Sampling(temperature="hot")}, InputValueError, "temperature is hot"),  # type: ignore[arg-type]
-    (P, {"sampling": lambda logits, _: logits.argmax()}, InputValueError, r"sampling gives int64 \(\): .* \(1,\)"),
-    (P, {"sampling": lambda logits, _: logits[:, 0]}, InputValueError, "sampling gives float32"),
+    (P, {"sampling": lambda logits, _: logits.argmax()}, InputValueError, r"sampling returns int64 \(\), .* \(1,\)"),
+    (P, {"sampling": lambda logits, _: logits[:, 0]}, InputValueError, "sampling returns float32"),
     (P, {"sampling": lambda logits, _: logits.argmax(-1) + 100}, InputValueError, "tokens are 0 to 60"),
     (P, {"stop": True}, InputValueError, "stop is True"),
     (P, {"after": [1]}, InputTypeError, "after is list"),
@@ -208,28 +215,28 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("tokens", "options", "error", "says"), BAD)
-def test_what_is_refused(
-    decoder: Decoder, tokens: Any, options: dict[str, Any], error: type[Exception], says: str
+@pytest.mark.parametrize(("tokens", "options", "error", "message"), BAD)
+def test_invalid_arguments_raise(
+    decoder: Decoder, tokens: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=says):
+    with pytest.raises(error, match=message):
         decoder.generate(tokens, options.pop("max_new_tokens", 9), **options)
 
 
-def test_a_part_of_another_program_is_refused(decoder: Decoder) -> None:
-    """Whether what is given is traced or only a jit is around."""
+def test_generate_inside_jit_raises(decoder: Decoder) -> None:
+    """With a traced argument, and with concrete arguments inside a jit."""
     for function in (lambda x: decoder.generate(x, 3).tokens, lambda x: x + decoder.generate(P, 3).tokens[0, 0]):
         with pytest.raises(InputTypeError, match=r"decoder\.prefill and decoder\.step"):
             jax.jit(function)(np.array([P]))
 
 
-def test_a_stream_checks_what_a_function_chooses(decoder: Decoder) -> None:
+def test_stream_checks_the_tokens_of_a_sampling_function(decoder: Decoder) -> None:
     with pytest.raises(InputValueError, match="tokens are 0 to 60"):
         next(decoder.stream(P, 3, sampling=lambda logits, _: logits.argmax(-1) + 100))
 
 
-def test_padding_may_be_no_token_of_the_models() -> None:
-    """It stands behind texts, and nothing reads it: what ended goes on as if alone."""
+def test_the_padding_token_may_be_outside_the_vocabulary() -> None:
+    """No embedding is looked up for it, also when a text that ended early is continued."""
     padded = onnx2jax.decoder(onnx2jax.convert(FILE.proto), pad=-100)
     one = wanted(*P)
     texts = padded.generate([P, Q], 6, stop=one[1], length=64)
@@ -238,7 +245,7 @@ def test_padding_may_be_no_token_of_the_models() -> None:
 
 
 def test_logits_of_minus_infinity_and_nan() -> None:
-    """Tokens that a model forbids; and a model that overflows."""
+    """A model may forbid tokens by -inf; NaN raises."""
     file = decoders.group_query(np.float16)
     last = file.proto.graph.node[-1]
     last.op_type, last.output[0] = "Add", "logits"
@@ -253,53 +260,53 @@ def test_logits_of_minus_infinity_and_nan() -> None:
         onnx2jax.decoder(onnx2jax.convert(file.proto)).generate(P, 5)
 
 
-def test_what_a_decoder_is_told_is_checked() -> None:
+def test_decoder_checks_its_settings() -> None:
     model = onnx2jax.convert(FILE.proto)
-    for told, says in (
+    for settings, message in (
         ({"stop": 61}, "stop has token 61"),
         ({"context": 0}, "context is 0"),
         ({"pad": "x"}, "pad is 'x'"),
     ):
-        with pytest.raises(InputValueError, match=says):
-            onnx2jax.decoder(model, **told)
+        with pytest.raises(InputValueError, match=message):
+            onnx2jax.decoder(model, **settings)
 
 
-def test_continuations_that_do_not_fit_are_refused(decoder: Decoder) -> None:
+def test_continuations_that_do_not_fit_raise(decoder: Decoder) -> None:
     beginning = decoder.read([P, Q], 64)
     with pytest.raises(InputShapeError, match="room for 64: begin with length=75"):
         decoder.generate([[1] * 30] * 2, 40, after=beginning)
-    with pytest.raises(InputValueError, match="a cache for 64 tokens: begin with length=128"):
+    with pytest.raises(InputValueError, match="a cache of length 64; for another, begin with length=128"):
         decoder.generate([[1], [2]], 1, after=beginning, length=128)
-    with pytest.raises(InputShapeError, match="3 prompts come after 2 texts"):
+    with pytest.raises(InputShapeError, match="3 prompts cannot continue 2 texts"):
         decoder.generate([[1], [2], [3]], 1, after=beginning)
     with pytest.raises(InputShapeError, match=r"prompts of \[1, 2\] tokens"):
         decoder.generate([[1], [2, 2]], 1, after=beginning)
 
 
-def test_the_length_of_a_file_counts(fixed: Decoder) -> None:
+def test_the_declared_cache_length_is_used(fixed: Decoder) -> None:
     assert fixed.fixed_length == 32
     assert fixed.read(P, 32).cache.length == 32
-    with pytest.raises(UnsupportedError, match="room for 32 tokens, not 64: length=32"):
+    with pytest.raises(UnsupportedError, match="caches of length 32, not 64: length=32"):
         fixed.generate(P, 9, length=64)
     with pytest.raises(InputShapeError, match="35 tokens, and the cache has room for 32"):
         fixed.generate(P, 30)
 
 
-def test_a_model_that_is_no_decoder_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="no input of model 'main' is for tokens"):
+def test_a_model_that_is_not_a_decoder_raises() -> None:
+    with pytest.raises(UnsupportedError, match="model 'main' has no token input"):
         onnx2jax.decoder(onnx2jax.convert(mlp()))
     without, *_ = decoders.after_an_encoder(first=True).file(), None
-    with pytest.raises(UnsupportedError, match=r"has no cache.*with-past"):
+    with pytest.raises(UnsupportedError, match=r"has no KV cache.*with-past"):
         onnx2jax.decoder(onnx2jax.convert(without.proto))
 
 
-def test_a_cache_that_nothing_recognises_is_an_input_that_is_not_given() -> None:
-    """Its output is neither appended to it nor called alike."""
+def test_an_unrecognised_cache_is_a_missing_input() -> None:
+    """Its output is not computed by appending, and has an unrelated name."""
     proto = decoders.appending().proto
     proto.graph.node.add(op_type="Neg", input=["memory"], output=["remembered"])
     proto.graph.input.append(value("memory", np.float32, ["batch_size", 4]))
     proto.graph.output.append(value("remembered", np.float32, ["batch_size", 4]))
     decoder = onnx2jax.decoder(onnx2jax.convert(proto))
     assert decoder.others == ("memory",)
-    with pytest.raises(InputNameError, match="input 'memory' of the decoder is not given: memory=array"):
+    with pytest.raises(InputNameError, match="input 'memory' of the decoder is missing: pass memory=array"):
         decoder.generate(P, 2)

@@ -1,4 +1,4 @@
-"""Generation on eight devices, weights and caches divided among them, gives one device's texts."""
+"""Generation with weights and caches sharded over eight devices matches one device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPTS = [[5, 17, 3, 40, 8], [9, 2, 31], [1, 2, 3, 4], [60, 7]]
 
 
 @pytest.mark.parametrize("build", [decoders.group_query, decoders.appending], ids=["group query", "Concat"])
-def test_texts_are_those_of_one_device(build: Callable[[], File]) -> None:
+def test_texts_match_one_device(build: Callable[[], File]) -> None:
     file = build()
     run = by_onnxruntime(file)
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))

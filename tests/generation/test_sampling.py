@@ -1,4 +1,4 @@
-"""Sampling draws from exactly the tokens that its limits leave, as often as their probabilities say."""
+"""Sampling draws exactly the tokens that its limits leave, with their renormalised probabilities."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LOGITS = np.log(np.array([0.02, 0.3, 0.08, 0.25, 0.15, 0.2], np.float32))
 
 
 draw = jax.jit(lambda sampling, logits, key: sampling(logits, key))
-"""One program for all limits that are arrays."""
+"""Compiled once for all limits given as arrays."""
 
 
 def kept(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> dict[int, float]:
-    """The tokens that are left and their probabilities, token by token."""
+    """The remaining tokens and their probabilities."""
     left = dict(enumerate(np.exp(LOGITS.astype(np.float64) / temperature)))
     ranked = sorted(left, key=lambda t: -left[t])
     if top_k:
@@ -57,7 +57,7 @@ def kept(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: fl
     ids=str,
 )
 @pytest.mark.parametrize("checked", [True, False], ids=["arrays", "numbers"])
-def test_draws_are_of_the_tokens_that_are_left(limits: dict[str, float], checked: bool) -> None:
+def test_draws_follow_the_limits(limits: dict[str, float], checked: bool) -> None:
     sampling = Sampling(**limits)  # type: ignore[arg-type]
     operands = np.tile(LOGITS, (DRAWS, 1)), jax.random.key(7)
     drawn = draw(as_arrays(sampling), *operands) if checked else jax.jit(sampling)(*operands)
@@ -68,13 +68,13 @@ def test_draws_are_of_the_tokens_that_are_left(limits: dict[str, float], checked
 
 
 @pytest.mark.parametrize("sampling", [greedy, Sampling(temperature=0.0), Sampling(top_k=1)], ids=["greedy", "0", "k=1"])
-def test_the_first_of_the_likeliest(sampling: Sampling) -> None:
+def test_ties_take_the_first_token(sampling: Sampling) -> None:
     logits = np.array([[0, 3, 1, 3], [-np.inf, -np.inf, -1, -np.inf]], np.float32)
     assert jax.jit(sampling)(logits, jax.random.key(0)).tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e30])
-def test_extreme_temperatures_draw_what_may_be_drawn(temperature: float) -> None:
+def test_extreme_temperatures(temperature: float) -> None:
     logits = np.array([[-np.inf, 5, 9, -np.inf]] * 50, np.float32)
     drawn = set(draw(as_arrays(Sampling(temperature=temperature)), logits, jax.random.key(0)).tolist())
     assert drawn == ({2} if temperature < 1 else {1, 2})
@@ -85,7 +85,7 @@ def decoder() -> Decoder:
     return onnx2jax.decoder(onnx2jax.convert(decoders.group_query().proto))
 
 
-def test_one_seed_is_one_text_and_rows_differ(decoder: Decoder) -> None:
+def test_draws_depend_on_the_seed_and_differ_by_row(decoder: Decoder) -> None:
     warm = Sampling(temperature=2.0)
 
     def texts(rng: object) -> list[list[int]]:
@@ -97,7 +97,7 @@ def test_one_seed_is_one_text_and_rows_differ(decoder: Decoder) -> None:
     assert texts(None) == texts(0)
 
 
-def test_cold_is_greedy(decoder: Decoder) -> None:
+def test_limits_that_leave_one_token_are_greedy(decoder: Decoder) -> None:
     greedy_texts = decoder.generate([[5, 17], [1, 2], [3, 4]], 12).texts()
     for cold in (Sampling(temperature=0), Sampling(temperature=5.0, top_k=1), Sampling(min_p=1.0)):
         assert decoder.generate([[5, 17], [1, 2], [3, 4]], 12, sampling=cold).texts() == greedy_texts

@@ -1,4 +1,4 @@
-"""Speculative decoding gives the large decoder's own text, whatever the draft."""
+"""Speculative decoding returns the large decoder's greedy text, whatever the draft."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decoder(name: str) -> Decoder:
         ("places", "int4", 3),
     ],
 )
-def test_the_text_is_the_large_decoders_own(large: str, small: str, count: int) -> None:
+def test_matches_the_large_decoder(large: str, small: str, count: int) -> None:
     own, draft = decoder(large), decoder(small)
     want = own.generate(PROMPTS, 12, stop=())
     found = own.speculate(PROMPTS, 12, draft, count=count, stop=())
@@ -48,7 +48,7 @@ def test_the_text_is_the_large_decoders_own(large: str, small: str, count: int) 
         assert found.rounds == -(-11 // (count + 1))
 
 
-def test_ends_where_a_text_ends_also_within_a_round() -> None:
+def test_stops_within_a_round() -> None:
     own = decoder("shared")
     tokens = own.generate(PROMPTS, 12, stop=()).tokens
     for stop in ([int(tokens[0, 4]), int(tokens[1, 7])], [tokens[0, 4:6].tolist()]):
@@ -58,7 +58,7 @@ def test_ends_where_a_text_ends_also_within_a_round() -> None:
         np.testing.assert_array_equal(found.last, want.last)
 
 
-def test_rows_for_which_the_draft_is_right_at_different_places_keep_to_their_room() -> None:
+def test_rows_with_different_acceptance_stay_within_the_cache() -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 61, n).tolist() for n in (2, 8, 3, 5, 4, 6)]
     own = decoder("appended")
@@ -67,18 +67,20 @@ def test_rows_for_which_the_draft_is_right_at_different_places_keep_to_their_roo
     assert int(found.cache.end) <= found.cache.length
 
 
-def test_goes_on_behind_it() -> None:
+def test_generate_continues_a_speculation() -> None:
     own = decoder("appended")
     found, want = own.speculate(PROMPTS, 6, own, count=3, length=64), own.generate(PROMPTS, 6, length=64)
     after = [own.generate([[1, 4]], 5, after=each).texts() for each in (found, want)]
     assert after[0] == after[1]
 
 
-def test_what_is_refused() -> None:
+def test_invalid_arguments_raise() -> None:
     own = decoder("shared")
-    with pytest.raises(UnsupportedError, match=r"the cache 'past_conv.0' is a state, so no token can be taken back"):
+    with pytest.raises(
+        UnsupportedError, match=r"the cache 'past_conv.0' is a recurrent state, which cannot be rolled back"
+    ):
         own.speculate(PROMPTS, 3, decoder("state"))
     with pytest.raises(InputValueError, match="count is 0; it is a whole number, 1 or more"):
         own.speculate(PROMPTS, 3, own, count=0)
-    with pytest.raises(InputTypeError, match="draft is Model, not a decoder"):
+    with pytest.raises(InputTypeError, match="draft is Model, not a Decoder"):
         own.speculate(PROMPTS, 3, own.model)  # type: ignore[arg-type]

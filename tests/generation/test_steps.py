@@ -1,4 +1,4 @@
-"""Prefill, step and extend as pure functions: what is true of them under a caller's own transformations."""
+"""Prefill, step and extend as pure functions under a caller's own jit, vmap and grad."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def style(request: pytest.FixtureRequest) -> str:
 
 @dataclass(frozen=True)
 class Jitted:
-    """A decoder's functions in a jit of the caller's, compiled once for all tests of a style."""
+    """A decoder's functions in a caller's jit, compiled once for all tests of a style."""
 
     decoder: Decoder
     prefill: Any
     step: Any
 
     def read(self) -> tuple[Any, Any]:
-        """The logits behind P and Q, and the cache."""
+        """The logits after P and Q, and the cache."""
         empty = self.decoder.empty_cache(2, LENGTH)
         results = self.prefill(self.decoder.params, empty, np.array([P, [*Q, 0, 0]]), np.array([5, 3]))
         assert all(v.is_deleted() for v in empty.values.values())
@@ -52,7 +52,7 @@ def jitted(style: str) -> Jitted:
     return Jitted(decoder, jax.jit(decoder.prefill, donate_argnums=1), jax.jit(decoder.step, donate_argnums=1))
 
 
-def test_logits_in_a_jit_of_the_callers_with_a_donated_cache(jitted: Jitted, style: str) -> None:
+def test_logits_in_a_callers_jit_with_a_donated_cache(jitted: Jitted, style: str) -> None:
     wanted = [by_hand(FILES[style], prompt, 4) for prompt in (P, Q)]
     logits, cache = jitted.read()
     for i in range(4):
@@ -73,24 +73,24 @@ def test_a_full_cache_gives_nan(jitted: Jitted) -> None:
     assert np.isnan(logits).all()
 
 
-def test_more_tokens_than_the_cache_has_room_for_are_refused(jitted: Jitted) -> None:
+def test_more_tokens_than_the_cache_holds_raise(jitted: Jitted) -> None:
     decoder, many = jitted.decoder, np.ones((2, LENGTH + 1), np.int32)
     for function in (decoder.prefill, decoder.extend):
         with pytest.raises(InputShapeError, match=rf"{LENGTH + 1} tokens, and the cache has room for {LENGTH}"):
             function(decoder.params, decoder.empty_cache(2, LENGTH), many)
 
 
-def test_what_is_no_cache_or_no_tokens_is_refused(jitted: Jitted) -> None:
+def test_invalid_cache_or_tokens_raise(jitted: Jitted) -> None:
     decoder = jitted.decoder
-    for batch, length, told in ((0, 4, {}), (1, 0, {}), (1, 2.5, {}), (1, 4, {"aligned": True, "apart": True})):
+    for batch, length, layout in ((0, 4, {}), (1, 0, {}), (1, 2.5, {}), (1, 4, {"aligned": True, "apart": True})):
         with pytest.raises(InputValueError, match=r"whole number|not both"):
-            decoder.empty_cache(batch, length, **told)  # type: ignore[arg-type]
+            decoder.empty_cache(batch, length, **layout)  # type: ignore[arg-type]
     for tokens in (np.array(P), np.array([P], np.float32)):
         with pytest.raises(InputTypeError, match=r"integers \(batch, count\)"):
             decoder.prefill(decoder.params, decoder.empty_cache(1, LENGTH), tokens)
 
 
-def test_several_tokens_at_once_are_as_one_after_another(jitted: Jitted, style: str) -> None:
+def test_extend_matches_single_steps(jitted: Jitted, style: str) -> None:
     _, cache = jitted.read()
     logits, cache = jax.jit(jitted.decoder.extend)(jitted.decoder.params, cache, np.array([Q, Q]))
     wanted = [[by_hand(FILES[style], [*p, *Q[: i + 1]], 1)[1][0] for i in range(3)] for p in (P, Q)]
@@ -99,7 +99,7 @@ def test_several_tokens_at_once_are_as_one_after_another(jitted: Jitted, style: 
 
 
 def test_vmap_over_steps(jitted: Jitted, style: str) -> None:
-    """One cache, several tokens that might be next."""
+    """Several candidate tokens after one cache."""
     _, cache = jitted.read()
     logits = jax.jit(jax.vmap(lambda t: jitted.decoder.step(jitted.decoder.params, cache, t)[0]))(
         np.array([[3, 4], [60, 2]])
@@ -110,8 +110,8 @@ def test_vmap_over_steps(jitted: Jitted, style: str) -> None:
     np.testing.assert_allclose(logits, wanted, atol=2e-5)
 
 
-def test_prompts_of_different_lengths_that_could_not_go_on_are_nan() -> None:
-    """Where positions follow places, the next step would be wrong, unless the cache is apart."""
+def test_unequal_prompts_without_positions_are_nan_unless_apart() -> None:
+    """Positions derived from slots would be wrong in the next step."""
     file = decoders.appending(positions=False)
     decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
     wanted = [by_hand(file, prompt, 2) for prompt in (P, Q)]
@@ -127,8 +127,8 @@ def test_prompts_of_different_lengths_that_could_not_go_on_are_nan() -> None:
     np.testing.assert_allclose(jitted(True), np.stack([w[1] for w in wanted], axis=1), atol=2e-5)
 
 
-def test_gradients_go_through_prefill() -> None:
-    """As through the model itself."""
+def test_gradients_through_prefill() -> None:
+    """They match those through the model itself."""
     file = FILES["GroupQueryAttention"]
     decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
     tokens = np.array([P])
@@ -147,7 +147,7 @@ def test_gradients_go_through_prefill() -> None:
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_weights_of_four_bits_are_held_once_and_packed() -> None:
+def test_int4_weights_stay_packed_and_are_stored_once() -> None:
     decoder = onnx2jax.decoder(onnx2jax.convert(decoders.group_query(bits="asymmetric").proto))
     decoder.generate([[1, 2, 3]], 4, stop=())
     weights = decoder.weights
@@ -155,7 +155,7 @@ def test_weights_of_four_bits_are_held_once_and_packed() -> None:
     assert held <= 1.1 * sum(v.nbytes for v in decoder.model.params.values())
 
 
-def test_weights_of_two_files_that_differ_in_the_sign_of_zero_are_kept_apart() -> None:
+def test_weights_of_two_files_that_differ_in_the_sign_of_zero_are_separate() -> None:
     model = onnx2jax.convert(onnx2jax.demo_decoder())
     zero = np.zeros_like(model.params["norm.weight"])
     two = Decoder(model.with_params({"norm.weight": zero}), model.with_params({"norm.weight": -zero}))

@@ -1,4 +1,4 @@
-"""Decoders in the styles of exporters generate what a loop over growing caches gives, by onnxruntime."""
+"""Decoders in the styles of exporters match onnxruntime with growing caches."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ STYLES: dict[str, tuple[Callable[[], File], set[Kind]]] = {
     "group query, 4 bits": (lambda: decoders.group_query(bits="symmetric"), {"shared"}),
     "group query, 4 bits with zero points": (lambda: decoders.group_query(bits="asymmetric"), {"shared"}),
     "Concat, two layers": (lambda: decoders.appending(layers=2), {"appended"}),
-    "names of its own": (lambda: decoders.appending(names=("cache_{1}_{0}", "cache_{1}_{0}_out")), {"appended"}),
-    "names that say nothing": (lambda: decoders.appending(names=("a{1}{0}", "b{1}{0}")), {"appended"}),
+    "custom names": (lambda: decoders.appending(names=("cache_{1}_{0}", "cache_{1}_{0}_out")), {"appended"}),
+    "uninformative names": (lambda: decoders.appending(names=("a{1}{0}", "b{1}{0}")), {"appended"}),
     "ScatterElements": (lambda: decoders.static(32), {"fixed"}),
     "TensorScatter": (lambda: decoders.static(32, writer="TensorScatter"), {"fixed"}),
     "ScatterElements, mask of rank 4": (lambda: decoders.static(32, mask_rank=4), {"fixed"}),
@@ -36,7 +36,7 @@ STYLES: dict[str, tuple[Callable[[], File], set[Kind]]] = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_prompts_of_different_lengths_are_as_each_alone(style: str) -> None:
+def test_batch_of_unequal_prompts_matches_each_alone(style: str) -> None:
     build, kinds = STYLES[style]
     file = build()
     decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
@@ -47,18 +47,18 @@ def test_prompts_of_different_lengths_are_as_each_alone(style: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
-def test_our_own_growing_cache_gives_what_generate_gives() -> None:
+def test_generate_matches_model_run_with_a_growing_cache() -> None:
     file = decoders.appending()
     model = onnx2jax.convert(file.proto)
     tokens, _ = by_hand(file, Q, 3, lambda feeds: model.run(None, feeds))
     assert onnx2jax.decoder(model).generate(Q, 3).texts() == [tokens]
 
 
-def test_all_styles_are_one_network() -> None:
-    """So that a fault of one of these files, or of one operator, would show."""
-    alike = [b for n, (b, _) in STYLES.items() if "bits" not in n and "two" not in n]
-    texts = [by_hand(build(), P, 6)[0] for build in alike]
-    assert texts == [texts[0]] * len(alike)
+def test_all_styles_are_the_same_network() -> None:
+    """A fault in one of these files, or in one operator, would show."""
+    same = [b for n, (b, _) in STYLES.items() if "bits" not in n and "two" not in n]
+    texts = [by_hand(build(), P, 6)[0] for build in same]
+    assert texts == [texts[0]] * len(same)
 
 
 @pytest.mark.parametrize("merged", [False, True], ids=["two files", "merged"])
@@ -72,13 +72,13 @@ def test_after_an_encoder(merged: bool) -> None:
         decoder = onnx2jax.decoder(onnx2jax.convert(decoders.merged().proto))
     else:
         decoder = onnx2jax.decoder(onnx2jax.convert(later.proto), prefill=onnx2jax.convert(first.proto))
-    assert set(decoder.kinds.values()) == {"appended", "crossed"}
+    assert set(decoder.kinds.values()) == {"appended", "cross"}
     assert decoder.others == ("encoder_hidden_states",)
     assert decoder.generate([P, Q], 8, encoder_hidden_states=ENCODED).texts() == wanted
 
 
-def test_of_two_files_each_has_its_own_weights() -> None:
-    """Exporters number the weights of products, so that one name stands for other numbers in the other file."""
+def test_weights_of_two_files_with_the_same_names() -> None:
+    """Exporters number weights by node, so one name may mean different weights in the two files."""
     later, first = (decoders.after_an_encoder(first=f).file() for f in (False, True))
     original = decoders.after_an_encoder(first=True).file()
     wanted = by_hand(later, P, 4, first=first, encoder_hidden_states=ENCODED[:1])[0]
@@ -92,13 +92,13 @@ def test_of_two_files_each_has_its_own_weights() -> None:
     texts = decoder.generate(P, 4, encoder_hidden_states=ENCODED[:1])
     assert texts.texts() == [wanted]
     more = by_hand(later, [*P, *wanted, 7, 8], 2, first=original, encoder_hidden_states=ENCODED[:1])[0]
-    assert decoder.generate([7, 8], 2, after=texts).texts() == [more], "the cache holds what the encoder gave"
-    with pytest.raises(InputNameError, match="'encoder_hidden_states' of the decoder is not given"):
+    assert decoder.generate([7, 8], 2, after=texts).texts() == [more], "the cache holds the encoder's keys and values"
+    with pytest.raises(InputNameError, match="'encoder_hidden_states' of the decoder is missing"):
         decoder.generate(P, 4)
 
 
-def test_a_state_of_a_delta_net() -> None:
-    """Whose names say nothing: the operator says which output goes where."""
+def test_state_of_gated_delta_net() -> None:
+    """With uninformative names, the operator determines which output is the next state."""
     rng, attributes = np.random.default_rng(0), {"domain": "com.microsoft", "update_rule": "linear"}
     constants = {"table": rng.normal(size=(11, 8)), "head": rng.normal(size=(6, 11))}
     constants |= {f"w_{name}": rng.normal(size=(8, 6)) for name in "qkv"}
@@ -124,8 +124,8 @@ def test_a_state_of_a_delta_net() -> None:
     assert onnx2jax.decoder(made).generate([1, 2, 3], 4).texts() == [tokens[3:]]
 
 
-def test_a_state_of_a_convolution() -> None:
-    """It would run on into padding, so prompts are equally long."""
+def test_state_of_a_convolution() -> None:
+    """Padding would change it, so prompts must have equal lengths."""
     file = decoders.convolving()
     decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
     assert set(decoder.kinds.values()) == {"appended", "state"}
@@ -133,7 +133,7 @@ def test_a_state_of_a_convolution() -> None:
     wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P[:3], Q)]
     texts = decoder.generate([P[:3], Q], 8, stop=wanted[0][1])
     assert texts.texts() == [wanted[0][:2], wanted[1]]
-    with pytest.raises(InputShapeError, match=r"texts before are of \[2, 8\] tokens"):
+    with pytest.raises(InputShapeError, match=r"texts of after have \[2, 8\] tokens"):
         decoder.generate([1], 1, after=texts)
     with pytest.raises(InputShapeError, match=r"prompts of \[3, 5\] tokens"):
         decoder.generate([P, Q], 8)
@@ -142,10 +142,10 @@ def test_a_state_of_a_convolution() -> None:
 @pytest.mark.parametrize(
     "build",
     [lambda: decoders.appending(positions=False), lambda: decoders.static(32, positions=False)],
-    ids=["positions by extent", "positions by place"],
+    ids=["positions from extents", "positions from slots"],
 )
-def test_positions_that_are_not_given(build: Callable[[], File]) -> None:
-    """Texts of different lengths, prompts or what stopped early, go on each in places of their own."""
+def test_models_without_a_position_input(build: Callable[[], File]) -> None:
+    """Texts of different lengths, by their prompts or by stopping early, continue in separate slots."""
     file = build()
     decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
     wanted = [by_hand(file, prompt, 6, run)[0] for prompt in (P, P[::-1], Q, [7])]
@@ -161,7 +161,7 @@ def test_positions_that_are_not_given(build: Callable[[], File]) -> None:
     assert decoder.speculate([P, Q], 2, decoder).texts() == [wanted[0][:2], wanted[2][:2]]
 
 
-def test_a_first_call_that_lets_tokens_see_later_ones_is_refused() -> None:
+def test_a_model_without_causal_masking_raises() -> None:
     net = decoders.Net(layers=2)
 
     def attend(net: decoders.Net, i: int, q: str, k: str, v: str) -> str:
@@ -172,12 +172,12 @@ def test_a_first_call_that_lets_tokens_see_later_ones_is_refused() -> None:
     net.network(attend)
     decoder = onnx2jax.decoder(onnx2jax.convert(net.file().proto))
     for prompts in ([P, Q], [P, P]):
-        with pytest.raises(CacheError, match="lets tokens see each other"):
+        with pytest.raises(CacheError, match="positions or its attention mask from the extent"):
             decoder.generate(prompts, 8)
 
 
 @pytest.mark.parametrize("window", [4, 63])
-def test_a_window_of_places_has_its_tokens_at_the_end(window: int) -> None:
+def test_a_window_measured_in_slots_is_right_aligned(window: int) -> None:
     file = decoders.appending(window=window)
     decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
     wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P, Q)]
@@ -188,21 +188,21 @@ def test_a_window_of_places_has_its_tokens_at_the_end(window: int) -> None:
     assert decoder.generate([[7, 9]] * 2, 3, after=texts).texts() == more
     ended = decoder.generate([P, Q], 8, stop=next(t for t in wanted[0] if t not in wanted[1]))
     assert ended.texts()[1] == wanted[1]
-    with pytest.raises(InputShapeError, match="texts before are of"):
+    with pytest.raises(InputShapeError, match="texts of after have"):
         decoder.generate([7], 1, after=ended)
-    with pytest.raises(UnsupportedError, match="counts places backwards"):
+    with pytest.raises(UnsupportedError, match="right-aligned cache, which cannot be rolled back"):
         decoder.speculate([P, Q], 4, decoder)
 
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
-def test_what_depends_on_extents_runs_with_a_cache_that_grows() -> None:
+def test_a_model_that_depends_on_extents_runs_with_a_growing_cache() -> None:
     file = decoders.appending(positions=False, window=4)
     model = onnx2jax.convert(file.proto)
     ours, theirs = by_hand(file, P, 3, lambda feeds: model.run(None, feeds)), by_hand(file, P, 3)
     np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
 
 
-def test_a_window_that_only_several_tokens_at_once_exceed_is_refused() -> None:
+def test_a_window_exceeded_only_by_extending_raises() -> None:
     decoder = onnx2jax.decoder(onnx2jax.convert(decoders.appending(window=64).proto))
     beginning = decoder.read(P, 64)
     assert decoder.generate([7], 2, after=beginning).texts() == [by_hand(decoders.appending(window=64), [*P, 7], 2)[0]]

@@ -1,4 +1,4 @@
-"""Programs of decoders kept in ``cache_dir``: the next process neither traces nor compiles."""
+"""Programs of decoders stored in ``cache_dir``: the next process neither traces nor compiles."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ print(texts.texts(), beams.tokens.tolist(), decoder.compilations)
 
 
 def test_another_process_neither_traces_nor_compiles(tmp_path: Path) -> None:
-    said = []
+    printed = []
     for seed, which in (("1", "first"), ("2", "again")):
         command = [sys.executable, "-c", SCRIPT, str(tmp_path), which]
         environment = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"} | {"PYTHONHASHSEED": seed}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
-    assert said[0] == said[1]
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
 
 
-def test_weights_are_no_part_of_it_and_functions_of_ones_own_are_not_kept(
+def test_stored_programs_do_not_depend_on_weights_and_exclude_users_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
     model = onnx2jax.convert(onnx2jax.demo_decoder(), cache_dir=tmp_path)
     prompt = list(b"one two ")
     wanted = onnx2jax.decoder(model).generate(prompt, 4).texts()
-    kept = set(tmp_path.iterdir())
+    stored = set(tmp_path.iterdir())
     onnx2jax.decoder(model).generate(prompt, 4, sampling=lambda logits, key: greedy(logits, key))
-    assert {p for p in tmp_path.iterdir() if p.stat().st_size > 50_000} <= kept
+    assert {p for p in tmp_path.iterdir() if p.stat().st_size > 50_000} <= stored
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("traced")
 
     monkeypatch.setattr(Executable, "_as_split", refuse)
-    table = model.params["embedding.weight"]  # of tokens and of logits: turned, another token has each meaning
-    turned = onnx2jax.decoder(model.with_params({"embedding.weight": np.roll(table, 1, axis=0)}))
-    assert turned.generate([t + 1 for t in prompt], 4).texts() == [[t + 1 for t in row] for row in wanted]
+    table = model.params["embedding.weight"]  # tied: rolling its rows renumbers the tokens
+    rolled = onnx2jax.decoder(model.with_params({"embedding.weight": np.roll(table, 1, axis=0)}))
+    assert rolled.generate([t + 1 for t in prompt], 4).texts() == [[t + 1 for t in row] for row in wanted]

@@ -1,4 +1,4 @@
-"""What is known while a step is traced, and how it grows with the past: extents, and what a graph makes of them."""
+"""Traces a step abstractly for several cache lengths, to find the values that grow with the cache."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..ops.registry import Shards
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.interpreter import Context, evaluate
 
-TRIED: Final = (5, 6, 7)
-"""Tokens of the past with which a step is traced."""
-ENCODED: Final = 3
-"""Tokens of an encoder, meanwhile."""
+PROBED_LENGTHS: Final = (5, 6, 7)
+"""Cache lengths, in tokens, with which a step is traced."""
+ENCODER_LENGTH: Final = 3
+"""Extent of encoder outputs during a probe."""
 
 
 @dataclass
-class Known:
-    """What is known while a graph is traced: a ``Place`` that changes nothing.
+class Probe:
+    """Records compile-time constants while a graph is traced: a ``Place`` that changes nothing.
 
     Attributes:
-        values: known values, by name.
-        scores: the extents of what is given to Softmax, by its name.
+        values: constants, by name.
+        scores: the shapes of Softmax inputs, by name.
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class Known:
         return Shards()
 
 
-def slopes(known: Sequence[Known]) -> dict[str, float]:
-    """How fast known values grow, in three traces with one token more each; of those that all grow alike."""
+def slopes(probes: Sequence[Probe]) -> dict[str, float]:
+    """The growth per token of each value that grows linearly over three probes, all elements equally."""
     found = {}
-    for name in set.intersection(*(set(k.values) for k in known)) if known else ():
-        a, b, c = (k.values[name] for k in known)
+    for name in set.intersection(*(set(p.values) for p in probes)) if probes else ():
+        a, b, c = (p.values[name] for p in probes)
         if a.dtype.kind not in "if" or not a.size or not a.shape == b.shape == c.shape:
             continue
         growth = np.unique(np.stack([b - a, c - b]))
@@ -60,19 +60,19 @@ def slopes(known: Sequence[Known]) -> dict[str, float]:
     return found
 
 
-def traced(
+def probe(
     model: Model, past: Mapping[str, Any], others: Sequence[ValueInfo], length: int, feeds_of: Callable[..., Any]
-) -> Known:
-    """What is known in a step of one sequence over a past of so many tokens.
+) -> Probe:
+    """The constants of a step of one sequence over a cache of ``length`` tokens.
 
     Args:
         model: of the step.
-        past: the types of its caches.
-        others: its inputs beside caches and those that ``feeds_of`` makes.
-        length: the tokens of the past.
-        feeds_of: from a model, tokens, positions, mask, and places to inputs by name.
+        past: shapes and dtypes of its caches.
+        others: its inputs other than caches and those that ``feeds_of`` computes.
+        length: the number of tokens in the cache.
+        feeds_of: (model, tokens, positions, mask, slots) -> inputs by name.
     """
-    found = Known()
+    found = Probe()
     settings = replace(model.settings, place=found)
     more = {v.name: _type(v) for v in others if v.name not in past}
     params = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in analysis.parameters(model.graph).items()}
@@ -89,5 +89,5 @@ def traced(
 
 def _type(value: ValueInfo) -> jax.ShapeDtypeStruct:
     assert isinstance(value.type, TensorType)
-    dims = [d if isinstance(d, int) else ENCODED if i else 1 for i, d in enumerate(value.shape or ())]
+    dims = [d if isinstance(d, int) else ENCODER_LENGTH if i else 1 for i, d in enumerate(value.shape or ())]
     return jax.ShapeDtypeStruct(dims, value.type.dtype)

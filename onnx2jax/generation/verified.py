@@ -1,0 +1,162 @@
+"""Checks, before a decoder generates, that a fixed-length cache leaves its logits unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ..errors import CacheError
+from ..model.model import Model
+from .cache import Cache
+from .loop import NO_TOKEN, Programs, State, stop_array
+from .prompts import as_sampler
+from .sampling import Sampler
+from .steps import Steps
+
+SMALLEST_PREFILL: Final = 16
+"""The smallest padded prompt length; longer prompts are padded to a power of two, so few programs are compiled."""
+TOLERANCE: Final = {1: 0.2, 2: 0.05, 4: 1e-4, 8: 1e-6}
+"""Largest accepted difference relative to the largest logit, by item size in bytes."""
+EIGHT_BIT_TOLERANCE: Final = 0.05
+"""The same for models that quantise activations or caches to 8 bits."""
+
+
+class VerifiedSteps(Steps):
+    """Steps, their compiled programs, and the cache layouts verified so far."""
+
+    def __init__(self, model: Model, first: Model | None = None, embed: Any = None) -> None:
+        super().__init__(model, first, embed)
+        self._programs = Programs(self)
+        self._verified: set[Any] = set()
+        self._candidate_layouts: dict[tuple[int, bool], list[str]] = {}
+        """(cache length, whether prompts differ in length) -> the layouts that have not failed verification."""
+
+    @staticmethod
+    def _ragged(cache: Cache) -> bool:
+        """Whether sequences differ in length, so that slots are not positions."""
+        return len(set(np.asarray(cache.lengths).tolist())) > 1
+
+    def _prefill(
+        self, rows: list[np.ndarray], room: int, layout: str, choose: Sampler, controls: Any, others: Any
+    ) -> State:
+        lengths = np.array([len(r) for r in rows], np.int32)
+        padded: Any = self._padded(rows, room)
+        if self.embedding is not None:
+            padded = self.embedding.embed_prompts(padded, others)
+        return self._programs.prefill(padded, lengths, room, choose, controls, others, layout)
+
+    def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
+        if not self.pads:
+            return np.stack(rows)
+        longest = max(map(len, rows))
+        size = min(max(SMALLEST_PREFILL, 1 << (longest - 1).bit_length()), room)
+        return np.stack([np.pad(r, (0, size - len(r))) for r in rows])
+
+    def _layout(
+        self, rows: list[np.ndarray], room: int, choose: Sampler, controls: Mapping[str, Any], others: Any
+    ) -> str:
+        """The cache layout with which steps reproduce the logits of prefill: "", "apart" or "aligned".
+
+        Raises:
+            CacheError: no layout does.
+        """
+        uneven = len(set(map(len, rows))) > 1
+        if (layouts := self._candidate_layouts.get((room, uneven))) is None:
+            layouts = [""] if self.shares_places or not uneven else []
+            layouts += ["apart"] if uneven else []
+            if self.masks and {"appended"} <= set(self.kinds.values()) <= {"appended", "cross"}:
+                layouts.append("aligned")
+        for k, layout in enumerate(layouts):
+            try:
+                self._verify_layout(rows, room, layout, choose, controls, others)
+            except CacheError:
+                if layout == layouts[-1]:
+                    raise
+            else:
+                self._candidate_layouts[room, uneven] = layouts[k:]
+                return layout
+        raise AssertionError("no candidate layout")
+
+    def _verify_layout(
+        self, rows: list[np.ndarray], room: int, layout: str, choose: Sampler, controls: Mapping[str, Any], others: Any
+    ) -> None:
+        """Compares a step with prefill, once per batch size, cache length and layout.
+
+        Prompts of equal and of different lengths are verified separately: for the latter, slots are not positions.
+
+        Raises:
+            CacheError: the logits differ.
+        """
+        if (key := (len(rows), room, layout, len(set(map(len, rows))) > 1)) in self._verified:
+            return
+        controls = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
+        if min(map(len, rows)) == 1:
+            rows = [np.concatenate([r[:1], r]) for r in rows]
+        want = self._prefill(rows, room, layout, choose, controls, others).logits
+        state = self._prefill([r[:-1] for r in rows], room, layout, choose, controls, others)
+        state = replace(state, last=jax.numpy.asarray([r[-1] for r in rows], np.int32))
+        check_close(want, self._programs.loop(state, 2, choose, controls, others).logits, room, rounds=self.rounds)
+        self._verified.add(key)
+
+    def _verify_resume(
+        self, cache: Cache, more: np.ndarray, state: State, choose: Sampler, controls: Mapping[str, Any], others: Any
+    ) -> None:
+        """Compares extending by several tokens at once with one step per token, once per shape.
+
+        Raises:
+            CacheError: the logits differ.
+        """
+        if more.shape[1] == 1 or (key := (more.shape, cache.length, self._ragged(cache))) in self._verified:
+            return
+        controls = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
+        own = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
+        for last in more.T:
+            again = replace(own, last=last.astype(np.int32), count=np.int32(1), done=np.zeros(len(last), bool))
+            own = self._programs.loop(again, 2, choose, controls, others)
+        check_close(state.logits, own.logits, cache.length, rounds=self.rounds)
+        self._verified.add(key)
+
+    def _verify_extend(self, state: State, rows: list[np.ndarray], count: int, others: Any) -> None:
+        """Compares extending by ``count`` tokens with single steps, and with extending after a rollback, once.
+
+        Raises:
+            CacheError: the logits differ.
+        """
+        if (key := ("extension", len(rows), count, state.cache.length, state.cache.apart)) in self._verified:
+            return
+        more = np.stack([np.resize(r, count) for r in rows])
+        choose, controls = as_sampler("greedy", None)
+        controls |= {"stop": stop_array(()), "pad": np.int32(0)}
+        after = self._programs.resume(state.cache, more, choose, controls, others)
+        self._verify_resume(state.cache, more, after, choose, controls, others)
+        stale = self._programs.resume(state.cache, more[:, ::-1] // 2, choose, controls, others).cache
+        stale = replace(stale, live=state.cache.live, end=state.cache.end)
+        again = self._programs.resume(stale, more, choose, controls, others)
+        check_close(after.logits, again.logits, state.cache.length, rounds=self.rounds)
+        self._verified.add(key)
+
+
+def check_close(want: Any, ours: Any, room: int, *, rounds: bool) -> None:
+    """Checks the logits of a cache of length ``room`` against the expected ones.
+
+    Raises:
+        CacheError: they differ by more than the tolerance, or the expected ones are NaN.
+    """
+    tolerance = max(TOLERANCE[want.dtype.itemsize], EIGHT_BIT_TOLERANCE if rounds else 0)
+    want, ours = np.asarray(want, np.float32), np.asarray(ours, np.float32)
+    if np.isnan(want).any():
+        raise CacheError("the logits after the prompt are NaN: the model overflows, or an input or weight is NaN")
+    scale = np.abs(want[np.isfinite(want)]).max(initial=0)
+    apart = np.subtract(ours, want, where=ours != want, out=np.zeros_like(want))  # some logits are -inf
+    off = np.abs(apart).max(initial=0)
+    if not off <= tolerance * scale + 1e-6:
+        raise CacheError(
+            f"with a fixed-length cache ({room} slots) the logits differ by {off:.3g}, and the largest is {scale:.3g}: "
+            "the model derives positions or its attention mask from the extent of its cache. Export it with "
+            "position_ids and attention_mask among its inputs; until then generate from prompts of equal length, "
+            "or call model.run with a growing cache"
+        )
