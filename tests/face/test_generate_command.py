@@ -99,7 +99,7 @@ def test_what_a_file_says_ends_the_text_too(folder: Path, capsys: pytest.Capture
         (["--prompt", "a", "--prompt-ids", "1"], 2, "not allowed with argument"),
         (["--prompt-ids", "1,b"], 2, "'1,b' is no list of tokens such as 1,2,3"),
         (["--prompt-ids", "1", "--stop", "end"], 2, "argument --stop: 'end' is no list of tokens"),
-        (["--prompt-ids", "128"], 1, "they are 0 to 127"),
+        (["--prompt-ids", "128"], 1, "tokens are 0 to 127"),
         (["--prompt-ids", "1", "--temperature", "-1"], 1, "temperature is -1"),
         (["--prompt-ids", "1", "--max-new-tokens", "256"], 1, "257 tokens, and the model supports 256"),
         (["--prompt", "a"], 1, "no tokenizer found; give token ids"),
