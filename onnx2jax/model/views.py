@@ -10,6 +10,7 @@ from typing import Any, Self
 from ..ir.graph import Graph
 from ..proto import atomic
 from .changes import parts
+from .changes.simplified import simplified
 from .devices.explained import explained
 from .reports.card import card
 from .reports.drawing import page
@@ -97,6 +98,37 @@ class Views:
         """
         told = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
         return parts.with_graph(self, parts.replaced(self.graph, functions), **told)
+
+    def simplified(self) -> Self:
+        """The model with a smaller graph: what it computes of weights and declared shapes alone is computed now.
+
+        - Nodes whose operands are constants become initializers, unless those would take more memory than what they
+          replace and more than 16 KiB, or a weight would be there twice. DequantizeLinear stays: weights stay packed.
+        - BatchNormalization in inference, and constants multiplied or added per channel, go into the weights of the
+          convolution or Gemm before; BatchNormalization into those of a convolution without padding behind, too.
+        - Identity, Dropout in inference, Cast to the same type, Reshape to the same shape, two Transposes that cancel,
+          and the like are removed, and so are nodes and initializers that nothing reads.
+
+        Names of inputs, outputs and of the weights that remain are kept; functions, graphs inside nodes and metadata
+        stay as they are. Initializers that are inputs as well stay, as callers may override them. Extents fixed by
+        ``dim_overrides`` are fixed in the saved file.
+
+        Returns:
+            A Model with parameters of its own, for calls, transformations and ``save``. Results are numerically equal
+            within the rounding of scaled weights.
+
+        Raises:
+            UnsupportedError: the model is on a mesh or rebatched, or its file has training_info.
+
+        >>> import numpy as np, onnx.parser, onnx2jax
+        >>> model = onnx2jax.convert(onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 22]>
+        ...     scaled (float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float two = {2}>
+        ...     { v = Mul(w, two) h = MatMul(x, v) i = Identity(h) y = Relu(i) }'''))
+        >>> small = model.simplified()
+        >>> [node.op_type for node in small.graph.nodes], small.params["v"].tolist()
+        (['MatMul', 'Relu'], [[2.0, 4.0], [6.0, 8.0]])
+        """
+        return simplified(self)
 
     def verify(
         self,

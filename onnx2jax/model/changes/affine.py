@@ -1,0 +1,223 @@
+"""Folds BatchNormalization, and constants multiplied or added per channel, into the weights of convolutions and Gemm.
+
+    Conv(x, W, b) * scale + shift  =  Conv(x, scale * W, scale * b + shift)
+    Conv(x * scale + shift, W, b)  =  Conv(x, W * scale, b + sum(W * shift))         without padding
+
+Scaled weights are computed in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ...ir.graph import Graph, Node
+from ...proto.immutable import owned
+from .no_ops import with_inputs
+
+ARITHMETIC: Final = frozenset(("Add", "Sub", "Mul", "Div"))
+
+
+class _Affine(NamedTuple):
+    """What a node does to each channel of its first operand that is no constant: ``x * scale + shift``."""
+
+    data: str
+    scale: Any
+    """One number, or a vector over channels, in float64; so is ``shift``."""
+    shift: Any
+    name: str
+    """The initializer that is added."""
+
+
+def with_affine_folded(graph: Graph, constant: Callable[[str], Any], taken: Collection[str]) -> Graph:
+    """The graph with scales and shifts in the weights beside them, where nothing else reads those.
+
+    Args:
+        graph: the graph.
+        constant: the value of an initializer; None for other names.
+        taken: names that new initializers may not have.
+    """
+    folding = _Folding(graph, constant, taken)
+    for node in graph.nodes:
+        folding.add(node)
+    return replace(graph, nodes=tuple(folding.nodes.values()), initializers={**graph.initializers, **folding.new})
+
+
+class _Folding:
+    """The nodes so far, by their first output.
+
+    Attributes:
+        nodes: the nodes in order.
+        new: initializers that are new, or have new values.
+    """
+
+    def __init__(self, graph: Graph, constant: Callable[[str], Any], taken: Collection[str]) -> None:
+        self.nodes, self.new = dict[str, Node](), dict[str, np.ndarray]()
+        self._constant, self._taken = constant, set(taken)
+        self._readers = Counter(n for node in graph.nodes for n in node.reads)
+        self._readers.update(v.name for v in graph.outputs)
+
+    def add(self, node: Node) -> None:
+        """Add a node; it is folded into the one before it, or that into it, where that is possible."""
+        for name in dict.fromkeys(node.inputs):
+            before = self.nodes.get(name) if self._readers[name] == 1 else None
+            if before is None:
+                continue
+            merged = self._behind(before, node) or self._in_front(before, node)
+            if merged is not None:
+                del self.nodes[name]
+                node = merged
+                break
+        self.nodes[next(filter(None, node.outputs), node.name)] = node
+
+    def value(self, name: str) -> np.ndarray | None:
+        """The value of an initializer."""
+        return self.new[name] if name in self.new else self._constant(name)
+
+    def _own(self, name: str) -> np.ndarray | None:
+        """The floating value of an initializer that one node reads."""
+        value = self.value(name) if self._readers[name] == 1 else None
+        return value if value is not None and _is_floating(value) else None
+
+    def _behind(self, product: Node, node: Node) -> Node | None:
+        """A product whose result is scaled or shifted, as one node; None where they are others."""
+        channels = self._channels(product)
+        if channels is None or len(product.outputs) != 1:
+            return None
+        affine = self._affine(node, product.outputs[0], *channels)
+        if affine is None:
+            return None
+        weight = self.value(product.inputs[1])
+        assert weight is not None
+        scaled = weight
+        if np.any(affine.scale != 1):
+            if self._readers[product.inputs[1]] != 1:
+                return None
+            scaled = _along(np.broadcast_to(affine.scale, channels[0]), product, weight) * weight.astype(np.float64)
+        return self._rewritten(product, node.outputs, scaled, affine.scale, affine.shift, channels[0], affine.name)
+
+    def _in_front(self, before: Node, conv: Node) -> Node | None:
+        """A convolution without padding of a normalised input, as one node; None where they are others."""
+        affine = self._normalization(before)
+        if affine is None or (conv.domain, conv.op_type) != ("", "Conv") or conv.inputs[0] != before.outputs[0]:
+            return None
+        if any(conv.attributes.get("pads", ())) or conv.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+            return None
+        weight, groups = self._own(conv.inputs[1]), int(conv.attributes.get("group", 1))
+        if weight is None or weight.shape[1] * groups != affine.scale.size:
+            return None
+        each = len(weight) // groups
+        scale, shift = (
+            np.repeat(v.reshape(groups, -1), each, axis=0).reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
+            for v in (affine.scale, affine.shift)
+        )
+        exact = weight.astype(np.float64)
+        added = (exact * shift).sum(tuple(range(1, weight.ndim)))
+        conv = with_inputs(conv, {conv.inputs[0]: affine.data})
+        return self._rewritten(conv, conv.outputs, exact * scale, 1.0, added, len(weight), affine.name)
+
+    def _rewritten(
+        self, product: Node, outputs: tuple[str, ...], weight: np.ndarray, scale: Any, shift: Any, size: int, like: str
+    ) -> Node | None:
+        """The product with another weight, and its bias scaled and shifted; None where numbers would be lost."""
+        stored: Any = self.value(product.inputs[1])
+        name = product.inputs[2] if len(product.inputs) > 2 else ""
+        bias: Any = self.value(name) if name else np.zeros((), stored.dtype)
+        moved = np.broadcast_to(bias.astype(np.float64) * scale + shift, (size,))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            new = [v.astype(stored.dtype) for v in (weight, moved)]
+        if not all(np.isfinite(v).all() for v in new) or np.any((new[0] == 0) & (weight != 0)):
+            return None
+        if weight is not stored:
+            self.new[product.inputs[1]] = owned(new[0])
+        if not name and not np.any(moved):
+            return replace(product, outputs=outputs)
+        if not name or self._readers[name] != 1:
+            name = like if self._readers[like] == 1 else self._free(f"{product.inputs[1]}.bias")
+        self.new[name] = owned(new[1])
+        self._readers[name] = 1
+        return replace(product, inputs=(*product.inputs[:2], name), outputs=outputs)
+
+    def _free(self, name: str) -> str:
+        """The name, or a longer one where the model has it."""
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name
+
+    def _channels(self, node: Node) -> tuple[int, int, int] | None:
+        """Of a product by a constant weight: its channels, the rank of its result, and their axis; None of others."""
+        if node.domain or node.op_type not in ("Conv", "ConvTranspose", "Gemm"):
+            return None
+        weight, bias = self.value(node.inputs[1]), node.inputs[2] if len(node.inputs) > 2 else ""
+        added = self.value(bias) if bias else None
+        if weight is None or not _is_floating(weight) or (bias and added is None):
+            return None
+        if node.op_type == "Gemm":
+            if node.opset < 7 or node.attributes.get("beta", 1.0) != 1 or (added is not None and added.ndim > 1):
+                return None
+            return weight.shape[0 if node.attributes.get("transB", 0) else 1], 2, 1
+        size = len(weight) if node.op_type == "Conv" else weight.shape[1] * int(node.attributes.get("group", 1))
+        return size, weight.ndim, 1
+
+    def _affine(self, node: Node, data: str, channels: int, rank: int, axis: int) -> _Affine | None:
+        """What a node does to the channels of ``data``; None where that is anything else."""
+        found = self._normalization(node)
+        if found is not None:
+            return found if found.data == data and found.scale.size == channels else None
+        if node.domain or node.op_type not in ARITHMETIC or len(node.inputs) != 2 or node.opset < 7:
+            return None
+        first = node.inputs[0] == data
+        if not first and node.op_type in ("Sub", "Div"):
+            return None
+        name = node.inputs[1 if first else 0]
+        value = self.value(name)
+        if value is None or not _is_floating(value) or value.ndim > rank:
+            return None
+        extents = (1,) * (rank - value.ndim) + value.shape
+        if any(n != 1 and (i != axis or n != channels) for i, n in enumerate(extents)):
+            return None
+        by = value.astype(np.float64).reshape(-1)
+        match node.op_type:
+            case "Add" | "Sub":
+                return _Affine(
+                    data, 1.0, by if node.op_type == "Add" else -by, name if value.shape == (channels,) else ""
+                )
+            case _:
+                return None if not by.all() else _Affine(data, by if node.op_type == "Mul" else 1 / by, 0.0, "")
+
+    def _normalization(self, node: Node) -> _Affine | None:
+        """What BatchNormalization does in inference; None for other nodes."""
+        if node.domain or node.op_type != "BatchNormalization" or len(node.outputs) != 1 or len(node.inputs) != 5:
+            return None
+        if node.attributes.get("training_mode", 0) or not node.attributes.get("spatial", 1):
+            return None
+        parameters = [self.value(n) for n in node.inputs[1:]]
+        if any(v is None or not _is_floating(v) for v in parameters):
+            return None
+        scale, bias, mean, variance = (v.astype(np.float64) for v in parameters if v is not None)
+        scale = scale / np.sqrt(variance + np.float64(np.float32(node.attributes.get("epsilon", 1e-5))))
+        shift = bias - mean * scale
+        if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
+            return None
+        return _Affine(node.inputs[0], scale, shift, node.inputs[2])
+
+
+def _is_floating(value: np.ndarray) -> bool:
+    """Whether an array is of float16, bfloat16, float32 or float64."""
+    return value.dtype.name in ("float16", "bfloat16", "float32", "float64")
+
+
+def _along(vector: np.ndarray, product: Node, weight: np.ndarray) -> np.ndarray:
+    """A vector over the channels of a product's result, in a shape that broadcasts against its weight."""
+    if product.op_type == "Gemm":
+        return vector[:, None] if product.attributes.get("transB", 0) else vector
+    if product.op_type == "Conv":
+        return vector.reshape(-1, *[1] * (weight.ndim - 1))
+    groups = int(product.attributes.get("group", 1))  # ConvTranspose: [in, out / groups, ...]
+    rows = np.repeat(vector.reshape(groups, -1), len(weight) // groups, axis=0)
+    return rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))

@@ -1,0 +1,121 @@
+"""Removes nodes that return their input: Identity, Dropout, Reshape to the same shape, two Transposes, and others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from ...ir.graph import Graph, Node
+from .known_values import Values
+
+RESHAPING: Final = frozenset(("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Cast", "CastLike"))
+"""Operators that return their first input where the result has its shape and element type."""
+
+
+def without_no_ops(graph: Graph, values: Values) -> Graph:
+    """The graph without nodes that return their input, whose readers read that input.
+
+    What a graph inside a node captures keeps its name, so such a node stays; and so does one between an input, or an
+    initializer, and an output of the graph.
+    """
+    readers = Counter(n for node in graph.nodes for n in node.reads)
+    readers.update(v.name for v in graph.outputs)
+    held = {v.name for v in graph.outputs}.union(*(captured(node) for node in graph.nodes))
+    renamed, nodes, makers = dict[str, str](), list[Node](), dict[str, Node]()
+    for node in graph.nodes:
+        node = with_inputs(node, renamed)
+        node = _merged(node, makers, readers)
+        source, output = _source(node, values, readers), node.outputs[0] if node.outputs else ""
+        if source and output and output not in held:
+            renamed[output] = source
+        elif source and source in makers and source not in held and not makers[source].graphs:
+            renamed[source] = output  # an output of the graph keeps its name
+            maker = makers[source]
+            outputs = tuple(output if n == source else n for n in maker.outputs)
+            nodes = [replace(n, outputs=outputs) if n is maker else with_inputs(n, renamed) for n in nodes]
+            makers = {n: m for m in nodes for n in m.outputs}
+            renamed |= {old: output for old, new in renamed.items() if new == source}
+        else:
+            nodes.append(node)
+            makers.update((n, node) for n in node.outputs if n)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def captured(node: Node) -> set[str]:
+    """Names that a node reads beyond its inputs."""
+    return set(node.hidden).union(*(g.captures for g in node.graphs))
+
+
+def with_inputs(node: Node, names: Mapping[str, str]) -> Node:
+    """The node with other names for some of its inputs; the same object where it reads none of them."""
+    if names.keys().isdisjoint(node.inputs):
+        return node
+    return replace(node, inputs=tuple(names.get(n, n) for n in node.inputs))
+
+
+def _source(node: Node, values: Values, readers: Mapping[str, int]) -> str:
+    """The input that the first output of a node equals; empty where there is none, or other outputs are read."""
+    if node.domain or not node.inputs or any(readers[n] for n in node.outputs[1:] if n):
+        return ""
+    source, given = node.inputs[0], node.attributes
+    match node.op_type:
+        case "Identity":
+            is_same = True
+        case "Concat":
+            is_same = len(node.inputs) == 1
+        case "Dropout":
+            training = operand(node, 2, values)
+            is_same = node.opset >= 7 and (node.opset < 12 or (training is not None and not training.any()))
+        case "Pad":
+            pads = operand(node, 1, values) if len(node.inputs) > 1 else given.get("pads")
+            is_same = pads is not None and not np.any(pads)
+        case "Slice":
+            steps = operand(node, 4, values)
+            is_same = _has_same_type(node, values) and steps is not None and bool((steps > 0).all())
+        case "Transpose":
+            perm = _perm(node, values)
+            is_same = perm is not None and perm == sorted(perm)
+        case name:
+            is_same = name in RESHAPING and _has_same_type(node, values)
+    return source if is_same else ""
+
+
+def operand(node: Node, place: int, values: Values) -> np.ndarray | None:
+    """The known value of an optional input; an empty array where it is left out, None where it is unknown."""
+    name = node.inputs[place] if place < len(node.inputs) else ""
+    value = values.get(name) if name else np.zeros(0, np.int64)
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _has_same_type(node: Node, values: Values) -> bool:
+    """Whether output and first input have one shape, in symbols too, and one element type."""
+    before, after = values.get(node.inputs[0]), values.get(node.outputs[0])
+    if before is None or after is None:
+        return False
+    return before.dtype == after.dtype and tuple(before.shape) == tuple(after.shape)
+
+
+def _perm(node: Node, values: Values) -> list[int] | None:
+    """The permutation of a Transpose; None where it reverses axes whose number is unknown."""
+    if "perm" in node.attributes:
+        return [int(i) for i in node.attributes["perm"]]
+    value: Any = values.get(node.inputs[0])
+    return None if value is None else list(range(len(value.shape)))[::-1]
+
+
+def _merged(node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]) -> Node:
+    """A Transpose of a Transpose that nothing else reads, or that it undoes, as one."""
+    before = makers.get(node.inputs[0]) if (node.domain, node.op_type) == ("", "Transpose") else None
+    if before is None or (before.domain, before.op_type) != ("", "Transpose"):
+        return node
+    if "perm" not in node.attributes or "perm" not in before.attributes:
+        return node
+    first: Sequence[int] = before.attributes["perm"]
+    perm = tuple(first[i] for i in node.attributes["perm"])
+    if readers[before.outputs[0]] > 1 and list(perm) != sorted(perm):
+        return node
+    return replace(node, inputs=before.inputs, attributes={**node.attributes, "perm": perm})

@@ -1,0 +1,154 @@
+"""Writes a simplified graph into the message of the file that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...ir.graph import Graph, Node
+from ...proto.messages import AttributeProto, NodeProto, TensorProto
+from ...proto.names import node_names, normal_domain
+from ...proto.tensors import from_array
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """What is new in a node: names by their old ones, more inputs, integers of attributes."""
+
+    inputs: Mapping[str, str]
+    more: tuple[str, ...]
+    outputs: Mapping[str, str]
+    attributes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """The differences between two graphs, as a change of a ModelProto.
+
+    Attributes:
+        gone: outputs of nodes that are removed.
+        edits: by an output of a node.
+        new: initializers that are new, or have new values.
+        lifted: those of them that become Constant nodes, so that they are no parameters.
+        shapes: those for which the graph is made, by input.
+    """
+
+    gone: frozenset[str]
+    edits: Mapping[str, _Edit]
+    new: Mapping[str, np.ndarray]
+    lifted: frozenset[str]
+    shapes: Mapping[str, tuple[Any, ...]]
+
+    @classmethod
+    def between(cls, before: Graph, after: Graph) -> Rewriting:
+        """The differences between a graph and what it became."""
+        new = {n: v for n, v in after.initializers.items() if before.initializers.get(n) is not v}
+        kept = {n.name: n for n in after.nodes}
+        gone = {o for n in before.nodes if n.name not in kept for o in n.outputs if o}
+        pairs = [(n, kept[n.name]) for n in before.nodes if n.name in kept]
+        edits = {o: _edit(n, other) for n, other in pairs if n is not other for o in n.outputs if o}
+        shapes = {v.name: v.shape for v in after.inputs if v.shape is not None}
+        return cls(frozenset(gone), edits, new, after.lifted & new.keys(), shapes)
+
+    def __call__(self, message: Any) -> None:
+        graph = message.graph
+        self._fix_extents(graph)
+        if message.ir_version < 4:  # there weights are inputs, and IR 4 reads them as defaults
+            weights = {t.name for t in graph.initializer}
+            _keep(graph.input, lambda v: v.name not in weights)
+            message.ir_version = 4
+        self._write_nodes(graph)
+        _keep(graph.initializer, lambda t: t.name not in self.new)
+        _keep(graph.sparse_initializer, lambda t: t.values.name not in self.new)
+        arrays = {n: TensorProto(**from_array(v, n)) for n, v in self.new.items()}
+        graph.initializer.extend(t for n, t in arrays.items() if n not in self.lifted)
+        value = partial(AttributeProto, name="value", type=AttributeProto.TENSOR)
+        nodes = [NodeProto(op_type="Constant", output=[n], attribute=[value(t=arrays[n])]) for n in sorted(self.lifted)]
+        nodes += graph.node
+        del graph.node[:]
+        graph.node.extend(nodes)
+        _drop_unread(graph)
+
+    def _write_nodes(self, graph: Any) -> None:
+        for node, name in zip(graph.node, node_names(graph.node), strict=True):
+            if any(a.HasField("g") or a.graphs for a in node.attribute):
+                node.name = name  # weights inside go by it
+        constants = self.new.keys()
+        _keep(graph.node, lambda n: not any(o in self.gone or (_is_constant(n) and o in constants) for o in n.output))
+        for node in graph.node:
+            edit = next((self.edits[o] for o in node.output if o in self.edits), None)
+            if edit is None:
+                continue
+            inputs = [edit.inputs.get(n, n) for n in node.input]
+            if edit.more:
+                while inputs and not inputs[-1]:
+                    inputs.pop()
+            node.input[:] = [*inputs, *edit.more]
+            node.output[:] = [edit.outputs.get(n, n) for n in node.output]
+            for spec in (s for entry in node.device_configurations for s in entry.sharding_spec):
+                spec.tensor_name = {**edit.inputs, **edit.outputs}.get(spec.tensor_name, spec.tensor_name)
+            _keep(node.attribute, lambda a, edit=edit: a.name not in edit.attributes)  # type: ignore[misc]
+            for key, value in edit.attributes.items():
+                node.attribute.add(name=key, type=AttributeProto.INTS, ints=value)
+
+    def _fix_extents(self, graph: Any) -> None:
+        fixed: dict[str, int] = {}
+        for value in graph.input:
+            for d, extent in zip(value.type.tensor_type.shape.dim, self.shapes.get(value.name, ()), strict=False):
+                if isinstance(extent, int) and not d.HasField("dim_value"):
+                    fixed[d.dim_param] = extent
+                    d.dim_value = extent
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for d in value.type.tensor_type.shape.dim:
+                if d.dim_param and d.dim_param in fixed:
+                    d.dim_value = fixed[d.dim_param]
+
+
+def _edit(before: Node, after: Node) -> _Edit:
+    shared = len(before.inputs)
+    return _Edit(
+        {a: b for a, b in zip(before.inputs, after.inputs, strict=False) if a != b},
+        after.inputs[shared:],
+        {a: b for a, b in zip(before.outputs, after.outputs, strict=True) if a != b},
+        {k: v for k, v in after.attributes.items() if before.attributes.get(k) is not v},
+    )
+
+
+def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
+    """Only some entries of a repeated field."""
+    kept = [v for v in field if wanted(v)]
+    if len(kept) < len(field):
+        copies = [type(v).FromString(v.SerializeToString()) for v in kept]
+        del field[:]
+        field.extend(copies)
+
+
+def _is_constant(node: Any) -> bool:
+    return (normal_domain(node.domain), node.op_type) == ("", "Constant")
+
+
+def _drop_unread(graph: Any) -> None:
+    """Remove initializers and Constant nodes that nothing reads, and what is said of values that are gone."""
+    read = {v.name for v in (*graph.output, *graph.input)} | set(_reads(graph))
+    read |= {e.value for a in graph.quantization_annotation for e in a.quant_parameter_tensor_names}
+    _keep(graph.initializer, lambda t: t.name in read)
+    _keep(graph.sparse_initializer, lambda t: t.values.name in read)
+    _keep(graph.node, lambda n: not _is_constant(n) or not read.isdisjoint(n.output))
+    made = {n for node in graph.node for n in node.output} | {v.name for v in graph.input}
+    _keep(graph.value_info, lambda v: v.name in made)
+    made |= {t.name for t in graph.initializer}
+    _keep(graph.quantization_annotation, lambda a: a.tensor_name in made)
+
+
+def _reads(graph: Any) -> Iterator[str]:
+    """Names that nodes of a graph, and of those inside, read."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _reads(inner)
+                yield from (v.name for v in inner.output)
