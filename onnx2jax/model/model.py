@@ -16,7 +16,7 @@ from ..ir.graph import Graph, read_constants
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
-from ..runtime.dispatch import Constants, private
+from ..runtime.dispatch import Constants, snapshot
 from ..runtime.interpreter import Settings
 from ..runtime.params import DeviceParams
 from ..runtime.values import to_host
@@ -138,7 +138,7 @@ class Model(Views, Exports):
         x32 = compat.in_32_bits()
         with compat.enable_x64():
             values, key = alike(self._mesh, "a call of the model", lambda: self._bind(args, named, rng))
-            own = {n: private(v) for n, v in values.items()}  # the call may outlast the caller's arrays
+            own = {n: snapshot(v) for n, v in values.items()}  # the call may outlast the caller's arrays
             results = self._call(own, key, x32)
             runtime.bind(signature, given, values, key)
             return as_outputs(runtime.fields, results)
@@ -227,8 +227,8 @@ class Model(Views, Exports):
         with compat.enable_x64():
             mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh
             values, rng = alike(mesh, "model.apply", partial(self._bind, args, named, rng))
-            values = {n: private(v) for n, v in values.items()}
-            checked = {n: private(arguments.as_param(n, v, self.types[n])) for n, v in params.items()}
+            values = {n: snapshot(v) for n, v in values.items()}
+            checked = {n: snapshot(arguments.as_param(n, v, self.types[n])) for n, v in params.items()}
             given = put(self.placement, checked)
             own: dict[str, Any] = {}
             if len(given) < len(self.types):

@@ -72,7 +72,7 @@ class Callee:
 
     Attributes:
         graph: the graph or partition, by identity: a graph that is partitioned anew is another.
-        settings: what ``convert`` was told about running.
+        settings: the options of ``convert`` for execution.
         params: shape and dtype of each parameter, by name.
         constants: values compiled in.
     """
@@ -98,10 +98,10 @@ class Callee:
 
 
 class Signature(NamedTuple):
-    """All that decides which compiled program serves a call, and what it computes."""
+    """The key that selects the compiled program for a call, and all that its results depend on but the values."""
 
     callee: Callee
-    """The graph, what ``convert`` was told, the types of parameters, and the values compiled in."""
+    """The graph, the options of ``convert``, the types of parameters, and the values compiled in."""
     inputs: Any
     """The names of the inputs given, or the pytree structure around them."""
     arrays: tuple[Any, ...]
@@ -157,8 +157,8 @@ def with_x64(call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], li
     return inside
 
 
-def private(value: Any) -> Any:
-    """A value that an asynchronous call may read after it has returned: NumPy's arrays are copied.
+def snapshot(value: Any) -> Any:
+    """A value that an asynchronous call may read after it has returned: NumPy arrays are copied.
 
     XLA:CPU reads aligned NumPy memory in place. Copying 3 KB takes 0.4 us, 256 KB 6 us, 5.8 MB 160 us, while waiting
     for the results of a program of 16 KB takes 30 us and gives up asynchronous dispatch.

@@ -13,9 +13,9 @@ from jax.extend.core import jaxpr_as_fun
 
 from .. import compat
 from .cpu import pipeline
-from .cpu.hoist_params import Prepared
+from .cpu.hoist_params import SplitProgram
 from .cpu.inline_dispatch import synchronous
-from .cpu.numpy_executor import Small, small
+from .cpu.numpy_executor import NumpyProgram, numpy_program
 from .dispatch import BoundCall
 from .memory import trim_heap
 from .params import DeviceParams
@@ -27,22 +27,22 @@ MUCH: Final = 1 << 26
 
 @dataclass(frozen=True)
 class Kept:
-    """An Executable as another process can use it, to be pickled; or a part of one.
+    """The picklable state of an Executable, for another process.
 
     Attributes:
-        results: a tree like that of its results, with numbers in place of arrays.
-        prepared: what weights alone decide.
-        code: the program's as JAX writes it; None where it is part of another program.
-        compiled: the code as a function, once it is loaded.
+        results: the pytree of its results, with integers in place of arrays.
+        split: its hoisted steps.
+        code: the executable as JAX serializes it; None where it is part of another program.
+        compiled: the executable as a function, once it is loaded.
     """
 
     results: Any
-    prepared: Prepared | None
+    split: SplitProgram | None
     code: Any
     compiled: Any = None
 
     def loaded(self) -> Kept:
-        """The same with the code, if there is some, as a function."""
+        """The same with ``code``, if it has any, loaded."""
         return self if self.code is None else replace(self, compiled=compat.load_compiled(self.code))
 
 
@@ -59,18 +59,18 @@ class Executable:
     ) -> None:
         """
         Args:
-            jitted: takes a static key, parameters and the other arguments.
-            constants: that key.
-            *args: parameters by name, and the other arguments; their types will do.
+            jitted: a function of a static key, parameters by name, and other arguments.
+            constants: the static key.
+            *args: the parameters and the other arguments, or their types.
             options: which passes run. Folding BatchNorm raises ``Unfoldable`` for some parameter values.
-            kept: what another process wrote, loaded: used in place of tracing.
+            kept: the state that another process wrote, loaded: used in place of tracing.
         """
         self._jitted, self._constants, self.options = jitted, constants, options
         self._types = jax.tree.map(_as_type, args)
         self._names = sorted(args[0])
-        self._split: Prepared | None = None
+        self._split: SplitProgram | None = None
         """The program, until it is compiled."""
-        self._small: Small | None = None
+        self._numpy: NumpyProgram | None = None
         """The program as NumPy calls, where dispatch would cost more than the computation."""
         self._unfolded: Executable | None = None
         if kept is None:
@@ -78,10 +78,10 @@ class Executable:
             self._split = self._as_split(traced)
             assert self._split.main is not None
             if not options.portable and options.platform == "cpu":
-                self._small = small(self._split.main, len(self._split.handed))
+                self._numpy = numpy_program(self._split.main, len(self._split.hoisted))
             kept = Kept(jax.tree.map(lambda _: 0, traced.out_info), replace(self._split, main=None), None)
-        assert kept.prepared is not None
-        self._results, self._prepared = kept.results, kept.prepared
+        assert kept.split is not None
+        self._results, self._hoisting = kept.results, kept.split
         self.structure = jax.tree.structure(self._results)
         is_flat = isinstance(self._results, list) and jax.tree_util.all_leaves(self._results)
         self._structure = None if is_flat else self.structure
@@ -95,7 +95,7 @@ class Executable:
 
         main.__name__ = jitted.__name__  # profiles show it
         self._whole: Any = jax.jit(main)
-        """What can be lowered, or was compiled."""
+        """A jitted function, or a compiled one."""
         self.main: Callable[..., list[Any]] = self._whole
         self._code = kept.code
         """Code read from ``cache_dir``: XLA would omit functions when it serialises what was loaded."""
@@ -110,7 +110,7 @@ class Executable:
         return self._unfolded
 
     def hoisted(self, params: DeviceParams) -> list[Any]:
-        """What the program takes in place of the parameters.
+        """The hoisted values, which the program takes in place of the parameters; computed once.
 
         Raises:
             Unfoldable: a folded scale would leave the range of float32.
@@ -118,17 +118,17 @@ class Executable:
         hoisted = params.hoisted.get(self)
         if hoisted is None:
             with compat.outside():
-                hoisted = params.hoisted[self] = self._prepared.prepare(self._names, params)
+                hoisted = params.hoisted[self] = self._hoisting.hoisted_arguments(self._names, params)
             if sum(v.nbytes for v in hoisted) > MUCH:
                 trim_heap()  # the parameters they were computed from
         return hoisted
 
     def bind(self, params: DeviceParams, leaves: Sequence[Any], names: Sequence[str], as_numpy: bool) -> BoundCall:
-        """The program with a model's parameters, for arguments like these.
+        """The program bound to a model's parameters, for arguments of one signature.
 
         Args:
             params: the parameters.
-            leaves: the arrays of the other arguments.
+            leaves: the other arguments.
             names: their names.
             as_numpy: return NumPy arrays.
         """
@@ -141,9 +141,9 @@ class Executable:
         return BoundCall(lambda leaves: run(list(map(np.asarray, leaves))), names, path, self._structure)
 
     def _to_host(self, hoisted: list[Any], leaves: list[np.ndarray]) -> tuple[Callable[[Any], list[Any]], str]:
-        """The program from and to NumPy arrays, in the caller's thread where that is faster; and how it runs."""
-        if self._small is not None:
-            return self._small.bound(hoisted), "numpy"
+        """The program as a function from and to NumPy arrays, and its path: "numpy", "inline" or "compiled"."""
+        if self._numpy is not None:
+            return self._numpy.bound(hoisted), "numpy"
         whole, main = self._whole, self.main
         is_new = hasattr(whole, "lower")
         run = synchronous(whole.lower(hoisted, leaves) if is_new else whole, hoisted, self._code)
@@ -158,9 +158,9 @@ class Executable:
         return waiting, "compiled"
 
     def kept(self, params: DeviceParams, leaves: list[Any]) -> Kept | None:
-        """What another process can use; None where the program's code only serves this one.
+        """Compile for these arguments, and return the state for another process; None if code cannot be serialized.
 
-        It is compiled for these arguments, and what is compiled serves calls here, too.
+        Calls in this process use the compiled code too.
         """
         compiled, dumped = compiled_to_keep(self._whole, self.hoisted(params), leaves)
         if compiled is not None:
@@ -169,21 +169,21 @@ class Executable:
 
     @property
     def plan(self) -> Kept:
-        """What another process needs in place of tracing."""
-        return Kept(self._results, self._prepared, None)
+        """The state that spares another process tracing."""
+        return Kept(self._results, self._hoisting, None)
 
     def _use(self, compiled: Any) -> None:
         self._whole, self.main = compiled, unless_configured(compiled, self.main)
 
-    def _as_split(self, traced: Any) -> Prepared:
+    def _as_split(self, traced: Any) -> SplitProgram:
         count = len(jax.tree.leaves(self._types[0]))
         return pipeline.run(traced.jaxpr, count, self.options)
 
 
 def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:
-    """A jitted function compiled for these arguments, and the same to be pickled.
+    """A jitted function compiled for these arguments, and the executable in serialized form.
 
-    Nothing where its code would only serve this process; nothing to be pickled where JAX cannot.
+    Both are None if the code is bound to this process; the second alone if JAX cannot serialize it.
     """
     lowered = jitted.lower(*args)
     if "custom_call" in lowered.as_text():  # of code of this process, or of libraries that lowering makes ready
@@ -193,7 +193,7 @@ def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None
 
 
 def unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """What was compiled, for calls with JAX configured as it is now; ``otherwise`` compiles for others."""
+    """A function that calls ``compiled`` under JAX's present configuration, and ``otherwise`` under any other."""
     configuration = compat.configuration()
 
     def call(*args: Any) -> Any:
@@ -203,7 +203,7 @@ def unless_configured(compiled: Callable[..., Any], otherwise: Callable[..., Any
 
 
 def _is_weak(value: Any) -> bool:
-    """Whether JAX would give its element type up beside another; keys and NumPy's arrays do not say."""
+    """Whether a value is weakly typed; random keys and NumPy arrays are not."""
     return getattr(value, "weak_type", False)
 
 

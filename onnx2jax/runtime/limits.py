@@ -1,7 +1,7 @@
-"""What the runtime decides by numbers, each with the measurement behind it: ``python benchmarks/thresholds.py``.
+"""Thresholds of the runtime, each with the measurement behind it: ``python benchmarks/thresholds.py``.
 
-The figures are medians on two Intel cores. A program of 20 light nodes compiles in 31 ms and its nodes take 0.25 ms one
-after the other on the host, so compiling pays after some 130 runs: that is what the first four weigh.
+The figures are medians on two Intel cores. A program of 20 light nodes compiles in 31 ms, and its nodes take 0.25 ms
+one after the other on the host, so compiling pays after some 130 runs: the first four thresholds follow from that.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Final
 from ..ops.arrays import MACHINE_MEMORY
 
 BY_VALUE: Final = 32
-"""Inputs up to this many elements and rank 1 (shapes, axes, counts, scales) can be part of the compile key. Larger ones
-are data, which hardly come twice, and 31 ms for each would never pay."""
+"""Elements of an input of rank 1 or less (shapes, axes, counts, scales) up to which calls may specialise on its value.
+Larger ones are data, which hardly repeat, and 31 ms for each would never pay."""
 MOST_VALUES: Final = 8
-"""A Loop or If decided by an input that comes in more values than this runs on the host: 8 take a quarter second."""
+"""Values of an input on which a Loop or If specialises before it runs on the host: 8 take a quarter second."""
 MOST_SHAPES: Final = 8
-"""A program inside a loop that meets more shapes than this runs on the host: its state grows with every trip."""
+"""Shapes for which a program inside a loop is compiled before it runs on the host: its state grows with every trip."""
 PATIENCE: Final = 64
 """Trips of a loop without heavy nodes that run on the host before the others are compiled: 64 trips of 20 nodes take
 16 ms, half of what compiling takes, and most loops end before."""
@@ -24,8 +24,8 @@ LARGEST_CONSTANT: Final = 4096
 """Known arrays with more elements than this are passed from program to program rather than compiled in. Up to 32 768
 compile in the time that an argument takes (13 to 15 ms); a million in 56 ms against 19."""
 LARGEST_IN_SIGNATURE: Final = 4096
-"""Bytes of a known operand up to which calls of a function are told apart by it, in 1.6 us; 65 536 would take 16 us for
-each call in the graph. Beyond, the body is traced anew."""
+"""Bytes of a known operand up to which its value is part of a function's signature, in 1.6 us; 65 536 would take 16 us
+for each call in the graph. Beyond, the body is traced anew."""
 NESTED_JITS: Final = 16
 """Functions deeper than this are traced in place: a nested jit takes a dozen of the 1000 frames of Python's stack."""
 LARGEST_ARRAY: Final = MACHINE_MEMORY
@@ -34,15 +34,15 @@ LARGEST_TRACED: Final = 16 * MACHINE_MEMORY
 """Bytes of an array in a program: XLA never materialises some that are larger than the memory, as it fuses them into a
 reduction. On a mesh each process has a part."""
 MOST_GROWTH: Final = 8
-"""What is prepared from weights is at most so many times their bytes: biases broadcast to whole images would take 38 MB
-in place of 3.6 for MobileNetV2. int4 weights as float32 are 8 times theirs."""
+"""Bytes of hoisted values per byte of the parameters they depend on, at most: biases broadcast to whole images would
+take 38 MB in place of 3.6 for MobileNetV2. int4 weights as float32 take 8 times their bytes."""
 SMALL_GROWTH: Final = 65_536
-"""Bytes up to which growth is no matter."""
+"""Bytes of hoisted values to which that limit does not apply."""
 SHORT: Final = 100_000_000
-"""Operations, and bytes read and written, of a program that is run in the thread of a caller who waits for NumPy arrays
-(1 ms): that spares 40 us a call, and loading the program for it takes 12 ms and more."""
+"""FLOPs, or bytes read and written, up to which a program runs in the thread of a caller who waits for NumPy arrays
+(1 ms): that saves 40 us a call; loading the program for it takes 12 ms and more."""
 SMALL_PROGRAM: Final = 14
-"""Microseconds up to which a program is run by NumPy, equation by equation, for a caller who wants NumPy arrays: the
-way into a compiled one and back."""
+"""Microseconds of NumPy calls up to which a program runs in NumPy, for a caller who wants NumPy arrays: the dispatch
+of a compiled program takes as long."""
 AN_ARRAY: Final = 0.4
-"""Microseconds that this takes for each array besides."""
+"""Microseconds of dispatch for each array."""

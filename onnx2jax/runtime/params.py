@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import compat
 from ..ops.arrays import is_traced
-from .cpu.hoist_params import Made
+from .cpu.hoist_params import HoistedValues
 
 if TYPE_CHECKING:
     from .dispatch import BoundCall, Callee, Signature
@@ -26,7 +26,7 @@ class DeviceParams(Mapping[str, Any]):
         read: returns the value of a parameter, in memory or mapped from its file.
         bound: the dispatch cache: compiled programs bound to these values.
         hoisted: what programs take in place of these parameters, computed from them once (see cpu/hoist_params).
-        made: values that several programs hoist, by what was computed.
+        shared: hoisted values that several programs use, by computation.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DeviceParams(Mapping[str, Any]):
         self._place, self._placed = place, dict[str, Any]()
         self.bound: dict[Signature | None, BoundCall] = {}
         self.hoisted: dict[Executable, list[Any]] = {}
-        self.made = Made()
+        self.shared = HoistedValues()
         self.callees: dict[Any, Callee] = {}
         self.elsewhere: dict[Any, DeviceParams] = {}
         """Some of them on other devices, by pipeline stage."""

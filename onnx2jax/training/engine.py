@@ -17,8 +17,8 @@ from ..errors import InputError, InputTypeError, KnownValueError
 from ..model.calls import arguments
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
-from ..runtime.cpu.train_step import optimised
-from ..runtime.dispatch import private
+from ..runtime.cpu.train_step import with_passes
+from ..runtime.dispatch import snapshot
 from ..runtime.mesh_mode import call_serially, in_auto_axes
 from ..runtime.params import device_of, is_cpu
 from ..runtime.values import to_device, to_host
@@ -158,7 +158,7 @@ class Step:
             raise InputTypeError(f"a batch is a dict of arrays by name, not {type(batch).__name__}")
         with compat.enable_x64():
             # The step may outlast the caller's arrays, which a loader refills.
-            args = (state, self.constants, *map(private, (self._bound(batch, rest), *rest)))
+            args = (state, self.constants, *map(snapshot, (self._bound(batch, rest), *rest)))
             if not self._staged:
                 try:
                     return call_serially(self._program(args), *args)
@@ -197,7 +197,7 @@ class Step:
 
         lies = self.training.shardings(state)
         return jax.jit(
-            in_auto_axes(optimised(compute) if optimize else compute, batch=2, state=0 if self.updates else None),
+            in_auto_axes(with_passes(compute) if optimize else compute, batch=2, state=0 if self.updates else None),
             donate_argnums=0 if self.donate else (),
             out_shardings=None if lies is None or not self.updates else (lies, None),
         )

@@ -24,7 +24,7 @@ from ..model.calls.outputs import as_outputs, field_names
 from ..model.model import Model
 from ..model.spec import Spec
 from ..proto.mapped import load
-from ..runtime.dispatch import Constants, private
+from ..runtime.dispatch import Constants, snapshot
 from ..runtime.interpreter import Settings
 from ..runtime.partition import Program
 from ..runtime.values import to_host
@@ -241,7 +241,7 @@ class TrainingModel(Training):
         values, graph = {n: np.asarray(to_host(v)) for n, v in state.variables.items()}, self._imported.graph
         graph = replace(graph, initializers={**graph.initializers, **values})
         settings = replace(self._settings, place=None)
-        changes = {n: private(v) for n, v in values.items()}
+        changes = {n: snapshot(v) for n, v in values.items()}
         imported = replace(self._imported, graph=graph)
         return Model(Spec.of(imported, settings=settings, origin=self.origin, changes=changes))
 

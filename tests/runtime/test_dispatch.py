@@ -15,7 +15,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.ir.graph import Graph
-from onnx2jax.runtime.dispatch import Callee, Constants, Signature, private, signature
+from onnx2jax.runtime.dispatch import Callee, Constants, Signature, signature, snapshot
 from onnx2jax.runtime.interpreter import Settings
 from tests.support.models import mlp, model, value
 
@@ -113,9 +113,9 @@ def test_constants_are_told_apart_to_the_bit() -> None:
     assert Constants({"s": np.float32(1)}) != Constants({}, {"s": np.float32(1)})
 
 
-def test_private_copies_numpy_alone() -> None:
+def test_snapshot_copies_numpy_arrays_only() -> None:
     theirs, own = jnp.asarray(X), X.copy()
-    copied: Any = private({"a": own, "b": theirs, "c": [own]})
+    copied: Any = snapshot({"a": own, "b": theirs, "c": [own]})
     own[:] = 5
     assert copied["a"].max() == copied["c"][0].max() == 1
     assert copied["b"] is theirs

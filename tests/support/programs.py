@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import check_jaxpr
 
-from onnx2jax.runtime.cpu.hoist_params import Prepared, hoist
+from onnx2jax.runtime.cpu.hoist_params import SplitProgram, hoist
 from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
 
 
@@ -23,7 +23,7 @@ def rewritten(rewrite: Callable[[Program], Program], closed: Any, parameters: in
     return changed
 
 
-def hoisted(closed: Any, parameters: int) -> Prepared:
+def hoisted(closed: Any, parameters: int) -> SplitProgram:
     """The program split into hoisted steps and the rest."""
     program = hoist(Program.of(closed, parameters), branch_for("cpu"))
     main = program.closed()

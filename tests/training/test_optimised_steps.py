@@ -127,7 +127,7 @@ def test_what_is_kept_for_a_part_computed_again_is_that_of_its_own_form() -> Non
     def loss(w: Any, x: Any) -> Any:
         return jnp.sin(conv(x, w, window_of((3, 3), (1, 1)))).sum()
 
-    alike(jax.jit(train_step.optimised(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
+    alike(jax.jit(train_step.with_passes(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
 
 
 def test_a_call_that_is_transformed_keeps_the_plain_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,62 +30,62 @@ PRODUCTS: Final = frozenset({"conv_general_dilated", "dot_general", "ffi_call"})
 """These fuse with no producer: a matrix of one number, as ConstantOfShape gives it, would be written in every call."""
 
 
-class Made:
-    """Hoisted values of a model's parameters, by computation, for the programs of the model to share."""
+class HoistedValues:
+    """Hoisted values of one set of parameters, by computation: the programs of a model share them."""
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
         self._numbers: dict[Any, int] = {}
 
-    def number(self, *what: Any) -> int:
-        """A number for a computation."""
-        return self._numbers.setdefault(what, len(self._numbers))
+    def number(self, *computation: Any) -> int:
+        """The number of a computation; equal computations have one number."""
+        return self._numbers.setdefault(computation, len(self._numbers))
 
-    def get(self, what: int) -> Any:
-        """The value; None before it is computed."""
-        return self._values.get(what)
+    def get(self, number: int) -> Any:
+        """The value of a computation; None before it is stored."""
+        return self._values.get(number)
 
-    def keep(self, what: int, value: Any) -> Any:
-        """The value to use: another thread's where that was first."""
-        return self._values.setdefault(what, value)
+    def store(self, number: int, value: Any) -> Any:
+        """Store a value, and return the one to use: another thread's if that was first."""
+        return self._values.setdefault(number, value)
 
 
 class Source(Protocol):
-    """Parameters as ``prepare`` reads them."""
+    """Parameters as ``hoisted_arguments`` takes them."""
 
-    made: Made
+    shared: HoistedValues
     read: Callable[[str], Any]
 
     def __getitem__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class SplitProgram:
     """A program split into hoisted steps and the rest. Without ``main`` it can be pickled.
 
     Attributes:
         steps: the hoisted equations, in order, over numbered variables.
         weights: the position of each parameter among the arguments -> its variable.
         constants: values of other variables that are read, each with the shape that it is broadcast to.
-        handed: the variables that the program takes in place of the parameters.
-        main: the ClosedJaxpr of ``handed`` and the other arguments.
+        hoisted: the variables that ``main`` takes in place of the parameters.
+        main: a ClosedJaxpr of ``hoisted`` and the other arguments.
     """
 
     steps: Sequence[Step]
     weights: Mapping[int, int]
     constants: Mapping[int, tuple[np.ndarray, tuple[int, ...]]]
-    handed: Sequence[int]
+    hoisted: Sequence[int]
     main: Any
 
-    def prepare(self, names: Sequence[str], weights: Source) -> list[Any]:
-        """The arguments of the program in place of parameters, which have these names."""
+    def hoisted_arguments(self, names: Sequence[str], weights: Source) -> list[Any]:
+        """The values of ``hoisted`` for parameters of these names, computed unless another program stored them."""
         given = {variable: names[place] for place, variable in self.weights.items()}
-        known = self._identities(given, weights.made)
-        found = {v: weights.made.get(known[v]) for v in self.handed if v not in given}
+        known = self._identities(given, weights.shared)
+        found = {v: weights.shared.get(known[v]) for v in self.hoisted if v not in given}
         absent = [v for v, value in found.items() if value is None]
         computed = dict(self._computed(absent, given, weights))  # all, or Unfoldable and none is kept
-        found |= {v: weights.made.keep(known[v], value) for v, value in computed.items()}
-        return [weights[given[v]] if v in given else found[v] for v in self.handed]
+        found |= {v: weights.shared.store(known[v], value) for v, value in computed.items()}
+        return [weights[given[v]] if v in given else found[v] for v in self.hoisted]
 
     def _computed(self, results: Sequence[int], given: Mapping[int, str], weights: Source) -> Iterator[tuple[int, Any]]:
         """The values of some variables; each intermediate value is freed after its last use."""
@@ -104,27 +104,27 @@ class Prepared:
                 if last.get(v, step) is step and v not in self.constants:
                     values.pop(v, None)
 
-    def _identities(self, given: Mapping[int, str], made: Made) -> dict[int, int]:
-        """For each variable a number, equal for equal computations of the same parameters."""
-        known = {v: made.number("weight", name) for v, name in given.items()}
+    def _identities(self, given: Mapping[int, str], shared: HoistedValues) -> dict[int, int]:
+        """The number of each variable's computation: equal for equal computations of the same parameters."""
+        known = {v: shared.number("weight", name) for v, name in given.items()}
         for v, (array, shape) in self.constants.items():
             content = hashlib.sha256(array.tobytes()).digest()
-            known[v] = made.number("constant", array.dtype.name, array.shape, shape, content)
+            known[v] = shared.number("constant", array.dtype.name, array.shape, shape, content)
         for step in self.steps:
-            own = made.number(*step.identity(known))
-            known |= {v: made.number(own, i) for i, v in enumerate(step.results)}
+            own = shared.number(*step.identity(known))
+            known |= {v: shared.number(own, i) for i, v in enumerate(step.results)}
         return known
 
 
-def unhoisted(parameters: int) -> Prepared:
-    """Of a program as it is, whose first inputs are so many parameters: nothing is hoisted."""
-    return Prepared([], {i: i for i in range(parameters)}, {}, [*range(parameters)], None)
+def without_hoisting(parameters: int) -> SplitProgram:
+    """The split of a program from which nothing is hoisted; its first inputs are the parameters."""
+    return SplitProgram([], {i: i for i in range(parameters)}, {}, [*range(parameters)], None)
 
 
 def hoist(program: Program, branch: Branch) -> Program:
-    """The program without parameter-only equations; ``hoisted`` has them. Calls that read parameters are inlined.
+    """The program without parameter-only equations, which move to ``hoisted``. Calls that read parameters are inlined.
 
-    ``branch`` chooses the branch of a choice by platform.
+    ``branch`` selects the branch of ``platform_dependent``.
     """
     given = dict(enumerate(program.inputs[: program.parameters]))
     constants, names = dict(program.constants), dict[Any, Any]()
@@ -144,7 +144,7 @@ def hoist(program: Program, branch: Branch) -> Program:
     steps = _needed([Step.of(e, numbers) for e in early], [numbers[v] for v in results])
     read = {*(numbers[v] for v in results), *(v for step in steps for v in step.reads)}
     held = {numbers[v]: (v.aval, value) for v, value in constants.items() if numbers[v] in read}
-    hoisted = Prepared(
+    hoisted = SplitProgram(
         steps,
         {place: numbers[v] for place, v in given.items()},
         {number: (_unrepeated(value, aval.dtype), aval.shape) for number, (aval, value) in held.items()},
@@ -168,8 +168,8 @@ def parameter_only(
 
     Args:
         program: a program.
-        names, constants: as ``inline`` fills them; the program's own constants are there.
-        branch: chooses the branch of a choice by platform.
+        names, constants: as ``inline`` fills them; the program's own constants are in them.
+        branch: selects the branch of ``platform_dependent``.
     """
     known = {*program.inputs[: program.parameters]}
 
@@ -191,9 +191,8 @@ def _frontier(
 ) -> tuple[list[Any], set[int]]:
     """The hoisted variables that the program takes, and (by id) early equations that stay in the program.
 
-    Those are equations that are cheap, that follow from no parameter, and whose results are much larger than the
-    parameters they come from. What a product reads is hoisted, whether or not it follows from a parameter, unless it is
-    small.
+    An early equation stays if it is cheap, depends on no parameter, or has results much larger than the parameters it
+    depends on. Operands of products are hoisted even if they depend on no parameter, unless they are small.
     """
     taken: dict[Any, None] = {}
     back: set[int] = set()
@@ -212,7 +211,7 @@ def _frontier(
 
 
 def _stays(equation: Equation | None, sources: Collection[Any]) -> bool:
-    """Whether an equation that could be hoisted stays in the program; None stands for a parameter."""
+    """Whether an equation that could be hoisted stays in the program; None is a parameter."""
     if equation is None:
         return False
     results, source = sum(map(nbytes, equation.outputs)), sum(map(nbytes, sources))
@@ -224,13 +223,13 @@ def _is_small(variable: Any) -> bool:
 
 
 def _unrepeated(value: Any, dtype: Any) -> np.ndarray:
-    """An array that broadcasts to the value, without what its strides repeat."""
+    """An array that broadcasts to the value: extent 1 along axes with stride 0."""
     array = np.asarray(value, dtype)
     return array[tuple(slice(None, None if step else 1) for step in array.strides)]
 
 
 def _needed(steps: Sequence[Step], results: Sequence[int]) -> list[Step]:
-    """Those of the steps that lead to the results."""
+    """The steps that the results depend on."""
     wanted, needed = set(results), []
     for step in reversed(steps):
         if wanted.intersection(step.results):

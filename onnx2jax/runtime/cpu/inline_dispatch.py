@@ -21,13 +21,13 @@ from ..limits import SHORT
 Synchronous = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
 
-def synchronous(lowered: Any, handed: Sequence[Any], code: Any = None) -> Synchronous | None:
-    """The program with its first arguments, as a function of the others; None where it is long or cannot be loaded.
+def synchronous(lowered: Any, hoisted: Sequence[Any], code: Any = None) -> Synchronous | None:
+    """The program bound to its hoisted arguments; None where it is long or cannot be loaded.
 
     Args:
-        lowered: what ``jax.jit(...).lower`` gives for two lists of arrays, or a compiled function.
-        handed: the first list, on the CPU that it was compiled for.
-        code: what it was loaded from, if it was.
+        lowered: a function of two lists of arrays, lowered or compiled.
+        hoisted: the first list, on the CPU that the function was compiled for.
+        code: the serialized executable that it was loaded from, if it was.
     """
     device = compat.synchronous_device()
     if device is None:
@@ -46,7 +46,7 @@ def synchronous(lowered: Any, handed: Sequence[Any], code: Any = None) -> Synchr
     if code is None:
         return None
     program = compat.load_compiled(code, device)
-    shared = [jax.device_put(np.asarray(v), device) for v in handed]
+    shared = [jax.device_put(np.asarray(v), device) for v in hoisted]
 
     def call(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(map(np.asarray, program(shared, leaves)))

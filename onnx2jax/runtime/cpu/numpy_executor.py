@@ -33,7 +33,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 _REDUCTIONS: Final = {"reduce_max": np.maximum.reduce, "reduce_min": np.minimum.reduce, "reduce_sum": np.add.reduce}
 _ARG: Final = {"argmax": np.argmax, "argmin": np.argmin}
 _VIEWS: Final = {"broadcast_in_dim", "copy", "reshape", "slice", "split", "squeeze", "stop_gradient", "transpose"}
-"""What may return the memory of its operand."""
+"""Primitives whose result may be a view of their operand."""
 _TYPES: Final = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.int64, np.bool_)))
 
 _Step = tuple[Callable[..., Any], tuple[int, ...], int]
@@ -42,19 +42,19 @@ _MUCH: Final = 4096
 """Elements of a constant that is broadcast before the calls."""
 
 
-def small(closed: Any, handed: int) -> Small | None:
-    """The program as calls of NumPy; None where XLA would be faster, or an equation is not among those known.
+def numpy_program(closed: Any, hoisted: int) -> NumpyProgram | None:
+    """The program as NumPy calls; None where XLA would be faster, or an equation has no NumPy implementation.
 
     Args:
         closed: the program.
-        handed: how many of its first arguments are the same in many calls.
+        hoisted: number of leading arguments that are hoisted, so the same in many calls.
     """
-    program = Program.of(closed, handed)
+    program = Program.of(closed, hoisted)
     limit = SMALL_PROGRAM + AN_ARRAY * (len(program.inputs) + len(program.outputs))
     if program.effects or len(program.equations) > limit / _CALL * 4:
         return None
     program = program.inlined()
-    same = {*program.inputs[:handed], *program.constants}
+    same = {*program.inputs[:hoisted], *program.constants}
     cost = 0.0
     for equation in program.equations:
         if not _is_known(equation):
@@ -65,11 +65,11 @@ def small(closed: Any, handed: int) -> Small | None:
             cost += _cost(equation)
     if cost > limit or any(map(is_literal, program.outputs)):
         return None
-    return Small(program, same)
+    return NumpyProgram(program, same)
 
 
-class Small:
-    """The steps of a program; those that are the same in many calls run once."""
+class NumpyProgram:
+    """A program as NumPy calls; those that depend on hoisted arguments alone run once, when it is bound."""
 
     def __init__(self, program: Program, same: set[Any]) -> None:
         equations, outputs = program.equations, program.outputs
@@ -100,12 +100,12 @@ class Small:
         self._copied = [v not in made or v in outputs[:i] for i, v in enumerate(outputs)]
         self._size = len(places)
 
-    def bound(self, handed: Sequence[Any]) -> Synchronous:
-        """The program with its first arguments, as a function of the others."""
+    def bound(self, hoisted: Sequence[Any]) -> Synchronous:
+        """The program bound to its hoisted arguments: a function of the others."""
         first: list[Any] = [None] * self._size
-        for place, value in (*self._own, *self._literals, *zip(self._places, map(np.asarray, handed), strict=False)):
+        for place, value in (*self._own, *self._literals, *zip(self._places, map(np.asarray, hoisted), strict=False)):
             first[place] = value
-        others = self._places[len(handed) :]
+        others = self._places[len(hoisted) :]
         with np.errstate(all="ignore"):
             for function, operands, result in self._before:
                 first[result] = np.array(function(*[first[i] for i in operands]), order="C")
@@ -124,7 +124,7 @@ class Small:
         return call
 
     def _whole(self, first: list[Any], operands: tuple[int, ...], result: int) -> tuple[int, ...]:
-        """The operands, with constants as large as the result: NumPy broadcasts for twice the time of small arrays."""
+        """The operands' places, with constants broadcast to the result: NumPy would take twice as long."""
         shape, places = self._shapes.get(result), []
         for place in operands:
             if shape is not None and first[place] is not None and first[place].shape != shape:

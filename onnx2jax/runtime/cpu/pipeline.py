@@ -19,7 +19,7 @@ from . import onednn
 from .dequantize import multiply_integers
 from .dot_layout import swap_transposed, transpose_row_weights
 from .fold_batchnorm import fold
-from .hoist_params import Prepared, hoist, unhoisted
+from .hoist_params import SplitProgram, hoist, without_hoisting
 from .jaxpr_rewrite import Program, branch_for
 from .layout_assignment import assign_layouts, assign_training_layouts, convolution_branch
 from .microbatch import split_batch
@@ -163,7 +163,7 @@ TRAINING_PASSES: Final = (
 NAMES: Final = tuple(dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)))
 
 
-def run(closed: Any, parameters: int, options: Options) -> Prepared:
+def run(closed: Any, parameters: int, options: Options) -> SplitProgram:
     """The program after all passes, with what is hoisted out of it.
 
     Args:
@@ -172,7 +172,7 @@ def run(closed: Any, parameters: int, options: Options) -> Prepared:
         options: which passes run.
     """
     new, program = _rewritten(PASSES, closed, parameters, options)
-    hoisted = unhoisted(parameters) if program is None or program.hoisted is None else program.hoisted
+    hoisted = without_hoisting(parameters) if program is None or program.hoisted is None else program.hoisted
     return replace(hoisted, main=new)
 
 

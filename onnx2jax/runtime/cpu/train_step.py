@@ -1,4 +1,4 @@
-"""A training step as a program that passes rewrite before a CPU runs it; its weights change with every call."""
+"""Runs the CPU's passes on a training step, whose parameters change with every call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .jaxpr_rewrite import as_function
 from .pipeline import Options, run_training
 
 
-def optimised(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a state and other arrays, for jax.jit to trace, as its program after all passes."""
+def with_passes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its jaxpr rewritten by the training passes; its first argument is the state."""
 
     @functools.wraps(function)
     def inside(*args: Any) -> Any:

@@ -24,7 +24,7 @@ X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def numpy_executor_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else NumPy runs these programs."""
     monkeypatch.setattr(numpy_executor, "SMALL_PROGRAM", -100)
 

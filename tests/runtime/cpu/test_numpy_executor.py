@@ -1,4 +1,4 @@
-"""Small programs whose results are wanted as NumPy arrays are run by NumPy."""
+"""Tiny programs run in NumPy when the caller wants NumPy arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 EDGES = np.float32([[0.5, -0.0, np.inf, 2], [np.nan, -3, 1e30, -1], [-np.inf, 1, 1, -200]])
 
 
-def is_small(m: onnx2jax.Model) -> bool:
+def runs_in_numpy(m: onnx2jax.Model) -> bool:
     return {bound.path for bound in m.weights.bound.values()} == {"numpy"}
 
 
@@ -31,7 +31,7 @@ def test_numpy_gives_what_the_program_gives() -> None:
     for _ in range(2):
         (y,) = m.run(None, {"x": X})
         np.testing.assert_allclose(y, mlp_reference(m.params, X), rtol=1e-5)
-    assert is_small(m) and m.compilations == 1
+    assert runs_in_numpy(m) and m.compilations == 1
     other = m.with_params({n: v * 2 for n, v in m.params.items()})
     np.testing.assert_allclose(other.run(None, {"x": X})[0], mlp_reference(other.params, X), rtol=1e-5)
 
@@ -44,7 +44,7 @@ def test_a_row_by_a_transposed_matrix(shape: tuple[int, ...]) -> None:
     file = model(nodes, [value("x", np.float32, shape)], [value("y", np.float32, None)], {"w": w})
     m = onnx2jax.convert(file)
     np.testing.assert_allclose(m.run(None, {"x": x})[0], x @ w, rtol=1e-6)
-    assert is_small(m)
+    assert runs_in_numpy(m)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_at_the_edges_of_floats(nodes: list[tuple[str, str, str]]) -> None:
         made[-1] = helper.make_node("Div", ["x", "column"], ["d"])
     m = graph(made, {y: types.get(kind, np.float32) for kind, _, y in nodes}, **read)
     got = m.run(None, {"x": EDGES})
-    assert is_small(m)
+    assert runs_in_numpy(m)
     for g, want in zip(got, m(EDGES), strict=True):
         assert g.dtype == want.dtype
         np.testing.assert_allclose(g, want, rtol=1e-6)
@@ -91,7 +91,7 @@ def test_results_are_the_callers_own() -> None:
     m = graph(nodes, dict.fromkeys("abcdef", np.float32), w=w, shape=np.int64([4, 3]))
     x = X.copy()
     first = [y.copy() for y in m.run(None, {"x": x})]
-    assert is_small(m)
+    assert runs_in_numpy(m)
     for _ in range(2):
         for y, want in zip(m.run(None, {"x": x}), first, strict=True):
             np.testing.assert_array_equal(y, want)
@@ -105,7 +105,7 @@ def test_integers_of_64_bits_stay_whole() -> None:
     m = onnx2jax.convert(model([helper.make_node("Add", ["x", "x"], ["y"])], ends[:1], ends[1:]))
     for _ in range(2):
         assert (m.run(None, {"x": big})[0] == big + big).all()  # 2**63 wraps round
-    assert is_small(m)
+    assert runs_in_numpy(m)
 
 
 def test_large_and_unknown_programs_are_compiled() -> None:
@@ -114,7 +114,7 @@ def test_large_and_unknown_programs_are_compiled() -> None:
     large = onnx2jax.convert(mlp())
     for m, rows in ((erf, 1), (large, 10_000)):
         m.run(None, {"x": np.repeat(X, rows, 0)})
-        assert not is_small(m)
+        assert not runs_in_numpy(m)
 
 
 def test_debug_nans_is_honoured() -> None:
