@@ -24,6 +24,7 @@ from . import (
     plan,
     profile,
     run,
+    simplify,
     summary,
     train,
     verify,
@@ -43,6 +44,7 @@ COMMANDS = (
     generate,
     export,
     join,
+    simplify,
     draw,
     operators,
     demo,
@@ -86,7 +88,7 @@ def _said(error: Exception) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="onnx2jax",
-        description="Run, inspect, check, verify, time, train, join and export ONNX models; generate text with them.",
+        description="Run, inspect, check, verify, time, train, join, simplify and export ONNX models; generate text.",
         epilog="onnx2jax COMMAND --help has an example and the exit statuses",
     )
     parser.add_argument("--version", action="version", version=f"onnx2jax {__version__}, jax {jax.__version__}")

@@ -1,4 +1,4 @@
-"""The commands ``verify``, ``summary`` and ``join``: what they print, save and return."""
+"""The commands ``verify``, ``summary``, ``join`` and ``simplify``: what they print, save and return."""
 
 from __future__ import annotations
 
@@ -138,3 +138,26 @@ def test_join_says_what_can_be_joined(
     assert cli.main(["join", MODEL, MODEL, str(tmp_path / "both.onnx"), *said]) == 2
     assert text in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+def test_simplify_writes_a_smaller_file_and_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model, small = tmp_path / "model.onnx", tmp_path / "small.onnx"
+    onnx.save(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 22]>
+            scaled (float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float two = {2}>
+            { s = Shape(x) o = ConstantOfShape(s) v = Mul(w, two) h = MatMul(x, v) y = Add(h, o) }"""),
+        model,
+    )
+    assert cli.main(["simplify", str(model), str(small), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["path"], facts["bytes"]) == (str(small), small.stat().st_size)
+    assert [(facts[k]["nodes"], facts[k]["parameters"], facts[k]["parameter bytes"]) for k in ("before", "after")] == [
+        (5, 2, 20),
+        (4, 1, 16),
+    ]
+    assert cli.main(["simplify", str(model), str(small), "--dim", "n=3"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["nodes", "5", "2"] in rows
+    assert ["Shape", "1", "0"] in rows
+    assert not any(row[:1] == ["MatMul"] for row in rows)
+    assert [d.dim_value for d in onnx.load(small).graph.input[0].type.tensor_type.shape.dim] == [3, 2]
