@@ -1,4 +1,4 @@
-"""The errors of onnx2jax. Each derives from OnnxError and from the built-in a caller would expect."""
+"""Exceptions of onnx2jax. Each derives from OnnxError and from the built-in that a caller would expect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def with_rules(text: str, *rules: str) -> str:
-    """A message that ends with the rules of the format it is about.
+    """The message, followed by the rules of the format that it is about.
 
     >>> with_rules("the graph has no name", "MV-04")
     'the graph has no name (rule MV-04)'
@@ -43,8 +43,8 @@ class OnnxError(Exception):
     """Base of every error that onnx2jax raises on purpose.
 
     Attributes:
-        message: what is wrong, where, and how to mend it.
-        rules: the rules of the format that are broken, as in docs/conformance.md; the text ends with them.
+        message: what is wrong, where, and how to fix it.
+        rules: the rules of the format that are violated, listed in docs/conformance.md; ``str(error)`` ends with them.
     """
 
     def __init__(self, message: str = "", *, rule: str | tuple[str, ...] = ()) -> None:
@@ -57,23 +57,23 @@ class OnnxError(Exception):
 
 
 class ModelError(OnnxError, ValueError):
-    """The file is no ONNX model, or breaks a rule of the format."""
+    """The file is not an ONNX model, or violates a rule of the format."""
 
 
 class ExternalDataError(ModelError):
-    """A tensor's data in a file beside the model is out of bounds or out of reach."""
+    """A tensor's external data is out of the file's bounds, or in a file that may not be read."""
 
 
 class ExternalDataNotFoundError(ExternalDataError, FileNotFoundError):
-    """The file that should hold a tensor's data is not there."""
+    """A file of external data does not exist."""
 
 
 class UnsupportedError(OnnxError, NotImplementedError):
-    """The model is legal, but something in it is not implemented."""
+    """The model is valid, but uses something that is not implemented."""
 
 
 class UnsupportedOperatorError(UnsupportedError):
-    """The model uses operators that nothing serves; the message lists all of them."""
+    """The model uses unsupported operators; the message lists all of them."""
 
 
 class InputError(OnnxError):
@@ -85,30 +85,30 @@ class InputNameError(InputError, TypeError):
 
 
 class InputTypeError(InputError, TypeError):
-    """An input has another element type than declared."""
+    """An input's element type differs from the declared one."""
 
 
 class InputShapeError(InputError, ValueError):
-    """An input has another rank or extent than declared, or two inputs disagree about a dimension variable."""
+    """An input's rank or extent differs from the declared one, or two inputs disagree about a dimension variable."""
 
 
 class InputValueError(InputError, ValueError):
-    """An argument has a value that it cannot have, such as a token that is in no vocabulary."""
+    """An argument has an invalid value, such as a token outside the vocabulary."""
 
 
 class OperatorError(OnnxError, ValueError):
-    """An operator refuses its inputs or attributes; the message names the node, opset, shapes and dtypes."""
+    """An operator rejects its inputs or attributes; the message names the node, opset, shapes and dtypes."""
 
 
 class KnownValueError(OnnxError, TypeError):
     """A value that must be known before compiling is traced.
 
-    Operators raise it with a message alone, and the evaluator says where. Known values would cure it: a Loop around
-    unrolls, a program may run the node on the host.
+    Operators raise it with a message alone; the interpreter adds where. The runtime catches it where known values would
+    help: it unrolls an enclosing Loop, or runs the node on the host.
 
     Attributes:
-        values: names of the graph's values that it may be.
-        node: the node that needs it.
+        values: names of the graph's values of which one must be known.
+        node: the node that needs the value.
     """
 
     def __init__(self, message: str = "", values: tuple[str, ...] = (), node: Any = None) -> None:
@@ -117,11 +117,11 @@ class KnownValueError(OnnxError, TypeError):
 
 
 class CheckpointError(OnnxError, ValueError):
-    """A checkpoint is damaged, or does not fit the state for which it is loaded."""
+    """A checkpoint is damaged, or does not match the state it is loaded into."""
 
 
 class RandomKeyError(OnnxError, TypeError):
-    """The model draws random numbers and no key was given."""
+    """The model draws random numbers, but no PRNG key was given."""
 
 
 class BucketError(OnnxError, ValueError):
@@ -133,20 +133,20 @@ class CacheError(OnnxError, ValueError):
 
 
 class RebatchError(OnnxError, ValueError):
-    """A model's batch size cannot be changed, or not with certainty."""
+    """A model's batch size cannot be changed, or not provably."""
 
 
 class ShardingError(OnnxError, ValueError):
-    """A sharding does not fit the mesh or an array, or a device configuration the model."""
+    """A sharding does not fit the mesh or an array, or a device configuration does not fit the model."""
 
 
 class ProcessError(OnnxError, RuntimeError):
-    """The processes of one program do not do the same: they differ in a file or in arrays, or one of them stopped."""
+    """The processes of a multi-process program diverged: files or arrays differ, or a process stopped."""
 
 
 class LossError(OnnxError, TypeError):
-    """A loss is not one floating number."""
+    """A loss is not a floating-point scalar."""
 
 
 class TrainingFormError(OnnxError, ValueError):
-    """A model cannot be trained in the way asked for: nothing to train, or no training form of its nodes."""
+    """A model cannot be trained as requested: no trainable parameters, or nodes without a training form."""

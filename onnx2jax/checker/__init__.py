@@ -1,4 +1,4 @@
-"""What is wrong with a file: every rule of the format, all at once, where it is broken and how to mend it.
+"""The checker: every violation of the ONNX specification in a file, with its location and how to fix it.
 
-The importer stops at the first; here all of them are collected, with hints for mending.
+The importer stops at the first violation; the checker collects all of them.
 """

@@ -1,4 +1,4 @@
-"""The rules of the ONNX format, all at once: what is wrong with a file, where, and how to mend it."""
+"""Checks a file against all rules of the ONNX format: what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from ..errors import ModelError, OnnxError
 from ..ir.binding import NEWEST
 from ..ir.file import Reading, opened
-from ..ir.graph import Missing
+from ..ir.graph import Unsupported
 from ..ir.importer import NEWEST_IR, Importer
 from ..ir.training_info import read_training
 from ..ops.registry import supported
@@ -20,7 +20,7 @@ from ..proto.names import normal_domain
 from ..proto.operator_sets import MAGIC, OperatorSet, parse, problems
 from ..proto.walk import tensors
 from .graphs import check_graphs
-from .model import check_header, not_text
+from .model import check_header, invalid_utf8
 from .report import Collector, Finding, Report
 from .types import check_types
 
@@ -28,18 +28,18 @@ __all__ = ["Finding", "Report", "check"]
 
 
 def check(source: Any, **reading: Unpack[Reading]) -> Report:
-    """Find everything in a file that breaks the ONNX specification.
+    """Find every violation of the ONNX specification in a file.
 
     Args:
-        source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or what ``read`` returned; an
-            operator set document too.
-        **reading: how to read the file: the keywords of ``read``.
+        source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, the result of ``read``, or an
+            operator set document.
+        **reading: the keywords of ``read``.
 
     Returns:
-        A Report. ``report.ok`` says whether there is no error, ``print(report)`` what was found.
+        A Report: ``report.ok`` is True if there are no errors; ``print(report)`` lists all findings.
 
     Raises:
-        FileNotFoundError: no such file.
+        FileNotFoundError: the file does not exist.
 
     >>> import onnx2jax
     >>> print(onnx2jax.check(onnx2jax.demo_model()))
@@ -51,7 +51,7 @@ def check(source: Any, **reading: Unpack[Reading]) -> Report:
             return check_document(*parse(source, follow_links=reading.get("follow_links", False)), collector)
         file, model, files = opened(source, reading)
         for tensor in model.graph.initializer:
-            files.apart.join(tensor)
+            files.detached.attach(tensor)
     except ModelError as e:
         collector.error(e, "file")
         return collector.report()
@@ -66,7 +66,7 @@ def check(source: Any, **reading: Unpack[Reading]) -> Report:
 
 
 def _is_operator_set(source: Any) -> bool:
-    """Whether a source begins as an operator set document: with its magic as field 1, where a model has a number."""
+    """Whether a source is an operator set document: its field 1 is the magic string, where a model has a number."""
     if isinstance(source, str | os.PathLike):
         with Path(source).open("rb") as file:
             source = file.read(64)
@@ -75,14 +75,14 @@ def _is_operator_set(source: Any) -> bool:
     return type(source).__name__ == "OperatorSetProto"
 
 
-def check_document(document: Any, what: str, files: ExternalFiles, collector: Collector) -> Report:
-    """An OperatorSetProto of this package, with the bodies of its functions."""
-    if (broken := not_text(document)) is not None:
-        collector.note("GR-23", "error", what, f"{broken[:40]!r} is no UTF-8 text, so nothing else was checked")
+def check_document(document: Any, label: str, files: ExternalFiles, collector: Collector) -> Report:
+    """Check an OperatorSetProto of this package, including the bodies of its functions."""
+    if (invalid := invalid_utf8(document)) is not None:
+        collector.note("GR-23", "error", label, f"{invalid[:40]!r} is not valid UTF-8, so nothing else was checked")
         return collector.report()
-    for problem in problems(document, what):
-        collector.error(problem, what)
-    # A model that has the functions and nothing else; bodies need no more of it than its IR version.
+    for problem in problems(document, label):
+        collector.error(problem, label)
+    # The functions are checked as those of a model without a graph.
     model = ModelProto(ir_version=min(max(document.ir_version, 1), NEWEST_IR), functions=document.functions)
     model.opset_import.add(domain=document.domain, version=max(document.opset_version, 1))
     for function in model.functions:
@@ -93,9 +93,9 @@ def check_document(document: Any, what: str, files: ExternalFiles, collector: Co
         check_graphs(model, importer.opsets, files, collector.note)
         check_types(model, importer.opsets, collector.note)
     except OnnxError as e:
-        collector.error(e, what)
-    for missing in importer.missing:
-        _missing(missing, model, collector)
+        collector.error(e, label)
+    for node in importer.unsupported:
+        _note_unsupported(node, model, collector)
     return collector.report()
 
 
@@ -107,15 +107,15 @@ def check_message(
     documents: Iterable[OperatorSet] = (),
     collector: Collector | None = None,
 ) -> Report:
-    """As ``check``, for a ModelProto of this package."""
+    """Check a ModelProto of this package."""
     collector = collector or Collector()
-    if (broken := not_text(model)) is not None:
-        collector.note("GR-23", "error", "model", f"{broken[:40]!r} is no UTF-8 text, so nothing else was checked")
+    if (invalid := invalid_utf8(model)) is not None:
+        collector.note("GR-23", "error", "model", f"{invalid[:40]!r} is not valid UTF-8, so nothing else was checked")
         return collector.report()
     importer = Importer(model, files, True, allow_newer_opset, collector.error, documents)
     for domain, newest in NEWEST.items() if allow_newer_opset else ():
         if (version := importer.opsets.get(domain, 0)) > newest:
-            text = f"opset {version} of {domain or 'ai.onnx'} is checked as {newest}, the newest known"
+            text = f"opset {version} of {domain or 'ai.onnx'} is checked as {newest}, the newest supported"
             collector.note("OR-12", "warning", "model", text)
     check_header(model, collector.note)
     try:
@@ -126,24 +126,25 @@ def check_message(
         check_types(model, importer.opsets, collector.note)
     except OnnxError as e:
         collector.error(e, "model")
-    for missing in importer.missing:
-        _missing(missing, model, collector)
+    for node in importer.unsupported:
+        _note_unsupported(node, model, collector)
     return collector.report()
 
 
-def _missing(missing: Missing, model: Any, collector: Collector) -> None:
-    """An operator that nothing serves is an error where the domain is known, else nobody can tell."""
-    title = ".".join(filter(None, (missing.domain, missing.op_type, missing.overload)))
-    path = f"node {missing.node!r}"
-    versions = supported().get(missing.domain, {}).get(missing.op_type)
-    if any(normal_domain(f.domain) == missing.domain for f in model.functions):
+def _note_unsupported(node: Unsupported, model: Any, collector: Collector) -> None:
+    """Note an unsupported operator: an error in a domain that ONNX or the model defines, elsewhere a warning."""
+    title = ".".join(filter(None, (node.domain, node.op_type, node.overload)))
+    path = f"node {node.node!r}"
+    versions = supported().get(node.domain, {}).get(node.op_type)
+    if any(normal_domain(f.domain) == node.domain for f in model.functions):
         collector.note("FN-02", "error", path, f"the model has no function {title!r} with this overload")
     elif versions:
-        collector.note("OR-09", "error", path, f"{title} begins at opset {min(versions)}, not {missing.opset}")
-    elif missing.domain in STANDARD and missing.op_type not in TRAINING:
-        collector.note("OR-08", "error", path, f"{title} is no operator of opset {missing.opset}")
+        text = f"{title} exists from opset {min(versions)} on, the model imports {node.opset}"
+        collector.note("OR-09", "error", path, text)
+    elif node.domain in STANDARD and node.op_type not in TRAINING:
+        collector.note("OR-08", "error", path, f"opset {node.opset} has no operator {title}")
     else:
-        collector.note("MV-10", "warning", path, f"nothing here serves {title}, so the node was not checked")
+        collector.note("MV-10", "warning", path, f"{title} is unsupported, so the node was not checked")
 
 
 STANDARD = frozenset({"", "ai.onnx.ml"})

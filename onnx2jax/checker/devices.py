@@ -1,4 +1,4 @@
-"""Multi-device annotations of nodes: configurations named, devices that exist, shards that add up and fit together."""
+"""Checks multi-device annotations of nodes: configurations, devices, and shardings that are consistent."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ Shape = tuple[int | str | None, ...]
 def check_devices(
     node: Any, path: str, configurations: dict[str, int], shapes: Mapping[str, Shape], note: Note
 ) -> None:
-    """The device_configurations of a node; ``configurations`` has the number of devices of each of the model's."""
+    """Check a node's device_configurations; ``configurations`` maps the model's to their numbers of devices."""
     if not node.device_configurations:
         return
-    for name, said in read_node(node).items():
+    for name, annotation in read_node(node).items():
         if name not in configurations:
-            note("DV-04", "error", path, f"configuration {name!r} is none of the model's {sorted(configurations)}")
+            note("DV-04", "error", path, f"configuration {name!r} is not one of the model's {sorted(configurations)}")
             continue
-        sound: dict[str, Sharding] = {}
-        for sharding in said.shardings:
+        valid: dict[str, Sharding] = {}
+        for sharding in annotation.shardings:
             tensor = sharding.tensor
             where = f"{path}, sharding of {tensor!r}"
             if not tensor or tensor not in {*node.input, *node.output}:
-                note("DV-05", "error", where, f"{tensor!r} is no input or output of the node")
+                note("DV-05", "error", where, f"{tensor!r} is not an input or output of the node")
             wrong = list(problems(sharding, configurations[name]))
             for rule, text in wrong:
                 note(rule, "error", where, text)
-            if not wrong and tensor in shapes and _fits(sharding, shapes[tensor], where, note):
-                sound[tensor] = sharding
+            if not wrong and tensor in shapes and _check_axes(sharding, shapes[tensor], where, note):
+                valid[tensor] = sharding
         operator = resolve(node.domain, node.op_type)
         if operator is not None and operator.broadcasts:
-            inputs = [sound[n] for n in dict.fromkeys(node.input) if n in sound]
+            inputs = [valid[n] for n in dict.fromkeys(node.input) if n in valid]
             for pair in pairwise(inputs):
-                _together(*pair, shapes, path, note)
+                _check_colocated(*pair, shapes, path, note)
 
 
-def _fits(sharding: Sharding, shape: Shape, path: str, note: Note) -> bool:
-    """Whether the axes exist, each once; extents that are not the tensor's are noted."""
+def _check_axes(sharding: Sharding, shape: Shape, path: str, note: Note) -> bool:
+    """Whether the axes are valid and distinct; notes extents that differ from the tensor's."""
     rank = len(shape)
     axes = [a + rank if a < 0 else a for a in sharding.axes]
     if not all(0 <= a < rank for a in axes) or len(set(axes)) < len(axes):
@@ -55,35 +55,35 @@ def _fits(sharding: Sharding, shape: Shape, path: str, note: Note) -> bool:
         if len(factors) > 1 and all(isinstance(f, int) for f in factors):
             extent = math.prod(factors)  # type: ignore[arg-type]
         if extent is not None and type(extent) is type(shape[axis]) and extent != shape[axis]:
-            note("DV-10", "warning", path, f"axis {axis} is {shape[axis]}, the sharding speaks of {extent}")
+            note("DV-10", "warning", path, f"axis {axis} has extent {shape[axis]}, but {extent} in the sharding")
     return True
 
 
-def _together(a: Sharding, b: Sharding, shapes: Mapping[str, Shape], path: str, note: Note) -> None:
-    """For each part of the output some device holds the parts of both inputs (rule DV-16)."""
+def _check_colocated(a: Sharding, b: Sharding, shapes: Mapping[str, Shape], path: str, note: Note) -> None:
+    """For each shard of the output, some device must hold the matching shards of both inputs (rule DV-16)."""
     counts: dict[int, int] = {}
-    parts: list[dict[int, dict[int, int]]] = []
+    indices: list[dict[int, dict[int, int]]] = []
     for sharding in (a, b):
         shape, found = shapes[sharding.tensor], shard_of(sharding.pattern)
         if not found or len({s.axis for s in sharding.splits}) < len(sharding.splits):
             return
-        # Axes are counted from the back, as broadcasting does.
+        # Axes are counted from the last, as in broadcasting.
         axes = [s.axis - len(shape) if s.axis >= 0 else s.axis for s in sharding.splits]
         for axis, split in zip(axes, sharding.splits, strict=True):
             if shape[axis] == 1 and split.shards > 1:
                 note("DV-16", "warning", path, f"{sharding.tensor!r} has 1 on axis {split.axis}, which is broadcast")
                 return
             if counts.setdefault(axis, split.shards) != split.shards:
-                text = f"{a.tensor!r} and {b.tensor!r} are divided differently on axis {axis}"
+                text = f"{a.tensor!r} and {b.tensor!r} have different numbers of shards along axis {axis}"
                 note("DV-16", "warning", path, text)
                 return
-        parts.append({d: dict(zip(axes, index, strict=True)) for d, index in found.items()})
-    first, second = parts
-    whole = {
+        indices.append({d: dict(zip(axes, index, strict=True)) for d, index in found.items()})
+    first, second = indices
+    covered = {
         tuple((first[d] | second[d])[axis] for axis in counts)
         for d in first.keys() & second.keys()
         if all(first[d][axis] == second[d][axis] for axis in first[d].keys() & second[d].keys())
     }
-    if len(whole) < math.prod(counts.values()):
-        text = f"for some part of the output no device holds those of both {a.tensor!r} and {b.tensor!r}"
+    if len(covered) < math.prod(counts.values()):
+        text = f"for some shard of the output, no device holds the shards of both {a.tensor!r} and {b.tensor!r}"
         note("DV-16", "error", path, text)

@@ -1,4 +1,4 @@
-"""Names, nodes, attributes, types and tensors of every graph: what the importer lets pass or does not look at."""
+"""Checks of graphs that the importer does not make: names, nodes, attributes, types and tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTERNAL_KEYS: Final = frozenset({"location", "offset", "length", "checksum"})
 
 
 def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note: Note) -> None:
-    """Every graph and function of a ModelProto."""
+    """Check every graph and function of a ModelProto."""
     configurations = {c.name: c.num_devices for c in model.configuration}
     functions = {(normal_domain(f.domain), f.name) for f in model.functions}
     body: dict[str, int] = {}
@@ -43,12 +43,12 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
             if not any(node.output):
                 note("GR-28", "error", path, f"{node.op_type} has no outputs")
             if node.overload and (domain, node.op_type) not in functions:
-                note("ND-13", "warning", path, f"overload {node.overload!r} means nothing for an operator")
+                note("ND-13", "warning", path, f"overload {node.overload!r} has no meaning for an operator")
             if model.ir_version < 10 and node.overload:
                 note("MV-16", "warning", path, f"overload exists since IR 10, the model is of IR {model.ir_version}")
             if not domain:
                 _control_flow(node, path, model.ir_version, (body or opsets).get("", 0), note)
-            _same_meaning(domain, node.op_type, body, opsets, path, note)
+            _check_version(domain, node.op_type, body, opsets, path, note)
             for a in node.attribute:
                 _attribute(a, path, note)
             check_metadata(node, path, note)
@@ -58,7 +58,7 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
 
 
 def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note) -> None:
-    """The numbers of inputs and outputs of the graphs of If, Loop and Scan."""
+    """Check the numbers of inputs and outputs of the subgraphs of If, Loop and Scan."""
     graphs = [a.g for a in node.attribute if a.HasField("g")]
     supplied = {"Loop": max(len(node.input), 2), "Scan": len(node.input) - (opset < 9)}.get(node.op_type, 0)
     for graph in graphs if ir_version < 4 else ():
@@ -68,7 +68,7 @@ def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note)
     if node.op_type == "Scan" and graphs:
         inputs, outputs = len(graphs[0].input), len(graphs[0].output)
         if inputs < supplied or (inputs > supplied and ir_version >= 4):
-            note("SC-11", "error", path, f"its body has {inputs} inputs, not the {supplied} that it is given")
+            note("SC-11", "error", path, f"its body has {inputs} inputs, but the node supplies {supplied}")
         if outputs < len(node.output):
             note("SC-14", "error", path, f"its body has {outputs} outputs, the node {len(node.output)}")
     elif node.op_type == "If":
@@ -84,10 +84,10 @@ def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note)
             note("SC-13", "error", path, f"its body has {outputs} outputs for {states} states and what it collects")
 
 
-def _same_meaning(
+def _check_version(
     domain: str, op_type: str, body: dict[str, int], opsets: dict[str, int], path: str, note: Note
 ) -> None:
-    """An operator in a function means what it would mean in the model (rule FN-06)."""
+    """An operator must mean the same in a function as in the model (rule FN-06)."""
     own, outer = body.get(domain), opsets.get(domain)
     if own is None or outer is None or own == outer:
         return
@@ -100,28 +100,26 @@ def _names(place: Place, note: Note) -> None:
     graph, where = place.graph, place.where
     names = Counter(node.name for node in graph.node if node.name)
     for name in (n for n, times in names.items() if times > 1):
-        note("GR-22", "warning", where, f"{names[name]} nodes are called {name!r}")
+        note("GR-22", "warning", where, f"{names[name]} nodes have the name {name!r}")
     hints = Counter(v.name for v in graph.value_info)
     for name in (n for n, times in hints.items() if times > 1):
         note("GR-20", "warning", where, f"value_info describes {name!r} twice")
     for name in place.definitions:
         if place.sees(name):
             rule = "TR-17" if place.kind == "training" else "SC-03"
-            note(rule, "error", where, f"{name!r} is the name of a value of a graph around")
+            note(rule, "error", where, f"{name!r} is also defined in an enclosing graph")
 
 
 def _declarations(place: Place, ir_version: int, note: Note) -> None:
-    """Inputs, outputs, initializers and annotations of a graph."""
+    """Check inputs, outputs, initializers and annotations of a graph."""
     graph, where, kind = place.graph, place.where, place.kind
     inputs = {v.name for v in graph.input}
     for tensor in graph.initializer:
         if ir_version <= 3 and tensor.name not in inputs:
             rule = "GR-06" if kind == "main" else "SC-09"
-            note(
-                rule, "error", where, f"initializer {tensor.name!r} is not among the inputs, as below IR 4 it has to be"
-            )
+            note(rule, "error", where, f"initializer {tensor.name!r} is not an input; below IR 4 it must be")
         if kind == "subgraph" and ir_version >= 4 and tensor.name in inputs:
-            note("SC-08", "error", where, f"{tensor.name!r} is an input and an initializer")
+            note("SC-08", "error", where, f"{tensor.name!r} is both an input and an initializer")
     for v in graph.output if kind == "subgraph" else ():
         if not v.name:
             note("SC-10", "error", where, "an output has no name")
@@ -142,7 +140,10 @@ def _declarations(place: Place, ir_version: int, note: Note) -> None:
         for name in refers:
             if name not in place.definitions:
                 note(
-                    "QA-02", "warning", where, f"quantization_annotation names {name!r}, which is no value of the graph"
+                    "QA-02",
+                    "warning",
+                    where,
+                    f"quantization_annotation names {name!r}, which is not a value of the graph",
                 )
     for field, since in (("sparse_initializer", 6), ("quantization_annotation", 5)):
         if len(getattr(graph, field)) and ir_version < since:
@@ -150,7 +151,7 @@ def _declarations(place: Place, ir_version: int, note: Note) -> None:
 
 
 def _type(message: Any, path: str, note: Note) -> None:
-    """What a type has to say, at any depth; element types and keys are the importer's."""
+    """Check a type at any depth; the importer checks element types and keys."""
     pending = [message] if message.WhichOneof("value") else []
     while pending:
         kind = pending.pop()
@@ -175,11 +176,16 @@ def _attribute(a: Any, path: str, note: Note) -> None:
         note("AT-01", "error", path, "an attribute has no name")
     used = used_fields(a)
     if a.ref_attr_name and used and a.name not in LEGACY_HINTS:
-        note("AT-01", "error", f"{path}, attribute {a.name!r}", f"it refers to {a.ref_attr_name!r} and has {used[0]!r}")
+        note(
+            "AT-01",
+            "error",
+            f"{path}, attribute {a.name!r}",
+            f"it has both ref_attr_name {a.ref_attr_name!r} and {used[0]!r}",
+        )
 
 
 def _tensors(place: Place) -> Iterator[tuple[Any, str]]:
-    """Every tensor stored in a graph, not those of graphs inside."""
+    """Every tensor stored in a graph, without those of subgraphs."""
     if place.kind != "function":
         for tensor in place.graph.initializer:
             yield tensor, f"{place.where}, initializer {tensor.name!r}"
@@ -200,7 +206,7 @@ def _stored(tensor: Any, path: str, files: ExternalFiles, note: Note) -> None:
         numbers = np.asarray(tensor.int32_data, np.int64)
         info = np.iinfo(row.dtype)
         if numbers.min() < info.min or numbers.max() > info.max:
-            note("TD-05", "error", path, f"int32_data has values that {row.name} has not")
+            note("TD-05", "error", path, f"int32_data has values out of the range of {row.name}")
     check_metadata(tensor, path, note)
     if tensor.data_location != EXTERNAL:
         return

@@ -1,4 +1,4 @@
-"""What a model says before its graph: versions, metadata, functions' headers, device configurations."""
+"""Checks of a model outside its graphs: versions, metadata, functions' headers, device configurations."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..proto.names import normal_domain
 from .report import Note
 
 FIRST_IR: Final = {"opset_import": 3, "training_info": 7, "functions": 8, "configuration": 11}
-"""The IR version that introduced a field of the model."""
+"""Field of the model -> the IR version that introduced it."""
 
 
 def check_header(model: Any, note: Note) -> None:
-    """Everything of a ModelProto but its graphs."""
+    """Check a ModelProto except for its graphs."""
     for field, since in FIRST_IR.items():
         if len(getattr(model, field)) and model.ir_version < since:
             rule = {"configuration": "DV-27", "opset_import": "MV-03"}.get(field, "MV-16")
@@ -24,7 +24,7 @@ def check_header(model: Any, note: Note) -> None:
         note("MV-04", "error", "model", "the graph has no name")
     for domain in _twice(normal_domain(entry.domain) for entry in model.opset_import):
         note(
-            "OR-02", "warning", "model", f"domain {domain or 'ai.onnx'!r} is imported twice; the higher version counts"
+            "OR-02", "warning", "model", f"domain {domain or 'ai.onnx'!r} is imported twice; the higher version applies"
         )
     check_metadata(model, "model", note)
     for i, function in enumerate(model.functions):
@@ -32,12 +32,12 @@ def check_header(model: Any, note: Note) -> None:
     for i, configuration in enumerate(model.configuration):
         _configuration(configuration, f"configuration {configuration.name or i!r}", note)
     for name in _twice(c.name for c in model.configuration):
-        note("DV-02", "error", "model", f"there are two configurations {name!r}")
+        note("DV-02", "error", "model", f"several configurations have the name {name!r}")
 
 
-def not_text(model: Any) -> bytes | None:
-    """A text of the model that is not UTF-8: protobuf gives it as bytes."""
-    pending = [model]
+def invalid_utf8(message: Any) -> bytes | None:
+    """The first string of a message that is not valid UTF-8, which protobuf returns as bytes; None if there is none."""
+    pending = [message]
     while pending:
         for field, value in pending.pop().ListFields():
             if field.type == field.TYPE_STRING:
@@ -50,9 +50,9 @@ def not_text(model: Any) -> bytes | None:
 
 
 def check_metadata(message: Any, path: str, note: Note) -> None:
-    """The metadata_props of any message."""
+    """Check the metadata_props of a message."""
     for key in _twice(entry.key for entry in message.metadata_props) if message.metadata_props else ():
-        note("ME-02", "error", path, f"metadata key {key!r} is there twice")
+        note("ME-02", "error", path, f"metadata key {key!r} is repeated")
 
 
 def _twice(values: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a check of a model found, for people and for programs."""
+"""The findings of a check, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from ..errors import ModelError, OnnxError
-from .mends import MENDS
+from .fixes import FIXES
 
 Severity = Literal["error", "warning"]
 LIMIT = 1000
-"""Findings that a report keeps; a file can be wrong in as many ways as it has bytes."""
+"""The most findings of a report; a corrupt file can have millions."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule of the ONNX format that a model breaks, or may mean otherwise than it says."""
+    """A violation of a rule of the ONNX format, or a legal but suspicious construct."""
 
     rule: str
-    """As in docs/conformance.md."""
+    """Its number in docs/conformance.md."""
     severity: Severity
-    """Errors break the specification; warnings are legal, but seldom meant."""
+    """Errors violate the specification; warnings are legal, but rarely intended."""
     path: str
-    """Where: graph, node, attribute."""
+    """The location: graph, node, attribute."""
     message: str
-    mend: str
+    fix: str
 
     def __str__(self) -> str:
-        return f"{self.severity} {self.rule} {self.path}: {self.message}. {self.mend}"
+        return f"{self.severity} {self.rule} {self.path}: {self.message}. {self.fix}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that ``check`` found."""
+    """The findings of ``check``."""
 
     findings: tuple[Finding, ...]
 
@@ -45,7 +45,7 @@ class Report:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that break the specification; the others are warnings."""
+        """The findings that violate the specification, without warnings."""
         return tuple(f for f in self.findings if f.severity == "error")
 
     def __str__(self) -> str:
@@ -62,11 +62,11 @@ class Report:
 
 
 Note = Callable[[str, Severity, str, str], None]
-"""Takes rule, severity, path and message."""
+"""Receives rule, severity, path and message of a finding."""
 
 
 class Collector:
-    """Gathers findings, each once."""
+    """Collects findings without duplicates."""
 
     def __init__(self) -> None:
         self._findings: dict[tuple[str, str, str], Finding] = {}
@@ -75,11 +75,11 @@ class Collector:
         message = message.removeprefix(path).lstrip(":, ")
         if len(self._findings) < LIMIT:
             self._findings.setdefault(
-                (rule, path, message), Finding(rule, severity, path, message, MENDS.get(rule, MENDS[""]))
+                (rule, path, message), Finding(rule, severity, path, message, FIXES.get(rule, FIXES[""]))
             )
 
     def error(self, error: OnnxError, path: str) -> None:
-        """An exception of the importer, filed under the first of its rules."""
+        """Note an exception of the importer, under the first of its rules."""
         self.note(next(iter(error.rules), "MV-12"), "error", path, error.message)
 
     def report(self) -> Report:

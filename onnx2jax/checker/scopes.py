@@ -1,4 +1,4 @@
-"""The graphs of a model one after another, each with the names that it sees."""
+"""Iterates over the graphs of a model, with the names that are visible in each."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A graph or a function body, and where it stands."""
+    """A graph or a function body, and its location."""
 
     graph: Any
     where: str
     kind: Literal["main", "subgraph", "function", "training"]
     outer: tuple[tuple[Place, int], ...] = ()
-    """The graphs around, each with the position of the node that holds this one."""
+    """The enclosing graphs, each with the index of the node that contains this one."""
 
     @cached_property
     def definitions(self) -> dict[str, int]:
-        """The names that the graph defines, each with the position of its node; -1 for what is there from the start."""
+        """Name -> index of the node that defines it; -1 for inputs and initializers."""
         if self.kind == "function":
             names = dict.fromkeys(self.graph.input, -1)
         else:
@@ -34,12 +34,12 @@ class Place:
         return names
 
     def sees(self, name: str) -> bool:
-        """Whether a graph around defines the name before the node that holds this graph."""
+        """Whether an enclosing graph defines the name before the node that contains this graph."""
         return any(place.definitions.get(name, node) < node for place, node in self.outer)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int | str | None, ...]]:
-        """The shapes that the graph declares, by name of the value."""
+        """The declared shapes, by value name."""
         lists = ("value_info",) if self.kind == "function" else ("value_info", "input", "output")
         shapes = {}
         for v in (v for field in lists for v in getattr(self.graph, field)):
@@ -51,13 +51,13 @@ class Place:
         return shapes
 
     def node(self, i: int) -> str:
-        """How findings call a node."""
+        """The path of a node in findings."""
         node = self.graph.node[i]
         name = node.name or next(filter(None, node.output), f"{node.op_type}_{i}")
         return f"{self.where}, node {name[:80]!r}"
 
     def inside(self, i: int) -> Iterator[Place]:
-        """The graphs among the attributes of a node."""
+        """The subgraphs of a node."""
         for a in self.graph.node[i].attribute:
             for graph in [*([a.g] if a.HasField("g") else []), *a.graphs]:
                 where = f"{self.node(i)}, graph {(graph.name or a.name)[:80]!r}"
@@ -65,7 +65,7 @@ class Place:
 
 
 def places(model: Any) -> Iterator[Place]:
-    """Every graph and function body of a model, outer ones first. A loop, because files may nest them deeply."""
+    """Every graph and function body of a model, outer ones first. Iterative, because files may nest them deeply."""
     main = Place(model.graph, f"graph {model.graph.name[:80]!r}", "main")
     pending = [Place(f, f"function {f.name[:80]!r}", "function") for f in reversed(model.functions)]
     for i, info in enumerate(model.training_info):

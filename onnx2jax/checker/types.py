@@ -1,4 +1,4 @@
-"""Types of operands: each is among those of its operator's version, and one type variable is one type (rule ND-09)."""
+"""Infers and checks types of operands: each is allowed, and equal type variables have equal types (rule ND-09)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Env = ChainMap[str, Type]
 
 
 def check_types(model: Any, opsets: Mapping[str, int], note: Note) -> None:
-    """Every operand whose type is declared or follows from others."""
+    """Check every operand whose type is declared or can be inferred."""
     checker = _Checker(model, note)
     main = Env()
     for place in places(model):
@@ -43,7 +43,7 @@ class _Checker:
         self.depth = 0
 
     def graph(self, place: Place, opsets: Mapping[str, int], env: Env, given: Sequence[Type] = ()) -> list[Type]:
-        """The types of a graph's outputs; those of its values go into ``env``. ``given`` are those of its operands."""
+        """The types of a graph's outputs; adds those of its values to ``env``. ``given``: the types of its operands."""
         graph = place.graph
         hints = {v.name: type_of(v.type) for v in graph.value_info}
         if place.kind == "function":
@@ -69,7 +69,7 @@ class _Checker:
         return [env.get(name) for name in outputs]
 
     def node(self, place: Place, i: int, opsets: Mapping[str, int], env: Env) -> Sequence[Type]:
-        """The types of a node's outputs, as far as they follow."""
+        """The types of a node's outputs, as far as they can be inferred."""
         node = place.graph.node[i]
         known = {name: env.get(name) for name in set(node.input)}
         domain, types = normal_domain(node.domain), [known[name] for name in node.input]
@@ -86,7 +86,7 @@ class _Checker:
         for position, (name, kind) in enumerate(zip(node.input, types, strict=True)):
             wanted = formal(found.inputs, position)
             if wanted is None:
-                break  # more inputs than the operator takes: the importer's to refuse
+                break  # more inputs than the operator takes, which the importer reports
             if kind is None:
                 continue
             variable = wanted.rstrip("&")
@@ -110,19 +110,19 @@ class _Checker:
                     self.note("SC-12", "error", place.node(i), text)
         if not domain and node.op_type in _RESULTS:
             return _RESULTS[node.op_type](types, inner, len(node.output))
-        said = _attribute_type(node)
-        return [_result(formal(found.outputs, n), found.allowed, bound, said) for n in range(len(node.output))]
+        own = _attribute_type(node)
+        return [_result(formal(found.outputs, n), found.allowed, bound, own) for n in range(len(node.output))]
 
     def call(self, key: tuple[str, str, str], types: list[Type]) -> list[Type]:
-        """The types of a function's outputs, for the types of its operands."""
+        """The types of a function's outputs, given those of its operands."""
         memo = (*key, *types)
         if memo in self.called or self.depth > DEPTH_LIMIT:
             return self.called.get(memo, [])
-        self.called[memo] = []  # while it is being looked at: recursions are the importer's to refuse
+        self.called[memo] = []  # ends recursions, which the importer reports
         function = self.functions[key]
         try:
             opsets = imported(function.opset_import)
-        except ModelError:  # the importer's too
+        except ModelError:  # reported by the importer
             return []
         self.depth += 1
         place = Place(function, f"function {function.name[:80]!r}", "function")
@@ -132,7 +132,7 @@ class _Checker:
 
 
 def _supplied(node: Any, types: list[Type]) -> list[Type]:
-    """The types of the operands that a node hands to its graphs."""
+    """The types of the operands that a node passes to its subgraphs."""
     if normal_domain(node.domain):
         return []
     match node.op_type:
@@ -145,7 +145,7 @@ def _supplied(node: Any, types: list[Type]) -> list[Type]:
 
 
 def _attribute_type(node: Any) -> Type:
-    """The element type that an attribute asks for, or has itself."""
+    """The element type that an attribute of the node sets, or that of its value."""
     for a in node.attribute:
         match a.name:
             case _ if a.ref_attr_name:
@@ -165,14 +165,14 @@ def _attribute_type(node: Any) -> Type:
     return None
 
 
-def _result(wanted: str | None, allowed: Mapping[str, frozenset[str]], bound: Mapping[str, Any], said: Type) -> Type:
-    """An output's type: that of its variable, the only one that there is, or what an attribute asks for."""
+def _result(wanted: str | None, allowed: Mapping[str, frozenset[str]], bound: Mapping[str, Any], own: Type) -> Type:
+    """An output's type: that of its type variable, the only allowed one, or ``own``, which an attribute sets."""
     if wanted is None or wanted.endswith("&"):
         return None
     if wanted in bound:
         return bound[wanted][0]
     choices = allowed.get(wanted, frozenset({wanted}))
-    return next(iter(choices)) if len(choices) == 1 else said if said in choices else None
+    return next(iter(choices)) if len(choices) == 1 else own if own in choices else None
 
 
 def _wrap(kind: str) -> Callable[..., list[Type]]:
@@ -197,4 +197,4 @@ _RESULTS: Final[dict[str, Callable[..., list[Type]]]] = {
     "Loop": lambda _, inner, n: (inner[0][1:] if inner else [])[:n],
     "Scan": lambda _, inner, n: (inner[0] if inner else [])[:n],
 }
-"""Operators whose outputs' types follow from more than a type variable."""
+"""Type inference of operators whose output types depend on more than type variables."""

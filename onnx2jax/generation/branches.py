@@ -56,8 +56,8 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
             graph, nodes=nodes, outputs=tuple(replace(v, name=names.get(v.name, v.name)) for v in graph.outputs)
         )
 
-    inputs, outputs, hidden = (
-        tuple(names.get(n, n) for n in some) for some in (node.inputs, node.outputs, node.hidden)
+    inputs, outputs, implicit = (
+        tuple(names.get(n, n) for n in some) for some in (node.inputs, node.outputs, node.implicit_inputs)
     )
     attributes = {n: with_graphs(v, inner) for n, v in node.attributes.items()} if node.graphs else node.attributes
-    return replace(node, inputs=inputs, outputs=outputs, hidden=hidden, attributes=attributes)
+    return replace(node, inputs=inputs, outputs=outputs, implicit_inputs=implicit, attributes=attributes)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from ..ir.analysis import needed
+from ..ir.analysis import static_names
 from ..ir.graph import Graph, Node
 from ..model.calls.cache_pairs import Pair
 from ..ops.registry import Operator
@@ -88,7 +88,7 @@ def reads_extents(graph: Graph, inputs: Sequence[str]) -> bool:
     """Whether a graph uses the extents of these inputs for anything but shapes."""
     moved = set(inputs)
     derived: set[str] = set()
-    static = needed(graph)
+    static = static_names(graph)
     for node in graph.nodes:
         if node.op_type in ("Shape", "Size") and node.inputs[0] in moved and not node.domain:
             derived.update(node.outputs)
@@ -107,7 +107,7 @@ def shift_positions(graph: Graph, growing: Mapping[str, float], params: Mapping[
         growing: values that grow with the length of the cache, and by how much per token.
         params: the parameters, for tables inside an If.
     """
-    static = needed(graph)
+    static = static_names(graph)
     nodes: list[Node] = []
     shifted: dict[str, str] = {}
     moved: set[str] = set()

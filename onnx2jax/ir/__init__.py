@@ -1,9 +1,9 @@
-"""Graphs: a file's messages as frozen Python objects, each node bound to what serves it, the format's rules kept.
+"""The graph IR: protobuf messages as frozen, validated Python objects, each node bound to its implementation.
 
-Nothing here computes; what a graph says about itself (its order, its ancestors, what must be known) is found here.
+Nothing here evaluates a node; graph analyses (topological order, ancestors, values that must be known) are here.
 
 - ``file``, ``importer``: from a file to a graph, with the help of ``binding``, ``attributes``, ``rules``, ``metadata``
   and ``training_info``.
-- ``graph``: what it is; ``analysis``, ``derivatives``, ``fingerprint``: what is asked of it.
-- ``signatures``: the types that each version of each operator takes.
+- ``graph``: the data structures; ``analysis``, ``derivatives``, ``fingerprint``: analyses of them.
+- ``signatures``: the types that each version of each operator accepts.
 """

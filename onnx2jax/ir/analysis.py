@@ -1,7 +1,7 @@
-"""What must be known before compiling, read from the operators' declarations alone.
+"""Which values must be known before compiling, from the operators' declarations alone.
 
-From that follow the parameters (initializers passed as arguments) and the constants (all others), and which inputs a
-call has to supply by value.
+This separates parameters (initializers passed as arguments) from constants (all others), and decides which inputs a
+call specialises on.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from ..errors import UnsupportedError
 from ..ops.registry import Operator
 from .graph import Graph, Node, ancestors
 
-SMALL: Final = 32
-"""Tensors of 8 bits up to this many elements are shapes, axes, tables; larger ones are quantised weights."""
-LONG: Final = 4096
-"""Vectors of 8 bits up to this many elements are zero points; longer ones are matrices, as MatMulBnb4 stores them."""
+MAX_TABLE: Final = 32
+"""8-bit tensors of at most this many elements are shapes, axes or tables; larger ones are quantised weights."""
+MAX_ZERO_POINTS: Final = 4096
+"""8-bit vectors of at most this many elements are zero points; longer ones are matrices, as MatMulBnb4 stores them."""
 
 
-def needed(graph: Graph) -> set[str]:
-    """Names, the graph's own and captured ones, whose values decide shapes: they feed Static parameters."""
+def static_names(graph: Graph) -> set[str]:
+    """Names, the graph's own and captured ones, whose values must be known: they reach Static parameters."""
     names: set[str] = set()
     for node in graph.nodes:
         operator = node.target
         if isinstance(operator, Operator):
             names.update(n for i, n in enumerate(node.inputs) if n and operator.parameter(i) in operator.static)
         for inner in node.bodies:
-            inside = needed(inner)
+            inside = static_names(inner)
             formals = [v.name for v in inner.inputs]
             if inner in node.graphs and not inside.isdisjoint(formals):
-                names.update(filter(None, node.inputs))  # which operand feeds which formal only the operator knows
+                names.update(filter(None, node.inputs))  # only the operator knows which operand feeds which formal
             elif inner not in node.graphs:
                 names.update(n for n, formal in zip(node.inputs, formals, strict=False) if n and formal in inside)
             names.update(inside & inner.captures)
@@ -41,7 +41,7 @@ def needed(graph: Graph) -> set[str]:
 
 
 def _values_read(node: Node) -> Iterator[str]:
-    """Names whose values (not only shapes) a node's outputs depend on."""
+    """Names on whose values, not only shapes, the node's outputs depend."""
     operator = node.target
     for i, name in enumerate(node.inputs):
         if name and not (isinstance(operator, Operator) and operator.parameter(i) in operator.shaped):
@@ -51,29 +51,28 @@ def _values_read(node: Node) -> Iterator[str]:
 
 
 def sources(nodes: Sequence[Node], values: Collection[str]) -> set[str]:
-    """The names that the given nodes do not define and from which the given values are computed."""
+    """Names from which the values are computed and which none of the nodes defines."""
     above = ancestors(nodes, values, reads=_values_read)
-    made = {name for node in above for name in node.outputs}
-    return {*values, *chain.from_iterable(map(_values_read, above))} - made
+    defined = {name for node in above for name in node.outputs}
+    return {*values, *chain.from_iterable(map(_values_read, above))} - defined
 
 
 def parameters(graph: Graph) -> dict[str, np.ndarray]:
-    """The arrays that ``Model.params`` holds, by Graph.key: floating and quantised ones whose values decide no shape.
+    """The arrays of ``Model.params``, by Graph.key: floating-point and quantised initializers that no shape depends on.
 
-    Scalars that the file writes as Constant nodes are not among them: they are the network's arithmetic (an epsilon,
-    an exponent), not its weights.
+    Scalars of Constant nodes are excluded: they belong to the arithmetic (an epsilon, an exponent), not to the weights.
 
     Raises:
-        UnsupportedError: two would have the same key.
+        UnsupportedError: two initializers have the same key.
     """
     params: dict[str, np.ndarray] = {}
     keys: set[str] = set()
     for inner in graph.walk():
-        fixed = needed(inner)
+        fixed = static_names(inner)
         for name, value in inner.initializers.items():
             if inner.key(name) in keys:
                 raise UnsupportedError(
-                    f"two tensors of the model would both be {inner.key(name)!r} in Model.params: one of that name, "
+                    f"two tensors of the model map to the key {inner.key(name)!r} of Model.params: one of that name, "
                     f"and {name!r} of graph {inner.name!r} at {inner.path!r}; rename one of them in the file"
                 )
             keys.add(inner.key(name))
@@ -85,7 +84,7 @@ def parameters(graph: Graph) -> dict[str, np.ndarray]:
 def _is_weight(value: np.ndarray) -> bool:
     if value.dtype == object:
         return False
-    # Vectors of 8-bit integers are zero points, which the compiler knows better: most are zero. Long ones are matrices.
-    most = SMALL if value.ndim > 1 else LONG
-    quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > most
+    # Zero points stay constants, because most are zero and fold away.
+    limit = MAX_TABLE if value.ndim > 1 else MAX_ZERO_POINTS
+    quantised = value.dtype.itemsize == 1 and value.dtype != np.bool_ and value.size > limit
     return bool(np.issubdtype(value.dtype, np.inexact)) or value.dtype.kind == "V" or quantised

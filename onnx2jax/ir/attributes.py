@@ -1,4 +1,4 @@
-"""The values of attributes: from their messages to what operators take."""
+"""Decodes AttributeProto messages into the values that operators take."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from . import rules
 
 
 def kind_of(a: Any, where: str, ir_version: int, strict: bool) -> int:
-    """The type of an AttributeProto, as its code; its value lies in the field of that type and in no other."""
+    """The type code of an AttributeProto; raises unless its value is in the field of that type and in no other."""
     kind = a.type or _untyped(a, where, ir_version, strict)
     if used := [n for n in rules.used_fields(a) if n != rules.VALUE_FIELDS.get(kind)]:
         raise ModelError(
             f"{where}: attribute {a.name!r} of type {kind} has a value in {used[0]!r}; "
-            f"its type asks for {rules.VALUE_FIELDS.get(kind, 'no known field')!r}",
+            f"its type uses {rules.VALUE_FIELDS.get(kind, 'no known field')!r}",
             rule=("AT-01", "AT-02"),
         )
     return kind
 
 
 def _untyped(a: Any, where: str, ir_version: int, strict: bool) -> int:
-    """IR 1 did not write an attribute's type; the one field in use tells it (rule AT-03)."""
+    """The type of an attribute that IR 1 stores without one: that of the only field in use (rule AT-03)."""
     kinds = {field: kind for kind, field in rules.VALUE_FIELDS.items()}
     used = [kinds[n] for n in rules.used_fields(a)]
     if ir_version >= 2 and strict:
@@ -37,7 +37,7 @@ def _untyped(a: Any, where: str, ir_version: int, strict: bool) -> int:
 
 
 def value(a: Any, kind: int, where: str, files: ExternalFiles, graph: Callable[..., Any]) -> Any:
-    """What an AttributeProto of a type holds; ``graph`` builds a graph from its message and its place in a list."""
+    """The value of an AttributeProto of type ``kind``; ``graph(message, index)`` imports the graphs among them."""
     match rules.VALUE_FIELDS.get(kind):
         case "f" | "i" as field:
             return getattr(a, field)
@@ -64,7 +64,7 @@ def value(a: Any, kind: int, where: str, files: ExternalFiles, graph: Callable[.
         case "type_protos":
             return tuple(map(to_type, a.type_protos))
         case _:
-            raise ModelError(f"{where}: attribute {a.name!r} has type {a.type}, which is not defined", rule="AT-02")
+            raise ModelError(f"{where}: attribute {a.name!r} has type {a.type}, which is undefined", rule="AT-02")
 
 
 def _text(value: bytes) -> str:

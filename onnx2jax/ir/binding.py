@@ -1,4 +1,4 @@
-"""Which operator serves a node, whether the node's inputs and attributes fit it, and what is missing."""
+"""Binds nodes to registered operators: look-up by opset, validation against the signature, unsupported operators."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..errors import ModelError, OnnxError, OperatorError, UnsupportedError, Uns
 from ..ops import registry
 from ..ops.registry import Operator
 from ..proto.names import normal_domain
-from .graph import Missing, Node, Reference
+from .graph import Node, Reference, Unsupported
 
 NEWEST: Final = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}
-"""The newest version known here of each domain that ONNX itself defines."""
+"""The newest supported version of each domain that ONNX itself defines."""
 
 
 def opsets(entries: Iterable[Any]) -> dict[str, int]:
-    """Domain -> version of the operator sets imported; of two entries for one domain the higher counts (OR-02)."""
+    """Domain -> version of the imported operator sets; the higher of two entries for one domain (rule OR-02)."""
     result: dict[str, int] = {}
     for entry in entries:
         domain = normal_domain(entry.domain)
@@ -35,25 +35,25 @@ def opsets_of(model: Any) -> dict[str, int]:
     """The operator sets that a model imports."""
     found = opsets(model.opset_import)
     if model.ir_version < 3 and not found:
-        return {"": 1}  # rule MV-03: versions were not yet written down
+        return {"": 1}  # rule MV-03: early IR versions have no opset_import
     if not found:
         raise ModelError("the model imports no operator set (opset_import is empty)", rule="MV-03")
     return found
 
 
 def built_in_wins(node: Node) -> bool:
-    """A model's own function gives way to an operator of ONNX's domains (rule OR-16), to nothing else."""
+    """Whether an operator of ONNX's own domains takes precedence over the model's function (rule OR-16)."""
     return node.domain in NEWEST and registry.resolve(node.domain, node.op_type, node.opset) is not None
 
 
 def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
-    """The operator that serves a node: the newest since not above the model's opset (rule OR-01)."""
+    """The operator that implements a node: the newest ``since`` not above the model's opset (rule OR-01)."""
     newest = NEWEST.get(node.domain)
     if newest is not None and node.opset > newest and not allow_newer_opset:
         raise UnsupportedError(
-            f"the model imports opset {node.opset} of {node.domain or 'ai.onnx'}, the newest known here is {newest}; "
-            "operators may mean something else there. "
-            "To run it as the newest known: convert(..., allow_newer_opset=True)",
+            f"the model imports opset {node.opset} of {node.domain or 'ai.onnx'}; the newest supported is {newest}, "
+            f"and operators may have changed since. "
+            f"To run it as opset {newest}: convert(..., allow_newer_opset=True)",
             rule="OR-12",
         )
     operator = registry.resolve(node.domain, node.op_type, node.opset)
@@ -67,7 +67,7 @@ def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
 
 
 def check(node: Node, operator: Operator) -> None:
-    """Raise ModelError when a node's operands or attributes do not fit the operator's signature."""
+    """Raise ModelError if a node's inputs or attributes do not fit the operator's signature."""
     if operator.variadic is None and len(node.inputs) > len(operator.inputs):
         raise ModelError(f"{node} has {len(node.inputs)} inputs; {_takes(operator)}", rule="ND-08")
     if "" in node.inputs[len(operator.inputs) :]:
@@ -76,7 +76,7 @@ def check(node: Node, operator: Operator) -> None:
         )
     if operator.variadic and not operator.inputs and not node.inputs:
         raise ModelError(f"{node} has no inputs; {_takes(operator)}, at least one", rule="ND-05")
-    # An attribute may carry a fixture's name and then comes instead of it (QLinearSoftmax has an `opset`).
+    # An attribute may have a fixture's name and then replaces it (QLinearSoftmax has an `opset`).
     known = operator.attributes, operator.inputs, operator.fixtures
     if unknown := sorted(name for name in node.attributes if not any(name in names for names in known)):
         raise ModelError(
@@ -94,8 +94,8 @@ def check(node: Node, operator: Operator) -> None:
         raise ModelError(f"{node} gives {sorted(twice)} both as input and as attribute", rule="ND-10")
 
 
-def refusals(node: Node, operator: Operator) -> Iterator[OnnxError]:
-    """What the operator refuses in the node's attributes, whatever its inputs are."""
+def attribute_errors(node: Node, operator: Operator) -> Iterator[OnnxError]:
+    """An error if the operator rejects the node's attributes, whatever its inputs are."""
     given = {name: value for name, value in node.attributes.items() if not isinstance(value, Reference)}
     try:
         operator.check_choices(given)
@@ -105,16 +105,16 @@ def refusals(node: Node, operator: Operator) -> Iterator[OnnxError]:
         yield OperatorError(f"{node}: {e}")
 
 
-def check_served(missing: Sequence[Missing], refused: Sequence[Exception]) -> None:
-    """Raise one error for all operators that nothing serves, or for all nodes whose attributes are refused."""
-    if missing:
-        raise missing_error(missing)
-    if refused:
-        raise type(refused[0])("\n".join(dict.fromkeys(map(str, refused))))
+def check_supported(unsupported: Sequence[Unsupported], rejected: Sequence[Exception]) -> None:
+    """Raise one error for all unsupported operators, or for all nodes whose attributes are rejected."""
+    if unsupported:
+        raise unsupported_error(unsupported)
+    if rejected:
+        raise type(rejected[0])("\n".join(dict.fromkeys(map(str, rejected))))
 
 
 def required(operator: Operator) -> tuple[str, ...]:
-    """Inputs and attributes without a default."""
+    """Names of the inputs and attributes without a default."""
     return _required(operator.function, operator.fixtures | operator.may_be_empty)
 
 
@@ -125,14 +125,14 @@ def _required(function: Any, others: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in found if name not in others)
 
 
-def land(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes as arrays where they land on an input: numbers that later opsets made operands."""
+def convert_attributes(operator: Operator, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes, as arrays where the operator takes them as inputs because a later opset made them inputs."""
     return {k: _array(v) if k in operator.inputs else v for k, v in attributes.items()}
 
 
 def _array(value: Any) -> Any:
     match value:
-        case np.ndarray():  # which NumPy 2.5 counts among sequences
+        case np.ndarray():  # NumPy 2.5 registers it as a sequence
             return value
         case float() | (float(), *_):
             return np.asarray(value, np.float32)
@@ -147,11 +147,11 @@ def _takes(operator: Operator) -> str:
     return f"{operator.name} takes inputs ({', '.join(inputs)})"
 
 
-def missing_error(missing: Iterable[Missing]) -> UnsupportedOperatorError:
-    """One error that lists every missing operator with domain, opset, count and nodes (rule MV-10)."""
-    groups: dict[tuple[str, str, int], list[Missing]] = defaultdict(list)
-    for m in missing:
-        groups[m.domain, m.op_type, m.opset].append(m)
+def unsupported_error(unsupported: Iterable[Unsupported]) -> UnsupportedOperatorError:
+    """One error that lists every unsupported operator with domain, opset, count and nodes (rule MV-10)."""
+    groups: dict[tuple[str, str, int], list[Unsupported]] = defaultdict(list)
+    for node in unsupported:
+        groups[node.domain, node.op_type, node.opset].append(node)
     lines = []
     for (domain, name, opset), nodes in sorted(groups.items()):
         note = f": {nodes[0].note}" if nodes[0].note else ""
@@ -161,7 +161,7 @@ def missing_error(missing: Iterable[Missing]) -> UnsupportedOperatorError:
         )
     domain, name, opset = next(iter(sorted(groups)))
     return UnsupportedOperatorError(
-        f"nothing serves {len(groups)} operator{'s' if len(groups) > 1 else ''} of the model:\n"
+        f"{len(groups)} operator{'s of the model are' if len(groups) > 1 else ' of the model is'} unsupported:\n"
         + "\n".join(lines)
         + f"\nTo add one:\n  @onnx2jax.op({name!r}, domain={domain!r}, since={opset})\n"
         "  def f(x, *, attribute=1.0): ...\nbefore calling convert."
@@ -171,7 +171,7 @@ def missing_error(missing: Iterable[Missing]) -> UnsupportedOperatorError:
 def _hint(domain: str, name: str, opset: int) -> str:
     table = registry.supported().get(domain, {})
     if name in table:
-        return f": {name} begins at opset {min(table[name])}, the model imports {opset}"
+        return f": {name} exists from opset {min(table[name])} on, the model imports {opset}"
     same = [n for n in table if n.lower() == name.lower()]
     if same:
         return f": names are case sensitive, did you mean {same[0]}?"

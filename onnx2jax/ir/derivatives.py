@@ -1,8 +1,8 @@
-"""Operators that name values of their graph and differentiate one with respect to others: Gradient.
+"""Operators that differentiate a named value of their graph with respect to other named values: Gradient.
 
 The nodes between the named values are found in the graph. Where the operands are the named values themselves, a tape
-records these nodes while they run, so that the forward pass is computed once. Everywhere else (other operands, nodes
-of an enclosing graph, a derivative of a derivative) they are evaluated again, with the random draws they had.
+records these nodes while they run, so the forward pass is computed once. Everywhere else (other operands, nodes
+of an enclosing graph, a derivative of a derivative) the nodes are re-evaluated with the same random draws.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def between(starts: Collection[str], target: str, nodes: Sequence[Node]) -> list
     return descendants(ancestors(nodes, {target}, given=starts), starts)
 
 
-def prepared(graph: Graph, before: tuple[Node, ...] = (), visible: Iterable[str] = ()) -> Graph:
-    """The graph, in which nodes that name values know what these depend on (``Node.hidden``).
+def with_implicit_inputs(graph: Graph, before: tuple[Node, ...] = (), visible: Iterable[str] = ()) -> Graph:
+    """The graph with ``Node.implicit_inputs`` set on its differentiating nodes and on those of its subgraphs.
 
     Args:
-        graph: a main graph or the body of a function; graphs inside its nodes are prepared with it.
-        before: the nodes of the enclosing graphs that come before.
+        graph: a main graph or the body of a function.
+        before: the preceding nodes of the enclosing graphs.
         visible: the names that the enclosing graphs define.
 
     Raises:
@@ -39,27 +39,27 @@ def prepared(graph: Graph, before: tuple[Node, ...] = (), visible: Iterable[str]
     for node in graph.nodes:
         around = (*before, *nodes)
         if node.graphs:
-            inside = partial(prepared, before=around, visible=names)
+            inside = partial(with_implicit_inputs, before=around, visible=names)
             node = replace(node, attributes={k: with_graphs(v, inside) for k, v in node.attributes.items()})
-        if node.differentiates and not referring(node):
-            node = replace(node, hidden=_hidden(node, around, names))
+        if node.differentiates and not has_references(node):
+            node = replace(node, implicit_inputs=_implicit_inputs(node, around, names))
         nodes.append(node)
         names.update(node.outputs)
     return replace(graph, nodes=tuple(nodes))
 
 
-def referring(node: Node) -> bool:
-    """Whether a caller's attributes say which values the node names."""
+def has_references(node: Node) -> bool:
+    """Whether attributes of the calling node supply the names of the values."""
     return any(isinstance(v, Reference) for v in node.attributes.values())
 
 
-def named(node: Node) -> tuple[tuple[str, ...], str]:
-    """The independent values and the target."""
+def named_values(node: Node) -> tuple[tuple[str, ...], str]:
+    """The independent values, then the target."""
     return (*node.attributes["xs"], *node.attributes.get("zs", ())), node.attributes["y"]
 
 
-def _hidden(node: Node, before: Sequence[Node], visible: Collection[str]) -> tuple[str, ...]:
-    names, target = named(node)
+def _implicit_inputs(node: Node, before: Sequence[Node], visible: Collection[str]) -> tuple[str, ...]:
+    names, target = named_values(node)
     if unknown := {*names, target}.difference(visible):
         raise ModelError(f"{quoted(unknown)} named by {node} but not defined before it", rule="TR-30")
     if len(node.inputs) != len(names) or not all(node.inputs):
@@ -69,9 +69,9 @@ def _hidden(node: Node, before: Sequence[Node], visible: Collection[str]) -> tup
         if names.count(name) > 1 or between(others, name, before):
             raise ModelError(
                 f"{node}: {name!r} of xs and zs ({list(names)}) depends on another of them, so they are no independent "
-                f"variables of {target!r}: leave it out, or name only values that do not follow from it",
+                f"variables of {target!r}: leave it out, or name only values that do not depend on it",
                 rule="TR-31",
             )
     through = between(names, target, before)
-    made = {*names, *(name for step in through for name in step.outputs)}
-    return tuple(dict.fromkeys(name for step in through for name in step.reads if name not in made)) or (target,)
+    defined = {*names, *(name for step in through for name in step.outputs)}
+    return tuple(dict.fromkeys(name for step in through for name in step.reads if name not in defined)) or (target,)

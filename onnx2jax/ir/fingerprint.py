@@ -1,4 +1,4 @@
-"""A digest of what a graph computes, equal in every process."""
+"""Digests of graphs: equal digests in any process mean equal computations."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .graph import Function, Graph
 
 
 def fingerprint(graph: Graph, by_type: Collection[str], *more: Any) -> bytes | None:
-    """A digest of all that decides what a graph computes; None where nothing can, as with operators of a user's own.
+    """A digest of everything that decides what a graph computes; None if there is none, as with custom operators.
 
     Args:
-        graph: whole, or part of one.
-        by_type: keys of initializers of which only shape and dtype count.
-        *more: what decides as well, such as settings; of a dataclass the fields that its instances are compared by.
+        graph: a complete graph, or one extracted from it.
+        by_type: keys of initializers of which only shape and dtype are hashed.
+        *more: further values to hash, such as options; of a dataclass, the fields that take part in comparison.
     """
-    if (graph.whole or graph).differentiates:
-        return None  # gradient nodes read more of the graph than this part of it
+    if (graph.extracted_from or graph).differentiates:
+        return None  # gradient nodes read values outside an extracted graph
     digest = _Digest(by_type)
     try:
         digest.add((graph, *more))
@@ -33,7 +33,7 @@ def fingerprint(graph: Graph, by_type: Collection[str], *more: Any) -> bytes | N
 
 
 class _Unknown(Exception):
-    """A value whose meaning its contents do not tell, such as a user's function."""
+    """The value has no digest, such as a user's function."""
 
 
 class _Digest:
@@ -43,17 +43,17 @@ class _Digest:
         self._seen: dict[int, int] = {}
 
     def add(self, value: Any) -> None:
-        """Hashes a value with its type and length in front, so that no two lists of values hash alike."""
+        """Hash a value, prefixed by its type and length, so that different sequences of values never collide."""
         match value:
             case Graph():
-                if not self._met(value):
+                if not self._seen_before(value):
                     self._graph(value)
             case Operator():
                 if not is_built_in(value):
                     raise _Unknown
                 self._put(f"operator {value.domain} {value.name} {value.since}".encode())
             case Function():
-                if not self._met(value):
+                if not self._seen_before(value):
                     self._fields(value)
             case np.ndarray() | np.generic():
                 array = np.asarray(load(value))
@@ -86,13 +86,13 @@ class _Digest:
             if field.compare:
                 self.add(getattr(value, field.name))
 
-    def _met(self, value: Any) -> bool:
-        """Whether it was hashed before; then its number stands for it."""
-        known = len(self._seen)
-        place = self._seen.setdefault(id(value), known)
-        if place < known:
-            self._put(f"again {place}".encode())
-        return place < known
+    def _seen_before(self, value: Any) -> bool:
+        """Whether the object was hashed before; if so, its index is hashed instead."""
+        count = len(self._seen)
+        index = self._seen.setdefault(id(value), count)
+        if index < count:
+            self._put(f"again {index}".encode())
+        return index < count
 
     def _put(self, data: bytes) -> None:
         self.hash.update(len(data).to_bytes(8, "little"))

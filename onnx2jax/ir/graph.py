@@ -1,4 +1,4 @@
-"""A model as frozen Python objects: every node bound to what serves it, every constant a NumPy array."""
+"""A model as frozen Python objects: every node bound to its implementation, every constant a NumPy array."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 
 from ..ops.registry import Operator
 from ..proto.devices import Configuration, NodeDevices
-from ..proto.mapped import load, waits
+from ..proto.mapped import is_lazy, load
 from ..proto.names import inside
 from ..proto.types import ValueInfo
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The value of an attribute inside a function: that of the caller's attribute ``name`` (rule FN-13)."""
+    """An attribute of a node in a function whose value is the caller's attribute ``name`` (rule FN-13)."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One application of an operator or function. An empty name among inputs or outputs is left out."""
+    """One application of an operator or function. An empty name marks an omitted input or output."""
 
     name: str
     op_type: str
@@ -36,11 +36,11 @@ class Node:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     target: Operator | Function | None
-    """What serves it; None when nothing does (only in graphs loaded for inspection)."""
-    hidden: tuple[str, ...] = ()
-    """What it reads beyond its inputs: the values from which those that its attributes name are computed."""
+    """Its implementation; None if unsupported (only in graphs loaded for inspection)."""
+    implicit_inputs: tuple[str, ...] = ()
+    """Values that it reads beyond its inputs, because the values named by its attributes are computed from them."""
     devices: Mapping[str, NodeDevices] = field(default_factory=dict)
-    """What it says about each device configuration of the model."""
+    """Its annotations, by the name of the model's device configuration."""
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -51,23 +51,23 @@ class Node:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether its attributes are values as they stand, neither graphs nor references."""
+        """Whether no attribute is a graph or a reference."""
         return not self.graphs and not any(isinstance(v, Reference) for v in self.attributes.values())
 
     @cached_property
     def bodies(self) -> tuple[Graph, ...]:
-        """The graphs among the attributes, and the body of the function that serves the node."""
+        """The graphs among the attributes, and the body of the function that the node calls."""
         return (*self.graphs, self.target.body) if isinstance(self.target, Function) else self.graphs
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Names it reads from its surroundings: its inputs and what its graphs capture."""
+        """Names that it reads: its inputs, the captures of its graphs, and its implicit inputs."""
         captured = (n for g in self.graphs for n in sorted(g.captures))
-        return (*filter(None, self.inputs), *captured, *self.hidden)
+        return (*filter(None, self.inputs), *captured, *self.implicit_inputs)
 
     @property
     def differentiates(self) -> bool:
-        """Whether its attributes name values of the graph to be differentiated."""
+        """Whether it differentiates values of the graph, named by its attributes."""
         return isinstance(self.target, Operator) and "derivatives" in self.target.fixtures
 
     def __str__(self) -> str:
@@ -76,40 +76,41 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Nodes in an order in which each comes after those it reads, with the constants they use."""
+    """Nodes in topological order, and the constants they use."""
 
     name: str
     path: str
-    """Where it stands in the model; empty for the main graph."""
+    """Its location in the model; empty for the main graph."""
     inputs: tuple[ValueInfo, ...]
     outputs: tuple[ValueInfo, ...]
     initializers: Mapping[str, np.ndarray]
     nodes: tuple[Node, ...]
     lifted: frozenset[str] = frozenset()
-    """Initializers that the file writes as Constant nodes."""
+    """Initializers that are Constant nodes in the file."""
     value_info: Mapping[str, ValueInfo] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     quantization: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """For a tensor the names of those with its parameters, by SCALE_TENSOR, ZERO_POINT_TENSOR and others."""
-    whole: Graph | None = None
-    """The graph of which it is a part."""
+    """Tensor -> the tensors of its quantisation parameters, by SCALE_TENSOR, ZERO_POINT_TENSOR and others."""
+    extracted_from: Graph | None = None
+    """The complete graph, if this one is the result of ``extract``."""
 
-    def part(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
-        """Some of the nodes as a graph, which captures what they read of the others."""
+    def extract(self, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
+        """A graph of some of the nodes, which captures what they read from the others."""
         reads = {*outputs, *(name for node in nodes for name in node.reads)}
         initializers = {n: v for n, v in self.initializers.items() if n in reads}
         declared = tuple(map(ValueInfo, outputs))
-        return Graph(self.name, self.path, (), declared, initializers, tuple(nodes), whole=self.whole or self)
+        complete = self.extracted_from or self
+        return Graph(self.name, self.path, (), declared, initializers, tuple(nodes), extracted_from=complete)
 
     @cached_property
     def defines(self) -> frozenset[str]:
-        """Names of its inputs, initializers and nodes' outputs."""
-        made = (n for node in self.nodes for n in node.outputs if n)
-        return frozenset((*(v.name for v in self.inputs), *self.initializers, *made))
+        """Names of its inputs, its initializers and its nodes' outputs."""
+        computed = (n for node in self.nodes for n in node.outputs if n)
+        return frozenset((*(v.name for v in self.inputs), *self.initializers, *computed))
 
     @cached_property
     def captures(self) -> frozenset[str]:
-        """Names read from the enclosing graphs."""
+        """Names that it reads from the enclosing graphs."""
         defined = {v.name for v in self.inputs} | set(self.initializers)
         captured: set[str] = set()
         for node in self.nodes:
@@ -119,12 +120,12 @@ class Graph:
 
     @cached_property
     def differentiates(self) -> bool:
-        """Whether a node in it, or in the graphs inside its nodes, does."""
+        """Whether a node of it or of its subgraphs differentiates."""
         return any(node.differentiates or any(g.differentiates for g in node.graphs) for node in self.nodes)
 
     @cached_property
     def draws(self) -> bool:
-        """Whether anything in it draws random numbers."""
+        """Whether any node draws random numbers, subgraphs and functions included."""
         nodes = (node for graph in self.walk() for node in graph.nodes)
         return any(isinstance(node.target, Operator) and "rng" in node.target.fixtures for node in nodes)
 
@@ -133,7 +134,7 @@ class Graph:
         return inside(self.path, name)
 
     def walk(self) -> Iterator[Graph]:
-        """This graph, the graphs inside its nodes, and the bodies of the functions they call (each once)."""
+        """This graph, its subgraphs, and the bodies of the functions that they call, each once."""
         seen: set[int] = set()
 
         def visit(graph: Graph) -> Iterator[Graph]:
@@ -149,7 +150,7 @@ class Graph:
 
 
 def with_graphs(value: Any, change: Callable[[Graph], Any]) -> Any:
-    """An attribute's value with its graphs changed, those in lists too (rule SC-17)."""
+    """An attribute's value with ``change`` applied to its graphs, those in lists too (rule SC-17)."""
     if isinstance(value, tuple) and any(isinstance(v, Graph) for v in value):
         return tuple(with_graphs(v, change) for v in value)
     return change(value) if isinstance(value, Graph) else value
@@ -162,13 +163,13 @@ def ancestors(
     given: Container[str] = (),
     reads: Callable[[Node], Iterable[str]] = attrgetter("reads"),
 ) -> list[Node]:
-    """The nodes from which values are computed, in their order.
+    """The nodes from which the values are computed, in topological order.
 
     Args:
-        nodes: in an order in which each comes after those it reads.
+        nodes: in topological order.
         values: names; those that no node defines have no ancestors.
-        given: names that are taken as they are, so that the nodes behind them do not count.
-        reads: the names that count among those that a node reads.
+        given: names whose own ancestors are excluded.
+        reads: the names that a node depends on.
     """
     wanted = {name for name in values if name not in given}
     found = []
@@ -180,18 +181,18 @@ def ancestors(
 
 
 def descendants(nodes: Iterable[Node], values: Iterable[str]) -> list[Node]:
-    """The nodes that are computed, directly or through others, from values, in their order."""
-    moved, found = set(values), []
+    """The nodes that depend on the values, directly or through other nodes, in topological order."""
+    reached, found = set(values), []
     for node in nodes:
-        if not moved.isdisjoint(node.reads):
+        if not reached.isdisjoint(node.reads):
             found.append(node)
-            moved.update(node.outputs)
+            reached.update(node.outputs)
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """An operator that the model itself defines."""
+    """A function of the model (FunctionProto)."""
 
     domain: str
     name: str
@@ -200,16 +201,16 @@ class Function:
     defaults: Mapping[str, Any]
     body: Graph
     size: int
-    """Nodes after every call inside is expanded."""
+    """The number of nodes once every call inside is expanded."""
     parameters: Mapping[str, int]
-    """The types of the attributes, as codes of AttributeProto; 0 when the body does not tell."""
+    """The types of the attributes, as codes of AttributeProto; 0 where the body leaves it open."""
     required: frozenset[str]
-    """Attributes without default that operators inside cannot do without."""
+    """Attributes without a default that operators in the body require."""
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A node that nothing serves."""
+class Unsupported:
+    """A node whose operator is unsupported."""
 
     domain: str
     op_type: str
@@ -217,43 +218,43 @@ class Missing:
     node: str
     overload: str = ""
     note: str = ""
-    """Why an operator set document that was given does not serve it."""
+    """Why a given operator set document does not implement it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Imported:
-    """What a file says: the main graph and everything about it."""
+    """An imported model: the main graph, and what the file declares about it."""
 
     graph: Graph
     opsets: Mapping[str, int]
     metadata: Mapping[str, str]
     ir_version: int
-    missing: tuple[Missing, ...] = ()
+    unsupported: tuple[Unsupported, ...] = ()
     configurations: tuple[Configuration, ...] = ()
-    refused: tuple[Exception, ...] = ()
-    """For each node that its operator refuses by its attributes alone, the error."""
+    rejected: tuple[Exception, ...] = ()
+    """An error for each node whose attributes its operator rejects."""
 
 
 def read_constants(
     graph: Graph, params: Collection[str] = (), known: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Read the initializers that still lie in files, in all its graphs, but those with a key in ``params``.
+    """Load the lazy initializers of the graph and its subgraphs, except those with a key in ``params``.
 
     Args:
-        graph: holds what is read from now on.
-        params: keys of those that are left where they are.
-        known: what some of them would be, when somebody has read them already.
+        graph: the initializers are replaced in place.
+        params: keys of initializers that stay lazy.
+        known: arrays that have been read already, by key.
 
     Returns:
-        What was read, and what was in memory already, by Graph.key.
+        The arrays, including those that were in memory already, by Graph.key.
 
     Raises:
-        ExternalDataError: such a file has become shorter since the model was imported.
+        ExternalDataError: a file has become shorter since the model was imported.
     """
     every: dict[str, np.ndarray] = {}
     for inner in graph.walk():
         wanted = {n: (inner.key(n), v) for n, v in inner.initializers.items() if inner.key(n) not in params}
-        constants = {n: known[k] if known and k in known and waits(v) else load(v) for n, (k, v) in wanted.items()}
+        constants = {n: known[k] if known and k in known and is_lazy(v) else load(v) for n, (k, v) in wanted.items()}
         cast(dict[str, np.ndarray], inner.initializers).update(constants)
         every |= {inner.key(n): v for n, v in constants.items()}
     return every

@@ -1,4 +1,4 @@
-"""From messages to frozen graphs: names resolved, nodes bound, constants decoded, the format's rules kept."""
+"""Imports protobuf messages as frozen graphs: resolves names, binds nodes, decodes constants, validates."""
 
 from __future__ import annotations
 
@@ -19,37 +19,36 @@ from ..proto.operator_sets import OperatorSet, find
 from ..proto.tensors import to_array, to_dense
 from ..proto.types import ValueInfo, to_value_info
 from . import attributes, binding, rules
-from .derivatives import prepared
-from .graph import Function, Graph, Imported, Missing, Node, Reference
+from .derivatives import with_implicit_inputs
+from .graph import Function, Graph, Imported, Node, Reference, Unsupported
 from .metadata import entries, metadata
 
 NEWEST_IR: Final = 14
 EXPANSION_LIMIT: Final = 1_000_000
-"""Nodes a model may have after every function call is expanded; a chain of doubling functions passes it quickly."""
+"""The most nodes of a model once every function call is expanded; a chain of doubling functions soon exceeds it."""
 DEPTH_LIMIT: Final = 100
-"""How deep functions and graphs may lie in one another; the onnx package allows as much."""
+"""How deeply functions and graphs may nest; the onnx package has the same limit."""
 
 Collect = Callable[[OnnxError, str], None]
-"""Takes a broken rule and where it is, instead of an exception at the first one."""
+"""Receives each violation and its location, instead of an exception at the first one."""
 
 Parameters = dict[str, int]
-"""The attributes of the function being built, each with the type in which its body uses it, 0 while unknown."""
-
+"""The attributes of the function being imported, with the type that its body uses them as, 0 while unknown."""
 
 Key = tuple[str, str, str]
-"""Of a function: domain, name, overload."""
+"""Domain, name and overload of a function."""
 
 
 class Importer:
-    """A ModelProto as frozen objects: what its graphs share while they are built.
+    """Imports a ModelProto; holds what its graphs share meanwhile.
 
     Args:
         model: the message.
-        files: where its external data lies.
-        strict: keep rules of order and form that common runtimes do not.
-        allow_newer_opset: operator sets newer than those known here mean what the newest known does.
-        collect: takes every broken rule; what is built is then what could be read in spite of them, not to be run.
-        documents: operator set documents, whose functions serve what nothing else does.
+        files: its external data files.
+        strict: enforce rules of order and form that common runtimes do not.
+        allow_newer_opset: treat operator sets newer than the newest supported one as that one.
+        collect: receives every violation; the result is then incomplete, and must not be run.
+        documents: operator set documents, whose functions implement operators that are otherwise unsupported.
     """
 
     def __init__(
@@ -67,8 +66,8 @@ class Importer:
         self.opsets = dict(binding.NEWEST)
         with self.guard("model, opset_import"):
             self.opsets = binding.opsets_of(model)
-        self.missing: list[Missing] = []
-        self.refused: list[OnnxError] = []
+        self.unsupported: list[Unsupported] = []
+        self.rejected: list[OnnxError] = []
         self._depth = 0
         self._messages: dict[Key, Any] = {}
         for f in model.functions:
@@ -82,11 +81,11 @@ class Importer:
         self._functions: dict[Key, Function | None] = {}
 
     def model(self) -> Imported:
-        """The whole model. Operators that nothing serves end up in ``missing``.
+        """The imported model; its ``unsupported`` lists nodes whose operators are unsupported.
 
         Raises:
-            ModelError: the model breaks a rule of the format.
-            UnsupportedError: its IR or operator set version is newer than those known here.
+            ModelError: the model violates a rule of the format.
+            UnsupportedError: its IR or operator set version is newer than the newest supported one.
         """
         model = self.message
         with self.guard("model"):
@@ -94,7 +93,7 @@ class Importer:
                 raise ModelError(f"ir_version is {model.ir_version}; it starts at 1", rule="MV-01")
             if model.ir_version > NEWEST_IR:
                 raise UnsupportedError(
-                    f"ir_version is {model.ir_version}, the newest known here is {NEWEST_IR}", rule="MV-02"
+                    f"ir_version is {model.ir_version}, the newest supported is {NEWEST_IR}", rule="MV-02"
                 )
         graph = self.graph(model.graph, "", self.opsets, {})
         with self.guard(f"graph {graph.name!r}"):
@@ -105,14 +104,14 @@ class Importer:
                     rule=("GR-01", "GR-14"),
                 )
             self.check_size(graph)
-            graph = prepared(graph)
+            graph = with_implicit_inputs(graph)
         configurations = read_configurations(model)
-        missing, refused = tuple(self.missing), tuple(self.refused)
-        return Imported(graph, self.opsets, metadata(model), model.ir_version, missing, configurations, refused)
+        unsupported, rejected = tuple(self.unsupported), tuple(self.rejected)
+        return Imported(graph, self.opsets, metadata(model), model.ir_version, unsupported, configurations, rejected)
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
-        """Rules broken inside end the import, or go to ``collect`` when everything wrong is wanted at once."""
+        """Pass violations raised inside to ``collect``, if there is one; else let them end the import."""
         try:
             yield
         except OnnxError as e:
@@ -121,7 +120,7 @@ class Importer:
             self.collect(e, where)
 
     def unused_functions(self) -> None:
-        """Build what no node calls, to see what is wrong with it."""
+        """Import the functions that no node calls, to validate them too."""
         for key in self._messages:
             with self.guard(f"function {_title(key)!r}"):
                 self._function(*key)
@@ -129,7 +128,7 @@ class Importer:
     @contextmanager
     def _deeper(self) -> Iterator[None]:
         if self._depth > DEPTH_LIMIT:
-            raise ModelError(f"functions and graphs lie over {DEPTH_LIMIT} deep in one another", rule="FN-20")
+            raise ModelError(f"functions and graphs are nested more than {DEPTH_LIMIT} deep", rule="FN-20")
         self._depth += 1
         try:
             yield
@@ -137,7 +136,7 @@ class Importer:
             self._depth -= 1
 
     def graph(self, message: Any, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Graph:
-        """A graph; ``path`` is where it stands in the model, empty for the main graph."""
+        """Import a graph; ``path`` is its location in the model, empty for the main graph."""
         with self._deeper():
             return self._graph(message, path, opsets, parameters)
 
@@ -146,7 +145,7 @@ class Importer:
         rules.check_text(where, message.name)
         initializers: dict[str, np.ndarray] = {}
         stored: list[tuple[str, Any, Callable[..., np.ndarray]]] = [
-            *((t.name, t, partial(to_array, later=True)) for t in message.initializer),
+            *((t.name, t, partial(to_array, lazy=True)) for t in message.initializer),
             *((s.values.name, s, to_dense) for s in message.sparse_initializer),
         ]
         for name, tensor, convert in stored:
@@ -206,7 +205,7 @@ class Importer:
     def _nodes(
         self, messages: Iterable[Any], where: str, path: str, opsets: Mapping[str, int], parameters: Parameters
     ) -> tuple[list[Node], dict[str, np.ndarray]]:
-        """The nodes, and the tensors that Constant nodes hold: those are initializers written otherwise."""
+        """The nodes, and the tensors of Constant nodes, which become initializers."""
         nodes: list[Node] = []
         constants: dict[str, np.ndarray] = {}
         for message, name in zip(messages, node_names(messages), strict=True):
@@ -241,7 +240,7 @@ class Importer:
         return nodes, constants
 
     def _bound(self, node: Node, message: Any, where: str, opsets: Mapping[str, int]) -> Node:
-        """The node with what serves it; it fits."""
+        """The node bound to its implementation, and validated against it."""
         if not node.op_type:
             raise ModelError(f"{where}, node {node.name!r} has no op_type", rule="OR-08")
         if node.domain not in opsets:
@@ -261,8 +260,8 @@ class Importer:
             rules.check_call(node, target, message)
         elif target is not None:
             binding.check(node, target)
-            self.refused += binding.refusals(node, target)
-            given = binding.land(target, given)
+            self.rejected += binding.attribute_errors(node, target)
+            given = binding.convert_attributes(target, given)
         return replace(node, attributes=given, target=target)
 
     def _function(self, domain: str, name: str, overload: str) -> Function | None:
@@ -274,12 +273,12 @@ class Importer:
     def _from_document(self, node: Node, overload: str) -> Function | None:
         found = find(self._documents, node.domain, node.op_type, overload, node.opset)
         if isinstance(found, str):
-            self.missing.append(Missing(node.domain, node.op_type, node.opset, node.name, overload, found))
+            self.unsupported.append(Unsupported(node.domain, node.op_type, node.opset, node.name, overload, found))
             return None
         document, message = found
         if document.ir_version > NEWEST_IR:
             raise UnsupportedError(f"{document.name} is of IR {document.ir_version}, above {NEWEST_IR}", rule="MV-02")
-        # The version keeps what two documents of one domain say apart, in names of weights too.
+        # With the version, functions and weights of two documents for one domain keep different names.
         key = (f"{node.domain}:{document.version}", node.op_type, overload)
         return self._once(key, f"function {_title(key)!r} of {document.name}", message, document.files, {})
 
@@ -288,14 +287,14 @@ class Importer:
             outside, self.files = self.files, files
             try:
                 with self._deeper():
-                    self._functions[key] = None  # being built: meeting it again is a recursion
+                    self._functions[key] = None  # being imported: a further call is a recursion
                     self._functions[key] = self._build_function(key, where, message, opsets)
             finally:
                 self.files = outside
         function = self._functions[key]
         if function is None:
-            begun = [k for k, f in self._functions.items() if f is None]
-            between = ", ".join(repr(_title(k)) for k in begun[begun.index(key) + 1 :])
+            pending = [k for k, f in self._functions.items() if f is None]
+            between = ", ".join(repr(_title(k)) for k in pending[pending.index(key) + 1 :])
             raise ModelError(f"{where} calls itself{' through ' * bool(between)}{between}", rule="FN-19")
         return function
 
@@ -325,7 +324,7 @@ class Importer:
         with self.guard(where):
             if body.captures:
                 raise ModelError(f"{rules.quoted(body.captures)} read by {where} but not defined in it", rule="FN-07")
-            body = prepared(body)
+            body = with_implicit_inputs(body)
         size = 0
         with self.guard(where):
             size = self.check_size(body)
@@ -333,13 +332,13 @@ class Importer:
         return Function(*key, tuple(dict.fromkeys(names)), defaults, body, size, parameters, required)
 
     def check_size(self, graph: Graph) -> int:
-        """The number of nodes once every call is expanded; raises before anything is expanded."""
+        """The number of nodes once every call is expanded; raises if it exceeds EXPANSION_LIMIT."""
         size = 0
         for node in graph.nodes:
             size += node.target.size if isinstance(node.target, Function) else 1
             size += sum(map(self.check_size, node.graphs))
         if size > EXPANSION_LIMIT:
-            raise ModelError(f"graph {graph.name!r} expands to over {EXPANSION_LIMIT} nodes", rule="FN-20")
+            raise ModelError(f"graph {graph.name!r} expands to more than {EXPANSION_LIMIT} nodes", rule="FN-20")
         return size
 
     def _attribute(self, a: Any, where: str, path: str, opsets: Mapping[str, int], parameters: Parameters) -> Any:
@@ -347,13 +346,13 @@ class Importer:
             if a.ref_attr_name not in parameters:
                 raise ModelError(
                     f"{where}: attribute {a.name!r} refers to {a.ref_attr_name!r}, "
-                    "which is no attribute of an enclosing function",
+                    "which is not an attribute of an enclosing function",
                     rule="FN-16",
                 )
             if parameters[a.ref_attr_name] and a.type and parameters[a.ref_attr_name] != a.type:
                 raise ModelError(
-                    f"{where}: attribute {a.name!r} uses {a.ref_attr_name!r} as type {a.type}, which is of type "
-                    f"{parameters[a.ref_attr_name]} elsewhere",
+                    f"{where}: attribute {a.name!r} uses {a.ref_attr_name!r} as type {a.type}, "
+                    f"other nodes as type {parameters[a.ref_attr_name]}",
                     rule="FN-15",
                 )
             parameters[a.ref_attr_name] = a.type or parameters[a.ref_attr_name]
@@ -372,7 +371,7 @@ def _title(key: Key) -> str:
 
 
 def _trimmed(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Trailing empty names say the same as no names (rule ND-02)."""
+    """The names without trailing empty ones, which have no meaning (rule ND-02)."""
     end = len(names)
     while end and not names[end - 1]:
         end -= 1

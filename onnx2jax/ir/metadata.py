@@ -1,4 +1,4 @@
-"""What a model says about itself, as texts; none of it changes a result."""
+"""Model metadata as strings; none of it affects a result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _IMAGE: Final = {
     "Image.NominalPixelRange": ("NominalRange_0_255", "Normalized_0_1", "Normalized_1_1", "NominalRange_16_235"),
 }
 _SPELLING: Final = {text.lower(): text for key, values in _IMAGE.items() for text in (key, *values)}
-"""Keys and values about images are the same in any case (rule ME-05)."""
+"""Canonical spelling of keys and values about images, which are case-insensitive (rule ME-05)."""
 
 
 def metadata(model: Any) -> dict[str, str]:
-    """The metadata_props of a ModelProto, and what its own fields say; of a key given twice the last value."""
+    """The metadata_props of a ModelProto and its descriptive fields; the last value of a repeated key."""
     result = entries(model)
     for name in ("producer_name", "producer_version", "domain", "doc_string"):
         if model.HasField(name):
@@ -25,7 +25,7 @@ def metadata(model: Any) -> dict[str, str]:
 
 
 def entries(message: Any) -> dict[str, str]:
-    """The metadata_props of any message."""
+    """The metadata_props of a message."""
     result = {}
     for entry in message.metadata_props:
         key = _SPELLING.get(entry.key.lower(), entry.key)
@@ -34,7 +34,7 @@ def entries(message: Any) -> dict[str, str]:
 
 
 def version(number: int) -> str:
-    """A model_version: a plain count, or major.minor.patch when the upper 32 bits say so (rule MV-06).
+    """A model_version as text: a number, or major.minor.patch if the upper 32 bits are set (rule MV-06).
 
     >>> version(7), version(0x0001000200000159)
     ('7', '1.2.345')

@@ -1,4 +1,4 @@
-"""Rules of the format that a graph, a function or a call has to keep, as the importer applies them."""
+"""Rules of the format for graphs, functions and calls, which the importer enforces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCALARS = ("f", "i", "s", "t", "g")
 _LISTS = ("floats", "ints", "strings", "tensors", "graphs")
 _LATER = ("sparse_tensor", "sparse_tensors", "tp", "type_protos")
 VALUE_FIELDS: Final = dict(enumerate((*_SCALARS, *_LISTS, *_LATER), 1))
-"""The field that holds the value of an attribute, by the attribute's type."""
+"""Attribute type -> the field that holds the value."""
 _FIELD_NAMES: Final = frozenset(VALUE_FIELDS.values())
 
 
@@ -29,19 +29,21 @@ def used_fields(a: Any) -> list[str]:
 
 
 def quoted(names: Iterable[str]) -> str:
+    """The names as the subject of a sentence: ``'a', 'b' are``."""
     names = sorted(names)
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(map(repr, names[:10])) + more + (" is" if len(names) == 1 else " are")
 
 
 def check_text(where: str, *names: Any) -> None:
-    """Names are UTF-8; what is not arrives from protobuf as bytes."""
+    """Raise unless all names are valid UTF-8; protobuf returns bytes for those that are not."""
     if bytes in map(type, names):
         broken = next(name for name in names if isinstance(name, bytes))
-        raise ModelError(f"{where}: {broken[:40]!r} is no UTF-8 text", rule="GR-23")
+        raise ModelError(f"{where}: {broken[:40]!r} is not valid UTF-8", rule="GR-23")
 
 
 def check_call(node: Node, function: Function, message: Any) -> None:
+    """Raise unless a node's inputs, outputs and attributes fit the function that it calls."""
     for what, given, formal in (
         ("inputs", node.inputs, function.body.inputs),
         ("outputs", node.outputs, function.body.outputs),
@@ -60,11 +62,11 @@ def check_call(node: Node, function: Function, message: Any) -> None:
             )
     lacking = sorted(function.required - set(node.attributes))
     if lacking:
-        raise ModelError(f"{node} does not give {lacking}, which have no default and are needed inside", rule="FN-14")
+        raise ModelError(f"{node} lacks attributes {lacking}, which the function requires", rule="FN-14")
 
 
 def required(body: Graph) -> frozenset[str]:
-    """Attributes of a function that operators in its body cannot do without."""
+    """Attributes of a function that operators in its body require."""
     names: set[str] = set()
     pending = list(body.nodes)
     while pending:
@@ -79,7 +81,7 @@ def required(body: Graph) -> frozenset[str]:
 
 
 def check_default(where: str, declared: ValueInfo, value: np.ndarray | None) -> None:
-    """An initializer that is an input's default is of the input's type (rule GR-19)."""
+    """Raise unless an initializer that is an input's default has the input's type (rule GR-19)."""
     kind = declared.type
     if value is None or not isinstance(kind, TensorType):
         return
@@ -99,6 +101,7 @@ def single_definitions(
     nodes: Iterable[Node],
     constants: Iterable[str],
 ) -> None:
+    """Raise if a name is defined more than once."""
     names = [v.name for v in inputs] + list(constants) + [n for node in nodes for n in node.outputs if n]
     names += set(initializers) - {v.name for v in inputs}  # an initializer may be an input's default (rule GR-04)
     twice = [n for n, times in Counter(names).items() if times > 1]
@@ -107,20 +110,22 @@ def single_definitions(
 
 
 def in_order(where: str, nodes: list[Node], defined: set[str]) -> tuple[Node, ...]:
-    """The nodes so that each comes after those it reads; a file in order stays as it is."""
-    makers = {name: i for i, node in enumerate(nodes) for name in node.outputs if name not in defined}
-    sorter = TopologicalSorter({i: [makers[n] for n in node.reads if n in makers] for i, node in enumerate(nodes)})
+    """The nodes in topological order, as close to the file's order as possible."""
+    producers = {name: i for i, node in enumerate(nodes) for name in node.outputs if name not in defined}
+    sorter = TopologicalSorter(
+        {i: [producers[n] for n in node.reads if n in producers] for i, node in enumerate(nodes)}
+    )
     try:
         sorter.prepare()
     except CycleError as e:
-        circle = {nodes[i].name for i in e.args[1]}
-        raise ModelError(f"{where} has a cycle: {quoted(circle)} waiting for one another", rule="GR-01") from None
+        cycle = {nodes[i].name for i in e.args[1]}
+        raise ModelError(f"{where} has a cycle: {quoted(cycle)} waiting for one another", rule="GR-01") from None
     ready: list[int] = []
     result: list[Node] = []
     while sorter.is_active():
         for i in sorter.get_ready():
             heapq.heappush(ready, i)
-        first = heapq.heappop(ready)  # the first of the file that can go is next
+        first = heapq.heappop(ready)  # the earliest ready node of the file
         sorter.done(first)
         result.append(nodes[first])
     return tuple(result)

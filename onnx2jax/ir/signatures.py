@@ -1,4 +1,4 @@
-"""Which types each version of each operator takes and gives: types.txt, made from ONNX's schemas."""
+"""Input and output types of each version of each operator: types.txt, generated from ONNX's schemas."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any, Final
 from ..proto.dtypes import ELEMENT_TYPES
 
 Type = str | None
-"""A type in short: a tensor by its element type, or ``seq(float)`` and the like; None while unknown."""
+"""A type in short notation: the element type of a tensor, or ``seq(float)`` and the like; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """The types of an operator's inputs and outputs: variables, or types."""
+    """Types or type variables of an operator's inputs and outputs."""
 
     since: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     allowed: Mapping[str, frozenset[str]]
-    """What each type variable may be."""
+    """Type variable -> the types it stands for."""
 
 
 def signature(title: str, opset: int) -> Signature | None:
-    """Of an operator, ``Relu`` or ``ai.onnx.ml.ZipMap``, at an opset; None where ONNX defines none."""
+    """The signature of an operator (``Relu``, ``ai.onnx.ml.ZipMap``) at an opset; None if ONNX defines none."""
     found = max((s for s in _table().get(title, ()) if s.since <= opset), key=lambda s: s.since, default=None)
     return found if found is not None and found.outputs else None
 
 
 def formal(parameters: tuple[str, ...], position: int) -> str | None:
-    """The type of the parameter at a position; with ``&`` at its end where each entry may have its own."""
+    """The type of the parameter at a position; a trailing ``&`` marks variadic ones that may differ in type."""
     if position < len(parameters):
         return parameters[position].rstrip("?*")
     return parameters[-1].rstrip("*") if parameters and parameters[-1].endswith(("*", "&")) else None
 
 
-def misfit(title: str, opset: int, types: Sequence[Type]) -> str:
-    """Which of the operands' types the operator does not take, and the cure; empty where they fit or none is known."""
+def type_mismatch(title: str, opset: int, types: Sequence[Type]) -> str:
+    """Which operand has a type that the operator does not accept, and the fix; empty if they fit or are unknown."""
     own, bound = signature(title, opset), dict[str, tuple[int, str]]()
     domain, _, name = title.rpartition(".")
     if domain in _FIRST_MAY_BE_STRINGS:
@@ -61,12 +61,12 @@ def misfit(title: str, opset: int, types: Sequence[Type]) -> str:
 
 
 def type_of_array(value: Any) -> Type:
-    """The element type of an array in short; None for what is none."""
+    """The element type of an array in short notation; None for other values."""
     return _BY_DTYPE.get(value.dtype) if hasattr(value, "dtype") else None
 
 
 def type_of(message: Any) -> Type:
-    """A TypeProto in short. A sparse tensor counts as the dense one that it stands for."""
+    """A TypeProto in short notation; a sparse tensor as the dense one that it represents."""
     kind = message.WhichOneof("value")
     value: Any = getattr(message, kind) if kind else None
     match kind:
@@ -83,14 +83,14 @@ def type_of(message: Any) -> Type:
 
 
 def element(code: int) -> Type:
-    """An element type in short."""
+    """An element type code in short notation."""
     return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else None
 
 
 _FIRST_MAY_BE_STRINGS: Final = {
     "com.microsoft": frozenset({"ExpandDims", "GatherND", "MurmurHash3", "Tokenizer", "UnfoldTensor", "Unique"})
 }
-"""Of domains that types.txt leaves out, as ONNX has no schemas for them: operators whose first input may be strings."""
+"""Operators outside types.txt, because ONNX has no schemas for their domain, whose first input may be strings."""
 
 _BY_DTYPE: Final = {row.dtype: row.name.lower() for row in ELEMENT_TYPES.values()}
 

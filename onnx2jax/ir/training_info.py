@@ -1,4 +1,4 @@
-"""Training information of a model: the graphs that initialize and update its variables, and what they assign."""
+"""A model's training_info: the graphs that initialize and update its variables, and their bindings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 from ..errors import ModelError
 from ..proto.types import TensorType, ValueInfo
-from .derivatives import prepared
+from .derivatives import with_implicit_inputs
 from .graph import Function, Graph, Node
 from .importer import Importer
 from .rules import quoted
 
 GRAPH_CALL: Final = ("ai.onnx.preview.training", "GraphCall")
-"""The operator that runs the main graph inside an algorithm: in files of ONNX 1.7.0 only."""
+"""The operator that calls the main graph from an algorithm, in files of ONNX 1.7.0 only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,7 @@ class TrainingInfo:
     """One entry of ``training_info``."""
 
     path: str
-    """Where it stands in the model: ``training_info[0]``."""
+    """Its location in the model: ``training_info[0]``."""
     name: str
     """The name of the algorithm's graph."""
     initialization: Graph
@@ -38,7 +38,7 @@ class TrainingInfo:
     """The initializers of the algorithm's graph."""
 
     def key(self, name: str) -> str:
-        """The name of one of its own initializers among those of the whole model."""
+        """The key of one of its own initializers, unique in the model."""
         return f"{self.path}.algorithm/{name}"
 
     @property
@@ -48,19 +48,19 @@ class TrainingInfo:
 
 
 def read_training(model: Any, main: Graph, importer: Importer) -> tuple[TrainingInfo, ...]:
-    """Every training_info of a model, checked.
+    """The validated entries of a model's training_info.
 
     Args:
         model: the ModelProto.
-        main: its graph.
-        importer: what built the graph; it raises, or collects, each broken rule.
+        main: its imported main graph.
+        importer: the importer of ``main``; it raises or collects violations.
 
     Raises:
-        ModelError: a graph or a binding breaks a rule.
+        ModelError: a graph or a binding violates a rule.
     """
     with importer.guard("graph"):
         if calls := [n for n in main.nodes if (n.domain, n.op_type) == GRAPH_CALL]:
-            raise ModelError(f"{calls[0]} stands in the main graph; only algorithms call it", rule="TR-18")
+            raise ModelError(f"{calls[0]} is in the main graph; only algorithm graphs may contain it", rule="TR-18")
     infos = tuple(_read(i, info, model, main, importer) for i, info in enumerate(model.training_info))
     times = Counter(name for info in infos for name in info.update_binding if name in main.initializers)
     with importer.guard("training_info"):
@@ -80,8 +80,8 @@ def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) ->
     algorithm = main
     with importer.guard(where):
         _check_calls(own, main, calls)
-        importer.missing = [m for m in importer.missing if (m.domain, m.op_type) != GRAPH_CALL]
-        algorithm = prepared(_calling(main, own) if calls else _combined(main, own))
+        importer.unsupported = [n for n in importer.unsupported if (n.domain, n.op_type) != GRAPH_CALL]
+        algorithm = with_implicit_inputs(_calling(main, own) if calls else _combined(main, own))
         _check_defined(algorithm.captures, where)
     sparse = {s.values.name for s in (*model.graph.sparse_initializer, *info.algorithm.sparse_initializer)}
     bind = partial(_binding, variables=variables, sparse=sparse, importer=importer)
@@ -93,10 +93,10 @@ def _read(index: int, info: Any, model: Any, main: Graph, importer: Importer) ->
 def _check_initialization(info: Any, graph: Graph, variables: Collection[str], where: str, importer: Importer) -> None:
     with importer.guard(where):
         if info.initialization_binding and not info.HasField("initialization"):
-            raise ModelError(f"{where}: there is an initialization_binding, but no such graph", rule="TR-07")
+            raise ModelError(f"{where}: there is an initialization_binding, but no initialization graph", rule="TR-07")
         if info.initialization.input:
             raise ModelError(
-                f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it starts from nothing", rule="TR-05"
+                f"{where}: the graph has inputs {[v.name for v in graph.inputs]}; it may have none", rule="TR-05"
             )
     with importer.guard(where):
         _check_defined(graph.captures.difference(variables), where)
@@ -116,7 +116,7 @@ def _binding(
     outputs: Iterable[ValueInfo],
     importer: Importer,
 ) -> dict[str, str]:
-    """Variable -> the output assigned to it."""
+    """Variable -> the name of the output that is assigned to it."""
     binding: dict[str, str] = {}
     names = {v.name for v in outputs}
     for entry in entries:
@@ -125,20 +125,21 @@ def _binding(
                 raise ModelError(f"{path}: {entry.key!r} is assigned twice", rule="TR-09")
             if entry.key in names and entry.value in variables:
                 raise ModelError(
-                    f"{path}: {entry.key!r} and {entry.value!r} are the wrong way round; the key is the variable",
+                    f"{path}: {entry.key!r} and {entry.value!r} are swapped; the key is the variable",
                     rule="TR-08",
                 )
             if entry.key in sparse:
                 raise ModelError(f"{path}: {entry.key!r} is a sparse initializer; variables are dense", rule="TR-29")
             if entry.key not in variables:
                 raise ModelError(
-                    f"{path}: {entry.key!r} is no initializer of the main graph or of this algorithm, which have "
-                    f"{sorted(variables)[:10]}",
+                    f"{path}: {entry.key!r} is not an initializer of the main graph or of this algorithm, "
+                    f"which have {sorted(variables)[:10]}",
                     rule="TR-10",
                 )
             if entry.value not in names:
                 raise ModelError(
-                    f"{path}: {entry.value!r} is no output of the graph, which has {sorted(names)[:10]}", rule="TR-11"
+                    f"{path}: {entry.value!r} is not an output of the graph, which has {sorted(names)[:10]}",
+                    rule="TR-11",
                 )
             binding[entry.key] = entry.value
     return binding
@@ -161,13 +162,13 @@ def _combined(main: Graph, own: Graph) -> Graph:
 
 def _check_apart(names: Iterable[str], own: Graph) -> None:
     if clash := own.defines.intersection(names):
-        raise ModelError(f"{quoted(clash)} defined by the main graph and by algorithm {own.name!r}", rule="TR-17")
+        raise ModelError(f"{quoted(clash)} defined by both the main graph and algorithm {own.name!r}", rule="TR-17")
 
 
 def _check_calls(own: Graph, main: Graph, calls: list[Node]) -> None:
     everywhere = [n for graph in own.walk() for n in graph.nodes if (n.domain, n.op_type) == GRAPH_CALL]
     if inner := [n for n in everywhere if n not in calls]:
-        raise ModelError(f"{inner[0]} stands inside another node; it belongs among the algorithm's own", rule="TR-18")
+        raise ModelError(f"{inner[0]} is in a subgraph; it must be a node of the algorithm graph itself", rule="TR-18")
     for call in calls:
         name = call.attributes.get("graph_name")
         if name != main.name:
@@ -181,10 +182,10 @@ def _check_calls(own: Graph, main: Graph, calls: list[Node]) -> None:
 
 
 def _calling(main: Graph, own: Graph) -> Graph:
-    """The algorithm's graph, in which calls of the main graph are calls of a function.
+    """The algorithm's graph with GraphCall nodes bound to a function made of the main graph.
 
-    The function's formal inputs are the main graph's and all its initializers: thus a call's dependence on each
-    variable is in sight, of Gradient too (rule TR-19).
+    The function's inputs are the main graph's inputs and all its initializers, so that every dependence on a variable
+    is explicit, also for Gradient (rule TR-19).
     """
     _check_apart(main.initializers, own)
     formals = [v.name for v in main.inputs]
@@ -200,7 +201,7 @@ def _calling(main: Graph, own: Graph) -> Graph:
         operands = tuple(given.get(n) or (n if n in main.initializers else "") for n in formals)
         if not all(operands):
             lacking = [n for n, operand in zip(formals, operands, strict=True) if not operand]
-            raise ModelError(f"{node} leaves out inputs {lacking}, which have no initializer", rule="TR-18")
+            raise ModelError(f"{node} omits inputs {lacking}, which have no initializer", rule="TR-18")
         return replace(node, inputs=(*operands, *rest), attributes={}, target=function)
 
     return replace(

@@ -134,7 +134,7 @@ def convert(
     with together(mesh, "convert") as said:
         importer = open_model(source, reading)
         imported = importer.model()
-        binding.check_served(imported.missing, imported.refused)
+        binding.check_supported(imported.unsupported, imported.rejected)
         imported = with_max_size(imported, max_size or {})
         if isinstance(weights, str) and weights == "packed":
             imported = with_packed(imported)

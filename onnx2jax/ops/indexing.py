@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import axes_of, axis_of, check_shape, dims, flatten_or_axis, is_known, is_string, xp
-from .registry import Static, op, withdrawn
+from .registry import Static, deprecated, op
 
 _BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
 _WRITES = "out-of-range indices raise if known; traced ones write nothing"
@@ -191,7 +191,7 @@ def scatter(data, indices, updates, *, axis=0):
     return scatter_elements(data, indices, updates, axis=axis)
 
 
-withdrawn("Scatter", since=11, instead="ScatterElements")
+deprecated("Scatter", since=11, instead="ScatterElements")
 
 
 @op("ScatterND", since=11, limits=_WRITES)

@@ -11,7 +11,7 @@ from jax import lax
 
 from ..proto.dtypes import to_dtype
 from .arrays import accumulator, axes_of, axis_of, widen, xp
-from .registry import Static, op, withdrawn
+from .registry import Static, deprecated, op
 
 
 def wide_dtype(*values):
@@ -112,7 +112,7 @@ def rms_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
 
 
 _PER_CHANNEL = "GroupNormalization of opset 21, whose scale and bias are per channel"
-withdrawn("GroupNormalization", since=18, instead=_PER_CHANNEL)
+deprecated("GroupNormalization", since=18, instead=_PER_CHANNEL)
 
 
 @op("GroupNormalization", since=21)

@@ -1,4 +1,4 @@
-"""Which function serves an operator: registration by decorator, look-up by opset."""
+"""The operator registry: registration by decorator, look-up by domain, name and opset."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Static = Annotated[Any, "static"]
 """Marks a parameter whose *value* must be known before compiling: a shape, axes, a count."""
 
 StaticIfKnown = Annotated[Any, "static", "may be traced"]
-"""Marks a Static parameter that arrives traced all the same where a caller's own jit or loop traces its source."""
+"""Marks a Static parameter that may still arrive traced, where a caller's own jit or loop traces its source."""
 
 Shaped = Annotated[Any, "shaped"]
-"""Marks a parameter of which only the shape, dtype or structure is read, never the values."""
+"""Marks a parameter of which only the shape, dtype or structure is read, never the value."""
 
 MayBeEmpty = Annotated[Any, "may be empty"]
-"""Marks an input that a node may leave empty although one that it must give stands behind it."""
+"""Marks an input that a node may omit although a required one follows."""
 
 FIXTURES = frozenset(
     ("rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only", "warn", "once", "shards")
 )
-"""Keyword-only parameters that the evaluator supplies to the operators that ask for them."""
+"""Keyword-only parameters whose arguments the interpreter supplies, to operators that declare them."""
 
 
 class Shards(NamedTuple):
-    """Into how many parts, each on devices of its own, the weights of an operator are divided, and along what.
+    """How the weights of an operator are sharded.
 
     Attributes:
-        parts: as many; 1 where they are not.
-        along: "experts", or the "in" or "out" of a product.
-        spread: whether the model lies on several devices at all.
+        parts: the number of shards; 1 if they are not sharded.
+        along: the sharded axis: "experts", or the "in" or "out" features of a matrix product.
+        spread: whether the model is placed on several devices, with this operator sharded or replicated.
     """
 
     parts: int = 1
@@ -46,27 +46,27 @@ class Shards(NamedTuple):
     spread: bool = False
 
 
-WHOLE: Final = Shards()
+UNSHARDED: Final = Shards()
 
 PADDED: Final = "onnx2jax.padded"
-"""The domain of operators that take a ``size`` and return, before their outputs, how many entries are real."""
+"""The domain of operators that pad their outputs to ``size``; the first output is the number of valid entries."""
 
-# Opset 1 let producers say which inputs may be overwritten; a pure function has no use for it.
+# Opset 1 lists which inputs may be overwritten; a pure function has no use for it.
 LEGACY_HINTS: Final = frozenset({"consumed_inputs"})
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Traits(TypedDict, total=False):
-    """What is true of an operator in all its versions: said at one registration, it holds for the others too.
+    """Properties of an operator, common to all its versions; one registration sets them for all.
 
     Attributes:
-        heavy: worth compiling for its own sake: a convolution, a recurrence, a forest. What is not runs on NumPy where
-            a model's shapes depend on data.
-        product: a sum of products, which accelerators have units for: heavy, and what ``compute_dtype`` applies to.
-        broadcasts: its inputs broadcast against each other, so their shards must lie together (rule DV-16).
-        unsharded: ONNX gives its shardings no meaning (rule DV-18).
-        limits: what it does not do, or decides where ONNX leaves it open; for docs/operators.md.
+        heavy: worth compiling by itself: a convolution, a recurrence, a tree ensemble. Others run in NumPy where a
+            model's shapes depend on data.
+        product: a convolution or matrix product: heavy, and computed in ``compute_dtype``.
+        broadcasts: its inputs broadcast against each other, so their shards must be on the same devices (rule DV-16).
+        unsharded: ONNX defines no sharding of it (rule DV-18).
+        limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
     """
 
     heavy: bool
@@ -78,7 +78,7 @@ class Traits(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Operator:
-    """A function that serves an operator from opset ``since`` on, what its signature declares, and its Traits."""
+    """An implementation of an operator from opset ``since`` on, what its signature declares, and its Traits."""
 
     domain: str
     name: str
@@ -95,7 +95,7 @@ class Operator:
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """The values that an attribute annotated with ``Literal`` may take."""
     instead: str = ""
-    """What replaces the operator, when it is withdrawn from this opset on (then no function)."""
+    """The replacement, if the operator is deprecated from this opset on; it then has no function."""
     heavy: bool = False
     product: bool = False
     broadcasts: bool = False
@@ -103,7 +103,7 @@ class Operator:
     limits: str = ""
 
     def __reduce__(self) -> Any:
-        """Pickled by name: who reads it has to have registered the same."""
+        """Pickles the operator by name; the process that loads it must have registered it, too."""
         same = resolve(self.domain, self.name, self.since)
         if same is not None and (same.since, same.function) == (self.since, self.function):
             return _registered, (self.domain, self.name, self.since)
@@ -114,7 +114,7 @@ class Operator:
         return self.inputs[position] if position < len(self.inputs) else self.variadic
 
     def check_choices(self, attributes: Mapping[str, Any]) -> None:
-        """Refuse an attribute with a value that its ``Literal`` does not list; a list of one says what is served."""
+        """Raise if an attribute's value is not in its ``Literal``; NotImplementedError if it lists one value."""
         for name, choices in self.choices.items():
             if name in attributes and attributes[name] not in choices:
                 if len(choices) == 1:
@@ -134,17 +134,17 @@ def op(
 
     Positional parameters are the operator's inputs in order (``=None`` when optional, ``*xs`` when
     variadic), keyword-only parameters its attributes with the schema's defaults. A tuple returned is
-    several outputs. Annotate an input with ``Static`` when its value must be known before compiling, an
-    attribute with ``Literal["a", "b"]`` when other values must be refused.
+    several outputs. Annotate an input with ``Static`` if its value must be known before compiling, an
+    attribute with ``Literal["a", "b"]`` if other values must be rejected.
 
     Args:
         name: the operator's ``op_type``.
-        domain: its domain; empty is ai.onnx.
-        since: the first version of the operator set in which the operator means this.
-        half: what float16 and bfloat16 are computed in; from float32 results are rounded once, at the end. Operators
-            that call the function get it as it is written.
+        domain: its domain; empty for ai.onnx.
+        since: the first version of the operator set with this meaning of the operator.
+        half: the type in which float16 and bfloat16 are computed; with "float32" results are rounded once, at the end.
+            The returned function itself is unchanged.
         replace: allow a second registration of the same (domain, name, since).
-        **traits: ``heavy=True``, ``limits="..."``: what is true of the operator in all its versions; see Traits.
+        **traits: ``heavy=True``, ``limits="..."``: properties of all versions of the operator; see Traits.
 
     Raises:
         ValueError: the same (domain, name, since) is registered already.
@@ -156,21 +156,21 @@ def op(
     """
 
     def register(function: F) -> F:
-        served = in_float32(function) if half == "float32" else function
-        _add(_describe(normal_domain(domain), name, since, served), replace, traits)
+        registered = in_float32(function) if half == "float32" else function
+        _add(_describe(normal_domain(domain), name, since, registered), replace, traits)
         return function
 
     if unknown := traits.keys() - Traits.__annotations__.keys():
-        raise TypeError(f"op() has no trait {sorted(unknown)}; there are {list(Traits.__annotations__)}")
+        raise TypeError(f"op() has no trait {sorted(unknown)}; the traits are {list(Traits.__annotations__)}")
 
     return register
 
 
 def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
-    """Spell out what a function takes as ``*inputs`` and ``**attributes``; attributes not given come as declared here.
+    """Declare the parameters behind a function's ``*inputs`` and ``**attributes``, with the attributes' defaults.
 
-    The name of an optional input ends in "?"; a required attribute has the default ``Parameter.empty``, one declared as
-    ``Literal`` the first of its values.
+    The name of an optional input ends in "?". A required attribute has the default ``Parameter.empty``, a ``Literal``
+    the first of its values.
 
     >>> @taking("A", "B?", axis=0)
     ... def f(*inputs, keepdims=1, **attributes): ...
@@ -201,13 +201,13 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
     return declare
 
 
-def withdrawn(name: str, *, domain: str = "", since: int, instead: str) -> None:
-    """Declare that from opset ``since`` on the operator is deprecated, and what to use instead."""
+def deprecated(name: str, *, domain: str = "", since: int, instead: str) -> None:
+    """Register the operator as deprecated from opset ``since`` on; ``instead`` names its replacement."""
     _add(Operator(normal_domain(domain), name, since, None, instead=instead), False, {})
 
 
 def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None:
-    """The newest registration whose ``since`` is not above ``opset`` (without one: the newest of all), or None."""
+    """The newest registration with ``since`` not above ``opset`` (default: the newest of all), or None."""
     for operator in _OPERATORS.get((normal_domain(domain), name), ()):  # the newest first
         if operator.since <= opset:
             return operator
@@ -215,12 +215,12 @@ def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None
 
 
 def mark_built_ins() -> None:
-    """Mark all registrations so far as the package's own."""
+    """Mark all current registrations as the package's own."""
     _BUILT_IN.update({(v.domain, v.name, v.since): v.function for group in _OPERATORS.values() for v in group})
 
 
 def is_built_in(operator: Operator) -> bool:
-    """Whether the operator is the package's own. By identity: a user's function may claim any name and module.
+    """Whether the operator is the package's own, compared by identity: a user's function may have any name and module.
 
     >>> is_built_in(resolve("", "Softmax"))
     True
@@ -230,7 +230,7 @@ def is_built_in(operator: Operator) -> bool:
 
 
 def supported() -> dict[str, dict[str, tuple[int, ...]]]:
-    """Domain -> operator -> the opsets at which its meaning changes. ai.onnx is ``''``.
+    """Domain -> operator -> the opsets at which its meaning changes. The domain ai.onnx is ``''``.
 
     >>> supported()[""]["Softmax"]
     (1, 13)
@@ -245,8 +245,8 @@ def _registered(domain: str, name: str, since: int) -> Operator:
     operator = resolve(domain, name, since)
     if operator is None or operator.since != since:
         raise ValueError(
-            f"the pickled model uses {domain or 'ai.onnx'}.{name} since opset {since}, which is not registered here: "
-            "register it with onnx2jax.op before loading the model"
+            f"the pickled model uses {domain or 'ai.onnx'}.{name} since opset {since}, which is not registered in this "
+            "process: register it with onnx2jax.op before loading the model"
         )
     return operator
 
@@ -260,7 +260,7 @@ def _add(operator: Operator, replace: bool, traits: Traits) -> None:
             f"{operator.domain or 'ai.onnx'}.{operator.name} since opset {operator.since} is registered "
             f"already; to override it: op({operator.name!r}, since={operator.since}, replace=True)"
         )
-    known = {trait: getattr(v, trait) for v in versions for trait in Traits.__annotations__}  # the same in all
+    known = {trait: getattr(v, trait) for v in versions for trait in Traits.__annotations__}  # equal in all versions
     known |= {"heavy": True} | traits if traits.get("product") else traits
     versions = sorted([v for v in versions if v not in same] + [operator], key=lambda v: -v.since)
     _OPERATORS[key] = [dataclasses.replace(v, **known) for v in versions]

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import axes_of, check_room, dims, is_known, is_string, xp
-from .registry import Static, op, withdrawn
+from .registry import Static, deprecated, op
 
 F32 = np.float32
 Coordinates = Literal[
@@ -173,4 +173,4 @@ def upsample_1(X, *, height_scale, mode: Literal["nearest", "bilinear"] = "neare
     return resize_10(X, np.array([1, 1, height_scale, width_scale], F32), mode=kernel)
 
 
-withdrawn("Upsample", since=10, instead="Resize")
+deprecated("Upsample", since=10, instead="Resize")

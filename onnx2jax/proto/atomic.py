@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, whenever the process ends."""
+"""Atomic replacement of files: complete or not at all, whenever the process ends."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 Write = Callable[[Any], object]
-"""Writes the content of a file into a binary stream."""
+"""Writes the content of a file to a binary stream."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Any]:
-    """A binary file to write, which replaces ``path`` once it is safe on the disk; an error leaves ``path`` alone."""
+    """A binary file to write, which replaces ``path`` once it is on disk; an error leaves ``path`` unchanged."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         opened = temporary.open("xb+")
     except OSError as e:
-        e.filename = str(path)  # nobody asked for the other
+        e.filename = str(path)  # the file that the caller knows
         raise
     try:
         with opened as file:
@@ -42,16 +42,16 @@ def replacing(path: Path) -> Iterator[Any]:
 
 
 def replace_all(index: Path, data: Mapping[Path, Write], describe: Callable[[Mapping[Path, Path]], bytes]) -> None:
-    """Replaces a file that names data files, such as a model with external data, together with these.
+    """Replace a file that refers to data files, such as a model with external data, together with these.
 
-    Whenever the process ends, the index on the disk names complete data files: the old ones or the new ones. So data
-    that replaces other data is first written under a name of its own (see ``is_provisional``). The index that names it
-    replaces the old one. Then a copy replaces the old data, and an index that names the copy replaces the first.
+    Whenever the process ends, the index on disk refers to complete data files: the old ones or the new ones. So data
+    that replaces a file is first written under a provisional name (see ``is_provisional``), and an index that refers
+    to it replaces the old one. Then a copy replaces the old data, and an index that refers to the copy the first index.
 
     Args:
-        index: the file that names the others, in the same folder.
-        data: the data files, with what writes them.
-        describe: the content of the index, from the paths where the data files are.
+        index: the file that refers to the others, in the same folder.
+        data: data file -> the function that writes it.
+        describe: returns the content of the index, given the path where each data file is.
     """
     placed = {path: _provisional(path) if os.path.lexists(path) else path for path in data}
     with ExitStack() as undo:
@@ -80,7 +80,7 @@ def replace_all(index: Path, data: Mapping[Path, Write], describe: Callable[[Map
 
 
 def is_provisional(name: str, final: str) -> bool:
-    """Whether a data file's name is one that ``replace_all`` gave to what was to become ``final``.
+    """Whether ``name`` is a provisional name that ``replace_all`` gives to the data file ``final``.
 
     >>> is_provisional("m.onnx.data.0123abcd", "m.onnx.data")
     True
@@ -93,7 +93,7 @@ def _provisional(path: Path) -> Path:
 
 
 def _sync(folder: Path) -> None:
-    """Waits until the names in a folder are safe on the disk."""
+    """Flush the entries of a folder to disk."""
     if os.name != "nt":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Device configurations of a model, and what its nodes say about them, as plain values."""
+"""Device configurations of a model, and its nodes' annotations, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Split:
-    """A SimpleShardedDimProto, with the axis it divides, or divides a factor of."""
+    """A SimpleShardedDimProto, with the axis of which it shards the extent or a factor."""
 
     axis: int
     shards: int
     extent: int | str | None = None
-    """Of the factor: a number, a dimension variable, or not given."""
+    """The extent of the factor: a number, a dimension variable, or unspecified."""
 
 
 Pattern = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
-"""Who holds the shards, and how many there are at each split."""
+"""The devices that hold each shard, and the number of shards of each split."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A ShardingSpecProto: a tensor of a node in shards, each with the devices that hold it."""
+    """A ShardingSpecProto: the shards of a tensor of a node, and the devices that hold them."""
 
     tensor: str
     holders: tuple[tuple[int, ...], ...]
-    """The devices of each entry of ``device``, groups resolved: an entry is a group if the map has it (rule DV-06)."""
+    """The devices of each entry of ``device``; an entry in index_to_device_group_map is a group (rule DV-06)."""
     splits: tuple[Split, ...]
-    """In the order of the file, which is the order of the shards, the first outermost (rule DV-07)."""
+    """In file order, which is the order of the shards, outermost first (rule DV-07)."""
     axes: tuple[int, ...]
-    """As listed, also those without splits."""
+    """All listed axes, including those without splits."""
 
     @property
     def pattern(self) -> Pattern:
@@ -52,26 +52,26 @@ class Sharding:
 
 @dataclass(frozen=True)
 class NodeDevices:
-    """What a node says about one configuration."""
+    """A node's annotation for one configuration."""
 
     shardings: tuple[Sharding, ...] = ()
     stage: int | None = None
-    """Its pipeline stage; 0 is one, too."""
+    """Its pipeline stage; None if unset, which differs from 0."""
 
 
 def read_configurations(model: Any) -> tuple[Configuration, ...]:
-    """The configurations of a ModelProto."""
+    """The device configurations of a ModelProto."""
     return tuple(Configuration(c.name, c.num_devices, tuple(c.device)) for c in model.configuration)
 
 
 def read_node(node: Any) -> dict[str, NodeDevices]:
-    """What a NodeProto says, by configuration; several entries for one are taken together."""
+    """The annotations of a NodeProto by configuration; several entries for one configuration are merged."""
     result: dict[str, NodeDevices] = {}
     for entry in node.device_configurations:
-        so_far = result.get(entry.configuration_id, NodeDevices())
-        stage = entry.pipeline_stage if entry.HasField("pipeline_stage") else so_far.stage
+        previous = result.get(entry.configuration_id, NodeDevices())
+        stage = entry.pipeline_stage if entry.HasField("pipeline_stage") else previous.stage
         specs = tuple(map(_sharding, entry.sharding_spec))
-        result[entry.configuration_id] = NodeDevices(so_far.shardings + specs, stage)
+        result[entry.configuration_id] = NodeDevices(previous.shardings + specs, stage)
     return result
 
 
@@ -90,24 +90,24 @@ def _splits(spec: Any) -> Iterator[Split]:
 
 
 def write_configuration(model: Any, configuration: Configuration) -> None:
-    """Put a configuration into a ModelProto, in place of one of its name; what nodes say about that goes."""
+    """Add a configuration to a ModelProto; replaces one of the same name, with its annotations."""
     kept = [c for c in model.configuration if c.name != configuration.name]
     del model.configuration[:]
     model.configuration.extend(kept)
     model.configuration.add(name=configuration.name, num_devices=configuration.devices, device=configuration.labels)
-    model.ir_version = max(model.ir_version, 11)  # which has configurations (rule DV-27)
+    model.ir_version = max(model.ir_version, 11)  # the first with configurations (rule DV-27)
     for node in model.graph.node:
         others = [e for e in node.device_configurations if e.configuration_id != configuration.name]
         del node.device_configurations[:]
         node.device_configurations.extend(others)
 
 
-def write_node(node: Any, name: str, said: NodeDevices) -> None:
-    """Put what a node says about a configuration into its NodeProto."""
+def write_node(node: Any, name: str, annotation: NodeDevices) -> None:
+    """Add the annotation for a configuration to a NodeProto."""
     entry = node.device_configurations.add(configuration_id=name)
-    if said.stage is not None:
-        entry.pipeline_stage = said.stage
-    for sharding in said.shardings:
+    if annotation.stage is not None:
+        entry.pipeline_stage = annotation.stage
+    for sharding in annotation.shardings:
         spec = entry.sharding_spec.add(tensor_name=sharding.tensor)
         for i, group in enumerate(sharding.holders):
             spec.device.append(group[0] if len(group) == 1 else -1 - i)
@@ -118,10 +118,10 @@ def write_node(node: Any, name: str, said: NodeDevices) -> None:
 
 
 def problems(sharding: Sharding, devices: int) -> Iterator[tuple[str, str]]:
-    """The rules that a sharding breaks whatever the shape of its tensor, each with what is wrong."""
+    """The rules that a sharding violates regardless of its tensor's shape, each with a message."""
     members = [d for group in sharding.holders for d in group]
     if outside := [d for d in members if not 0 <= d < devices]:
-        yield "DV-06", f"device {outside[0]} is not one of 0 to {devices - 1}, nor a group"
+        yield "DV-06", f"device {outside[0]} is neither one of 0 to {devices - 1} nor a group"
     if len(set(sharding.axes)) < len(sharding.axes):
         yield "DV-09", f"an axis is sharded twice in {list(sharding.axes)}"
     shards = [s.shards for s in sharding.splits]
@@ -132,12 +132,12 @@ def problems(sharding: Sharding, devices: int) -> Iterator[tuple[str, str]]:
 
 
 def shard_of(pattern: Pattern) -> dict[int, tuple[int, ...]] | None:
-    """The shard of each device that has one, as an index by split. None when a device holds two shards."""
+    """Device -> index of its shard along each split; None if a device holds two shards."""
     holders, shards = pattern
     result: dict[int, tuple[int, ...]] = {}
     for k, group in enumerate(holders):
-        place = tuple(int(i) for i in np.unravel_index(k, shards)) if shards else ()
+        index = tuple(int(i) for i in np.unravel_index(k, shards)) if shards else ()
         for d in group:
-            if result.setdefault(d, place) != place:
+            if result.setdefault(d, index) != index:
                 return None
     return result

@@ -17,7 +17,7 @@ class ElementType(NamedTuple):
     dtype: np.dtype
     bits: int
     field: str
-    """The typed field of TensorProto that holds such elements when raw_data does not."""
+    """The typed field of TensorProto for such elements, used instead of raw_data."""
 
 
 def _row(name: str, dtype: object, bits: int, field: str = "int32_data") -> ElementType:
@@ -65,7 +65,7 @@ def to_dtype(code: int) -> np.dtype:
     dtype('float32')
     """
     if code not in ELEMENT_TYPES:
-        raise ValueError(f"{code} is no ONNX element type; the codes are 1 to {max(ELEMENT_TYPES)}")
+        raise ValueError(f"{code} is not an ONNX element type; the codes are 1 to {max(ELEMENT_TYPES)}")
     return ELEMENT_TYPES[code].dtype
 
 

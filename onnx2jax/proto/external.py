@@ -1,4 +1,4 @@
-"""Tensor data in files beside the model: found, checked, and read when it is needed."""
+"""External tensor data: resolves locations, validates them, and reads the data lazily."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ExternalDataError, ExternalDataNotFoundError, InputTypeError
-from .apart import Apart
+from .detached import Detached
 from .dtypes import ELEMENT_TYPES
 from .immutable import owned
-from .mapped import WORTH_WAITING, File, sample
+from .mapped import LAZY_BYTES, File, sample
 
-WORTH_SHARING: Final = 1024
-"""From how many bytes on a tensor's raw_data is not kept a second time."""
+SHARED_BYTES: Final = 1024
+"""raw_data of at least this many bytes is shared with the arrays made of it."""
 
 DENSE_LIMIT: Final = 2**24
-"""Elements that sparse tensors may have when made dense, if fewer than one in a thousand is stored."""
+"""The most elements of all densified sparse tensors, unless at least one in a thousand is stored."""
 
 
 class ExternalFiles:
-    """The files beside one model, each opened once.
+    """The external data files of one model, each opened once.
 
     Attributes:
-        apart: bytes of tensors that were left in the model's own file.
+        detached: data of tensors that stays in the model's own file.
 
     Args:
-        folder: where ``location`` starts (rule EX-01); None when the model did not come from a file.
+        folder: the folder to which ``location`` is relative (rule EX-01); None if the model was not read from a file.
         follow_links: accept files that symbolic links place outside the folder.
         buffers: bytes or arrays for locations that begin with ``#`` (rule EX-20).
     """
@@ -41,47 +41,47 @@ class ExternalFiles:
         *,
         follow_links: bool = False,
         buffers: Mapping[str, Any] | None = None,
-        apart: Apart | None = None,
+        detached: Detached | None = None,
     ) -> None:
         self.folder = folder
-        self.apart = apart or Apart()
+        self.detached = detached or Detached()
         self.follow_links = follow_links
         self.buffers = {location: _own(location, buffer) for location, buffer in (buffers or {}).items()}
         self._files: dict[Path, File] = {}
         self._seen: dict[Path, tuple[int, int]] = {}
-        """Size and time of files that were opened in the process from which this came."""
+        """Size and modification time of files that the pickling process had opened."""
         self._maps: dict[File, np.ndarray] = {}
         self._handed_out: list[tuple[Any, bytes]] = []
         self._sums: dict[str, str] = {}
         self._dense = self._stored = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """What pickle keeps: where the files are, and how they were when they were opened."""
+        """Pickles the paths of the files, with their size and modification time."""
         seen = {**self._seen, **{path: (file.size, file.written) for path, file in self._files.items()}}
         fresh = ExternalFiles(self.folder, follow_links=self.follow_links)
         return vars(fresh) | {"buffers": self.buffers, "_seen": seen}
 
     def read(self, tensor: Any, nbytes: int) -> np.ndarray:
-        """The ``nbytes`` bytes of an external TensorProto.
+        """The data of an external TensorProto of ``nbytes`` bytes.
 
         Raises:
-            ExternalDataError: a path out of the folder, bounds out of the file, or a length that does not fit.
-            ExternalDataNotFoundError: no such file.
+            ExternalDataError: the path leaves the folder, the bounds exceed the file, or the length does not match.
+            ExternalDataNotFoundError: the file does not exist.
         """
         source, start = self.locate(tensor, nbytes)
         return source.read(start, nbytes) if isinstance(source, File) else source[start : start + nbytes]
 
-    def later(self, tensor: Any, nbytes: int) -> np.ndarray:
-        """The same for ``load`` to read: a view of the mapped file, unless the tensor is small."""
+    def read_lazily(self, tensor: Any, nbytes: int) -> np.ndarray:
+        """Like ``read``, but large tensors are lazy: views of the mapped file, which ``load`` reads."""
         source, start = self.locate(tensor, nbytes)
-        if isinstance(source, File) and nbytes >= WORTH_WAITING:
+        if isinstance(source, File) and nbytes >= LAZY_BYTES:
             if source not in self._maps:
                 self._maps[source] = source.mapped()
             return self._maps[source][start : start + nbytes]
         return self.read(tensor, nbytes)
 
     def locate(self, tensor: Any, nbytes: int) -> tuple[File | np.ndarray, int]:
-        """Where the bytes of a tensor are: a file, or a buffer of the caller's, and the first byte in it."""
+        """The file or buffer that holds a tensor's data, and the offset in it."""
         what = f"external data of tensor {tensor.name!r}"
         entries = _entries(tensor, what)
         offset, length = (_number(entries, key, what) for key in ("offset", "length"))
@@ -94,7 +94,7 @@ class ExternalFiles:
         start = offset or 0
         if start + nbytes > source.size:
             raise ExternalDataError(
-                f"{what}: bytes {start} to {start + nbytes} lie outside {location!r:.80} of {source.size} bytes; "
+                f"{what}: bytes {start} to {start + nbytes} are outside {location!r:.80} of {source.size} bytes; "
                 "the file is truncated or belongs to another model",
                 rule="EX-10",
             )
@@ -105,35 +105,35 @@ class ExternalFiles:
         row = ELEMENT_TYPES.get(tensor.data_type)
         if array.dtype != np.uint8 and (row is None or array.dtype != row.dtype or row.bits < 8):
             raise ExternalDataError(
-                f"{what}: buffer {location!r} is of type {array.dtype}, the tensor of {row.dtype if row else 'none'}; "
+                f"{what}: buffer {location!r} has type {array.dtype}, the tensor {row.dtype if row else 'none'}; "
                 "pass an array of that type, or bytes in the layout of raw_data",
                 rule="EX-20",
             )
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def claim(self, elements: int, stored: int) -> bool:
-        """Whether a sparse tensor may be made dense, all sparse tensors of the model taken together."""
+        """Whether a sparse tensor may be densified, counting all sparse tensors of the model."""
         self._dense += elements
         self._stored += stored
         return self._dense <= max(DENSE_LIMIT, 1000 * self._stored)
 
     def sample(self) -> bytes:
-        """Sizes and some bytes of the files that are open."""
+        """Sizes and samples of the open files, for a digest."""
         files = [file for file in self._files.values() if file.size]
         return b"".join(f"{file.size} ".encode() + sample(file.mapped()) for file in files)
 
     def is_link(self, location: str) -> bool:
-        """Whether a location in the folder is a symbolic link."""
+        """Whether a location is a symbolic link."""
         try:
             return self.folder is not None and (self.folder / location).is_symlink()
-        except (OSError, ValueError):  # no file system takes such a name
+        except (OSError, ValueError):  # not a valid file name
             return False
 
     def verify(self, tensor: Any) -> None:
-        """Compare the SHA1 checksum that a tensor gives with that of the whole file; reads all of it.
+        """Compare the file's SHA1 checksum with the one stored for the tensor; reads the whole file.
 
         Raises:
-            ExternalDataError: they differ, or see ``read``.
+            ExternalDataError: they differ, or as for ``read``.
         """
         what = f"external data of tensor {tensor.name!r}"
         entries = _entries(tensor, what)
@@ -149,12 +149,12 @@ class ExternalFiles:
                 )
 
     def hand_out(self, tensor: Any, data: bytes) -> None:
-        """Note that an array holds these bytes, which are a tensor's raw_data."""
-        if len(data) >= WORTH_SHARING:
+        """Record that an array shares the memory of a tensor's raw_data."""
+        if len(data) >= SHARED_BYTES:
             self._handed_out.append((tensor, data))
 
     def take_handed_out(self) -> list[tuple[Any, bytes]]:
-        """The tensors whose bytes arrays hold, once."""
+        """The tensors whose raw_data is shared with arrays; clears the record."""
         result, self._handed_out = self._handed_out, []
         return result
 
@@ -165,13 +165,13 @@ class ExternalFiles:
             raise _no_buffer(what, location)
         if self.folder is None:
             raise ExternalDataError(
-                f"{what} is in file {location!r}, but the model did not come from a file; "
-                "say where: convert(..., external_data_dir='folder')"
+                f"{what} is in file {location!r}, but the model was not read from a file; "
+                "pass its folder: convert(..., external_data_dir='folder')"
             )
         inside = Path(os.path.normpath(location))
         if inside.is_absolute() or ".." in inside.parts or "\\" in location or "\0" in location:
             raise ExternalDataError(
-                f"{what}: location {location!r} leads out of the model's folder", rule=("EX-03", "EX-04")
+                f"{what}: location {location!r} is outside the model's folder", rule=("EX-03", "EX-04")
             )
         path = self.folder / inside
         if not _exists(path):
@@ -186,12 +186,12 @@ class ExternalFiles:
         return path
 
     def _check_inside(self, path: Path, what: str) -> Path:
-        """Where the path really leads, which is inside the folder."""
+        """The resolved path; raises unless it is inside the folder."""
         assert self.folder is not None
         real = path.resolve()
         if not self.follow_links and not real.is_relative_to(self.folder.resolve()):
             raise ExternalDataError(
-                f"{what}: {path.name!r} is a link out of the model's folder; "
+                f"{what}: {path.name!r} is a link to a file outside the model's folder; "
                 "if you trust it: convert(..., follow_links=True)",
                 rule="EX-05",
             )
@@ -200,7 +200,7 @@ class ExternalFiles:
     def _open(self, location: str, what: str) -> File:
         path = self._path(location, what)
         if path not in self._files:
-            # Non-blocking, so that a FIFO cannot hold us up before we see that it is one (rule EX-07).
+            # Non-blocking, so that opening a FIFO does not hang (rule EX-07).
             try:
                 descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
             except OSError as e:
@@ -211,11 +211,11 @@ class ExternalFiles:
                 raise ExternalDataError(f"{what}: {path.name!r} is not a regular file", rule="EX-07")
             if status.st_nlink > 1 and not self.follow_links:
                 raise ExternalDataError(
-                    f"{what}: {path.name!r} is a hard link, so the file may belong elsewhere; "
+                    f"{what}: {path.name!r} is a hard link, so the file may be shared with another folder; "
                     "if you trust it: convert(..., follow_links=True)",
                     rule="EX-06",
                 )
-            # The path is checked again now that the file is open: it may have become a link meanwhile.
+            # Checked again now that the file is open: the path may have become a link meanwhile.
             if not os.path.samestat(status, os.stat(self._check_inside(path, what))):
                 raise ExternalDataError(f"{what}: {path.name!r} changed while it was opened", rule="EX-08")
             if self._seen.get(path, (file.size, file.written)) != (file.size, file.written):
@@ -226,10 +226,10 @@ class ExternalFiles:
 
 
 def _own(location: str, buffer: Any) -> np.ndarray:
-    """Bytes or an array as they are now, copied where somebody could write into them later."""
+    """An immutable array of the buffer's current values, copied unless its memory is immutable."""
     if isinstance(buffer, np.ma.MaskedArray):
         raise InputTypeError(
-            f"buffers[{location!r}] is a masked array, whose mask would be ignored; give buffer.filled(value)"
+            f"buffers[{location!r}] is a masked array, whose mask would be ignored; pass buffer.filled(value)"
         )
     return owned(np.asarray(buffer) if hasattr(buffer, "dtype") else np.frombuffer(buffer, np.uint8))
 
@@ -242,7 +242,7 @@ def _no_buffer(what: str, location: str) -> ExternalDataNotFoundError:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # no file system takes such a name
+    except (OSError, ValueError):  # not a valid file name
         return False
 
 

@@ -1,4 +1,4 @@
-"""From whatever a user holds (path, bytes, file, onnx.ModelProto) to a ModelProto."""
+"""Reads a ModelProto from a path, bytes, an open file, or an onnx.ModelProto."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def read_model(source: Any) -> Any:
     """Parse a model: a path, the bytes of a file, an open binary file, or a ModelProto of the onnx package.
 
     Raises:
-        ModelError: not an ONNX model.
-        FileNotFoundError: no such file.
+        ModelError: the source is not an ONNX model.
+        FileNotFoundError: the file does not exist.
         TypeError: ``source`` is none of these.
     """
-    data, what, _ = read_bytes(source)
-    return parse(data, what)
+    data, label, _ = read_bytes(source)
+    return parse(data, label)
 
 
 def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
-    """The bytes of a source, what to call it in messages, and its folder if it has one."""
+    """The bytes of a source, its label for messages, and its folder if it has one."""
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
-        what, folder = named(source)
+        label, folder = label_of(source)
         data = Path(source).read_bytes()
     elif isinstance(source, bytes | bytearray | memoryview):
-        what, data = "the bytes given", bytes(source)
+        label, data = "the bytes given", bytes(source)
     elif hasattr(source, "SerializeToString"):
-        what, data = f"the {type(source).__name__} given", source.SerializeToString()
+        label, data = f"the {type(source).__name__} given", source.SerializeToString()
     elif hasattr(source, "read"):
-        what, data = "the file given", source.read()
+        label, data = "the file given", source.read()
         name = getattr(source, "name", None)
         folder = Path(name).parent if isinstance(name, str) else None
         if not isinstance(data, bytes):
@@ -47,43 +47,43 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
             "a model is a path, bytes, a binary file or an onnx.ModelProto, "
             f"not {type(source).__name__} ({source!r:.80})"
         )
-    return data, what, folder
+    return data, label, folder
 
 
-def named(path: str | os.PathLike[str]) -> tuple[str, Path]:
-    """What to call a file in messages, and its folder."""
+def label_of(path: str | os.PathLike[str]) -> tuple[str, Path]:
+    """A file's label for messages, and its folder."""
     return f"file {str(Path(path))!r}", Path(path).parent
 
 
-def parse(data: bytes, what: str) -> Any:
-    """The ModelProto in the bytes of a file.
+def parse(data: bytes, label: str) -> Any:
+    """Parse a ModelProto.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the bytes are not a ModelProto.
     """
     if len(data) > _LIMIT:
-        raise ModelError(f"{what} has {len(data)} bytes, protobuf's limit is 2 GiB; save it with external data")
+        raise ModelError(f"{label} has {len(data)} bytes, protobuf's limit is 2 GiB; save it with external data")
     try:
         model = ModelProto.FromString(data)
     except DecodeError as e:
-        raise ModelError(f"{what} is not an ONNX model: {_guess(data) or _broken(data, e)}") from None
+        raise ModelError(f"{label} is not an ONNX model: {_guess(data) or _broken(data, e)}") from None
     if not model.HasField("graph") or not model.HasField("ir_version"):
         missing, rule = ("graph", "MV-04") if model.HasField("ir_version") else ("ir_version", "MV-01")
         guess = _guess(data)
-        raise ModelError(f"{what} is not an ONNX model: {guess or f'it has no {missing}'}", rule=() if guess else rule)
+        raise ModelError(f"{label} is not an ONNX model: {guess or f'it has no {missing}'}", rule=() if guess else rule)
     return model
 
 
 def _broken(data: bytes, error: DecodeError) -> str:
-    if data[:1] == b"\x08":  # the tag of ir_version, with which models begin
+    if data[:1] == b"\x08":  # the tag of ir_version, the first field of a model
         return (
-            f"it begins as one, but its {len(data):,} bytes cannot be read to the end; was it copied whole? ({error})"
+            f"it starts like one, but its {len(data):,} bytes do not parse to the end; was the copy complete? ({error})"
         )
     return f"protobuf cannot parse it ({error})"
 
 
 def _guess(data: bytes) -> str:
-    """What a file that is no model probably is."""
+    """The probable format of a file that is not a model; empty if unknown."""
     head = data[:64]
     if not data:
         return "it is empty"
@@ -94,7 +94,7 @@ def _guess(data: bytes) -> str:
     if head.startswith(b"PK\x03\x04"):
         return "it is a zip archive (a PyTorch checkpoint, for instance); export it to ONNX first"
     if head.startswith(b"\x93NUMPY"):
-        return "it is an array of NumPy's"
+        return "it is a NumPy array (.npy)"
     if head[4:8] == b"ORTM":
         return "it is in onnxruntime's own format; convert the .onnx file it was made from"
     if head.lstrip().startswith((b"<", b"{")):

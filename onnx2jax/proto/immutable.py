@@ -1,4 +1,4 @@
-"""Arrays whose memory nobody can write. A read-only view of writable memory is not one of them."""
+"""Immutable arrays, whose memory cannot be written at all; a read-only view of writable memory is not immutable."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Final
 import numpy as np
 
 ALIGNMENT: Final = 64
-"""Of memory that JAX takes over without a copy."""
+"""Alignment in bytes of memory that JAX uses without a copy."""
 
 
 class _Owned(np.ndarray):
-    """Memory to which nobody outside this package has a writable reference."""
+    """Memory without writable references outside this package."""
 
 
 def is_immutable(buffer: Any) -> bool:
-    """Whether nobody can write the memory of an array or buffer, judged by the object that owns it.
+    """Whether the memory of an array or buffer is immutable, judged by the object that owns it.
 
-    Owners that nobody writes are ``bytes``, a ``jax.Array``, a map opened with ``mmap.ACCESS_READ``, and memory from
-    ``owned``. An array of the caller's is none, even with ``flags.writeable`` off: other views of it may be writable.
+    Immutable owners are ``bytes``, a ``jax.Array``, a map opened with ``mmap.ACCESS_READ``, and memory from ``owned``.
+    A caller's array is not, even with ``flags.writeable`` off, because other views of it may be writable.
 
     >>> is_immutable(np.frombuffer(b"abcd", np.uint8))
     True
@@ -32,12 +32,12 @@ def is_immutable(buffer: Any) -> bool:
         owner = owner.base if isinstance(owner, np.ndarray) and owner.base is not None else getattr(owner, "obj", None)
     if isinstance(owner, mmap.mmap):
         return memoryview(owner).readonly
-    jax_array = getattr(sys.modules.get("jax"), "Array", _Owned)  # this package reads bytes without jax
+    jax_array = getattr(sys.modules.get("jax"), "Array", _Owned)  # this package works without jax
     return isinstance(owner, (bytes, _Owned, jax_array))
 
 
 def owned(array: np.ndarray) -> np.ndarray:
-    """A read-only array with these values: the array itself where it is immutable, otherwise a copy.
+    """An immutable array with these values: the array itself if it is immutable, else a copy.
 
     >>> array = np.zeros(2)
     >>> frozen = owned(array[:])
@@ -54,14 +54,14 @@ def owned(array: np.ndarray) -> np.ndarray:
 
 
 def empty(nbytes: int) -> np.ndarray:
-    """Aligned memory of so many bytes, to be filled and then handed out through ``read_only``."""
+    """Aligned memory of ``nbytes`` bytes, to be filled and then made immutable by ``read_only``."""
     memory = _Owned(nbytes + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     return memory[first : first + nbytes]
 
 
 def read_only(memory: np.ndarray) -> np.ndarray:
-    """The memory as an ordinary array that cannot be written, nor made writable: its owner is read-only too."""
+    """The memory as an ordinary array that cannot be made writable, because its owner is read-only, too."""
     array = memory.view(np.ndarray)
     owner: Any = array
     while isinstance(owner, np.ndarray):

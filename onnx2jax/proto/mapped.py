@@ -1,8 +1,8 @@
-"""Values that stay in their file until they are needed.
+"""Lazy arrays: tensor data that stays in its file until it is needed.
 
-A map of a file that somebody shortens ends the process when it is touched (SIGBUS). So values are only ever read from
-the open file, and a file that was changed since it was opened is an error; a map stands for those that nobody has asked
-for yet. What touches it all the same is code that reads ``Graph.initializers`` past ``load``.
+A lazy array is a view of a memory map, but serves only as a placeholder: ``load`` reads its values from the open file
+and raises if that has changed since. Reading the map itself would end the process (SIGBUS) if the file was truncated,
+so every reader of ``Graph.initializers`` has to go through ``load``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from ..errors import ExternalDataError
 from .immutable import empty, read_only
 
-WORTH_WAITING: Final = 64 * 1024
-"""From how many bytes on a tensor is read when it is needed, rather than at once."""
+LAZY_BYTES: Final = 64 * 1024
+"""Tensors of at least this many bytes are lazy."""
 
 SAMPLE: Final = 1024
-"""Bytes in one of the places of a file by which it is told from others."""
+"""Bytes of one sample of a file, for a digest."""
 
 
 class File:
-    """A file kept open as long as something of it may be read."""
+    """A file that stays open as long as a lazy array refers to it."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor, self._name = descriptor, name
@@ -36,21 +36,21 @@ class File:
         status = os.fstat(descriptor)
         self.size, self.written = status.st_size, status.st_mtime_ns
 
-    def __del__(self, close: Any = os.close) -> None:  # while Python ends, os may be gone
+    def __del__(self, close: Any = os.close) -> None:  # at interpreter shutdown the module os may be gone
         close(self._descriptor)
 
     def mapped(self) -> np.ndarray:
-        """The bytes of the file, not to be touched but by ``load``."""
+        """The bytes of the file as a lazy array."""
         memory = _Map(self._descriptor, 0, access=mmap.ACCESS_READ)
         memory.file = self
         return np.frombuffer(memory, np.uint8)
 
     def read(self, start: int, nbytes: int) -> np.ndarray:
-        """Bytes of the file, in memory of their own that JAX need not copy."""
+        """``nbytes`` bytes from offset ``start``, in new memory that JAX uses without a copy."""
         return self.read_runs([start], nbytes)
 
     def read_runs(self, starts: Sequence[int], nbytes: int) -> np.ndarray:
-        """Runs of so many bytes each, one behind the other."""
+        """The runs of ``nbytes`` bytes at each of the offsets, concatenated."""
         result = empty(len(starts) * nbytes)
         with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
             done = 0
@@ -63,7 +63,7 @@ class File:
         return read_only(result)
 
     def sha1(self) -> str:
-        """The checksum of the whole file."""
+        """The SHA1 checksum of the whole file."""
         with self._lock, open(self._descriptor, "rb", buffering=0, closefd=False) as file:
             file.seek(0)
             result = hashlib.file_digest(file, lambda: hashlib.sha1(usedforsecurity=False)).hexdigest()
@@ -71,7 +71,7 @@ class File:
         return result
 
     def _check(self, complete: bool = True) -> None:
-        """Refuse a file that is no longer what was opened, by size and time (whose clock ticks in milliseconds)."""
+        """Raise if size or modification time differ from those at opening (times have millisecond resolution)."""
         status = os.fstat(self._descriptor)
         if (status.st_size, status.st_mtime_ns) != (self.size, self.written) or not complete:
             raise ExternalDataError(
@@ -86,14 +86,14 @@ class _Map(mmap.mmap):
 
 
 def load(array: Any, index: tuple[slice, ...] | None = None) -> Any:
-    """An array, or bytes, with its values in memory: read now, where it is a view of a map.
+    """The array, or bytes, with its values in memory; reads them if it is lazy.
 
     Args:
-        array: the array.
-        index: a slice of step 1 for each axis: gives the part there, of which nothing else is read.
+        array: an array, or bytes.
+        index: a slice of step 1 for each axis; only this part is read and returned.
 
     Raises:
-        ExternalDataError: the file is no longer what it was.
+        ExternalDataError: the file has changed since it was opened.
     """
     if (memory := _map_of(array)) is None:
         return array if index is None else array[index]
@@ -104,28 +104,27 @@ def load(array: Any, index: tuple[slice, ...] | None = None) -> Any:
 
 
 def _runs(array: np.ndarray, index: tuple[slice, ...]) -> tuple[list[int], list[int]]:
-    """Where the runs of bytes begin that make a part of an array, counted from its first, and the shape of the part."""
+    """Offsets of the contiguous runs that make up ``array[index]``, and its shape."""
     bounds = [part.indices(extent)[:2] for part, extent in zip(index, array.shape, strict=True)]
     shape = [end - first for first, end in bounds]
     last = max((i for i, n in enumerate(array.shape) if shape[i] != n), default=0)
     starts = np.zeros(1, np.int64)
     for i, (first, end) in enumerate(bounds[: last + 1]):
-        places = np.arange(first, end) if i < last else np.array([first])
-        starts = (starts[:, None] + places * array.strides[i]).ravel()
+        indices = np.arange(first, end) if i < last else np.array([first])
+        starts = (starts[:, None] + indices * array.strides[i]).ravel()
     return starts.tolist(), shape
 
 
 def sample(data: Any) -> Any:
-    """Bytes that are in memory; of those in a file, some from all over them: they tell the weights of one training from
-    those of another."""
-    if not waits(data):
+    """All of the bytes if they are in memory; samples of them if they are lazy, enough to distinguish checkpoints."""
+    if not is_lazy(data):
         return data
     starts = np.linspace(0, max(data.size - SAMPLE, 0), 16).astype(np.int64).tolist()
     return b"".join(load(data, (slice(s, s + SAMPLE),)).tobytes() for s in starts)
 
 
-def waits(array: Any) -> bool:
-    """Whether the values of an array are still in a file."""
+def is_lazy(array: Any) -> bool:
+    """Whether the values of an array are still in its file."""
     return _map_of(array) is not None
 
 

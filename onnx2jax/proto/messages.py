@@ -1,8 +1,8 @@
-"""The protobuf messages of the ONNX format, as classes.
+"""Message classes of the ONNX format.
 
-They live in a descriptor pool of their own, so they never meet the classes of the same names in the ``onnx``
-package, and they are built from a compiled description (onnx.binpb, made from onnx.proto) rather than from generated
-code, because generated code is tied to one major version of protobuf.
+They have a descriptor pool of their own, so they do not conflict with those of the ``onnx`` package. They are built at
+import time from a serialized descriptor (onnx.binpb, compiled from onnx.proto), because generated code works with one
+major version of protobuf only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names in a file: of domains, of nodes that may have none, and of what lies in graphs inside graphs."""
+"""Canonical names of domains, of unnamed nodes, and of values in subgraphs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def node_names(nodes: Iterable[Any]) -> list[str]:
-    """A name for each node of a list: its own or its first output's, with its position where that is taken.
+    """A unique name for each node: its own or its first output's, followed by its index if that is taken.
 
-    Names of nodes may be empty or repeat (rule GR-22), but weights and random numbers inside go by them.
+    Node names may be empty or repeat (rule GR-22), but keys of weights and random streams in subgraphs depend on them.
     """
     names: dict[str, None] = {}
     for i, node in enumerate(nodes):
@@ -21,10 +21,10 @@ def node_names(nodes: Iterable[Any]) -> list[str]:
 
 
 def inside(path: str, name: str) -> str:
-    """The name of something in a graph, unique over the model; ``path`` says where the graph stands."""
+    """The name of a value, unique in the model, given the location of its graph."""
     return f"{path}/{name}" if path else name
 
 
 def normal_domain(domain: str) -> str:
-    """ONNX's default domain has two spellings; the empty one is used here (rule OR-03)."""
+    """The domain, with ``ai.onnx`` spelled as the empty string (rule OR-03)."""
     return "" if domain == "ai.onnx" else domain

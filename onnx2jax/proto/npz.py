@@ -1,4 +1,4 @@
-"""Arrays by name in one file."""
+"""Writes npz files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 
 def write(file: Any, arrays: Mapping[str, Any]) -> None:
-    """What ``np.savez`` writes, the same bytes each time; but that takes names as keywords, and one may be "file".
+    """Write arrays as ``np.savez`` does, but with reproducible bytes and any names (``np.savez`` reserves "file").
 
     Args:
-        file: a path, or a file that is open to write bytes.
-        arrays: names to arrays, of numbers, booleans or text.
+        file: a path, or a binary file open for writing.
+        arrays: name -> array of numbers, booleans or text.
     """
     with zipfile.ZipFile(file, "w") as archive:
         for name, value in arrays.items():

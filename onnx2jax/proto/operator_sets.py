@@ -22,24 +22,24 @@ STABLE: Final = 1
 
 @dataclass(frozen=True, eq=False)
 class OperatorSet:
-    """One version of the operator set of a domain, as a document tells it."""
+    """One version of a domain's operator set, as declared by a document."""
 
     name: str
-    """What to call the document in messages."""
+    """The document's label in messages."""
     ir_version: int
     domain: str
-    """Empty for ai.onnx, in either spelling."""
+    """The domain; empty for ai.onnx."""
     version: int
     stable: Mapping[tuple[str, int], bool]
-    """The operators by op_type and since_version: stable, or else experimental (rule OD-04)."""
+    """(op_type, since_version) -> whether the operator is stable rather than experimental (rule OD-04)."""
     functions: Mapping[tuple[str, str], Any]
-    """The bodies, FunctionProto by name and overload; each is that of the newest since_version of its operator."""
+    """(name, overload) -> FunctionProto, the body of the newest since_version of its operator."""
     files: ExternalFiles
 
     def since(self, op_type: str) -> int | None:
-        """The version from which on an operator means what it means in this set; None when it is not in it.
+        """The since_version of an operator in this set; None if the set does not have it.
 
-        A function that no operator entry declares says nothing about earlier versions: it begins here.
+        That of a function without an operator entry is the set's own version.
         """
         versions = [since for name, since in self.stable if name == op_type]
         if not versions and any(name == op_type for name, _ in self.functions):
@@ -48,7 +48,7 @@ class OperatorSet:
 
 
 def read_operator_sets(sources: Iterable[Any]) -> list[OperatorSet]:
-    """Several documents; no two may be the same version of the same domain."""
+    """Read several documents, each of another domain or version."""
     if isinstance(sources, str | bytes | os.PathLike):
         sources = [sources]
     found: dict[tuple[str, int], OperatorSet] = {}
@@ -69,13 +69,13 @@ def read_operator_set(source: Any, *, follow_links: bool = False) -> OperatorSet
         follow_links: accept external data that symbolic links place outside the document's folder.
 
     Raises:
-        ModelError: no such document, or one that breaks a rule.
+        ModelError: the source is not an operator set document, or violates a rule.
     """
-    document, what, files = parse(source, follow_links=follow_links)
-    for problem in problems(document, what):
+    document, label, files = parse(source, follow_links=follow_links)
+    for problem in problems(document, label):
         raise problem
     return OperatorSet(
-        what,
+        label,
         document.ir_version,
         normal_domain(document.domain),
         document.opset_version,
@@ -86,36 +86,37 @@ def read_operator_set(source: Any, *, follow_links: bool = False) -> OperatorSet
 
 
 def parse(source: Any, *, follow_links: bool = False) -> tuple[Any, str, ExternalFiles]:
-    """The message of a document, what to call it, and where its external data lies."""
-    data, what, folder = read_bytes(source)
+    """The message of a document, its label, and its external data files."""
+    data, label, folder = read_bytes(source)
     try:
         document = OperatorSetProto.FromString(data)
     except DecodeError as e:
-        raise ModelError(f"{what} is no operator set document: protobuf cannot parse it ({e})", rule="OD-01") from None
-    return document, what, ExternalFiles(folder, follow_links=follow_links)
+        text = f"{label} is not an operator set document: protobuf cannot parse it ({e})"
+        raise ModelError(text, rule="OD-01") from None
+    return document, label, ExternalFiles(folder, follow_links=follow_links)
 
 
-def problems(document: Any, what: str) -> Iterator[ModelError]:
-    """Everything that is wrong with a document but for the bodies of its functions."""
+def problems(document: Any, label: str) -> Iterator[ModelError]:
+    """The errors of a document, except for those in the bodies of its functions."""
     fields = {"magic": "OD-01", "ir_version": "OD-01", "domain": "OD-03", "opset_version": "OD-02"}
     present = {field: document.HasField(field) for field in fields}
     for field, rule in fields.items():
         if not present[field]:
-            yield ModelError(f"{what} is no operator set document: it has no {field}", rule=rule)
+            yield ModelError(f"{label} is not an operator set document: it has no {field}", rule=rule)
     if present["magic"] and document.magic != MAGIC:
-        yield ModelError(f"{what} is no operator set document: its magic is {document.magic!r}", rule="OD-01")
+        yield ModelError(f"{label} is not an operator set document: its magic is {document.magic!r}", rule="OD-01")
     if present["ir_version"] and document.ir_version < 1:
-        yield ModelError(f"{what} has ir_version {document.ir_version}; it starts at 1", rule="OD-01")
+        yield ModelError(f"{label} has ir_version {document.ir_version}; it starts at 1", rule="OD-01")
     if present["opset_version"] and not 0 < document.opset_version < 2**31:
-        yield ModelError(f"{what} has opset_version {document.opset_version}", rule="OD-02")
+        yield ModelError(f"{label} has opset_version {document.opset_version}", rule="OD-02")
     for operator in document.operator:
         if not operator.op_type or not 0 < operator.since_version <= document.opset_version:
             versions = f"since_version {operator.since_version}, the set is version {document.opset_version}"
-            yield ModelError(f"{what}: operator {operator.op_type!r} has {versions}", rule="OD-02")
+            yield ModelError(f"{label}: operator {operator.op_type!r} has {versions}", rule="OD-02")
     for function in document.functions:
         if not function.name or normal_domain(function.domain or document.domain) != normal_domain(document.domain):
             text = (
-                f"{what}: function {function.name!r} is of domain {function.domain!r}, the set of {document.domain!r}"
+                f"{label}: function {function.name!r} is of domain {function.domain!r}, the set of {document.domain!r}"
             )
             yield ModelError(text, rule="OD-03")
     for ids in (
@@ -124,21 +125,23 @@ def problems(document: Any, what: str) -> Iterator[ModelError]:
     ):
         for (name, version), times in Counter(ids).items():
             if times > 1:
-                yield ModelError(f"{what} declares operator {name!r} ({version}) {times} times", rule="OD-02")
+                yield ModelError(f"{label} declares operator {name!r} ({version}) {times} times", rule="OD-02")
 
 
 def find(
     sets: Iterable[OperatorSet], domain: str, op_type: str, overload: str, version: int
 ) -> tuple[OperatorSet, Any] | str:
-    """The body of an operator and the document that has it, or what is in the way.
+    """The document and FunctionProto that implement an operator, or the reason why there is none.
 
-    The document is the newest that is not above the version imported. A stable operator that it declares without a
-    body may have one in an older document, under the same since_version.
+    The document is the newest one not above the imported version. If it declares a stable operator without a body,
+    the body may come from an older document with the same since_version.
     """
     own = sorted((s for s in sets if s.domain == domain), key=lambda s: s.version, reverse=True)
     usable = [s for s in own if s.version <= version]
     if not usable:
-        return with_rules(f"{own[-1].name} begins at version {own[-1].version}", "OR-01") if own else ""
+        oldest = own[-1] if own else None
+        text = oldest and f"{oldest.name} is version {oldest.version}, the model imports {version}"
+        return with_rules(text, "OR-01") if text else ""
     home = usable[0]
     since = home.since(op_type)
     if since is None:

@@ -1,4 +1,4 @@
-"""A model's message kept for writing it again, without a second copy of its weights."""
+"""The source message of a model, kept for saving it again, without a second copy of its weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError
-from .apart import Apart
+from .detached import Detached
 from .dtypes import ELEMENT_TYPES
 from .external import ExternalFiles
 from .mapped import load
@@ -19,16 +19,16 @@ from .tensors import EXTERNAL, from_array, to_array, to_field
 
 
 class Origin:
-    """What a file said. Bytes that the importer handed out as arrays are shared with them, not kept twice.
+    """The message of an imported file. It shares the memory of weights with the arrays that the importer made.
 
     Args:
-        message: a ModelProto; its weights are taken out of it, so nobody should use it any more.
-        files: where its external data lies, with which it was imported.
+        message: a ModelProto; its weights are detached, so it must not be used afterwards.
+        files: its external data files, as used by the importer.
     """
 
     def __init__(self, message: Any, files: ExternalFiles) -> None:
         self._opened = opened = Opened(message, files)
-        for tensor, data in reversed(files.take_handed_out()):  # the last array made of a tensor is the one in use
+        for tensor, data in reversed(files.take_handed_out()):  # the array made last is the one in use
             if tensor.HasField("raw_data"):
                 opened.put(tensor, data)
         self._serialized = message.SerializeToString()
@@ -36,52 +36,52 @@ class Origin:
         self._changes: tuple[Callable[[Any], None], ...] = ()
 
     def changed(self, change: Callable[[Any], None]) -> Origin:
-        """The same with a change that is made to each message opened; it can be pickled."""
+        """A copy that applies ``change``, which must be picklable, to each message that it opens."""
         new = copy.copy(self)
         new._changes = (*self._changes, change)
         return new
 
     def digest(self) -> str:
-        """What tells files apart: a checksum of the message, and of bytes all over those that wait in files."""
+        """A checksum of the message, and of samples of its external and detached data."""
         return self._opened.digest(self._serialized, self._opened.files.sample())
 
     def open(self) -> Opened:
-        """A fresh copy of the message, to be changed and written."""
+        """A new copy of the message, to be changed and written."""
         message = ModelProto.FromString(self._serialized)
         for change in self._changes:
             change(message)
         return self._opened.copy(message)
 
 
-class Opened(Apart):
-    """A message of which the bytes of some tensors lie apart, until it is written."""
+class Opened(Detached):
+    """A message with the detached data of its tensors, until it is written."""
 
-    def __init__(self, message: Any, files: ExternalFiles, apart: Apart | None = None) -> None:
-        super().__init__(apart or files.apart)
+    def __init__(self, message: Any, files: ExternalFiles, detached: Detached | None = None) -> None:
+        super().__init__(detached or files.detached)
         self.message, self.files = message, files
 
     def copy(self, message: Any) -> Opened:
-        """The same for a copy of the message."""
+        """Like this, for a copy of the message."""
         return Opened(message, self.files, self)
 
     def data(self, tensor: Any) -> Any:
-        """The elements of a tensor in the layout of raw_data: bytes, or an array of them."""
-        if (data := self.in_place(tensor)) is not None:
+        """The elements of a tensor in the layout of raw_data, as bytes or as an array."""
+        if (data := self.get(tensor)) is not None:
             return load(data)
         if tensor.data_location == EXTERNAL:
             return self.files.read(tensor, nbytes(tensor))
         return tensor.raw_data if tensor.HasField("raw_data") else from_array(to_array(tensor))["raw_data"]
 
     def array(self, tensor: Any) -> np.ndarray:
-        """The elements of a tensor."""
-        self.join(tensor)
+        """The elements of a tensor as an array."""
+        self.attach(tensor)
         return to_array(tensor, self.files)
 
     def assign(self, tensor: Any, array: np.ndarray) -> None:
-        """New elements, written as the old ones were: raw, in the typed field, or in a file."""
+        """Replace the elements of a tensor, stored as before: raw, in the typed field, or in a file."""
         del tensor.dims[:]
         tensor.dims.extend(array.shape)
-        if tensor.data_location == EXTERNAL or tensor.HasField("raw_data") or self.in_place(tensor) is not None:
+        if tensor.data_location == EXTERNAL or tensor.HasField("raw_data") or self.get(tensor) is not None:
             self.put(tensor, from_array(array)["raw_data"])
         else:
             field = ELEMENT_TYPES[tensor.data_type].field
@@ -89,15 +89,15 @@ class Opened(Apart):
             getattr(tensor, field).extend(to_field(array))
 
     def put(self, tensor: Any, data: bytes) -> None:
-        """Keep the bytes of a tensor apart, in place of those that it had."""
+        """Replace the data of a tensor by detached bytes."""
         self.take(tensor)
         tensor.ClearField("raw_data")
         self.add(tensor, data)
 
-    def join(self, tensor: Any) -> None:
-        """Bring the bytes of a tensor back into the message, unless they belong into a file."""
+    def attach(self, tensor: Any) -> None:
+        """Move the detached bytes of a tensor into its message, unless they belong in a file."""
         if tensor.data_location != EXTERNAL:
-            super().join(tensor)
+            super().attach(tensor)
 
 
 def nbytes(tensor: Any) -> int:
@@ -105,8 +105,8 @@ def nbytes(tensor: Any) -> int:
     row = ELEMENT_TYPES.get(tensor.data_type)
     if row is None or any(d < 0 for d in tensor.dims):
         raise ModelError(
-            f"tensor {tensor.name!r} has element type {tensor.data_type} and dims {list(tensor.dims)}, which are not "
-            "both legal",
+            f"tensor {tensor.name!r} has element type {tensor.data_type} and dims {list(tensor.dims)}, of which "
+            "one is invalid",
             rule=("TY-01", "TY-24"),
         )
     return -(-math.prod(tensor.dims) * row.bits // 8)

@@ -1,4 +1,4 @@
-"""Checkpoints of onnxruntime's on-device training: FlatBuffers files, their tensors as TensorProto.
+"""Reads checkpoints of onnxruntime's on-device training: FlatBuffers files whose tensors become TensorProto.
 
 Tables are read by slot, the position of a field in onnxruntime's schema (ort_training_checkpoint.fbs, and ort.fbs for
 Tensor), so no generated code is needed.
@@ -22,12 +22,12 @@ from .tensors import EXTERNAL
 
 IDENTIFIER: Final = b"ODTC"
 VERSIONS: Final = (1, 2)
-"""Version 2 says in fields of their own when values are left out or in a file apart; 1 never does that."""
+"""Version 2 adds fields for omitted values and for values in a separate file."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that one optimizer trains, with its state: tensors by parameter, named by their role."""
+    """The parameters of one optimizer: parameter -> its state tensors, named by role."""
 
     name: str
     step: int
@@ -37,7 +37,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a file; tensors are TensorProto messages, large ones with external data beside the file."""
+    """The content of a checkpoint; tensors are TensorProto messages, large ones with external data."""
 
     trained: list[Any]
     frozen: list[Any]
@@ -49,8 +49,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint.
 
     Raises:
-        ModelError: it is none, is damaged, is of another version, or has names only.
-        FileNotFoundError: no such file.
+        ModelError: the file is not a checkpoint, is damaged, has an unsupported version, or has no values.
+        FileNotFoundError: the file does not exist.
         ImportError: flatbuffers is not installed.
     """
     try:
@@ -59,25 +59,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ImportError(
             f"checkpoints of onnxruntime need flatbuffers ({error}): pip install 'onnx2jax[artifacts]'"
         ) from error
-    data, what = path.read_bytes(), f"checkpoint {str(path)!r}"
+    data, label = path.read_bytes(), f"checkpoint {str(path)!r}"
     if data[4:8] != IDENTIFIER:
-        raise ModelError(f"{what} is none of onnxruntime: its identifier is {data[4:8]!r}, not {IDENTIFIER!r}")
+        text = f"its identifier is {data[4:8]!r}, not {IDENTIFIER!r}"
+        raise ModelError(f"{label} is not a checkpoint of onnxruntime: {text}")
     try:
         return _checkpoint(_Table(library, data, int.from_bytes(data[:4], "little")), f"{path.name}.data")
     except ModelError as error:
-        raise ModelError(f"{what}: {error}") from error
-    except (struct.error, ValueError, TypeError, OverflowError) as error:  # what reading beyond the file gives
-        raise ModelError(f"{what} is damaged ({error})") from error
+        raise ModelError(f"{label}: {error}") from error
+    except (struct.error, ValueError, TypeError, OverflowError) as error:  # reads beyond the file
+        raise ModelError(f"{label} is damaged ({error})") from error
 
 
 def _checkpoint(root: _Table, data: str) -> Checkpoint:
     version, module, bag = root.number(0, "Int32"), root.table(1), root.table(3)
     if version not in VERSIONS:
-        raise ModelError(f"its version is {version}; known are {VERSIONS}")
+        raise ModelError(f"its version is {version}; supported are {VERSIONS}")
     if module is None or module.number(2, "Bool"):
-        raise ModelError(
-            "it has the names of parameters without their values (a nominal checkpoint); load the full one"
-        )
+        raise ModelError("it has names of parameters without values (a nominal checkpoint); load the full checkpoint")
     groups = [
         Group(
             group.text(0),
@@ -114,18 +113,18 @@ def _properties(bag: _Table) -> Iterator[tuple[str, int | float | str]]:
 
 
 class _Table:
-    """A table of a FlatBuffers file. Reading beyond the file raises, whatever its offsets say."""
+    """A table of a FlatBuffers file; invalid offsets raise."""
 
     def __init__(self, library: Any, data: bytes, position: int) -> None:
         self._library, self._data, self._kinds = library, data, library.number_types
         self._table = library.table.Table(data, position)
-        # The one offset that has a sign; all others go forward.
+        # The only signed offset; all others are forward.
         vtable = position - self._table.Get(self._kinds.SOffsetTFlags, position)
         if vtable < 0:
             raise ModelError(f"it is damaged: the table at byte {position} has its fields at byte {vtable}")
 
     def _at(self, slot: int) -> int:
-        """Where a field is, from the start of the table; 0 when it is left out."""
+        """The offset of a field in the table; 0 if it is omitted."""
         return self._table.Offset(4 + 2 * slot)
 
     def number(self, slot: int, kind: str, default: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""Tensors between their messages and NumPy."""
+"""Converts between TensorProto messages and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ import numpy as np
 
 from ..errors import ModelError
 from .dtypes import ELEMENT_TYPES, STRING, ElementType, to_code
-from .external import ExternalFiles
+from .external import DENSE_LIMIT, ExternalFiles
 from .mapped import load
 
 EXTERNAL = 1
 DATA_FIELDS: Final = ("raw_data", *sorted({row.field for row in ELEMENT_TYPES.values()}))
 MAX_RANK: Final = 64
-"""NumPy's."""
+"""NumPy's limit."""
 
 
-def to_array(tensor: Any, files: ExternalFiles | None = None, *, later: bool = False) -> np.ndarray:
-    """A TensorProto as a NumPy array, sharing memory with the message's bytes where it can.
+def to_array(tensor: Any, files: ExternalFiles | None = None, *, lazy: bool = False) -> np.ndarray:
+    """A TensorProto as a NumPy array, which shares the memory of the message's bytes if possible.
 
-    Strings come as an object array of str, types below 8 bits one element a byte (ml_dtypes). The result is
-    read-only. With ``later``, what may be a weight and lies in a file is read by
-    ``external.load``.
+    Strings become an object array of str; types below 8 bits have one element per byte (ml_dtypes). The result is
+    read-only. With ``lazy``, large tensors of a weight's element type stay in their file until ``mapped.load``.
 
     Raises:
-        ModelError: an unknown element type, negative extents, or more or less data than the extents need.
+        ModelError: the element type is undefined, an extent is negative, or the amount of data does not match the dims.
         ExternalDataError: see ExternalFiles.
     """
-    array = _decoded(tensor, files, later)
+    array = _decode(tensor, files, lazy)
     array.flags.writeable = False
     return array
 
 
-def _decoded(tensor: Any, files: ExternalFiles | None, later: bool) -> np.ndarray:
+def _decode(tensor: Any, files: ExternalFiles | None, lazy: bool) -> np.ndarray:
     row = ELEMENT_TYPES.get(tensor.data_type)
     if row is None:
         raise ModelError(
-            f"tensor {tensor.name!r} has element type {tensor.data_type}, which is not defined", rule="TY-01"
+            f"tensor {tensor.name!r} has element type {tensor.data_type}, which is undefined", rule="TY-01"
         )
     shape = tuple(tensor.dims)
     if any(d < 0 for d in shape):
@@ -48,9 +47,9 @@ def _decoded(tensor: Any, files: ExternalFiles | None, later: bool) -> np.ndarra
         raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting", rule="TD-14")
     count = math.prod(shape)
     external = tensor.data_location == EXTERNAL
-    apart = files.apart.in_place(tensor) if files else None
+    detached = files.detached.get(tensor) if files else None
     used = [field for field in DATA_FIELDS if len(getattr(tensor, field))]
-    used[:0] = [] if apart is None else ["raw_data"]
+    used[:0] = [] if detached is None else ["raw_data"]
     if len(used) > (not external):
         given = used if len(used) > 1 else [*used, "an external file"]
         raise ModelError(
@@ -62,14 +61,14 @@ def _decoded(tensor: Any, files: ExternalFiles | None, later: bool) -> np.ndarra
         _expect(tensor, "string_data", len(tensor.string_data), count)
         return _strings(tensor.string_data).reshape(shape)
     nbytes = -(-count * row.bits // 8)
-    later = later and row.bits >= 8 and (row.dtype.kind in "fcV" or row.dtype.itemsize == 1) and row.name != "BOOL"
+    lazy = lazy and row.bits >= 8 and (row.dtype.kind in "fcV" or row.dtype.itemsize == 1) and row.name != "BOOL"
     if external:
         files = files or ExternalFiles(None)
-        raw = (files.later if later else files.read)(tensor, nbytes)
+        raw = (files.read_lazily if lazy else files.read)(tensor, nbytes)
         return _from_bytes(raw, row, count).reshape(shape)
-    if apart is not None:
-        _expect(tensor, "raw_data", len(apart), nbytes, "bytes")
-        raw = np.frombuffer(apart, np.uint8) if isinstance(apart, bytes) else apart if later else load(apart)
+    if detached is not None:
+        _expect(tensor, "raw_data", len(detached), nbytes, "bytes")
+        raw = np.frombuffer(detached, np.uint8) if isinstance(detached, bytes) else detached if lazy else load(detached)
         return _from_bytes(raw, row, count).reshape(shape)
     if tensor.HasField("raw_data"):
         data = tensor.raw_data
@@ -95,7 +94,7 @@ def _from_bytes(raw: np.ndarray, row: ElementType, count: int) -> np.ndarray:
 
 
 def _from_field(tensor: Any, row: ElementType, count: int) -> np.ndarray:
-    """Elements kept in the typed field: by value, as bit patterns, packed, or as pairs (rules TD-04 to TD-11)."""
+    """Elements of the typed field: values, bit patterns, packed, or pairs of real and imaginary (TD-04 to TD-11)."""
     values = getattr(tensor, row.field)
     if row.bits < 8:
         per_entry = 8 // row.bits if row.bits in (2, 4) else 1
@@ -112,7 +111,7 @@ def _from_field(tensor: Any, row: ElementType, count: int) -> np.ndarray:
 
 
 def _unpack(packed: np.ndarray, row: ElementType, count: int) -> np.ndarray:
-    """Elements of 2, 4 or 6 bits, the first in the lowest bits, one a byte."""
+    """Unpack elements of 2, 4 or 6 bits, lowest bits first, into one element per byte."""
     if row.bits == 6:
         bits = np.unpackbits(packed, bitorder="little")[: count * 6].reshape(count, 6)
         return np.packbits(bits, axis=1, bitorder="little").ravel().view(row.dtype)
@@ -148,11 +147,11 @@ def to_dense(sparse: Any, files: ExternalFiles | None = None) -> np.ndarray:
     _check_rank(name, shape)
     if not (files or ExternalFiles(None)).claim(math.prod(shape), values.size):
         raise ModelError(
-            f"sparse tensor {name!r} of {values.size} values would have {math.prod(shape)} elements when made dense; "
-            "too many to make on the word of its header",
+            f"sparse tensor {name!r} of {values.size} values would have {math.prod(shape)} elements when densified; "
+            f"the limit is {DENSE_LIMIT} unless at least one in a thousand is stored",
             rule="GR-11",
         )
-    # Zeros cost no memory until somebody writes to them; empty strings do.
+    # np.zeros allocates no memory until it is written; an array of empty strings does.
     dense = np.full(shape, "", object) if values.dtype == object else np.zeros(shape, values.dtype)
     if values.size == 0:
         return dense
@@ -194,7 +193,7 @@ def from_array(array: Any, name: str = "") -> dict[str, Any]:
 
 
 def to_field(array: np.ndarray) -> list[Any]:
-    """The entries of the typed field that holds an array; ``to_array`` reads them back."""
+    """The entries of the typed field for an array, the inverse of ``to_array``."""
     row = ELEMENT_TYPES[to_code(array.dtype)]
     flat = array.ravel()
     if row.dtype == object:

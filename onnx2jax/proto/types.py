@@ -1,4 +1,4 @@
-"""Types of values as a model declares them."""
+"""Declared types of values: TypeProto and ValueInfoProto as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Dim = int | str | None
 
 @dataclass(frozen=True)
 class TensorType:
-    """A dense tensor; ``shape`` is None when even the rank is unknown. Strings have dtype object."""
+    """A dense tensor; ``shape`` is None if the rank is unknown. Strings have dtype object."""
 
     dtype: np.dtype
     shape: tuple[Dim, ...] | None = None
@@ -31,7 +31,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class SparseTensorType(TensorType):
-    """A sparse tensor; it is dense at the border of a model."""
+    """A sparse tensor; as an input or output of a model it is dense."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SequenceType:
 
 @dataclass(frozen=True)
 class OptionalType:
-    """A value that may be missing."""
+    """A value or None."""
 
     element: ValueType | None
 
@@ -67,7 +67,7 @@ class MapType:
 
 @dataclass(frozen=True)
 class OpaqueType:
-    """A type that only its domain knows."""
+    """A type whose meaning is private to its domain."""
 
     domain: str
     name: str
@@ -81,22 +81,22 @@ ValueType = TensorType | SequenceType | OptionalType | MapType | OpaqueType
 
 @dataclass(frozen=True)
 class ValueInfo:
-    """An input or output: its name and, when declared, its type."""
+    """A value of a graph: its name and, if declared, its type."""
 
     name: str
     type: ValueType | None = None
     denotations: tuple[str, ...] = ()
-    """What each dimension stands for (DATA_BATCH, ...), when the model says so."""
+    """The denotation of each dimension (DATA_BATCH, ...), if given."""
     denotation: str = ""
-    """What the whole stands for (IMAGE, AUDIO, TEXT), likewise."""
+    """The denotation of the value (IMAGE, AUDIO, TEXT), if given."""
 
     @property
     def shape(self) -> tuple[Dim, ...] | None:
-        """The extents of a tensor; None when its rank is unknown, and for what is no tensor."""
+        """The extents of a tensor; None if its rank is unknown or the value is not a tensor."""
         return self.type.shape if isinstance(self.type, TensorType) else None
 
     def reshaped(self, shape: Sequence[Dim]) -> ValueInfo:
-        """The same with another shape; what has none stays as it is."""
+        """A copy with another shape; unchanged if the value has none."""
         if not isinstance(self.type, TensorType) or self.type.shape is None:
             return self
         return replace(self, type=replace(self.type, shape=tuple(shape)))
@@ -119,7 +119,7 @@ def to_value_info(message: Any) -> ValueInfo:
 
 
 def to_type(message: Any) -> ValueType | None:
-    """A TypeProto as a type, or None when it says nothing."""
+    """A TypeProto as a type; None if it is empty."""
     match message.WhichOneof("value"):
         case "tensor_type":
             return _tensor(TensorType, message.tensor_type)
@@ -157,7 +157,7 @@ def _dim(message: Any) -> Dim:
             # Some exporters write -1 for "unknown" (rule SH-13).
             return int(message.dim_value) if message.dim_value >= 0 else None
         case "dim_param":
-            # Paddle's exporter names every unknown extent "?": no variable, or all of them would have to be equal.
+            # Paddle's exporter names every unknown extent "?"; as a dimension variable they would all have to be equal.
             return None if message.dim_param in ("", "?") else message.dim_param
         case _:
             return None

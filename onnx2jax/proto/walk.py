@@ -1,4 +1,4 @@
-"""The tensors of a model's message: all of them, and those that have a name, by which ``save`` takes new values."""
+"""Iterates over the tensors of a model's message: all of them, or the weights with their keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOLD_TENSORS = {"ModelProto", "GraphProto", "NodeProto", "AttributeProto", "Fun
 
 
 def tensors(message: Any) -> Iterator[tuple[Any, str]]:
-    """Every TensorProto inside a message, however deep, with the name of the field that holds it."""
+    """Every TensorProto in a message, at any depth, with the name of the field that contains it."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -29,7 +29,7 @@ def tensors(message: Any) -> Iterator[tuple[Any, str]]:
 
 
 def weights(model: Any) -> Iterator[tuple[str, Any]]:
-    """The initializers and tensors of Constant nodes, TensorProto or SparseTensorProto, by Graph.key."""
+    """(Graph.key, message) of each initializer and Constant tensor, as TensorProto or SparseTensorProto."""
     yield from _of_graph(model.graph, "")
     for f in model.functions:
         yield from _of_nodes(f.node, ".".join(filter(None, (normal_domain(f.domain), f.name, f.overload))))

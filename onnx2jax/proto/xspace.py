@@ -1,7 +1,7 @@
-"""Reads a profile of XLA's (an XSpace): the operations that ran, how long, and the compiled programs they belong to.
+"""Reads an XLA profile (an XSpace): executions of operations, their times, and the compiled programs.
 
-``jax.profiler.ProfileData`` reads the events alone: in JAX 0.10 and 0.12 it hands out no metadata of events, where the
-compiled programs are (``Hlo Proto``). Only they say which node of the model an operation, or a fusion, comes from.
+``jax.profiler.ProfileData`` reads only events: in JAX 0.10 and 0.12 it does not return the metadata of events, which
+contain the compiled programs (``Hlo Proto``). These are needed to map an operation or fusion to the model's node.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ FIELDS: Final = {
     "Instruction": "name:1:string opcode:2:string metadata:7:OpMetadata called_computation_ids:38:*int64",
     "OpMetadata": "op_name:2:string",
 }
-"""The messages and their fields that are read here: name, number, type; ``*`` where there are several."""
+"""The messages and fields that are read: name, number, type; ``*`` marks repeated fields."""
 
 
 def _message(name: str) -> Any:
     kinds = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="xspace.proto", package="xspace", syntax="proto3")
     for message, text in FIELDS.items():
-        made = file.message_type.add(name=message)
+        descriptor = file.message_type.add(name=message)
         for each in text.split():
             own, number, kind = each.split(":")
             label = kinds.LABEL_REPEATED if kind.startswith("*") else kinds.LABEL_OPTIONAL
-            one = made.field.add(name=own, number=int(number), label=label)
+            one = descriptor.field.add(name=own, number=int(number), label=label)
             kind = kind.removeprefix("*")
             if kind in FIELDS:
                 one.type, one.type_name = kinds.TYPE_MESSAGE, f".xspace.{kind}"
@@ -49,11 +49,11 @@ def _message(name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """One run of an operation of a compiled program.
+class Execution:
+    """One execution of an operation of a compiled program.
 
     Attributes:
-        program, name: the program, as ``Trace.programs`` has it, and the operation in it.
+        program, name: the program, a key of ``Trace.programs``, and the operation in it.
         start, end: seconds.
     """
 
@@ -68,9 +68,9 @@ class Instruction:
     """An operation of a compiled program.
 
     Attributes:
-        opcode: what XLA calls its kind.
-        scope: where in the traced function its result comes from: ``jit(f)/scope/add``.
-        inside: the operations of what it calls: those fused into it, or the body of a loop.
+        opcode: XLA's opcode.
+        scope: the name stack of the traced function: ``jit(f)/scope/add``.
+        inside: the operations of the computations that it calls: those fused into it, or the body of a loop.
     """
 
     opcode: str
@@ -80,25 +80,25 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Trace:
-    """What was recorded.
+    """A recorded profile.
 
     Attributes:
-        ran: runs of operations.
-        named: runs of what the host gave names to: name, start and end in seconds.
-        programs: the operations of each program by name.
+        executions: executions of operations.
+        named: annotations of the host: name, start and end in seconds.
+        programs: program -> its operations by name.
     """
 
-    ran: list[Ran] = field(default_factory=list)
+    executions: list[Execution] = field(default_factory=list)
     named: list[tuple[str, float, float]] = field(default_factory=list)
     programs: dict[str, Mapping[str, Instruction]] = field(default_factory=dict)
 
 
 def read_trace(data: bytes, mark: str) -> Trace:
-    """What a profile says.
+    """Parse a profile.
 
     Args:
-        data: a file ``*.xplane.pb``.
-        mark: what the names of the host begin with.
+        data: the bytes of a file ``*.xplane.pb``.
+        mark: the prefix of the host's annotations to read.
     """
     trace = Trace()
     for plane in _message("XSpace").FromString(data).planes:
@@ -109,7 +109,7 @@ def read_trace(data: bytes, mark: str) -> Trace:
                 if stat.data and stats.get(stat.metadata_id) == "Hlo Proto":
                     trace.programs[entry.value.name] = _instructions(stat.data)
         for line in plane.lines:
-            # Summaries of the lines of a device's streams, on which everything stands once more.
+            # Lines that summarise those of a device's streams.
             if not line.name.startswith(("XLA Ops", "XLA Modules", "Framework", "Steps", "Source")):
                 _read_line(trace, line, names, stats, mark)
     return trace
@@ -124,17 +124,17 @@ def _read_line(trace: Trace, line: Any, names: Mapping[int, str], stats: Mapping
         if name.startswith(mark):
             trace.named.append((name, start, start + event.duration_ps * 1e-12))
             continue
-        said = {stats.get(s.metadata_id, ""): s for s in event.stats}
+        facts = {stats.get(s.metadata_id, ""): s for s in event.stats}
         if name.startswith("end: "):
-            ends[_number(said["_c"]) if "_c" in said else 0] = start
-        elif "hlo_op" in said and "hlo_module" in said:
-            found.append((event, said, start))
-    for event, said, start in found:
-        number = f"({_number(said['program_id'])})" if "program_id" in said else ""
-        # What an operation hands to other threads ends later than the call of it.
-        end = max(start + event.duration_ps * 1e-12, ends.get(_number(said["_p"]), 0) if "_p" in said else 0)
-        program = _text(said["hlo_module"], stats) + number
-        trace.ran.append(Ran(program, _text(said["hlo_op"], stats), start, end))
+            ends[_number(facts["_c"]) if "_c" in facts else 0] = start
+        elif "hlo_op" in facts and "hlo_module" in facts:
+            found.append((event, facts, start))
+    for event, facts, start in found:
+        number = f"({_number(facts['program_id'])})" if "program_id" in facts else ""
+        # Work that an operation passes to other threads ends later than its call.
+        end = max(start + event.duration_ps * 1e-12, ends.get(_number(facts["_p"]), 0) if "_p" in facts else 0)
+        program = _text(facts["hlo_module"], stats) + number
+        trace.executions.append(Execution(program, _text(facts["hlo_op"], stats), start, end))
 
 
 def _number(stat: Any) -> int:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import with_rules
-from ..ir.derivatives import between, named, referring
+from ..ir.derivatives import between, has_references, named_values
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_known
 
@@ -86,9 +86,9 @@ class Tape:
         self.segments: dict[Node, list[Node]] = {}
         self._pullbacks: dict[Node, tuple[Mapping[int, Any], Callable[..., Any]]] = {}
         self._moving: set[str] = set()
-        differentiating = [n for n in graph.nodes if n.differentiates and not referring(n)]
+        differentiating = [n for n in graph.nodes if n.differentiates and not has_references(n)]
         for node in differentiating:
-            names, target = named(node)
+            names, target = named_values(node)
             through = between(names, target, graph.nodes)
             here = target in names or any(target in n.outputs for n in through)
             if names == node.inputs and here and set(through) <= set(nodes):

@@ -60,7 +60,7 @@ class Subprogram:
         trace.__name__ = re.sub(r"\W", "_", graph.name) or "onnx_model"  # profiles and jaxprs show it
         self._jitted = jax.jit(trace, static_argnums=0)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
-        inputs = {v.name for v in (graph.whole or graph).inputs}
+        inputs = {v.name for v in (graph.extracted_from or graph).inputs}
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
 
     def __call__(

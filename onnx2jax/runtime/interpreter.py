@@ -114,7 +114,7 @@ class Context:
 
     def within(self, graph: Graph) -> Context:
         """The context in which the nodes of a graph run."""
-        whole = graph.whole or graph
+        whole = graph.extracted_from or graph
         if not whole.differentiates:
             return self
 
@@ -274,7 +274,7 @@ def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
                 continue
             value = context.call.attributes[value.name]
             if isinstance(node.target, Operator):
-                value = binding.land(node.target, {name: value})[name]
+                value = binding.convert_attributes(node.target, {name: value})[name]
         items.append((name, value))
     return items
 

@@ -13,7 +13,7 @@ import jax
 from .. import compat
 from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
 from ..ir.graph import Function, Node
-from ..ir.signatures import misfit, type_of_array
+from ..ir.signatures import type_mismatch, type_of_array
 from ..ops.arrays import is_known, is_string, is_traced
 from ..ops.registry import PADDED, resolve
 
@@ -63,7 +63,7 @@ def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:
     title = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if isinstance(e, IndexError) and getattr(values[0] if values else None, "ndim", 1) == 0:
         return f"input 0 has no axes, and {title} needs some: reshape it"
-    return misfit(title, node.opset, list(map(type_of_array, values)))
+    return type_mismatch(title, node.opset, list(map(type_of_array, values)))
 
 
 def _raised_by_a_library(e: Exception) -> bool:

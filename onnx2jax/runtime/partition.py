@@ -321,7 +321,7 @@ class _Host:
             )
             graph = Graph(node.name, "", (), tuple(map(ValueInfo, outputs)), {}, (inside,))
             loop = Subprogram(graph, self._program.settings)
-            loop.specialised = analysis.needed(graph) & {n for n, v in captured.items() if is_small(v)}
+            loop.specialised = analysis.static_names(graph) & {n for n, v in captured.items() if is_small(v)}
             loops.setdefault(node, loop)
         loop = loops[node]
         if loop.compiles >= MOST_SHAPES:
@@ -357,11 +357,11 @@ def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = F
         if not on_host:
             names = {name for node in group for name in node.outputs}
             made = tuple(dict.fromkeys(n for n in (*outputs, *sorted(later)) if n in names))
-            body = {"body": graph.part(group, made)}
+            body = {"body": graph.extract(group, made)}
             group = [Node(graph.name or "graph", "Compiled", DOMAIN, 1, (), made, body, COMPILED)]
         later.update(name for node in group for name in node.reads)
         nodes.extend(reversed(group))
-    return graph.part(nodes[::-1], outputs)
+    return graph.extract(nodes[::-1], outputs)
 
 
 def _groups(graph: Graph, host: Collection[Node], light_on_host: bool) -> list[tuple[bool, list[Node]]]:

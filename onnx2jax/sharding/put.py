@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, Sharding
 from .. import compat
 from ..errors import ShardingError
 from ..ops.arrays import is_traced
-from ..proto.mapped import load, waits
+from ..proto.mapped import is_lazy, load
 
 
 def put(value: Any, sharding: Sharding) -> Any:
@@ -30,7 +30,7 @@ def put(value: Any, sharding: Sharding) -> Any:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         same = value.sharding.is_equivalent_to(sharding, value.ndim)
         return value if same else compat.spread(value, sharding)
-    if sharding.is_fully_addressable and not waits(value):
+    if sharding.is_fully_addressable and not is_lazy(value):
         return jax.device_put(value, sharding)
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = put(jax.random.key_data(value), sharding)

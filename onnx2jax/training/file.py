@@ -37,7 +37,7 @@ def open_training(source: Any, reading: Reading) -> Opened:
         )
     imported = importer.model()
     infos = read_training(importer.message, imported.graph, importer)
-    binding.check_served(importer.missing, importer.refused)
+    binding.check_supported(importer.unsupported, importer.rejected)
     for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
         read_constants(graph, analysis.parameters(graph))
     return Opened(imported, infos, Origin(importer.message, importer.files))

@@ -1,4 +1,4 @@
-"""``onnx2jax.check`` and ``python -m onnx2jax check``: findings for people and for programs."""
+"""``onnx2jax.check`` and ``python -m onnx2jax check``: findings as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 import onnx2jax
 from docs.make_conformance import rules
 from onnx2jax import cli, demo_model
-from onnx2jax.checker.mends import MENDS
+from onnx2jax.checker.fixes import FIXES
 from onnx2jax.errors import ModelError
 from tests.support.cases import MAIN, parse
 
 TWO = MAIN + " { a = Cast (x)  y = Relu (a, x) }"
 
 
-def test_a_finding_says_what_where_and_how_to_mend_it() -> None:
+def test_a_finding_has_rule_path_message_and_fix() -> None:
     report = onnx2jax.check(parse(TWO))
     assert not report.ok
     first, second = report.findings
     assert (first.rule, first.severity, first.path) == ("ND-10", "error", "graph 'g', node 'a'")
     assert "lacks attribute 'to'" in first.message and "rule" not in first.message
-    assert first.mend == MENDS["ND-10"]
+    assert first.fix == FIXES["ND-10"]
     assert str(report).splitlines() == [str(first), str(second)]
     assert str(first).startswith("error ND-10 graph 'g', node 'a': ")
     with pytest.raises(ModelError, match=r"(?s)ND-10.*ND-08"):
@@ -42,7 +42,7 @@ def test_errors_come_before_warnings() -> None:
 def test_the_report_as_json() -> None:
     facts = json.loads(onnx2jax.check(parse(TWO)).to_json())
     assert facts["ok"] is False
-    assert facts["findings"][0].keys() == {"rule", "severity", "path", "message", "mend"}
+    assert facts["findings"][0].keys() == {"rule", "severity", "path", "message", "fix"}
     assert json.loads(onnx2jax.check(demo_model()).to_json()) == {"ok": True, "findings": []}
 
 
@@ -68,5 +68,5 @@ def test_the_number_of_findings_is_bounded() -> None:
     assert len(report.findings) == 1000
 
 
-def test_mends_are_of_rules_that_exist() -> None:
-    assert MENDS.keys() - {""} <= rules().keys()
+def test_fixes_belong_to_existing_rules() -> None:
+    assert FIXES.keys() - {""} <= rules().keys()

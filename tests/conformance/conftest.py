@@ -1,4 +1,4 @@
-"""Operators that a test registers end with it."""
+"""Unregisters the operators that a test registers."""
 
 from __future__ import annotations
 

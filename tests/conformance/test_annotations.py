@@ -1,4 +1,4 @@
-"""Rules TR as far as reading goes: training bindings, checked and ignored."""
+"""Rules TR for inference: training bindings are validated and otherwise ignored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_binding_needs_its_graph() -> None:
 
 
 @rule("TR-08")
-def test_bindings_the_wrong_way_round() -> None:
+def test_swapped_bindings_are_refused() -> None:
     refused_when_strict(training(update=[("w_new", "w")]), "TR-08")
     refused_when_strict(training(start=[("w_0", "w")]), "TR-08")
 
@@ -97,7 +97,7 @@ def test_an_initializer_of_another_algorithm_is_no_key() -> None:
 def test_values_are_outputs() -> None:
     inner = [helper.make_node("Neg", ["w"], ["i"]), helper.make_node("Neg", ["i"], ["w_new"])]
     refused_when_strict(training(update=[("w", "i")], step=graph(inner, ["w_new"])), "TR-11")
-    same(clean(training(update=[("w", "y")]), X), (X + 1) * 2)  # an output of the main graph will do
+    same(clean(training(update=[("w", "y")]), X), (X + 1) * 2)  # outputs of the main graph are allowed
 
 
 @rule("TR-16", "TR-17")

@@ -27,7 +27,7 @@ from tests.tables.operators import NEWEST, Row, rows
 
 
 def bodies() -> list[tuple[defs.OpSchema, int]]:
-    """Each schema that has bodies, with the opset from which on each of them counts."""
+    """Each schema that has bodies, with the first opset of each."""
     found = []
     for schema in defs.get_all_schemas_with_history():
         versions = {*schema.function_opset_versions, *schema.context_dependent_function_opset_versions}
@@ -57,7 +57,7 @@ def expansion(schema: defs.OpSchema, version: int, node: onnx.NodeProto, types: 
 
 
 def models(case: Row, schema: defs.OpSchema, version: int, opset: int) -> list[onnx.ModelProto]:
-    """The operator at an opset, and the body that counts from ``version`` on."""
+    """The operator at an opset, and the body that applies from ``version`` on."""
     names = ["" if x is None else f"x{i}" for i, x in enumerate(case.inputs)]
     ends = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
@@ -71,7 +71,7 @@ def models(case: Row, schema: defs.OpSchema, version: int, opset: int) -> list[o
     call = helper.make_node(function.name, names, outputs, domain="l")
     parameters = {*function.attribute, *(a.name for a in function.attribute_proto)}
     given = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
-    given |= {a.name: a for a in node.attribute}  # the body of an operator sees the defaults of its schema
+    given |= {a.name: a for a in node.attribute}  # the body reads the defaults of the operator's schema
     call.attribute.extend(a for name, a in given.items() if name in parameters)
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("l", 1)]
     results = [onnx.ValueInfoProto(name=n) for n in outputs]
@@ -84,7 +84,7 @@ def models(case: Row, schema: defs.OpSchema, version: int, opset: int) -> list[o
 def evaluated(proto: onnx.ModelProto, case: Row) -> list[Any]:
     message = ModelProto.FromString(proto.SerializeToString())
     imported = Importer(message, ExternalFiles(None)).model()
-    assert not imported.missing, imported.missing
+    assert not imported.unsupported, imported.unsupported
     graph: Graph = imported.graph
     values = dict(zip((v.name for v in graph.inputs), (x for x in case.inputs if x is not None), strict=True))
     with compat.enable_x64(), np.errstate(all="ignore"):
@@ -127,7 +127,7 @@ def _cases() -> list[Any]:
 @rule("FN-24", "FN-25", "FN-26")
 @pytest.mark.parametrize(("schema", "version", "case"), _cases())
 def test_an_operator_means_what_its_body_says(schema: defs.OpSchema, version: int, case: Row) -> None:
-    """A body counts from its opset on until the next one: the operator agrees at both ends."""
+    """A body applies from its opset up to the next body's: the operator is compared at both ends."""
     start = first(schema, version)
     later = [s.since_version for s in defs.get_all_schemas_with_history() if s.name == schema.name]
     later += [first(other, v) for other, v in bodies() if other.name == schema.name]

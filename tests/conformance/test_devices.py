@@ -1,4 +1,4 @@
-"""Rules DV: device configurations, checked, followed over eight devices, and never of any effect on results."""
+"""Rules DV: device configurations are validated, applied to eight devices, and do not change results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MLP = """g (float[8, 4] x) => (float[8, 2] y) <float[4, 6] w1, float[6] b1, floa
 
 
 def model(text: str, devices: int = 2, *, labels: Sequence[str] = (), name: str = "c", ir: int = 11) -> Any:
-    """A model with one configuration; values declared without numbers are weights, and drawn."""
+    """A model with one configuration; values declared without numbers become random weights."""
     proto = parse(text, ir_version=ir)
     proto.configuration.add(name=name, num_devices=devices, device=labels)
     generator = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def model(text: str, devices: int = 2, *, labels: Sequence[str] = (), name: str 
 def annotate(
     node: Any, tensor: str, dims: Dims = (), holders: Sequence[Any] = (0, 1), name: str = "c", stage: int | None = None
 ) -> None:
-    """Divide a tensor of a node; holders that are lists become groups -1, -2, ..."""
+    """Shard a tensor of a node; holders that are lists become groups -1, -2, ..."""
     entry = next((e for e in node.device_configurations if e.configuration_id == name), None)
     entry = entry or node.device_configurations.add(configuration_id=name)
     if stage is not None:
@@ -67,7 +67,7 @@ def annotate(
 
 
 def divided(text: str, dims: Dims, holders: Sequence[Any] = (0, 1), devices: int = 2, tensor: str = "y") -> Any:
-    """A model whose first node divides one tensor."""
+    """A model whose first node has one sharded tensor."""
     proto = model(text, devices)
     annotate(proto.graph.node[0], tensor, dims, holders)
     return proto
@@ -78,7 +78,7 @@ def follow(proto: Any, **kwargs: Any) -> onnx2jax.Model:
 
 
 def pieces(array: jax.Array) -> dict[int, Any]:
-    """What each device holds."""
+    """Device -> its shard."""
     return {shard.device.id: np.asarray(shard.data).tolist() for shard in array.addressable_shards}
 
 
@@ -104,7 +104,7 @@ def constraints(converted: onnx2jax.Model, *args: Any) -> list[tuple[tuple[int, 
 
 
 def program(converted: onnx2jax.Model, *args: Any) -> str:
-    """What XLA made of it."""
+    """The HLO that XLA compiles."""
     placed = converted.placement
     assert placed is not None
     given = placed.put_params(converted.params), *placed.put_inputs(dict(zip("xabcd", args, strict=False))).values()
@@ -112,7 +112,7 @@ def program(converted: onnx2jax.Model, *args: Any) -> str:
 
 
 def agrees(proto: Any, *args: Any, **kwargs: Any) -> onnx2jax.Model:
-    """Followed over several devices, results are those of one."""
+    """Check that the results on several devices are those on one; returns the model."""
     converted = follow(proto, **kwargs)
     results, expected = converted(*args), onnx2jax.convert(proto)(*args)
     jax.tree.map(lambda r, e: np.testing.assert_allclose(r, e, rtol=1e-5, atol=1e-6), results, expected)
@@ -120,7 +120,7 @@ def agrees(proto: Any, *args: Any, **kwargs: Any) -> onnx2jax.Model:
 
 
 def mlp(devices: int = 2, name: str = "c") -> Any:
-    """Two layers, the first divided by columns, the second by rows, as in Megatron-LM."""
+    """Two layers, the first sharded by columns, the second by rows, as in Megatron-LM."""
     proto = model(MLP, devices, name=name)
     first, bias, _, second = proto.graph.node
     every = range(devices)
@@ -146,7 +146,7 @@ def test_results_are_those_of_one_device() -> None:
         ((6,), P("d0")),
         ((6, 2), P("d0", None)),
     ]
-    assert constraints(onnx2jax.convert(mlp()), BATCH) == []  # a configuration is followed only when asked for
+    assert constraints(onnx2jax.convert(mlp()), BATCH) == []  # configurations are applied only on request
     assert onnx2jax.convert(mlp()).placement is None
 
 
@@ -189,7 +189,7 @@ def test_the_user_picks_a_configuration() -> None:
 
 @rule("DV-03")
 @pytest.mark.parametrize(("listed", "known"), [(["two"], "['two']"), ([], "[]")])
-def test_a_configuration_that_is_not_there(listed: list[str], known: str) -> None:
+def test_unknown_configurations_are_refused(listed: list[str], known: str) -> None:
     proto = parse(RELU, ir_version=11)
     for name in listed:
         proto.configuration.add(name=name, num_devices=2)
@@ -259,7 +259,7 @@ def test_devices_are_numbers_or_groups() -> None:
     spec.index_to_device_group_map.add(key=7, value=[1])
     same(clean(proto, X), [0, 2])  # a key makes a group, whatever its sign
     assert pieces(follow(proto)(X)) == {0: [0], 1: [2]}
-    with pytest.warns(ShardingWarning, match=r"device 2 is not one of 0 to 1, nor a group \(rule DV-06\)"):
+    with pytest.warns(ShardingWarning, match=r"device 2 is neither one of 0 to 1 nor a group \(rule DV-06\)"):
         agrees(divided(RELU, [(0, 2)], (0, 2)), X)
 
 
@@ -305,7 +305,7 @@ def test_extents_are_those_of_the_tensor(extent: Any) -> None:
 
 
 @rule("DV-11")
-def test_a_fused_axis_is_divided_in_its_factors() -> None:
+def test_a_fused_axis_is_sharded_by_its_factors() -> None:
     # Worked example W8: [A, B] in 2 x 2 shards, reshaped to [A * B]. Contiguous quarters would be other shards.
     proto = divided(SAME.replace("2, 2", "8"), [(0, (2, 4), (2, 2))], range(4), 4)
     x = np.arange(8, dtype=F)
@@ -325,7 +325,7 @@ def test_factors_that_do_not_make_the_axis(factors: Any) -> None:
 
 @rule("DV-12")
 @pytest.mark.parametrize("rows", [5, 1, 0])
-def test_uneven_division(rows: int) -> None:
+def test_uneven_shards(rows: int) -> None:
     text = "g (float[N, 2] x) => (float[N, 2] y) <float[2, 5] w> { h = MatMul (x, w) h2 = Relu (h) y = MatMul (h2, v) }"
     text = text.replace("w>", "w, float[5, 2] v>")
     proto = divided(text, [(0, 2)], tensor="h")
@@ -333,25 +333,25 @@ def test_uneven_division(rows: int) -> None:
     x = np.ones((rows, 2), F)
     converted = agrees(proto, x)
     assert constraints(converted, x)[0] == ((rows, 5), P("d0", None))
-    assert converted.placement.params["v"].spec == P()  # arrays at rest lie evenly
+    assert converted.placement.params["v"].spec == P()  # stored arrays need even shards
     assert "'v' lies whole on every device: " in converted.placement.notes[0]
 
 
-# ------------------------------------------------------------------------------------------------ what is not said
+# ------------------------------------------------------------------------------------------------ unannotated tensors
 
 
 @rule("DV-13")
-def test_an_input_without_sharding_lies_as_it_was_made() -> None:
+def test_an_unannotated_input_keeps_its_producers_sharding() -> None:
     proto = model(MLP)
     annotate(proto.graph.node[0], "h", [(1, 2)])
     del proto.graph.node[3]
     proto.graph.output[0].name = "r"
     result = agrees(proto, BATCH)(BATCH)
-    assert result.sharding.spec == P(None, "d0")  # through Add and Relu, about which nothing is said
+    assert result.sharding.spec == P(None, "d0")  # through Add and Relu, which have no annotations
 
 
 @rule("DV-13")
-def test_an_input_of_the_model_is_whole() -> None:
+def test_inputs_of_the_model_are_replicated() -> None:
     converted = follow(divided(SAME, [(0, 2)]))
     assert converted.placement.put_inputs({"x": SQUARE})["x"].sharding.spec == P()
 
@@ -376,7 +376,7 @@ def test_an_output_without_sharding_follows_from_the_inputs(text: str, dims: Dim
 
 
 @rule("DV-15", "DV-19")
-def test_outputs_that_lie_otherwise_are_moved() -> None:
+def test_outputs_are_resharded_as_annotated() -> None:
     proto = divided(SAME, [(0, 2)], tensor="x")
     annotate(proto.graph.node[0], "y", [(1, 2)])
     converted = agrees(proto, SQUARE)
@@ -426,7 +426,7 @@ def test_broadcast_operands_that_do_not_compose() -> None:
 
 
 @rule("DV-17", "DV-19")
-def test_a_contraction_may_be_divided() -> None:
+def test_a_contracted_axis_may_be_sharded() -> None:
     proto = model("g (float[8, 4] x) => (float[8, 6] y) <float[4, 6] w> { y = MatMul (x, w) }")
     node = proto.graph.node[0]
     annotate(node, "x", [(1, 2)])
@@ -444,7 +444,7 @@ def test_a_contraction_may_be_divided() -> None:
 
 
 @rule("DV-18")
-def test_operators_without_meaning_for_shardings() -> None:
+def test_operators_without_defined_shardings() -> None:
     proto = model(
         """g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y) <float[1, 1, 3, 3] w> {
             [conv] h = Conv (x, w)  y = Relu (h) }"""
@@ -530,7 +530,7 @@ def test_too_few_devices() -> None:
 
 
 @rule("DV-23")
-def test_one_mesh_says_what_it_can() -> None:
+def test_shardings_that_one_mesh_cannot_express() -> None:
     proto = model("g (float[4] x) => (float[4] y) { [a] h = Neg (x) [b] y = Neg (h) }", 4)
     annotate(proto.graph.node[0], "h", [(0, 4)], range(4))
     annotate(proto.graph.node[1], "y", [(0, 4)], (3, 2, 1, 0))
@@ -539,7 +539,7 @@ def test_one_mesh_says_what_it_can() -> None:
     with pytest.warns(ShardingWarning, match=text):
         converted = agrees(proto, x)
     assert constraints(converted, x) == [((4,), P("d0"))]
-    # The order that most of them use is the mesh's.
+    # The mesh has the device order that most shardings use.
     annotate(proto.graph.node[0], "x", [(0, 4)], (3, 2, 1, 0))
     with pytest.warns(ShardingWarning, match=r"node 'a'.*sharding of 'h': shards on devices \[0, 1, 2, 3\] cannot"):
         converted = agrees(proto, x)
@@ -547,7 +547,7 @@ def test_one_mesh_says_what_it_can() -> None:
 
 
 @rule("DV-23")
-def test_factorings_that_exclude_one_another() -> None:
+def test_conflicting_factorisations_of_an_axis() -> None:
     proto = model("g (float[6] x) => (float[6] y) { [a] h = Neg (x) [b] y = Neg (h) }", 6)
     annotate(proto.graph.node[0], "h", [(0, 2)], [[0, 1, 2], [3, 4, 5]])
     annotate(proto.graph.node[1], "y", [(0, 3)], [[0, 1], [2, 3], [4, 5]])
@@ -577,7 +577,7 @@ g (float[4] x) => (float[4] y) { [one] h = l.twice (x) [two] k = l.twice (h) y =
 
 
 @rule("DV-24")
-def test_annotations_in_a_function_count_at_each_call() -> None:
+def test_annotations_in_a_function_apply_to_each_call() -> None:
     proto = onnx.parser.parse_model(CALLS)
     proto.configuration.add(name="c", num_devices=2)
     annotate(proto.functions[0].node[0], "b", [(0, 2)])
@@ -615,7 +615,7 @@ def test_annotations_in_a_loop() -> None:
 
 
 @rule("DV-24", "DV-25")
-def test_a_weight_that_a_function_divides() -> None:
+def test_a_weight_that_a_function_shards() -> None:
     text = CALLS.replace("float[4] y)", "float[4] y) <float[4] w = {1, 2, 3, 4}>").replace("l.twice (x)", "l.twice (w)")
     proto = onnx.parser.parse_model(text.replace("y = Neg (k)", "y = Add (k, x)"))
     proto.configuration.add(name="c", num_devices=2)
@@ -624,7 +624,7 @@ def test_a_weight_that_a_function_divides() -> None:
 
 
 @rule("DV-25")
-def test_weights_lie_where_their_first_consumer_wants_them() -> None:
+def test_weights_are_placed_for_their_first_consumer() -> None:
     converted = follow(mlp())
     placed = converted.placement.put_params(converted.params)
     assert {n: s.spec for n, s in converted.placement.params.items()} == {
@@ -634,11 +634,11 @@ def test_weights_lie_where_their_first_consumer_wants_them() -> None:
     }
     whole = sum(v.nbytes for v in converted.params.values())
     assert set(bytes_per_device(placed).values()) == {whole // 2}
-    assert "all-gather" not in program(converted, BATCH)  # they are used as they lie
+    assert "all-gather" not in program(converted, BATCH)  # they are used without resharding
 
 
 @rule("DV-25")
-def test_a_weight_of_two_consumers_lies_as_the_first_wants_it() -> None:
+def test_a_weight_of_two_consumers_is_placed_for_the_first() -> None:
     proto = model("g (float[4, 4] x) => (float[4, 4] y) <float[4, 4] w> { h = MatMul (x, w)  y = MatMul (h, w) }")
     annotate(proto.graph.node[0], "w", [(1, 2)])
     annotate(proto.graph.node[1], "w", [(0, 2)])
@@ -647,16 +647,16 @@ def test_a_weight_of_two_consumers_lies_as_the_first_wants_it() -> None:
 
 
 @rule("DV-27")
-def test_configurations_begin_with_ir_11() -> None:
+def test_configurations_require_ir_11() -> None:
     proto = divided(RELU, [(0, 2)])
     proto.ir_version = 10
     same(warned(proto, "DV-27")(X), [0, 2])
     with pytest.warns(ShardingWarning, match=r"since IR 11, the model is of IR 10 \(rule DV-27\)"):
         converted = agrees(proto, X)
-    assert len(converted(X).sharding.device_set) == 2  # followed all the same
+    assert len(converted(X).sharding.device_set) == 2  # applied nevertheless
 
 
-# ------------------------------------------------------------------------------------------------ the library around
+# ------------------------------------------------------------------------------------------------ other features
 
 
 @rule("DV-01")
@@ -700,7 +700,7 @@ def test_export_with_a_free_extent() -> None:
     assert exported.out_avals[0].shape == (n, 4)
 
 
-def test_no_warning_when_everything_is_followed() -> None:
+def test_no_warning_when_every_annotation_is_applied() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         follow(mlp())(BATCH)

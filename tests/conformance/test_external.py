@@ -1,4 +1,4 @@
-"""Rules EX: tensors in files beside the model."""
+"""Rules EX: external data."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_paths_out_of_the_folder_are_refused(folder: Path, location: str) -> Non
     path = stored(folder, tensor(location=location))
     with pytest.raises(ExternalDataError, match="EX-04"):
         onnx2jax.convert(path)
-    assert rules_of(path) == {"EX-03"}  # of the two rules that one check keeps, the first is named
+    assert rules_of(path) == {"EX-03"}  # of two rules that one check enforces, the first is named
 
 
 @rule("EX-05")
@@ -268,7 +268,7 @@ def test_a_missing_file_is_named_with_tensor_and_folder(folder: Path) -> None:
 
 
 @rule("EX-20")
-def test_tensors_in_memory_are_given_by_their_locations(folder: Path) -> None:
+def test_tensors_in_memory_are_passed_by_location(folder: Path) -> None:
     path = stored(folder, tensor(location="#w"))
     for source in (path, path.read_bytes()):
         with pytest.raises(ExternalDataNotFoundError, match=r"buffers=\{'#w': array\}.*EX-20"):
@@ -279,7 +279,7 @@ def test_tensors_in_memory_are_given_by_their_locations(folder: Path) -> None:
             model = onnx2jax.convert(source, buffers={"#w": buffer})
             same(model(X), X + W)
         again = onnx2jax.save(model, folder / "again.onnx")
-        assert onnx2jax.check(again).ok  # the data lies in a file now
+        assert onnx2jax.check(again).ok  # the data is in a file now
         same(onnx2jax.convert(again)(X), X + W)
 
 
@@ -294,7 +294,7 @@ def test_tensors_in_memory_are_given_by_their_locations(folder: Path) -> None:
         (W.view(np.int32), {}, "EX-20"),
     ],
 )
-def test_a_buffer_holds_what_the_tensor_says(folder: Path, buffer: Any, entries: Any, rule_id: str) -> None:
+def test_a_buffer_has_to_match_the_tensor(folder: Path, buffer: Any, entries: Any, rule_id: str) -> None:
     path = stored(folder, tensor(location="#w", **entries))
     with pytest.raises(ExternalDataError, match=rule_id):
         onnx2jax.convert(path, buffers={"#w": buffer})
@@ -302,7 +302,7 @@ def test_a_buffer_holds_what_the_tensor_says(folder: Path, buffer: Any, entries:
 
 
 @rule("EX-20")
-def test_buffers_share_bytes_and_stand_for_any_location(folder: Path) -> None:
+def test_buffers_share_memory_and_replace_any_location(folder: Path) -> None:
     path = stored(folder, tensor(location="#all", offset="4"))
     same(onnx2jax.convert(path, buffers={"#all": F([9, 3, 4])})(X), X + W)
     same(onnx2jax.convert(stored(folder, tensor(location="gone.bin")), buffers={"gone.bin": W})(X), X + W)

@@ -281,10 +281,10 @@ def test_fields_that_functions_once_had_are_harmless() -> None:
     same(clean(raw, X), -X)
 
 
-def test_findings_of_functions_that_nothing_calls() -> None:
+def test_uncalled_functions_are_checked() -> None:
     assert rules_of(parse(MAIN + " { y = Neg (x) }" + L + "f (a) => (r) { r = Neg (b) }")) == {"FN-07"}
 
 
-def test_an_overload_of_an_operator_means_nothing() -> None:
+def test_an_overload_of_an_operator_has_no_meaning() -> None:
     proto = parse(MAIN + " { y = Relu (x) }", lambda m: setattr(m.graph.node[0], "overload", "q"))
     same(warned(proto, "ND-13")(X), [0, 2])

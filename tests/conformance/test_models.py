@@ -61,7 +61,7 @@ def test_newer_ir_versions_are_refused(version: int) -> None:
 
 
 @rule("MV-03")
-def test_imports_begin_with_ir_3() -> None:
+def test_opset_imports_require_ir_3() -> None:
     old = parse(MAIN + " <float[1] b = {1}> { y = Add <axis = 0, broadcast = 1> (x, b) }", ir_version=2)
     del old.opset_import[:]
     same(run(old, X), [0, 3])
@@ -102,7 +102,7 @@ def test_model_version_is_a_count_or_packed(version: int, text: str) -> None:
 
 
 @rule("MV-07", "GR-26", "AT-14", "ME-01", "ME-07")
-def test_what_a_model_says_about_itself_changes_no_result() -> None:
+def test_descriptive_fields_do_not_affect_results() -> None:
     plain = parse(MAIN + " { y = Elu <alpha = 2.0> (x) }")
 
     def describe(m: Any) -> None:
@@ -145,7 +145,7 @@ def test_all_unsupported_operators_are_listed_before_anything_runs() -> None:
     ):
         onnx2jax.convert(proto)
     assert rules_of(proto) == {"OR-08"}
-    assert rules_of(proto, "warning") == {"MV-10"}  # a custom operator may be legal: nobody can tell
+    assert rules_of(proto, "warning") == {"MV-10"}  # a custom operator may be legal
 
 
 @rule("MV-11")
@@ -181,20 +181,20 @@ def test_missing_fields_have_their_defaults() -> None:
     ],
     ids=["empty", "half", "operator set", "text", "noise", "html"],
 )
-def test_what_is_no_model_is_refused(data: bytes) -> None:
+def test_non_models_are_refused(data: bytes) -> None:
     with pytest.raises(ModelError, match="not an ONNX model"):
         onnx2jax.convert(data)
     assert not onnx2jax.check(data).ok
 
 
 @rule("MV-13")
-def test_weights_beyond_2_gib_lie_in_a_file(tmp_path: Path) -> None:
+def test_weights_above_2_gib_are_external(tmp_path: Path) -> None:
     side = 2**15
     proto = parse("g (float[N, 32768] x, int64[1] i) => (y) { y = Gather (w, i) }")
     w = proto.graph.initializer.add(name="w", data_type=1, dims=[side, side], data_location=1)
     w.external_data.add(key="location", value="w.bin")
     with (tmp_path / "w.bin").open("wb") as file:
-        file.truncate(4 * side * side)  # 4 GiB that the disk does not hold
+        file.truncate(4 * side * side)  # a sparse file of 4 GiB
     onnx.save(proto, tmp_path / "m.onnx")
     m = onnx2jax.convert(tmp_path / "m.onnx")
     assert m.graph.initializers["w"].nbytes == 2**32 and not m.graph.initializers["w"].flags.owndata  # not yet read
@@ -217,7 +217,7 @@ def test_below_ir_4_weights_among_the_inputs_are_no_inputs_of_the_function() -> 
 
 
 @rule("MV-15")
-def test_one_reader_serves_both_variants_of_the_format(tmp_path: Path) -> None:
+def test_one_reader_reads_both_variants_of_the_format(tmp_path: Path) -> None:
     """The core variant has a description of its own: what it writes reads the same."""
     source = (Path(onnx.__file__).parent / "onnx.proto").read_text(encoding="utf-8")
     core = _message_of(source.replace("package onnx;", "package core;"), "core.ModelProto", tmp_path)
@@ -278,7 +278,7 @@ def test_metadata_is_everywhere_and_unprefixed_keys_are_kept() -> None:
 
 
 @rule("ME-05")
-def test_image_metadata_is_the_same_in_any_case() -> None:
+def test_image_metadata_is_case_insensitive() -> None:
     def annotate(m: Any) -> None:
         props = {"image.bitmappixelformat": "BGR8", "Image.NominalPixelRange": "NominalRange_0_255"}
         helper.set_model_props(m, props | {"Image.ColorSpaceGamma": "own", "image.other": "BGR8"})
@@ -323,7 +323,7 @@ def test_dangling_annotations_are_a_warning(names: dict[str, str]) -> None:
 
 
 @rule("QA-04")
-def test_an_annotated_scale_that_nothing_uses_stays() -> None:
+def test_an_unused_annotated_scale_is_kept() -> None:
     m = onnx2jax.convert(parse(QUANTISED, annotated))
     same(m(X), [0, 3])
     assert m.graph.initializers[m.graph.quantization["w"]["SCALE_TENSOR"]] == np.float32(0.5)

@@ -119,7 +119,7 @@ def old(call: str, version: int = 6, ends: str = "float[2, 3, 4] x, float[3] b")
 
 
 @rule("ND-15")
-def test_broadcasting_before_opset_7_is_asked_for() -> None:
+def test_broadcasting_before_opset_7_needs_the_attribute() -> None:
     x, b = np.zeros((2, 3, 4), F), F([1, 2, 3])
     same(clean(old("y = Add <broadcast = 1, axis = 1> (x, b)"), x, b), np.broadcast_to(b[:, None], (2, 3, 4)))
     with pytest.raises(OperatorError):
@@ -167,7 +167,7 @@ def test_the_type_of_an_attribute_is_set_and_that_of_its_value() -> None:
 
 
 @rule("AT-03")
-def test_in_ir_1_the_value_tells_the_type() -> None:
+def test_in_ir_1_the_type_follows_from_the_value() -> None:
     proto = with_attribute(name="alpha", f=2)
     proto.ir_version = 1
     del proto.opset_import[:]
@@ -307,7 +307,7 @@ def test_a_type_as_an_attribute() -> None:
 
 
 @rule("AT-12", "EX-18")
-def test_the_tensor_of_an_attribute_may_lie_in_a_file(tmp_path: Any) -> None:
+def test_the_tensor_of_an_attribute_may_be_external(tmp_path: Any) -> None:
     def externalise(m: Any) -> None:
         t = m.graph.node[0].attribute[0].t
         t.ClearField("float_data")

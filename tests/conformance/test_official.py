@@ -29,7 +29,7 @@ def test_case(case: official.Case, record_property: Callable[[str, object], None
     assert model.jitted is (case.name not in STAGED)
 
 
-def test_nothing_is_left_out() -> None:
+def test_no_case_is_left_out() -> None:
     assert onnx.__version__ == official.VERSION
     assert Counter(case.kind for case in official.cases().values()) == official.COUNTS
     assert set(official.cases()) >= set(FAILS) | STAGED | frozenset().union(*NOT_IN_JIT.values())
@@ -51,7 +51,7 @@ def test_activations_of_the_light_resnet50() -> None:
 
 
 @pytest.mark.parametrize("name", ["attention_4d_causal_fp16", "attention_4d_gqa_with_past_and_present_fp16"])
-def test_float16_attention_to_the_bit(name: str) -> None:
+def test_float16_attention_is_bit_exact(name: str) -> None:
     """Every step is rounded as ONNX's function says: the operator, its expansion and the stored result are the same."""
     for case in (official.cases()[f"test_{name}"], official.cases()[f"test_{name}_expanded"]):
         message, [(inputs, expected)] = official.load(case)

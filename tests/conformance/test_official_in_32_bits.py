@@ -1,4 +1,4 @@
-"""The official suite inside transformations of a caller's, in JAX's plain 32-bit mode."""
+"""The official suite under a caller's JAX transformations, in 32-bit mode."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def as_jit_sees(value: np.ndarray) -> np.ndarray:
 
 
 class NothingToTrace(KnownValueError):
-    """No input is left that may be traced."""
+    """No input can be traced."""
 
 
 def applied(model: onnx2jax.Model, feeds: Feeds, given: Feeds) -> Any:
@@ -64,8 +64,8 @@ def applied(model: onnx2jax.Model, feeds: Feeds, given: Feeds) -> Any:
 
 
 def free(model: onnx2jax.Model, feeds: Feeds) -> Feeds:
-    """The inputs that do not decide shapes."""
-    return {n: v for n, v in feeds.items() if leaves(v) and n not in analysis.needed(model.graph)}
+    """The inputs whose values need not be known."""
+    return {n: v for n, v in feeds.items() if leaves(v) and n not in analysis.static_names(model.graph)}
 
 
 def transformed(model: onnx2jax.Model, transform: Callable[..., Any], feeds: Feeds) -> Any:
@@ -194,7 +194,7 @@ def test_jit_of_vmap(case: official.Case) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_gradient(case: official.Case) -> None:
-    """The same as in 64-bit mode, where JAX changes nothing; refusals are, too."""
+    """Gradients and errors equal those in 64-bit mode."""
     message, feeds, _ = message_and_feeds(case)
     feeds = jax.tree.map(as_jit_sees, feeds)
     model = onnx2jax.convert(message)

@@ -1,4 +1,4 @@
-"""Rules ND-07 to ND-09, GR-18 and GR-20: types of operands by the schemas of each version, followed through graphs."""
+"""Rules ND-07 to ND-09, GR-18 and GR-20: types of operands against each version's schema, inferred through graphs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def typed(text: str, version: int = 21) -> onnx.ModelProto:
     return parse(text, lambda m: setattr(m.opset_import[0], "version", version))
 
 
-def misfits(text: str, version: int = 21) -> list[str]:
-    """What check says of operands that do not fit."""
+def mismatches(text: str, version: int = 21) -> list[str]:
+    """The findings of check for type mismatches."""
     return [f.message for f in onnx2jax.check(typed(text, version)).findings if f.rule == "ND-09"]
 
 
@@ -34,7 +34,7 @@ def test_the_table_of_types_is_current() -> None:
 def test_operands_are_of_the_types_of_the_operators_version() -> None:
     text = "g (int64[2] x) => (int64[2] y) { y = Relu (x) }"
     refused_when_strict(typed(text, 13), "ND-09")
-    assert misfits(text, 13) == [
+    assert mismatches(text, 13) == [
         "input 'x' is int64, but Relu of opset 13 takes one of bfloat16, double, float, float16"
     ]
     assert clean(typed(text, 14), X.astype(int)).tolist() == [0, 2]
@@ -43,7 +43,7 @@ def test_operands_are_of_the_types_of_the_operators_version() -> None:
 @rule("ND-09")
 def test_operands_of_one_type_variable_are_of_one_type() -> None:
     text = "g (float[2] x, int64[2] z) => (float[2] y) { y = Add (x, z) }"
-    assert misfits(text) == ["input 'z' is int64 and 'x' is float, but Add takes one type"]
+    assert mismatches(text) == ["input 'z' is int64 and 'x' is float, but Add takes one type"]
     with pytest.raises(onnx2jax.errors.ModelError, match="ND-09"):
         onnx2jax.convert(parse(text), strict=True)
     with pytest.raises(onnx2jax.errors.OnnxError):
@@ -53,10 +53,10 @@ def test_operands_of_one_type_variable_are_of_one_type() -> None:
 @rule("ND-07")
 def test_variadic_operands_of_one_type_and_of_any() -> None:
     refused_when_strict(parse("g (float[2] x, double[2] z) => (float[2] y) { y = Sum (x, x, z) }"), "ND-09")
-    assert misfits("g (float[2] x, float[2] z) => (float[2] y) { y = Sum (x, z) }") == []
+    assert mismatches("g (float[2] x, float[2] z) => (float[2] y) { y = Sum (x, z) }") == []
     body = "b (int64 i, bool k, float[2] v, int64[2] n) => (bool k, float[2] u, int64[2] o)"
     text = f'{{ y, z = Loop (m, "", x, j) <body = {body} {{ u = Neg (v)  o = Neg (n) }}> }}'
-    assert misfits(f"g (int64 m, float[2] x, int64[2] j) => (float[2] y, int64[2] z) {text}") == []
+    assert mismatches(f"g (int64 m, float[2] x, int64[2] j) => (float[2] y, int64[2] z) {text}") == []
 
 
 @rule("ND-08")
@@ -93,24 +93,24 @@ FOLLOWED = {
     "function": MAIN + " { s = Shape (x)  w = l.f (s)  y = Add (x, w) }" + L + "f (a) => (r) { r = Neg (a) }",
     "inside a function": MAIN + " { s = Shape (x)  y = l.f (x, s) }" + L + "f (a, b) => (r) { r = Add (a, b) }",
 }
-"""Ways in which the type of an operand follows; in each an int64 meets a float."""
+"""Models in which the type of an operand has to be inferred; in each an int64 meets a float."""
 
 
 @rule("ND-09")
 @pytest.mark.parametrize("way", FOLLOWED)
-def test_types_are_followed_through_the_graph(way: str) -> None:
-    (message,) = misfits(FOLLOWED[way])
+def test_types_are_inferred_through_the_graph(way: str) -> None:
+    (message,) = mismatches(FOLLOWED[way])
     assert "is int64 and" in message and "is float, but Add takes one type" in message
 
 
 @rule("ND-09")
-def test_what_is_unknown_is_not_guessed() -> None:
+def test_unknown_types_are_not_guessed() -> None:
     free = MAIN + " { w = l.f (x)  y = Add (x, w) }"
-    assert misfits(free) == misfits(free + L + "f <to> (a) => (r) { r = Cast <to: int = @to> (a) }") == []
+    assert mismatches(free) == mismatches(free + L + "f <to> (a) => (r) { r = Cast <to: int = @to> (a) }") == []
     polymorphic = "g (float[2] x, int64[2] i) => (float[2] y, int64[2] z) { y = l.f (x)  z = l.f (i) }"
-    assert misfits(polymorphic + L + "f (a) => (r) { r = Add (a, a) }") == []
+    assert mismatches(polymorphic + L + "f (a) => (r) { r = Add (a, a) }") == []
     doubling = "".join(L + f"f{i} (a) => (r) {{ s = l.f{i - 1} (a)  r = l.f{i - 1} (s) }}" for i in range(1, 40))
-    assert misfits(MAIN + " { y = l.f39 (x) }" + L + "f0 (a) => (r) { r = Neg (a) }" + doubling) == []
+    assert mismatches(MAIN + " { y = l.f39 (x) }" + L + "f0 (a) => (r) { r = Neg (a) }" + doubling) == []
 
 
 def _judged(proto: onnx.ModelProto) -> bool:
@@ -151,7 +151,7 @@ def _plain(schema: Any) -> bool:
     single = defs.OpSchema.FormalParameterOption.Single
     return (
         0 < len(schema.inputs) <= 3
-        and not (schema.has_function or schema.has_context_dependent_function)  # there it does not look
+        and not (schema.has_function or schema.has_context_dependent_function)  # not checked there
         and all(p.option == single for p in schema.inputs)
         and all(t.startswith("tensor(") for c in schema.type_constraints for t in c.allowed_type_strs)
         and not any(a.required or a.name == "dtype" for a in schema.attributes.values())
@@ -162,7 +162,7 @@ def _plain(schema: Any) -> bool:
 
 
 @rule("GR-18")
-def test_a_declared_output_type_gives_way_to_the_computed_one() -> None:
+def test_the_computed_output_type_overrides_the_declared_one() -> None:
     proto = parse("g (float[2] x) => (double[2] y) { y = Relu (x) }")
     m = warned(proto, "GR-18")
     with pytest.warns(DeclarationWarning, match=r"GR-18"):
@@ -170,7 +170,7 @@ def test_a_declared_output_type_gives_way_to_the_computed_one() -> None:
 
 
 @rule("GR-20", "FN-22")
-def test_a_hint_that_contradicts_is_a_warning() -> None:
+def test_contradicting_value_info_is_a_warning() -> None:
     text = MAIN + " { t = Neg (x)  y = Relu (t) }"
     wrong = helper.make_tensor_value_info("t", TensorProto.INT64, [7])
     same(warned(parse(text, lambda m: m.graph.value_info.append(wrong)), "GR-20")(X), [1, 0])

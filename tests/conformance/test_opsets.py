@@ -31,7 +31,7 @@ def imports(*versions: int, domain: str = "", text: str = SOFTMAX) -> onnx.Model
 
 @rule("OR-01", "ND-11")
 @pytest.mark.parametrize(("version", "value"), [(11, 0.25), (12, 0.25), (13, 0.5), (28, 0.5)])
-def test_the_newest_meaning_not_above_the_import_serves(version: int, value: float) -> None:
+def test_the_newest_meaning_not_above_the_import_applies(version: int, value: float) -> None:
     for op_type in ("Softmax", "LogSoftmax", "Hardmax"):
         text = SOFTMAX.replace("Softmax", op_type)
         result = run(imports(version, text=text), ONES)
@@ -42,7 +42,7 @@ def test_the_newest_meaning_not_above_the_import_serves(version: int, value: flo
 
 @rule("OR-02")
 @pytest.mark.parametrize("versions", [(11, 13), (13, 11)])
-def test_of_two_imports_the_higher_counts(versions: tuple[int, int]) -> None:
+def test_the_higher_of_two_imports_applies(versions: tuple[int, int]) -> None:
     # onnxruntime and the checker of the onnx package take the last one.
     np.testing.assert_allclose(warned(imports(*versions), "OR-02")(ONES), np.full((1, 2, 2), 0.5))
 
@@ -98,7 +98,7 @@ def test_names_of_operators_are_case_sensitive() -> None:
 def test_an_operator_newer_than_the_import_is_refused() -> None:
     # onnxruntime and the reference evaluator run it.
     proto = imports(16, text=MAIN + " { y = LayerNormalization (x, x) }")
-    refused(proto, "OR-09", match="begins at opset 17", error=UnsupportedOperatorError)
+    refused(proto, "OR-09", match="exists from opset 17 on", error=UnsupportedOperatorError)
 
 
 @rule("OR-10")
@@ -120,7 +120,7 @@ def test_versions_are_positive_and_of_32_bits(version: int) -> None:
 @rule("OR-12")
 def test_newer_operator_sets_are_refused_unless_allowed() -> None:
     proto = imports(99, text=RELU)  # the checker of the onnx package accepts them
-    refused(proto, "OR-12", match="newest known here is 28", error=UnsupportedError)
+    refused(proto, "OR-12", match="newest supported is 28", error=UnsupportedError)
     same(onnx2jax.convert(proto, allow_newer_opset=True)(X), [0, 2])
     assert onnx2jax.check(proto, allow_newer_opset=True).ok
     assert rules_of(proto, "warning", allow_newer_opset=True) == {"OR-12"}
@@ -142,7 +142,7 @@ def test_operators_of_users_follow_the_same_rule() -> None:
 @rule("OR-14")
 def test_withdrawn_experimental_operators() -> None:
     text = MAIN + " { y = Affine <alpha = 2.0, beta = 1.0> (x) }"
-    same(run(imports(8, text=text), X), [-1, 5])  # served, because old files hold it
+    same(run(imports(8, text=text), X), [-1, 5])  # supported, because old files contain it
     with pytest.raises(UnsupportedOperatorError, match="ATen"):
         onnx2jax.convert(imports(8, text=MAIN + " { y = ATen (x) }"))
 
@@ -191,7 +191,7 @@ def test_versions_of_operators_in_a_document() -> None:
 @pytest.mark.parametrize(("field", "rule_id"), [("domain", "OD-03"), ("opset_version", "OD-02")])
 def test_domain_and_version_identify_a_document(field: str, rule_id: str) -> None:
     assert rules_of(document(**{field: None})) == {rule_id}
-    assert onnx2jax.check(document(domain="")).ok  # the default set, said aloud
+    assert onnx2jax.check(document(domain="")).ok  # the default domain, explicit
 
 
 @rule("OD-04")

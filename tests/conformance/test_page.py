@@ -1,4 +1,4 @@
-"""docs/conformance.md is what the marks of the tests say."""
+"""docs/conformance.md matches the tests' marks."""
 
 from __future__ import annotations
 

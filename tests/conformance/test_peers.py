@@ -1,4 +1,4 @@
-"""Where onnxruntime and the reference evaluator answer otherwise than the specification: a record of their answers.
+"""Recorded answers of onnxruntime and the reference evaluator where they deviate from the specification.
 
 A row that fails after an update of theirs is good news: they agree with the specification now, or with each other.
 """
@@ -160,7 +160,7 @@ RECORDS = [
 
 @pytest.mark.parametrize("record", [pytest.param(r, marks=rule(r.rule), id=r.rule) for r in RECORDS])
 @pytest.mark.filterwarnings("ignore")
-def test_what_the_peers_answer(record: Record) -> None:
+def test_answers_of_other_runtimes_are_as_recorded(record: Record) -> None:
     answers = {"ours": ours, "onnxruntime": by_onnxruntime, "reference": by_reference}
     found = {who: answer(record.model(), record.inputs) for who, answer in answers.items()}
     for who, answer in found.items():

@@ -72,7 +72,7 @@ def test_siblings_are_scopes_of_their_own() -> None:
 
 
 @rule("SC-05")
-def test_a_name_used_inside_may_be_defined_later_outside() -> None:
+def test_a_name_of_a_subgraph_may_be_defined_later_outside() -> None:
     text = branches("t () => (float[2] q) { q = Abs (x) }", after="q = Neg (x)")
     same(clean(parse(text), TRUE, X), np.abs(X))
 

@@ -81,7 +81,7 @@ def test_any_text_is_the_name_of_one_extent(name: str) -> None:
 def test_the_elements_of_a_sequence_share_the_extents_declared() -> None:
     text = "g (seq(float[{0}, 3]) s) => (float[A, B] y) {{ y = ConcatFromSequence <axis = 0> (s) }}"
     elements = [np.ones((2, 3), F), np.ones((4, 3), F)]
-    for extent in ("?", "N"):  # exporters name extents in which the elements differ: a name binds nothing there
+    for extent in ("?", "N"):  # exporters name extents in which elements differ, so names are not checked there
         assert onnx2jax.convert(parse(text.format(extent)))(elements).shape == (6, 3)
     fixed = onnx2jax.convert(parse(text.format("2")))
     assert fixed(elements[:1] * 2).shape == (4, 3)
@@ -118,7 +118,7 @@ def test_shape_arithmetic_is_folded() -> None:
 
 
 @rule("SH-13")
-def test_zero_is_an_extent_and_a_negative_one_is_none() -> None:
+def test_zero_is_an_extent_and_negative_ones_are_unknown() -> None:
     assert clean(parse("g (float[0] x) => (float[0] y) { y = Relu (x) }"), np.zeros(0, F)).shape == (0,)
 
     def negative(m: Any) -> None:
@@ -143,7 +143,7 @@ def test_denotations_are_kept_and_change_nothing() -> None:
 
 @rule("GR-18")
 @pytest.mark.parametrize("declared", ["double[2]", "float[3]", "float[1, 2]", "float"])
-def test_an_output_that_is_not_as_declared_is_a_warning(declared: str) -> None:
+def test_an_output_that_differs_from_its_declaration_is_a_warning(declared: str) -> None:
     # onnxruntime refuses another type and warns of another shape; the reference evaluator looks at neither.
     text = f"g (float[N] x) => ({declared} y) {{ y = Relu (x) }}"
     message = r"output y: .* is computed as float32\[2\] \(rule GR-18\); the computed value counts"
@@ -158,7 +158,7 @@ def test_an_output_that_is_not_as_declared_is_a_warning(declared: str) -> None:
 
 
 @rule("GR-18")
-def test_outputs_that_are_not_as_declared_are_one_warning() -> None:
+def test_several_outputs_that_differ_are_one_warning() -> None:
     m = onnx2jax.convert(
         parse("g (float[N] x) => (float[3] y, float[N] k, double[N] z) { y = Relu (x) k = Relu (x) z = Relu (x) }")
     )
@@ -168,8 +168,8 @@ def test_outputs_that_are_not_as_declared_are_one_warning() -> None:
 
 
 @rule("SH-10", "SH-03")
-def test_names_of_extents_bind_outputs_too(caplog: pytest.LogCaptureFixture) -> None:
-    """Exporters often give free dimensions of outputs a wrong name, so this is in the log alone."""
+def test_dimension_variables_of_outputs_are_checked_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Exporters often name dimensions of outputs wrongly, so mismatches are only logged."""
     caplog.set_level("INFO", "onnx2jax")
     grown = "g (float[N] x) => (float[N] y) { y = Concat <axis = 0> (x, x) }"
     same(run(parse(grown), X), [*X, *X])
@@ -189,4 +189,4 @@ def test_declared_outputs_of_padded_fixed_and_symbolic_extents() -> None:
     same(onnx2jax.convert(parse(text), static={"x": X})(), [0, 2])
     (n,) = jax.export.symbolic_shape("n")
     doubled = onnx2jax.convert(parse(text.replace("Relu (x)", "Concat <axis = 0> (x, x)")))
-    jax.export.export(jax.jit(doubled.apply))({}, jax.ShapeDtypeStruct((n,), F))  # nobody can tell
+    jax.export.export(jax.jit(doubled.apply))({}, jax.ShapeDtypeStruct((n,), F))  # symbolic extents cannot be compared

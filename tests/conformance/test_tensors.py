@@ -83,12 +83,12 @@ def test_small_floats_in_int32_data_are_bit_patterns(code: int, pattern: int) ->
 @rule("TD-07", "TD-08")
 def test_four_bit_values_are_packed_two_to_a_byte() -> None:
     same(run(stored(22, [5], int32_data=[0x21, 0x43, 0x05])).astype(int), [1, 2, 3, 4, 5])
-    # Eight to an entry passes the checker of the onnx package, and means nothing.
+    # Eight to an entry passes the checker of the onnx package, but is undefined.
     refused(stored(22, [8], int32_data=[0x76543210]), "TD-13", error=ModelError)
 
 
 @rule("TD-12")
-def test_strings_lie_in_string_data_only() -> None:
+def test_strings_are_stored_in_string_data_only() -> None:
     refused(stored(8, [1], raw_data=b"a"), "TD-12", error=ModelError)
     external = stored(8, [1])
     external.graph.initializer[0].data_location = 1
@@ -100,7 +100,7 @@ def test_strings_lie_in_string_data_only() -> None:
 @pytest.mark.parametrize(
     ("dims", "data"), [([3], {"float_data": [1, 2]}), ([1], {"float_data": [1, 2]}), ([1], {"raw_data": bytes(8)})]
 )
-def test_there_are_as_many_elements_as_the_dims_say(dims: list[int], data: Any) -> None:
+def test_the_number_of_elements_has_to_match_the_dims(dims: list[int], data: Any) -> None:
     refused(stored(1, dims, **data), "TD-13", error=ModelError)  # the checker accepts surplus
 
 
@@ -130,7 +130,7 @@ def test_both_wire_forms_of_repeated_numbers_are_read() -> None:
 
 
 @rule("TD-03")
-def test_the_order_of_bytes_on_the_host_does_not_matter() -> None:
+def test_the_byte_order_of_the_host_does_not_matter() -> None:
     for kind in ("f4", "i2", "f8", "c8", "u8"):
         numbers = np.array([1, 2, 258], kind)
         assert from_array(numbers.astype(">" + kind))["raw_data"] == numbers.astype("<" + kind).tobytes()

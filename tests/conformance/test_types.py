@@ -235,7 +235,7 @@ def test_optional_values() -> None:
 
 
 @rule("TY-19")
-def test_a_sparse_input_is_dense_at_the_border() -> None:
+def test_sparse_inputs_are_passed_as_dense_arrays() -> None:
     proto = parse(edit=lambda m: m.graph.input[0].type.CopyFrom(TYPES["sparse"]))
     same(clean(proto, X), [0, 2])
 
@@ -249,7 +249,7 @@ def test_opaque_values_pass_between_operators_of_a_user() -> None:
 
 
 @rule("TY-21")
-def test_what_cannot_run_is_said_in_our_own_words() -> None:
+def test_unsupported_types_raise_our_own_errors() -> None:
     with pytest.raises((OnnxError, KnownValueError)):
         onnx2jax.convert(typed(TYPES["opaque"], MAIN + " { y = Relu (z) }"))(X, object())
 
@@ -284,7 +284,7 @@ def test_extents_of_zero_are_legal() -> None:
 
 @rule("TY-24")
 @pytest.mark.parametrize("dims", [[-1], [2**40, 2**40], [2**62, 4]])
-def test_extents_that_no_file_can_hold(dims: list[int]) -> None:
+def test_dims_beyond_any_file_size_are_refused(dims: list[int]) -> None:
     proto = stored(1, dims, raw_data=bytes(4))
     with pytest.raises(ModelError, match=r"TY-24|TD-13"):
         onnx2jax.convert(proto)

@@ -1,4 +1,4 @@
-"""A file that is read once, for all that take a path."""
+"""``onnx2jax.read``: one file object for several calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.models import mlp
 X = np.ones((2, 4), np.float32)
 
 
-def test_one_reading_serves_several(tmp_path: Path) -> None:
+def test_one_file_object_works_for_several_calls(tmp_path: Path) -> None:
     path = onnx2jax.save(mlp(), tmp_path / "m.onnx")
     file = onnx2jax.read(path)
     path.unlink()
@@ -26,21 +26,21 @@ def test_one_reading_serves_several(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again(X), first(X))
 
 
-def test_a_file_that_trains_is_read_once_for_both() -> None:
+def test_one_file_object_works_for_training_and_inference() -> None:
     file = onnx2jax.read(onnx2jax.demo_training_model())
     image = np.ones((1, 64), np.float32)
     np.testing.assert_allclose(onnx2jax.TrainingModel(file).infer(image=image), onnx2jax.convert(file)(image), 1e-6)
 
 
-def test_keywords_of_reading_are_given_once() -> None:
+def test_keywords_of_read_are_refused_with_a_file_object() -> None:
     file = onnx2jax.read(mlp().SerializeToString(), strict=True)
     for take in (onnx2jax.convert, onnx2jax.TrainingModel, onnx2jax.check):
-        with pytest.raises(TypeError, match=r"was read already; give strict to onnx2jax\.read"):
+        with pytest.raises(TypeError, match=r"has been read already; pass strict to onnx2jax\.read"):
             take(file, strict=False)
-        with pytest.raises(TypeError, match=r"no keyword strickt; a file is read with \['strict', "):
+        with pytest.raises(TypeError, match=r"unknown keyword strickt; the keywords of .*read are \['strict', "):
             take(mlp(), strickt=True)  # type: ignore[call-arg]
 
 
-def test_what_is_no_model_is_refused_at_once() -> None:
+def test_read_refuses_files_that_are_not_models() -> None:
     with pytest.raises(ModelError, match="the bytes given is not an ONNX model"):
         onnx2jax.read(b"hello")

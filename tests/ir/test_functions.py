@@ -197,8 +197,8 @@ def test_random_streams_differ_between_two_calls_of_a_function() -> None:
     assert np.all(m(X, rng=jax.random.key(0)) != 0)
 
 
-def test_inputs_in_no_alphabetical_order() -> None:
-    """A jit sorts the names of its arguments; what came out known is found all the same."""
+def test_inputs_need_not_be_in_alphabetical_order() -> None:
+    """jax.jit sorts arguments by name; outputs that are constants must still come in their own order."""
     proto = parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21, "l" : 1]> g (float[2] b, float[2] a) => (float[2] y, int64[1] s) {
             y, s = l.f(b, a) }

@@ -1,4 +1,4 @@
-"""Reachability in a graph: what is computed from what."""
+"""Reachability in a graph: ancestors, descendants, and nodes between values."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ def sequences(draw: st.DrawFn) -> list[Node]:
     return nodes
 
 
-def ways(nodes: list[Node], start: str, end: str) -> list[list[tuple[Node, str]]]:
-    """Every way from one value to another, by trying them all: nodes, each with the value by which it is left."""
+def paths(nodes: list[Node], start: str, end: str) -> list[list[tuple[Node, str]]]:
+    """Every path from one value to another, by exhaustive search: nodes, each with the output that the path takes."""
     if start == end:
         return [[]]
     steps = [(n, v) for n in nodes if start in n.reads for v in n.outputs if v]
-    return [[(n, v), *rest] for n, v in steps for rest in ways(nodes, v, end)]
+    return [[(n, v), *rest] for n, v in steps for rest in paths(nodes, v, end)]
 
 
 @given(st.data())
-def test_reachability_is_the_existence_of_a_way(data: st.DataObject) -> None:
+def test_reachability_is_the_existence_of_a_path(data: st.DataObject) -> None:
     nodes = data.draw(sequences())
     made = [(n, v) for n in nodes for v in n.outputs if v]
     start, other, end = (data.draw(st.sampled_from(["x", "y", *(v for _, v in made)])) for _ in range(3))
-    assert ancestors(nodes, [end]) == list(dict.fromkeys(n for n, v in made if ways(nodes, v, end)))
-    assert descendants(nodes, [start]) == list(dict.fromkeys(n for n, v in made if any(ways(nodes, start, v))))
+    assert ancestors(nodes, [end]) == list(dict.fromkeys(n for n, v in made if paths(nodes, v, end)))
+    assert descendants(nodes, [start]) == list(dict.fromkeys(n for n, v in made if any(paths(nodes, start, v))))
     starts = {start, other}
-    kept = [way for s in starts for way in ways(nodes, s, end) if not starts & {v for _, v in way}]
+    kept = [way for s in starts for way in paths(nodes, s, end) if not starts & {v for _, v in way}]
     assert between(starts, end, nodes) == [n for n in nodes if any(n is step for way in kept for step, _ in way)]
 
 
-def test_each_node_is_looked_at_once() -> None:
+def test_each_node_is_visited_once() -> None:
     """In a ladder the number of paths doubles with every step."""
     nodes = [Node(f"n{i}", "Add", "", 1, (f"v{i}", f"v{i}"), (f"v{i + 1}",), {}, None) for i in range(1000)]
     asked: list[Node] = []

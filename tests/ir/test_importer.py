@@ -1,4 +1,4 @@
-"""Models that break the format's rules, and the ones that only look as if they did."""
+"""Importing invalid models, and unusual but valid ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def edited(edit: Callable[[onnx.ModelProto], Any], proto: onnx.ModelProto | None
     return proto
 
 
-def test_every_missing_operator_is_listed_at_once() -> None:
+def test_all_unsupported_operators_are_listed_at_once() -> None:
     nodes = [
         helper.make_node("relu", ["x"], ["a"], name="n1"),
         helper.make_node("Frob", ["a"], ["b"], name="n2", domain="com.example"),
@@ -38,16 +38,16 @@ def test_every_missing_operator_is_listed_at_once() -> None:
     with pytest.raises(UnsupportedOperatorError) as caught:
         onnx2jax.convert(model(nodes, *ENDS, opset=16, opsets={"com.example": 2}))
     text = str(caught.value)
-    assert "nothing serves 3 operators" in text
+    assert "3 operators of the model are unsupported" in text
     assert "com.example 2: Frob x2 (nodes 'n2', 'n3')" in text
     assert "did you mean Relu?" in text
-    assert "LayerNormalization begins at opset 17, the model imports 16" in text
+    assert "LayerNormalization exists from opset 17 on, the model imports 16" in text
     assert "@onnx2jax.op(" in text
     assert isinstance(caught.value, NotImplementedError)
 
 
-def test_every_node_whose_attributes_are_refused_is_listed_at_once() -> None:
-    """No call is needed, as it would be for what depends on operands."""
+def test_all_nodes_with_rejected_attributes_are_listed_at_once() -> None:
+    """At import, because attributes can be checked without operands."""
     weight = {"domain": "com.microsoft", "K": 1, "N": 1, "block_size": 16}
     nodes = [
         helper.make_node("Attention", ["x", "x"], ["a"], "n1", domain="com.microsoft", num_heads=1, do_rotary=1),
@@ -175,7 +175,7 @@ def test_the_default_domain_has_two_names() -> None:
 
 
 @pytest.mark.parametrize("versions", [[11, 13], [13, 11]])
-def test_of_two_imports_of_a_domain_the_higher_counts(versions: list[int]) -> None:
+def test_the_higher_of_two_imports_of_a_domain_applies(versions: list[int]) -> None:
     ends = [value("x", np.float32, [1, 2, 2])], [value("y", np.float32, [1, 2, 2])]
     proto = model([helper.make_node("Softmax", ["x"], ["y"])], *ends)
     del proto.opset_import[:]
@@ -222,7 +222,7 @@ def test_sparse_initializers_are_dense_values() -> None:
     assert onnx2jax.convert(proto)(X).tolist() == [-1, 5]
 
 
-def test_an_operator_that_refuses_its_operands_says_where_and_what() -> None:
+def test_operator_errors_name_the_node_and_its_operands() -> None:
     nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("MatMul", ["a", "b"], ["y"], name="product")]
     inputs = [value("x", np.float32, ["n", "k"]), value("b", np.float32, ["m", "j"])]
     m = onnx2jax.convert(model(nodes, inputs, [value("y", np.float32, None)]))
@@ -234,7 +234,7 @@ def test_an_operator_that_refuses_its_operands_says_where_and_what() -> None:
         m(np.zeros((2, 3), np.float32), np.zeros((4, 5), np.float32))
 
 
-def test_training_information_does_not_disturb_inference() -> None:
+def test_training_info_does_not_affect_inference() -> None:
     proto = relu()
     proto.training_info.add().algorithm.node.add(op_type="Unknown", domain="nowhere")
     assert onnx2jax.convert(proto)(X).tolist() == [0, 2]

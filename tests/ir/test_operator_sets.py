@@ -1,4 +1,4 @@
-"""Operator set documents: reading, rules OD-01 to OD-06, and operators served by their bodies."""
+"""Operator set documents: reading, rules OD-01 to OD-06, and operators implemented by their bodies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS: Any = ([value("x", np.float32, [2])], [value("y", np.float32, [2])])
 
 
 def body(name: str, *operators: str, domain: str = "my", overload: str = "", opset: int = 21, **attributes: Any) -> Any:
-    """A function that applies operators one after another."""
+    """A function that applies operators in sequence."""
     values = ["a", *(f"v{i}" for i in range(len(operators) - 1)), "r"]
     nodes = [
         helper.make_node(op.split(".")[-1], [values[i]], [values[i + 1]], domain="my" if op.startswith("my.") else "")
@@ -64,7 +64,7 @@ def run(message: onnx.ModelProto, *documents: Any) -> list[float]:
 NEGATE, ABSOLUTE = document([body("F", "Neg")]), document([body("F", "Abs")])
 
 
-# ------------------------------------------------------------------------------------------------------ serving
+# ------------------------------------------------------------------------------------------------------ bodies
 
 
 @rule("OD-01", "OD-05")
@@ -110,7 +110,7 @@ def test_the_body_keeps_to_its_own_opset_imports() -> None:
 
 @rule("OD-02", "OD-04", "OR-01")
 @pytest.mark.parametrize(("imported", "expected"), [(1, [1, -2]), (2, [1, -2]), (3, [1, 2]), (9, [1, 2])])
-def test_the_newest_document_not_above_the_import_counts(imported: int, expected: list[float]) -> None:
+def test_the_newest_document_not_above_the_import_applies(imported: int, expected: list[float]) -> None:
     first = document([body("F", "Neg")], [("F", 1, 1)], 1)
     third = document([body("F", "Abs")], [("F", 1, 1), ("F", 3, 1)], 3)
     assert run(calling(version=imported), first, third) == expected
@@ -118,7 +118,7 @@ def test_the_newest_document_not_above_the_import_counts(imported: int, expected
 
 
 def test_two_versions_in_one_model() -> None:
-    """A function of the model speaks version 1, the model itself version 3."""
+    """A function of the model imports version 1, the model itself version 3."""
     first, third = document([body("F", "Neg")], version=1), document([body("F", "Abs")], version=3)
     nodes = [helper.make_node("G", ["x"], ["g"], domain="my"), helper.make_node("F", ["x"], ["f"], domain="my")]
     message = model(
@@ -129,7 +129,7 @@ def test_two_versions_in_one_model() -> None:
 
 @rule("OD-04")
 def test_a_stable_operator_may_have_its_body_in_an_older_document() -> None:
-    """It keeps its meaning; an experimental one may not."""
+    """Stable operators keep their meaning, experimental ones may not."""
     first = document([body("F", "Neg")], [("F", 1, 1)], 1)
     assert run(calling(version=2), first, document([], [("F", 1, 1)], 2)) == [1, -2]
     for operators in ([("F", 1, 0)], [("F", 2, 1)]):
@@ -137,8 +137,8 @@ def test_a_stable_operator_may_have_its_body_in_an_older_document() -> None:
             run(calling(version=2), first, document([], operators, 2))
 
 
-def test_what_documents_do_not_serve_is_said() -> None:
-    with pytest.raises(UnsupportedOperatorError, match=r"F x1 .*begins at version 2 \(rule OR-01\)"):
+def test_errors_name_why_a_document_does_not_implement_an_operator() -> None:
+    with pytest.raises(UnsupportedOperatorError, match=r"F x1 .*is version 2, the model imports 1 \(rule OR-01\)"):
         run(calling(version=1), document([body("F", "Neg")], version=2))
     with pytest.raises(UnsupportedOperatorError, match=r"which is version 2, does not declare it \(rule OR-08\)"):
         run(calling(version=2), NEGATE, document([body("G", "Neg")], version=2))
@@ -165,7 +165,7 @@ def test_recursion_is_refused() -> None:
 
 
 def test_weights_of_a_document(tmp_path: Path) -> None:
-    """They lie beside the document, are parameters, and do not go into the model's file."""
+    """They are stored beside the document, become parameters, and are not saved into the model's file."""
     weight = onnx.TensorProto(data_type=1, dims=[2], data_location=1)
     weight.external_data.add(key="location", value="w.bin")
     nodes = [helper.make_node("Constant", [], ["w"], value=weight), helper.make_node("Mul", ["a", "w"], ["r"])]
@@ -184,8 +184,8 @@ def test_weights_of_a_document(tmp_path: Path) -> None:
         onnx2jax.save(converted, tmp_path / "n.onnx", params={"my:1.F/w": X})
 
 
-def test_files_of_model_and_document_are_kept_apart(tmp_path: Path) -> None:
-    """A function of the model, called inside one of a document, reads beside the model."""
+def test_external_data_of_model_and_document_are_separate(tmp_path: Path) -> None:
+    """A function of the model, called from one of a document, reads external data of the model."""
 
     def scale(name: str, domain: str, location: str, then: str) -> Any:
         weight = onnx.TensorProto(data_type=1, dims=[1], data_location=1)
@@ -211,7 +211,7 @@ def test_files_of_model_and_document_are_kept_apart(tmp_path: Path) -> None:
 
 
 @rule("OD-01", "OD-04")
-def test_what_a_document_says() -> None:
+def test_fields_of_a_document() -> None:
     functions = [body("F", "Neg"), body("K", "Abs")]
     read = read_operator_set(document(functions, [("F", 1, 0), ("F", 2, 1), ("G", 1, 0)], 3))
     assert (read.domain, read.version, read.ir_version) == ("my", 3, 10)
@@ -221,7 +221,7 @@ def test_what_a_document_says() -> None:
 
 @rule("OD-06")
 def test_ir_version_is_a_64_bit_number() -> None:
-    """It parses; what it means nobody here knows."""
+    """It parses, but is newer than the newest supported version."""
     source = document([body("F", "Neg")], ir_version=2**40)
     assert read_operator_set(source).ir_version == 2**40
     with pytest.raises(UnsupportedError, match=r"MV-02"):
@@ -259,7 +259,7 @@ def test_broken_documents_are_refused(source: bytes, broken: str) -> None:
 
 
 @rule("OD-01", "OD-02", "OD-03")
-def test_check_finds_everything_that_is_wrong_with_a_document() -> None:
+def test_check_lists_all_errors_of_a_document() -> None:
     elsewhere = body("H", "Neg", domain="other")
     wrong = document([body("F", "Neg"), body("F", "Abs"), elsewhere], [("F", 9, 1), ("", 1, 1)], 2, magic="X")
     found = onnx2jax.check(OperatorSetProto.FromString(wrong)).errors
@@ -268,7 +268,7 @@ def test_check_finds_everything_that_is_wrong_with_a_document() -> None:
     assert onnx2jax.check(NEGATE).findings == ()
 
 
-def test_check_looks_into_the_bodies_of_a_document() -> None:
+def test_check_validates_the_bodies_of_a_document() -> None:
     undefined = helper.make_node("Add", ["a", "b"], ["r"])
     misspelt = helper.make_node("Negg", ["a"], ["r"])
     mixed = [helper.make_node("Cast", ["a"], ["i"], to=7), helper.make_node("Cast", ["a"], ["f"], to=1)]
@@ -296,7 +296,7 @@ def test_a_domain_that_is_not_imported_stays_an_error() -> None:
         run(model([node], *ENDS), NEGATE)
 
 
-def test_constants_of_two_versions_are_told_apart() -> None:
+def test_constants_of_two_versions_have_different_keys() -> None:
     def scaled(by: float) -> Any:
         weight = numpy_helper.from_array(np.full(2, by, np.float32))
         nodes = [helper.make_node("Constant", [], ["w"], value=weight), helper.make_node("Mul", ["a", "w"], ["r"])]

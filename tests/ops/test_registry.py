@@ -37,7 +37,7 @@ def test_who_replaces_a_function_keeps_the_traits_unless_told() -> None:
 
 
 def test_a_trait_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"no trait \['heavvy'\]; there are \['heavy'"):
+    with pytest.raises(TypeError, match=r"no trait \['heavvy'\]; the traits are \['heavy'"):
         _register(1, heavvy=True)
 
 

@@ -1,4 +1,4 @@
-"""What a model may come from, and external data (rules MV-12, EX-01 to EX-20)."""
+"""Sources of models, and external data (rules MV-12, EX-01 to EX-20)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def relu_model() -> onnx.ModelProto:
 
 
 def matmul_model(path: Path, shape: tuple[int, int], data: str = "weights.bin", offset: int = 0) -> None:
-    """A model of one product whose weight lies in a file beside it."""
+    """A MatMul whose weight is external data."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", shape[0]])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", shape[1]])
     w = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
@@ -65,17 +65,17 @@ def test_every_kind_of_source(tmp_path: Path) -> None:
     ],
     ids=["empty", "text", "lfs", "zip", "html", "opset", "truncated", "header-only"],
 )
-def test_what_is_no_model_is_refused(data: bytes, message: str) -> None:
+def test_non_models_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         onnx2jax.convert(data)
 
 
-def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file_raises_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         onnx2jax.convert(tmp_path / "none.onnx")
 
 
-def test_something_else_is_a_type_error() -> None:
+def test_sources_of_other_types_raise_type_error() -> None:
     with pytest.raises(TypeError, match="path, bytes, a binary file"):
         onnx2jax.convert(3)
     with pytest.raises(TypeError, match="mode 'rb'"):
@@ -125,7 +125,7 @@ def external(**entries: str) -> Any:
     ],
     ids=lambda v: str(v)[:40],
 )
-def test_external_data_out_of_reach_is_refused(tmp_path: Path, entries: dict[str, str], message: str) -> None:
+def test_invalid_external_data_is_refused(tmp_path: Path, entries: dict[str, str], message: str) -> None:
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
     (folder / "data").write_bytes(bytes(8))
@@ -168,7 +168,7 @@ print(loaded - before, peak() - before)
 """
 
 
-def test_a_large_model_is_read_once_and_late(tmp_path: Path) -> None:
+def test_large_weights_are_read_lazily_and_once(tmp_path: Path) -> None:
     size = 400 * 2**20
     side = 10240
     with (tmp_path / "weights.bin").open("wb") as file:
@@ -226,8 +226,8 @@ for use in uses:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to survive what it looks for")
-def test_a_file_that_is_shortened_is_an_error_not_a_crash(tmp_path: Path) -> None:
-    """Between converting and the first use, and between two uses: touching a map of it would end the process."""
+def test_a_truncated_file_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    """Between conversion and first use, and between two uses: reading a memory map of it would end the process."""
     matmul_model(tmp_path / "m.onnx", (1024, 1024))
     command = [sys.executable, "-c", SHORTENED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -238,8 +238,8 @@ def test_a_file_that_is_shortened_is_an_error_not_a_crash(tmp_path: Path) -> Non
     assert set(done.stdout.splitlines()) == expected, done.stderr
 
 
-def test_a_file_that_is_written_anew_is_an_error(tmp_path: Path) -> None:
-    """Its size tells nothing; else the weights would be those of another model."""
+def test_a_rewritten_file_is_an_error(tmp_path: Path) -> None:
+    """Even if its size is the same: its weights may be those of another model."""
     matmul_model(tmp_path / "m.onnx", (256, 256))
     weights = np.ones((256, 256), np.float32)
     weights.tofile(tmp_path / "weights.bin")
@@ -268,7 +268,7 @@ onnx.checker.check_model(model)
 
 
 @pytest.mark.parametrize(("first", "second"), [("onnx", "onnx2jax"), ("onnx2jax", "onnx")])
-def test_it_lives_beside_the_onnx_package(first: str, second: str) -> None:
+def test_it_coexists_with_the_onnx_package(first: str, second: str) -> None:
     subprocess.run([sys.executable, "-c", BESIDE.format(first=first, second=second)], check=True)
 
 
@@ -294,8 +294,8 @@ def test_every_supported_protobuf(major: int, tmp_path: Path) -> None:
     assert done.stdout.strip() == "image"
 
 
-def test_the_compiled_description_is_that_of_the_proto_file(tmp_path: Path) -> None:
-    """onnx.binpb is made from onnx.proto by `make proto`."""
+def test_the_descriptor_is_compiled_from_the_proto_file(tmp_path: Path) -> None:
+    """`make proto` compiles onnx.proto into onnx.binpb."""
     from google.protobuf import descriptor_pb2
     from grpc_tools import protoc  # type: ignore[import-untyped]
 
@@ -306,7 +306,7 @@ def test_the_compiled_description_is_that_of_the_proto_file(tmp_path: Path) -> N
     assert kept == new
 
 
-def test_field_numbers_are_those_of_the_onnx_package() -> None:
+def test_field_numbers_match_the_onnx_package() -> None:
     from google.protobuf import descriptor_pb2
 
     folder = Path(onnx2jax.__file__).parent / "proto"

@@ -1,4 +1,4 @@
-"""Arrays whose memory nobody can write, told by their owner."""
+"""Immutability of arrays, judged by the owner of their memory."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", IMMUTABLE)
-def test_memory_that_nobody_writes(name: str, path: Path) -> None:
+def test_immutable_memory(name: str, path: Path) -> None:
     assert is_immutable(IMMUTABLE[name](path))
 
 
 @pytest.mark.parametrize("name", MUTABLE)
-def test_memory_that_somebody_may_write(name: str, path: Path) -> None:
+def test_mutable_memory(name: str, path: Path) -> None:
     assert not is_immutable(MUTABLE[name](path))
 
 
@@ -94,6 +94,6 @@ def test_an_owned_copy_is_equal_read_only_and_aligned(array: np.ndarray) -> None
     assert array.dtype.hasobject or copy.ctypes.data % ALIGNMENT == 0 or not copy.size
 
 
-def test_what_is_immutable_is_not_copied() -> None:
+def test_immutable_arrays_are_not_copied() -> None:
     for array in (np.frombuffer(b"12345678", np.uint8), np.asarray(jnp.ones(4))):
         assert owned(array) is array

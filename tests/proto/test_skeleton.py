@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx2jax
 from onnx2jax.errors import ExternalDataError, ModelError
 from onnx2jax.proto import skeleton
-from onnx2jax.proto.mapped import waits
+from onnx2jax.proto.mapped import is_lazy
 
 W = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
 X = np.ones((1, 256), np.float32)
@@ -27,7 +27,7 @@ def every_file_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(*weights: TensorProto) -> onnx.ModelProto:
-    """Products by the weights, and a bias that is small."""
+    """Matrix products with the weights, and a small bias."""
     values = ["x", *(f"h{i}" for i in range(len(weights)))]
     nodes = [helper.make_node("MatMul", [values[i], w.name], [values[i + 1]]) for i, w in enumerate(weights)]
     nodes.append(helper.make_node("Add", [values[-1], "b"], ["y"]))
@@ -52,14 +52,14 @@ def path(tmp_path: Path) -> Path:
 
 def test_weights_stay_in_the_file_until_they_are_needed(path: Path) -> None:
     m = onnx2jax.convert(path)
-    assert waits(m.graph.initializers["w"]) and not waits(m.graph.initializers["b"])
+    assert is_lazy(m.graph.initializers["w"]) and not is_lazy(m.graph.initializers["b"])
     np.testing.assert_allclose(m(X), X @ W @ (2 * W) + 0.5, rtol=1e-4, atol=1e-3)
     np.testing.assert_array_equal(m.params["v"], 2 * W)
-    assert not m.params["v"].flags.writeable and not waits(m.graph.initializers["v"])
+    assert not m.params["v"].flags.writeable and not is_lazy(m.graph.initializers["v"])
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_it_is_saved_as_it_was(external: bool, path: Path, tmp_path: Path) -> None:
+def test_saving_keeps_the_file_unchanged(external: bool, path: Path, tmp_path: Path) -> None:
     before = onnx.load(path)
     new = onnx2jax.save(onnx2jax.convert(path), tmp_path / "new.onnx", external_data=external, size_threshold=0)
     after = onnx.load(new)
@@ -93,14 +93,14 @@ def test_a_file_that_changes_is_an_error(path: Path) -> None:
         changed.params  # noqa: B018
 
 
-@pytest.mark.skipif(os.name != "posix", reason="elsewhere an open file cannot be removed")
-def test_a_file_that_is_removed_is_still_there_for_the_model(path: Path) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="Windows does not remove open files")
+def test_a_removed_file_stays_readable(path: Path) -> None:
     m = onnx2jax.convert(path)
     path.unlink()
     np.testing.assert_array_equal(m.params["w"], W)
 
 
-def test_a_model_pickled_needs_no_file(path: Path) -> None:
+def test_a_pickled_model_needs_no_file(path: Path) -> None:
     m = onnx2jax.convert(path)
     data = pickle.dumps(m)
     wanted = np.asarray(m(X))
@@ -110,7 +110,7 @@ def test_a_model_pickled_needs_no_file(path: Path) -> None:
     assert onnx.load_from_string(onnx2jax.save(again, path).read_bytes()).graph.initializer[0].raw_data == W.tobytes()
 
 
-def test_read_once_and_used_by_all(path: Path) -> None:
+def test_a_file_object_works_for_several_calls(path: Path) -> None:
     file = onnx2jax.read(path)
     assert onnx2jax.check(file).ok
     a, b = onnx2jax.convert(file), onnx2jax.convert(file)
@@ -119,7 +119,7 @@ def test_read_once_and_used_by_all(path: Path) -> None:
     np.testing.assert_array_equal(onnx2jax.convert(path, strict=True)(X), a(X))
 
 
-def test_what_is_odd_is_refused_in_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_files_raise_the_same_errors_as_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model(raw()).SerializeToString()
     twice = raw(float_data=[1.0] * W.size)
     outside = raw(data_location=TensorProto.EXTERNAL)
@@ -151,7 +151,7 @@ def test_what_is_odd_is_refused_in_the_same_words(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(skeleton, "LARGE_FILE", 2**40)
             assert in_parts == said(path), name
-    # Of a field that is not repeated the last counts, as protobuf says.
+    # The last occurrence of a non-repeated field counts, as in protobuf.
     single = model(raw())
     del single.graph.initializer[:]
     graph = single.graph.SerializeToString() + b"\x2a" + _varint(len(repeated)) + repeated

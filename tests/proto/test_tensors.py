@@ -17,7 +17,7 @@ NUMERIC = [code for code in ELEMENT_TYPES if code != STRING]
 
 
 def values(code: int, count: int = 5) -> np.ndarray:
-    """Elements with every bit in use somewhere."""
+    """Elements that together set every bit."""
     row = ELEMENT_TYPES[code]
     rng = np.random.default_rng(code)
     if row.name == "BOOL":
@@ -38,14 +38,14 @@ def test_raw_data_and_the_writer_are_inverse(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [c for c in NUMERIC if c <= 26], ids=lambda c: ELEMENT_TYPES[c].name)
-def test_raw_data_means_what_the_onnx_package_says(code: int) -> None:
+def test_raw_data_matches_the_onnx_package(code: int) -> None:
     message = TensorProto(**from_array(values(code), "x"))
     theirs = numpy_helper.to_array(onnx.TensorProto.FromString(message.SerializeToString()))
     assert same_bits(to_array(message), theirs)
 
 
 @pytest.mark.parametrize("code", [c for c in NUMERIC if c <= 26], ids=lambda c: ELEMENT_TYPES[c].name)
-def test_typed_field_means_what_the_onnx_package_says(code: int) -> None:
+def test_typed_fields_match_the_onnx_package(code: int) -> None:
     row = ELEMENT_TYPES[code]
     array = np.array([0, 1, 1, 0, 1] if row.name == "BOOL" else [1, 2, 0, 1, 2]).astype(row.dtype)
     theirs = helper.make_tensor("x", code, [5], array)
@@ -74,7 +74,7 @@ def test_negative_small_integers_are_kept_by_value() -> None:
     np.testing.assert_array_equal(to_array(TensorProto(data_type=3, dims=[2], int32_data=[-1, -128])), [-1, -128])
 
 
-def test_uint32_lives_in_uint64_data() -> None:
+def test_uint32_is_stored_in_uint64_data() -> None:
     np.testing.assert_array_equal(to_array(TensorProto(data_type=12, dims=[1], uint64_data=[2**32 - 1])), [2**32 - 1])
 
 

@@ -14,7 +14,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.proto.mapped import load, waits
+from onnx2jax.proto.mapped import is_lazy, load
 from onnx2jax.sharding.rules import bytes_per_device
 from tests.support.helpers import ROOT, mesh
 from tests.support.loading import F, counted, written
@@ -30,7 +30,7 @@ def test_any_part_of_an_array_is_read_and_nothing_else(tmp_path: Path) -> None:
     )
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     stored = onnx2jax.convert(tmp_path / "m.onnx").graph.initializers["w"]
-    assert waits(stored)
+    assert is_lazy(stored)
     for places in itertools.product(
         [(0, 8), (2, 4)], [(0, 6), (5, 6)], [(0, 5), (1, 3)], [(0, 128), (64, 128), (3, 3)]
     ):

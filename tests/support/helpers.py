@@ -53,7 +53,7 @@ def run_op(
     operator = binding.find(node)
     assert operator is not None, f"nothing serves {domain}.{name} at opset {opset}"
     binding.check(node, operator)
-    node = Node(name, name, domain, opset, names, outputs, binding.land(operator, attributes), operator)
+    node = Node(name, name, domain, opset, names, outputs, binding.convert_attributes(operator, attributes), operator)
     graph = Graph("", "", tuple(ValueInfo(n) for n in names if n), tuple(map(ValueInfo, outputs)), {}, (node,))
 
     def call(values: dict[str, Any]) -> tuple[Any, ...]:

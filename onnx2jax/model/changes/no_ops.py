@@ -47,7 +47,7 @@ def without_no_ops(graph: Graph, values: Values) -> Graph:
 
 def captured(node: Node) -> set[str]:
     """Names that a node reads beyond its inputs."""
-    return set(node.hidden).union(*(g.captures for g in node.graphs))
+    return set(node.implicit_inputs).union(*(g.captures for g in node.graphs))
 
 
 def with_inputs(node: Node, names: Mapping[str, str]) -> Node:

@@ -124,7 +124,7 @@ def _in_memory(parts: Sequence[Opened]) -> dict[str, np.ndarray]:
     buffers: dict[str, np.ndarray] = {}
     for part, tensor in every:
         if tensor.data_location != EXTERNAL and (small or tensor.data_type == STRING or nbytes(tensor) < 1024):
-            part.join(tensor)
+            part.attach(tensor)
             continue
         location = f"#{len(buffers)}"
         data = np.frombuffer(part.data(tensor), np.uint8)

@@ -242,7 +242,7 @@ def _write_data(opened: Opened, outside: list[Any], file: Any) -> None:
     shared: dict[tuple[str, int, int], int] = {}
     for tensor in outside:
         data = np.frombuffer(opened.data(tensor), np.uint8)
-        mapped = tensor.data_location == EXTERNAL and opened.in_place(tensor) is None
+        mapped = tensor.data_location == EXTERNAL and opened.get(tensor) is None
         _, start = opened.files.locate(tensor, data.size) if mapped else (None, 0)
         region = _location(tensor), start, data.size
         if mapped and region in shared:
@@ -306,7 +306,7 @@ def _locations(path: Path) -> set[str]:
 
 def _size(opened: Opened, every: list[tuple[Any, str]]) -> int:
     """Bytes of the message with what is apart now but not to be in files."""
-    inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.in_place(t) is not None]
+    inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.get(t) is not None]
     return opened.message.ByteSize() + sum(map(nbytes, inside))
 
 
@@ -318,5 +318,5 @@ def _serialized(opened: Opened, every: list[tuple[Any, str]]) -> bytes:
             "move more out: save(..., external_data=True, size_threshold=0)"
         )
     for tensor, _ in every:
-        opened.join(tensor)
+        opened.attach(tensor)
     return opened.message.SerializeToString()

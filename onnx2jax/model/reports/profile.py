@@ -198,21 +198,21 @@ def _spent(trace: Trace, spent: Any, fused: Mapping[int, set[int]], host: set[in
         if i is not None:
             spent[i] += end - start
             host.add(i)
-    seen = {(r.program, r.name) for r in trace.ran}
+    seen = {(r.program, r.name) for r in trace.executions}
     owners = {p: {n: node_of(i.scope) for n, i in every.items()} for p, every in trace.programs.items()}
     other = 0.0
-    for ran in trace.ran:
-        instruction = trace.programs.get(ran.program, {}).get(ran.name)
+    for run in trace.executions:
+        instruction = trace.programs.get(run.program, {}).get(run.name)
         inside = () if instruction is None else instruction.inside
-        if instruction is not None and instruction.opcode in CONTROL and any((ran.program, n) in seen for n in inside):
+        if instruction is not None and instruction.opcode in CONTROL and any((run.program, n) in seen for n in inside):
             continue
-        own = owners.get(ran.program, {})
+        own = owners.get(run.program, {})
         others = [i for n in inside if (i := own.get(n)) is not None]
-        i = own.get(ran.name)
+        i = own.get(run.name)
         i = others[-1] if i is None and others else i
         if i is not None:
-            spent[i] += ran.end - ran.start
+            spent[i] += run.end - run.start
             fused[i].update(others)
-        elif not any(start <= ran.start <= end for _, start, end in on_host):  # it is part of such a node
-            other += ran.end - ran.start
+        elif not any(start <= run.start <= end for _, start, end in on_host):  # it is part of such a node
+            other += run.end - run.start
     return other

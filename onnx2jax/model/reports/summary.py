@@ -230,7 +230,7 @@ def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dic
             outputs=tuple(ValueInfo(n) for n in node.outputs if n.endswith(OURS)),
             initializers={n: v for n, v in alone.initializers.items() if n in node.reads},
         )
-        fixed = analysis.needed(graph) & own
+        fixed = analysis.static_names(graph) & own
         static = {n: scope[n] for n in fixed if isinstance(scope[n], np.ndarray) and is_small(scope[n])}
         try:
             part = with_graph(model, graph, static)

@@ -274,7 +274,7 @@ class _Verifier:
         suffix = "" if alone is graph else OURS
         shown = replace(alone, outputs=tuple(ValueInfo(n + suffix) for n in names))
         feeds = {v.name: scope[v.name] for v in shown.inputs if v.name in scope}
-        wanted = analysis.needed(shown) & feeds.keys()
+        wanted = analysis.static_names(shown) & feeds.keys()
         static = {n: v for n, v in feeds.items() if n in wanted and isinstance(v, np.ndarray) and is_small(v)}
         program = with_graph(self.model, shown, static)
         rng = jax.random.key(0) if graph.draws else None

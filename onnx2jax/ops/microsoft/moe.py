@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..arrays import check_shapes, widen
-from ..registry import WHOLE, op, taking
+from ..registry import UNSHARDED, op, taking
 from .fused import MICROSOFT
 from .quant import Bits, matmul_nbits, unpack
 from .weights import linear
@@ -28,7 +28,7 @@ _SPARSE = (
 
 def mixture(
     input, router_probs, router_weights, layers, project, *, activation_alpha, activation_beta, activation_type, k,
-    normalize_routing_weights, swiglu_fusion, swiglu_limit, shards=WHOLE, **_,
+    normalize_routing_weights, swiglu_fusion, swiglu_limit, shards=UNSHARDED, **_,
 ):  # fmt: skip
     """The sum of each token's top k experts, weighted by the router's softmax or by router_weights.
 
@@ -85,7 +85,7 @@ _LAYERS = "input router_probs fc1_experts_weights fc1_experts_bias? fc2_experts_
 
 @op("MoE", domain=MICROSOFT, product=True, limits=_SPARSE)
 @taking(*_LAYERS.split(), "fc3_experts_weights?", "fc3_experts_bias?", **OPTIONS)
-def moe(*inputs, shards=WHOLE, **options):
+def moe(*inputs, shards=UNSHARDED, **options):
     """A mixture of experts: per token the sum of its top k experts, networks of two or three layers."""
     x, router, *layers = (*inputs, *[None] * 6)[:8]
     pairs = [(layers[i], layers[i + 1]) for i in (0, 2, 4)]
@@ -109,7 +109,7 @@ _OWN = dict.fromkeys((f"fc{i}_expert_weight_bits" for i in (1, 2, 3)), Literal[N
 @taking(*_PACKED.split(), **OPTIONS, **_OWN)
 def qmoe(
     *inputs, accuracy_level=0, block_size=None, expert_weight_bits: Bits = 4, quant_type: Literal["int"] = "int",
-    weights_prepacked: Literal[-1, 0] = -1, warn=None, shards=WHOLE, **options,
+    weights_prepacked: Literal[-1, 0] = -1, warn=None, shards=UNSHARDED, **options,
 ):  # fmt: skip
     """MoE with packed integer weights and one scale per row or per block."""
     del accuracy_level, quant_type, weights_prepacked  # accuracy_level only permits lower precision

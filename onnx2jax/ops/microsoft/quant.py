@@ -19,7 +19,7 @@ from ..linalg import product
 from ..packed import divided_product
 from ..pool import POOL, average_pool, global_average_pool
 from ..recurrent import LAYER, lstm_layer, reversals
-from ..registry import WHOLE, MayBeEmpty, op, resolve, taking
+from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
 from ..window import WINDOW
 from .fused import MICROSOFT, nhwc
 
@@ -181,7 +181,7 @@ _LAYOUTS = "bits: 2, 4 and 8; weight_prepacked is unsupported; accuracy_level is
 @op("MatMulNBits", domain=MICROSOFT, product=True, limits=_LAYOUTS)
 def matmul_nbits(
     A, B, scales, zero_points=None, g_idx=None, bias=None,
-    *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0, shards=WHOLE,
+    *, K, N, accuracy_level=0, bits: Bits = 4, block_size, weight_prepacked: Literal[0] = 0, shards=UNSHARDED,
 ):  # fmt: skip
     """A times the transpose of a weight [N, K] quantized in blocks along K."""
     del accuracy_level, weight_prepacked  # accuracy_level only permits lower precision

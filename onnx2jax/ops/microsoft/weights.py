@@ -17,7 +17,7 @@ from ..attention import check_paired
 from ..cast import cast_to
 from ..linalg import gemm_wide, product
 from ..packed import dependent, float8, looked_up, packed_product
-from ..registry import WHOLE, MayBeEmpty, op, resolve, taking
+from ..registry import UNSHARDED, MayBeEmpty, op, resolve, taking
 from .fused import MICROSOFT, embed_layer_normalization, simplified_layer_normalization, skip_sum
 from .quant import Bits, matmul_nbits, unpack
 
@@ -65,7 +65,7 @@ def dequantized_bnb4(B, absmax, N, K, block_size, quant_type):
 
 @op("MatMulBnb4", domain=MICROSOFT, heavy=True)
 def matmul_bnb4(
-    A, B, absmax, *, K, N, block_size, quant_type: Literal[0, 1], training_mode=0, transB=1, shards=WHOLE
+    A, B, absmax, *, K, N, block_size, quant_type: Literal[0, 1], training_mode=0, transB=1, shards=UNSHARDED
 ):  # fmt: skip
     """A times a weight [N, K] (transposed by transB) quantized by bitsandbytes in blocks of the flattened weight."""
     del training_mode  # selects a kernel, not the result
@@ -81,7 +81,7 @@ def matmul_bnb4(
 
 
 @op("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, heavy=True)
-def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, *, block_size=16, shards=WHOLE):
+def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, *, block_size=16, shards=UNSHARDED):
     """A times the transpose of an NVFP4 weight [N, K]: two E2M1 per byte, low nibble first, an E4M3 scale per block."""
     del input_scale  # no effect for floating-point activations, according to the schema
     scales = lax.bitcast_convert_type(jnp.asarray(weight_scale), jnp.float8_e4m3fn)
@@ -90,7 +90,7 @@ def matmul_fp4(A, B, weight_scale, weight_scale_2, input_scale=None, bias=None, 
 
 
 @op("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, heavy=True, limits="A saturates to the range of float8")
-def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128, shards=WHOLE):
+def matmul_fp8(A, B, b_scale, a_scale=None, bias=None, *, block_size=128, shards=UNSHARDED):
     """A times the transpose of a weight [N, K] in E4M3 with a scale per block; with a_scale A is rounded to E4M3."""
     x = widen(A)
     if a_scale is not None:

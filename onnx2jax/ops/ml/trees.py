@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..arrays import argmax, is_known, xp
-from ..registry import op, taking, withdrawn
+from ..registry import deprecated, op, taking
 from .scores import DOMAIN, LABELS, Transform, batch, class_labels, labels_of, repeat, transform, two_scores
 
 Aggregate = Literal["AVERAGE", "SUM", "MIN", "MAX"]
@@ -349,7 +349,7 @@ def _binary(scores, base, voted, post_transform, *, margin):
 
 
 for _name in ("TreeEnsembleRegressor", "TreeEnsembleClassifier"):
-    withdrawn(_name, domain=DOMAIN, since=5, instead="TreeEnsemble")
+    deprecated(_name, domain=DOMAIN, since=5, instead="TreeEnsemble")
 
 
 # ---------------------------------------------------------------------------------------------- TreeEnsemble

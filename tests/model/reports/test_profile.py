@@ -63,7 +63,7 @@ def test_nodes_on_the_host_are_among_them() -> None:
 def test_a_loop_is_counted_once() -> None:
     """Its operations are recorded one by one, and the loop around them too; of a fusion only the whole is."""
     trace = xspace.Trace(
-        [xspace.Ran("f", n, start, end) for n, start, end in (("while", 0, 10), ("dot", 1, 4), ("sum", 5, 9))],
+        [xspace.Execution("f", n, start, end) for n, start, end in (("while", 0, 10), ("dot", 1, 4), ("sum", 5, 9))],
         [(f"{MARK}2", 20, 22)],
         {
             "f": {
@@ -122,7 +122,7 @@ def test_what_is_handed_to_other_threads_ends_later() -> None:
     begun.stats.add(metadata_id=5, uint64=3)
     begun.stats.add(metadata_id=6, uint64=77)
     line.events.add(metadata_id=2, offset_ps=5_000_000).stats.add(metadata_id=7, uint64=77)
-    (ran,) = xspace.read_trace(space.SerializeToString(), "node ").ran
+    (ran,) = xspace.read_trace(space.SerializeToString(), "node ").executions
     assert (ran.program, ran.name) == ("jit_f(3)", "dot")
     assert ran.end - ran.start == pytest.approx(5e-6)
 
