@@ -104,14 +104,15 @@ class Views:
 
         - Nodes whose operands are constants become initializers, unless those would take more memory than what they
           replace and more than 16 KiB, or a weight would be there twice. DequantizeLinear stays: weights stay packed.
+          Floating ones of several elements are parameters, as those of Constant nodes are.
         - BatchNormalization in inference, and constants multiplied or added per channel, go into the weights of the
           convolution or Gemm before; BatchNormalization into those of a convolution without padding behind, too.
         - Identity, Dropout in inference, Cast to the same type, Reshape to the same shape, two Transposes that cancel,
           and the like are removed, and so are nodes and initializers that nothing reads.
 
-        Names of inputs, outputs and of the weights that remain are kept; functions, graphs inside nodes and metadata
-        stay as they are. Initializers that are inputs as well stay, as callers may override them. Extents fixed by
-        ``dim_overrides`` are fixed in the saved file.
+        That goes for the branches and bodies of If, Loop and Scan, too. Names of inputs, outputs and of the weights
+        that remain are kept; functions and metadata stay as they are. Initializers that are inputs as well stay, as
+        callers may override them. Extents fixed by ``dim_overrides`` are fixed in the saved file.
 
         Returns:
             A Model with parameters of its own, for calls, transformations and ``save``. Results are numerically equal

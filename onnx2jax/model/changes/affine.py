@@ -9,7 +9,7 @@ Scaled weights are computed in float64 and rounded once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -33,13 +33,13 @@ class _Affine(NamedTuple):
     """The initializer that is added."""
 
 
-def with_affine_folded(graph: Graph, constant: Callable[[str], Any], taken: Collection[str]) -> Graph:
+def with_affine_folded(graph: Graph, constant: Callable[[str], Any], taken: set[str]) -> Graph:
     """The graph with scales and shifts in the weights beside them, where nothing else reads those.
 
     Args:
         graph: the graph.
-        constant: the value of an initializer; None for other names.
-        taken: names that new initializers may not have.
+        constant: the value of an initializer, one that the graph captures included; None for other names.
+        taken: names that new initializers may not have; theirs are added.
     """
     folding = _Folding(graph, constant, taken)
     for node in graph.nodes:
@@ -55,11 +55,11 @@ class _Folding:
         new: initializers that are new, or have new values.
     """
 
-    def __init__(self, graph: Graph, constant: Callable[[str], Any], taken: Collection[str]) -> None:
+    def __init__(self, graph: Graph, constant: Callable[[str], Any], taken: set[str]) -> None:
         self.nodes, self.new = dict[str, Node](), dict[str, np.ndarray]()
-        self._constant, self._taken = constant, set(taken)
+        self._constant, self._taken = constant, taken
         self._readers = Counter(n for node in graph.nodes for n in node.reads)
-        self._readers.update(v.name for v in graph.outputs)
+        self._readers.update((*graph.captures, *(v.name for v in graph.outputs)))
 
     def add(self, node: Node) -> None:
         """Add a node; it is folded into the one before it, or that into it, where that is possible."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -40,7 +40,7 @@ def folded(graph: Graph, constants: Mapping[str, Any], weights: Collection[str],
 
     Args:
         graph: the graph.
-        constants: the current values of its initializers that no caller can override.
+        constants: the current values of the initializers that it has or captures, and that no caller can override.
         weights: those that are parameters. One that another node reads as well is not folded: it would be two.
         values: what is known of its values.
     """
@@ -73,17 +73,19 @@ class _Made:
 
     def __init__(self, graph: Graph, constants: Mapping[str, Any], weights: Collection[str], values: Values) -> None:
         self._graph, self._constants, self._values = graph, constants, values
-        self.leaves: dict[str, frozenset[str]] = {n: frozenset({n}) for n in constants}
-        read = {v.name for v in graph.outputs}
+        known = (n for n in graph.captures if type(values.get(n)) is np.ndarray)
+        self.leaves: dict[str, frozenset[str]] = dict.fromkeys(known, frozenset())
+        self.leaves |= {n: frozenset({n}) for n in constants}
+        read = {*graph.captures, *(v.name for v in graph.outputs)}
         for node in graph.nodes:
-            inputs = set(filter(None, node.inputs))
-            if is_pure(node) and node.op_type not in KEPT and self.leaves.keys() >= inputs:
-                leaves = frozenset().union(*(self.leaves[n] for n in inputs))
-                self.leaves.update((n, leaves) for n in node.outputs if n)
+            outputs = [n for n in node.outputs if n]
+            made = self.leaves.keys() >= set(filter(None, node.inputs))
+            made = made or all(type(values.get(n)) is np.ndarray for n in outputs)
+            if made and is_pure(node) and node.op_type not in KEPT:
+                leaves = frozenset[str]().union(*(self.leaves.get(n, ()) for n in _values_read(node)))
+                self.leaves.update(dict.fromkeys(outputs, leaves))
             else:
                 read.update(node.reads)
-                known = (n for n in node.outputs if type(values.get(n)) is np.ndarray)
-                self.leaves.update((n, frozenset()) for n in known if is_pure(node) and node.op_type not in KEPT)
         self._shared = {n for n in read if n in constants}
         self._tied = {n for n in self._shared.intersection(weights) if constants[n].size > 1}
 
@@ -111,3 +113,9 @@ class _Made:
                 results = map(to_host, run_node(node, scope, context))
                 scope.update((n, v) for n, v in zip(node.outputs, results, strict=False) if n)
         return {n: owned(scope[n]) for n in names}
+
+
+def _values_read(node: Node) -> Iterator[str]:
+    """The inputs of which more than the shape counts."""
+    operator: Any = node.target
+    return (n for i, n in enumerate(node.inputs) if n and operator.parameter(i) not in operator.shaped)

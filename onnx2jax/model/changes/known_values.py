@@ -36,22 +36,25 @@ EXACT: Final = {"Shape", "Size", "Gather", "Slice", "Concat", "Identity", "Cast"
 
 
 def known_values(
-    graph: Graph, inputs: Iterable[ValueInfo], constants: Mapping[str, Any], large: Iterable[str]
+    graph: Graph, inputs: Iterable[ValueInfo], constants: Mapping[str, Any], weights: Iterable[str], outer: Values
 ) -> Values:
     """The values of a graph as far as they are known; the others are left out.
 
     Args:
         graph: the graph.
         inputs: as declared.
-        constants: its other initializers.
-        large: those that are weights, of which only types are told from some size on.
+        constants: its other initializers, and those that it captures.
+        weights: those of which only types are told from some size on.
+        outer: values of the graphs around it.
     """
-    weights = {n for n in large if n in constants and constants[n].size > LARGEST_KNOWN}
-    given = {n: jax.ShapeDtypeStruct(constants[n].shape, constants[n].dtype) for n in weights} | dict(_declared(inputs))
+    large = {n for n in weights if constants[n].size > LARGEST_KNOWN}
+    given = {n: jax.ShapeDtypeStruct(constants[n].shape, constants[n].dtype) for n in large} | dict(_declared(inputs))
+    given |= {n: v for n, v in outer.items() if n not in constants and not isinstance(v, np.ndarray)}
+    known = {n: v for n, v in outer.items() if isinstance(v, np.ndarray)}
     found = dict[str, Any]()
 
     def run(given: dict[str, Any]) -> None:
-        scope = {n: load(v) for n, v in constants.items() if n not in weights} | given
+        scope = known | {n: load(v) for n, v in constants.items() if n not in large} | given
         context = Context({}, jax.random.key(0))
         for node in graph.nodes:
             scope.update(_results(node, scope, context))

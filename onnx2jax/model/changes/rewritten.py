@@ -17,12 +17,13 @@ from ...proto.tensors import from_array
 
 @dataclass(frozen=True)
 class _Edit:
-    """What is new in a node: names by their old ones, more inputs, integers of attributes."""
+    """What is new in a node: names by their old ones, more inputs, integers of attributes, the graphs inside."""
 
     inputs: Mapping[str, str]
     more: tuple[str, ...]
     outputs: Mapping[str, str]
     attributes: Mapping[str, tuple[int, ...]]
+    graphs: Mapping[str, tuple[Rewriting, ...]]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Rewriting:
             weights = {t.name for t in graph.initializer}
             _keep(graph.input, lambda v: v.name not in weights)
             message.ir_version = 4
+            if not message.opset_import:  # optional below IR 3 (rule MV-03)
+                message.opset_import.add(version=1)
+        self._write(graph)
+
+    def _write(self, graph: Any) -> None:
         self._write_nodes(graph)
         _keep(graph.initializer, lambda t: t.name not in self.new)
         _keep(graph.sparse_initializer, lambda t: t.values.name not in self.new)
@@ -92,6 +98,10 @@ class Rewriting:
             for spec in (s for entry in node.device_configurations for s in entry.sharding_spec):
                 spec.tensor_name = {**edit.inputs, **edit.outputs}.get(spec.tensor_name, spec.tensor_name)
             _keep(node.attribute, lambda a, edit=edit: a.name not in edit.attributes)  # type: ignore[misc]
+            for attribute in node.attribute:
+                inner = [attribute.g] if attribute.HasField("g") else attribute.graphs
+                for rewriting, message in zip(edit.graphs.get(attribute.name, ()), inner, strict=True):
+                    rewriting._write(message)
             for key, value in edit.attributes.items():
                 node.attribute.add(name=key, type=AttributeProto.INTS, ints=value)
 
@@ -110,12 +120,24 @@ class Rewriting:
 
 def _edit(before: Node, after: Node) -> _Edit:
     shared = len(before.inputs)
+    changed = {k: v for k, v in after.attributes.items() if before.attributes.get(k) is not v}
+    graphs = {k: _graphs(before.attributes[k], v) for k, v in changed.items() if _is_graphs(v)}
     return _Edit(
         {a: b for a, b in zip(before.inputs, after.inputs, strict=False) if a != b},
         after.inputs[shared:],
         {a: b for a, b in zip(before.outputs, after.outputs, strict=True) if a != b},
-        {k: v for k, v in after.attributes.items() if before.attributes.get(k) is not v},
+        {k: v for k, v in changed.items() if k not in graphs},
+        graphs,
     )
+
+
+def _is_graphs(value: Any) -> bool:
+    return isinstance(value, Graph) or (isinstance(value, tuple) and any(isinstance(v, Graph) for v in value))
+
+
+def _graphs(before: Any, after: Any) -> tuple[Rewriting, ...]:
+    pairs = [(before, after)] if isinstance(after, Graph) else zip(before, after, strict=True)
+    return tuple(Rewriting.between(a, b) for a, b in pairs)
 
 
 def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import UnsupportedError
-from ...ir.graph import Graph, ancestors
+from ...ir.graph import Graph, Node, ancestors, with_graphs
 from ...proto.mapped import load
 from ...runtime.values import to_host
+from ..spec import Spec
 from .affine import with_affine_folded
 from .constants import folded
-from .known_values import known_values
+from .known_values import Values, known_values
 from .no_ops import without_no_ops
 from .rebatch import group_of
 from .rewritten import Rewriting
@@ -29,26 +31,15 @@ def simplified(model: Any) -> Any:
         return model
     declared = {v.name: v for v in (*spec.inputs, *spec.optional.values())}
     inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name in declared or v.name in spec.static)
-    free = {v.name for v in inputs}
-    constants = {n: to_host(spec.changes.get(n, v)) for n, v in graph.initializers.items() if n not in free}
-    values = known_values(graph, inputs, constants, spec.types)
-    new = folded(replace(graph, inputs=inputs), constants, spec.types, values)
-    new = _live(without_no_ops(new, values))
-    constants = {n: v for n, v in new.initializers.items() if n not in free} | constants
-
-    def constant(name: str) -> Any:
-        return load(constants[name]) if name in constants else None
-
-    taken = {n for g in graph.walk() for n in g.defines}
-    new = _live(with_affine_folded(new, constant, taken))
-    rewriting = Rewriting.between(graph, new)
+    new = _Simplification(spec, {n for g in graph.walk() for n in g.defines}).of(replace(graph, inputs=inputs))
+    stored = [{g.key(n): v for g in graphs.walk() for n, v in g.initializers.items()} for graphs in (graph, new)]
     return model._replace(
         spec.with_graph(
             new,
-            changes={n: v for n, v in spec.changes.items() if n not in rewriting.new},
+            changes={n: v for n, v in spec.changes.items() if stored[1].get(n) is stored[0][n]},
             bucket=spec.bucket,
             max_size=spec.max_size,
-            origin=None if spec.origin is None else spec.origin.changed(rewriting),
+            origin=None if spec.origin is None else spec.origin.changed(Rewriting.between(graph, new)),
         )
     )
 
@@ -64,6 +55,51 @@ def _check(model: Any) -> None:
         raise UnsupportedError(
             "the file has training_info, which names initializers of the graph: remove it, del proto.training_info[:]"
         )
+
+
+@dataclass(frozen=True)
+class _Simplification:
+    """Simplifies a graph and those inside its nodes.
+
+    Attributes:
+        spec: has the current values of initializers.
+        taken: names that new initializers may not have; theirs are added.
+        constants: of the graphs around, by name; so are ``weights``, those that are parameters, and ``values``.
+    """
+
+    spec: Spec
+    taken: set[str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    weights: frozenset[str] = frozenset()
+    values: Values = field(default_factory=dict)
+
+    def of(self, graph: Graph) -> Graph:
+        """The graph, with fewer nodes."""
+        free, captured = {v.name for v in graph.inputs}, graph.captures
+        changes, types = self.spec.changes, self.spec.types
+        own = {n: to_host(changes.get(graph.key(n), v)) for n, v in graph.initializers.items() if n not in free}
+        constants = {n: v for n, v in self.constants.items() if n in captured} | own
+        weights = (self.weights & captured) | {n for n in own if graph.key(n) in types}
+        outer = {n: v for n, v in self.values.items() if n in captured}
+        # Inside Loop and Scan the types of inputs follow from the operands, not from declarations.
+        values = known_values(graph, () if graph.path else graph.inputs, constants, weights, outer)
+        new = _live(without_no_ops(folded(graph, constants, weights, values), values))
+        own = {n: own.get(n, v) for n, v in new.initializers.items() if n not in free}
+        known = constants | own
+        new = with_affine_folded(new, lambda n: load(known[n]) if n in known else None, self.taken)
+        changed = {n: v for n, v in new.initializers.items() if v is not graph.initializers.get(n)}
+        inside = replace(
+            self,
+            constants={**self.constants, **own, **changed},
+            weights=self.weights | weights | changed.keys(),
+            values={**self.values, **values},
+        )
+        return _live(replace(new, nodes=tuple(map(inside._node, new.nodes))))
+
+    def _node(self, node: Node) -> Node:
+        if not node.graphs or node.domain.startswith("onnx2jax."):
+            return node
+        return replace(node, attributes={k: with_graphs(v, self.of) for k, v in node.attributes.items()})
 
 
 def _live(graph: Graph) -> Graph:

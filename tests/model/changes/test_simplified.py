@@ -472,3 +472,56 @@ def test_a_sparse_initializer_is_folded_as_a_dense_one(tmp_path: Path) -> None:
     path = onnx2jax.save(plain.simplified(), tmp_path / "small.onnx")
     assert not onnx.load(path).graph.sparse_initializer
     np.testing.assert_array_equal(onnx2jax.convert(path).params["k"], [[0, 6], [0, 0]])
+
+
+def test_branches_are_simplified_with_what_they_capture(tmp_path: Path) -> None:
+    text = (
+        "g (bool c, float[2, 2, 4, 4] x) => (float[2, 2, p, p] y) { one = Identity(x) y = If (c) <"
+        "then_branch = t () => (float[2, 2, p, p] p) <float[2, 2, 1, 1] w = {1, 2, 3, 4}> "
+        "{ s = Shape(one) z = ConstantOfShape(s) i = Identity(x) v = Conv(i, w) "
+        "n = BatchNormalization(v, scale, bias, mean, var) p = Add(n, z) }, "
+        "else_branch = e () => (float[2, 2, p, p] q) { k = Mul(table, table) m = MatMul(x, k) q = MatMul(m, table) }> }"
+    )
+    proto = text_model(text, table=normal(4, 4), **statistics(2))
+    for chosen in (True, False):
+        small, file = check(proto, tmp_path, 1e-5, c=np.array(chosen), x=normal(2, 2, 4, 4))
+        then, other = ([n.op_type for n in g.nodes] for g in small.graph.nodes[-1].graphs)
+        assert then == ["Conv", "Add"]
+        assert other == ["Mul", "MatMul", "MatMul"]  # table would be there twice
+        assert {t.name for t in file.graph.initializer} == {"table"}
+    assert [n.rpartition("/")[2] for n in small.params] == ["table", "w", "z", "w.bias"]
+
+
+def test_the_body_of_a_loop_is_simplified_for_any_trip(tmp_path: Path) -> None:
+    text = (
+        "g (int64 trips, float[1] x) => (float[m] y) { y = Loop (trips, yes, x) <"
+        "body = b (int64 i, bool go, float[1] a) => (bool on, float[m] r) { on = Identity(go) s = Shape(a) "
+        "n = Shape(w) k = Add(s, n) f = Cast<to = 1>(k) "
+        "d = Identity(a) r = Concat<axis = 0>(d, f) }> }"
+    )
+    proto = text_model(text, yes=np.array(True), w=normal(3))
+    small, _ = check(proto, tmp_path, trips=np.array(3), x=normal(1))
+    (loop,) = small.graph.nodes
+    assert [n.op_type for n in loop.graphs[0].nodes] == [
+        "Identity",
+        "Shape",
+        "Add",
+        "Cast",
+        "Concat",
+    ]  # the second trip has two elements
+
+
+def test_with_params_of_a_branch_are_written(tmp_path: Path) -> None:
+    text = (
+        "g (bool c, float[2] x) => (float[2] y) { i = Identity(x) y = If (c) <"
+        "then_branch = t () => (float[2] p) <float[2] w = {1, 2}, float[2] v = {3, 4}> "
+        "{ k = Mul(w, w) l = Mul(k, i) p = Add(l, v) }, "
+        "else_branch = e () => (float[2] q) { q = Neg(i) }> }"
+    )
+    plain = onnx2jax.convert(text_model(text))
+    changed = plain.with_params({n: v + 1 for n, v in plain.params.items()})
+    small = changed.simplified()
+    again, x = onnx2jax.convert(onnx2jax.save(small, tmp_path / "small.onnx")), normal(2)
+    for chosen in (True, False):
+        np.testing.assert_array_equal(again(np.array(chosen), x), changed(np.array(chosen), x))
+    assert sorted(n.rpartition("/")[2] for n in small.params) == ["k", "v"]
