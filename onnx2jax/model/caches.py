@@ -1,7 +1,7 @@
-"""What a decoder's inputs and outputs are for: tokens, masks, positions, and the caches that a step hands to the next.
+"""The roles of a decoder's inputs and outputs: tokens, masks, positions, KV caches and logits.
 
-Files say it by names alone, which differ between exporters, and by the graph: a cache is an input from which an output
-of the same type is computed, by appending to it or by writing into it.
+Tokens, masks and positions are recognised by name, which differs between exporters; a cache by the graph: an input
+from which an output of the same type is computed, by appending to it or by writing into it.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ ROLES: Final = {
     "past": r"past_seq(uence)?_len(gth)?",
     "has_past": r"use_cache_branch",
 }
-"""What an input is for -> its names, as a regular expression."""
+"""The role of an input -> its names, as a regular expression."""
 
 
 @dataclass(frozen=True)
 class Caches:
-    """The inputs and outputs of a decoder by what they are for.
+    """A decoder's inputs and outputs by role.
 
     Attributes:
-        roles: the inputs that have one of ROLES, by that.
+        roles: inputs by role, one of ROLES.
         pairs: the caches.
-        others: the other inputs, such as what an encoder gives.
-        logits: the output with a number for each token of the vocabulary; None where there is none of rank 3.
+        others: the other inputs, such as an encoder's outputs.
+        logits: the output with a score for each token of the vocabulary; None if no output has rank 3.
     """
 
     roles: Mapping[str, ValueInfo]
@@ -53,12 +53,12 @@ class Caches:
     logits: str | None
 
     def empty(self, batch: int) -> dict[str, np.ndarray]:
-        """Every cache before the first token: tokens 0, states and what slides as zeros; by input name."""
+        """The caches before the first token, by input name: length 0, or zeros for states and sliding windows."""
         return {p.past.name: np.zeros(extents(p, batch, p.window), p.dtype) for p in self.pairs}
 
 
 def caches(model: Model) -> Caches:
-    """What a decoder's inputs and outputs are for.
+    """A decoder's inputs and outputs by role.
 
     >>> import onnx2jax
     >>> found = caches(onnx2jax.convert(onnx2jax.demo_decoder()))
@@ -80,41 +80,41 @@ def caches(model: Model) -> Caches:
 
 
 def extents(pair: Pair, batch: int, length: int) -> tuple[int, ...]:
-    """The shape of a cache for so many sequences, with room for so many tokens where the file leaves that free."""
+    """The shape of a cache for ``batch`` sequences of ``length`` tokens, where the file leaves these extents free."""
     given = {pair.axis: length, pair.batch: batch}
     shape = [d if isinstance(d, int) else given.get(i, d) for i, d in enumerate(pair.dims)]
     if unknown := [d for d in shape if not isinstance(d, int)]:
         raise UnsupportedError(
-            f"the extents {unknown} of the cache {pair.past} do not follow from the model: "
-            "convert(..., dim_overrides={name: extent}) says them"
+            f"the extents {unknown} of the cache {pair.past} cannot be inferred from the model: pass them, "
+            "convert(..., dim_overrides={name: extent})"
         )
     return cast(tuple[int, ...], tuple(shape))
 
 
 def _with_sizes(model: Model, pair: Pair, sizes: dict[str, int]) -> Pair:
-    """The pair with extents for what is neither batch nor tokens: by ``sizes``, which grows, or measured."""
+    """The pair with extents for axes other than batch and tokens: from ``sizes``, or inferred and added to it."""
     free = {i: d for i, d in enumerate(pair.dims) if i not in (pair.axis, pair.batch) and not isinstance(d, int)}
     known = {i: sizes[d] for i, d in free.items() if d in sizes}
     if known.keys() != free.keys():
-        shape = _written(model, pair)
+        shape = _update_shape(model, pair)
         known |= {i: shape[i] for i in free if i < len(shape)}
         sizes |= {d: known[i] for i, d in free.items() if d is not None and i in known}
     return replace(pair, past=pair.past.reshaped([known.get(i, d) for i, d in enumerate(pair.dims)]))
 
 
-def _written(model: Model, pair: Pair) -> Sequence[int]:
-    """The shape of what is written into a cache for one token; () where that does not show."""
+def _update_shape(model: Model, pair: Pair) -> Sequence[int]:
+    """The shape of a cache's update for one token; () if it cannot be inferred."""
     node = pair.maker
     if node is None:
         return ()
-    place = 1 if len(node.inputs) > 1 and node.inputs[1] else 0  # a packed query holds keys and values too
+    place = 1 if len(node.inputs) > 1 and node.inputs[1] else 0  # a packed query contains keys and values
     before = model.cut(outputs=[node.inputs[place]])
     feeds = {
         v.name: jax.ShapeDtypeStruct([d if isinstance(d, int) else 1 for d in v.shape or ()], v.type.dtype)
         for v in before.inputs
         if isinstance(v.type, TensorType)
     }
-    stored = analysis.parameters(before.graph)  # without reading what lies in files
+    stored = analysis.parameters(before.graph)  # reads no external data
     params = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in stored.items()}
     try:
         shape: Sequence[int] = jax.eval_shape(lambda p, f: before.apply(p, **f), params, feeds).shape

@@ -1,4 +1,4 @@
-"""``convert``: an ONNX file as a Model."""
+"""``convert``: converts an ONNX file to a Model."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def convert(
     """Turn an ONNX model into a JAX function.
 
     Args:
-        source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or what ``read`` returned.
+        source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or the result of ``read``.
         static: values of inputs, fixed now and copied. Needed only under your own jit, for inputs whose values decide
             shapes; a plain call specialises on them by itself.
         dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``.
@@ -70,40 +70,39 @@ def convert(
             BucketError if an output differs. Models that draw random numbers are not compared.
         max_size: sizes, by node name, for nodes whose output shape depends on data (NonZero, NonMaxSuppression,
             Unique, Compress, and the scan outputs of a Loop whose trips depend on data): ``{"nms": 100}``. Their
-            results are padded to it and the whole model is one jit, for transformations of your own. Each such node
-            adds an output ``name/count``, how many entries are real; a plain call raises when they are more than
-            the size, in a jit of your own compare them yourself.
-        max_trips: trips after which a Loop is an error; without it an endless loop runs for ever.
-        rebatch: take any multiple of the batch size that the model is made for (1 where its inputs leave it free), and
-            give what each such group of samples gives alone: one program, by ``jax.vmap``. True: the batch is the first
-            axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``, inputs left out being the same
-            for all samples. Outputs have it where their declaration alone has it, and else, with True, on the first
-            axis; any other axis along which to join what the groups give is named likewise, ``{"x": 0, "y": 1}``. One
-            number for each sample becomes a vector.
-        weights: a floating type, "float32" or "bfloat16", in which weights that the file packs in 2, 4 or 8 bits
-            (MatMulNBits, MatMulBnb4, MatMulBlockQuantizedFp4Weight and Fp8Weight) are kept; packed as they are when
-            left out, and unpacked on the way. "packed": matrices behind DequantizeLinear stay packed, too, as
-            MatMulNBits has them; otherwise they are unpacked once, to float.
-        warn_after: compilations of one subprogram after which a RecompilationWarning says why and what to do.
+            results are padded to the size, so the whole model is one jit, which you can transform. Each such node
+            adds an output ``name/count``, the number of entries before padding; a plain call raises when it exceeds
+            the size, in your own jit compare it yourself.
+        max_trips: trips after which a Loop raises; without it an endless loop runs for ever.
+        rebatch: accept any multiple of the model's batch size (1 where its inputs leave it free), and return what each
+            group of that many samples returns alone: one program, by ``jax.vmap``. True: the batch is the first
+            axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``; inputs left out are the same
+            for all samples. The batch axis of an output is the one axis that declares the batch, or, with True, the
+            first; name any other axis along which to concatenate the groups likewise, ``{"x": 0, "y": 1}``. A scalar
+            for each sample becomes a vector.
+        weights: a floating type, "float32" or "bfloat16", to which weights that the file packs in 2, 4 or 8 bits
+            (MatMulNBits, MatMulBnb4, MatMulBlockQuantizedFp4Weight and Fp8Weight) are unpacked once; without it they
+            stay packed, and are unpacked in every call. "packed": matrices behind DequantizeLinear stay packed, too,
+            as for MatMulNBits; otherwise they are unpacked once, to float.
+        warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
         optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into
             convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
-            ``{"skip": [names]}`` leaves out some passes. Your own ``jit`` or ``grad`` around ``model.apply`` is left as
-            it is.
-        cache_dir: a folder for compiled programs. What a process has compiled for a CPU the next one, of the same
-            versions and on the same kind of processor, reads in place of tracing and compiling; weights are no part of
-            it. Trust it as you trust code; anything in it may be deleted. Other devices, operators of your own, and
-            programs that call libraries of linear algebra are compiled as ever: JAX's own cache is for them.
-        mesh: devices to run on, as ``jax.make_mesh`` makes them. Inputs are sharded
-            along their first axis over the mesh's first where it divides; weights are replicated unless ``shardings``
-            shards them.
+            ``{"skip": [names]}`` skips some passes. Your own ``jit`` or ``grad`` around ``model.apply`` is not
+            optimised.
+        cache_dir: a folder for compiled programs. A later process, of the same versions and on the same kind of CPU,
+            loads them in place of tracing and compiling; they contain no weights. Trust the folder as you trust code;
+            anything in it may be deleted. Programs for other devices, with custom operators, or that call linear
+            algebra libraries are not stored: JAX's own compilation cache is for them.
+        mesh: devices to run on, from ``jax.make_mesh``. Inputs are sharded along their first axis over the mesh's
+            first where it divides the extent; weights are replicated unless ``shardings`` shards them.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
             matches counts: ``{"*.weight": PartitionSpec(None, "model")}``. Or a plan derived from the graph, over
             the mesh's axes ``data`` and ``model``: "data", "fsdp", "tensor", "data+tensor", "fsdp+tensor"; with other
             names of axes and rules of your own, ``Plan("tensor", model="tp", rules={...})``.
-        device_configuration: the name of one of the file's own device configurations, to be followed. Without it
-            they are ignored; results are numerically equal.
-        devices: the devices of that configuration, by label or number or in order; those of JAX when left out.
-            Where it gives nodes pipeline stages, and these devices of their own, each stage runs on its own.
+        device_configuration: the name of a device configuration in the file, to apply. Without it they are ignored;
+            results are numerically equal.
+        devices: the devices of that configuration, by label or number or in order; ``jax.devices()`` when left out.
+            If it assigns nodes to pipeline stages with their own devices, each stage runs on its own.
         stages: number of pipeline stages, balanced by FLOPs and bytes of weights. Each is a program on its own devices:
             the slices of ``mesh`` along its axis "stage", sharded over the other axes by ``shardings``; the first
             devices without a mesh. Such a model is called, and differentiated, outside of ``jax.jit``.
@@ -131,7 +130,7 @@ def convert(
     """
     folder = None if cache_dir is None else Path(cache_dir)
     options = pipeline.parse(optimize)
-    with together(mesh, "convert") as said:
+    with together(mesh, "convert") as agreed:
         importer = open_model(source, reading)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
@@ -162,10 +161,10 @@ def convert(
         )
         model = Model(spec)
         arguments = (static, dim_overrides, bucket, max_size, max_trips, rebatch, str(weights), optimize, stages)
-        said.same(process_state(placed, model.origin, arguments))
+        agreed.same(process_state(placed, model.origin, arguments))
     if mesh is None and placed is not None:  # a configuration of the file: the devices are known only now
-        with together(placed.mesh, "convert") as said:
-            said.same(process_state(placed, model.origin, arguments))
+        with together(placed.mesh, "convert") as agreed:
+            agreed.same(process_state(placed, model.origin, arguments))
     return model
 
 
@@ -192,7 +191,7 @@ def _placed(
 
 
 def process_state(placed: Placement | None, origin: Origin | None, arguments: Any) -> dict[str, Any]:
-    """What all processes of a mesh must agree on, by name; empty for one process."""
+    """Values that must be equal in all processes of a mesh, by name; empty for one process."""
     if placed is None or not several(placed.mesh):
         return {}
     return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": arguments}

@@ -38,7 +38,7 @@ from .views import Views
 
 
 class Model(Views, Exports):
-    """An ONNX model as a JAX function. Made by ``convert``; it never changes: ``with_params`` makes another.
+    """An ONNX model as a JAX function, created by ``convert``. Immutable: ``with_params`` returns another.
 
     Attributes:
         inputs: the required inputs, in order; each has ``name`` and ``type`` (``dtype``, ``shape``).
@@ -46,12 +46,12 @@ class Model(Views, Exports):
         outputs: the outputs, in order.
         opsets: version of each operator set that the model imports; ai.onnx is ``''``.
         metadata: the file's metadata, as strings.
-        graph: the frozen graph. Weights in files are in its initializers as maps of them: read them from ``params``.
+        graph: the frozen graph. Its initializers are memory maps where weights are external data: read ``params``.
         static: inputs fixed by ``convert(static=...)``, as read-only arrays.
         settings: options of ``convert`` for execution.
         origin: the file, for ``onnx2jax.save``.
-        placement: ``mesh``, a sharding for each of ``params``, and ``notes`` on what of a device configuration could
-            not be followed. None on one device.
+        placement: ``mesh``, a sharding for each of ``params``, and ``notes`` on the parts of a device configuration
+            that could not be applied. None on one device.
     """
 
     graph: Graph
@@ -75,10 +75,10 @@ class Model(Views, Exports):
     def params(self) -> Params:
         """The weights by ONNX name: a read-only mapping of read-only arrays, and a pytree for JAX's transformations.
 
-        Those in files beside the model are read when this is first asked for.
+        External data is read on first access.
 
         Raises:
-            ExternalDataError: such a file was changed after the model was converted.
+            ExternalDataError: an external data file was changed after the model was converted.
         """
         changes = self.spec.changes
         known = self._runtime.params.on_host() if "params" in vars(self._runtime) else {}
@@ -114,12 +114,13 @@ class Model(Views, Exports):
 
         Args:
             *args: required inputs in order.
-            rng: random key, or a seed for one, for models that draw random numbers; a fresh one when left out. Of a
-                model with an input of this name, whatever is no typed key (``jax.random.key``) is that input.
+            rng: random key, or a seed for one, for models that draw random numbers; a fresh one when left out. If the
+                model has an input called ``rng``, anything but a typed key (``jax.random.key``) is that input.
             **named: inputs by name.
 
-        Of several processes NumPy arrays, and JAX's of one process, are the same in all; rows that each has for itself
-        go through ``placement.from_process``, and those of an output come out of ``placement.to_process``.
+        On a mesh over several processes, pass the same NumPy arrays, or single-process JAX arrays, in all of them. Use
+        ``placement.from_process`` for inputs of which each process has its own rows, ``placement.to_process`` for
+        outputs.
 
         Returns:
             The output, or a named tuple of several: JAX arrays with the declared dtypes, 64-bit ones included; strings
@@ -127,7 +128,7 @@ class Model(Views, Exports):
 
         Raises:
             InputError: the arguments do not match ``model.inputs``.
-            RandomKeyError: the model draws random numbers inside a transformation of yours, and ``rng`` is left out.
+            RandomKeyError: the model draws random numbers inside your own transformation, and ``rng`` is left out.
         """
         runtime = self._runtime
         signature, given = runtime.signature(args, named, False)
@@ -146,14 +147,14 @@ class Model(Views, Exports):
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
 
-        Of a model over several processes each gets all of the outputs, gathered; a call leaves them where they lie.
+        On a mesh over several processes, the outputs are gathered to each; a call leaves them sharded.
 
         Args:
-            output_names: the outputs wanted, in the order wanted; None for all.
+            output_names: names of the outputs to return, in order; None for all.
             feeds: inputs by name.
             rng: random key; a fresh one when left out.
         """
-        wanted = range(len(self.outputs)) if output_names is None else self._places(output_names)
+        wanted = range(len(self.outputs)) if output_names is None else self._positions(output_names)
         runtime = self._runtime
         signature, values = runtime.signature((), feeds, True) if isinstance(feeds, dict) else (None, [])
         bound = runtime.params.bound.get(signature) if rng is None else None
@@ -179,19 +180,19 @@ class Model(Views, Exports):
     def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
         """Compile for input shapes, and hoist parameter-only subexpressions, ahead of the first call.
 
-        The model runs once, on random numbers where no values are given. With ``convert(..., cache_dir=folder)`` other
-        processes need not compile for these shapes either.
+        The model runs once, on random numbers for inputs without values. With ``convert(..., cache_dir=folder)`` other
+        processes load the program in place of compiling it.
 
         Args:
-            inputs: by name, arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others are as declared. Where
-                values decide the course of the computation, give them.
+            inputs: by name, arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others are as declared. Pass
+                values for inputs that decide control flow or shapes.
             dims: extents of dimension variables, 1 when left out.
 
         Returns:
             The model.
 
         Raises:
-            InputError: they do not fit the model.
+            InputError: they do not match the model.
 
         >>> import onnx2jax
         >>> model = onnx2jax.convert(onnx2jax.demo_model()).compile(dims={"batch": 8})
@@ -202,12 +203,12 @@ class Model(Views, Exports):
         return self
 
     def apply(self, params: Mapping[str, Any], /, *args: Any, rng: Any = None, **named: Any) -> Any:
-        """The model as a pure function, for jit, grad, vmap, sharding and export of your own.
+        """The model as a pure function, for your own jit, grad, vmap, sharding and export.
 
         Args:
             params: the weights: ``model.params``, or new values for some of them (the others are the model's own).
-            *args, **named: inputs, as for a call. JAX takes no strings, and no maps, as arguments of what it
-                transforms, and says so before the model is asked: fix them, ``convert(..., static={"text": strings})``.
+            *args, **named: inputs, as for a call. JAX's transformations accept no strings or maps as arguments: fix
+                such inputs, ``convert(..., static={"text": strings})``.
             rng: random key; required when the model draws random numbers.
 
         Returns:
@@ -250,8 +251,8 @@ class Model(Views, Exports):
 
         Args:
             params: arrays by name; NumPy's are copied.
-            new_shapes: allow other shapes for initializers of the main graph: a head for another number of classes, a
-                larger vocabulary.
+            new_shapes: allow other shapes for initializers of the main graph: a head with another number of classes,
+                a larger vocabulary.
 
         Raises:
             InputNameError, InputTypeError: an unknown name, or another dtype.
@@ -273,17 +274,17 @@ class Model(Views, Exports):
 
     def _replace(self, spec: Spec) -> Self:
         """The model of another spec; shares programs if only parameter values differ."""
-        return type(self)(spec, Runtime(spec, self._runtime if spec.differs_in_values(self.spec) else None))
+        return type(self)(spec, Runtime(spec, self._runtime if spec.differs_only_in_values(self.spec) else None))
 
     def explain(self) -> str:
-        """The partitions of the model as a table: where each runs and why, compilations and seconds so far."""
+        """The partitions of the model as a table: where each runs and why, with compilations and seconds so far."""
         return table([("stage", "nodes", "why here", "compiled", "seconds"), *self._runtime.program.rows()])
 
     def explain_call(self, /, *args: Any, rng: Any = None, **named: Any) -> str:
         """Which path a call takes and why, as tables: numpy, inline, compiled, host or full.
 
-        Makes the call, and the same through ``run``. With the environment variable ``ONNX2JAX_DEBUG=2`` every call
-        prints its path.
+        Makes the call, and the same call through ``run``. With the environment variable ``ONNX2JAX_DEBUG=2`` every
+        call prints its path.
 
         Args:
             *args, rng, **named: as for a call.
@@ -315,7 +316,7 @@ class Model(Views, Exports):
     def __reduce__(self) -> Any:
         return _restored, (self.spec, self.params)  # programs and device arrays are not pickled
 
-    def _places(self, output_names: Sequence[str]) -> Sequence[int]:
+    def _positions(self, output_names: Sequence[str]) -> Sequence[int]:
         names = [v.name for v in self.outputs]
         if unknown := [n for n in output_names if n not in names]:
             raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")

@@ -19,7 +19,7 @@ from ..runtime.params import device_of, is_cpu
 class Params(Mapping[str, Any]):
     """Parameters by ONNX name: a read-only mapping, and a pytree.
 
-    ``params | {"w": array}`` and ``dict(params)`` are plain dicts, which ``Model.apply`` takes as well.
+    ``params | {"w": array}`` and ``dict(params)`` are plain dicts, which ``Model.apply`` accepts too.
 
     >>> import jax, onnx2jax
     >>> params = onnx2jax.convert(onnx2jax.demo_model()).params
@@ -57,7 +57,7 @@ class Params(Mapping[str, Any]):
 
 
 def immutable(value: Any) -> Any:
-    """An array that no caller can write, donate or delete: a copy, on a CPU in NumPy's memory."""
+    """A copy that no caller can write, donate or delete; on a CPU a NumPy array."""
     if not isinstance(value, jax.Array):
         return owned(np.asarray(value))
     if isinstance(value, jax.core.Tracer):

@@ -1,4 +1,4 @@
-"""The mutable side of a Model: programs, parameters on devices, and what its calls have proven."""
+"""The mutable state of a Model: programs, parameters on devices, and the checks its calls have passed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Runtime:
         return signature(self._current(program), names, values, device, as_numpy), values
 
     def call(self, bound: BoundCall, key: Signature | None, given: list[Any]) -> list[Any]:
-        """The results of a bound call; a deleted argument is an error of ours."""
+        """The results of a bound call; raises InputTypeError for a deleted argument."""
         try:
             return bound.call(given)
         except (RuntimeError, ValueError):
@@ -117,11 +117,11 @@ class Runtime:
             raise
 
     def bind(self, key: Signature | None, arguments: Sequence[Any], bound: Mapping[str, Any], rng: Any) -> None:
-        """Enter a call into the dispatch cache, if the full path did nothing but run a bound call.
+        """Add a call to the dispatch cache, if the full path did nothing but run one compiled program.
 
         Args:
             key: its signature.
-            arguments: as the caller passed them.
+            arguments: the caller's arguments, unchecked.
             bound: the checked inputs by name, in the same order.
             rng: its random key.
         """

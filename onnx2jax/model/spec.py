@@ -98,7 +98,7 @@ class Spec:
         """The spec of another graph over the same parameters; bucket, max_size and origin are dropped unless passed.
 
         Args:
-            graph: inputs named as this spec's take their declarations.
+            graph: its inputs take the declarations of this spec's inputs of the same name.
             static: more inputs to fix.
             **fields: fields of the spec.
         """
@@ -117,8 +117,8 @@ class Spec:
         """The outputs, in order."""
         return self.graph.outputs
 
-    def differs_in_values(self, other: Spec) -> bool:
-        """Whether it equals another spec in all but parameter values."""
+    def differs_only_in_values(self, other: Spec) -> bool:
+        """Whether it equals another spec in everything but parameter values."""
         names = (f.name for f in fields(self) if f.name != "changes")
         return all(getattr(self, n) is getattr(other, n) for n in names)
 

@@ -1,4 +1,4 @@
-"""What a Model shows of itself, and the models that it makes of parts of itself."""
+"""A Model's methods that report on it, or derive another model from its graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .spec import Spec
 
 
 class Views:
-    """The methods of a Model that look at values inside it, or make another model of its graph."""
+    """A Model's methods that report on it, or derive another model from its graph."""
 
     graph: Graph
     spec: Spec
@@ -29,10 +29,10 @@ class Views:
     _replace: Callable[[Spec], Self]
 
     def cut(self, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Self:
-        """The model between some values of its main graph, as a model of its own.
+        """The subgraph between some values of the main graph, as a model.
 
         Args:
-            inputs: values that become inputs; others of the model's inputs remain where they are still read.
+            inputs: values that become inputs; the model's inputs remain if they are still read.
             outputs: values that become the outputs; the model's own when left out.
 
         Raises:
@@ -47,18 +47,18 @@ class Views:
         return parts.with_graph(self, parts.cut(self.graph, inputs, outputs))
 
     def values(self, /, *args: Any, names: str | Sequence[str] = "*", rng: Any = None, **named: Any) -> dict[str, Any]:
-        """What the nodes of the main graph compute in a call, by name, in the order of the graph: one more program.
+        """The outputs of nodes of the main graph in a call, by name, in graph order; computed by another program.
 
-        Inside a jit of yours it is traced like the model. Of many values only those that are asked for are kept.
+        Inside your own jit it is traced like the model. Only the values named are materialised.
 
         Args:
-            *args, **named: inputs, as for a call; one that is called ``names`` goes by position.
+            *args, **named: inputs, as for a call; pass one that is called ``names`` by position.
             names: patterns as in a shell (``*``, ``?``, ``[ab]``) over ONNX names; a name itself matches too.
             rng: random key, as for a call.
 
         Raises:
             InputNameError: a pattern matches nothing.
-            InputError: the arguments do not fit ``model.inputs``.
+            InputError: the arguments do not match ``model.inputs``.
 
         >>> import numpy as np, onnx2jax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -76,13 +76,13 @@ class Views:
         return dict(zip(wanted, (results,) if single else results, strict=False))
 
     def replace(self, functions: Mapping[str, Callable[[Any], Any]]) -> Self:
-        """The model in which some values go through functions before anything reads them: probes, ablation, patching.
+        """The model with functions applied to some values before their readers: for probes, ablation, patching.
 
         Args:
-            functions: by patterns as in ``values``, over what the nodes of the main graph make. A function takes the
-                value and returns one of its element type and shape. It is traced by JAX, and differentiated, like the
-                model; where the model runs on the host, and for what shapes decide, it gets NumPy arrays. Of several
-                patterns that match a value the first acts first. To see a value: ``jax.debug.print`` in it.
+            functions: functions by pattern, as in ``values``, over outputs of nodes of the main graph. A function takes
+                the value and returns one of the same element type and shape. It is traced by JAX, and differentiated,
+                like the model; for nodes on the host, and values that shapes depend on, it gets NumPy arrays. If
+                several patterns match a value, they apply in order. To print a value, call ``jax.debug.print``.
 
         Returns:
             A Model for calls and transformations; a file cannot hold the functions, so ``save`` refuses it.
@@ -96,8 +96,8 @@ class Views:
         >>> float(silent(np.ones((1, 1, 8, 8), np.float32)).max())
         0.0
         """
-        told = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
-        return parts.with_graph(self, parts.replaced(self.graph, functions), **told)
+        options = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
+        return parts.with_graph(self, parts.replaced(self.graph, functions), **options)
 
     def simplified(self) -> Self:
         """The model with a smaller graph: what it computes of weights and declared shapes alone is computed now.
@@ -141,27 +141,27 @@ class Views:
         atol: float | None = None,
         seed: int = 0,
     ) -> Verification:
-        """Compare the model with what others compute of its file, and find the first node that differs.
+        """Compare the model with another implementation running its file, and find the first node that differs.
 
         Args:
-            inputs: by name. Without them those of the test data beside the model's file (``test_data_set_0`` with
-                ``input_0.pb``), or random numbers where there are none.
-            against: ``"onnxruntime"``, ``"reference"`` (ONNX's own implementation), or a folder with test data, whose
-                outputs count. Without it the test data beside the file, or else onnxruntime. The packages come with
+            inputs: by name; by default the test data next to the model's file (``test_data_set_0`` with
+                ``input_0.pb``), or random numbers if there is none.
+            against: ``"onnxruntime"``, ``"reference"`` (ONNX's own implementation), or a folder of test data with
+                expected outputs; by default the test data next to the file, or else onnxruntime. Install both by
                 ``pip install 'onnx2jax[verify]'``.
-            each_node: compare what every node of the main graph makes of the other's operands. That is done anyway
-                once an output differs; it looks into the bodies of loops and branches too. Of a function in the file
-                the node that calls it is named.
-            rtol, atol: what may differ: ``atol + rtol * |theirs|``. By element type when left out: 1e-4 for float32,
-                1e-9 for float64, 1e-2 for float16, 5e-2 for bfloat16, one step for 8 bits, nothing for integers;
+            each_node: compare every node of the main graph on the other implementation's operands. This is done anyway
+                once an output differs, and in the bodies of loops and branches. A difference inside a function is
+                reported at the node that calls it.
+            rtol, atol: tolerances: ``atol + rtol * |theirs|``. Defaults by element type: 1e-4 for float32,
+                1e-9 for float64, 1e-2 for float16, 5e-2 for bfloat16, one step for 8 bits, 0 for integers;
                 ``atol`` is the same times the largest number of a tensor. NaN equals NaN.
-            seed: of the random numbers.
+            seed: the seed of random inputs.
 
         Returns:
-            A Verification: ``ok``, the comparisons in numbers, and ``first``, whose operands can be saved.
+            A Verification: ``ok``, the comparisons, and ``first``, the first difference, whose operands can be saved.
 
         Raises:
-            InputTypeError: ``inputs`` are not by name.
+            InputTypeError: ``inputs`` is not a mapping by name.
             UnsupportedError: the other implementation does not run the model.
             ImportError: it is not installed.
 
@@ -173,7 +173,7 @@ class Views:
         return verify(self, inputs, against, each_node, rtol, atol, seed)
 
     def summary(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Summary:
-        """A table of the nodes: shapes of what they make, parameters, FLOPs, bytes read and written.
+        """A table of the nodes: output shapes, parameters, FLOPs, bytes read and written.
 
         The model is traced, not run; one that needs the host runs once.
 
@@ -182,7 +182,7 @@ class Views:
             dims: extents of dimension variables, 1 when left out.
 
         Raises:
-            InputError: they do not fit the model.
+            InputError: they do not match the model.
 
         >>> import onnx2jax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -193,14 +193,14 @@ class Views:
         return summary(self, inputs, dims)
 
     def profile(self, /, *args: Any, calls: int = 20, rng: Any = None, **named: Any) -> Profile:
-        """Where the time of a call goes, by node and by operator, as XLA's own profiler records it.
+        """The time of a call by node and by operator, from XLA's profiler.
 
-        The model is compiled once more, with nodes that its profile can tell apart. XLA computes neighbours in one
-        operation: its time is that of the node whose result it is, and the others are listed beside it.
+        The model is compiled once more, with a named scope for each node. If XLA fuses nodes, the time is that of the
+        node whose result the fusion computes, and the others are listed with it.
 
         Args:
-            *args, **named: inputs, as for a call; one that is called ``calls`` goes by position.
-            calls: how many are recorded.
+            *args, **named: inputs, as for a call; pass one that is called ``calls`` by position.
+            calls: number of calls to record.
             rng: random key, as for a call.
 
         Returns:
@@ -208,7 +208,7 @@ class Views:
             notebooks as a chart.
 
         Raises:
-            InputError: the arguments do not fit ``model.inputs``.
+            InputError: the arguments do not match ``model.inputs``.
             UnsupportedError: the profile names no node of the model.
 
         >>> import numpy as np, onnx2jax
@@ -220,14 +220,14 @@ class Views:
         return profile(self, args, named, rng, calls)
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the main graph as a page of HTML, for a browser and without a network.
+        """Write the main graph as an HTML page, which needs no network.
 
-        Nodes lie in layers below those that they read, with element types and shapes on the way where the file says
-        them. Names divide nodes into scopes, at ``/`` or ``.``: one box for each, to the depth that is chosen on the
-        page; a click on one goes a step deeper. A field finds operators, nodes and values.
+        Nodes are in layers below the nodes they read, with element types and shapes where the file declares them.
+        Name scopes, divided by ``/`` or ``.``, are boxes down to the depth chosen on the page; a click opens one. A
+        search field finds operators, nodes and values.
 
         Args:
-            path: the file; one that is there is replaced.
+            path: the file; replaced if it exists.
 
         Returns:
             The path.
@@ -247,20 +247,20 @@ class Views:
         return card(self, self._runtime.program.rows())
 
     def explain_sharding(self, /, *args: Any, **named: Any) -> str:
-        """Where the parameters of a model over a mesh lie, and what its devices send each other, as tables.
+        """The shardings of parameters on a mesh, and the collectives of a call, as tables.
 
         Args:
             *args, **named: inputs as for a call, or a ``jax.ShapeDtypeStruct`` for each. A program is compiled for
-                them, as ``jax.jit(model.apply)`` compiles one; without them there is no second table.
+                them, as ``jax.jit(model.apply)`` would be; without them there is no second table.
 
         Returns:
-            For each parameter its shape, spec, bytes on one device, and why a plan does not divide it; for each kind
-            of exchange how many the compiled program has, and the bytes of their results on one device. What stands
+            For each parameter its shape, spec, bytes on one device, and why a plan does not shard it; for each kind of
+            collective the number in the compiled program, and the bytes of their results on one device. A collective
             inside a loop of the program is counted once.
 
         Raises:
-            ShardingError: the model lies on one device.
-            InputError: the arguments do not fit ``model.inputs``.
+            ShardingError: the model is on one device.
+            InputError: the arguments do not match ``model.inputs``.
             KnownValueError: the model is no single program (see ``explain``).
 
         >>> import jax, onnx2jax

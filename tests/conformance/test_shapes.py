@@ -146,7 +146,7 @@ def test_denotations_are_kept_and_change_nothing() -> None:
 def test_an_output_that_differs_from_its_declaration_is_a_warning(declared: str) -> None:
     # onnxruntime refuses another type and warns of another shape; the reference evaluator looks at neither.
     text = f"g (float[N] x) => ({declared} y) {{ y = Relu (x) }}"
-    message = r"output y: .* is computed as float32\[2\] \(rule GR-18\); the computed value counts"
+    message = r"output y: .* is computed as float32\[2\] \(rule GR-18\); the computed value is returned"
     m = onnx2jax.convert(parse(text))
     with pytest.warns(DeclarationWarning, match=message):
         same(m(X), [0, 2])

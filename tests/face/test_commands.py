@@ -51,7 +51,7 @@ def test_verify_a_wrong_model(
 
 def test_verify_says_what_is_wrong_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", MODEL, "--against=nobody"]) == 1
-    assert "called 'nobody'" in capsys.readouterr().err
+    assert "against is 'nobody'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "summary", "verify", "bench", "profile", "export"])
@@ -127,7 +127,7 @@ def test_join_writes_one_file_of_two(capsys: pytest.CaptureFixture[str], tmp_pat
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        ([], "say which of ['logits'] becomes which of ['image']"),
+        ([], "map some of the outputs ['logits'] to some of the inputs ['image']"),
         (["--join", "logits"], "--join logits: expected NAME=INPUT"),
         (["--join", "logit=image"], "the first model has no output 'logit'; it has ['logits']"),
     ],

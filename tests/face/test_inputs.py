@@ -51,7 +51,7 @@ def test_test_data_as_onnx_has_them(capsys: Capture, tmp_path: Path) -> None:
     assert by_folder == by_file
     np.testing.assert_allclose(by_file["logits"]["values"], demo_samples()["logits"][:2], atol=1e-4)
     (folder / "input_0.pb").write_bytes(b"\xff")
-    assert "holds no value for image" in refused(capsys, demo_model(), "--input", f"image={folder / 'input_0.pb'}")
+    assert "contains no value for image" in refused(capsys, demo_model(), "--input", f"image={folder / 'input_0.pb'}")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,6 @@ def test_a_name_is_written_anew_and_others_stay(tmp_path: Path) -> None:
     assert not any(isinstance(m.placement, Staged) for m in read.values())
     with pytest.raises(ShardingError, match="follows 'a', which is in the file already"):
         onnx2jax.save(read["a"], path, configuration="c")
-    with pytest.raises(ShardingError, match="is where a model lies on a mesh"):
+    with pytest.raises(ShardingError, match="names the placement of a model on a mesh"):
         onnx2jax.save(onnx2jax.convert(mlp()), path, configuration="c")
     np.testing.assert_array_equal(onnx2jax.convert(path)(X), onnx2jax.convert(mlp())(X))

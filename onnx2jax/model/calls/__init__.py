@@ -1,4 +1,1 @@
-"""A call: arguments checked and padded to buckets, outputs compared with their declarations.
-
-KV caches, which a call passes to the next, are here too.
-"""
+"""Arguments and outputs of a call: checks, padding to buckets, comparison with declarations; and KV caches."""

@@ -118,10 +118,10 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
         raise InputTypeError(f"input {declared} takes an array, not None")
     check_readable(f"input {declared}", value)
     if is_key(value):
-        raise InputTypeError(f"input {declared} is given a random key, which goes by name: model(..., rng=key)")
+        raise InputTypeError(f"input {declared} is given a random key; pass it by name: model(..., rng=key)")
     if isinstance(value, jax.Array):
         if value.weak_type:
-            # A Python number (or its tangent under jax.jvp): it takes the declared precision
+            # A Python number (or its tangent under jax.jvp) takes the declared precision
             floating = all(jnp.issubdtype(d, jnp.floating) for d in (value.dtype, kind.dtype))
             value = lax.convert_element_type(value, kind.dtype if floating else value.dtype)
         value = widened(value, kind.dtype)
@@ -145,7 +145,7 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise if ``params`` is not a mapping of a model's parameters by name.
 
     Raises:
-        InputNameError, InputTypeError: naming what is wrong.
+        InputNameError, InputTypeError: it is not, or names an unknown parameter.
     """
     if not isinstance(params, Mapping):
         raise InputTypeError(f"params must be a dict of arrays by name, like model.params, not {type(params).__name__}")
@@ -154,7 +154,7 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Private copies of the values that ``convert(static=...)`` fixes, by input name.
+    """Read-only copies of the values that ``convert(static=...)`` fixes, by input name.
 
     Raises:
         InputError: they do not match the inputs.
@@ -168,7 +168,7 @@ def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict
 
 
 def as_param(name: str, value: Any, kind: TensorType) -> Any:
-    """A new value of a parameter, checked; a type without a shape accepts any shape.
+    """A new value for a parameter, checked; a type without a shape accepts any shape.
 
     Raises:
         InputTypeError: its dtype differs from the parameter's.

@@ -38,7 +38,7 @@ def pad(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Inputs zero-padded (strings: empty) to the next size of their bucket, and original extents by variable.
 
-    An extent beyond the largest size is not padded, and nothing is while a value is traced.
+    An extent beyond the largest size is not padded; if an input is traced, none is.
     """
     if not bucket or is_traced(values):
         return values, {}
@@ -69,7 +69,7 @@ def blaming_padding(extents: Mapping[str, int]) -> Iterator[None]:
         if not extents:
             raise
         raise BucketError(
-            f"{e}\nbucket= pads {_quoted(extents)}: remove from bucket= what the model does not mask"
+            f"{e}\nbucket= pads {_quoted(extents)}: remove from bucket= the variables that the model does not mask"
         ) from e
 
 
@@ -94,16 +94,16 @@ def verify_padding(
     results: Sequence[Any],
     extents: Mapping[str, int],
 ) -> bool:
-    """Whether a call proves that padding changes nothing; constant inputs prove too little.
+    """Whether a call shows that padding changes no output; with constant inputs it does not.
 
     Args:
         graph: the model's.
         run: computes the outputs of a graph from its inputs.
         call: computes the outputs of the model from padded inputs, sliced back.
         values: the call's inputs.
-        padded: the inputs padded by ``pad``.
-        results: their outputs, sliced back.
-        extents: the original extents, as ``pad`` returns them.
+        padded: the inputs, padded by ``pad``.
+        results: the outputs for ``padded``, sliced back.
+        extents: the original extents, from ``pad``.
 
     Raises:
         BucketError: padding changes an output.
@@ -128,10 +128,10 @@ def _require_equal(
 ) -> None:  # fmt: skip
     names = _quoted(extents)
     for output, ours, want in zip(graph.outputs, results, wanted, strict=True):
-        if not alike(ours, want):
+        if not is_close(ours, want):
             node = _first_differing(graph, run, values, padded, output.name)
             raise BucketError(
-                f"bucket= pads {names}, and output {output.name!r} differs without padding: {compared(ours, want)}. "
+                f"bucket= pads {names}, and output {output.name!r} differs without padding: {difference(ours, want)}. "
                 f"{f'The difference begins at {node}. ' if node else ''}The model must mask the "
                 f"padding, and outputs must declare the variable: remove {names} from bucket="
             )
@@ -146,7 +146,7 @@ def _quoted(extents: Mapping[str, int]) -> str:
     return ", ".join(map(repr, extents))
 
 
-def alike(ours: Any, want: Any) -> bool:
+def is_close(ours: Any, want: Any) -> bool:
     """Whether two results are numerically equal within TOLERANCE."""
     pairs = [[np.asarray(to_host(v)) for v in jax.tree.leaves(r)] for r in (ours, want)]
     return len(pairs[0]) == len(pairs[1]) and all(map(_same, *pairs))
@@ -162,11 +162,11 @@ def _same(ours: np.ndarray, want: np.ndarray) -> bool:
 
 
 def _first_differing(graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, Any], name: str) -> Node | None:
-    """The node where the difference in a value begins: none of its operands differ."""
+    """The first node on the way to a value whose output differs but whose operands do not."""
     makers = {n: node for node in graph.nodes for n in node.outputs if n}
     every = replace(graph, outputs=tuple(map(ValueInfo, makers)))
     both = zip(makers, run(every, padded), run(every, values), strict=True)
-    other = {n for n, ours, want in both if not alike(_corner(ours, want), want)} | {name}
+    other = {n for n, ours, want in both if not is_close(_corner(ours, want), want)} | {name}
     node = None
     while name in other and name in makers:
         node = makers[name]
@@ -181,8 +181,8 @@ def _corner(ours: Any, want: Any) -> Any:
     return np.asarray(to_host(ours))[tuple(map(slice, np.shape(want)))]
 
 
-def compared(ours: Any, want: Any) -> str:
-    """The difference of two results, for a message."""
+def difference(ours: Any, want: Any) -> str:
+    """The difference between two results, in words."""
     if np.shape(ours) != np.shape(want):
         return f"its shape is {list(np.shape(ours))} instead of {list(np.shape(want))}"
     if not jnp.issubdtype(np.asarray(want).dtype, jnp.inexact):

@@ -1,4 +1,4 @@
-"""A decoder's KV caches in its graph: which input is an earlier state of which output."""
+"""Finds a decoder's KV caches in its graph: pairs of an input and the output that is its next state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_OPERATOR: Final = {
     ("com.microsoft", "GatedDeltaNet"): {1: 6},
     ("", "Attention"): {1: 4, 2: 5},
 }
-"""The operators that keep a cache of their own: which output is which input, later."""
+"""Operators with a cache: output index -> index of the input whose next state it is."""
 
 FOLLOWED: Final = frozenset(
     [
@@ -40,18 +40,18 @@ FOLLOWED: Final = frozenset(
         "Unsqueeze",
     ]
 )
-"""The operators of ai.onnx whose result is their first input, changed in part or laid out anew."""
+"""Operators of ai.onnx whose result is their first input, updated or rearranged."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A cache: what a step is given, and what it gives to the next.
+    """A cache: an input, and the output that is its next state.
 
     Attributes:
         past: the input.
         present: the name of the output.
-        axis: the axis along which tokens lie; None where the extents stay as they are, as in a convolution's state.
-        maker: the node that makes the output of the input; None where that is not one node.
+        axis: the token axis; None for a state of constant shape, such as a convolution's.
+        maker: the node that computes the output from the input; None if several nodes do.
     """
 
     past: ValueInfo
@@ -61,15 +61,15 @@ class Pair:
 
     @property
     def batch(self) -> int | None:
-        """The axis of the sequences: the first that is free and not the tokens'."""
+        """The batch axis: the first free axis other than the token axis."""
         free = (i for i, d in enumerate(self.dims) if not isinstance(d, int) and i != self.axis)
         return next(free, None)
 
     @property
     def window(self) -> int:
-        """How many tokens a cache that slides has room for from the first on; 0 for one that grows."""
-        said = self.maker.attributes if self.maker is not None else {}
-        return int(said.get("local_window_size", 0)) if said.get("sliding_window_cache") else 0
+        """The length in tokens of a sliding-window cache; 0 for one that grows."""
+        attributes = self.maker.attributes if self.maker is not None else {}
+        return int(attributes.get("local_window_size", 0)) if attributes.get("sliding_window_cache") else 0
 
     @property
     def dims(self) -> Dims:
@@ -109,7 +109,7 @@ def pairs_of(graph: Graph, inputs: Sequence[ValueInfo]) -> Iterator[Pair]:
 
 
 def _origin(name: str, makers: Mapping[str, Node], inputs: set[str]) -> tuple[str | None, Node | None]:
-    """The input of which a value is a later state, and the node that changes it, where that is one."""
+    """The input whose next state a value is, and the node that updates it, if a single node does."""
     changes: list[Node] = []
     while name in makers:
         node = makers[name]
@@ -127,7 +127,7 @@ def _origin(name: str, makers: Mapping[str, Node], inputs: set[str]) -> tuple[st
 
 
 def namesake(name: str, outputs: Mapping[str, ValueInfo]) -> str | None:
-    """The output that the exporters' names say is this cache, later."""
+    """The output that is a cache's next state by the naming conventions of exporters."""
     candidates = (
         name.replace("past_key_values", "present"),
         name.replace("past_key_values", "present_key_values"),
@@ -142,13 +142,13 @@ def namesake(name: str, outputs: Mapping[str, ValueInfo]) -> str | None:
 
 
 def _axis(past: ValueInfo, present: ValueInfo, maker: Node | None) -> int | None:
-    """The axis along which tokens lie."""
+    """The token axis."""
     before, after = past.shape or (), present.shape or ()
     if maker is not None and maker.op_type == "Concat" and not maker.domain:
         return int(maker.attributes["axis"]) % len(before)
-    said = [i for i, d in enumerate(before) if isinstance(d, str) and re.search("past|seq|len|cache_", d) and i]
-    moved = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if i and a != b and not isinstance(a, int)]
-    if found := said or moved:
+    named = [i for i, d in enumerate(before) if isinstance(d, str) and re.search("past|seq|len|cache_", d) and i]
+    grown = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if i and a != b and not isinstance(a, int)]
+    if found := named or grown:
         return found[0]
     in_operator = maker is not None and maker.op_type.endswith("Attention") and not maker.op_type.startswith("Linear")
     if len(before) == 4 and (in_operator or re.search("key|value", past.name)) and not re.search("state", past.name):

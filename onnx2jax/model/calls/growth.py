@@ -17,7 +17,7 @@ MOST: Final = 3
 
 
 class CacheGrowth:
-    """The last shapes of a model's inputs."""
+    """Detects growing KV caches from the last shapes of a model's inputs."""
 
     def __init__(self) -> None:
         self._last: dict[str, list[tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""Outputs as a call returns them, compared with their declarations: computed types count, contradictions warn."""
+"""A call's outputs: converted, bundled, and compared with their declarations; contradictions warn."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Declarations:
         if not self._warned and (texts := list(self._contradictions(results))):
             self._warned = True
             more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-            warnings.warn(f"{texts[0]}{more}; the computed value counts", DeclarationWarning, stacklevel=4)
+            warnings.warn(f"{texts[0]}{more}; the computed value is returned", DeclarationWarning, stacklevel=4)
 
     def _contradictions(self, results: Sequence[Any]) -> Iterator[str]:
         for declared, value in zip(self._outputs, results, strict=False):

@@ -1,4 +1,1 @@
-"""Other graphs made from a model's own: for other batch sizes, with fixed sizes where data decides, a part of it.
-
-And with its weights unpacked, or with some values on detours.
-"""
+"""Graph transformations: rebatching, padding data-dependent shapes, subgraphs, inserted nodes, packed weights."""

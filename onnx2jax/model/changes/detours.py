@@ -45,7 +45,7 @@ class Detour:
 
     Attributes:
         value: the output of a node of the main graph.
-        before: the name under which they read the original output.
+        before: the new name of the original output, which ``nodes`` read.
         nodes: in execution order; the last one outputs ``value``.
         initializers: their constants, by name.
     """

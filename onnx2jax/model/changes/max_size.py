@@ -1,4 +1,4 @@
-"""Nodes with data-dependent shapes, given a fixed size: `convert(..., max_size={"node": size})`."""
+"""Pads nodes with data-dependent shapes to a fixed size: ``convert(..., max_size={"node": size})``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...proto.types import TensorType, ValueInfo
 
 
 def with_max_size(imported: Imported, sizes: Mapping[str, int]) -> Imported:
-    """The model with the named nodes padded to a size; each adds its count to the graph's outputs."""
+    """The model with the named nodes padded to a size; adds the count of each to the graph's outputs."""
     if not sizes:
         return imported
     possible = {n.name: n for n in imported.graph.nodes if n.op_type in registry.supported()[PADDED] and not n.domain}
@@ -37,7 +37,7 @@ def check_counts(results: Sequence[Any], sizes: Mapping[str, int]) -> None:
     if is_traced(results):
         return
     for (name, size), count in zip(sizes.items(), results[len(results) - len(sizes) :], strict=True):
-        if (most := int(np.max(count, initial=0))) > size:  # one for each sample where the model is rebatched
+        if (most := int(np.max(count, initial=0))) > size:  # an array in a rebatched model
             raise InputShapeError(
                 f"node {name!r} has {most} results, more than its max_size ({size}): "
                 f"convert(..., max_size={{{name!r}: {most}}})"

@@ -1,4 +1,4 @@
-"""Weights that DequantizeLinear makes floating stay packed: ``convert(..., weights="packed")``."""
+"""Keeps weights behind DequantizeLinear packed: ``convert(..., weights="packed")``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ...proto.mapped import load
 MICROSOFT: Final = "com.microsoft"
 BITS: Final = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 BLOCK: Final = 128
-"""Numbers in a block where the file has one scale for more: blocks want to be powers of 2, from 16 on."""
+"""Block size for a scale that covers a whole column or matrix: MatMulNBits takes powers of 2 from 16 on."""
 
 
 def with_packed(imported: Imported) -> Imported:
-    """The model with MatMulNBits where its main graph multiplies by a matrix behind DequantizeLinear.
+    """The model with MatMulNBits in place of DequantizeLinear and MatMul or Gemm in its main graph.
 
-    That is one of 2, 4 or 8 bits that nothing else reads, by MatMul or Gemm, with a scale for all, for each column of
-    the product, or for each block of 16, 32, 64, ... rows. Unpacked, it would take eight times the memory of 4 bits.
-    The packed weights have the names of the weights.
+    That covers matrices of 2, 4 or 8 bits with one reader, and with one scale, a scale for each column of the product,
+    or for each block of 16, 32, 64, ... rows. Unpacked to float32, 4 bits take eight times the memory. Packed weights
+    keep their names.
     """
     graph = imported.graph
     initializers, nodes = dict(graph.initializers), list(graph.nodes)
@@ -33,24 +33,25 @@ def with_packed(imported: Imported) -> Imported:
     readers.update(v.name for v in graph.outputs)
     taken = {n for g in graph.walk() for n in g.defines}
     for i, node in enumerate(graph.nodes):
-        found = _stored(graph, node, makers, readers)
+        found = _quantized_operand(graph, node, makers, readers)
         if found is not None:
-            packed = {_free(n, taken - {found.name}): v for n, v in found.packed().items()}
+            packed = {_unused_name(n, taken - {found.name}): v for n, v in found.packed().items()}
             initializers |= packed
             nodes[i] = found.product(node, list(packed))
     gone = {n for node in graph.nodes for n in node.reads}
-    nodes = _needed(nodes, {v.name for v in graph.outputs})
+    nodes = _without_unread(nodes, {v.name for v in graph.outputs})
     gone -= {n for node in nodes for n in node.reads} | {v.name for v in graph.outputs}
     initializers = {n: v for n, v in initializers.items() if n not in gone}
     return replace(imported, graph=replace(graph, nodes=tuple(nodes), initializers=initializers))
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """A matrix as a product takes it, [out, in] in numbers without sign.
+class _QuantizedMatrix:
+    """A weight [out, in], quantised to unsigned integers in blocks along its rows.
 
     Attributes:
-        name: of the stored weight.
+        name: the initializer's name.
+        bits: bits of a number.
         numbers: uint8[out, in].
         scales: [out, blocks].
         zeros: uint8[out, blocks].
@@ -65,19 +66,19 @@ class _Stored:
     block: int
 
     def packed(self) -> dict[str, np.ndarray]:
-        """Weight, scales and, where they are not the middle of the range, zero points, as MatMulNBits has them."""
+        """Weight, scales and, unless they are the middle of the range, zero points, in the format of MatMulNBits."""
         columns, blocks = self.numbers.shape[1], self.scales.shape[1]
         whole = np.pad(self.numbers, ((0, 0), (0, blocks * self.block - columns)))
         found = {
-            self.name: _joined(whole, self.bits).reshape(len(whole), blocks, -1),
+            self.name: _pack_bits(whole, self.bits).reshape(len(whole), blocks, -1),
             f"{self.name}.scales": np.ascontiguousarray(self.scales),
         }
         if (self.zeros != 2 ** (self.bits - 1)).any():
-            found[f"{self.name}.zero_points"] = _joined(self.zeros, self.bits)
+            found[f"{self.name}.zero_points"] = _pack_bits(self.zeros, self.bits)
         return found
 
     def product(self, node: Node, packed: list[str]) -> Node:
-        """The node that takes them."""
+        """The MatMulNBits in place of a node; ``packed`` are the names of ``self.packed()``."""
         bias = node.inputs[2] if len(node.inputs) > 2 else ""
         inputs = (node.inputs[0], *packed)
         if bias:
@@ -90,28 +91,32 @@ class _Stored:
         )
 
 
-def _stored(graph: Graph, node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]) -> _Stored | None:
-    """The matrix that a product multiplies with; None where it is no such product."""
+def _quantized_operand(
+    graph: Graph, node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]
+) -> _QuantizedMatrix | None:
+    """The quantised matrix that a MatMul or Gemm multiplies by; None for other nodes."""
     if (node.domain, node.op_type) not in {("", "MatMul"), ("", "Gemm")} or not _is_plain(graph, node):
         return None
-    name, turned, constants = node.inputs[1], bool(node.attributes.get("transB", 0)), graph.initializers
+    name, transposed, constants = node.inputs[1], bool(node.attributes.get("transB", 0)), graph.initializers
     while name in makers and readers[name] == 1:
         maker = makers[name]
         name = maker.inputs[0]
         if (maker.domain, maker.op_type) == ("", "Transpose") and tuple(maker.attributes.get("perm", (1, 0))) == (1, 0):
-            turned = not turned
+            transposed = not transposed
         elif maker.op_type == "DequantizeLinear":
-            small = maker.inputs[1:]
-            if name not in constants or readers[name] != 1 or any(n and n not in constants for n in small):
+            scale_and_zero = maker.inputs[1:]
+            if name not in constants or readers[name] != 1 or any(n and n not in constants for n in scale_and_zero):
                 return None
-            return _laid_out(name, maker, [load(constants[n]) if n else None for n in (name, *small)], turned)
+            return _quantized_matrix(
+                name, maker, [load(constants[n]) if n else None for n in (name, *scale_and_zero)], transposed
+            )
         else:
             return None
     return None
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
-    """Whether it is but a product and a bias, on no devices of its own."""
+    """Whether a node computes just a product and a bias, without devices assigned to it."""
     given = node.attributes
     if node.devices or given.get("transA", 0) or given.get("alpha", 1.0) != 1 or given.get("beta", 1.0) != 1:
         return False
@@ -119,8 +124,8 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     return not bias or (bias in graph.initializers and graph.initializers[bias].ndim == 1)
 
 
-def _laid_out(name: str, maker: Node, operands: list[Any], turned: bool) -> _Stored | None:
-    """``turned``: it is stored as [out, in]."""
+def _quantized_matrix(name: str, maker: Node, operands: list[Any], transposed: bool) -> _QuantizedMatrix | None:
+    """The operands of a DequantizeLinear as a matrix; ``transposed`` if they are stored as [out, in]."""
     weight, scale, zero = (*operands, None)[:3]
     bits = BITS.get(weight.dtype.name)
     given = maker.attributes
@@ -129,12 +134,12 @@ def _laid_out(name: str, maker: Node, operands: list[Any], turned: bool) -> _Sto
     middle = 0 if weight.dtype.name[0] == "u" else 2 ** (bits - 1)
     zero = np.zeros(scale.shape, np.int16) if zero is None else zero.astype(np.int16)
     numbers, axis = weight.astype(np.int16) + middle, given.get("axis", 1) % 2
-    if not turned:
-        numbers, axis = numbers.T, 1 - axis  # so that axis 0 is that of the product's columns
+    if not transposed:
+        numbers, axis = numbers.T, 1 - axis  # now axis 0 is the product's columns
     rows, columns = numbers.shape
     if scale.ndim == 2:
         block = given.get("block_size", 0)
-        parts = (v if turned else v.T for v in (scale, zero))
+        parts = (v if transposed else v.T for v in (scale, zero))
         if axis != 1 or block < 16 or block & (block - 1):
             return None
         scale, zero = parts
@@ -144,11 +149,11 @@ def _laid_out(name: str, maker: Node, operands: list[Any], turned: bool) -> _Sto
         block = min(BLOCK, max(16, 1 << (columns - 1).bit_length()))
         extents = rows, -(-columns // block)
         scale, zero = (np.broadcast_to(v.reshape(-1, 1), extents) for v in (scale, zero))
-    return _Stored(name, bits, numbers.astype(np.uint8), scale, (zero + middle).astype(np.uint8), block)
+    return _QuantizedMatrix(name, bits, numbers.astype(np.uint8), scale, (zero + middle).astype(np.uint8), block)
 
 
-def _joined(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of numbers as rows of bytes, low bits first."""
+def _pack_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Rows of numbers packed into rows of bytes, low bits first."""
     per = 8 // bits
     whole = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per))).reshape(len(numbers), -1, per)
     shifted = whole << (np.arange(per, dtype=np.uint8) * np.uint8(bits))
@@ -156,15 +161,15 @@ def _joined(numbers: np.ndarray, bits: int) -> np.ndarray:
     return joined
 
 
-def _free(name: str, taken: set[str]) -> str:
-    """The name, or a longer one where the model has it for something else."""
+def _unused_name(name: str, taken: set[str]) -> str:
+    """The name, with a suffix if it is taken."""
     while name in taken:
         name += ".packed"
     return name
 
 
-def _needed(nodes: list[Node], wanted: set[str]) -> list[Node]:
-    """The nodes without those DequantizeLinear and Transpose that nothing reads any more."""
+def _without_unread(nodes: list[Node], wanted: set[str]) -> list[Node]:
+    """The nodes without DequantizeLinear and Transpose nodes whose outputs have no reader left."""
     kept: list[Node] = []
     read = set(wanted)
     for node in reversed(nodes):

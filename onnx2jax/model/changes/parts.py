@@ -44,14 +44,14 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
 
 
 def _without(given: Sequence[str], node: Node) -> Node:
-    """The node with other names for outputs that are given: it computes them beside an output that is wanted."""
+    """The node with its given outputs renamed; it stays for another output."""
     if set(given).isdisjoint(node.outputs):
         return node
     return replace(node, outputs=tuple(f"{n}/replaced by an input" if n in given else n for n in node.outputs))
 
 
 def _hidden(graph: Graph) -> str:
-    """A hint for messages: where a rebatched model has its values."""
+    """A hint for messages about a rebatched model, whose nodes are inside one node."""
     if group_of(graph) is graph:
         return ""
     return "; rebatch= runs its nodes per group of samples: use the model converted without rebatch="
@@ -82,7 +82,7 @@ def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
 
 
 def with_outputs(model: Any, names: Sequence[str]) -> Any:
-    """The model with these values as outputs, and the counts of ``max_size`` behind them; the inputs stay."""
+    """The model with these values as outputs, then the counts of ``max_size``; the inputs stay."""
     graph, sizes = model.graph, model.spec.max_size
     wanted = (*names, *(f"{n}/count" for n in sizes))
     # Untyped: exporters often declare wrong types for inner values.
@@ -123,13 +123,13 @@ def replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Gra
 
 
 def _replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Graph:
-    taps = {p: set(matching(graph, p)) for p in functions}
+    matched = {p: set(matching(graph, p)) for p in functions}
     nodes: list[Node] = []
     for node in graph.nodes:
         steps: list[Node] = []
         outputs = list(node.outputs)
         for k, name in enumerate(node.outputs):
-            chain = [functions[p] for p, names in taps.items() if name in names]
+            chain = [functions[p] for p, names in matched.items() if name in names]
             stages = [*(f"{name}/before{i or ''}" for i in range(len(chain))), name]
             outputs[k] = stages[0]
             for function, before, after in zip(chain, stages, stages[1:], strict=False):

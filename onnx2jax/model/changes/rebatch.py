@@ -1,7 +1,7 @@
-"""A model for other batch sizes than the one it is made for: ``convert(..., rebatch=True)``.
+"""Runs a model exported for one batch size at its multiples: ``convert(..., rebatch=True)``.
 
-The graph becomes one node, which runs it for each group of as many samples as it is made for, by ``jax.vmap``. What an
-exporter wrote into its constants stays as it is.
+The graph becomes one node, which maps it by ``jax.vmap`` over groups of the model's batch size. So batch sizes that an
+exporter wrote into constants stay right.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ PRIVATE: Final = "onnx2jax.rebatch"
 def in_groups(
     *inputs: Any, body: Any, size: int, axes: tuple[int, ...], out_axes: tuple[int, ...], named: frozenset[str]
 ) -> tuple[Any, ...]:
-    """The outputs of a graph for each group of ``size`` samples, joined along ``out_axes``.
+    """The outputs of a graph for each group of ``size`` samples, concatenated along ``out_axes``.
 
-    Outputs that are not named by the user must have the samples of a group there.
+    Outputs that are not in ``named`` must have the samples of a group along that axis.
     """
-    extent = inputs[0].shape[axes[0]]  # and that of the others: they are declared with one variable
+    extent = inputs[0].shape[axes[0]]  # the same for all inputs: they declare one dimension variable
     if size > 1 and extent % size:
-        raise InputShapeError(
-            f"a batch of {extent} is no multiple of {size}, the batch size that the model is made for"
-        )
+        raise InputShapeError(f"a batch of {extent} is no multiple of {size}, the model's batch size")
     groups = extent // size
 
     def one(group: Any, *parts: Any) -> list[Any]:
@@ -47,19 +45,19 @@ def in_groups(
     try:
         results = jax.vmap(one, (0, *axes))(jnp.arange(groups), *parts)
     except OperatorError as e:
-        raise RebatchError(f"the model does not run at batch size {size}, as its inputs say: {e}") from e
+        raise RebatchError(f"the model does not run at batch size {size}, which its inputs declare: {e}") from e
     except KnownValueError as e:
         if analysis.sources(body.graph.nodes, e.values).isdisjoint(v.name for v in body.inputs):
-            raise  # A value that is the same for all samples: the call can give it.
+            raise  # The value is the same for all samples: the caller can specialise on it.
         raise RebatchError(
             f"the samples of a batch cannot be compiled as one program: {str(e).splitlines()[0]} Run them one by one; "
-            "or leave an input that is the same for all of them out: convert(..., rebatch={'input name': axis})"
+            "or, if the input is the same for all samples, leave it out: convert(..., rebatch={'input name': axis})"
         ) from e
     return tuple(map(_joined, results, out_axes))
 
 
 def _joined(parts: Any, axis: int) -> Any:
-    """Arrays that are stacked along the first axis joined along one of their own; numbers as a vector."""
+    """Stacked results concatenated along an axis of theirs; scalars as a vector."""
     if parts.ndim == 1:
         return parts
     shape = jnp.moveaxis(parts, 0, axis).shape
@@ -68,12 +66,12 @@ def _joined(parts: Any, axis: int) -> Any:
 
 def _check_output(value: ValueInfo, result: Any, axis: int, size: int | None) -> None:
     if not hasattr(result, "shape") or result.dtype == object:
-        raise RebatchError(f"output {value} is no tensor of numbers, so it cannot be joined along a batch")
+        raise RebatchError(f"output {value} is no tensor of numbers, so it cannot be concatenated along the batch")
     is_number = size == 1 and not result.ndim
     if not is_number and (axis >= result.ndim or size not in (None, result.shape[axis])):
         raise RebatchError(
             f"output {value} is computed as {list(result.shape)}: its axis {axis} is not the batch. Name the axis "
-            f"along which to join what the samples give: convert(..., rebatch={{'input': axis, {value.name!r}: axis}})"
+            f"along which to concatenate: convert(..., rebatch={{'input': axis, {value.name!r}: axis}})"
         )
 
 
@@ -86,7 +84,7 @@ def rebatched(imported: Imported, rebatch: bool | Mapping[str, int], static: Map
     """The model for any batch size; the arguments are those of ``convert``.
 
     Raises:
-        RebatchError: it is not clear where the batch is.
+        RebatchError: the batch axes are ambiguous.
     """
     graph = imported.graph
     inputs = {v.name: v for v in graph.inputs if v.name not in graph.initializers and v.name not in static}
@@ -116,7 +114,7 @@ def rebatched(imported: Imported, rebatch: bool | Mapping[str, int], static: Map
 
 
 def within_groups(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
-    """The graph changed; where its samples run in groups, what runs for each."""
+    """The graph changed; of a rebatched model, the graph that runs for each group."""
     inside = group_of(graph)
     if inside is graph:
         return change(graph)
@@ -151,7 +149,7 @@ def _input_axes(
 
 
 def _output_axis(value: ValueInfo, rebatch: bool | Mapping[str, int], variables: list[str], size: int) -> int:
-    """The axis of the batch in an output: the one named, or where alone its declaration has the batch, or the first."""
+    """The batch axis of an output: the one named, the only one that declares the batch, or else the first."""
     if isinstance(rebatch, Mapping) and value.name in rebatch:
         return _axis(value, rebatch[value.name])
     dims = list(enumerate(value.shape or ()))
@@ -175,12 +173,12 @@ def _axis(value: ValueInfo, axis: int) -> int:
 
 def _shape(value: ValueInfo) -> tuple[Dim, ...]:
     if not isinstance(value.type, TensorType) or value.type.shape is None or value.type.dtype == object:
-        raise RebatchError(f"{value} is no tensor of numbers with a declared rank, so nothing tells its batch axis")
+        raise RebatchError(f"{value} is no tensor of numbers with a declared rank, so its batch axis is unknown")
     return value.type.shape
 
 
 def _freed(value: ValueInfo, axis: int, batch: set[Dim], variable: str) -> ValueInfo:
-    """The declaration with a variable where the batch is, or nothing known where it is but a part."""
+    """The declaration with a dimension variable for the batch, or an unknown extent where it is one factor."""
     shape = [(variable if d in batch else None) if i == axis else d for i, d in enumerate(value.shape or ())]
     return value.reshaped(shape or [variable])
 

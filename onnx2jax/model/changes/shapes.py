@@ -1,4 +1,4 @@
-"""Parameters of other shapes: another number of classes, a larger vocabulary."""
+"""Changes the shapes of parameters: another number of classes, a larger vocabulary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
 
     Raises:
         InputShapeError: a parameter is no initializer of the main graph, the graph cannot compute with the shapes, or
-            the model lies on a mesh.
+            the model is on a mesh.
     """
     graph, shapes = model.graph, {n: tuple(v.shape) for n, v in changes.items() if v.shape != model.types[n].shape}
     if inner := sorted(shapes.keys() - graph.initializers.keys()):
@@ -56,7 +56,7 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shapes of the outputs, with 2 for every free extent; nothing where shapes depend on data."""
+    """The shapes of the outputs by name, with 2 for free extents; empty if shapes depend on data."""
     feeds = {}
     for v in model.inputs:
         if not isinstance(v.type, TensorType) or v.type.shape is None or v.type.dtype == object:
@@ -79,7 +79,7 @@ def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def _declared(output: ValueInfo, shape: tuple[int, ...] | None) -> ValueInfo:
-    """The output as computed; its fixed extents become unknown where that cannot be said."""
+    """The output with fixed extents as computed, or unknown without a computed shape."""
     if output.shape is None:
         return output
     if shape is None or len(shape) != len(output.shape):
@@ -88,7 +88,7 @@ def _declared(output: ValueInfo, shape: tuple[int, ...] | None) -> ValueInfo:
 
 
 def _write(shapes: Shapes, outputs: Mapping[str, Sequence[Any]], stale: set[str], message: Any) -> None:
-    """The new shapes into a ModelProto, whose tensors get their values afterwards."""
+    """Write the new shapes into a ModelProto; ``save`` writes the values afterwards."""
     for name, tensor in weights(message):
         if name in shapes:
             del tensor.dims[:]

@@ -1,4 +1,4 @@
-"""A model with constants folded, no-ops removed and BatchNormalization in weights: ``Model.simplified``."""
+"""Folds constants, removes no-ops and folds BatchNormalization into weights: ``Model.simplified``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .rewritten import Rewriting
 
 
 def simplified(model: Any) -> Any:
-    """The model with a smaller graph, in the file that ``save`` writes too.
+    """The model with a simplified graph, which ``save`` writes.
 
     Raises:
         UnsupportedError: it is on a mesh, rebatched, or its file has training_info.
     """
     spec, graph = model.spec, model.graph
     _check(model)
-    if graph.differentiates:  # its nodes name the values that they differentiate
+    if graph.differentiates:  # nodes refer to the values that they differentiate by name
         return model
     declared = {v.name: v for v in (*spec.inputs, *spec.optional.values())}
     inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name in declared or v.name in spec.static)
@@ -45,15 +45,16 @@ def simplified(model: Any) -> Any:
 
 
 def _check(model: Any) -> None:
-    told = {"mesh": model.placement, "rebatch": group_of(model.graph) is not model.graph}
-    if said := [n for n, v in told.items() if v]:
+    options = {"mesh": model.placement, "rebatch": group_of(model.graph) is not model.graph}
+    if given := [n for n, v in options.items() if v]:
         raise UnsupportedError(
-            f"a model converted with {said[0]}= cannot be simplified: save(convert(file).simplified(), path), and "
-            f"convert(path, {said[0]}=...)"
+            f"a model converted with {given[0]}= cannot be simplified: save(convert(file).simplified(), path), and "
+            f"convert(path, {given[0]}=...)"
         )
     if model.origin is not None and model.origin.open().message.training_info:
         raise UnsupportedError(
-            "the file has training_info, which names initializers of the graph: remove it, del proto.training_info[:]"
+            "the file has training_info, which refers to initializers of the graph: remove it, "
+            "del proto.training_info[:]"
         )
 
 

@@ -1,4 +1,4 @@
-"""Packed weights unpacked once, when a model is converted: ``convert(..., weights="float32")``."""
+"""Unpacks packed weights once, when a model is converted: ``convert(..., weights="float32")``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ...proto.mapped import load
 
 MICROSOFT: Final = "com.microsoft"
 OPSET: Final = 21
-"""Of the operators that stand in its place."""
+"""The opset of the nodes that replace a packed product."""
 
 
 def with_weights(imported: Imported, dtype: Any) -> Imported:
-    """The model with MatMul by floating weights where its main graph has products by packed constant ones.
+    """The model with MatMul in place of products by packed constant weights in its main graph.
 
-    That takes eight times the memory of 4 bits, and is faster where many rows are multiplied at a time. The weights
-    have the names of the packed ones.
+    float32 takes eight times the memory of 4 bits, and is faster where many rows are multiplied at a time. Weights keep
+    their names.
 
     Args:
         imported: the model.
-        dtype: of the weights; what they multiply has its own.
+        dtype: the type of the weights; activations keep theirs.
 
     Raises:
-        InputTypeError: it is no floating type.
+        InputTypeError: ``dtype`` is no floating type.
     """
     try:
         kind = jnp.dtype(dtype)
@@ -42,8 +42,8 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
         kind = np.dtype(object)
     if not jnp.issubdtype(kind, jnp.floating):
         raise InputTypeError(
-            f"weights is {dtype!r}: 'float32', 'bfloat16' or 'float16' say how to keep packed weights, and 'packed' "
-            "keeps those behind DequantizeLinear as they are"
+            f"weights is {dtype!r}; pass 'float32', 'bfloat16' or 'float16' to unpack packed weights, or 'packed' to "
+            "keep weights behind DequantizeLinear packed"
         )
     graph, nodes, initializers = imported.graph, list[Node](), dict(imported.graph.initializers)
     for node in graph.nodes:
@@ -61,11 +61,11 @@ def with_weights(imported: Imported, dtype: Any) -> Imported:
 
 
 def _operands(graph: Graph, node: Node) -> Sequence[Any] | None:
-    """What the weight of a product is made of, where nothing else reads that; None where it is another."""
+    """The constants of a product's packed weight; None if it has none, or another node reads them."""
     product = PRODUCTS.get(node.op_type)
     if node.domain != MICROSOFT or product is None:
         return None
-    names = [_input(node, place) for place in product.made_of]
+    names = [_input(node, place) for place in product.constants]
     readers = [n for n in graph.nodes if names[0] in n.reads]
     if any(n and n not in graph.initializers for n in names) or len(readers) > 1:
         return None
@@ -73,7 +73,7 @@ def _operands(graph: Graph, node: Node) -> Sequence[Any] | None:
 
 
 def _input(node: Node, place: int | None) -> str:
-    """The name of an input; empty where there is none."""
+    """The name of an input; empty if it is absent."""
     return "" if place is None or place >= len(node.inputs) else node.inputs[place]
 
 
@@ -116,14 +116,14 @@ class _Product:
     """An operator that multiplies by a packed weight.
 
     Attributes:
-        weight: the weight [out, in] of a node and its constants.
-        made_of: the places of those, the packed weight first.
-        typed: the place of a constant that has the type of A, where there is one.
-        bias, rounding: the places of a bias, and of the scale by which A is rounded to E4M3.
+        weight: computes the weight [out, in] from a node and its constants.
+        constants: their input positions, the packed weight first.
+        typed: the position of a constant that has the type of A, if any.
+        bias, rounding: the positions of a bias, and of the scale by which A is rounded to E4M3, if any.
     """
 
     weight: Callable[[Node, Sequence[Any]], np.ndarray]
-    made_of: tuple[int, ...]
+    constants: tuple[int, ...]
     typed: int | None = None
     bias: int | None = None
     rounding: int | None = None
@@ -138,7 +138,7 @@ PRODUCTS: Final = {
 
 
 def _product(graph: Graph, node: Node, kept: np.dtype[Any]) -> list[Node]:
-    """MatMul by a weight ``kept`` in a type and used in that of A; Add where there is a bias."""
+    """MatMul by a weight stored as ``kept`` and cast to the type of A, and Add if there is a bias."""
     product, A, weight = PRODUCTS[node.op_type], node.inputs[0], node.inputs[1]
     bias, rounding = _input(node, product.bias), _input(node, product.rounding)
     steps: list[tuple[str, tuple[str, ...], dict[str, Any]]] = []

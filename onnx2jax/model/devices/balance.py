@@ -1,4 +1,4 @@
-"""The cost of each node, to balance pipeline stages: FLOPs, and bytes of the weights that it reads."""
+"""The cost of each node for balancing pipeline stages: FLOPs, and bytes of the weights that it reads."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..spec import Spec
 
 
 def costs(imported: Imported) -> list[float]:
-    """For each node of the main graph, the mean of its share of FLOPs and its share of weight bytes.
+    """The cost of each node of the main graph: the mean of its share of FLOPs and its share of weight bytes.
 
-    FLOPs are counted by tracing with free extents of 1; if that fails, only bytes count. A weight counts at its first
-    reader.
+    FLOPs are counted by tracing with free extents of 1; if that fails, only bytes are. The bytes of a weight are its
+    first reader's.
     """
     sizes = {n: v.nbytes for n, v in analysis.parameters(imported.graph).items()}
     held = []

@@ -142,19 +142,19 @@ def present(source: Path) -> Iterator[Path]:
     sizes: dict[str, int] = {}
     for tensor, _ in tensors(read_model(source)):
         if tensor.data_location == EXTERNAL:
-            said = {e.key: e.value for e in tensor.external_data}
-            end = int(said.get("offset", 0)) + int(said.get("length", 0) or nbytes(tensor))
-            sizes[said["location"]] = max(end, sizes.get(said["location"], 0))
+            entries = {e.key: e.value for e in tensor.external_data}
+            end = int(entries.get("offset", 0)) + int(entries.get("length", 0) or nbytes(tensor))
+            sizes[entries["location"]] = max(end, sizes.get(entries["location"], 0))
     if all((source.parent / name).exists() for name in sizes):
         yield source.parent
         return
     with tempfile.TemporaryDirectory() as folder:
         for name, size in sizes.items():
-            own, there = Path(folder, name), source.parent / name
-            own.parent.mkdir(parents=True, exist_ok=True)
-            if there.exists():
-                own.symlink_to(there.resolve())
+            path, original = Path(folder, name), source.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if original.exists():
+                path.symlink_to(original.resolve())
             else:
-                with own.open("wb") as file:
+                with path.open("wb") as file:
                     file.truncate(size)  # sparse: takes no disk space
         yield Path(folder)

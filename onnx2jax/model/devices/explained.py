@@ -87,53 +87,53 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
         inputs = _each(_type, given)
         key = jax.eval_shape(lambda: jax.random.key(0))
         if isinstance(placement, Staged):
-            return _of_stages(model, inputs, key)
+            return _stage_programs(model, inputs, key)
 
         def call(params: Any, inputs: Any, key: Any) -> Any:
             return model.apply(params, rng=key, **inputs) if model.graph.draws else model.apply(params, **inputs)
 
         params = _sharded(model.types, placement.params)
         values = _sharded(inputs, placement.of_inputs(inputs, False))
-        lying = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
-        return [Stage(placement, jax.jit(call).lower(params, values, lying).compile())]
+        rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
+        return [Stage(placement, jax.jit(call).lower(params, values, rng).compile())]
 
 
-def _of_stages(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
+def _stage_programs(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
     pipeline = Pipeline(model.graph, model.settings, model.placement)
     types: dict[str, Any] = dict(inputs)
     fixed: dict[str, np.ndarray] = dict(model.static)
-    made: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     found = []
     for segment in pipeline.segments:
         compiled, results = _lowered(model, segment, types, fixed, key)
         types |= results
-        others = {n: types[n] for n in segment.inputs if n in types and made.get(n, segment.stage) != segment.stage}
-        lies = segment.placement.of_inputs(others, False)
-        found.append(Stage(segment.placement, compiled, [bytes_held(t, lies[n]) for n, t in others.items()]))
-        made |= {v.name: segment.stage for v in segment.graph.outputs}
+        others = {n: types[n] for n in segment.inputs if n in types and stage_of.get(n, segment.stage) != segment.stage}
+        shardings = segment.placement.of_inputs(others, False)
+        found.append(Stage(segment.placement, compiled, [bytes_held(t, shardings[n]) for n, t in others.items()]))
+        stage_of |= {v.name: segment.stage for v in segment.graph.outputs}
     return found
 
 
 def _lowered(
     model: Any, segment: Segment, types: Mapping[str, Any], fixed: dict[str, np.ndarray], key: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The program of a stage and its output types; adds outputs that follow from shapes alone to ``fixed``."""
+    """The program of a stage and its output types; adds outputs computed from shapes alone to ``fixed``."""
     known = Constants({}, {n: fixed[n] for n in segment.inputs if n in fixed})
     names = [v.name for v in segment.graph.outputs]
 
     def call(params: Any, values: Any, key: Any) -> dict[str, Any]:
         results = segment.program.outputs(values, params, known, key if segment.graph.draws else None, params)
-        made = dict(zip(names, results, strict=True))
-        fixed.update((n, r) for n, r in made.items() if type(r) is np.ndarray)
-        return {n: r for n, r in made.items() if n not in fixed}
+        outputs = dict(zip(names, results, strict=True))
+        fixed.update((n, r) for n, r in outputs.items() if type(r) is np.ndarray)
+        return {n: r for n, r in outputs.items() if n not in fixed}
 
     placement = segment.placement
     own = {n: types[n] for n in segment.inputs if n in types and n not in fixed}
     weights = {n: t for n, t in model.types.items() if n in segment.keys}
     params = _sharded(weights, placement.of_params(_each(_type, weights)))
     values = _sharded(own, placement.of_inputs(own, False))
-    lying = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
-    lowered = jax.jit(call).lower(params, values, lying)
+    rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
+    lowered = jax.jit(call).lower(params, values, rng)
     return lowered.compile(), _each(_type, lowered.out_info)
 
 
@@ -146,7 +146,7 @@ def _type(value: Any) -> jax.ShapeDtypeStruct:
 
 
 def _zeros(value: Any) -> Any:
-    """Zeros without memory in place of a ShapeDtypeStruct, so that arguments are checked as arrays are."""
+    """Broadcast zeros, which take no memory, in place of a ShapeDtypeStruct: arguments are checked as arrays."""
     return np.broadcast_to(np.zeros((), value.dtype), value.shape) if isinstance(value, jax.ShapeDtypeStruct) else value
 
 

@@ -1,12 +1,12 @@
 """Pipeline parallelism: a program for each stage, on its own devices; microbatches pass through them in turn.
 
 The stages of an ONNX graph differ in nodes, shapes and weights. One program for all devices (``shard_map`` with
-``ppermute``) would need them alike, or memory for the largest on every device. So each stage is compiled for its own
-devices, and ``device_put``, which JAX differentiates, transfers its outputs. JAX dispatches asynchronously: while a
+``ppermute``) would need identical stages, or memory for the largest on every device. So each stage is compiled for its
+own devices, and ``device_put``, which JAX differentiates, transfers its outputs. JAX dispatches asynchronously: while a
 stage computes one microbatch, the stage before it computes the next (GPipe's schedule: all forward, then, in a
 gradient, all backward).
 
-Where stages are alike both can be measured: 32 products of 512 x 512 in four stages on four devices of a two-core CPU,
+For identical stages both can be measured: 32 products of 512 x 512 in four stages on four devices of a two-core CPU,
 512 samples in 1, 4 and 8 microbatches, take 49, 60 and 75 ms, and with ``ppermute`` 195, 116 and 117.
 """
 
@@ -68,8 +68,8 @@ class Pipeline:
         segments: list[Segment] = []
         for i, (stage, nodes) in reversed(list(enumerate(groups))):
             own = {n for node in nodes for n in node.outputs if n}
-            loose = later - {n for _, ns in groups for node in ns for n in node.outputs} if i == len(groups) - 1 else ()
-            part = _part(graph, nodes, [*sorted(own & later), *loose])
+            passed = later - {n for _, ns in groups for node in ns for n in node.outputs}  # inputs that are outputs
+            part = _subgraph(graph, nodes, [*sorted(own & later), *(passed if i == len(groups) - 1 else ())])
             segments.append(Segment(stage, part, settings, placement.parts[stage]))
             later |= {n for node in nodes for n in node.reads}
         self.segments = segments[::-1]
@@ -101,9 +101,8 @@ class Pipeline:
         """
         _refuse_jit((values, rng, given))
         count = self.placement.microbatches
-        if not isinstance(
-            params, DeviceParams
-        ):  # at home first: there gradients of weights that stages share are added
+        if not isinstance(params, DeviceParams):
+            # To their home stage first: gradients of weights that stages share are summed there.
             params = jax.device_put(dict(params), plain(self.placement.of_params(params)))
         every = [_Params(s, params, known, given, x32) for s in self.segments]
         try:
@@ -140,8 +139,8 @@ class Pipeline:
         extents = {n: values[n].shape[a] for n, a in axes.items()}
         if len(set(extents.values())) != 1 or any(n % count for n in extents.values()):
             raise InputShapeError(
-                f"{count} microbatches do not divide the batch evenly: {extents or 'no input declares one'}. Pass a "
-                f"multiple of {count}, or convert(..., microbatches=n) with one of its divisors"
+                f"{count} microbatches do not divide the batch evenly: {extents or 'no input declares a batch'}. "
+                f"Pass a multiple of {count}, or convert(..., microbatches=n) with one of its divisors"
             )
         size = next(iter(extents.values())) // count
         return [{n: _sliced(v, axes.get(n), i * size, size) for n, v in values.items()} for i in range(count)]
@@ -150,22 +149,22 @@ class Pipeline:
         self, values: Mapping[str, Any], params: Mapping[str, Any], known: Constants, rng: Any,
         results: Sequence[Any], x32: bool,
     ) -> None:  # fmt: skip
-        """Compare with the whole batch, in the first call: a file does not declare whether samples mix."""
+        """Compare with the whole batch, in the first call: no file declares whether samples mix."""
         values, params, rng, results = jax.tree.map(
             compat.primal,
             (dict(values), params if isinstance(params, DeviceParams) else dict(params), rng, list(results)),
             is_leaf=lambda v: isinstance(v, DeviceParams),
         )  # fmt: skip
-        if is_traced(values, results):  # inside vmap: a later call shows it
+        if is_traced(values, results):  # inside vmap: a later call verifies it
             return
         whole = self._run([_Params(s, params, known, None, x32) for s in self.segments], [dict(values)], rng)
         count = self.placement.microbatches
         for output, ours, want in zip(self.graph.outputs, results, whole, strict=True):
-            if not buckets.alike(ours, want):
+            if not buckets.is_close(ours, want):
                 raise ShardingError(
                     f"output {output.name!r} differs between {count} microbatches and the whole batch: "
-                    f"{buckets.compared(ours, want)}. The model mixes the samples of a batch, or has it on another "
-                    "axis than it declares: remove microbatches="
+                    f"{buckets.difference(ours, want)}. The model mixes the samples of a batch, or declares the "
+                    "batch on another axis: remove microbatches="
                 )
         self._verified = True
 
@@ -174,7 +173,7 @@ class Segment:
     """A subgraph that runs as one program on the devices of its stage.
 
     Attributes:
-        inputs: names of the values that it reads from other segments.
+        inputs: names of the inputs and of other segments' values that it reads.
         keys: names of the weights that it reads.
     """
 
@@ -215,29 +214,31 @@ class _Params:
         """The outputs of the segment for one microbatch, by name."""
         segment = self.segment
         taken = {n: scope[n] for n in segment.inputs if n in scope}
-        # Values that follow from shapes alone are NumPy constants, and stay compiled in.
+        # Values computed from shapes alone are NumPy constants, and are compiled in.
         fixed = {n: v for n, v in self.known.inputs.items() if n in segment.inputs}
-        fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _Fixed)}
+        fixed |= {n: v.value for n, v in taken.items() if isinstance(v, _ShapeConstant)}
         values = {n: _put(segment.placement, n, v) for n, v in taken.items() if n not in fixed}
         key = None if rng is None else _put(segment.placement, "", rng)
         known = Constants(self.known.params, fixed)
         results = segment.program.outputs(values, self.params, known, key, self.given, x32=self.x32)
         one = segment.program.is_one
         names = [v.name for v in segment.graph.outputs]
-        return {n: _Fixed(r) if one and type(r) is np.ndarray else r for n, r in zip(names, results, strict=True)}
+        return {
+            n: _ShapeConstant(r) if one and type(r) is np.ndarray else r for n, r in zip(names, results, strict=True)
+        }
 
 
-class _Fixed:
-    """A value that follows from shapes alone."""
+class _ShapeConstant:
+    """A NumPy constant computed from shapes alone."""
 
     def __init__(self, value: np.ndarray) -> None:
         self.value = value
 
 
 def batch_axes(inputs: Sequence[ValueInfo]) -> tuple[dict[str, int], str | int | None]:
-    """The axis of the batch of each input that has one, and how that extent is declared.
+    """The batch axis of each input that has one, and the batch's declared extent or dimension variable.
 
-    The first axis of the first input that has axes, and every other axis with the same dimension variable.
+    The batch is the first dimension variable among the inputs' first axes, or else the first extent there.
     """
     shapes = {v.name: v.shape for v in inputs if v.shape}
     firsts = [s[0] for s in shapes.values()]
@@ -247,8 +248,8 @@ def batch_axes(inputs: Sequence[ValueInfo]) -> tuple[dict[str, int], str | int |
     return {n: 0 for n, s in shapes.items() if s[0] == batch}, batch
 
 
-def _part(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
-    """Some of the nodes as a graph, whose inputs are the values that they read from the others."""
+def _subgraph(graph: Graph, nodes: Sequence[Node], outputs: Sequence[str]) -> Graph:
+    """The subgraph of some nodes; its inputs are the values that they read from the other nodes."""
     own = {n for node in nodes for n in node.outputs}
     reads = dict.fromkeys([*(n for node in nodes for n in node.reads), *outputs])
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
@@ -272,8 +273,8 @@ def _sliced(value: Any, axis: int | None, start: int, size: int) -> Any:
 
 
 def _put(placement: Placement, name: str, value: Any) -> Any:
-    """A value, or a tracer of a gradient, on the devices of a stage."""
-    if isinstance(value, _Fixed):
+    """A value, or a tracer inside ``jax.grad``, put on the devices of a stage."""
+    if isinstance(value, _ShapeConstant):
         return value.value
     if isinstance(value, list):
         return [_put(placement, name, v) for v in value]
@@ -285,7 +286,7 @@ def _put(placement: Placement, name: str, value: Any) -> Any:
 
 
 def plain(shardings: Mapping[str, NamedSharding]) -> dict[str, jax.sharding.Sharding]:
-    """The shardings, with SingleDeviceSharding for one device, so that array types are those without a mesh."""
+    """The shardings, with SingleDeviceSharding for one device, so that array types do not mention a mesh."""
     return {n: SingleDeviceSharding(*s.device_set) if s.num_devices == 1 else s for n, s in shardings.items()}
 
 
@@ -302,5 +303,5 @@ def _refuse_jit(values: Any) -> None:
     if any(isinstance(v, jax.core.Tracer) and compat.in_a_program(v) for v in jax.tree.leaves(values)):
         raise ShardingError(
             "a model with pipeline stages is several programs on different devices, which one jax.jit cannot hold: "
-            "call it outside of jit. jax.grad and jax.vjp differentiate it, and its stages are compiled"
+            "call it outside of jit. jax.grad and jax.vjp work outside of jit, and its stages are compiled"
         )

@@ -1,4 +1,1 @@
-"""Models in files: saved with new weights, two joined into one, exported as programs for other machines.
-
-What was exported is loaded here as well.
-"""
+"""Files: saving models with new weights, joining two models, exporting programs and loading them."""

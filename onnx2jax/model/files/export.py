@@ -1,4 +1,4 @@
-"""A model as an artifact of ``jax.export``: a program for other machines, which runs with jax alone."""
+"""Exports a model by ``jax.export``: a program that runs with jax alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .extents import symbolic
 ABOUT: Final = "about.json"
 """The order of inputs and outputs, which JAX sorts, and the checksum of the program."""
 PROGRAM: Final = "program.bin"
-"""What ``jax.export`` serializes: a function of weights and inputs by name, and of a random key where one is drawn."""
+"""The serialized ``jax.export.Exported``: a function of weights by name, inputs by name and, if it draws, a key."""
 WEIGHTS: Final = "weights.npz"
 TEXT: Final = "program.mlir"
 FILES: Final = (PROGRAM, WEIGHTS, TEXT)
@@ -55,24 +55,24 @@ class Exports:
     ) -> Path:
         """Write the model as a program of ``jax.export``, for machines that have jax and not this library.
 
-        Dimension variables of the file become symbols, so one program serves all sizes, from 1 on. The folder gets
-        ``program.bin``, ``weights.npz`` with ``params`` under their names, and ``about.json``. ``load_exported`` reads
-        it; with jax, flatbuffers and NumPy alone::
+        Dimension variables of the file become symbolic dimensions, so one program supports all extents from 1 on. The
+        folder contains ``program.bin``, ``weights.npz`` with ``params`` by name, and ``about.json``. ``load_exported``
+        reads it; with jax, flatbuffers and NumPy alone::
 
             exported = jax.export.deserialize(Path("out/program.bin").read_bytes())
             types = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0][0]
-            with np.load("out/weights.npz") as file:  # NumPy's format has no bfloat16, int4, ...: they are bytes there
+            with np.load("out/weights.npz") as file:  # NumPy's format stores bfloat16, int4, ... as bytes
                 weights = {name: file[name].view(type.dtype) for name, type in types.items()}
-            with jax.enable_x64(True):  # where an input is of 64 bits
+            with jax.enable_x64(True):  # if an input has 64 bits
                 outputs = exported.call(weights, {"image": images})  # by name; a random key comes third
 
         Args:
-            path: the folder, made when it is not there.
+            path: the folder, created if it does not exist.
             dims: by dimension variable an extent, ``{"batch": 8}``, or an expression of others and of new symbols:
                 ``{"total": "past + sequence"}``; ``{"past": "p - 1"}`` may be 0. A dimension without a name is called
-                ``input_axis``; in symbols, what Python has not in names is ``_``.
-            constraints: what holds between symbols, as in ``jax.export.symbolic_shape``: ``["sequence <= 512"]``.
-            platforms: for which it is lowered: ``cpu``, ``cuda``, ``rocm``, ``tpu``; none has to be at hand.
+                ``input_axis``; characters that are invalid in Python's identifiers become ``_`` in symbols.
+            constraints: constraints on symbols, as for ``jax.export.symbolic_shape``: ``["sequence <= 512"]``.
+            platforms: platforms to lower for: ``cpu``, ``cuda``, ``rocm``, ``tpu``; none of them need be available.
             weights: ``"inside"`` makes them constants of the program; there is no ``weights.npz`` then.
             text: write the program as StableHLO too, ``program.mlir``.
 
@@ -80,7 +80,7 @@ class Exports:
             The folder.
 
         Raises:
-            InputNameError, InputShapeError: ``dims`` or ``constraints`` do not fit the model; an unknown platform.
+            InputNameError, InputShapeError: ``dims`` or ``constraints`` do not match the model; an unknown platform.
             KnownValueError: the model is no single program: see ``explain``.
             UnsupportedError: an input is no tensor of numbers, or JAX cannot lower an operation for a platform.
             ImportError: flatbuffers is not installed.
@@ -96,10 +96,10 @@ class Exports:
         if unknown := sorted(set(platforms) - set(PLATFORMS)) or (not platforms and ["nothing"]):
             raise InputNameError(f"platforms names {unknown}; there are {', '.join(PLATFORMS)}")
         if weights not in ("beside", "inside"):
-            raise InputNameError(f"weights is {weights!r}; they are 'beside' the program or 'inside'")
+            raise InputNameError(f"weights is {weights!r}; it is 'beside' (a file next to the program) or 'inside'")
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"{str(folder)!r} is a file; a program goes to a folder")
+            raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
         params = dict(self.params) if weights == "beside" else {}
         with compat.enable_x64():
             exported = _exported(self, params, dict(dims or {}), constraints, platforms)
@@ -111,7 +111,7 @@ def _exported(
     model: Exports, params: Mapping[str, Any], dims: Mapping[str, int | str], constraints: Sequence[str],
     platforms: Sequence[str],
 ) -> export.Exported:  # fmt: skip
-    """The function of weights, inputs and a key, lowered. To be called in 64-bit mode."""
+    """The function of weights, inputs and a key, exported; call it in 64-bit mode."""
     _check(model)
     shapes = symbolic(model.inputs, dims, constraints)
 
@@ -131,12 +131,12 @@ def _exported(
         raise
     except (OnnxError, ValueError, TypeError, NotImplementedError, jax.errors.ConcretizationTypeError) as e:
         error = e if isinstance(e, OnnxError) else UnsupportedError(f"JAX cannot export the model: {e}")
-        # Where it happened; but nothing of JAX's own about its tracebacks.
+        # Keep our notes, drop JAX's about its traceback filtering.
         vars(error)["__notes__"] = [n for n in getattr(e, "__notes__", ()) if not n.startswith("---")]
         if free := dict.fromkeys(str(d) for shape in shapes.values() for d in shape if not isinstance(d, int)):
             error.add_note(
-                f"dimensions {', '.join(free)} were symbols: fix some (dims={{'batch': 8}}), say how they hang "
-                "together (dims={'total': 'past + sequence'}), or what holds (constraints=['sequence <= 512'])"
+                f"dimensions {', '.join(free)} were symbolic: fix some (dims={{'batch': 8}}), express some by others "
+                "(dims={'total': 'past + sequence'}), or add constraints (constraints=['sequence <= 512'])"
             )
         if error is e:
             raise
@@ -144,13 +144,13 @@ def _exported(
 
 
 def _check(model: Exports) -> None:
-    """Refuse what no program can hold."""
+    """Raise for models that no exported program can represent."""
     if model.placement is not None:
-        raise ShardingError("the model lies on a mesh, and a program is for one device: convert it without mesh=")
+        raise ShardingError("the model is on a mesh, and a program is for one device: convert it without mesh=")
     for info in model.inputs:
         if not isinstance(info.type, TensorType) or info.type.dtype.hasobject:
-            cure = f": fix it, convert(..., static={{{info.name!r}: strings}})" if info.shape is not None else ""
-            raise UnsupportedError(f"input {info} is no tensor of numbers, all that an exported program takes{cure}")
+            fix = f": fix it, convert(..., static={{{info.name!r}: strings}})" if info.shape is not None else ""
+            raise UnsupportedError(f"input {info} is no tensor of numbers; an exported program takes only those{fix}")
 
 
 def _write(
@@ -181,16 +181,16 @@ def _write(
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """Where the files of an exported program are: about.json says so where a process was killed (``replace_all``)."""
+    """The names of an exported program's files; about.json has provisional ones if a write was killed."""
     try:
-        said = dict(json.loads((folder / ABOUT).read_text())["files"])
+        names = dict(json.loads((folder / ABOUT).read_text())["files"])
     except (OSError, ValueError, KeyError, TypeError):
-        said = {}
-    return {n: said[n] if atomic.is_provisional(str(said.get(n)), n) else n for n in FILES}
+        names = {}
+    return {n: names[n] if atomic.is_provisional(str(names.get(n)), n) else n for n in FILES}
 
 
 def digest(names: Mapping[str, Sequence[str]], program: bytes) -> str:
-    """What tells that a program, and the names that go with it, are as they were written."""
+    """The checksum of a program and the names of its inputs and outputs."""
     return hashlib.sha256(json.dumps([names["inputs"], names["outputs"]]).encode() + program).hexdigest()
 
 
@@ -198,6 +198,6 @@ def _write_weights(params: Mapping[str, Any], file: Any) -> None:
     npz.write(file, params)
     file.seek(0)
     with np.load(file) as written:
-        # A file in an archive is found by its name with and without ".npy", and NUL ends it.
-        if odd := [n for n in params if n not in written.files or f"{n}.npy" in params]:
-            raise UnsupportedError(f"weights cannot be called {odd} in an .npz file: export(..., weights='inside')")
+        # NumPy finds an array by its name with and without ".npy", and truncates it at NUL.
+        if invalid := [n for n in params if n not in written.files or f"{n}.npy" in params]:
+            raise UnsupportedError(f"weights cannot be called {invalid} in an .npz file: export(..., weights='inside')")

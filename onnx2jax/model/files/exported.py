@@ -1,4 +1,4 @@
-"""Programs that ``Model.export`` wrote, as callables."""
+"""Loads programs that ``Model.export`` wrote."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .export import ABOUT, PROGRAM, WEIGHTS, digest, files_of
 
 
 class ExportedModel:
-    """A program that ``Model.export`` wrote, called like the model. Made by ``load_exported``.
+    """A program that ``Model.export`` wrote, called like the model; created by ``load_exported``.
 
     Attributes:
-        inputs: in order; each has ``name`` and ``type`` (``dtype``, ``shape``, in which texts are symbols).
+        inputs: in order; each has ``name`` and ``type`` (``dtype``, ``shape`` with symbolic dimensions as strings).
         outputs: the names of the outputs, in order.
-        platforms: those that it was lowered for.
-        params: the weights by name, a read-only mapping; none where they are inside.
+        platforms: the platforms that it was lowered for.
+        params: the weights by name, a read-only mapping; empty if the program contains them.
         exported: the ``jax.export.Exported``; ``exported.mlir_module()`` is its StableHLO.
     """
 
@@ -55,7 +55,7 @@ class ExportedModel:
             As for a Model: the output, or a named tuple when there are several, of JAX arrays.
 
         Raises:
-            InputError: the arguments do not fit ``inputs``, or extents what the symbols stand for.
+            InputError: the arguments do not match ``inputs``, or extents violate its constraints.
             RandomKeyError: ``rng`` is missing.
             UnsupportedError: the program was not lowered for this machine.
         """
@@ -71,8 +71,8 @@ class ExportedModel:
                 results = self._jitted(self._weights, values, *keys)
             except ValueError as e:
                 given = ", ".join(f"{n}: {list(np.shape(v))}" for n, v in values.items())
-                held = "".join(f", where {c}" for c in self._constraints)  # JAX does not say it
-                raise InputShapeError(f"the exported program is {self!r}{held}, and is given {given}: {e}") from None
+                where = "".join(f", where {c}" for c in self._constraints)  # missing in JAX's message
+                raise InputShapeError(f"the exported program is {self!r}{where}, and is given {given}: {e}") from None
             return bundled(self._fields, [results[n] for n in self.outputs])
 
     def __repr__(self) -> str:
@@ -80,11 +80,11 @@ class ExportedModel:
         return f"ExportedModel: ({inputs}) -> ({', '.join(self.outputs)}) for {', '.join(self.platforms)}"
 
     def _check_platform(self) -> None:
-        here = jax.default_backend()
-        if here not in self.platforms and not (here == "gpu" and {"cuda", "rocm"}.intersection(self.platforms)):
+        backend = jax.default_backend()
+        if backend not in self.platforms and not (backend == "gpu" and {"cuda", "rocm"}.intersection(self.platforms)):
             raise UnsupportedError(
-                f"the program is for {', '.join(self.platforms)}, and this machine has {here}: "
-                f"export(..., platforms=[{here!r}])"
+                f"the program is for {', '.join(self.platforms)}, and this machine has {backend}: "
+                f"export(..., platforms=[{backend!r}])"
             )
 
 
@@ -92,11 +92,11 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     """Read a program that ``Model.export`` wrote.
 
     Args:
-        path: the folder. Its ``weights.npz`` may have other values than the model had, of the same types and shapes.
+        path: the folder. The values in its ``weights.npz`` may be replaced, with the same types and shapes.
 
     Raises:
-        ModelError: something in the folder is missing or damaged.
-        InputNameError, InputTypeError, InputShapeError: the weights are not those that the program takes.
+        ModelError: a file in the folder is missing or damaged.
+        InputNameError, InputTypeError, InputShapeError: the weights do not match the program.
         ImportError: flatbuffers is not installed.
 
     >>> import onnx2jax, tempfile
@@ -109,16 +109,16 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     folder = Path(path)
     files = files_of(folder)
     if missing := [n for n in (ABOUT, files[PROGRAM]) if not (folder / n).is_file()]:
-        raise ModelError(f"{str(folder)!r} is no exported model: there is no {missing[0]} in it")
+        raise ModelError(f"{str(folder)!r} is no exported model: it has no {missing[0]}")
     program = (folder / files[PROGRAM]).read_bytes()
     try:
         about = json.loads((folder / ABOUT).read_text())
         intact = about["sha256"] == digest(about, program)
     except (ValueError, KeyError, TypeError) as e:
         raise ModelError(f"{str(folder / ABOUT)!r} is damaged ({e!r})") from None
-    if not intact:  # JAX does not look: of a part of a program it may make another
+    if not intact:  # JAX does not check: a truncated program may deserialize as another
         raise ModelError(
-            f"{str(folder / files[PROGRAM])!r} ({len(program)} bytes) is damaged, or not the one that {ABOUT} is about"
+            f"{str(folder / files[PROGRAM])!r} ({len(program)} bytes) is damaged, or not the program of {ABOUT}"
         )
     with compat.enable_x64():
         exported = export.deserialize(bytearray(program))
@@ -128,22 +128,22 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
 
 def _weights(path: Path, types: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if not path.is_file():
-        raise ModelError(f"there is no {str(path)!r}, and the program takes its weights from it")
+        raise ModelError(f"there is no {str(path)!r}, which has the program's weights")
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arguments.check_names(dict.fromkeys(file.files), types)
             if missing := [n for n in types if n not in file.files]:
                 raise ModelError(f"{str(path)!r} has no weight {missing[0]!r}")
-            return {n: _fitting(n, file[n], kind) for n, kind in types.items()}
+            return {n: _checked(n, file[n], kind) for n, kind in types.items()}
     except OnnxError:
         raise
     except (zipfile.BadZipFile, EOFError, ValueError, TypeError) as e:
         raise ModelError(f"{str(path)!r} is damaged ({e})") from None
 
 
-def _fitting(name: str, array: np.ndarray, kind: Any) -> np.ndarray:
+def _checked(name: str, array: np.ndarray, kind: Any) -> np.ndarray:
     if array.dtype.kind == "V" and array.dtype.itemsize == kind.dtype.itemsize:
-        array = array.view(kind.dtype)  # NumPy's format knows no bfloat16
+        array = array.view(kind.dtype)  # NumPy's format has no bfloat16
     if array.dtype != kind.dtype:
         raise InputTypeError(f"weight {name!r} is {array.dtype}, and the program takes {kind.dtype}")
     if array.shape != kind.shape:

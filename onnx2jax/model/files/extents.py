@@ -1,4 +1,4 @@
-"""The extents of an exported program: numbers, and symbols of ``jax.export`` made from a file's dimension variables."""
+"""The extents of an exported program: integers, and symbolic dimensions for the file's dimension variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...errors import InputNameError, InputShapeError, UnsupportedError
 from ...proto.types import TensorType, ValueInfo
 
 RESERVED: Final = {"mod", "floordiv", "max", "min"}
-"""Functions where JAX reads symbols."""
+"""Functions in JAX's syntax of symbolic dimensions, which cannot be names of symbols."""
 OPERATIONS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -22,25 +22,25 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-"""What may stand between the numbers and names of an expression."""
+"""The operators of expressions."""
 
 
 def symbolic(
     inputs: Sequence[ValueInfo], dims: Mapping[str, int | str], constraints: Sequence[str]
 ) -> dict[str, tuple[Any, ...]]:
-    """The shape of each input, in numbers and symbols.
+    """The shape of each input, in integers and symbolic dimensions.
 
-    A dimension variable is a symbol of its name. One that is named by an expression over others, as some exporters
-    write ``past + 1``, is what the expression gives.
+    A dimension variable is a symbol of its name. If its name is an expression of others, as some exporters write
+    ``past + 1``, it is the value of the expression.
 
     Args:
         inputs: tensors.
-        dims: numbers, or expressions of dimensions and new symbols, for some dimensions.
-        constraints: what holds between symbols, as ``jax.export.symbolic_shape`` takes it.
+        dims: integers, or expressions of dimensions and new symbols, for some dimensions.
+        constraints: constraints on symbols, as for ``jax.export.symbolic_shape``.
 
     Raises:
-        InputNameError: ``dims`` names a dimension that there is not.
-        InputShapeError: a number is negative, or an expression or a constraint cannot be read.
+        InputNameError: ``dims`` names an unknown dimension.
+        InputShapeError: an integer is negative, or an expression or a constraint is invalid.
         UnsupportedError: the rank of an input is not declared.
     """
     names = _names(inputs)
@@ -48,7 +48,7 @@ def symbolic(
         raise InputNameError(f"dims names {unknown}; the free dimensions are {sorted(set(names.values()))}")
     for name, extent in dims.items():
         if isinstance(extent, bool) or not isinstance(extent, int | str) or (isinstance(extent, int) and extent < 0):
-            raise InputShapeError(f"dims has {name!r}: {extent!r}; it takes numbers, and texts such as 'past + 1'")
+            raise InputShapeError(f"dims has {name!r}: {extent!r}; it takes integers, and strings such as 'past + 1'")
     extents = _Extents(list(dict.fromkeys(names.values())), dims, constraints)
     return {
         v.name: tuple(d if isinstance(d, int) else extents[names[v.name, i]] for i, d in enumerate(v.shape or ()))
@@ -57,7 +57,7 @@ def symbolic(
 
 
 def _names(inputs: Sequence[ValueInfo]) -> dict[tuple[str, int], str]:
-    """The names of free dimensions by input and axis; those without one are called after these."""
+    """The names of free dimensions by input and axis; one without a name is called ``input_axis``."""
     given = {d for v in inputs for d in v.shape or () if isinstance(d, str)}
     names: dict[tuple[str, int], str] = {}
     for info in inputs:
@@ -67,7 +67,7 @@ def _names(inputs: Sequence[ValueInfo]) -> dict[tuple[str, int], str]:
             )
         for axis, extent in enumerate(info.type.shape):
             if not isinstance(extent, int):
-                names[info.name, axis] = extent or _unlike(f"{info.name}_{axis}", given)
+                names[info.name, axis] = extent or _unused_name(f"{info.name}_{axis}", given)
     return names
 
 
@@ -82,21 +82,21 @@ class _Extents:
             if name not in plain and not _is_expression(name, plain):
                 word = re.sub(r"\W", "_", name).strip("_")
                 word = word if word.isidentifier() and word not in RESERVED else f"dim_{word}"
-                self._symbols[name] = _unlike(word, {*self._symbols.values()})
+                self._symbols[name] = _unused_name(word, {*self._symbols.values()})
         try:
             self._scope = export.SymbolicScope(tuple(constraints))
         except (ValueError, TypeError) as e:
-            raise InputShapeError(f"constraints {list(constraints)} cannot be read by jax.export: {e}") from None
+            raise InputShapeError(f"jax.export cannot parse the constraints {list(constraints)}: {e}") from None
 
     def __getitem__(self, name: str) -> Any:
         return self._of(name, frozenset())
 
     def _of(self, name: str, inside: frozenset[str]) -> Any:
-        """An extent; in an expression for a dimension its own name is a symbol."""
-        said = self._dims.get(name) if name not in inside else None
-        if isinstance(said, int):
-            return said
-        text = said or (name if name not in self._symbols and not name.isidentifier() else None)
+        """The extent of a dimension; ``inside`` the expression for a dimension, its name is a symbol."""
+        extent = self._dims.get(name) if name not in inside else None
+        if isinstance(extent, int):
+            return extent
+        text = extent or (name if name not in self._symbols and not name.isidentifier() else None)
         try:
             if text is not None:
                 return _value(ast.parse(text.strip(), mode="eval").body, lambda n: self._of(n, inside | {name}))
@@ -107,7 +107,7 @@ class _Extents:
 
 
 def _is_expression(text: str, names: set[str]) -> bool:
-    """Whether it is one over the names; another would be of symbols that no input gives."""
+    """Whether the text is an expression of these names; symbols that no input defines would be unknown."""
     found: set[str] = set()
 
     def one(name: str) -> int:
@@ -122,7 +122,7 @@ def _is_expression(text: str, names: set[str]) -> bool:
 
 
 def _value(node: ast.expr, of: Callable[[str], Any]) -> Any:
-    """What an expression gives."""
+    """The value of an expression, with names looked up by ``of``."""
     match node:
         case ast.Constant(value=int(number)):
             return number
@@ -132,10 +132,10 @@ def _value(node: ast.expr, of: Callable[[str], Any]) -> Any:
             return -_value(operand, of)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
             return OPERATIONS[type(op)](_value(left, of), _value(right, of))
-    raise ValueError(f"{ast.unparse(node)!r} is none of numbers, names, +, -, *, // and %")
+    raise ValueError(f"{ast.unparse(node)!r} is not made of integers, names, +, -, *, // and %")
 
 
-def _unlike(word: str, taken: set[str]) -> str:
+def _unused_name(word: str, taken: set[str]) -> str:
     while word in taken:
         word += "_"
     return word

@@ -1,4 +1,4 @@
-"""Two models as one file: outputs of the first become inputs of the second, and names that meet are kept apart."""
+"""Joins two models into one file: outputs of the first become inputs of the second; clashing names are prefixed."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Key = tuple[str, str, str]
 
 
 def join(
-    first: Any, second: Any, names: Mapping[str, str | Sequence[str]], *, prefix: str = "second/", **told: Any
+    first: Any, second: Any, names: Mapping[str, str | Sequence[str]], *, prefix: str = "second/", **options: Any
 ) -> Model:
-    """Two models as one: what the first gives is what the second takes.
+    """Join two models into one: outputs of the first become inputs of the second.
 
-    The result has one graph, to call, transform, train, export and save. It takes the first's inputs and those of the
-    second that are not joined; it gives the first's outputs that are not joined and the second's. Initializers,
+    The result has one graph, to call, transform, train, export and save. Its inputs are the first's and those of the
+    second that are not joined; its outputs are the first's that are not joined and the second's. Initializers,
     functions and metadata of both are kept; device configurations are not.
 
     Args:
-        first, second: Models, or what ``convert`` takes. Of a Model the weights that it has now.
-        names: by output of the first the input of the second that it becomes, or several.
-        prefix: stands before names of the second that the first has too: values, nodes, dimension variables. Variables
-            that meet where the models are joined become one.
-        **told: keywords of ``convert`` for the result.
+        first, second: Models, with their present weights, or sources as for ``convert``.
+        names: the input of the second, or several, that each output of the first becomes.
+        prefix: prepended to names of the second that the first has too: values, nodes, dimension variables. Dimension
+            variables of joined outputs and inputs are unified.
+        **options: keywords of ``convert`` for the result.
 
     Raises:
         InputNameError: there is no such output or input.
-        InputTypeError, InputShapeError: an output does not fit the input that it becomes.
+        InputTypeError, InputShapeError: an output does not match the input that it becomes.
         ModelError: the models import different versions of an operator set.
-        UnsupportedError: a model has training_info, or ``convert`` made something else of its file.
+        UnsupportedError: a model has training_info, or was converted with options that change its graph.
 
     >>> import numpy as np, onnx.parser, onnx2jax
     >>> softmax = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 22]>
@@ -56,33 +56,33 @@ def join(
     1.0
     """
     parts = [_opened(model, which) for model, which in ((first, "first"), (second, "second"))]
-    seam = _seam(parts[0].message, parts[1].message, names)
+    connections = _connections(parts[0].message, parts[1].message, names)
     buffers = _in_memory(parts)
     one, other = (p.message for p in parts)
-    _joined(one, other, seam, prefix)
-    return convert(one.SerializeToString(), buffers=buffers, **told)
+    _merge(one, other, connections, prefix)
+    return convert(one.SerializeToString(), buffers=buffers, **options)
 
 
 def _opened(model: Any, which: str) -> Opened:
-    """A model's message, in the form of newer files, where weights are no inputs."""
+    """A model's message, without the inputs for initializers that files below IR 4 have."""
     if isinstance(model, Model):
         grouped = group_of(model.graph) is not model.graph
-        told = {
+        options = {
             "static": model.static,
             "bucket": dict(model.spec.bucket),
             "max_size": dict(model.spec.max_size),
             "rebatch": grouped,
         }
-        if said := [n for n, v in told.items() if v]:
+        if given := [n for n, v in options.items() if v]:
             raise UnsupportedError(
-                f"the {which} model was converted with {said[0]}=, which is not in its file: join the files, and tell "
-                f"it there, join(..., {said[0]}=...)"
+                f"the {which} model was converted with {given[0]}=, which is not in its file: join the files, and pass "
+                f"it to join(..., {given[0]}=...)"
             )
     opened = open_model(model)
     message = opened.message
     if message.training_info:
         raise UnsupportedError(
-            f"the {which} model has training_info, which speaks of its own graph: remove it, del proto.training_info[:]"
+            f"the {which} model has training_info, which refers to its own graph: remove it, del proto.training_info[:]"
         )
     if message.ir_version < 4:
         weights = {t.name for t in message.graph.initializer}
@@ -92,19 +92,19 @@ def _opened(model: Any, which: str) -> Opened:
 
 
 def _keep(field: Any, wanted: Any) -> None:
-    """Only some entries of a repeated field."""
+    """Remove the other entries of a repeated field."""
     kept = [v for v in field if wanted(v)]
     copies = [type(v).FromString(v.SerializeToString()) for v in kept]
     del field[:]
     field.extend(copies)
 
 
-def _seam(one: Any, other: Any, names: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
-    """By input of the second the output of the first."""
+def _connections(one: Any, other: Any, names: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
+    """The output of the first model by input of the second."""
     outputs, inputs = [v.name for v in one.graph.output], [v.name for v in other.graph.input]
     seam: dict[str, str] = {}
     if not names:
-        raise InputNameError(f"nothing is joined: say which of {outputs} becomes which of {inputs}")
+        raise InputNameError(f"nothing is joined: map some of the outputs {outputs} to some of the inputs {inputs}")
     for output, taken in names.items():
         if output not in outputs:
             raise InputNameError(f"the first model has no output {output!r}; it has {outputs}")
@@ -118,7 +118,7 @@ def _seam(one: Any, other: Any, names: Mapping[str, str | Sequence[str]]) -> dic
 
 
 def _in_memory(parts: Sequence[Opened]) -> dict[str, np.ndarray]:
-    """Bring the bytes of all tensors together: into the messages, or, of files beside them, into buffers."""
+    """Move the bytes of all tensors into the messages, or of large and external ones into buffers, by location."""
     every = [(p, t) for p in parts for t, _ in tensors(p.message)]
     small = sum(nbytes(t) for _, t in every) < INLINE_LIMIT
     buffers: dict[str, np.ndarray] = {}
@@ -138,34 +138,34 @@ def _in_memory(parts: Sequence[Opened]) -> dict[str, np.ndarray]:
     return buffers
 
 
-def _joined(one: Any, other: Any, seam: Mapping[str, str], prefix: str) -> None:
-    """The second model's message goes into the first's."""
+def _merge(one: Any, other: Any, connections: Mapping[str, str], prefix: str) -> None:
+    """Merge the second model's message into the first's."""
     _join_opsets(one, other)
     _join_functions(one, other, prefix)
-    mine, theirs = _dimensions(one.graph, other.graph, seam, prefix)
+    mine, theirs = _unified_dimensions(one.graph, other.graph, connections, prefix)
     _declare(one.graph, mine)
     _declare(other.graph, theirs)
     taken = set(_values(one.graph))
-    clashes = (set(_values(other.graph)) & taken) - seam.keys()
-    values = _apart(clashes, taken | set(_values(other.graph)), prefix) | dict(seam)
+    clashes = (set(_values(other.graph)) & taken) - connections.keys()
+    values = _new_names(clashes, taken | set(_values(other.graph)), prefix) | dict(connections)
     labels = {n.name for g in _graphs(one.graph) for n in g.node}
     own = {n.name for g in _graphs(other.graph) for n in g.node}
-    nodes = _apart((labels & own) - {""}, labels | own, prefix)
-    passed = [v for v in other.graph.output if v.name in seam]
-    public = _apart({v.name for v in passed} & taken, taken | set(values.values()), prefix)
-    for value in passed:  # an output that was an input all along
+    nodes = _new_names((labels & own) - {""}, labels | own, prefix)
+    passed = [v for v in other.graph.output if v.name in connections]
+    public = _new_names({v.name for v in passed} & taken, taken | set(values.values()), prefix)
+    for value in passed:  # an output that is an input too
         node = other.graph.node.add(op_type="Identity", name=f"{prefix}{value.name}/Identity", input=[value.name])
         values[f"{node.name}/output"] = public.get(value.name, value.name)
         value.name = f"{node.name}/output"
         node.output.append(value.name)
-    _keep(other.graph.initializer, lambda t: t.name not in seam)
-    _keep(other.graph.sparse_initializer, lambda t: t.values.name not in seam)
-    _keep(other.graph.value_info, lambda v: v.name not in seam)
-    _keep(other.graph.input, lambda v: v.name not in seam)
+    _keep(other.graph.initializer, lambda t: t.name not in connections)
+    _keep(other.graph.sparse_initializer, lambda t: t.values.name not in connections)
+    _keep(other.graph.value_info, lambda v: v.name not in connections)
+    _keep(other.graph.input, lambda v: v.name not in connections)
     for graph in _graphs(other.graph):
         _rename(graph, values, nodes)
-    joined, said = set(seam.values()), {v.name for v in one.graph.value_info}
-    one.graph.value_info.extend(v for v in one.graph.output if v.name in joined - said)
+    joined, declared = set(connections.values()), {v.name for v in one.graph.value_info}
+    one.graph.value_info.extend(v for v in one.graph.output if v.name in joined - declared)
     _keep(one.graph.output, lambda v: v.name not in joined)
     for field in ("node", "initializer", "sparse_initializer", "input", "output", "value_info"):
         getattr(one.graph, field).extend(getattr(other.graph, field))
@@ -193,12 +193,12 @@ def _join_opsets(one: Any, other: Any) -> None:
 
 
 def _join_functions(one: Any, other: Any, prefix: str) -> None:
-    """The functions of both; those of which the other model means something else get other names."""
+    """Merge the functions; rename those whose name means something else in the other model."""
     mine, theirs = ({_key(f): f.SerializeToString(deterministic=True) for f in m.functions} for m in (one, other))
     called, calls = set(_calls(one)), set(_calls(other))
-    _call_otherwise(one, {k for k in mine if k in calls and k not in theirs}, "first")
+    _rename_functions(one, {k for k in mine if k in calls and k not in theirs}, "first")
     clashes = {k for k, f in theirs.items() if mine.get(k, f) != f or (k in called and k not in mine)}
-    _call_otherwise(other, clashes, re.sub(r"\W+", "_", prefix).strip("_"))
+    _rename_functions(other, clashes, re.sub(r"\W+", "_", prefix).strip("_"))
     kept = {_key(f) for f in one.functions}
     one.functions.extend(f for f in other.functions if _key(f) not in kept)
 
@@ -224,7 +224,7 @@ def _nodes(message: Any) -> Iterator[Any]:
                     yield from graph.node
 
 
-def _call_otherwise(message: Any, keys: set[Key], prefix: str) -> None:
+def _rename_functions(message: Any, keys: set[Key], prefix: str) -> None:
     for function in message.functions:
         if _key(function) in keys:
             function.name = f"{prefix}_{function.name}"
@@ -256,8 +256,8 @@ def _values(graph: Any) -> Iterator[str]:
         yield from (n for node in inner.node for n in (*node.input, *node.output) if n)
 
 
-def _apart(clashes: Iterable[str], taken: set[str], prefix: str) -> dict[str, str]:
-    """A new name for each that clashes."""
+def _new_names(clashes: Iterable[str], taken: set[str], prefix: str) -> dict[str, str]:
+    """Unused names for those that clash, by old name."""
     found: dict[str, str] = {}
     for name in sorted(clashes):
         new = prefix + name
@@ -269,14 +269,14 @@ def _apart(clashes: Iterable[str], taken: set[str], prefix: str) -> dict[str, st
 
 
 def _rename(graph: Any, values: Mapping[str, str], nodes: Mapping[str, str]) -> None:
-    """Other names for values and nodes of one graph."""
+    """Rename values and nodes of one graph."""
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = values.get(value.name, value.name)
     for sparse in graph.sparse_initializer:
         sparse.values.name = values.get(sparse.values.name, sparse.values.name)
-    for said in graph.quantization_annotation:
-        said.tensor_name = values.get(said.tensor_name, said.tensor_name)
-        for entry in said.quant_parameter_tensor_names:
+    for annotation in graph.quantization_annotation:
+        annotation.tensor_name = values.get(annotation.tensor_name, annotation.tensor_name)
+        for entry in annotation.quant_parameter_tensor_names:
             entry.value = values.get(entry.value, entry.value)
     for node in graph.node:
         node.name = nodes.get(node.name, node.name)
@@ -289,16 +289,16 @@ def _rename(graph: Any, values: Mapping[str, str], nodes: Mapping[str, str]) -> 
                     attribute.s = values.get(attribute.s.decode(), attribute.s.decode()).encode()
 
 
-def _dimensions(
-    one: Any, other: Any, seam: Mapping[str, str], prefix: str
+def _unified_dimensions(
+    one: Any, other: Any, connections: Mapping[str, str], prefix: str
 ) -> tuple[dict[str, str | int], dict[str, str | int]]:
-    """What the dimension variables of both become, by what meets at the seam."""
+    """New names or extents for the dimension variables of both graphs, unified along the connections."""
     given, wanted = ({v.name: to_value_info(v) for v in vs} for vs in (one.output, other.input))
     mine: dict[str, str | int] = {}
     theirs: dict[str, str | int] = {}
-    for name, output in seam.items():
-        where = f"output {given[output]} of the first model does not fit input {wanted[name]} of the second"
-        for a, b in _met(given[output].type, wanted[name].type, where):
+    for name, output in connections.items():
+        where = f"output {given[output]} of the first model does not match input {wanted[name]} of the second"
+        for a, b in _extent_pairs(given[output].type, wanted[name].type, where):
             a = mine.get(a, a) if isinstance(a, str) else a
             b = theirs.get(b, b) if isinstance(b, str) and not isinstance(theirs.get(b), str) else b
             if isinstance(a, int) and isinstance(b, int) and a != b:
@@ -309,11 +309,11 @@ def _dimensions(
                 mine[a] = b
     variables, own = (set(_variables(g)) for g in (one, other))
     theirs = {n: mine.get(d, d) if isinstance(d, str) else d for n, d in theirs.items()}
-    return mine, _apart((own & variables) - theirs.keys(), own | variables, prefix) | theirs
+    return mine, _new_names((own & variables) - theirs.keys(), own | variables, prefix) | theirs
 
 
-def _met(given: Any, wanted: Any, where: str) -> Iterator[tuple[Any, Any]]:
-    """The extents of two types that meet.
+def _extent_pairs(given: Any, wanted: Any, where: str) -> Iterator[tuple[Any, Any]]:
+    """The corresponding extents of two types.
 
     Raises:
         InputTypeError, InputShapeError: they are of different kinds, element types or ranks.
@@ -330,15 +330,15 @@ def _met(given: Any, wanted: Any, where: str) -> Iterator[tuple[Any, Any]]:
     elif type(given) is not type(wanted):
         raise InputTypeError(where)
     elif isinstance(given, SequenceType | OptionalType):
-        yield from _met(given.element, wanted.element, where)
+        yield from _extent_pairs(given.element, wanted.element, where)
     elif isinstance(given, MapType):
         if given.key != wanted.key:
             raise InputTypeError(where)
-        yield from _met(given.value, wanted.value, where)
+        yield from _extent_pairs(given.value, wanted.value, where)
 
 
 def _types(graph: Any) -> Iterator[Any]:
-    """The shapes that graphs declare, wherever in types."""
+    """The shapes of all declared types in a graph and those inside."""
     for inner in _graphs(graph):
         for value in (*inner.input, *inner.output, *inner.value_info):
             yield from _shapes(value.type)
@@ -359,7 +359,7 @@ def _variables(graph: Any) -> Iterator[str]:
 
 
 def _declare(graph: Any, dims: Mapping[str, str | int]) -> None:
-    """Other names, or extents, for dimension variables."""
+    """Rename dimension variables, or replace them by extents."""
     for shape in _types(graph):
         for d in shape.dim:
             new = dims.get(d.dim_param) if d.dim_param else None

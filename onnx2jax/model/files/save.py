@@ -29,9 +29,9 @@ from ..calls.arguments import check_readable
 
 PROTOBUF_LIMIT: Final = 2**31 - 1
 INLINE_LIMIT: Final = PROTOBUF_LIMIT - 2**20
-"""Larger models get external data: other writers add to a file before they hand it on."""
+"""Larger models get external data: other tools may add to a file before they pass it on."""
 LARGE: Final = 64 * 1024
-"""Tensors from here on start at a page of their own, which maps and direct reads like; the others at a cache line."""
+"""Bytes from which tensors are aligned to pages, for memory maps and direct reads; others to cache lines."""
 PAGE: Final = 4096
 CACHE_LINE: Final = 64
 
@@ -48,38 +48,37 @@ def save(
 ) -> Path:
     """Write a model with new weights to a file.
 
-    All else stays as it was: nodes, names, versions, fields that this library does not know, and the encoding of
-    every tensor. What ``convert`` was told (``static``, ``dim_overrides``) is not part of the file.
+    Everything else is preserved: nodes, names, versions, unknown fields, and the encoding of every tensor. Options of
+    ``convert`` (``static``, ``dim_overrides``) are not written.
 
-    A failure leaves the old files as they were, and a process that ends meanwhile leaves the old model or the new one:
-    data goes under a new name where it replaces other data, and the model comes last. ``path`` may be the file that
-    the model came from. A symbolic link at ``path`` is replaced, not followed. Of weights over several
-    processes the first process writes the file, and all of them call this.
+    Writing is atomic: after a failure, or if the process is killed, the path has the old model or the new one.
+    ``path`` may be the file that the model was converted from. A symbolic link at ``path`` is replaced, not followed.
+    If weights are sharded over several processes, all of them call this, and the first writes the file.
 
     Args:
-        model: a Model, a TrainingModel, or what ``convert`` takes. Of a Model the weights now in ``model.params`` are
-            written; of a TrainingModel all variables, those of its algorithms too, so that the file goes on training
-            where this one stopped. ONNX has no place for the random key: a checkpoint has.
+        model: a Model, a TrainingModel, or a source as for ``convert``. Of a Model, ``model.params`` is written; of a
+            TrainingModel all variables, those of its algorithms too, so that training of the file resumes where this
+            stopped. ONNX has no field for the random key: a checkpoint has.
         path: the file to write.
         params: new weights by their names in ``Model.params``, any initializer included (one of a training graph is
             ``training_info[0].algorithm/name``); NumPy or JAX arrays of the same shape and element type. The others
             keep their values.
         state: the state of the TrainingModel to write; ``model.state`` when left out.
-        external_data: None leaves each tensor inside or outside the file, as it was, and moves them out when the
-            file would pass 2 GiB. True moves them out to ``<name of the file>.data``, a text to the file of that
-            name beside the model; False brings them all in. Either way there is one data file.
+        external_data: None keeps each tensor inside or outside the file, and moves tensors out if the file would
+            exceed 2 GiB. True moves them to ``<name of the file>.data``, a string to the file of that name next to the
+            model; False moves all of them in. There is at most one data file.
         size_threshold: the smallest initializer in bytes that is moved out.
         configuration: a name under which the placement of a Model on a mesh, its pipeline stages included, is written
-            as a device configuration (IR 11): ``convert(path, device_configuration=name)`` follows it. What a plan
-            says beyond where weights, inputs and values of the main graph lie is not in it.
+            as a device configuration (IR 11), for ``convert(path, device_configuration=name)``. It has the shardings
+            of weights, inputs and values of the main graph only.
 
     Returns:
         The path.
 
     Raises:
-        InputNameError, InputShapeError, InputTypeError: ``params`` or ``state`` does not fit the model.
+        InputNameError, InputShapeError, InputTypeError: ``params`` or ``state`` does not match the model.
         ExternalDataError: the data file would overwrite one that is not this model's.
-        ShardingError: ``configuration`` of a model on one device, or that follows one of the file's.
+        ShardingError: ``configuration`` for a model on one device, or one converted with ``device_configuration``.
 
     >>> import tempfile, onnx2jax
     >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -92,27 +91,27 @@ def save(
     """
     path = Path(path)
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; a model goes to a file in it")
+        raise IsADirectoryError(f"{str(path)!r} is a folder; give the path of a file")
     opened, values = _opened(model, params, state)
-    ours, mesh = writes(values)
+    is_writer, mesh = writes(values)
     with together(mesh, "save"):
         _assign(opened, values)
         if configuration is not None:
             _configure(model, opened.message, configuration)
-        if ours:
+        if is_writer:
             _write(opened, path, external_data, size_threshold)
     return path
 
 
 def open_model(model: Any) -> Opened:
-    """What a model's file says, with the weights that the model has now."""
+    """A model's file with the model's present weights."""
     opened, values = _opened(model, None, None)
     _assign(opened, values)
     return opened
 
 
 def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[Opened, dict[str, Any]]:
-    """What a model's file says, and the weights that are new; the arguments are those of ``save``."""
+    """A model's file, and new values of weights by name; the arguments are those of ``save``."""
     values: dict[str, Any] = {}
     if state is not None and not hasattr(model, "init"):
         raise TypeError("a state is written into a TrainingModel; finetune's: save(tuned.to_model(state), path)")
@@ -120,8 +119,8 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
         if model.origin is None:
             ends = [v.name for v in model.inputs], [v.name for v in model.outputs]
             raise ModelError(
-                "save writes the graph of a file, and model.cut, values and replace make another graph. For a part of "
-                f"a file: onnx.utils.extract_model('model.onnx', 'part.onnx', {ends[0]}, {ends[1]})"
+                "save writes the graph of a file, and model.cut, values and replace create another graph. For a part "
+                f"of a file: onnx.utils.extract_model('model.onnx', 'part.onnx', {ends[0]}, {ends[1]})"
             )
         opened = model.origin.open()
         values |= model.changed() if state is None else model.changed(state)
@@ -133,36 +132,36 @@ def _opened(model: Any, params: Mapping[str, Any] | None, state: Any) -> tuple[O
 
 def _write(opened: Opened, path: Path, external_data: bool | str | None, size_threshold: int) -> None:
     every = list(tensors(opened.message))
-    outside = _outside(opened, every, external_data, size_threshold)
-    if not outside:
+    external = _external(opened, every, external_data, size_threshold)
+    if not external:
         with atomic.replacing(path) as file:
             file.write(_serialized(opened, every))
         return
     data, older = _data_path(path, external_data if isinstance(external_data, str) else f"{path.name}.data")
 
     def message(placed: Mapping[Path, Path]) -> bytes:
-        for tensor in outside:
+        for tensor in external:
             _set(tensor, location=placed[data].name)
         return _serialized(opened, every)
 
-    atomic.replace_all(path, {data: partial(_write_data, opened, outside)}, message)
-    for file in older:  # of a save that was killed
+    atomic.replace_all(path, {data: partial(_write_data, opened, external)}, message)
+    for file in older:  # left by a killed save
         file.unlink(missing_ok=True)
 
 
 def _configure(model: Any, message: Any, name: str) -> None:
-    """Write a model's placement into its message."""
+    """Write a model's placement into its message, as a device configuration."""
     placement = getattr(model, "placement", None)
     if placement is None:
         raise ShardingError(
-            f"configuration={name!r} is where a model lies on a mesh: save(convert(..., mesh=mesh), path, ...)"
+            f"configuration={name!r} names the placement of a model on a mesh: save(convert(..., mesh=mesh), path, ...)"
         )
-    found, said = configured(model.graph, model.params, placement, name)
+    found, shardings = configured(model.graph, model.params, placement, name)
     write_configuration(message, found)
     for node in message.graph.node:
         own = node.op_type, tuple(node.output)
-        if own in said:
-            write_node(node, name, said[own])
+        if own in shardings:
+            write_node(node, name, shardings[own])
 
 
 def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
@@ -173,7 +172,7 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
             continue
         sparse = not hasattr(tensor, "data_type")
         dtype = ELEMENT_TYPES[(tensor.values if sparse else tensor).data_type].dtype
-        array = _fitting(name, values[name], dtype, tuple(tensor.dims))
+        array = _checked(name, values[name], dtype, tuple(tensor.dims))
         if sparse:
             _assign_sparse(opened, tensor, array)
         else:
@@ -183,7 +182,7 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
         raise InputNameError(f"params has {name!r}, but no tensor of the file has that name; there are {near}")
 
 
-def _fitting(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _checked(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     check_readable(f"params[{name!r}]", value)
     array = np.asarray(to_host(value))
     if isinstance(value, jax.Array):
@@ -201,13 +200,13 @@ def _fitting(name: str, value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> 
 
 
 def _assign_sparse(opened: Opened, sparse: Any, array: np.ndarray) -> None:
-    """New values at the indices stored; where others are not zero, new indices of the same kind."""
+    """Write new values at the stored indices; if others are not zero, write new indices in the same format."""
     indices, shape = opened.array(sparse.indices), array.shape
     linear = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)
     flat = np.ascontiguousarray(array).reshape(-1)
     stored = np.zeros(flat.size, np.bool_)
     stored[linear] = True
-    # By bits, because -0.0 is a value of its own.
+    # Compares bits, because -0.0 is not the implicit zero.
     filled = flat != "" if array.dtype == object else flat[:, None].view(np.uint8).any(axis=1)
     if (filled & ~stored).any():
         linear = np.flatnonzero(filled)
@@ -215,10 +214,10 @@ def _assign_sparse(opened: Opened, sparse: Any, array: np.ndarray) -> None:
     opened.assign(sparse.values, flat[linear])
 
 
-def _outside(
+def _external(
     opened: Opened, every: list[tuple[Any, str]], external_data: bool | str | None, threshold: int
 ) -> list[Any]:
-    """The tensors whose bytes go to the data file; the others have theirs in the message."""
+    """The tensors to write to the data file; the others are in the message."""
     if external_data is False:
         for tensor, _ in every:
             if tensor.data_location == EXTERNAL:
@@ -229,18 +228,18 @@ def _outside(
         return []
     move = external_data is not None or _size(opened, every) > INLINE_LIMIT
 
-    def goes(tensor: Any, field: str) -> bool:
-        # Only initializers move by themselves: few runtimes look for external data in attributes.
+    def is_external(tensor: Any, field: str) -> bool:
+        # Only initializers are moved: few runtimes support external data in attributes.
         movable = move and field == "initializer" and tensor.data_type not in (0, STRING)
         return tensor.data_location == EXTERNAL or (movable and nbytes(tensor) >= max(threshold, 1))
 
-    return [t for t, field in every if goes(t, field)]
+    return [t for t, field in every if is_external(t, field)]
 
 
-def _write_data(opened: Opened, outside: list[Any], file: Any) -> None:
-    """Writes the tensors one after another; those that shared bytes of a file still do. Their location is left open."""
+def _write_data(opened: Opened, external: list[Any], file: Any) -> None:
+    """Write tensors to the data file, shared regions once; their location is set later."""
     shared: dict[tuple[str, int, int], int] = {}
-    for tensor in outside:
+    for tensor in external:
         data = np.frombuffer(opened.data(tensor), np.uint8)
         mapped = tensor.data_location == EXTERNAL and opened.get(tensor) is None
         _, start = opened.files.locate(tensor, data.size) if mapped else (None, 0)
@@ -258,10 +257,10 @@ def _write_data(opened: Opened, outside: list[Any], file: Any) -> None:
         for field in ("raw_data", ELEMENT_TYPES[tensor.data_type].field):
             tensor.ClearField(field)
         if tensor.data_location != EXTERNAL:
-            tensor.ClearField("external_data")  # it said nothing there (rule EX-14)
+            tensor.ClearField("external_data")  # it had no meaning there (rule EX-14)
         tensor.data_location = EXTERNAL
         _set(tensor, location="", offset=str(offset), length=str(data.size))
-    sums = [t for t in outside if any(e.key == "checksum" for e in t.external_data)]
+    sums = [t for t in external if any(e.key == "checksum" for e in t.external_data)]
     if sums:
         file.flush()
         file.seek(0)
@@ -281,22 +280,22 @@ def _set(tensor: Any, **entries: str) -> None:
 
 
 def _data_path(path: Path, name: str) -> tuple[Path, list[Path]]:
-    """The data file of a model, and those that a killed save of it left: see ``atomic.replace_all``."""
+    """A model's data file, and those left by killed saves of it (see ``atomic.replace_all``)."""
     if Path(name).name != name or "\\" in name or name in ("", "..", path.name):
-        raise ExternalDataError(f"external_data is {name!r}; it is the name of a file beside {path.name!r}")
+        raise ExternalDataError(f"external_data is {name!r}; give the name of a file next to {path.name!r}")
     target = path.with_name(name)
     ours = [n for n in os.listdir(path.parent) if n == name or atomic.is_provisional(n, name)]
     used = _locations(path).intersection(ours) if ours else set()
     if name in ours and not used:
         raise ExternalDataError(
-            f"the data would overwrite {str(target)!r}, which {path.name!r} does not use at present; it may belong to "
+            f"the data would overwrite {str(target)!r}, which {path.name!r} does not use now; it may belong to "
             "another model. Remove it, or name another file: save(..., external_data='name')"
         )
     return target, [path.with_name(n) for n in used if n != name]
 
 
 def _locations(path: Path) -> set[str]:
-    """The data files of the model that is at a path now."""
+    """The data files of the model at a path; empty if there is none."""
     try:
         message = read_model(path)
     except (ModelError, OSError):
@@ -305,7 +304,7 @@ def _locations(path: Path) -> set[str]:
 
 
 def _size(opened: Opened, every: list[tuple[Any, str]]) -> int:
-    """Bytes of the message with what is apart now but not to be in files."""
+    """Bytes of the message, including tensors in memory that are not external."""
     inside = [t for t, _ in every if t.data_location != EXTERNAL and opened.get(t) is not None]
     return opened.message.ByteSize() + sum(map(nbytes, inside))
 

@@ -1,4 +1,4 @@
-"""Which path a call takes through the runtime, and why."""
+"""Explains which path a call takes through the runtime."""
 
 from __future__ import annotations
 

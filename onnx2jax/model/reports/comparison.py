@@ -1,4 +1,4 @@
-"""Compares two results of one value."""
+"""Compares two implementations' results for one value."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Comparison:
 
     Attributes:
         value: its ONNX name.
-        ours, theirs: element type and shape, or what else it is.
-        absolute, relative: the largest differences; infinite where one has NaN or another infinity, None where shapes
-            or types differ.
+        ours, theirs: element type and shape, or the kind of value.
+        absolute, relative: the largest differences; infinite where one has NaN or another infinity, None if shapes or
+            types differ.
         ok: whether all differences are within the tolerance.
-        why: what is wrong, in words; empty when nothing is.
-        node: the node that makes it, if one of the model's does.
+        why: the difference in words; empty if there is none.
+        node: the node that computes it, if it is a node output.
     """
 
     value: str
@@ -65,7 +65,7 @@ def compared(
 
     Args:
         value: the name.
-        ours, theirs: arrays, lists, dicts, or nothing.
+        ours, theirs: arrays, lists, dicts, or None.
         rtol: by element type when left out (see ``tolerance``).
         atol: likewise, times the largest finite number in ``theirs``.
         only_types: ignore numbers, which are random.
@@ -102,11 +102,11 @@ def described(value: Any) -> str:
 
 
 Difference = tuple[Any, Any, str]
-"""The largest absolute and relative ones, if they can be said, and what is wrong."""
+"""The largest absolute and relative differences, or None, and the difference in words."""
 
 
 def _differences(ours: Any, theirs: Any, rtol: Any, atol: Any, only_types: bool) -> Iterator[Difference]:
-    """For each array inside."""
+    """The difference of each pair of arrays in two results."""
     wrong = f"{described(ours)} instead of {described(theirs)}"
     kinds = [list if isinstance(v, tuple) else dict if isinstance(v, Mapping) else type(v) for v in (ours, theirs)]
     if any(k in (list, dict) or v is None for k, v in zip(kinds, (ours, theirs), strict=True)):
@@ -137,7 +137,7 @@ def _differences(ours: Any, theirs: Any, rtol: Any, atol: Any, only_types: bool)
 def _in_numbers(ours: np.ndarray, theirs: np.ndarray, rtol: float | None, atol: float | None) -> Difference:
     dtype = theirs.dtype
     exact = not jnp.issubdtype(dtype, jnp.inexact)
-    if exact and np.array_equal(ours, theirs):  # 64-bit integers are no float64s
+    if exact and np.array_equal(ours, theirs):  # float64 cannot represent all 64-bit integers
         return 0.0, 0.0, ""
     wide = np.complex128 if dtype.kind == "c" else np.float64
     a, b = ours.astype(wide), theirs.astype(wide)

@@ -1,4 +1,4 @@
-"""A graph as one page of HTML and SVG, which needs no network: its main graph in layers, by scopes of names."""
+"""Draws the main graph as one HTML page with SVG, which needs no network: nodes in layers, grouped by name scopes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ...proto.types import TensorType
 from .layout import layered
 
 ROW: Final = 76
-HIGH: Final = 30
+HEIGHT: Final = 30
 GAP: Final = 28
-FEW: Final = 120
-"""Blocks that the first view shows at most, where one does."""
-WIDEST: Final = 34
-"""Letters of a block."""
+MOST_BLOCKS: Final = 120
+"""The first view is the deepest with at most this many blocks."""
+MOST_LETTERS: Final = 34
+"""Letters of a block's title and label."""
 
 
 @dataclass
@@ -30,44 +30,44 @@ class Block:
 
     title: str
     kind: str
-    """input, output, node or scope."""
+    """One of input, output, node and scope."""
     scope: str = ""
     nodes: list[Node] = field(default_factory=list)
-    about: list[str] = field(default_factory=list)
+    tooltip: list[str] = field(default_factory=list)
 
-    gives: dict[str, None] = field(default_factory=dict)
-    """Types of what others read of it."""
+    types: dict[str, None] = field(default_factory=dict)
+    """Types of its outputs that other blocks read."""
 
     @property
     def label(self) -> str:
-        """What stands below it."""
-        first, more = next(iter(self.gives), ""), len(self.gives) - 1
-        first = first if len(first) <= WIDEST else f"{first[: WIDEST - 1]}…"
+        """The text below the box: the types of its outputs."""
+        first, more = next(iter(self.types), ""), len(self.types) - 1
+        first = first if len(first) <= MOST_LETTERS else f"{first[: MOST_LETTERS - 1]}…"
         return f"{first} and {more} more" if more > 0 else first
 
     @property
     def width(self) -> int:
-        return 24 + 8 * min(len(self.title), WIDEST)
+        return 24 + 8 * min(len(self.title), MOST_LETTERS)
 
     @property
     def space(self) -> int:
-        """As much as it and its label take."""
+        """The width of the box with its label, and a gap."""
         return max(self.width, 7 * len(self.label)) + GAP
 
 
 def page(graph: Graph, title: str) -> str:
-    """The graph as a page: one picture for each depth of its scopes, of which one is shown."""
+    """The graph as an HTML page: a picture for each depth of name scopes, one of them visible."""
     types = _types(graph)
     deepest = max((len(scope_of(n)) for n in graph.nodes), default=0)
     pictures: list[tuple[str, int, str]] = []
     seen: set[int] = set()
     for depth in (*range(1, deepest + 1), None):
         blocks, edges = blocks_of(graph, depth, types)
-        if len(blocks) not in seen:  # a depth that parts nothing more shows nothing more
+        if len(blocks) not in seen:  # else this depth opens no further scope
             seen.add(len(blocks))
             name = "all nodes" if depth is None else f"{depth}"
             pictures.append((name, len(blocks), svg(blocks, edges, types)))
-    shown = max((i for i, (_, count, _) in enumerate(pictures) if count <= FEW), default=0)
+    shown = max((i for i, (_, count, _) in enumerate(pictures) if count <= MOST_BLOCKS), default=0)
     views = "".join(
         f'<div class="view" {"" if i == shown else "hidden"}>{picture}</div>'
         for i, (_, _, picture) in enumerate(pictures)
@@ -85,7 +85,7 @@ def page(graph: Graph, title: str) -> str:
 
 
 def scope_of(node: Node) -> tuple[str, ...]:
-    """Where a node stands, by its name: the parts before the last.
+    """The name scope of a node: the parts of its name before the last.
 
     >>> scope_of(Node("/encoder/layer.0/MatMul", "MatMul", "", 1, (), (), {}, None))
     ('encoder', 'layer.0')
@@ -96,14 +96,15 @@ def scope_of(node: Node) -> tuple[str, ...]:
 def blocks_of(
     graph: Graph, depth: int | None, types: Mapping[str, str]
 ) -> tuple[list[Block], dict[tuple[int, int], list[str]]]:
-    """The blocks, and for each edge between two of them the values that go along it.
+    """The blocks, and the values that pass along each edge between two of them.
 
     Args:
-        depth: nodes of scopes so deep, or deeper, stand in one block; None for each node on its own.
-        types: of values by name.
+        graph: the graph.
+        depth: the depth of scopes whose nodes, and those of deeper scopes, are one block; None for a block a node.
+        types: the types of values, as text by name.
     """
     blocks = [
-        Block(v.name, "input", about=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
+        Block(v.name, "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
     ]  # others have defaults
     makers = {b.title: i for i, b in enumerate(blocks)}
     scopes: dict[tuple[str, ...], int] = {}
@@ -131,22 +132,22 @@ def blocks_of(
         for name in node.reads:
             join(name, home)
     for value in graph.outputs:
-        blocks.append(Block(value.name, "output", about=[str(value)]))
+        blocks.append(Block(value.name, "output", tooltip=[str(value)]))
         join(value.name, len(blocks) - 1)
     return blocks, edges
 
 
 def _describe(block: Block, types: Mapping[str, str]) -> None:
-    """What a pointer over a block shows."""
+    """Set a block's tooltip; a scope of one node becomes the node."""
     if block.kind == "scope":
         counts = Counter(n.op_type for n in block.nodes)
-        block.about = [f"{len(block.nodes)} nodes", *(f"{n} {count}" for n, count in counts.most_common(12))]
+        block.tooltip = [f"{len(block.nodes)} nodes", *(f"{n} {count}" for n, count in counts.most_common(12))]
         if len(block.nodes) == 1:
             block.title, block.kind = block.nodes[0].op_type, "node"
     for node in block.nodes[: 1 if len(block.nodes) == 1 else 0]:
-        block.about = [str(node), *(f"{n} = {_short(v)}" for n, v in node.attributes.items())]
-        block.about += [f"reads {types.get(n, n)}" for n in node.reads]
-        block.about += [f"gives {types.get(n, n)}" for n in node.outputs if n]
+        block.tooltip = [str(node), *(f"{n} = {_short(v)}" for n, v in node.attributes.items())]
+        block.tooltip += [f"reads {types.get(n, n)}" for n in node.reads]
+        block.tooltip += [f"writes {types.get(n, n)}" for n in node.outputs if n]
 
 
 def _short(value: Any) -> str:
@@ -157,16 +158,16 @@ def _short(value: Any) -> str:
 
 
 def _types(graph: Graph) -> dict[str, str]:
-    """Values with what is known of their types, by name."""
+    """``name: type`` of the values with a known type, by name."""
     known = {**graph.value_info, **{v.name: v for v in (*graph.inputs, *graph.outputs)}}
     found = {n: f"{n}: {v.type}" for n, v in known.items() if v.type is not None}
     return found | {n: f"{n}: {TensorType(v.dtype, v.shape)}" for n, v in graph.initializers.items()}
 
 
 def svg(blocks: Sequence[Block], edges: Mapping[tuple[int, int], Sequence[str]], types: Mapping[str, str]) -> str:
-    """The picture: blocks in layers, edges as curves; below a block the types of what goes on."""
+    """The picture: blocks in layers with their output types below them, and edges as curves."""
     for (start, _), names in edges.items():
-        blocks[start].gives |= {types[n].removeprefix(f"{n}: "): None for n in names if n in types}
+        blocks[start].types |= {types[n].removeprefix(f"{n}: "): None for n in names if n in types}
     layers = layered(len(blocks), edges)
     wide = [sum(blocks[b].space for b in layer) for layer in layers]
     middle = max(wide, default=0) / 2 + GAP
@@ -179,10 +180,10 @@ def svg(blocks: Sequence[Block], edges: Mapping[tuple[int, int], Sequence[str]],
     parts = []
     for (start, end), names in edges.items():
         up = y[end] <= y[start]
-        a, b = (y[start], y[end] + HIGH) if up else (y[start] + HIGH, y[end])
+        a, b = (y[start], y[end] + HEIGHT) if up else (y[start] + HEIGHT, y[end])
         path = f"M{x[start]:.0f} {a}C{x[start]:.0f} {a + ROW // 2} {x[end]:.0f} {b - ROW // 2} {x[end]:.0f} {b}"
-        said = escape("\n".join(types.get(n, n) for n in names))
-        parts.append(f"<g class='edge{' up' * up}'><title>{said}</title><path d='{path}'/></g>")
+        tooltip = escape("\n".join(types.get(n, n) for n in names))
+        parts.append(f"<g class='edge{' up' * up}'><title>{tooltip}</title><path d='{path}'/></g>")
     for i, block in enumerate(blocks):
         parts.append(_drawn(block, x[i] - block.width / 2, y[i]))
     size = f"width='{2 * middle:.0f}' height='{len(layers) * ROW + GAP}'"
@@ -190,14 +191,14 @@ def svg(blocks: Sequence[Block], edges: Mapping[tuple[int, int], Sequence[str]],
 
 
 def _drawn(block: Block, left: float, top: int) -> str:
-    title = block.title if len(block.title) <= WIDEST else f"…{block.title[1 - WIDEST :]}"
-    label = f"<text class='type' x='{block.width / 2:.0f}' y='{HIGH + 12}'>{escape(block.label)}</text>"
+    title = block.title if len(block.title) <= MOST_LETTERS else f"…{block.title[1 - MOST_LETTERS :]}"
+    label = f"<text class='type' x='{block.width / 2:.0f}' y='{HEIGHT + 12}'>{escape(block.label)}</text>"
     words = " ".join([block.title, *(f"{n.op_type} {n.name} {' '.join(n.outputs)}" for n in block.nodes)]).lower()
     return (
         f'<g class=\'block {block.kind}\' data-words="{escape(words)}" data-scope="{escape(block.scope)}" '
-        f"transform='translate({left:.0f},{top})'><title>{escape(chr(10).join(block.about))}</title>"
-        f"<rect width='{block.width}' height='{HIGH}' rx='5'/>"
-        f"<text x='{block.width / 2:.0f}' y='{HIGH * 2 // 3}'>{escape(title)}</text>{label}</g>"
+        f"transform='translate({left:.0f},{top})'><title>{escape(chr(10).join(block.tooltip))}</title>"
+        f"<rect width='{block.width}' height='{HEIGHT}' rx='5'/>"
+        f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3}'>{escape(title)}</text>{label}</g>"
     )
 
 

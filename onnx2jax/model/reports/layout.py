@@ -1,4 +1,4 @@
-"""A picture's blocks in layers: how deep each lies by its longest path, and orders in which few edges cross."""
+"""Layered graph layout: assigns blocks to layers by longest path, and orders layers so that few edges cross."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Edges = Collection[tuple[int, int]]
 
 
 def layered(count: int, edges: Edges) -> list[list[int]]:
-    """Blocks 0 to count - 1 in layers, each in an order for the page.
+    """Blocks 0 to count - 1 in layers, from left to right.
 
-    Edges go down, but for those that close a circle, as blocks do that stand for many nodes.
+    Edges point down, except those that close a cycle, which blocks of several nodes can form.
 
     >>> layered(4, [(0, 1), (0, 2), (1, 3), (2, 3), (0, 3)])
     [[0], [1, 2], [3]]
@@ -43,13 +43,13 @@ def layered(count: int, edges: Edges) -> list[list[int]]:
 
 
 def _put(layer: Sequence[int], place: list[float]) -> None:
-    """Places around the middle of the page."""
+    """Set the blocks' horizontal places, centred at 0."""
     for i, block in enumerate(layer):
         place[block] = i - (len(layer) - 1) / 2
 
 
 def _depths(count: int, edges: Edges) -> list[int]:
-    """The longest path to each block. Where a circle leaves none without predecessors, the first goes first."""
+    """The length of the longest path to each block. In a cycle, the block of the lowest number comes first."""
     after: list[list[int]] = [[] for _ in range(count)]
     missing = [0] * count
     for start, end in edges:

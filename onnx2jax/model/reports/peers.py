@@ -1,4 +1,4 @@
-"""Other implementations of ONNX, which run a model's file, or a graph inside it, for comparison."""
+"""Runs a model's file, or a graph inside it, in other implementations of ONNX, for comparison."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ..files.save import save
 
 NAMES: Final = ("onnxruntime", "reference")
 InnerGraph = tuple[str, str, int]
-"""Into a graph inside a node: an output of the node, the attribute, and which of a list of graphs."""
+"""A graph inside a node: an output of the node, the attribute's name, and the index in a list of graphs, or -1."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What ``save`` writes: a file that was changed, with the weights of a model."""
+    """A changed file with the weights of a model, as ``save`` takes it."""
 
     origin: Origin
     changed: Callable[[], dict[str, Any]]
 
 
 class Peer:
-    """A model as another implementation runs it, with some values as outputs.
+    """A model in another implementation.
 
     Args:
         name: one of NAMES.
-        model: the Model; its file is run with the weights that the Model has now.
-        every: whether all values that the nodes make are outputs.
-        steps: the way to the graph that is run; the main graph without.
-        feeds: for a graph inside: its inputs and what it reads of the graphs around it, which become inputs.
+        model: the Model; its file is run with the Model's present weights.
+        every: whether all node outputs are outputs.
+        steps: the path to the graph to run; empty for the main graph.
+        feeds: for an inner graph: its inputs, and the outer values it reads, which become inputs.
     """
 
     def __init__(
@@ -101,22 +101,22 @@ class Peer:
     def _refusal(self, what: str, e: Exception) -> UnsupportedError:
         (other,) = {*NAMES} - {self.name}
         who = "ONNX's reference implementation" if self.name == "reference" else self.name
-        return UnsupportedError(f"{who} {what}: {e}\ncompare with another: verify(against={other!r})")
+        return UnsupportedError(f"{who} {what}: {e}\nTry another implementation: verify(against={other!r})")
 
 
 def checked(name: str) -> str:
     """The name of a peer.
 
     Raises:
-        InputNameError: there is none of that name.
+        InputNameError: the name is unknown.
     """
     if name not in NAMES:
-        raise InputNameError(f"there is nothing to compare with called {name!r}: {', '.join(NAMES)}, or a folder")
+        raise InputNameError(f"against is {name!r}; pass {' or '.join(map(repr, NAMES))}, or a folder of test data")
     return name
 
 
 def step_into(node: Node, graph: Graph) -> InnerGraph:
-    """The way from the graph of a node to a graph among its attributes."""
+    """The step from a node's graph into a graph among its attributes."""
     for name, value in node.attributes.items():
         for i, inner in enumerate(value if isinstance(value, tuple) else (value,)):
             if inner is graph:
@@ -125,7 +125,7 @@ def step_into(node: Node, graph: Graph) -> InnerGraph:
 
 
 def _go_inside(message: Any, steps: Sequence[InnerGraph], feeds: Mapping[str, Any]) -> None:
-    """Make a graph inside a node the main graph; what it reads of those around becomes its inputs."""
+    """Make an inner graph the main graph; outer values that it reads become its inputs."""
     graph: Any = message.graph
     around: dict[str, Any] = {}
     for output, name, i in steps:

@@ -1,4 +1,4 @@
-"""Where the time of a model's calls goes, by node: XLA's own profile, read by the scopes in which nodes are traced."""
+"""Profiles a model's calls by node: XLA's profile, attributed by the named scopes in which nodes are traced."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .summary import MARK, node_of
 from .table import table
 
 SHOWN: Final = 25
-"""Nodes that a text or a chart shows."""
+"""Rows of a table or chart."""
 HEAD: Final = ("node", "operator", "a call", "share", "with it")
 CONTROL: Final = ("while", "conditional", "call")
-"""Operations whose time is that of others, which are recorded too."""
+"""Operations whose time is that of their bodies, which is recorded too."""
 
 
 @dataclass(frozen=True)
 class NodeTime:
-    """One node.
+    """The time of a node.
 
     Attributes:
         name, operator: of the node.
-        seconds: of a call, summed over threads.
-        share: of the sum over all nodes.
-        fused: names of nodes that XLA computes in the same operations, whose time is counted here.
+        seconds: time in a call, summed over threads.
+        share: share of the time in all nodes.
+        fused: names of nodes that XLA fused with it, whose time is counted here.
         host: whether it runs on the host, outside compiled programs.
     """
 
@@ -51,15 +51,15 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What ``Model.profile`` found; printed as a table, shown by notebooks as a chart.
+    """The result of ``Model.profile``; printed as a table, shown by notebooks as a chart.
 
     Attributes:
-        nodes: those that took time, the longest first.
+        nodes: the nodes that took time, the longest first.
         operators: seconds of a call by operator, the longest first.
-        call: the median of whole calls without profiling, in seconds.
-        other: seconds of a call in operations that belong to no node.
-        calls: how many were recorded.
-        device: where the model ran.
+        call: the median time of a call without profiling, in seconds.
+        other: seconds of a call in operations of no node.
+        calls: number of recorded calls.
+        device: the kind of device.
     """
 
     nodes: Sequence[NodeTime]
@@ -72,9 +72,8 @@ class Profile:
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The table, without its head."""
         for n in self.nodes:
-            beside = ", ".join(n.fused[:3]) + (f" and {len(n.fused) - 3} more" if len(n.fused) > 3 else "")
-            where = "on the host" if n.host else beside
-            yield n.name, n.operator, duration(n.seconds), f"{n.share:.1%}", where
+            fused = ", ".join(n.fused[:3]) + (f" and {len(n.fused) - 3} more" if len(n.fused) > 3 else "")
+            yield n.name, n.operator, duration(n.seconds), f"{n.share:.1%}", "on the host" if n.host else fused
 
     @property
     def total(self) -> str:
@@ -104,7 +103,7 @@ class Profile:
 
 
 def duration(seconds: float) -> str:
-    """A time in three digits.
+    """A duration with three significant digits.
 
     >>> duration(0.0001234), duration(0.0256), duration(12.5)
     ('123 us', '25.6 ms', '12.5 s')
@@ -116,7 +115,7 @@ def duration(seconds: float) -> str:
 
 
 def _bars(title: str, values: Sequence[tuple[str, float]]) -> str:
-    """Bars below each other, as SVG: names on the left, times behind the bars."""
+    """A horizontal bar chart as SVG: names on the left, durations on the right."""
     most = max((s for _, s in values), default=0) or 1.0
     parts = [f"<text x='0' y='14' font-weight='bold'>{title}</text>"]
     for i, (name, seconds) in enumerate(values):
@@ -135,7 +134,7 @@ def _bars(title: str, values: Sequence[tuple[str, float]]) -> str:
 def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any, calls: int) -> Profile:
     """See ``Model.profile``."""
     if calls < 1:
-        raise ValueError(f"calls is {calls}; at least one has to be recorded")
+        raise ValueError(f"calls is {calls}; it must be at least 1")
     shown = _marked(model)
 
     def call() -> None:
@@ -156,8 +155,8 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
         other += _spent(read_trace(data, MARK), spent, fused, host)
     if not spent:
         raise UnsupportedError(
-            f"XLA's profile of {calls} calls names no node of the model: nothing was computed in them (all of it may "
-            "follow from constants), or this JAX has no profiler for its device"
+            f"XLA's profile of {calls} calls names no node of the model: nothing was computed (the outputs may be "
+            "constants), or this JAX has no profiler for its device"
         )
     nodes, every = group_of(model.graph).nodes, sum(spent.values())
     rows = [
@@ -179,20 +178,20 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
 
 
 def _marked(model: Any) -> Any:
-    """The model with nodes named by position, so that any name is found in a scope; weights stay where they are."""
+    """The model with nodes named by position, to find them in scopes; shares the model's weights on devices."""
 
     def mark(graph: Graph) -> Graph:
         return replace(graph, nodes=tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(graph.nodes)))
 
-    told = {"bucket": model.spec.bucket, "max_size": model.spec.max_size}
+    options = {"bucket": model.spec.bucket, "max_size": model.spec.max_size}
     settings = replace(model.settings, annotate=True)
-    marked = with_graph(model, within_groups(model.graph, mark), settings=settings, **told)
+    marked = with_graph(model, within_groups(model.graph, mark), settings=settings, **options)
     marked._runtime.share_params(model._runtime)
     return marked
 
 
 def _spent(trace: Trace, spent: Any, fused: Mapping[int, set[int]], host: set[int]) -> float:
-    """Seconds of nodes by position are added to ``spent``; returns those of no node."""
+    """Add the seconds of each node to ``spent``, by position; returns the seconds of no node."""
     on_host = [(node_of(name), start, end) for name, start, end in trace.named]
     for i, start, end in on_host:
         if i is not None:
@@ -213,6 +212,6 @@ def _spent(trace: Trace, spent: Any, fused: Mapping[int, set[int]], host: set[in
         if i is not None:
             spent[i] += run.end - run.start
             fused[i].update(others)
-        elif not any(start <= run.start <= end for _, start, end in on_host):  # it is part of such a node
+        elif not any(start <= run.start <= end for _, start, end in on_host):  # else part of a host node
             other += run.end - run.start
     return other

@@ -1,4 +1,4 @@
-"""Inputs to try a model on: the test data beside its file, or random numbers."""
+"""Sample inputs for a model: the test data next to its file, or random numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...proto.types import MapType, OptionalType, SequenceType, TensorType, Valu
 
 
 def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
-    """A value for an input: normal floats, integers 0 or 1, which serve as masks and as indices; free extents are 1.
+    """A random value for an input: normal floats, or integers 0 and 1, valid as masks and indices; free extents are 1.
 
     Raises:
         InputTypeError: it is no tensor of a declared rank.
@@ -35,7 +35,7 @@ def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
 def data_sets(folder: str | os.PathLike[str]) -> list[Path]:
     """The folders of test data in a folder, or the folder itself if it is one.
 
-    Each holds ``input_0.pb``, ``output_0.pb`` and so on, as ONNX's own tests and its model zoo have them.
+    Each contains ``input_0.pb``, ``output_0.pb`` and so on, the format of ONNX's own tests and its model zoo.
     """
     folder = Path(folder)
     if any(folder.glob("input_*.pb")) or any(folder.glob("output_*.pb")):
@@ -44,22 +44,22 @@ def data_sets(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def read_values(folder: Path, what: str, declared: Sequence[ValueInfo]) -> dict[str, Any]:
-    """The inputs or outputs in a folder of test data by name: a tensor says its own, others have that of their place.
+    """The inputs or outputs in a folder of test data, by the name in each file, or else by its position.
 
     Args:
         folder: one of ``data_sets``.
         what: "input" or "output".
-        declared: the model's.
+        declared: the model's inputs or outputs.
 
     Raises:
-        ModelError: a file does not hold what the model declares.
+        ModelError: a file does not contain a value of the declared type.
     """
     values: dict[str, Any] = {}
     names = {v.name for v in declared}
     for path in sorted(folder.glob(f"{what}_*.pb"), key=lambda p: (len(p.name), p.name)):
         place = path.stem.removeprefix(f"{what}_")
         if not place.isdecimal() or int(place) >= len(declared):
-            raise ModelError(f"{path} is for an {what} that the model does not have; its are {sorted(names)}")
+            raise ModelError(f"{path} is for an {what} that the model does not have; its {what}s are {sorted(names)}")
         info = declared[int(place)]
         name, value = _read(info, path)
         values[name if name in names else info.name] = value
@@ -67,10 +67,10 @@ def read_values(folder: Path, what: str, declared: Sequence[ValueInfo]) -> dict[
 
 
 def read_value(info: ValueInfo, path: Path) -> Any:
-    """What a file of test data holds for an input.
+    """The value of an input in a file of test data.
 
     Raises:
-        ModelError: it is no such value.
+        ModelError: the file does not contain a value of the input's type.
     """
     return _read(info, path)[1]
 
@@ -82,7 +82,7 @@ def _read(info: ValueInfo, path: Path) -> tuple[str, Any]:
     except ModelError:
         raise
     except Exception as e:
-        raise ModelError(f"{path} holds no value for {info}: {e}") from e
+        raise ModelError(f"{path} contains no value for {info}: {e}") from e
 
 
 def _parsed(kind: Any, data: bytes) -> tuple[str, Any]:
@@ -112,4 +112,4 @@ def _value(message: Any) -> Any:
             keys = [k.decode() for k in message.string_keys] or list(message.keys)
             return dict(zip(keys, _value(message.values), strict=True))
         case other:
-            raise ModelError(f"{other} is no value of a test")
+            raise ModelError(f"{other} is no value of test data")

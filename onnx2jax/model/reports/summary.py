@@ -1,4 +1,4 @@
-"""What each node of a model makes, holds and computes, for inputs of some shapes: found by tracing it."""
+"""Outputs, parameters, FLOPs and bytes of each node of a model, for given input shapes, by tracing."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ MOVES: Final = frozenset(
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One node.
+    """The outputs and costs of a node.
 
     Attributes:
         name, operator: of the node.
-        outputs: what it makes, by name, as ``float32[1, 8]``.
-        parameters: numbers among ``model.params`` that it reads.
-        flops: multiplications, additions and the like, a fused one being two; None where the node runs on the host. Of
-            a loop whose trips depend on data, and of what is called by condition, one trip and the longest branch.
-        bytes: of what it reads and writes, weights included.
+        outputs: types by name, as ``float32[1, 8]``.
+        parameters: number of elements of ``model.params`` that it reads.
+        flops: floating-point operations, a multiply-add being two; None if the node runs on the host. A loop whose
+            trips depend on data counts one trip, a condition its most expensive branch.
+        bytes: bytes read and written, weights included.
     """
 
     name: str
@@ -59,12 +59,12 @@ class NodeSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What ``Model.summary`` found; printed as a table.
+    """The result of ``Model.summary``; printed as a table.
 
     Attributes:
-        inputs: as the nodes met them, by name.
-        nodes: those of the main graph, in order.
-        parameters, parameter_bytes: of the whole model, each weight counted once.
+        inputs: types of the inputs, by name.
+        nodes: the nodes of the main graph, in order.
+        parameters, parameter_bytes: elements and bytes of all weights, each counted once.
         flops: the sum over the nodes that are compiled.
     """
 
@@ -102,7 +102,7 @@ HEAD: Final = ("node", "operator", "outputs", "parameters", "FLOPs", "bytes")
 
 
 def short(number: float) -> str:
-    """A number in three digits.
+    """A number with three significant digits and a unit prefix.
 
     >>> short(950), short(1234567), short(2e12)
     ('950', '1.23 M', '2 T')
@@ -119,27 +119,27 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
     feeds = feeds_of(model, inputs or {}, dims or {})
     nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
     marked = replace(model.graph, nodes=nodes)
-    # What is traced, not run, needs no devices; of a model in stages it would be several programs.
-    lies = None if isinstance(model.placement, Staged) else model.placement
+    # Tracing needs no devices; a model with pipeline stages would be several programs.
+    placement = None if isinstance(model.placement, Staged) else model.placement
     try:
         shown = with_outputs(
-            with_graph(model, marked, max_size=model.spec.max_size, placement=lies), node_outputs(marked)
+            with_graph(model, marked, max_size=model.spec.max_size, placement=placement), node_outputs(marked)
         )
         types, flops = traced(shown, None, feeds, nodes)
         unknown: set[int] = set()
     except KnownValueError:
-        types, flops, unknown = _in_stages(model, marked, feeds)
+        types, flops, unknown = _partitioned(model, marked, feeds)
     types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
     params = model.params
     rows = []
     for i, node in enumerate(model.graph.nodes):
         held = sum(int(params[n].size) for n in _weights(model, node))
         size = sum(_nbytes(types.get(n)) for n in {*node.reads, *node.outputs} if n)
-        outputs = {n: _said(types.get(n)) for n in node.outputs if n}
+        outputs = {n: _type_text(types.get(n)) for n in node.outputs if n}
         count = None if i in unknown else flops[i]
         rows.append(NodeSummary(node.name, node.op_type, outputs, held, count, size))
     return Summary(
-        {n: _said(_type(v)) for n, v in feeds.items()},
+        {n: _type_text(_type(v)) for n, v in feeds.items()},
         rows,
         sum(int(v.size) for v in params.values()),
         sum(int(v.nbytes) for v in params.values()),
@@ -202,7 +202,7 @@ def traced(
     def call(params: Any, arrays: Mapping[str, Any]) -> None:
         results = shown.apply(params, **arrays, **others, rng=rng)
         results = (results,) if len(names) == 1 else results
-        types.update(zip(names, map(_type, results), strict=True))  # texts among them, which a jaxpr cannot return
+        types.update(zip(names, map(_type, results), strict=True))  # here, because a jaxpr cannot return strings
 
     with compat.enable_x64():
         jaxpr = jax.make_jaxpr(call)(shown.params if params is None else params, arrays)
@@ -212,8 +212,11 @@ def traced(
     return types, flops
 
 
-def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], Counter[int], set[int]]:
-    """The same for a model that needs the host: from a real run, and each node traced by itself where it can be."""
+def _partitioned(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], Counter[int], set[int]]:
+    """``traced`` for a model that needs the host: types from a run, FLOPs by tracing nodes one by one.
+
+    The third result has the positions of the nodes that cannot be traced.
+    """
     shown = with_outputs(model, node_outputs(marked))
     names = [v.name for v in shown.outputs]
     values = dict(zip(names, shown.run(None, {n: v for n, v in feeds.items() if n not in model.static}), strict=True))
@@ -235,13 +238,13 @@ def _in_stages(model: Any, marked: Graph, feeds: Mapping[str, Any]) -> tuple[dic
         try:
             part = with_graph(model, graph, static)
             flops += traced(part, None, {n: scope[n] for n in own if n not in part.static}, alone.nodes)[1]
-        except (KnownValueError, TypeError):  # it needs the host: TypeError of what JAX cannot hold, strings
+        except (KnownValueError, TypeError):  # the node needs the host; TypeError for strings
             unknown.add(i)
     return {n: _type(v) for n, v in values.items()}, flops, unknown
 
 
 def _counted(program: Program, owner: int | None, times: int) -> Iterator[tuple[int | None, int]]:
-    """FLOPs of equations, with the position of the node that they come from."""
+    """The FLOPs of each equation, with the position of the node that it was traced from."""
     for equation in program.equations:
         found = owner if owner is not None else node_of(str(equation.scope))
         kind, inner = equation.name, equation.inner
@@ -257,7 +260,7 @@ def _counted(program: Program, owner: int | None, times: int) -> Iterator[tuple[
 
 
 def node_of(stack: str) -> int | None:
-    """The position of the node in whose scope something was traced, by the names of scopes around it."""
+    """The position of the node in a stack of named scopes; None if it has none."""
     _, mark, rest = stack.partition(MARK)
     digits = rest.split("/")[0].rstrip(")")
     return int(digits) if mark and digits.isdecimal() else None
@@ -281,7 +284,7 @@ def _size(aval: Any) -> int:
 
 
 def _type(value: Any) -> Any:
-    """What is told of a value: its shape and element type, if it has some."""
+    """The shape and dtype of a value, if it has them; a list for a list."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _Type(tuple(value.shape), value.dtype)
     return [_type(v) for v in value] if isinstance(value, list | tuple) else None
@@ -293,9 +296,9 @@ class _Type:
     dtype: Any
 
 
-def _said(value: Any) -> str:
+def _type_text(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return f"list of {len(value)}" + (f": {_said(value[0])}" if value else "")
+        return f"list of {len(value)}" + (f": {_type_text(value[0])}" if value else "")
     return "?" if value is None else str(TensorType(np.dtype(value.dtype), tuple(value.shape)))
 
 
@@ -306,6 +309,6 @@ def _nbytes(value: Any) -> int:
 
 
 def _weights(model: Any, node: Node) -> set[str]:
-    """The parameters that a node reads, those of graphs inside included."""
+    """The parameters that a node reads, those of its inner graphs included."""
     inside = {g.key(n) for body in node.bodies for g in body.walk() for n in g.initializers}
     return {n for n in {*node.reads, *inside} if n in model.params}

@@ -1,4 +1,4 @@
-"""Rows of text as a table that fits a terminal."""
+"""Formats rows of text as a table that fits a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GAP = "  "
 
 
 def table(rows: Sequence[Sequence[str]], width: int = 100) -> str:
-    """The rows in columns; what is too long for its column goes on below.
+    """The rows in aligned columns; cells that are too long for their column wrap.
 
     >>> print(table([("stage", "why"), ("host", "what it does here")], width=18))
     stage  why

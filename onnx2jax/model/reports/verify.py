@@ -1,8 +1,8 @@
-"""A model compared with what others compute of its file, and the first node that differs.
+"""Compares a model with another implementation of ONNX, and finds the first node that differs.
 
-Outputs are compared first. Where they differ, or when asked to, every node of the main graph is run on the other's
-operands, all of them in one program: so a node that is wrong stands out from those that only read what it made, and
-roundings do not add up. Into the body of a loop or branch the search goes on call by call.
+Outputs are compared first. If they differ, or on request, every node of the main graph runs on the other
+implementation's operands, all in one program: this separates a wrong node from its consumers, and rounding errors do
+not accumulate. In the body of a loop or branch the search continues call by call.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ from .samples import data_sets, random_value, read_values
 from .table import table
 
 MOST_CALLS: Final = 64
-"""Calls of a body, trips of a loop, that are compared before the search in it ends."""
+"""Calls of a body (trips of a loop) in which the search looks for a difference."""
 OURS: Final = "/ours"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first node that differs, on operands that do not.
+    """The first node that differs on equal operands.
 
     Attributes:
-        node: its name, operator and opset; those of nodes inside follow.
+        node: its name, operator and opset, followed by those of inner nodes.
         value: the output that differs.
-        comparison: of that output.
-        operands: what it reads, and ``ours/NAME`` and ``theirs/NAME`` for its outputs.
-        accumulated: each node alone gives the same, and this is the first at which roundings have added up.
+        comparison: the comparison of that output.
+        operands: its operands by name, and ``ours/NAME`` and ``theirs/NAME`` for its outputs.
+        accumulated: no node differs on equal operands, and this is the first whose accumulated rounding error exceeds
+            the tolerance.
     """
 
     node: str
@@ -59,7 +60,7 @@ class Difference:
     accumulated: bool = False
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the operands and results as .npz; what is no array of numbers is left out."""
+        """Write the operands and results as .npz; maps and missing values are omitted."""
         arrays: dict[str, Any] = {}
         for name, value in self.operands.items():
             for key, part in _parts(name, value):
@@ -71,14 +72,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What ``Model.verify`` found; true where nothing differs.
+    """The result of ``Model.verify``; true if nothing differs.
 
     Attributes:
-        against: with what the model was compared.
-        outputs: for each set of inputs by its name, the outputs.
-        nodes: likewise what the nodes of the main graph make, each on the other's operands; empty where nobody looked.
+        against: the other implementation, or the folder of test data.
+        outputs: comparisons of the outputs, by set of inputs.
+        nodes: likewise comparisons of node outputs, each node on the other's operands; empty if not compared.
         first: the first node that differs.
-        notes: what could not be compared.
+        notes: values that could not be compared.
     """
 
     against: str
@@ -96,7 +97,7 @@ class Verification:
         return self.ok
 
     def to_json(self) -> str:
-        """All of it but the operands."""
+        """The comparisons as JSON, without the operands."""
         facts: dict[str, Any] = {"ok": self.ok, "against": self.against, "notes": list(self.notes), "first": None}
         for part in ("outputs", "nodes"):
             facts[part] = {n: list(map(_facts, found)) for n, found in getattr(self, part).items()}
@@ -120,7 +121,7 @@ class Verification:
 
 
 def _facts(found: Comparison) -> dict[str, Any]:
-    """As JSON can hold it: it has no infinity."""
+    """A comparison as a dict for JSON, which has no infinity."""
     return {n: "inf" if v == np.inf else v for n, v in asdict(found).items()}
 
 
@@ -177,15 +178,15 @@ def verify(
 
 def _check(model: Any) -> None:
     if model.origin is None:
-        raise UnsupportedError("the model was not made by onnx2jax.convert: there is no file to compare it with")
+        raise UnsupportedError("the model was not created by onnx2jax.convert: there is no file to compare it with")
     if model.spec.max_size or group_of(model.graph) is not model.graph:
         raise UnsupportedError(
-            "convert(..., max_size=, rebatch=) computes something else than the file: verify without"
+            "a model converted with max_size= or rebatch= computes something else than its file: verify it without them"
         )
 
 
 def _free(model: Any) -> list[ValueInfo]:
-    """The inputs in the order of the file without those of weights: so test data count them."""
+    """The inputs that are no initializers, in the order of the file, which is the order of test data."""
     return [v for v in model.graph.inputs if v.name not in model.graph.initializers]
 
 
@@ -195,22 +196,21 @@ def _random(model: Any, seed: int) -> dict[str, Any]:
 
 
 def _arrays(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``run`` has taken, with tensors as NumPy arrays of the declared types, as others want them."""
+    """The inputs with tensors as NumPy arrays of the declared types, which other implementations require."""
     types = {v.name: v.type.dtype for v in model.inputs if isinstance(v.type, TensorType)}
     return {n: np.asarray(v, types[n]) if n in types else v for n, v in feeds.items()}
 
 
 class _Verifier:
-    """One verification: what is compared, with whom, and what was found."""
+    """One verification of a model against another implementation or test data."""
 
     def __init__(self, model: Any, against: str, each_node: bool, limits: Mapping[str, Any]) -> None:
         self.model, self.against, self.each_node, self.limits = model, against, each_node, limits
         self.peer = against if against in NAMES else NAMES[0]
         self.notes: list[str] = []
-        random = [node for node in model.graph.nodes if _draws(node)]
-        self.drawn = {n for node in random for n in node.outputs}
-        self.moved = self.drawn | {n for node in descendants(model.graph.nodes, self.drawn) for n in node.outputs}
-        if self.moved:
+        self.drawn = {n for node in model.graph.nodes if _draws(node) for n in node.outputs}
+        self.random = self.drawn | {n for node in descendants(model.graph.nodes, self.drawn) for n in node.outputs}
+        if self.random:
             self.notes.append("random numbers, and what is computed from them, are compared by type and shape only")
 
     def run(self, given: Mapping[str, tuple[dict[str, Any], Path | None]]) -> Verification:
@@ -228,7 +228,7 @@ class _Verifier:
             else:
                 theirs = read_values(folder, "output", self.model.outputs) if folder is not None else {}
             makers = {n: str(node) for node in self.model.graph.nodes for n in node.outputs if n}
-            outputs[name] = [self._compared(n, ours[n], theirs[n], makers, self.moved) for n in names if n in theirs]
+            outputs[name] = [self._compared(n, ours[n], theirs[n], makers, self.random) for n in names if n in theirs]
             if self.each_node or not all(c.ok for c in outputs[name]):
                 try:
                     nodes[name], found = self._by_node(feeds)
@@ -240,14 +240,14 @@ class _Verifier:
                 first = first or found
         return Verification(self.against, outputs, nodes, first, self.notes)
 
-    def _compared(self, name: str, ours: Any, theirs: Any, makers: Mapping[str, str], moved: Any) -> Comparison:
-        return compared(name, ours, theirs, only_types=name in moved, node=makers.get(name, ""), **self.limits)
+    def _compared(self, name: str, ours: Any, theirs: Any, makers: Mapping[str, str], random: Any) -> Comparison:
+        return compared(name, ours, theirs, only_types=name in random, node=makers.get(name, ""), **self.limits)
 
     def _by_node(self, feeds: Mapping[str, Any]) -> tuple[list[Comparison], Difference | None]:
-        """What the nodes of the main graph make of the other's values, and the first of them that differs."""
+        """Comparisons of the main graph's nodes, each on the other's operands, and the first difference."""
         graph = self.model.graph
         theirs = Peer(self.peer, self.model, every=True).run(feeds)
-        found, ours = self._alone(graph, {**feeds, **theirs}, theirs, self.drawn)
+        found, ours = self._node_by_node(graph, {**feeds, **theirs}, theirs, self.drawn)
         first = self._first(graph, (), {**feeds, **theirs}, found, ours)
         if first is None and not graph.differentiates:
             values = self.model.values(**{n: v for n, v in feeds.items() if n not in self.model.static})
@@ -258,17 +258,17 @@ class _Verifier:
         for node in self.model.graph.nodes:
             for n in node.outputs:
                 if n in theirs:
-                    got = compared(n, to_host(values[n]), theirs[n], only_types=n in self.moved, **self.limits)
+                    got = compared(n, to_host(values[n]), theirs[n], only_types=n in self.random, **self.limits)
                     if not got.ok:
                         return Difference(
                             str(node), n, got, self._operands(self.model.graph, node, scope, values), accumulated=True
                         )
         return None
 
-    def _alone(
+    def _node_by_node(
         self, graph: Graph, scope: Mapping[str, Any], theirs: Mapping[str, Any], drawn: Any
     ) -> tuple[list[Comparison], dict[str, Any]]:
-        """Each node of a graph on the other's operands."""
+        """Comparisons of a graph's nodes, each on the other's operands, and our results by name."""
         names = [n for n in node_outputs(graph) if n in theirs]
         alone = graph if graph.differentiates else isolated(graph, names, scope)
         suffix = "" if alone is graph else OURS
@@ -309,37 +309,36 @@ class _Verifier:
         return {n: to_host(values[n]) for n in node.reads if n in values} | mine | theirs
 
     def _inside(self, node: Node, steps: tuple[InnerGraph, ...], scope: Mapping[str, Any]) -> Difference | None:
-        """The first difference in the graphs of a node, as they are called one after another."""
+        """The first difference in the graphs of a node, over their calls in order."""
         for graph, named, around in _calls(self.model, node, scope):
-            way = (*steps, step_into(node, graph))
+            path = (*steps, step_into(node, graph))
             feeds = {n: to_host(around[n]) for n in graph.captures} | {n: to_host(v) for n, v in named.items()}
             try:
-                theirs = Peer(self.peer, self.model, every=True, steps=way, feeds=feeds).run(feeds)
-                found, ours = self._alone(
+                theirs = Peer(self.peer, self.model, every=True, steps=path, feeds=feeds).run(feeds)
+                found, ours = self._node_by_node(
                     graph, {**feeds, **theirs}, theirs, {n for n in node_outputs(graph) if graph.draws}
                 )
             except UnsupportedError as e:
-                self.notes.append(f"inside {node} nothing could be compared: {str(e).splitlines()[0]}")
+                self.notes.append(f"the graphs of {node} could not be compared: {str(e).splitlines()[0]}")
                 return None
             inner = {**{n: v for n, v in around.items() if n in graph.captures}, **feeds, **theirs}
-            if (first := self._first(graph, way, inner, found, ours)) is not None:
+            if (first := self._first(graph, path, inner, found, ours)) is not None:
                 return first
         return None
 
 
 def isolated(graph: Graph, names: Sequence[str], scope: Mapping[str, Any]) -> Graph:
-    """The graph in which every node reads values that are given, rather than what the others make.
+    """The graph in which nodes read given values as inputs, rather than other nodes' outputs.
 
     before:   x -> [a] -> h -> [b] -> y                    after:   x -> [a] -> h/ours,   h -> [b] -> y/ours
 
     Args:
-        graph: a main graph, or one inside.
-        names: the values of which there are given ones.
-        scope: what else there is to be read, of graphs around.
+        graph: a main graph, or an inner one.
+        names: the node outputs that are given.
+        scope: all values that may be read, those of outer graphs included.
     """
     given = set(names)
-    renamed = (replace(n, outputs=tuple(o + OURS if o in given else o for o in n.outputs)) for n in graph.nodes)
-    nodes = tuple(node for node in renamed)
+    nodes = tuple(replace(n, outputs=tuple(o + OURS if o in given else o for o in n.outputs)) for n in graph.nodes)
     own = {v.name for v in graph.inputs}
     read = dict.fromkeys(n for node in nodes for n in node.reads)
     more = [ValueInfo(n) for n in read if n in scope and n not in own and n not in graph.initializers]
@@ -354,7 +353,7 @@ def _draws(node: Node) -> bool:
 
 @dataclass
 class _Recorder:
-    """Runs graphs inside a node by NumPy, and keeps what they are called with."""
+    """Runs the graphs of a node in NumPy, and records the arguments of their calls."""
 
     context: Context
     calls: list[tuple[Graph, Mapping[str, Any], Mapping[str, Any]]]
@@ -365,14 +364,14 @@ class _Recorder:
         return tuple(map(to_host, evaluate(graph, named, replace(self.context, rng=rng), ChainMap({}, dict(around)))))
 
     def run_partition(self, graph: Graph, scope: Any, rng: Any = None) -> tuple[Any, ...]:
-        raise NotImplementedError(f"{graph.name!r} is part of no program")
+        raise NotImplementedError(f"{graph.name!r} is not partitioned")
 
     def run_trips(self, *_: Any, **__: Any) -> None:
         return None
 
 
 def _calls(model: Any, node: Node, scope: Mapping[str, Any]) -> list[Any]:
-    """With what a node calls its graphs, when it runs on these values."""
+    """The calls that a node makes of its graphs on given values: graph, arguments, outer values."""
     with compat.enable_x64():
         context = Context(dict(model.params), jax.random.key(0) if model.graph.draws else None, model.settings)
         recorder = _Recorder(context, [])
@@ -380,6 +379,6 @@ def _calls(model: Any, node: Node, scope: Mapping[str, Any]) -> list[Any]:
         try:
             run_node(node, values, replace(context, host=recorder))
         except Exception:
-            if not recorder.calls:  # what is wrong inside may end it; the calls until then are what counts
+            if not recorder.calls:  # a wrong value may end it; the calls before are recorded
                 raise
     return recorder.calls

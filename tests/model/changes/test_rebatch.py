@@ -325,7 +325,7 @@ def texts() -> onnx.ModelProto:
             "cannot be compiled as one program: node 'find'.* must be known before compiling",
         ),
         (made([helper.make_node("Relu", ["x"], ["y"])], None, {}), "no tensor of numbers with a declared rank"),  # type: ignore[arg-type]
-        (flattened((1, 13)), "does not run at batch size 1, as its inputs say: node 'flat'"),
+        (flattened((1, 13)), "does not run at batch size 1, which its inputs declare: node 'flat'"),
         (listed(), "output y: .* is no tensor of numbers"),
         (texts(), "x: string.* is no tensor of numbers"),
     ],

@@ -33,5 +33,5 @@ def test_results_stay(bits: str, dtype: Any, rtol: float) -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "float4711", object])
 def test_what_is_no_floating_type_is_refused(dtype: Any) -> None:
-    with pytest.raises(InputTypeError, match="'float32', 'bfloat16' or 'float16' say how to keep packed weights"):
+    with pytest.raises(InputTypeError, match="'float32', 'bfloat16' or 'float16' to unpack packed weights"):
         onnx2jax.convert(onnx2jax.demo_model(), weights=dtype)

@@ -306,7 +306,7 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
     (mlp, {"constraints": ["batch <"]}, InputShapeError, "constraints"),
     (mlp, {"platforms": ["cpu", "xpu"]}, InputNameError, r"\['xpu'\]; there are cpu, cuda, rocm, tpu"),
     (mlp, {"platforms": []}, InputNameError, "nothing"),
-    (mlp, {"weights": "outside"}, InputNameError, "'beside' the program or 'inside'"),
+    (mlp, {"weights": "outside"}, InputNameError, "it is 'beside' .a file next to the program. or 'inside'"),
     (cut_in_the_middle, {}, KnownValueError, "NonZero"),
 ]
 

@@ -167,7 +167,7 @@ def test_a_function_does_not_take_the_others_operator() -> None:
 
 
 REFUSED: list[tuple[Any, Any, dict[str, Any], type[OnnxError], str]] = [
-    (mlp(), layer(), {}, InputNameError, "nothing is joined"),
+    (mlp(), layer(), {}, InputNameError, "nothing is joined: map"),
     (mlp(), layer(), {"z": "x"}, InputNameError, r"the first model has no output 'z'; it has \['y'\]"),
     (layer(), layer(), {"y": "w"}, InputNameError, r"the second model has no input 'w'; it has \['x'\]"),
     (mlp(), layer(), {"y": "x"}, InputShapeError, r"y: float32\[batch, 2\] .* x: float32\[n, 4\] .*: 2 is not 4"),

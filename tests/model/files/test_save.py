@@ -435,7 +435,7 @@ def test_a_model_too_large_for_protobuf_gets_external_data(tmp_path: Path, monke
 
 @pytest.mark.parametrize("name", ["", "..", "sub/data", "../data", "/data", "m.onnx", "a\\b"])
 def test_names_that_are_no_file_beside_the_model(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ExternalDataError, match=r"beside 'm\.onnx'"):
+    with pytest.raises(ExternalDataError, match=r"next to 'm\.onnx'"):
         onnx2jax.save(mlp(), tmp_path / "m.onnx", external_data=name, size_threshold=0)
 
 
