@@ -15,6 +15,7 @@ from ..proto.devices import Configuration, NodeDevices
 from ..proto.mapped import is_lazy, load
 from ..proto.names import inside
 from ..proto.types import ValueInfo
+from .casts import Casts
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Node:
     devices: Mapping[str, NodeDevices] = field(default_factory=dict)
     """Its annotations, by the name of the model's device configuration."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    casts: Casts | None = None
+    """Casts of its operands and results in a model converted with ``dtype`` (see ir/precision.py)."""
 
     @cached_property
     def graphs(self) -> tuple[Graph, ...]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -26,6 +26,7 @@ from ..sharding.plans import Plan
 from ..sharding.processes import several, together
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
+from .changes.dtype import compute_dtype, with_dtype
 from .changes.max_size import with_max_size
 from .changes.pack import with_packed
 from .changes.rebatch import rebatched
@@ -46,6 +47,8 @@ def convert(
     max_trips: int | None = None,
     rebatch: bool | Mapping[str, int] = False,
     weights: Any = None,
+    dtype: Any = None,
+    outputs: Literal["declared", "compute"] = "declared",
     warn_after: int = 16,
     optimize: bool | Mapping[str, Sequence[str]] = True,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -84,6 +87,11 @@ def convert(
             (MatMulNBits, MatMulBnb4, MatMulBlockQuantizedFp4Weight and Fp8Weight) are unpacked once; without it they
             stay packed, and are unpacked in every call. "packed": matrices behind DequantizeLinear stay packed, too,
             as for MatMulNBits; otherwise they are unpacked once, to float.
+        dtype: "bfloat16" or "float16": computes a float32 file in it, with weights in that type. Products and
+            convolutions accumulate in float32; norms, softmax, powers, long sums, positions and masks stay float32;
+            float64, integers and all else stay as they are. Inputs may be given in either type.
+        outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
+            float32 outputs in ``dtype``.
         warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
         optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into
             convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
@@ -139,6 +147,9 @@ def convert(
             imported = with_packed(imported)
         elif weights is not None:
             imported = with_weights(imported, weights)
+        compute = compute_dtype(dtype, outputs)
+        if compute is not None:
+            imported = with_dtype(imported, compute, outputs == "compute")
         if rebatch:
             imported = rebatched(imported, rebatch, static or {})
         placed = _placed(imported, mesh, shardings, device_configuration, devices, stages, microbatches)
@@ -154,6 +165,7 @@ def convert(
                 placed.constrain if placed else None,
                 options is not None,
                 frozenset() if options is None else options.skip,
+                compute,
                 cache_dir=folder,
             ),
             origin=Origin(importer.message, importer.files),

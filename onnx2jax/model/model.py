@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from .. import compat
 from ..errors import InputNameError, RandomKeyError
+from ..ir import analysis
 from ..ir.graph import Graph, read_constants
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
@@ -69,7 +70,7 @@ class Model(Views, Exports):
 
     def __init__(self, spec: Spec, runtime: Runtime | None = None) -> None:
         own = {"spec": spec, **{n: getattr(spec, n) for n in Model.__annotations__}}
-        vars(self).update(own, _runtime=runtime or Runtime(spec))
+        vars(self).update(own, types=spec.stored, _runtime=runtime or Runtime(spec))
 
     @cached_property
     def params(self) -> Params:
@@ -80,10 +81,13 @@ class Model(Views, Exports):
         Raises:
             ExternalDataError: an external data file was changed after the model was converted.
         """
-        changes = self.spec.changes
+        spec, changes = self.spec, self.spec.changes
         known = self._runtime.params.on_host() if "params" in vars(self._runtime) else {}
-        values = read_constants(self.graph, known={n: v for n, v in known.items() if n not in changes})
-        return Params({n: changes.get(n, values[n]) for n in self.types})
+        own = {n: v for n, v in known.items() if n not in changes}
+        held = analysis.parameters(self.graph) | dict(changes)
+        narrow = {n: own[n] if n in own else immutable(spec.as_stored(n, held[n])) for n in spec.narrow}
+        values = read_constants(self.graph, spec.narrow, {n: v for n, v in own.items() if n not in narrow})
+        return Params({n: narrow[n] if n in narrow else changes.get(n, values[n]) for n in self.types})
 
     @property
     def weights(self) -> DeviceParams:
@@ -96,8 +100,9 @@ class Model(Views, Exports):
         return self._runtime.constants
 
     def changed(self) -> dict[str, Any]:
-        """Parameters that differ from the file, by name."""
-        return dict(self.spec.changes)
+        """Parameters that differ from the file, by name, in its element types."""
+        types = self.spec.types
+        return {n: v if v.dtype == (d := types[n].dtype) else v.astype(d) for n, v in self.spec.changes.items()}
 
     @property
     def jitted(self) -> bool:
@@ -167,7 +172,7 @@ class Model(Views, Exports):
             with compat.enable_x64():
 
                 def bind() -> tuple[dict[str, Any], Any]:
-                    bound = arguments.bind(self.inputs, self.optional, (), feeds)
+                    bound = arguments.bind(self.inputs, self.optional, (), feeds, self.settings.dtype)
                     return bound, None if rng is None else arguments.as_key(rng)
 
                 given, key = alike(self._mesh, "a run of the model", bind)
@@ -229,7 +234,7 @@ class Model(Views, Exports):
             mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh
             values, rng = alike(mesh, "model.apply", partial(self._bind, args, named, rng))
             values = {n: snapshot(v) for n, v in values.items()}
-            checked = {n: snapshot(arguments.as_param(n, v, self.types[n])) for n, v in params.items()}
+            checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
             given = put(self.placement, checked)
             own: dict[str, Any] = {}
             if len(given) < len(self.types):
@@ -266,7 +271,8 @@ class Model(Views, Exports):
         """
         arguments.check_names(params, self.types)
         with compat.enable_x64():
-            types = {n: replace(self.types[n], shape=None) if new_shapes else self.types[n] for n in params}
+            types = {n: self._type_of(n, v) for n, v in params.items()}
+            types = {n: replace(t, shape=None) if new_shapes else t for n, t in types.items()}
             changes = {n: immutable(arguments.as_param(n, v, types[n])) for n, v in params.items()}
         if any(v.shape != self.types[n].shape for n, v in changes.items()):
             return with_new_shapes(self, changes)
@@ -326,8 +332,13 @@ class Model(Views, Exports):
         """A call's arguments by input name, and its random key."""
         if rng is not None and not arguments.is_key(rng) and "rng" in {*self.optional, *(v.name for v in self.inputs)}:
             named, rng = {**named, "rng": rng}, None
-        values = arguments.bind(self.inputs, self.optional, args, named)
+        values = arguments.bind(self.inputs, self.optional, args, named, self.settings.dtype)
         return values, None if rng is None else arguments.as_key(rng)
+
+    def _type_of(self, name: str, value: Any) -> TensorType:
+        """The type that a new value of a parameter has to have: its own, or that of the file."""
+        kept, given = self.types[name], self.spec.types[name]
+        return given if getattr(value, "dtype", None) == given.dtype else kept
 
     @property
     def _mesh(self) -> Mesh | None:

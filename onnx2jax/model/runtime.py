@@ -65,8 +65,9 @@ class Runtime:
     def params(self) -> DeviceParams:
         """The parameters on their devices, except scalars, which are compiled in."""
         values = analysis.parameters(self.spec.graph) | dict(self.spec.changes)
-        types = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in values.items() if np.size(v) != 1}
-        return DeviceParams(types, values.__getitem__, lambda n, v: self.put({n: v})[n])
+        stored, as_stored = self.spec.stored, self.spec.as_stored
+        types = {n: jax.ShapeDtypeStruct(np.shape(v), stored[n].dtype) for n, v in values.items() if np.size(v) != 1}
+        return DeviceParams(types, values.__getitem__, lambda n, v: self.put({n: as_stored(n, v)})[n])
 
     @cached_property
     def constants(self) -> Constants:

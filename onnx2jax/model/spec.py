@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
 
 from ..ir import analysis
+from ..ir.casts import bounded
 from ..ir.graph import Graph, Imported, read_constants
+from ..ir.precision import narrow_parameters
+from ..proto.mapped import load
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
 from ..runtime.interpreter import Settings
@@ -35,7 +39,7 @@ class Spec:
         origin: the file, for ``save``.
         placement: shardings of parameters and inputs over a mesh; None on one device.
         changes: new values of parameters, by name; the others are the file's.
-        types: shape and dtype of each parameter, by name.
+        types: shape and dtype of each parameter in the file, by name.
     """
 
     graph: Graph
@@ -111,6 +115,23 @@ class Spec:
         own = {"settings": self.settings, "placement": self.placement, "changes": dict(self.changes)}
         new = type(self).of(imported, static=fixed, **{**own, **fields})
         return replace(new, changes={n: v for n, v in new.changes.items() if n in new.types})
+
+    @cached_property
+    def stored(self) -> Mapping[str, TensorType]:
+        """Shape and dtype of each parameter as it is kept: weights are in the compute dtype if nothing else is."""
+        dtype = self.settings.dtype
+        narrow = frozenset() if dtype is None else narrow_parameters(self.graph)
+        return {n: TensorType(dtype, t.shape) if dtype and n in narrow else t for n, t in self.types.items()}
+
+    @property
+    def narrow(self) -> frozenset[str]:
+        """The parameters that are kept in the compute dtype."""
+        return frozenset(n for n, t in self.stored.items() if t is not self.types[n])
+
+    def as_stored(self, name: str, value: Any) -> Any:
+        """A value of a parameter in the dtype in which it is kept."""
+        dtype = self.stored[name].dtype
+        return value if value.dtype == dtype else bounded(load(value), dtype).astype(dtype)
 
     @property
     def outputs(self) -> tuple[ValueInfo, ...]:

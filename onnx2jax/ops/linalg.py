@@ -21,9 +21,10 @@ def product(a, b, dtype):
 
 
 @op("MatMul", product=True)
-def matmul(A, B):
+def matmul(A, B, *, wide=False):
     """The product of two (stacks of) matrices, by the rules of numpy.matmul."""
-    return product(A, B, accumulator(A.dtype)).astype(A.dtype)
+    y = product(A, B, accumulator(A.dtype))
+    return y if wide else y.astype(A.dtype)
 
 
 def times(x, factor):
@@ -47,9 +48,10 @@ def gemm_wide(A, B, C, alpha, beta, transA, transB):
 
 
 @op("Gemm", since=7, product=True)
-def gemm(A, B, C=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
+def gemm(A, B, C=None, *, alpha=1.0, beta=1.0, transA=0, transB=0, wide=False):
     """``alpha * A @ B + beta * C``, each matrix transposed on request, C broadcast to the product."""
-    return gemm_wide(A, B, C, alpha, beta, transA, transB).astype(A.dtype)
+    y = gemm_wide(A, B, C, alpha, beta, transA, transB)
+    return y if wide else y.astype(A.dtype)
 
 
 @op("Gemm")
@@ -60,14 +62,17 @@ def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
-@op("Einsum", since=12, product=True, half="float32", limits="the result must keep the dimensions of an ellipsis")
+@op("Einsum", since=12, product=True, limits="the result must keep the dimensions of an ellipsis")
 def einsum(*Inputs, equation):
     """Einstein summation; without ``->`` the output has the indices that appear once, sorted."""
     equation = equation.replace(" ", "")
     terms, arrow, output = equation.partition("->")
     if arrow and "..." in terms and "..." not in output:
         raise ValueError(f"the equation {equation!r} drops the dimensions of its ellipsis; write '->...{output}'")
-    return xp.einsum(equation, *Inputs)
+    dtype, indices = Inputs[0].dtype, terms.replace("...", "").split(",")
+    if len(indices) == 2 and all(len(set(t)) == len(t) for t in indices) and not is_known(Inputs):
+        return jnp.einsum(equation, *Inputs, preferred_element_type=accumulator(dtype)).astype(dtype)
+    return xp.einsum(equation, *map(widen, Inputs)).astype(dtype)
 
 
 @op("Det", since=11, half="float32")

@@ -27,7 +27,19 @@ MayBeEmpty = Annotated[Any, "may be empty"]
 """Marks an input that a node may omit although a required one follows."""
 
 FIXTURES = frozenset(
-    ("rng", "n_outputs", "opset", "max_trips", "derivatives", "compiled", "forward_only", "warn", "once", "shards")
+    (
+        "rng",
+        "n_outputs",
+        "opset",
+        "max_trips",
+        "derivatives",
+        "compiled",
+        "forward_only",
+        "warn",
+        "once",
+        "shards",
+        "wide",
+    )
 )
 """Keyword-only parameters whose arguments the interpreter supplies, to operators that declare them."""
 
@@ -63,7 +75,10 @@ class Traits(TypedDict, total=False):
     Attributes:
         heavy: worth compiling by itself: a convolution, a recurrence, a tree ensemble. Others run in NumPy where a
             model's shapes depend on data.
-        product: a convolution or matrix product: heavy, and computed in ``compute_dtype``.
+        product: a convolution or matrix product: heavy, and computed in ``convert(dtype=)`` and ``compute_dtype``.
+        wide: operands and results stay float32 there: it needs float32's range (powers, exponentials, logarithms) or
+            precision (long sums, norms, losses). See ir/precision.py.
+        exact: inputs that stay float32 there, and what they are computed from: angles, coordinates, scales.
         broadcasts: its inputs broadcast against each other, so their shards must be on the same devices (rule DV-16).
         unsharded: ONNX defines no sharding of it (rule DV-18).
         limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
@@ -71,6 +86,8 @@ class Traits(TypedDict, total=False):
 
     heavy: bool
     product: bool
+    wide: bool
+    exact: tuple[str, ...]
     broadcasts: bool
     unsharded: bool
     limits: str
@@ -98,6 +115,8 @@ class Operator:
     """The replacement, if the operator is deprecated from this opset on; it then has no function."""
     heavy: bool = False
     product: bool = False
+    wide: bool = False
+    exact: tuple[str, ...] = ()
     broadcasts: bool = False
     unsharded: bool = False
     limits: str = ""
@@ -212,6 +231,12 @@ def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None
         if operator.since <= opset:
             return operator
     return None
+
+
+def add_traits(domain: str, name: str, **traits: Unpack[Traits]) -> None:
+    """Set more traits of a registered operator, in all its versions."""
+    key = normal_domain(domain), name
+    _OPERATORS[key] = [dataclasses.replace(v, **traits) for v in _OPERATORS[key]]
 
 
 def mark_built_ins() -> None:

@@ -10,6 +10,7 @@ An Identity node takes 2.5 us in ``evaluate`` and 0.6 us as a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -96,7 +97,7 @@ def _step(node: Node, context: Context) -> Step:
         return _part(node, body)
     operator: Any = node.target
     operator.check_choices(node.attributes)
-    function = operator.function
+    function = operator.function if node.casts is None else partial(node.casts.call, operator.function)
     attributes = {**fixtures(node, operator, {}, context), **node.attributes}
     inputs, outputs = node.inputs, node.outputs
     only = outputs[0] if len(outputs) == 1 else ""

@@ -61,6 +61,8 @@ class Settings:
     """Whether passes rewrite programs before XLA compiles them (see runtime/cpu)."""
     skip: frozenset[str] = frozenset()
     """Passes that do not run (see runtime/cpu/pipeline.py)."""
+    dtype: np.dtype | None = None
+    """The type in which float32 is computed, bfloat16 or float16; None for float32 (see ir/precision.py)."""
     annotate: bool = field(default=False, compare=False)
     """Whether profiles also name host nodes, at 1 to 2 us each."""
     cache_dir: Path | None = field(default=None, compare=False)
@@ -224,13 +226,16 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
         closed = partial(Closure, scope=scope, context=context)
         attributes = {name: with_graphs(value, closed) for name, value in _actual(node, context)}
     if isinstance(node.target, Function):
-        return _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
+        results = _call_function(node.target, values, attributes, replace(context, rng=_fold(context.rng, node)))
+        return results if node.casts is None else node.casts.results(results)
     assert node.target is not None and node.target.function is not None
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
         values = [_known(node, node.target, i, v, context) for i, v in enumerate(values)]
     if node.target.fixtures:
         attributes = {**fixtures(node, node.target, scope, context), **attributes}
+    if node.casts is not None:
+        return node.casts.call(node.target.function, *values, **attributes)
     return node.target.function(*values, **attributes)
 
 
@@ -313,6 +318,7 @@ _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "forward_only": lambda node, *_: partial(forward_only, node),
     "once": lambda node, *_: partial(_once, _made.setdefault(node, {}) if node.is_plain else None),
     "shards": _shards,
+    "wide": lambda node, *_: node.casts is not None and node.casts.result == np.float32,
     "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
     "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
 }

@@ -86,7 +86,7 @@ class Objective:
         model = self.model
         names = {v.name for v in model.inputs} | model.optional.keys()
         feeds = completed(self.decoder, {n: v for n, v in batch.items() if n in names})
-        values = arguments.bind(model.inputs, model.optional, (), feeds) | dict(model.static)
+        values = arguments.bind(model.inputs, model.optional, (), feeds, self.settings.dtype) | dict(model.static)
         own = {n: v.astype(self.dtypes[n]) for n, v in (params | stats).items()}
         results = self._results(graph, values, frozen, own, key)
         count = len(self.form.plain.outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -29,7 +30,11 @@ def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> 
 
 
 def bind(
-    inputs: Sequence[ValueInfo], optional: Mapping[str, ValueInfo], args: Sequence[Any], named: Mapping[str, Any]
+    inputs: Sequence[ValueInfo],
+    optional: Mapping[str, ValueInfo],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    narrow: np.dtype | None = None,
 ) -> dict[str, Any]:
     """Arguments by input name, checked.
 
@@ -38,6 +43,7 @@ def bind(
         optional: inputs that have a default, by name; they can be given by name only.
         args: positional arguments.
         named: arguments by name.
+        narrow: a type that arrays for float32 inputs may have, too.
 
     Raises:
         InputNameError, InputTypeError, InputShapeError: the arguments do not match the inputs.
@@ -63,7 +69,15 @@ def bind(
         raise mismatch(f"input{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))} not given")
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
-    return {name: _checked(declared[name], value, extents) for name, value in given.items()}
+    return {name: _checked(_given_as(declared[name], value, narrow), value, extents) for name, value in given.items()}
+
+
+def _given_as(declared: ValueInfo, value: Any, narrow: np.dtype | None) -> ValueInfo:
+    """The declaration of a float32 input that is given in the narrow type: as declared, but of that type."""
+    kind = declared.type
+    if narrow is None or not isinstance(kind, TensorType) or kind.dtype != np.float32:
+        return declared
+    return replace(declared, type=replace(kind, dtype=narrow)) if getattr(value, "dtype", None) == narrow else declared
 
 
 def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]]) -> Any:

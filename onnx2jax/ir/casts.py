@@ -1,0 +1,78 @@
+"""Casts around an operator in a model that computes in bfloat16 or float16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..ops.arrays import is_known
+
+WIDE: Final = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Casts:
+    """Casts of float32 values, and of those in the compute dtype; values of any other type are left unchanged.
+
+    Attributes:
+        dtype: the compute dtype.
+        operand: dtype of the operands; None for float32 where one of them is float32, the compute dtype otherwise.
+        result: dtype of the results.
+        kept: positions of operands that are never cast.
+        bounded: positions of operands to which ``bounded`` applies.
+    """
+
+    dtype: np.dtype
+    operand: np.dtype | None
+    result: np.dtype
+    kept: frozenset[int] = frozenset()
+    bounded: frozenset[int] = frozenset()
+
+    def call(self, function: Callable[..., Any], *values: Any, **attributes: Any) -> Any:
+        """What the operator returns for operands cast, cast to ``result``."""
+        operand = self.operand
+        if operand is None:
+            types = {v.dtype for i, v in enumerate(values) if i not in self.kept and hasattr(v, "dtype")}
+            operand = WIDE if WIDE in types else self.dtype
+        return self.results(function(*(self._operand(i, v, operand) for i, v in enumerate(values)), **attributes))
+
+    def results(self, returned: Any) -> Any:
+        """The results of a node, cast to ``result``."""
+        return tuple(map(self._result, returned)) if isinstance(returned, tuple) else self._result(returned)
+
+    def _operand(self, position: int, value: Any, dtype: np.dtype) -> Any:
+        if position in self.kept:
+            return value
+        if position in self.bounded and getattr(value, "dtype", None) == WIDE:
+            value = bounded(value, self.dtype)
+        return self._cast(value, dtype)
+
+    def _result(self, value: Any) -> Any:
+        return self._cast(value, self.result)
+
+    def _cast(self, value: Any, dtype: np.dtype) -> Any:
+        if isinstance(value, list):
+            return [self._cast(v, dtype) for v in value]
+        other = self.dtype if dtype == WIDE else WIDE
+        return value.astype(dtype) if getattr(value, "dtype", None) == other else value
+
+
+def bounded(value: Any, dtype: Any) -> Any:
+    """A float32 value with finite numbers beyond the range of ``dtype`` replaced by a quarter of its greatest one.
+
+    Such numbers are masks, the most negative of float32 or -1e9. As infinities they would turn into NaN in a softmax
+    over nothing else; at a quarter of the range several of them can be added.
+
+    >>> bounded(np.array([1.5, -1e9, -np.inf], np.float32), np.float16)
+    array([ 1.5e+00, -1.6376e+04, -inf], dtype=float32)
+    """
+    limit, size = float(jnp.finfo(dtype).max), abs(value)
+    beyond = (size > limit) & (size < np.inf)
+    if is_known(value):
+        return np.where(beyond, np.copysign(np.float32(limit / 4), value), value)
+    return lax.select(beyond, lax.sign(value) * np.float32(limit / 4), value)

@@ -1,0 +1,52 @@
+"""Which operators need float32 where a model computes in bfloat16 or float16: one table, of traits of operators.
+
+Operators of a user's own say it where they are registered: ``op("Norm", domain="com.example", wide=True)``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..ops.registry import add_traits
+
+WIDE: Final = {
+    "": """
+        Cosh CumProd CumSum DFT Det DynamicQuantizeLinear Erf Exp GroupNormalization InstanceNormalization LRN
+        LayerNormalization Log LogSoftmax LpNormalization LpPool GlobalLpPool MeanVarianceNormalization
+        NegativeLogLikelihoodLoss Pow RMSNormalization Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
+        ReduceMean ReduceProd ReduceSum ReduceSumSquare STFT SimplifiedLayerNormalization Sinh Softmax
+        SoftmaxCrossEntropyLoss Softplus Sqrt Tanh""",
+    "ai.onnx.ml": """
+        ArrayFeatureExtractor Binarizer FeatureVectorizer Imputer LinearClassifier LinearRegressor Normalizer
+        OneHotEncoder SVMClassifier SVMRegressor Scaler TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor""",
+    "com.microsoft": """
+        BiasSoftmax BranchwiseRMSNorm CDist GatedRMSNorm GroupNorm Irfft Rfft SampleOp Sampling
+        SimplifiedLayerNormalization SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization""",
+}
+"""Operators by domain whose operands and results are float32: norms, long sums, losses, exponentials and logarithms."""
+
+EXACT: Final = {
+    ("", "Cos"): ("input",),
+    ("", "DequantizeLinear"): ("x_scale",),
+    ("", "GridSample"): ("grid",),
+    ("", "MaxRoiPool"): ("rois",),
+    ("", "NonMaxSuppression"): ("boxes", "scores"),
+    ("", "QuantizeLinear"): ("y_scale",),
+    ("", "RoiAlign"): ("rois",),
+    ("", "Sin"): ("input",),
+    ("", "Tan"): ("input",),
+    ("com.microsoft", "CropAndResize"): ("rois", "crop_size"),
+    ("com.microsoft", "GatherBlockQuantized"): ("scales",),
+    ("com.microsoft", "GridSample"): ("Grid",),
+    ("com.microsoft", "MatMulNBits"): ("scales",),
+}
+"""Inputs that stay float32, with what they are computed from: angles, coordinates, scales of quantisation.
+
+So do all inputs whose values decide shapes (``Static``) and what is cast to an integer.
+"""
+
+for _domain, _names in WIDE.items():
+    for _name in _names.split():
+        add_traits(_domain, _name, wide=True)
+for (_domain, _name), _inputs in EXACT.items():
+    add_traits(_domain, _name, exact=_inputs)

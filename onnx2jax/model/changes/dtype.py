@@ -1,0 +1,56 @@
+"""A float32 model computed in bfloat16 or float16: ``convert(..., dtype="bfloat16")``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...errors import InputTypeError
+from ...ir.graph import Graph, Imported
+from ...ir.precision import narrowed
+from ...ops.arrays import HALF
+from ...proto.types import TensorType, ValueInfo
+
+OUTPUTS: Final = ("declared", "compute")
+
+
+def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
+    """The type in which a model computes; None for the types of its file.
+
+    Raises:
+        InputTypeError: it is another type, or ``outputs`` is neither "declared" nor "compute".
+    """
+    if outputs not in OUTPUTS:
+        raise InputTypeError(f"outputs is {outputs!r}; outputs come in the types 'declared' or in that of 'compute'")
+    try:
+        found = None if dtype is None else np.dtype(jnp.dtype(dtype))
+    except TypeError:
+        found = np.dtype(object)
+    if found is None or found == np.float32:
+        return None
+    if found not in HALF:
+        raise InputTypeError(f"dtype is {dtype!r}; a model computes in 'bfloat16', 'float16' or 'float32'")
+    return found
+
+
+def with_dtype(imported: Imported, dtype: np.dtype, outputs: bool) -> Imported:
+    """The model computed in ``dtype``, and its float32 outputs declared in it where ``outputs`` is set."""
+    graph = imported.graph
+    if outputs:
+        graph = with_declared(graph, [v.name for v in graph.outputs], dtype)
+    return replace(imported, graph=narrowed(graph, dtype))
+
+
+def with_declared(graph: Graph, names: list[str], dtype: np.dtype) -> Graph:
+    """The graph with some of its float32 inputs and outputs declared in ``dtype``."""
+
+    def declared(info: ValueInfo) -> ValueInfo:
+        kind = info.type
+        if info.name not in names or not isinstance(kind, TensorType) or kind.dtype != np.float32:
+            return info
+        return replace(info, type=replace(kind, dtype=dtype))
+
+    return replace(graph, inputs=tuple(map(declared, graph.inputs)), outputs=tuple(map(declared, graph.outputs)))

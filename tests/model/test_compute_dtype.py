@@ -1,0 +1,382 @@
+"""convert(..., dtype="bfloat16"): what is computed in it, what stays float32, and where models of such a type go."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import PartitionSpec
+
+import onnx2jax
+from benchmarks.accuracy import accuracy
+from onnx2jax.errors import InputTypeError, UnsupportedError
+from onnx2jax.ir.precision import narrow_parameters
+from onnx2jax.model.model import Model
+from tests.support.helpers import mesh
+from tests.support.models import mlp, text_model
+
+DTYPES = ("bfloat16", "float16")
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3, 4)).astype(np.float32)
+
+
+def weights(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def primitives(model: Model, *args: Any) -> list[Any]:
+    """The equations of a model's program, those inside other programs included."""
+    found = []
+
+    def visit(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            found.append(equation)
+            for inner in jaxprs_in_params(equation.params):
+                visit(inner)
+
+    visit(jax.make_jaxpr(lambda p, *a: model.apply(p, *a))(model.params, *args).jaxpr)
+    return found
+
+
+def types_of(model: Model, name: str, *args: Any) -> list[tuple[Any, ...]]:
+    """Of each equation of a primitive the types of its operands, and of its result."""
+    return [
+        (*(str(v.aval.dtype) for v in e.invars), str(e.outvars[0].aval.dtype))
+        for e in primitives(model, *args)
+        if e.primitive.name == name
+    ]
+
+
+NORM = """agraph (float[b,4] x) => (float[b,4] y) {
+    h = MatMul(x, w)
+    r = Add(h, x)
+    mean = ReduceMean<axes = [1]>(r)
+    centred = Sub(r, mean)
+    two = Constant<value_float = 2.0>()
+    square = Pow(centred, two)
+    variance = ReduceMean<axes = [1]>(square)
+    epsilon = Constant<value_float = 1e-6>()
+    shifted = Add(variance, epsilon)
+    deviation = Sqrt(shifted)
+    normal = Div(centred, deviation)
+    s = MatMul(normal, w)
+    y = MatMul(s, w)
+}"""
+
+
+def norm() -> onnx.ModelProto:
+    proto = text_model(NORM, w=weights(4, 4))
+    proto.opset_import[0].version = 13
+    return proto
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_read_the_compute_dtype_and_accumulate_in_float32(dtype: str) -> None:
+    model = onnx2jax.convert(norm(), dtype=dtype)
+    assert types_of(model, "dot_general", X) == [(dtype, dtype, "float32")] * 3
+
+
+def test_a_decomposed_norm_is_computed_in_float32() -> None:
+    """In float16 squares would overflow from 256 on, and the epsilon would be zero."""
+    x, proto = X * 2000, norm()
+    expected = onnx2jax.convert(proto).run(None, {"x": x})
+    model = onnx2jax.convert(proto, dtype="float16")
+    assert accuracy(expected, model.run(None, {"x": x})).largest < 5e-3
+    assert set(types_of(model, "integer_pow", X)) == {("float32", "float32")}
+    assert set(types_of(model, "sqrt", X)) == {("float32", "float32")}
+
+
+def test_weights_are_kept_in_the_compute_dtype_and_norms_in_float32() -> None:
+    model = onnx2jax.convert(onnx2jax.demo_model(), dtype="bfloat16")
+    kinds = {n: str(v.dtype) for n, v in model.params.items()}
+    assert {k for n, k in kinds.items() if n.startswith(("conv", "fc"))} == {"bfloat16"}
+    assert {k for n, k in kinds.items() if n.startswith("bn")} == {"float32"}
+    assert {n: str(v.dtype) for n, v in model.weights.items()} == kinds
+    assert narrow_parameters(model.graph) == {n for n, k in kinds.items() if k == "bfloat16"}
+
+
+def test_a_table_read_by_rows_is_kept_in_the_compute_dtype() -> None:
+    text = """agraph (int64[b] i) => (float[b,4] y) {
+        h = Gather(table, i)
+        turned = Transpose<perm = [1, 0]>(table)
+        logits = MatMul(h, turned)
+        y = MatMul(logits, table)
+    }"""
+    model = onnx2jax.convert(text_model(text, table=weights(8, 4)), dtype="bfloat16")
+    assert model.params["table"].dtype == jnp.bfloat16
+    assert model(np.array([1, 7])).shape == (2, 4)
+
+
+ROTARY = """agraph (int64[s] positions, float[s,8] x) => (float[s,8] y) {
+    column = Unsqueeze(positions, one)
+    floats = Cast<to = 1>(column)
+    angles = MatMul(floats, frequencies)
+    c = Cos(angles)
+    h = MatMul(x, w)
+    y = Mul(h, c)
+}"""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_positions_beyond_256_are_exact(dtype: str) -> None:
+    constants = {"one": np.array([1]), "frequencies": weights(1, 8), "w": np.eye(8, dtype=np.float32)}
+    model = onnx2jax.convert(text_model(ROTARY, **constants), dtype=dtype)
+    assert model.params["frequencies"].dtype == np.float32
+    positions, x = np.array([3, 257, 4099]), np.ones((3, 8), np.float32)
+    expected = np.cos(positions[:, None].astype(np.float32) * constants["frequencies"])
+    np.testing.assert_allclose(model(positions, x), expected, atol=1e-2)
+
+
+def test_integers_are_untouched() -> None:
+    text = """agraph (int64[n] i, float[n,4] x) => (int64[n] y, int64[n] top) {
+        big = Constant<value_int = 16777217>()
+        y = Add(i, big)
+        h = MatMul(x, w)
+        top = ArgMax<axis = 1, keepdims = 0>(h)
+    }"""
+    model = onnx2jax.convert(text_model(text, w=weights(4, 4)), dtype="bfloat16")
+    y, top = model.run(None, {"i": np.array([2**40, 1, 2]), "x": X})
+    assert y.dtype == top.dtype == np.int64
+    assert y.tolist() == [2**40 + 16777217, 16777218, 16777219]
+
+
+ATTENTION = """agraph (float[s,4] q, float[s,4] k, float[s,4] v, {mask}) => (float[s,4] y) {
+    turned = Transpose<perm = [1, 0]>(k)
+    scores = MatMul(q, turned)
+    {steps}
+    p = Softmax<axis = -1>(masked)
+    y = MatMul(p, v)
+}"""
+MASKS = {
+    "added twice": (
+        "bool[s,s] mask",
+        """floats = Cast<to = 1>(mask)
+        one = Constant<value_float = 1.0>()
+        kept = Sub(one, floats)
+        least = Constant<value_float = -1e9>()
+        bias = Mul(kept, least)
+        once = Add(scores, bias)
+        copied = Identity(once)
+        masked = Add(copied, bias)""",
+    ),
+    "an input": ("float[s,s] mask", "masked = Add(scores, mask)"),
+    "chosen": (
+        "bool[s,s] mask",
+        """least = Constant<value_float = -1e9>()
+        masked = Where(mask, scores, least)""",
+    ),
+    "read by two": (
+        "float[s,s] mask",
+        """summed = Add(scores, mask)
+        highest = ReduceMax<axes = [1]>(summed)
+        masked = Sub(summed, highest)""",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_give_no_nan(kind: str, dtype: str) -> None:
+    """A row of the mask is all masked; infinities there would be NaN."""
+    declared, steps = MASKS[kind]
+    proto = text_model(ATTENTION.replace("{mask}", declared).replace("{steps}", steps))
+    proto.opset_import[0].version = 13
+    mask = np.tril(np.ones((3, 3), bool))
+    mask[0] = False
+    given = mask if "bool" in declared else np.where(mask, 0, -3e38).astype(np.float32)
+    expected = onnx2jax.convert(proto)(X, X * 3, X, given)
+    y = onnx2jax.convert(proto, dtype=dtype)(X, X * 3, X, given)
+    assert np.isfinite(y).all()
+    np.testing.assert_allclose(y[1:], expected[1:], atol=0.05)
+
+
+def test_softmax_is_computed_in_float32() -> None:
+    declared, steps = MASKS["an input"]
+    proto = text_model(ATTENTION.replace("{mask}", declared).replace("{steps}", steps))
+    model = onnx2jax.convert(proto, dtype="bfloat16")
+    args = X, X, X, np.zeros((3, 3), np.float32)
+    assert types_of(model, "exp", *args) == [("float32", "float32")]
+    assert types_of(model, "dot_general", *args)[1] == ("bfloat16", "bfloat16", "float32")
+
+
+def test_outputs_and_inputs_come_in_either_type() -> None:
+    plain, model = onnx2jax.convert(mlp()), onnx2jax.convert(mlp(), dtype="bfloat16")
+    narrow = onnx2jax.convert(mlp(), dtype="bfloat16", outputs="compute")
+    assert [m.outputs[0].type.dtype for m in (model, narrow)] == [np.float32, jnp.bfloat16]  # type: ignore[union-attr]
+    for m in (model, narrow):
+        for x in (X, X.astype(jnp.bfloat16), jnp.asarray(X)):
+            y = m(x)
+            assert y.dtype == m.outputs[0].type.dtype  # type: ignore[union-attr]
+            np.testing.assert_allclose(y.astype(np.float32), plain(X), atol=0.2)
+            assert m.run(None, {"x": x})[0].dtype == y.dtype
+    with pytest.raises(InputTypeError, match="nothing is cast silently"):
+        model(X.astype(np.float16))
+
+
+def test_float64_stays() -> None:
+    text = """agraph (double[b,4] x) => (double[b,4] y) {
+        y = MatMul(x, w)
+    }"""
+    proto = text_model(text, w=weights(4, 4).astype(np.float64))
+    x = X.astype(np.float64)
+    model = onnx2jax.convert(proto, dtype="bfloat16")
+    np.testing.assert_array_equal(model(x), onnx2jax.convert(proto)(x))
+
+
+def test_overflow_in_float16_is_not_hidden() -> None:
+    """Activations beyond 65504 become infinite, and values() tells where first."""
+    model = onnx2jax.convert(mlp(), dtype="float16")
+    large = X * 1e5
+    assert not np.isfinite(model(X * 1e5)).all()
+    found = model.values(large)
+    assert next(n for n, v in found.items() if not np.isfinite(v.astype(np.float32)).all()) == "h"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_transformations(dtype: str) -> None:
+    plain, model = onnx2jax.convert(mlp()), onnx2jax.convert(mlp(), dtype=dtype)
+
+    def loss(m: Model, params: Any) -> Any:
+        return (m.apply(params, X) ** 2).sum()
+
+    expected = jax.grad(lambda p: loss(plain, p))(plain.params)
+    for params in (plain.params, model.params):  # float32 masters, or the model's own
+        found = jax.jit(jax.grad(lambda p: loss(model, p)))(params)
+        assert [v.dtype for v in found.values()] == [v.dtype for v in params.values()]
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name].astype(np.float32), value, atol=0.05 * abs(value).max())
+    rows = jax.vmap(lambda x: model.apply(model.params, x[None])[0])(X)
+    np.testing.assert_allclose(rows, model(X), atol=1e-2)
+
+
+def test_a_mesh_shards_the_weights_of_the_compute_dtype() -> None:
+    with_mesh = onnx2jax.convert(
+        mlp(), dtype="bfloat16", mesh=mesh(data=2), shardings={"w1": PartitionSpec(None, "data")}
+    )
+    assert with_mesh.weights["w1"].dtype == jnp.bfloat16
+    assert with_mesh.weights["w1"].sharding.spec == PartitionSpec(None, "data")
+    x = np.concatenate([X, X])
+    np.testing.assert_allclose(with_mesh(x), onnx2jax.convert(mlp(), dtype="bfloat16")(x), atol=1e-2)
+
+
+def test_save_writes_float32(tmp_path: Path) -> None:
+    model = onnx2jax.convert(mlp(), dtype="bfloat16")
+    kept = onnx2jax.convert(onnx2jax.save(model, tmp_path / "same.onnx"))
+    assert all((kept.params[n] == v).all() for n, v in onnx2jax.convert(mlp()).params.items())
+    master = RNG.normal(size=(4, 8)).astype(np.float32)
+    changed = model.with_params({"w1": master, "w2": model.params["w2"] * 2})
+    assert changed.params["w1"].dtype == changed.params["w2"].dtype == jnp.bfloat16
+    saved = onnx2jax.convert(onnx2jax.save(changed, tmp_path / "changed.onnx"))
+    np.testing.assert_array_equal(saved.params["w1"], master)
+    np.testing.assert_array_equal(saved.params["w2"], changed.params["w2"].astype(np.float32))
+    np.testing.assert_allclose(changed(X), saved(X), atol=0.3)
+
+
+def test_export_holds_weights_of_the_compute_dtype(tmp_path: Path) -> None:
+    model = onnx2jax.convert(mlp(), dtype="bfloat16")
+    again = onnx2jax.load_exported(model.export(tmp_path / "out", platforms=["cpu"]))
+    np.testing.assert_allclose(again(X), model(X), atol=1e-2)
+    assert again.params["w1"].dtype == jnp.bfloat16
+
+
+def test_pickle_keeps_the_type() -> None:
+    model = onnx2jax.convert(mlp(), dtype="bfloat16")
+    again = pickle.loads(pickle.dumps(model))
+    assert again.settings.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(again(X), model(X))
+
+
+def test_programs_of_different_types_are_kept_apart(tmp_path: Path) -> None:
+    results = [onnx2jax.convert(mlp(), dtype=d, cache_dir=tmp_path)(X) for d in (None, *DTYPES) * 2]
+    assert not np.array_equal(results[0], results[1])
+    assert not np.array_equal(results[1], results[2])
+    for first, again in zip(results[:3], results[3:], strict=True):
+        np.testing.assert_array_equal(first, again)
+    assert len(list(tmp_path.glob("*.program"))) in (0, 3)  # several devices keep none
+
+
+LOOP = """agraph (float[4] x, int64 n) => (float[4] y) {
+    go = Constant<value_int = 1>()
+    truth = Cast<to = 9>(go)
+    row = Unsqueeze(x, zero)
+    start = MatMul(row, w)
+    last, every = Loop(n, truth, start) <
+    body = b (int64 i, bool c, float[1,4] s) => (bool again, float[1,4] t, float[1,4] s) {
+        again = Identity(c)
+        moved = MatMul(s, w)
+        t = Add(s, moved)
+    }>
+    y = ReduceSum<keepdims = 0>(last, zero)
+}"""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_of_loops_are_float32(dtype: str) -> None:
+    proto = text_model(LOOP, w=weights(4, 4) / 4, zero=np.array([0]))
+    n = np.array(5)
+    expected = onnx2jax.convert(proto)(X[0], n)
+    model = onnx2jax.convert(proto, dtype=dtype)
+    assert accuracy([np.asarray(expected)], [np.asarray(model(X[0], n))]).largest < 2e-2
+    assert model.params["w"].dtype == dtype
+
+
+def test_branches_and_functions() -> None:
+    text = """agraph (float[b,4] x, bool c) => (float[b,4] y) {
+        h = l.linear(x, w)
+        chosen = If(c) <then_branch = t () => (float[b,4] a) { a = MatMul(h, w) },
+                        else_branch = e () => (float[b,4] h) { }>
+        y = l.linear(chosen, w)
+    }
+    <opset_import: ["" : 21], domain: "l">
+    linear (v, weight) => (z) {
+        m = MatMul(v, weight)
+        z = Relu(m)
+    }"""
+    proto = text_model(text, w=weights(4, 4))
+    plain, model = onnx2jax.convert(proto), onnx2jax.convert(proto, dtype="bfloat16")
+    assert model.params["w"].dtype == jnp.bfloat16
+    for choice in (True, False):
+        c = np.array(choice)
+        assert accuracy([plain.run(None, {"x": X, "c": c})[0]], [model.run(None, {"x": X, "c": c})[0]]).largest < 2e-2
+        traced = jax.jit(lambda c: model.apply(model.params, X, c))(c)
+        np.testing.assert_allclose(traced, model(X, c), atol=1e-2)
+
+
+def test_the_demo_model_classifies_alike() -> None:
+    x = RNG.normal(size=(64, 1, 8, 8)).astype(np.float32)
+    plain = onnx2jax.convert(onnx2jax.demo_model()).run(None, {"image": x})
+    for dtype, limit in zip(DTYPES, (2e-2, 2e-3), strict=True):
+        found = accuracy(plain, onnx2jax.convert(onnx2jax.demo_model(), dtype=dtype).run(None, {"image": x}))
+        assert found.largest < limit
+        assert found.agreement is not None and found.agreement > 0.9
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"dtype": "int8"}, "bfloat16"), ({"dtype": "nothing"}, "bfloat16"), ({"outputs": "float16"}, "declared")],
+)
+def test_other_types_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputTypeError, match=match):
+        onnx2jax.convert(mlp(), **options)
+
+
+def test_float32_is_the_file_as_it_is() -> None:
+    assert onnx2jax.convert(mlp(), dtype="float32").settings.dtype is None
+
+
+def test_graphs_that_differentiate_are_refused() -> None:
+    text = """agraph (float[4] x) => (float[4] g) {
+        y = Mul(x, x)
+        g = ai.onnx.preview.training.Gradient<xs = ["x"], y = "y">(x)
+    }"""
+    proto = text_model(text)
+    proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.preview.training", 1))
+    with pytest.raises(UnsupportedError, match="dtype"):
+        onnx2jax.convert(proto, dtype="bfloat16")
