@@ -1,4 +1,4 @@
-"""Write docs/operators.md: what serves each operator, in which types, where it runs, its gradient, its limits.
+"""Write docs/operators.md: each supported operator, in which types, where it runs, its gradient, its limits.
 
 python -m docs.make_operators
 """
@@ -97,17 +97,17 @@ MISSING = {
     "Mamba2Verify": "for one GPU runtime, with heads of 64 and states of 128 alone; no CPU kernel to compare with",
     **dict.fromkeys(["PackedSparseAttentionIndexer", "SparseAttentionIndexer", "SparsePagedAttention"], _SELECTING),
 }
-"""Operators of com.microsoft in onnxruntime's schemas that nothing serves, with the reason."""
+"""Operators of com.microsoft in onnxruntime's schemas that are unsupported, with the reason."""
 
 INTRODUCTION = """\
 <!-- Written by `make docs`; tests/ops/test_operator_docs.py holds it to the code. -->
 
 # Operators
 
-What `onnx2jax` serves, from the registrations themselves, ONNX's schemas ({onnx}) and the tables of the tests.
+The supported operators, from the registrations themselves, ONNX's schemas ({onnx}) and the tables of the tests.
 
-- **Since**: the opsets at which the *meaning* changes here; the newest one not above the model's opset serves.
-  **Versions**: the schema's versions, all of them served. (-) is a version in which the operator is deprecated.
+- **Since**: the opsets at which the *meaning* changes here; the newest one not above the model's opset applies.
+  **Versions**: the schema's versions, all of them supported. (-) is a version in which the operator is deprecated.
 - **Types**: the element types that the newest schema allows for the tensors it is called on, less those that are left
   out here. `float` is float16, bfloat16, float32 and float64; `int` int8 to int64; `uint` uint8 to uint64; `float8`
   the four kinds but e8m0; `int2/4` int2, uint2, int4 and uint4. `tests/ops/test_element_types.py` runs the operators of
@@ -220,16 +220,16 @@ def folding() -> frozenset[tuple[str, str]]:
 
 
 def own() -> dict[str, dict[str, tuple[int, ...]]]:
-    """What the package itself serves; a user of the same process may have added domains."""
+    """The package's own operators; a user of the same process may have added others."""
     domains = (*binding.NEWEST, "com.microsoft", PADDED)
     return {domain: onnx2jax.supported()[domain] for domain in domains}
 
 
-def _missing(served: Collection[str]) -> str:
-    """What is not served, by reason."""
+def _missing(supported: Collection[str]) -> str:
+    """The unsupported operators, by reason."""
     reasons = defaultdict(list)
     for name, why in sorted(MISSING.items()):
-        if name not in served:
+        if name not in supported:
             reasons[why].append(f"`{name}`")
     return "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
 

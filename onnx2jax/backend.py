@@ -23,13 +23,13 @@ from .proto.dtypes import to_code
 from .proto.messages import ModelProto, NodeProto
 
 NEWEST: Final = 28
-"""The opset of single nodes, when ``opset_version`` is not given."""
+"""The default ``opset_version`` of single nodes."""
 PLATFORMS: Final = {"CPU": "cpu", "CUDA": "gpu", "GPU": "gpu", "TPU": "tpu"}
 """JAX's names for ONNX's devices."""
 
 
 class PreparedModel:
-    """A model on a device. Made by ``prepare``.
+    """A model on a device, returned by ``prepare``.
 
     Attributes:
         model: the Model.
@@ -66,28 +66,28 @@ def is_compatible(model: Any, device: str = "CPU", **_: Any) -> bool:
     return True
 
 
-def prepare(model: Any, device: str = "CPU", **told: Any) -> PreparedModel:
+def prepare(model: Any, device: str = "CPU", **options: Any) -> PreparedModel:
     """A model prepared for a device.
 
     Args:
         model: what ``onnx2jax.convert`` takes.
         device: "CPU", "CUDA" or "TPU", with a number behind a colon if there are several.
-        **told: keywords of ``onnx2jax.convert``.
+        **options: keywords of ``onnx2jax.convert``.
 
     Raises:
         UnsupportedError: JAX has no such device, or some operators are unsupported.
         ModelError: the model is invalid.
     """
-    return PreparedModel(convert(model, **told), _device(device))
+    return PreparedModel(convert(model, **options), _device(device))
 
 
-def run_model(model: Any, inputs: Any, device: str = "CPU", **told: Any) -> tuple[Any, ...]:
-    """The outputs of a model: ``prepare``, and ``run``."""
-    return prepare(model, device, **told).run(inputs)
+def run_model(model: Any, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
+    """The outputs of a model: ``prepare`` followed by ``run``."""
+    return prepare(model, device, **options).run(inputs)
 
 
 def run_node(
-    node: Any, inputs: Sequence[Any], device: str = "CPU", outputs_info: Any = None, **told: Any
+    node: Any, inputs: Sequence[Any], device: str = "CPU", outputs_info: Any = None, **options: Any
 ) -> tuple[Any, ...]:
     """The outputs of a single node.
 
@@ -95,8 +95,8 @@ def run_node(
         node: a NodeProto.
         inputs: arrays for those of its inputs that have a name, in order.
         device: as for ``prepare``.
-        outputs_info: not needed, types follow from the inputs.
-        **told: ``opset_version``, and keywords of ``onnx2jax.convert``.
+        outputs_info: ignored; types are inferred from the inputs.
+        **options: ``opset_version``, and keywords of ``onnx2jax.convert``.
 
     >>> from onnx import helper
     >>> import numpy as np, onnx2jax
@@ -105,7 +105,7 @@ def run_node(
     """
     del outputs_info
     message = ModelProto(ir_version=10)
-    message.opset_import.add(domain="", version=told.pop("opset_version", NEWEST))
+    message.opset_import.add(domain="", version=options.pop("opset_version", NEWEST))
     copied = NodeProto.FromString(node.SerializeToString())
     if copied.domain:
         message.opset_import.add(domain=copied.domain, version=1)
@@ -116,7 +116,7 @@ def run_node(
         message.graph.input.add(name=name).type.tensor_type.elem_type = to_code(np.asarray(value).dtype)
     for name in filter(None, copied.output):
         message.graph.output.add(name=name)
-    return run_model(message.SerializeToString(), dict(zip(names, inputs, strict=True)), device, **told)
+    return run_model(message.SerializeToString(), dict(zip(names, inputs, strict=True)), device, **options)
 
 
 def supports_device(device: str) -> bool:

@@ -32,17 +32,17 @@ class Samples(NamedTuple):
 
 
 class Timings(NamedTuple):
-    """Seconds for each step on the way from a file to numbers."""
+    """Seconds of each step from the file to results."""
 
     convert: float
     trace: float
     compile: float
     steady: float
-    """Median of a hundred calls with the whole batch."""
+    """Median of a hundred calls with the full batch."""
 
 
 class Findings(NamedTuple):
-    """What the demo computes, before anything is drawn."""
+    """The results of the demo."""
 
     samples: Samples
     probabilities: np.ndarray
@@ -61,7 +61,7 @@ class Findings(NamedTuple):
 
 
 def compute() -> Findings:
-    """Everything the demo shows: outputs, times, a gradient with its check, and a vmap."""
+    """Compute the demo's results: outputs, times, a gradient with its check, and a vmap."""
     samples = Samples(**demo_samples())
     model, convert_s = _timed(lambda: convert(demo_model()))
     traced, trace_s = _timed(lambda: jax.jit(model.apply).trace(model.params, samples.images))
@@ -78,7 +78,7 @@ def compute() -> Findings:
 
     pixel = np.unravel_index(np.abs(saliency[0]).argmax(), saliency[0].shape)
     width = 1e-3
-    nudged = np.repeat(samples.images[:1], len(samples.images), axis=0)  # the batch that is compiled already
+    nudged = np.repeat(samples.images[:1], len(samples.images), axis=0)  # reuses the compiled batch size
     nudged[(0, *pixel)] += width
     nudged[(1, *pixel)] -= width
     above, below = np.asarray(compiled(model.params, nudged))[:2, predictions[0]]
@@ -95,7 +95,7 @@ def compute() -> Findings:
 
 
 def draw(found: Findings, path: Path) -> None:
-    """Write a picture: each image with its prediction, and beside it the pixels that support or oppose it."""
+    """Write a picture of each image with its prediction, and the pixels that support or oppose it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -117,7 +117,7 @@ def draw(found: Findings, path: Path) -> None:
 
 
 def show(found: Findings, console: Console) -> None:
-    """Print the samples, and below them the numbers."""
+    """Print the samples, then the numbers."""
     half = len(found.samples.labels) // 2
     for row in (range(half), range(half, 2 * half)):
         console.print(_gallery(found, row, colour=console.color_system is not None))
@@ -141,7 +141,7 @@ def _gallery(found: Findings, row: range, colour: bool) -> Table:
 
 
 def _half_blocks(image: np.ndarray, colour: bool) -> Text:
-    """Two pixels a character: its upper half in the foreground's grey, its lower half in the background's."""
+    """Two pixels per character: the upper in the foreground colour, the lower in the background colour."""
     from rich.text import Text
 
     def cell(top: float, bottom: float) -> tuple[str, str]:
@@ -180,7 +180,7 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def run(picture: Path, working: AbstractContextManager[Any] | None = None) -> int:
-    """Compute, within ``working``, print and draw; the exit status is 1 when an extra is missing."""
+    """Compute, within ``working``, print and draw; the exit status is 1 if an extra is missing."""
     try:
         import matplotlib  # noqa: F401
         from rich.console import Console
@@ -196,7 +196,7 @@ def run(picture: Path, working: AbstractContextManager[Any] | None = None) -> in
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The same with the picture's path among arguments."""
+    """Run the demo with command-line arguments."""
     parser = argparse.ArgumentParser(prog="python -m onnx2jax.demo", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
     return run(parser.parse_args(argv).output)

@@ -1,4 +1,4 @@
-"""onnxruntime's calls by their own names, for code that was written for it."""
+"""A drop-in ``InferenceSession``, for code written for onnxruntime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROVIDER: Final = "JaxExecutionProvider"
 
 @dataclass(frozen=True)
 class NodeArg:
-    """An input or output: numbers, names and None are its ``shape``, and ``type`` is said as onnxruntime does."""
+    """An input or output: ``shape`` holds extents, dimension variables and None; ``type`` is onnxruntime's name."""
 
     name: str
     shape: list[int | str | None]
@@ -29,7 +29,7 @@ class NodeArg:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What the file says of itself."""
+    """Descriptive fields of the file."""
 
     producer_name: str
     graph_name: str
@@ -45,12 +45,12 @@ class InferenceSession:
 
     Args:
         path_or_bytes: the file, or its bytes.
-        sess_options, providers, provider_options: taken and left alone, with one warning where they ask for something
-            else than what JAX does by itself: devices are JAX's (``jax.default_device``, ``convert(..., mesh=)``).
-        **told: keywords of ``onnx2jax.convert``.
+        sess_options, providers, provider_options: accepted and ignored, with one warning if they request something
+            else than JAX's defaults. Choose devices by ``jax.default_device`` or ``convert(..., mesh=)``.
+        **options: keywords of ``onnx2jax.convert``.
 
     Attributes:
-        model: the Model, for ``grad``, ``vmap``, arrays that stay on their device, and all else.
+        model: the Model, for ``grad``, ``vmap``, and arrays that stay on their device.
 
     >>> import numpy as np, onnx2jax
     >>> session = onnx2jax.InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
@@ -69,13 +69,13 @@ class InferenceSession:
         sess_options: Any = None,
         providers: Sequence[Any] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
-        **told: Any,
+        **options: Any,
     ) -> None:
-        self.model = convert(path_or_bytes, **told)
-        self._say_once(sess_options, providers, provider_options)
+        self.model = convert(path_or_bytes, **options)
+        self._warn_once(sess_options, providers, provider_options)
 
     @classmethod
-    def _say_once(cls, sess_options: Any, providers: Any, provider_options: Any) -> None:
+    def _warn_once(cls, sess_options: Any, providers: Any, provider_options: Any) -> None:
         own = {PROVIDER} | ({"CPUExecutionProvider"} if jax.default_backend() == "cpu" else set())
         names = {p if isinstance(p, str) else p[0] for p in providers or ()}
         given = {"sess_options": sess_options is not None, "providers": bool(names - own)}
@@ -84,7 +84,7 @@ class InferenceSession:
         if ignored and not InferenceSession._warned:
             InferenceSession._warned = True
             warnings.warn(
-                f"onnx2jax.InferenceSession leaves {', '.join(ignored)} alone: the model runs by JAX on "
+                f"onnx2jax.InferenceSession ignores {', '.join(ignored)}: JAX runs the model on "
                 f"{jax.default_backend()}. To choose devices: jax.default_device, or InferenceSession(..., mesh=mesh)",
                 stacklevel=3,
             )
@@ -92,17 +92,17 @@ class InferenceSession:
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
     ) -> list[Any]:
-        """NumPy in, a list of NumPy out; ``None`` (or nothing) asks for all outputs.
+        """The outputs as NumPy arrays; all of them if ``output_names`` is None or empty.
 
         Raises:
             InputError: the feeds do not fit the model.
         """
         if run_options is not None:
-            self._say_once(run_options, None, None)
+            self._warn_once(run_options, None, None)
         return self.model.run(output_names or None, input_feed)
 
     def get_inputs(self) -> list[NodeArg]:
-        """The inputs that a run needs."""
+        """The required inputs."""
         return list(map(_node_arg, self.model.inputs))
 
     def get_outputs(self) -> list[NodeArg]:
@@ -110,11 +110,11 @@ class InferenceSession:
         return list(map(_node_arg, self.model.outputs))
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Inputs that have a default."""
+        """The inputs with a default."""
         return list(map(_node_arg, self.model.optional.values()))
 
     def get_modelmeta(self) -> ModelMetadata:
-        """What the file says of itself."""
+        """The descriptive fields of the file."""
         assert self.model.origin is not None
         m = self.model.origin.open().message
         return ModelMetadata(
@@ -128,50 +128,50 @@ class InferenceSession:
         )
 
     def get_providers(self) -> list[str]:
-        """What runs the model: JAX."""
+        """The only provider: JAX."""
         return [PROVIDER]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """None."""
+        """The options of the provider: none."""
         return {PROVIDER: {}}
 
     def set_providers(self, providers: Sequence[Any], provider_options: Any = None) -> None:
-        """Taken and left alone, with one warning."""
-        self._say_once(None, providers, provider_options)
+        """Ignored, with one warning."""
+        self._warn_once(None, providers, provider_options)
 
     def io_binding(self) -> Any:
-        """Refused.
+        """Unsupported.
 
         Raises:
-            UnsupportedError: always; it says what to do instead.
+            UnsupportedError: always, with the alternative.
         """
         raise self._no_binding("io_binding")
 
     def run_with_iobinding(self, *_: Any) -> Any:
-        """Refused, as ``io_binding`` is."""
+        """Unsupported, like ``io_binding``."""
         raise self._no_binding("run_with_iobinding")
 
     def run_with_ort_values(self, *_: Any) -> Any:
-        """Refused, as ``io_binding`` is."""
+        """Unsupported, like ``io_binding``."""
         raise self._no_binding("run_with_ort_values")
 
     def _no_binding(self, what: str) -> UnsupportedError:
         names = ", ".join(v.name for v in self.model.inputs)
         return UnsupportedError(
-            f"there is no {what}: JAX arrays stay on their device by themselves. Call the model, "
-            f"session.model({names}), with arrays that jax.device_put has placed; what it returns lies there too"
+            f"{what} is unsupported: JAX arrays stay on their device without it. Call the model, "
+            f"session.model({names}), with arrays from jax.device_put; its results stay on the device, too"
         )
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:
-    return NodeArg(info.name, list(info.shape or ()), _said(info.type))
+    return NodeArg(info.name, list(info.shape or ()), _type_name(info.type))
 
 
-def _said(kind: Any) -> str:
-    """A type in onnxruntime's words.
+def _type_name(kind: Any) -> str:
+    """A type in onnxruntime's notation.
 
     >>> import numpy as np
-    >>> _said(SequenceType(MapType(np.dtype("int64"), TensorType(np.dtype("float32"), ()))))
+    >>> _type_name(SequenceType(MapType(np.dtype("int64"), TensorType(np.dtype("float32"), ()))))
     'seq(map(int64,tensor(float)))'
     """
     match kind:
@@ -180,11 +180,11 @@ def _said(kind: Any) -> str:
         case TensorType():
             return f"tensor({_element(kind.dtype)})"
         case SequenceType():
-            return f"seq({_said(kind.element)})"
+            return f"seq({_type_name(kind.element)})"
         case OptionalType():
-            return f"optional({_said(kind.element)})"
+            return f"optional({_type_name(kind.element)})"
         case MapType():
-            return f"map({_element(kind.key)},{_said(kind.value)})"
+            return f"map({_element(kind.key)},{_type_name(kind.value)})"
         case _:
             return str(kind or "")
 

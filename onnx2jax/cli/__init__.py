@@ -1,4 +1,4 @@
-"""At a terminal: ``onnx2jax run model.onnx`` and others; each command has a module of its own here."""
+"""The command line: ``onnx2jax run model.onnx`` and other commands, one module each."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0: done. 1: the model or the data is at fault, and standard error says how. 2: the command line is.
-    1 also: ``check`` found errors, ``verify`` and ``bench`` differences. 3: the file of ``inspect`` or
+    0: success. 1: the model or the data is invalid (the reason is on standard error), ``check`` found errors, or
+    ``verify`` or ``bench`` found differences. 2: the command line is invalid. 3: the file of ``inspect`` or
     ``operators`` has unsupported operators. 130: interrupted.
     """
     arguments = _parser().parse_args(argv)
@@ -67,19 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # who reads has seen enough, such as head
+    except BrokenPipeError:  # the reader has closed the pipe, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OnnxError, OSError, ImportError) as error:
-        # JAX adds that it has shortened the traceback, which nobody sees here.
+        # JAX adds a note about the filtered traceback, which is not printed here.
         notes = (n for n in getattr(error, "__notes__", ()) if "JAX_TRACEBACK_FILTERING" not in n)
-        print("\n".join([f"error: {_said(error)}", *notes]), file=sys.stderr)
+        print("\n".join([f"error: {_message(error)}", *notes]), file=sys.stderr)
         return 1
     return status
 
 
-def _said(error: Exception) -> str:
-    """What an error says, without the number that the operating system gives it."""
+def _message(error: Exception) -> str:
+    """The message of an error, without errno."""
     if isinstance(error, OnnxError) or not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

@@ -1,4 +1,4 @@
-"""``onnx2jax bench model.onnx``: how long a call takes, beside onnxruntime where that is installed."""
+"""``onnx2jax bench model.onnx``: the latency of a call, and onnxruntime's if it is installed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .inputs import add_inputs, filled, given
 from .terminal import add_command, add_dims, dims, loading, note, print_json, print_table, whole, working
 
 BLOCK: Final = 0.1
-"""Seconds of calls that are counted, at least."""
+"""Minimum seconds of a timed block of calls."""
 WARM: Final = 0.06
-"""Seconds of calls before them that are not: onnxruntime's threads spin for 40 ms after its last call, and XLA's first
-calls after a pause are slow."""
+"""Seconds of warm-up before a block: onnxruntime's threads spin for 40 ms after its last call, and XLA's first calls
+after a pause are slow."""
 OURS, THEIRS = "onnx2jax", "onnxruntime"
 
 
@@ -33,14 +33,14 @@ def add(commands: Any) -> None:
         commands,
         "bench",
         _bench,
-        "time a model's call, beside onnxruntime where that is installed",
+        "time a model's call, and onnxruntime's if it is installed",
         example="bench model.onnx --dim batch=8",
-        statuses={1: "outputs differ, so that nothing is timed; or the model or the data is at fault"},
+        statuses={1: "outputs differ, so nothing is timed; or the model or the data is invalid"},
     )
     bench.add_argument("model", type=Path)
     add_inputs(bench)
     add_dims(bench)
-    bench.add_argument("--rounds", type=whole, default=9, metavar="N", help="blocks of each (default: %(default)s)")
+    bench.add_argument("--rounds", type=whole, default=9, metavar="N", help="blocks per runtime (default: %(default)s)")
     bench.add_argument("--alone", action="store_true", help="without onnxruntime")
 
 
@@ -71,7 +71,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 def measured(
     calls: Mapping[str, Callable[[], Any]], rounds: int, block: float = BLOCK, warm: float = WARM
 ) -> dict[str, list[float]]:
-    """Seconds a call of each, one number a round: warmed blocks in turn, the order turned round by round."""
+    """Seconds per call for each round, by name: warmed blocks alternate, and the order rotates between rounds."""
     names, times = [*calls], dict[str, list[float]]((name, []) for name in calls)
     for call in calls.values():
         call()
@@ -82,7 +82,7 @@ def measured(
 
 
 def _block(call: Callable[[], Any], block: float, warm: float) -> float:
-    """Seconds a call over a block without a look at the clock in between."""
+    """Seconds per call over one block, timed as a whole."""
     quick, begun, clock = math.inf, time.perf_counter(), time.perf_counter
     while quick == math.inf or clock() - begun < warm:
         before = clock()
@@ -96,7 +96,7 @@ def _block(call: Callable[[], Any], block: float, warm: float) -> float:
 
 
 def _session(path: Path, feeds: Mapping[str, Any]) -> Any:
-    """onnxruntime with the file, as it is by default on a CPU; None, with a remark, where it cannot run it."""
+    """An onnxruntime session with its defaults on a CPU; None, with a note, if it cannot run the file."""
     try:
         ort = compat.optional("onnxruntime", "verify")
     except ImportError as error:
@@ -107,7 +107,7 @@ def _session(path: Path, feeds: Mapping[str, Any]) -> Any:
         options.log_severity_level = 4
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         session.run(None, dict(feeds))
-    except Exception as error:  # onnxruntime has classes of its own for each kind
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         note(f"timed alone: onnxruntime does not run the model: {str(error).strip()}")
         return None
     return session

@@ -1,4 +1,4 @@
-"""``onnx2jax check model.onnx``: what breaks the ONNX specification."""
+"""``onnx2jax check model.onnx``: violations of the ONNX specification."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def add(commands: Any) -> None:
         commands,
         "check",
         _check,
-        "list everything that breaks the ONNX specification",
+        "list violations of the ONNX specification",
         example="check model.onnx --json",
         statuses={1: "there are errors, or the file cannot be read"},
     )
     checks.add_argument("model", type=Path)
     checks.add_argument(
-        "--verify-checksums", action="store_true", help="compare checksums of external data, reading all of it"
+        "--verify-checksums", action="store_true", help="compare checksums of external data; reads all of it"
     )
     checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="the folder of external data")
     checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")

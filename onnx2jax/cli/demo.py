@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
         "classify sixteen digits with the bundled model, and differentiate it",
         example="demo --output demo.png",
         statuses={1: "matplotlib or rich is not installed"},
-        json="print the numbers as JSON and draw nothing, for which jax is enough",
+        json="print the numbers as JSON and draw nothing; needs no extras",
     )
     shows.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
 

@@ -1,4 +1,4 @@
-"""``onnx2jax draw model.onnx page.html``: the main graph as a page for a browser."""
+"""``onnx2jax draw model.onnx page.html``: the main graph as an HTML page."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def add(commands: Any) -> None:
         commands,
         "draw",
         _draw,
-        "write the main graph as a page that a browser shows",
+        "write the main graph as an HTML page",
         example="draw model.onnx page.html",
         json="print the page's path and size as JSON",
     )
     draw.add_argument("model", type=Path)
-    draw.add_argument("page", type=Path, help="the file to write: HTML with its picture, styles and script inside")
+    draw.add_argument("page", type=Path, help="the file to write: one self-contained HTML file")
 
 
 def _draw(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
-        # Also where operators are missing.
+        # Works with unsupported operators, too.
         path = Model(Spec.of(open_model(arguments.model, {}).model())).draw(arguments.page)
     size = path.stat().st_size
     if arguments.json:

@@ -1,4 +1,4 @@
-"""``onnx2jax export model.onnx out/``: a program of ``jax.export``, for machines without this library."""
+"""``onnx2jax export model.onnx out/``: a serialized ``jax.export`` program, which runs without this library."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ def add(commands: Any) -> None:
         commands,
         "export",
         _export,
-        "write a program that runs with jax alone",
+        "write a program that runs with jax only",
         example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
         json="print inputs, outputs, platforms and files as JSON",
     )
     export.add_argument("model", type=Path)
     export.add_argument("folder", type=Path)
-    add_dims(export, "a free dimension: a number, or an expression such as past+1; a symbol where it is not given")
+    add_dims(
+        export, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
+    )
     export.add_argument(
-        "--constraint", action="append", default=[], metavar="'A <= 512'", help="what holds of dimensions; repeatable"
+        "--constraint", action="append", default=[], metavar="'A <= 512'", help="a constraint on dimensions; repeatable"
     )
     export.add_argument(
         "--platforms",

@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
 def _ids(text: str) -> list[int]:
     parts = text.split(",")
     if not all(p.strip().isdecimal() for p in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of tokens such as 1,2,3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of tokens such as 1,2,3")
     return [int(p) for p in parts]
 
 

@@ -1,4 +1,4 @@
-"""Inputs on the command line: files of arrays, test data, images, texts, or random numbers."""
+"""Inputs from the command line: array files, test data, images, texts, or random numbers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .terminal import CommandError, pairs, whole
 
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 CHANNELS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
-"""What Pillow calls images of so many channels."""
+"""Number of channels -> Pillow's mode."""
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
-    """The options that ``given`` reads."""
+    """Add the options that ``given`` reads."""
     parser.add_argument(
         "--input",
         action="append",
@@ -51,14 +51,14 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0.5,0.5,0.5") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
 
 
 def given(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the options say, by input.
+    """The values that the options give, by input.
 
     Raises:
-        CommandError: the model has no such input, or a file cannot be read as one.
+        CommandError: the model has no input of that name, or a file does not fit its input.
     """
     declared = {v.name: v for v in model.inputs} | dict(model.optional)
     feeds = _files(model, declared, arguments)
@@ -69,10 +69,10 @@ def given(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The feeds, with random numbers for the inputs that are missing. A dimension that has an extent keeps it."""
+    """The feeds, with random numbers for missing inputs; dimension variables keep the extents of given inputs."""
     rng = np.random.default_rng(seed)
     declared = {v.name: v for v in model.inputs}
-    met = {
+    extents = {
         d: n
         for name, value in feeds.items()
         if name in declared
@@ -80,16 +80,16 @@ def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
         if isinstance(d, str)
     }
     absent = [v for v in model.inputs if v.name not in feeds]
-    return {**feeds, **{v.name: _random(v, met, rng) for v in absent}}
+    return {**feeds, **{v.name: _random(v, extents, rng) for v in absent}}
 
 
-def _random(info: ValueInfo, met: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
+def _random(info: ValueInfo, extents: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:
     if info.shape is not None:
-        info = info.reshaped([met.get(d, d) if isinstance(d, str) else d for d in info.shape])
+        info = info.reshaped([extents.get(d, d) if isinstance(d, str) else d for d in info.shape])
     try:
         return random_value(info, rng)
     except InputTypeError as e:
-        raise CommandError(f"{e}; give it with --input {info.name}=FILE.npy") from None
+        raise CommandError(f"{e}; pass it with --input {info.name}=FILE.npy") from None
 
 
 def _known(name: str, declared: Mapping[str, ValueInfo]) -> ValueInfo:
@@ -110,7 +110,7 @@ def _files(model: Any, declared: Mapping[str, ValueInfo], arguments: argparse.Na
         elif "=" not in option and option.endswith(".npz"):
             arrays = load(option)
             if isinstance(arrays, np.ndarray):
-                raise CommandError(f"{option} holds one array without a name: --input NAME={option}")
+                raise CommandError(f"{option} contains one unnamed array: --input NAME={option}")
             feeds |= {n: _as_declared(array, _known(n, declared)) for n, array in arrays.items()}
         else:
             ((name, path),) = pairs("--input", [option], "FILE")
@@ -127,34 +127,34 @@ def _file(info: ValueInfo, path: Path, arguments: argparse.Namespace) -> Any:
             raise CommandError(str(e)) from None
     if kind == ".txt":
         if not isinstance(info.type, TensorType) or info.type.dtype != object:
-            raise CommandError(f"input {info} does not take the texts of {path}: it is no tensor of strings")
+            raise CommandError(f"input {info} does not take the texts of {path}: it is not a tensor of strings")
         return _texts(info, path.read_text(encoding="utf-8").splitlines())
     if kind in IMAGES:
         return _image(info, path, arguments.mean, arguments.std)
     array = load(path)
     if not isinstance(array, np.ndarray):
-        raise CommandError(f"{path} holds arrays with names of their own: --input {path} alone gives them all")
+        raise CommandError(f"{path} contains named arrays: pass them all by --input {path}")
     return _as_declared(array, info)
 
 
 def load(path: str | Path) -> Any:
-    """The array of a .npy file, or those of an .npz file by name.
+    """The array of a .npy file, or the arrays of an .npz file by name.
 
     Raises:
-        CommandError: it is none.
+        CommandError: the file is neither.
     """
     try:
-        with open(path, "rb") as file:  # which NumPy leaves open where a .npz file is damaged
+        with open(path, "rb") as file:  # NumPy leaves the file open if an .npz file is damaged
             if (begins := file.peek(6)) and not begins.startswith((b"\x93NUMPY", b"PK")):
-                raise ValueError("it begins as neither")  # NumPy would speak of pickles
+                raise ValueError("it has the header of neither")  # NumPy's own message is about pickles
             arrays = np.load(file, allow_pickle=False)
             return arrays if isinstance(arrays, np.ndarray) else {n: arrays[n] for n in arrays.files}
     except (ValueError, EOFError, BadZipFile) as error:
-        raise CommandError(f"{path} is no .npy or .npz file that can be read: {error}") from None
+        raise CommandError(f"{path} is not a readable .npy or .npz file: {error}") from None
 
 
 def _as_declared(array: np.ndarray, info: ValueInfo) -> np.ndarray:
-    """Undo what .npy files do to types NumPy does not know: text is fixed-width there, bfloat16 raw bytes."""
+    """Restore types that .npy files do not store: strings are fixed-width there, bfloat16 is raw bytes."""
     if array.dtype.kind == "U":
         return array.astype(object)
     if array.dtype.kind == "V" and isinstance(info.type, TensorType):
@@ -163,7 +163,7 @@ def _as_declared(array: np.ndarray, info: ValueInfo) -> np.ndarray:
 
 
 def _texts(info: ValueInfo, texts: list[str]) -> np.ndarray:
-    """Texts in the shape that is declared, where they fill it: [n], [n, 1], [1, n] or []."""
+    """Texts in the declared shape, which they must fill: [n], [n, 1], [1, n] or []."""
     array = np.array(texts, object)
     shape = info.shape
     if shape is None:
@@ -178,35 +178,35 @@ def _texts(info: ValueInfo, texts: list[str]) -> np.ndarray:
 
 
 def _text(info: ValueInfo, text: str, free: Iterable[str], model: Path) -> dict[str, Any]:
-    """A text as an input, or as the inputs that tell of its tokens."""
+    """A text as an input of strings, or its tokens with their masks as inputs of integers."""
     if not isinstance(info.type, TensorType) or info.type.dtype.kind not in "iuO":
-        raise CommandError(f"input {info} takes no text: it is neither of strings nor of tokens")
+        raise CommandError(f"input {info} takes no text: its type is neither string nor integer")
     if info.type.dtype == object:
         return {info.name: _texts(info, [text])}
-    said = tokenizer(model).encode(text)
-    found = {info.name: said.ids}
+    encoding = tokenizer(model).encode(text)
+    found = {info.name: encoding.ids}
     others = {"attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-    found |= {n: getattr(said, field) for n, field in others.items() if n in free and n != info.name}
+    found |= {n: getattr(encoding, field) for n, field in others.items() if n in free and n != info.name}
     return {n: np.array(v, info.type.dtype)[(None,) * (len(info.shape or (0, 0)) - 1)] for n, v in found.items()}
 
 
 def _image(info: ValueInfo, path: Path, mean: list[float] | None, std: list[float] | None) -> np.ndarray:
-    """An image in the layout and size that the input declares: [1, c, h, w], [1, h, w, c], or without the first."""
+    """An image in the input's declared layout and size: [1, c, h, w], [1, h, w, c], or without the batch axis."""
     images = compat.optional("PIL.Image", "image")
     shape = info.shape or ()
     if not isinstance(info.type, TensorType) or len(shape) not in (2, 3, 4):
-        raise CommandError(f"input {info} takes no image, which has 2 to 4 axes")
+        raise CommandError(f"input {info} takes no image: it needs 2 to 4 axes")
     inner = shape[-3:]
     places = [i for i, d in enumerate(inner) if d in CHANNELS] if len(inner) == 3 else []
     if len(inner) == 3 and not places:
-        raise CommandError(f"input {info} does not say which axis is that of channels; give it as .npy")
+        raise CommandError(f"input {info} declares no axis of 1, 3 or 4 channels; pass the image as .npy")
     axis = None if len(inner) == 2 else (0 if 0 in places else places[-1])
     count = 1 if axis is None else int(inner[axis] or 1)
     height, width = (d for i, d in enumerate(inner) if i != axis)
     try:
         image = images.open(path).convert(CHANNELS[count])
     except images.UnidentifiedImageError:
-        raise CommandError(f"{path} is no image that can be read") from None
+        raise CommandError(f"{path} is not a readable image") from None
     size = (width if isinstance(width, int) else image.width, height if isinstance(height, int) else image.height)
     pixels = np.asarray(image if image.size == size else image.resize(size)).reshape(size[1], size[0], count)
     dtype = info.type.dtype

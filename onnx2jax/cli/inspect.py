@@ -1,4 +1,4 @@
-"""``onnx2jax inspect model.onnx``: inputs, outputs, parameters and operators, also of a model that cannot run."""
+"""``onnx2jax inspect model.onnx``: inputs, outputs, parameters and operators, also with unsupported operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..proto.types import ValueInfo
 from .terminal import add_command, loading, print_json, print_table, type_of
 
 SHOWN = 12
-"""Parameters that ``inspect`` lists unless asked for all."""
+"""The number of parameters that ``inspect`` lists without ``--all``."""
 
 
 def add(commands: Any) -> None:
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         commands,
         "inspect",
         _inspect,
-        "show inputs, outputs, parameters, operators, and which are missing",
+        "show inputs, outputs, parameters and operators, and which operators are unsupported",
         example="inspect model.onnx --json",
         statuses={3: "some operators are unsupported"},
     )
@@ -44,7 +44,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 
 def describe(imported: Imported) -> dict[str, Any]:
-    """What ``inspect`` shows, as plain data: everything JSON can hold."""
+    """The facts that ``inspect`` shows, in JSON types."""
     model = Model(Spec.of(imported))
     return {
         "ir_version": imported.ir_version,
@@ -62,7 +62,7 @@ def describe(imported: Imported) -> dict[str, Any]:
 
 
 def operators(imported: Imported) -> list[dict[str, Any]]:
-    """The operators of a file with their numbers, those in graphs inside nodes and in functions too."""
+    """The operators of a file with their counts, including those in subgraphs and functions."""
     counts: Counter[tuple[str, str, int, bool, bool]] = Counter()
     for graph in imported.graph.walk():
         for node in graph.nodes:
@@ -105,9 +105,9 @@ def _print_facts(facts: dict[str, Any], everything: bool) -> None:
         ("name", "type", "size"),
         [(p["name"], p["type"], _size(p["bytes"])) for p in shown],
     )
-    missing = sum(not o["supported"] for o in facts["operators"])
+    unsupported = sum(not o["supported"] for o in facts["operators"])
     print_table(
-        f"operators: {len(facts['operators'])}, {f'{missing} missing' if missing else 'none missing'}",
+        f"operators: {len(facts['operators'])}, {unsupported or 'none'} unsupported",
         ("domain", "operator", "opset", "count", ""),
         [
             (o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark(o))
@@ -117,9 +117,9 @@ def _print_facts(facts: dict[str, Any], everything: bool) -> None:
 
 
 def remark(operator: dict[str, Any]) -> str:
-    """What is to be said of one of ``operators``."""
+    """The remark about one of ``operators``."""
     if not operator["supported"]:
-        return "missing"
+        return "unsupported"
     return "function of the model" if operator["function"] else ""
 
 

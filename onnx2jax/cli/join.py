@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         commands,
         "join",
         _join,
-        "make one model of two: outputs of the first become inputs of the second",
+        "join two models: outputs of the first become inputs of the second",
         example="join encoder.onnx classifier.onnx both.onnx --join features=x",
         json="print the file's path, size, inputs and outputs as JSON",
     )
@@ -30,12 +30,12 @@ def add(commands: Any) -> None:
         action="append",
         default=[],
         metavar="OUTPUT=INPUT",
-        help="an output of the first and the input of the second that it becomes; repeatable",
+        help="an output of the first model, and the input of the second that it feeds; repeatable",
     )
     joins.add_argument(
         "--prefix",
         default="second/",
-        help="stands before names of the second that the first has too (default: %(default)s)",
+        help="prefix of names of the second model that clash with the first (default: %(default)s)",
     )
 
 

@@ -23,9 +23,9 @@ def add(commands: Any) -> None:
         example="operators --domain com.microsoft --name '*Attention*'",
         statuses={3: "some operators of the file are unsupported"},
     )
-    lists.add_argument("model", type=Path, nargs="?", help="a file, whose operators are listed")
+    lists.add_argument("model", type=Path, nargs="?", help="a file; lists its operators")
     lists.add_argument("--domain", metavar="PATTERN", default="*", help="such as ai.onnx or com.*")
-    lists.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; case does not count")
+    lists.add_argument("--name", metavar="PATTERN", default="*", help="such as Conv or 'Reduce*'; ignores case")
 
 
 def _operators(arguments: argparse.Namespace) -> int:
@@ -54,13 +54,13 @@ def _of_file(arguments: argparse.Namespace, matches: Any) -> int:
     with loading(arguments.model):
         found = operators(open_model(arguments.model, {}).model())
     found = [o for o in found if matches(o["domain"], o["name"])]
-    missing = sum(not o["supported"] for o in found)
+    unsupported = sum(not o["supported"] for o in found)
     if arguments.json:
         print_json(found)
     else:
         print_table(
-            f"{len(found)} operators in {arguments.model.name}, {missing or 'none'} missing",
+            f"{len(found)} operators in {arguments.model.name}, {unsupported or 'none'} unsupported",
             ("domain", "operator", "opset", "nodes", ""),
             [(o["domain"], o["name"], str(o["opset"]), str(o["count"]), remark(o)) for o in found],
         )
-    return 3 if missing else 0
+    return 3 if unsupported else 0

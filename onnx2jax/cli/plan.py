@@ -1,4 +1,4 @@
-"""``onnx2jax plan model.onnx --mesh data=8,model=8``: what a model would cost on many devices, without one of them."""
+"""``onnx2jax plan model.onnx --mesh data=8,model=8``: the cost of a model on many devices, estimated without them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ def add(commands: Any) -> None:
         commands,
         "plan",
         _plan,
-        "show what a model would cost on many devices: FLOPs, bytes, and what they exchange",
+        "estimate a model's cost on many devices: FLOPs, bytes, and collectives",
         example="plan model.onnx --mesh data=8,model=8 --plan data+tensor --dim sequence=512",
     )
-    plan.add_argument("model", type=Path, help="its weights are not read, and data beside it need not be there")
-    plan.add_argument("--mesh", required=True, metavar="NAME=N,...", help="axes; one called stage makes a pipeline")
+    plan.add_argument("model", type=Path, help="weights are not read; external data may be missing")
     plan.add_argument(
-        "--plan", choices=KINDS, default="", help="how to divide it (default: inputs along the first axis)"
+        "--mesh", required=True, metavar="NAME=N,...", help="mesh axes; an axis named stage makes a pipeline"
     )
-    plan.add_argument("--weights-only", action="store_true", help="bytes of weights and inputs; compile nothing")
-    add_dims(plan, "a free dimension; the batch is as many as devices where it is not given, and others 1")
+    plan.add_argument(
+        "--plan", choices=KINDS, default="", help="how to shard the model (default: inputs along the first axis)"
+    )
+    plan.add_argument("--weights-only", action="store_true", help="only bytes of weights and inputs, without compiling")
+    add_dims(plan, "the extent of a dimension variable (default: the number of devices for the batch, 1 for others)")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
     axes = _axes(arguments.mesh)
     flag = f"{FLAG}{math.prod(axes.values())}"
     flags = os.environ.get("XLA_FLAGS", "")
-    if flag not in flags.split():  # JAX counts devices once in a process
+    if flag not in flags.split():  # JAX reads the number of devices once per process
         others = [f for f in flags.split() if not f.startswith(FLAG)]
         env = {**os.environ, "XLA_FLAGS": " ".join([*others, flag]), "JAX_PLATFORMS": "cpu"}
         own = [str(arguments.model), "--mesh", arguments.mesh, *(f"--dim={d}" for d in arguments.dim)]
@@ -53,15 +55,15 @@ def _plan(arguments: argparse.Namespace) -> int:
         return 0
     mesh = " x ".join(f"{n}: {size}" for n, size in axes.items())
     extents = ", ".join(f"{n}={size}" for n, size in found.dims.items())
-    facts = [("parameters", found.parameters), ("bytes of weights a device", found.weight_bytes)]
-    facts.append(("bytes of inputs a device", found.input_bytes))
+    facts = [("parameters", found.parameters), ("bytes of weights per device", found.weight_bytes)]
+    facts.append(("bytes of inputs per device", found.input_bytes))
     if found.flops is not None and found.scratch_bytes is not None:
-        facts += [("bytes beside, on a CPU", found.scratch_bytes), ("FLOPs a device", found.flops)]
-    title = f"mesh {mesh}{f', plan {found.plan}' if found.plan else ''}; {extents or 'no free dimensions'}"
-    print_table(title, ("a step", ""), [(what, f"{number:,}") for what, number in facts])
+        facts += [("temporary bytes, on a CPU", found.scratch_bytes), ("FLOPs per device", found.flops)]
+    title = f"mesh {mesh}{f', plan {found.plan}' if found.plan else ''}; {extents or 'no dimension variables'}"
+    print_table(title, ("per step", ""), [(what, f"{number:,}") for what, number in facts])
     if not arguments.weights_only:
         rows = [(e.kind, f"{e.number:,}", f"{e.bytes:,}") for e in found.exchanges]
-        print_table("exchanges", ("collective", "number", "bytes on a device"), rows)
+        print_table("collectives", ("kind", "number", "bytes per device"), rows)
     return 0
 
 

@@ -24,18 +24,18 @@ def add(commands: Any) -> None:
     profile.add_argument("model", type=Path)
     add_inputs(profile)
     add_dims(profile)
-    profile.add_argument("--calls", type=whole, default=20, metavar="N", help="to record (default: %(default)s)")
+    profile.add_argument("--calls", type=whole, default=20, metavar="N", help="calls to record (default: %(default)s)")
     profile.add_argument("--all", action="store_true", help=f"list every node, not the first {SHOWN}")
 
 
 def _profile(arguments: argparse.Namespace) -> int:
     if arguments.calls < 1:
-        raise CommandError("--calls 0: at least one has to be recorded")
+        raise CommandError("--calls must be at least 1")
     sizes = dims(arguments.dim)
     with loading(arguments.model):
         model = convert(arguments.model, dim_overrides=sizes)
     feeds = filled(model, given(model, arguments), arguments.seed)
-    by_place = [feeds.pop(v.name) for v in model.inputs]  # one may be called like an argument
+    by_place = [feeds.pop(v.name) for v in model.inputs]  # by position: a name may be that of an argument
     with working("compiling and recording"):
         found = model.profile(*by_place, calls=arguments.calls, **feeds)
     if arguments.json:
@@ -46,6 +46,6 @@ def _profile(arguments: argparse.Namespace) -> int:
     print_table(f"{len(rows)} nodes" + (f"; the first {SHOWN}" if len(shown) < len(rows) else ""), HEAD, shown)
     every = sum(found.operators.values())
     kinds = [(n, duration(s), f"{s / every:.1%}") for n, s in found.operators.items()]
-    print_table("operators", ("operator", "a call", "share"), kinds)
+    print_table("operators", ("operator", "per call", "share"), kinds)
     print(found.total)
     return 0

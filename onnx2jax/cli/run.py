@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     run.add_argument(
         "--random",
         action="store_true",
-        help="fill the other inputs: normal floats; integers 0 or 1, which serve as masks and as indices",
+        help="fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
     )
     add_dims(run)
     run.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 MOST: int = 1000
-"""Numbers of an output that JSON holds."""
+"""The most elements of an output that are printed as JSON."""
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
     feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:
-        raise CommandError(f"input {absent[0]} is not given: --input {absent[0].name}=FILE.npy, or --random")
+        raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")
     feeds = filled(model, feeds, arguments.seed)
     with working("compiling and running"):
         results = model.run(None, feeds)
@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _described(value: Any) -> dict[str, Any]:
-    """An output as JSON can hold it: NaN and infinities are texts there."""
+    """An output in JSON types; NaN and infinities become strings."""
     if not isinstance(value, np.ndarray):
         return {"type": type_of(value), "values": _plain(value)}
     facts: dict[str, Any] = {"type": type_of(value)}
@@ -111,13 +111,13 @@ def _save(outputs: dict[str, Any], folder: Path | None, file: Path | None) -> No
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
-            # An output may be called a/b:0; quoted, it is a file name on every system, and still unique.
+            # Quoted, names such as a/b:0 are valid file names on every system, and unique.
             np.save(folder / f"{quote(name, safe='')}.npy", array)
     if file is not None:
         npz.write(file, arrays)
     left_out = [name for name in outputs if name not in arrays]
     if left_out and (folder or file):
-        note(f"not saved, being no tensors: {', '.join(left_out)}")
+        note(f"not saved, because not tensors: {', '.join(left_out)}")
 
 
 def _storable(array: np.ndarray) -> np.ndarray:

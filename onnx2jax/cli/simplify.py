@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     )
     simplify.add_argument("model", type=Path)
     simplify.add_argument("output", type=Path, help="the file to write")
-    add_dims(simplify, "fix a free dimension in the file; it stays free where it is not given")
+    add_dims(simplify, "fix the extent of a dimension variable in the file (default: it stays dynamic)")
 
 
 def _simplify(arguments: argparse.Namespace) -> int:

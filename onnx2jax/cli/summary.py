@@ -1,4 +1,4 @@
-"""``onnx2jax summary model.onnx``: what each node gives and costs."""
+"""``onnx2jax summary model.onnx``: output shapes and costs of each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands share: their help, tables, signs of life, extents on the command line, and its mistakes."""
+"""Shared by commands: help, tables, progress, parsing of dimensions, and errors of the command line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 
 from ..proto.types import TensorType
 
-STATUSES: Final = {0: "done", 1: "the model or the data is at fault", 2: "the command line is"}
-"""What exit statuses say, in every command."""
+STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
+"""Exit statuses of every command."""
 
 
 class CommandError(Exception):
-    """Something on the command line that argparse cannot see is wrong."""
+    """The command line is invalid in a way that argparse does not detect."""
 
 
 def add_command(
@@ -32,20 +32,20 @@ def add_command(
     statuses: dict[int, str] | None = None,
     json: str | None = "print everything as JSON",
 ) -> argparse.ArgumentParser:
-    """A command's parser, whose help ends with an example and what the exit statuses say.
+    """Add a command's parser, whose help ends with an example and the exit statuses.
 
     Args:
-        commands: where argparse keeps commands.
-        run: what the command does; it returns the exit status.
-        statuses: what they say beyond, or instead of, STATUSES.
+        commands: argparse's subparsers.
+        run: executes the command and returns the exit status.
+        statuses: added to STATUSES, or replacing some.
         json: the help of ``--json``; None for a command that has none.
     """
-    said = "\n".join(f"  {status}  {what}" for status, what in {**STATUSES, **(statuses or {})}.items())
+    table = "\n".join(f"  {status}  {what}" for status, what in {**STATUSES, **(statuses or {})}.items())
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
         description=f"{help[0].upper()}{help[1:]}.",
-        epilog=f"example:\n  onnx2jax {example}\n\nexit status:\n{said}",
+        epilog=f"example:\n  onnx2jax {example}\n\nexit status:\n{table}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=run)
@@ -55,14 +55,14 @@ def add_command(
 
 
 def whole(text: str) -> int:
-    """An option's whole number that is not negative, for argparse."""
+    """Parse a non-negative integer, for argparse."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)
 
 
-def add_dims(parser: argparse.ArgumentParser, help: str = "a free dimension; 1 where it is not given") -> None:
-    """``--dim NAME=SIZE``, which ``dims`` reads."""
+def add_dims(parser: argparse.ArgumentParser, help: str = "the extent of a dimension variable (default: 1)") -> None:
+    """Add ``--dim NAME=SIZE``, which ``dims`` reads."""
     parser.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help=f"{help}; repeatable")
 
 
@@ -70,13 +70,13 @@ def dims(options: Iterable[str]) -> dict[str, int]:
     """The extents of ``NAME=SIZE`` options.
 
     Raises:
-        CommandError: one is of another form.
+        CommandError: an option has another form.
     """
     return {name: _size(name, text) for name, text in pairs("--dim", options, "SIZE")}
 
 
 def extents(options: Iterable[str]) -> dict[str, int | str]:
-    """The same where SIZE may be an expression of other dimensions: ``total=past+sequence``."""
+    """Like ``dims``, but SIZE may be an expression of other dimensions: ``total=past+sequence``."""
     found = pairs("--dim", options, "SIZE")
     return {name: int(text) if text.isdecimal() else text for name, text in found}
 
@@ -88,10 +88,10 @@ def _size(name: str, text: str) -> int:
 
 
 def pairs(option: str, values: Iterable[str], what: str, *, first: bool = False) -> Iterator[tuple[str, str]]:
-    """The names and values of ``NAME=...`` options; the last ``=`` divides, or the first.
+    """The names and values of ``NAME=...`` options, split at the last ``=``, or at the first.
 
     Raises:
-        CommandError: one is of another form.
+        CommandError: an option has another form.
     """
     for text in values:
         name, equals, value = text.partition("=") if first else text.rpartition("=")
@@ -101,7 +101,7 @@ def pairs(option: str, values: Iterable[str], what: str, *, first: bool = False)
 
 
 def print_table(title: str, headers: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """A table: rich's on a terminal that has it, plain columns in a pipe, where each row stays one line."""
+    """Print a table: with rich on a terminal, if installed; elsewhere plain columns, one line per row."""
     rows = list(rows)
     if sys.stdout.isatty():
         try:
@@ -131,7 +131,7 @@ def print_json(facts: Any) -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A sign of life on the error stream while something takes long: on a terminal that has rich."""
+    """Show progress on standard error during a long operation, if that is a terminal."""
     if sys.stderr.isatty():
         try:
             from rich.console import Console
@@ -145,12 +145,12 @@ def working(what: str) -> Iterator[None]:
 
 
 def loading(model: Path) -> Any:
-    """``working`` while a model is read."""
+    """``working`` for reading a model."""
     return working(f"loading {model.name}")
 
 
 def note(text: str) -> None:
-    """A remark beside the results."""
+    """Print a remark on standard error."""
     print(text, file=sys.stderr)
 
 

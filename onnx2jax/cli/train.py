@@ -1,4 +1,4 @@
-"""``onnx2jax train model.onnx data.npz trained.onnx``: training as the file says, or fine-tuning with a loss."""
+"""``onnx2jax train model.onnx data.npz trained.onnx``: training by the file's training_info, or fine-tuning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         commands,
         "train",
         _train,
-        "train a model as its training_info says, or with a loss and an optimizer of optax",
+        "train a model by its training_info, or with a loss and an optax optimizer",
         example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
         json="print the means of each epoch as JSON",
     )
@@ -43,16 +43,18 @@ def add(commands: Any) -> None:
         "--batch-size",
         type=whole,
         metavar="N",
-        help="(default: what the model is made for, or 32); what is left at the end of an epoch is left out",
+        help="(default: the model's fixed batch size, or 32); an incomplete last batch of an epoch is dropped",
     )
-    train.add_argument("--seed", type=whole, default=0, help="of the order and of draws (default: %(default)s)")
+    train.add_argument("--seed", type=whole, default=0, help="of shuffling and random draws (default: %(default)s)")
     train.add_argument("--checkpoint", type=Path, metavar="FILE.safetensors", help="written after each epoch")
-    train.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    train.add_argument("--resume", action="store_true", help="continue from --checkpoint")
     own = train.add_argument_group("for a file with training_info")
-    own.add_argument("--algorithm", metavar="NAME", help="the one that is run (default: all, in order)")
+    own.add_argument("--algorithm", metavar="NAME", help="the algorithm to run (default: all, in order)")
     fine = train.add_argument_group("for any other file")
     fine.add_argument("--loss", choices=LOSSES)
-    fine.add_argument("--target", metavar="NAME", help="the array that the loss wants (default: the only other one)")
+    fine.add_argument(
+        "--target", metavar="NAME", help="the target array of the loss (default: the only array that is not an input)"
+    )
     fine.add_argument("--of", metavar="OUTPUT", help="the output for the loss (default: the first)")
     fine.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
     fine.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="(default: %(default)s)")
@@ -63,22 +65,22 @@ def add(commands: Any) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.checkpoint is None:
         raise CommandError("--resume needs --checkpoint FILE.safetensors")
-    for path in filter(None, (arguments.output, arguments.checkpoint)):  # rather now than after hours
+    for path in filter(None, (arguments.output, arguments.checkpoint)):  # fail before training, not after
         if path.is_dir() or not path.parent.is_dir():
-            raise CommandError(f"{path} cannot be written: its folder is not there, or it is one itself")
+            raise CommandError(f"{path} cannot be written: its folder does not exist, or it is a folder itself")
     data = _data(arguments.data)
     with loading(arguments.model):
         file, message, _ = opened(read(arguments.model), {})
-        trains = _as_the_file_says(file, arguments) if message.training_info else _fine_tuning(file, data, arguments)
+        trains = _training_info(file, arguments) if message.training_info else _fine_tuning(file, data, arguments)
     size = min(arguments.batch_size or trains.extent or 32, len(next(iter(data.values()))))
     state, begin = trains.state, 0
     if arguments.resume:
         state, position = load_checkpoint(arguments.checkpoint, state)
         begin = position["epoch"]
-    told = []
+    epochs = []
     for epoch in range(begin, arguments.epochs):
         state, metrics = _epoch(trains.step, state, data, size, (arguments.seed, epoch), f"epoch {epoch + 1}")
-        told.append({"epoch": epoch + 1, **metrics})
+        epochs.append({"epoch": epoch + 1, **metrics})
         if not arguments.json:
             numbers = "  ".join(f"{n} {v:.4g}" for n, v in metrics.items())
             print(f"epoch {epoch + 1} of {arguments.epochs}  {numbers}", flush=True)
@@ -87,14 +89,14 @@ def _train(arguments: argparse.Namespace) -> int:
     with working(f"saving {arguments.output.name}"):
         trains.save(state, arguments.output)
     if arguments.json:
-        print_json({"epochs": told, "batch_size": size, "output": str(arguments.output)})
+        print_json({"epochs": epochs, "batch_size": size, "output": str(arguments.output)})
     else:
         print(f"saved {arguments.output}")
     return 0
 
 
 class _Trains:
-    """What trains, whichever way: a state, a step, the batch that the model is made for, and how it is saved."""
+    """A training run of either kind: its state, step, and save function, and the model's fixed batch size."""
 
     def __init__(self, state: Any, step: Callable[..., Any], inputs: Any, save: Callable[[Any, Path], Any]) -> None:
         self.state, self.step, self.save = state, step, save
@@ -102,10 +104,10 @@ class _Trains:
         self.extent = fixed[0] if fixed else None
 
 
-def _as_the_file_says(file: Any, arguments: argparse.Namespace) -> _Trains:
+def _training_info(file: Any, arguments: argparse.Namespace) -> _Trains:
     given = [n for n in ("loss", "target", "of", "trainable", "lora") if getattr(arguments, n) is not None]
     if given:
-        raise CommandError(f"the file has training_info, which says all that --{given[0]} would")
+        raise CommandError(f"the file has training_info, which defines what --{given[0]} would")
     trainer = TrainingModel(file, rng=arguments.seed)
     trainer.initialize()
 
@@ -120,7 +122,7 @@ def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespa
     if arguments.loss is None:
         raise CommandError(f"the file has no training_info: --loss {'|'.join(LOSSES)}")
     if arguments.algorithm is not None:
-        raise CommandError("the file has no training_info, and no algorithm to name")
+        raise CommandError("the file has no training_info, so there is no --algorithm to choose")
     optax = compat.optional("optax", "train")
     model = convert(file)
     output = arguments.of or model.outputs[0].name
@@ -144,7 +146,9 @@ def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, op
         return "next_token"
     others = [n for n in data if n not in {v.name for v in model.inputs} | model.optional.keys()]
     if arguments.target is None and len(others) != 1:
-        raise CommandError(f"--target NAME: which array does the loss want? Beside inputs there are {others or 'none'}")
+        raise CommandError(
+            f"--target NAME: name the target of the loss; arrays that are not inputs: {others or 'none'}"
+        )
     target = arguments.target or others[0]
     if target not in data:
         raise CommandError(f"--target {target}: the data has {sorted(data)}")
@@ -161,12 +165,12 @@ def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, op
         return mse
     classes = data[target]
     if classes.dtype.kind not in "iu":
-        raise CommandError(f"cross_entropy wants classes as integers; {target!r} is {classes.dtype}")
+        raise CommandError(f"cross_entropy needs integer classes; {target!r} is {classes.dtype}")
     shape = next(v for v in model.outputs if v.name == (arguments.of or model.outputs[0].name)).shape
     count = shape[-1] if shape and isinstance(shape[-1], int) else int(classes.max()) + 1
     if classes.min() < 0 or classes.max() >= count:
         raise CommandError(
-            f"{target!r} has classes {classes.min()} to {classes.max()}; the output is of 0 to {count - 1}"
+            f"{target!r} has classes {classes.min()} to {classes.max()}; the output has classes 0 to {count - 1}"
         )
     return cross_entropy
 
@@ -174,17 +178,19 @@ def _loss(arguments: argparse.Namespace, data: Mapping[str, Any], model: Any, op
 def _data(path: Path) -> dict[str, np.ndarray]:
     data = load(path)
     if isinstance(data, np.ndarray):
-        raise CommandError(f"{path} holds one array without a name; np.savez(path, name=array) writes names")
+        raise CommandError(f"{path} contains one unnamed array; np.savez(path, name=array) stores names")
     if not all(v.size for v in data.values()) or not data:
-        raise CommandError(f"{path} holds no samples: {({n: v.shape for n, v in data.items()}) or 'it has no arrays'}")
+        raise CommandError(
+            f"{path} contains no samples: {({n: v.shape for n, v in data.items()}) or 'it has no arrays'}"
+        )
     extents = {n: len(v) if v.ndim else None for n, v in data.items()}
     if len(set(extents.values())) != 1 or not all(extents.values()):
-        raise CommandError(f"the arrays of {path} do not have as many samples each, along their first axes: {extents}")
+        raise CommandError(f"the arrays of {path} differ in the number of samples along their first axes: {extents}")
     return data
 
 
 def _batches(data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
-    """An epoch's batches, in an order that its seed says: who resumes meets the same."""
+    """The batches of an epoch, shuffled by its seed, so that resumed runs see the same ones."""
     count = len(next(iter(data.values())))
     order = np.random.default_rng(seed).permutation(count)
     for i in range(0, count - size + 1, size):
@@ -195,14 +201,14 @@ def _epoch(
     step: Callable[..., Any], state: Any, data: Mapping[str, np.ndarray], size: int, seed: tuple[int, int], what: str
 ) -> tuple[Any, dict[str, float]]:
     """The state after an epoch, and the means of its metrics."""
-    told: dict[str, list[Any]] = {}
+    history: dict[str, list[Any]] = {}
     with bar(None, len(next(iter(data.values()))) // size) as show:
         for batch in _batches(data, size, seed):
             state, metrics = step(state, batch)
             metrics = {n: v for n, v in metrics.items() if np.size(v) == 1 and jnp.issubdtype(v.dtype, jnp.floating)}
             show(metrics)
             for name, value in metrics.items():
-                told.setdefault(name, []).append(value)
-    if not told:
-        note(f"{what}: the training gives no number to tell")
-    return state, {n: float(np.mean([np.asarray(v, np.float64) for v in values])) for n, values in told.items()}
+                history.setdefault(name, []).append(value)
+    if not history:
+        note(f"{what}: the training step returns no scalar metrics")
+    return state, {n: float(np.mean([np.asarray(v, np.float64) for v in values])) for n, values in history.items()}

@@ -1,4 +1,4 @@
-"""``onnx2jax verify model.onnx``: the same numbers as elsewhere, or the first node that differs."""
+"""``onnx2jax verify model.onnx``: compares results with onnxruntime's, node by node if they differ."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def add(commands: Any) -> None:
         commands,
         "verify",
         _verify,
-        "compare with onnxruntime, and name the first node that differs",
+        "compare with onnxruntime, and report the first node that differs",
         example="verify model.onnx --dim batch=2 --each-node",
-        statuses={1: "outputs differ, or the model or the data is at fault"},
+        statuses={1: "outputs differ, or the model or the data is invalid"},
     )
     verify.add_argument("model", type=Path)
     verify.add_argument(
         "--against",
         metavar="WHAT",
         help="onnxruntime, reference (ONNX's own), or a folder with test data (default: test data beside the "
-        "model, or else onnxruntime)",
+        "model, else onnxruntime)",
     )
-    verify.add_argument("--each-node", action="store_true", help="compare every node, also where outputs are the same")
+    verify.add_argument("--each-node", action="store_true", help="compare every node, even if outputs agree")
     verify.add_argument("--rtol", type=float, help="relative tolerance (default: by element type)")
     verify.add_argument("--atol", type=float, help="absolute tolerance (default: by element type and size)")
     add_inputs(verify)
     add_dims(verify)
     verify.add_argument(
-        "--operands", type=Path, metavar="FILE.npz", help="where to save what the first node that differs reads"
+        "--operands", type=Path, metavar="FILE.npz", help="where to save the operands of the first node that differs"
     )
 
 

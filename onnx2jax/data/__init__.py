@@ -1,4 +1,4 @@
-"""Files that ship inside the package."""
+"""Bundled models and samples."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def demo_model() -> Path:
 
 
 def demo_training_model() -> Path:
-    """The path of a classifier of handwritten digits with its own training, not trained yet.
+    """The path of a classifier of handwritten digits with training_info, not yet trained.
 
-    It takes ``image`` [n, 64] in 0..16 and gives ``logits`` [n, 10]; a step of its Adam takes ``label`` [n] too.
+    It maps ``image`` [n, 64] in 0..16 to ``logits`` [n, 10]; a step of its Adam optimizer also takes ``label`` [n].
     """
     return Path(str(files("onnx2jax") / "data" / "digits_training.onnx"))
 
 
 def demo_decoder() -> Path:
-    """The path of a small trained decoder that counts in English, letter by letter; a token is an ASCII code.
+    """The path of a small trained decoder that counts in English, letter by letter; tokens are ASCII codes.
 
-    It goes on from any number below a hundred, to 256 letters; after ninety-nine comes zero. Its file is laid out as
-    onnxruntime-genai's builder lays out large ones: ``input_ids``, ``attention_mask`` and caches.
+    It continues from any number below a hundred, up to 256 letters; zero follows ninety-nine. The file has the layout
+    of onnxruntime-genai's model builder: ``input_ids``, ``attention_mask`` and KV caches.
     """
     return Path(str(files("onnx2jax") / "data" / "counting.onnx"))
 
 
 def demo_samples() -> dict[str, np.ndarray]:
-    """Test images the classifier never saw (``images``), their ``labels`` and the reference ``logits``."""
+    """Held-out test images of the classifier (``images``), their ``labels`` and the reference ``logits``."""
     with np.load(str(files("onnx2jax") / "data" / "digits_samples.npz")) as samples:
         return dict(samples)

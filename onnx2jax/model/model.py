@@ -21,7 +21,7 @@ from ..runtime.dispatch import Constants, snapshot
 from ..runtime.interpreter import Settings
 from ..runtime.params import DeviceParams
 from ..runtime.values import to_host
-from ..sharding.processes import alike, one_seed
+from ..sharding.processes import equal_arguments, one_seed
 from ..sharding.rules import Placement
 from .calls import arguments, buckets
 from .calls.outputs import as_outputs, bundled, unshared
@@ -143,7 +143,7 @@ class Model(Views, Exports):
         runtime.note("call", "full")
         x32 = compat.in_32_bits()
         with compat.enable_x64():
-            values, key = alike(self._mesh, "a call of the model", lambda: self._bind(args, named, rng))
+            values, key = equal_arguments(self._mesh, "a call of the model", lambda: self._bind(args, named, rng))
             own = {n: snapshot(v) for n, v in values.items()}  # the call may outlast the caller's arrays
             results = self._call(own, key, x32)
             runtime.bind(signature, given, values, key)
@@ -175,7 +175,7 @@ class Model(Views, Exports):
                     bound = arguments.bind(self.inputs, self.optional, (), feeds, self.settings.dtype)
                     return bound, None if rng is None else arguments.as_key(rng)
 
-                given, key = alike(self._mesh, "a run of the model", bind)
+                given, key = equal_arguments(self._mesh, "a run of the model", bind)
                 results = self._call(given, key, x32, as_numpy=True)
                 runtime.bind(signature, values, given, key)
         found = [to_host(results[i]) for i in wanted]
@@ -232,7 +232,7 @@ class Model(Views, Exports):
         x32 = compat.in_32_bits()
         with compat.enable_x64():
             mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh
-            values, rng = alike(mesh, "model.apply", partial(self._bind, args, named, rng))
+            values, rng = equal_arguments(mesh, "model.apply", partial(self._bind, args, named, rng))
             values = {n: snapshot(v) for n, v in values.items()}
             checked = {n: snapshot(arguments.as_param(n, v, self._type_of(n, v))) for n, v in params.items()}
             given = put(self.placement, checked)
@@ -242,7 +242,7 @@ class Model(Views, Exports):
                 own = {n: placed[n] for n in placed if n not in given} | put(self.placement, constants.params)
             feeds = values
             if self.placement is not None:
-                feeds, rng = self.placement.put_inputs(values), self.placement.put_whole(rng)
+                feeds, rng = self.placement.put_inputs(values), self.placement.put_replicated(rng)
             program = self._runtime.program
             results = program.outputs(feeds, own | given, Constants({}, self.static), rng, given, x32=x32)
             self._runtime.declared.compare(values | dict(self.static), results)

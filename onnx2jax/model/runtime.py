@@ -152,7 +152,7 @@ class Runtime:
         """The outputs of a program of this model."""
         placement = self.spec.placement
         if placement is not None:
-            values, rng = placement.put_inputs(values), placement.put_whole(rng)
+            values, rng = placement.put_inputs(values), placement.put_replicated(rng)
         return program.outputs(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
 
     def verify_padding(

@@ -1,10 +1,10 @@
-"""Where arrays lie on many devices: a user's rules by name, plans from the graph, the device configurations of a file.
+"""Placement on several devices: a user's rules by name, plans derived from the graph, or a file's configurations.
 
-All end as NamedShardings over one mesh; the values that are computed stay the same.
+All become NamedShardings over one mesh, and never change results.
 
-- ``rules``: a user's, by name; what all placements have in common.
-- ``plans``: found in the graph, by ``walk`` over its nodes with ``products``, ``tensor``, ``heads`` and ``shapes``.
-- ``configurations``: the file's own, on the devices of ``mesh``; ``constraints`` at nodes, ``writing`` into a file.
-- ``stages``: one model on several groups of devices.
-- ``put``, ``processes``, ``collectives``: arrays onto devices, several processes, what devices send each other.
+- ``rules``: a user's rules by name; ``Placement``, the base of all placements.
+- ``plans``: derived from the graph, by ``walk`` over its nodes with ``products``, ``tensor``, ``heads`` and ``shapes``.
+- ``configurations``: the file's own, over a ``mesh``; ``constraints`` on values of nodes, ``writing`` into a file.
+- ``stages``: pipeline stages, each on its own devices.
+- ``put``, ``processes``, ``collectives``: arrays to devices, multi-process programs, communication between devices.
 """

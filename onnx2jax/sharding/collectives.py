@@ -1,4 +1,4 @@
-"""What devices send each other in a compiled program, read from its text."""
+"""Collective operations of a compiled program, parsed from its HLO text."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _ARRAY: Final = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 
 @dataclass(frozen=True)
 class Collective:
-    """An exchange between devices: its kind, as XLA names it, and the bytes of its result on one device."""
+    """A collective: its kind, as XLA names it, and the bytes of its result on one device."""
 
     kind: str
     bytes: int
 
 
 def collectives(text: str) -> Iterator[Collective]:
-    """The exchanges in the text of a compiled program; one inside a loop is there once.
+    """The collectives in the HLO text of a compiled program; one in a loop body counts once.
 
     >>> list(collectives("%a = f32[2,8]{1,0} all-reduce(%b), channel_id=1"))
     [Collective(kind='all-reduce', bytes=64)]
     """
     for result, kind, start in _RESULT.findall(text):
         arrays = [_bytes(*found) for found in _ARRAY.findall(result)]
-        # What begins an exchange that goes on beside others gives its operand too, before the result.
+        # The start of an asynchronous collective returns its operand before its result.
         yield Collective(kind, arrays[1] if start and len(arrays) > 1 else sum(arrays))
 
 

@@ -1,4 +1,4 @@
-"""What a device configuration says of the values at a node, as constraints for the compiler."""
+"""Sharding constraints on the values of nodes, from a device configuration."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from ..proto.devices import Sharding
 from .rules import Constraint, ShardingWarning, entries
 
 Axes = tuple[tuple[str, ...], ...]
-"""For each split of a sharding the axes of the mesh that make it, outermost first."""
-
+"""For each split of a sharding, the mesh axes that it is over, outermost first."""
 
 ALONG: Final = {"MatMulNBits": (1, 1, "in"), "MoE": (2, 0, "experts"), "QMoE": (2, 0, "experts")}
-"""Operators that have to know how a weight is divided: which input it is, along which axis, and what that means."""
+"""Operators that need to know how a weight is sharded: the weight's input, its axis, and ``Shards.along``."""
 
 
 def is_excluded(node: Node) -> bool:
+    """Whether ONNX defines no sharding of the operator (rule DV-18)."""
     return isinstance(node.target, Operator) and node.target.unsharded
 
 
 def factored(sharding: Sharding, axes: Axes, shape: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The shape in which every divided factor is an axis, and the axes of the mesh for each."""
+    """The shape in which every sharded factor is an axis, and the PartitionSpec entries for it."""
     factored: list[Any] = []
-    places: list[Any] = []
+    spec: list[Any] = []
     by_axis = _by_axis(sharding, len(shape))
     for axis, extent in enumerate(shape):
         splits = by_axis.get(axis, [])
-        places += [entries(axes[i]) for i in splits] or [None]
+        spec += [entries(axes[i]) for i in splits] or [None]
         if len(splits) < 2:
             factored.append(extent)
             continue
@@ -44,13 +44,13 @@ def factored(sharding: Sharding, axes: Axes, shape: tuple[Any, ...]) -> tuple[tu
         free = [f for f in factors if not isinstance(f, int)]
         known = math.prod(f for f in factors if isinstance(f, int))
         if len(free) > 1 or known < 1 or extent % known or (not free and known != extent):
-            raise ShardingError(f"axis {axis} of {extent} is no product of {factors}", rule="DV-10")
+            raise ShardingError(f"axis {axis} of {extent} is not the product of {factors}", rule="DV-10")
         factored += [f if isinstance(f, int) else extent // known for f in factors]
-    return tuple(factored), places
+    return tuple(factored), spec
 
 
 def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
-    """The positions of the splits of each axis, axes counted from the front (rule DV-09)."""
+    """Axis, counted from the first -> indices of its splits (rule DV-09)."""
     axes = [a + rank if a < 0 else a for a in sharding.axes]
     if not all(0 <= a < rank for a in axes):
         raise ShardingError(f"axes {list(sharding.axes)} of a tensor of rank {rank}", rule="DV-09")
@@ -63,16 +63,16 @@ def _by_axis(sharding: Sharding, rank: int) -> dict[int, list[int]]:
 
 
 class Constraints(Constraint):
-    """What the evaluation loop asks about a node's inputs and outputs: constraints on where they lie, never values.
+    """Applies sharding constraints to the inputs and outputs of annotated nodes.
 
     Attributes:
-        axes: the axes of the mesh for each sharding that is followed.
-        divided: the weights that lie divided.
+        axes: the mesh axes of each applied sharding.
+        sharded: names of the sharded weights.
     """
 
-    def __init__(self, name: str, mesh: Mesh, axes: Mapping[Sharding, Axes], divided: Collection[str] = ()) -> None:
-        self.name, self.mesh, self.axes, self.divided = name, mesh, axes, frozenset(divided)
-        self._said: set[tuple[str, str]] = set()
+    def __init__(self, name: str, mesh: Mesh, axes: Mapping[Sharding, Axes], sharded: Collection[str] = ()) -> None:
+        self.name, self.mesh, self.axes, self.sharded = name, mesh, axes, frozenset(sharded)
+        self._warned: set[tuple[str, str]] = set()
 
     def __call__(self, node: Node, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         values = list(values)
@@ -85,26 +85,31 @@ class Constraints(Constraint):
         return values
 
     def shards(self, node: Node, /) -> Shards:
-        place, axis, along = ALONG.get(node.op_type, (0, 0, ""))
+        position, axis, along = ALONG.get(node.op_type, (0, 0, ""))
         for s in node.devices[self.name].shardings if along and self.name in node.devices else ():
-            if s.tensor == node.inputs[place] and s.tensor in self.divided and s.axes == (axis,) and len(s.splits) == 1:
+            if (
+                s.tensor == node.inputs[position]
+                and s.tensor in self.sharded
+                and s.axes == (axis,)
+                and len(s.splits) == 1
+            ):
                 return Shards(s.splits[0].shards, along, True)
         return Shards(spread=True)
 
     def _constrained(self, node: Node, sharding: Sharding, value: Any) -> Any:
         try:
-            factors, places = factored(sharding, self.axes[sharding], value.shape)
+            factors, spec = factored(sharding, self.axes[sharding], value.shape)
         except ShardingError as e:
-            if (node.name, sharding.tensor) not in self._said:
-                self._said.add((node.name, sharding.tensor))
-                warn(f"{node}, sharding of {sharding.tensor!r} is left out: {e}")
+            if (node.name, sharding.tensor) not in self._warned:
+                self._warned.add((node.name, sharding.tensor))
+                warn(f"{node}, sharding of {sharding.tensor!r} is ignored: {e}")
             return value
         constrain = jax.lax.with_sharding_constraint
-        spec = NamedSharding(self.mesh, PartitionSpec(*places))
+        target = NamedSharding(self.mesh, PartitionSpec(*spec))
         if len(factors) == value.ndim:
-            return constrain(value, spec)
-        # The factors of a fused axis are divided one by one, so that its shards are not contiguous (rule DV-11).
-        return constrain(value.reshape(factors), spec).reshape(value.shape)
+            return constrain(value, target)
+        # The factors of a fused axis are sharded separately, so its shards are not contiguous (rule DV-11).
+        return constrain(value.reshape(factors), target).reshape(value.shape)
 
 
 def warn(text: str) -> None:

@@ -1,4 +1,4 @@
-"""How a divided axis is followed: through Reshape and Transpose, caches, normalizations and attention, by heads."""
+"""Propagates a sharded axis through Reshape, Transpose, caches, normalizations and attention (sharded by heads)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ from collections.abc import Sequence
 
 from ..ir.graph import Node
 from .shapes import Extent, axes_of, permutation
-from .walk import PACKED, Along, Walk, begin, fail, one_of, said
+from .walk import CONCATENATED, Along, Walk, begin, common_axis, fail, label
 
 
 def reshape(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
     before, after = walk.shape(node.inputs[0]), walk.shape(node.outputs[0])
     x = operands[0]
     if x is None:
-        # [..., 3 * heads * size] -> [..., 3, heads, size]: each device takes its heads of what it has whole.
-        if node.inputs[0] in walk.packed and after and len(after) > 2 and after[-3] == 3 and walk.may_begin(i):
+        # [..., 3 * heads * size] -> [..., 3, heads, size]: each device slices its heads from a replicated value.
+        if node.inputs[0] in walk.concatenated and after and len(after) > 2 and after[-3] == 3 and walk.may_begin(i):
             return begin(walk, i, node, -2, after[-2])
-        if node.inputs[0] in walk.packed and before and after and before[-1] == after[-1]:
-            walk.packed.update(node.outputs)
+        if node.inputs[0] in walk.concatenated and before and after and before[-1] == after[-1]:
+            walk.concatenated.update(node.outputs)
         return []
     if before is None or after is None:
-        return fail(walk, node, operands, f"the shapes around {said(node)} are not known before it runs")
+        return fail(walk, node, operands, f"the shapes of {label(node)} are unknown at compile time")
     axis = moved(before, after, len(before) + x[0], walk.parts)
     if axis is None:
-        heads = (
-            f"{said(node)} makes {list(after)} of {list(before)}, where no axis is divided over {walk.parts} devices"
-        )
-        return fail(walk, node, operands, PACKED if len(after) > 2 and after[-3] == 3 else heads)
+        heads = f"{walk.parts} devices divide no axis after {label(node)}: {list(before)} becomes {list(after)}"
+        return fail(walk, node, operands, CONCATENATED if len(after) > 2 and after[-3] == 3 else heads)
     return [(axis - len(after), x[1])]
 
 
 def moved(before: Sequence[Extent], after: Sequence[Extent], axis: int, parts: int) -> int | None:
-    """Where Reshape leaves an axis whose blocks lie on ``parts`` devices; None where they are no blocks of one axis.
+    """The axis of a Reshape's result that is sharded when ``axis`` of its operand is; None if there is none.
 
     >>> moved(("batch", "new", 768), ("batch", "new", 12, 64), 2, 4)
     2
@@ -63,7 +61,7 @@ def transpose(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) 
 
 
 def squeeze(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """Squeeze and Unsqueeze: the axis has as many others behind it as it has, less or more those of extent 1."""
+    """Squeeze and Unsqueeze: the sharded axis moves by the removed or inserted ones."""
     x, shape, after = operands[0], walk.shape(node.inputs[0]), walk.shape(node.outputs[0])
     if x is None or shape is None or after is None:
         return fail(walk, node, operands)
@@ -76,9 +74,9 @@ def squeeze(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) ->
     return [(kept.index(len(wide) + x[0]) - len(narrow), x[1])]
 
 
-def joined(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """Concat, and what writes into a cache: along another axis than the one that is divided."""
-    one = one_of(operands)
+def concatenated(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
+    """Concat and cache updates, along another axis than the sharded one."""
+    one = common_axis(operands)
     if one is None:
         return fail(walk, node, operands)
     shapes = [s for n in node.inputs if (s := walk.shape(n)) is not None]
@@ -92,22 +90,22 @@ def joined(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> 
     return [one]
 
 
-def parted(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """Split."""
+def split(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
+    """Split, along another axis than the sharded one, or of concatenated queries, keys and values."""
     x, shape = operands[0], walk.shape(node.inputs[0])
     axis = node.attributes.get("axis", 0)
     axis = axis - len(shape) if axis >= 0 and shape else axis
     if x is None:
         sizes = [s[axis] if (s := walk.shape(n)) else None for n in node.outputs]
-        packed = node.inputs[0] in walk.packed and axis == -1 and all(map(walk.divides, sizes))
+        packed = node.inputs[0] in walk.concatenated and axis == -1 and all(map(walk.divides, sizes))
         return begin(walk, i, node, -1, walk.parts) if packed and walk.may_begin(i) else []
     if axis >= 0:
         return fail(walk, node, operands)
-    return fail(walk, node, operands, PACKED) if axis == x[0] else [x] * len(node.outputs)
+    return fail(walk, node, operands, CONCATENATED) if axis == x[0] else [x] * len(node.outputs)
 
 
 def sliced(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """Slice, Expand and Tile leave an axis alone whose extent they keep."""
+    """Slice, Expand and Tile, where they keep the extent of the sharded axis."""
     x, before, after = operands[0], walk.shape(node.inputs[0]), walk.shape(node.outputs[0])
     if x is None or before is None or after is None or before[x[0]] != after[x[0]]:
         return fail(walk, node, operands)
@@ -115,7 +113,7 @@ def sliced(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> 
 
 
 def normalized(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """Softmax and normalizations: from an axis on, or along one, of a value that is divided before it."""
+    """Softmax and normalizations, over axes behind the sharded one."""
     x, shape = operands[0], walk.shape(node.inputs[0])
     axis = node.attributes.get("axis", 1 if node.op_type.endswith("Softmax") and node.opset < 13 else -1)
     axis = axis - len(shape) if axis >= 0 and shape else axis
@@ -125,7 +123,7 @@ def normalized(walk: Walk, _: int, node: Node, operands: Sequence[Along | None])
 
 
 def rotated(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """RotaryEmbedding: heads are the last axis of three, together with their numbers, and the second of four."""
+    """RotaryEmbedding, sharded by heads: part of the last axis of three, or the second axis of four."""
     x, shape = operands[0], walk.shape(node.inputs[0])
     if x is None or shape is None or x[0] != {3: -1, 4: -3}.get(len(shape)):
         return fail(walk, node, operands)
@@ -133,7 +131,7 @@ def rotated(walk: Walk, _: int, node: Node, operands: Sequence[Along | None]) ->
 
 
 def attention(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """Operators that attend, by heads."""
+    """Attention operators, sharded by heads."""
     kind = node.op_type if node.domain or node.op_type != "Attention" else "ONNX"
     pasts = {"ONNX": (4, 5), "GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7), "Attention": (4,)}[kind]
     names = ("q_num_heads", "kv_num_heads") if kind == "ONNX" else ("num_heads", "kv_num_heads")
@@ -141,21 +139,21 @@ def attention(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) 
     three = operands[:3]
     packed = kind == "Attention" or (kind != "ONNX" and (len(node.inputs) < 3 or not node.inputs[1]))
     if any(operands[3:]) or (packed and any(operands)):
-        return fail(walk, node, operands, PACKED if packed else "")
+        return fail(walk, node, operands, CONCATENATED if packed else "")
     if not packed and not any(three):
         return []
     if not all(map(walk.divides, counts)):
-        why = f"the {' and '.join(map(str, counts))} heads of {said(node)} do not divide over {walk.parts} devices"
+        why = f"{walk.parts} devices cannot divide the {' and '.join(map(str, counts))} heads of {label(node)} evenly"
         return fail(walk, node, operands, why)
     rank = len(walk.shape(node.inputs[0]) or ())
-    if packed:  # each device attends by all heads, and goes on with its own
+    if packed:  # each device computes all heads, and slices its own
         return begin(walk, i, node, -1, walk.parts)[:1] if walk.may_begin(i) else []
-    one = one_of(three) if all(three) else None
+    one = common_axis(three) if all(three) else None
     if one is None or one[0] != {3: -1, 4: -3}.get(rank):
         return fail(walk, node, operands)
-    walk.place(node, 0, one[0])
+    walk.constrain(node, 0, one[0])
     for name in (node.inputs[p] for p in pasts if p < len(node.inputs)):
         walk.cache(name, -3)
     for output in range(1, min(3, len(node.outputs))):
-        walk.place(node, output, -3)
+        walk.constrain(node, output, -3)
     return [one, *[(-3, one[1])] * 2]

@@ -1,4 +1,4 @@
-"""One mesh for many shardings: the order and the factoring of the devices that can say most of them (rule DV-23)."""
+"""One mesh for many shardings: the device order and axis sizes that express most of them (rule DV-23)."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import numpy as np
 
 from ..proto.devices import Pattern, shard_of
 
-_ORDERS: Final = 8
-_FACTORINGS: Final = 200
-"""How many are tried; there are few, unless the number of devices has many different factors."""
+_MAX_ORDERS: Final = 8
+_MAX_FACTORINGS: Final = 200
+"""Limits of the search; only device counts with many distinct prime factors reach them."""
 
 Axes = tuple[tuple[int, ...], ...]
-"""For each number of shards the axes that make it, outermost first."""
+"""For each split, the mesh axes that it is over, outermost first."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Devices in an order, factored into axes, and the patterns that these axes can say."""
+    """A device order, factored into mesh axes, and the patterns that these axes express."""
 
     order: tuple[int, ...]
     sizes: tuple[int, ...]
-    """Prime factors; ``shape`` takes those together that belong together."""
+    """Prime factors of the number of devices; ``shape`` merges some of them."""
     uses: Mapping[Pattern, Axes]
 
     @cached_property
     def groups(self) -> list[list[int]]:
-        """Neighbouring axes that every pattern uses together, or not at all, are one."""
+        """Groups of adjacent prime factors that each pattern uses together or not at all; each is one mesh axis."""
         uses = [split for axes in self.uses.values() for split in axes]
         groups = [[0]]
         for pair in pairwise(range(len(self.sizes))):
@@ -53,23 +53,23 @@ class Layout:
         return tuple(f"d{i}" for i in range(len(self.groups)))
 
     def named(self, pattern: Pattern) -> tuple[tuple[str, ...], ...]:
-        """The names of the axes that make each number of shards."""
+        """The names of the mesh axes of each split."""
         names = {group[0]: name for group, name in zip(self.groups, self.axis_names, strict=True)}
         return tuple(tuple(names[a] for a in split if a in names) for split in self.uses[pattern])
 
 
 def best(patterns: Sequence[Pattern], devices: int) -> Layout:
-    """The layout that can say most of the patterns; the first of those that can say equally many."""
+    """The layout that expresses most of the patterns; the first such one."""
     wanted = Counter(patterns)
     held = {p: _array(p, devices) for p in wanted}
     orders = [tuple(range(devices))]
     for holders, _ in wanted:
         flat = tuple(d for group in holders for d in group)
-        if sorted(flat) == list(range(devices)) and flat not in orders and len(orders) < _ORDERS:
+        if sorted(flat) == list(range(devices)) and flat not in orders and len(orders) < _MAX_ORDERS:
             orders.append(flat)
     result, top = Layout(orders[0], (devices,), {}), -1
     for order in orders:
-        for sizes in islice(_factorings(devices), _FACTORINGS):
+        for sizes in islice(_factorings(devices), _MAX_FACTORINGS):
             digits = np.empty((len(sizes), devices), np.int64)
             digits[:, order] = np.unravel_index(np.arange(devices), sizes)
             found = {p: _express(p[1], index, sizes, digits) for p, index in held.items() if index is not None}
@@ -81,7 +81,7 @@ def best(patterns: Sequence[Pattern], devices: int) -> Layout:
 
 
 def _factorings(number: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """All orders of the prime factors."""
+    """All orders of the prime factors of a number."""
     if number == 1:
         yield prefix or (1,)
     for p in range(2, number + 1):
@@ -90,7 +90,7 @@ def _factorings(number: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[int
 
 
 def _array(pattern: Pattern, devices: int) -> np.ndarray | None:
-    """The shard of each device, by split; -1 where it has none."""
+    """The shard index of each device along each split, [splits, devices]; -1 where it has none."""
     found = shard_of(pattern)
     if found is None:
         return None
@@ -101,7 +101,7 @@ def _array(pattern: Pattern, devices: int) -> np.ndarray | None:
 
 
 def _express(shards: Sequence[int], index: np.ndarray, sizes: Sequence[int], digits: np.ndarray) -> Axes | None:
-    """The axes that make each split, if there are such; devices that hold nothing are free to hold anything."""
+    """The mesh axes of each split, or None; devices without a shard match anything."""
     used: set[int] = set()
     result = []
     for rest, held in zip(shards, index, strict=True):

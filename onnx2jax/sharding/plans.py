@@ -1,4 +1,4 @@
-"""Plans: where the arrays of a model lie by the way in which it is to be divided, found in its graph."""
+"""Plans: shardings derived from a model's graph for data, FSDP and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from .walk import Found, How, Key, key
 KINDS: Final = ("data", "fsdp", "tensor", "data+tensor", "fsdp+tensor")
 
 Specs = dict[str, tuple[tuple[int, ...], PartitionSpec]]
-"""For each parameter its shape and where it lies."""
+"""Parameter -> its shape and PartitionSpec."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to divide a model over the axes of a mesh: ``convert(..., mesh=mesh, shardings=Plan("tensor"))``.
+    """A kind of parallelism over the axes of a mesh: ``convert(..., mesh=mesh, shardings=Plan("tensor"))``.
 
     Attributes:
-        kind: "data": inputs along their first axis, weights on every device. "fsdp": inputs likewise, and each weight
-            along its largest axis that can be divided; it is gathered where it is used. "tensor": products in pairs,
-            by columns and by rows, attention by heads, mixtures by experts, the largest table by rows. "data+tensor"
-            and "fsdp+tensor": both.
-        data: the axis of the mesh for inputs, and for "fsdp".
-        model: the axis of the mesh for "tensor".
-        rules: patterns over the names of weights and inputs with specs, as ``convert`` takes them; they win.
+        kind: "data": shards inputs along their first axis, replicates weights. "fsdp": shards inputs likewise, and each
+            weight along its largest divisible axis, and gathers weights where they are used. "tensor": shards matrix
+            products in pairs, by columns and by rows, attention by heads, mixtures by experts, and the largest table
+            by rows. "data+tensor" and "fsdp+tensor" combine them.
+        data: the mesh axis for inputs, and for "fsdp".
+        model: the mesh axis for "tensor".
+        rules: patterns over names of weights and inputs with specs, as for ``convert``; they take precedence.
 
     Raises:
-        ShardingError: there is no such kind, or both axes are one.
+        ShardingError: the kind is unknown, or both mesh axes are the same.
 
     >>> Plan("tensor", model="tp").axes
     ('tp',)
@@ -58,46 +58,46 @@ class Plan:
         if self.kind not in KINDS:
             raise ShardingError(f"there is no plan {self.kind!r}; the plans are {', '.join(map(repr, KINDS))}")
         if len(set(self.axes)) < len(self.axes):
-            raise ShardingError(f"plan {self.kind!r} divides over two axes of a mesh, and both are {self.data!r}")
+            raise ShardingError(f"plan {self.kind!r} needs two different mesh axes, and both are {self.data!r}")
 
     @property
     def tensor(self) -> bool:
-        """Whether products are divided."""
+        """Whether matrix products are sharded."""
         return self.kind.endswith("tensor")
 
     @property
     def fsdp(self) -> bool:
-        """Whether each weight is divided and gathered where it is used."""
+        """Whether weights are sharded, and gathered where they are used."""
         return self.kind.startswith("fsdp")
 
     @property
     def batch(self) -> bool:
-        """Whether inputs are divided along their first axis."""
+        """Whether inputs are sharded along their first axis."""
         return self.kind != "tensor"
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes that the mesh must have."""
+        """The mesh axes that the plan uses."""
         return (self.data,) * self.batch + (self.model,) * self.tensor
 
 
 def as_plan(shardings: Any) -> Plan | None:
-    """The plan that a user names; None for rules of the user's own.
+    """The plan, if ``shardings`` is one or its kind; None for a user's rules.
 
     Raises:
-        ShardingError: there is no such plan.
+        ShardingError: the kind is unknown.
     """
     return Plan(shardings) if isinstance(shardings, str) else shardings if isinstance(shardings, Plan) else None
 
 
 def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Plan, evaluate: Evaluate) -> Placement:
-    """The placement that a plan finds for a graph.
+    """The placement of a graph by a plan.
 
     Args:
         graph: the main graph.
         params: the parameters, by the name of their initializer or, inside other graphs, by ``Graph.key``.
-        mesh: the devices. Its axes are taken as Auto.
-        plan: how to divide.
+        mesh: the devices; all its axes become Auto.
+        plan: the plan.
         evaluate: evaluates the graph abstractly.
 
     Raises:
@@ -105,7 +105,7 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
     """
     if missing := [a for a in plan.axes if a not in mesh.axis_names]:
         raise ShardingError(
-            f"plan {plan.kind!r} divides over axis {missing[0]!r}, the mesh has {list(mesh.axis_names)}: make the mesh "
+            f"plan {plan.kind!r} shards over axis {missing[0]!r}, the mesh has {list(mesh.axis_names)}: make the mesh "
             f"jax.make_mesh(..., {plan.axes}), or name its axes: Plan({plan.kind!r}, data=..., model=...)"
         )
     mesh = compat.auto(mesh)
@@ -125,14 +125,14 @@ def by_plan(graph: Graph, params: Mapping[str, np.ndarray], mesh: Mesh, plan: Pl
 
 
 def _spec(shape: Sequence[int], mesh: Mesh, plan: Plan, axis: int | None) -> PartitionSpec:
-    """Where a parameter lies, given the axis that is divided over the plan's ``model``."""
+    """The PartitionSpec of a parameter, given its axis that is sharded over ``plan.model``."""
     axes: list[tuple[str, ...]] = [(plan.model,) if i == axis else () for i in range(len(shape))]
     if plan.fsdp and math.prod(shape) > 1:
         parts = mesh.shape[plan.data]
         left = [n // mesh.shape[plan.model] if i == axis else n for i, n in enumerate(shape)]
-        whole = [i for i, n in enumerate(left) if n % parts == 0]
-        if whole:
-            best = max(whole, key=lambda i: (i != axis, left[i]))
+        divisible = [i for i, n in enumerate(left) if n % parts == 0]
+        if divisible:
+            best = max(divisible, key=lambda i: (i != axis, left[i]))
             axes[best] = (*axes[best], plan.data)
     while axes and not axes[-1]:
         axes.pop()
@@ -140,21 +140,21 @@ def _spec(shape: Sequence[int], mesh: Mesh, plan: Plan, axis: int | None) -> Par
 
 
 def _reason(name: str, shape: Sequence[int], spec: PartitionSpec, plan: Plan, mesh: Mesh, found: Found) -> str:
-    """Why a parameter is not divided, or not over both axes."""
+    """Why a parameter is not sharded over each of the plan's axes; empty if it is."""
     if not plan.tensor and not plan.fsdp:
-        return "is whole: the plan divides inputs alone"
+        return "is replicated: the plan shards inputs only"
     why = []
     if plan.tensor and name not in found.weights:
-        reason = found.reasons.get(name, "it stands in a graph inside a node")
-        why.append(f"is not divided over {plan.model!r}: {reason}")
+        reason = found.reasons.get(name, "it belongs to a subgraph")
+        why.append(f"is not sharded over {plan.model!r}: {reason}")
     if plan.fsdp and plan.data not in [a for e in spec for a in (e if isinstance(e, tuple) else (e,))]:
         parts = mesh.shape[plan.data]
-        why.append(f"is not divided over {plan.data!r}: no axis of {list(shape)} is a multiple of {parts}")
+        why.append(f"is not sharded over {plan.data!r}: no axis of {list(shape)} is a multiple of {parts}")
     return "; it ".join(why)
 
 
 def _ruled(plan: Plan, name: str) -> str | None:
-    """The user's own rule for a name."""
+    """The pattern of the user's rule for a name, if any."""
     return next((p for p in plan.rules if p == name or fnmatchcase(name, p)), None)
 
 
@@ -171,27 +171,25 @@ def _of_params(mesh: Mesh, plan: Plan, specs: Specs, values: Arrays) -> Sharding
 
 
 def _of_inputs(mesh: Mesh, plan: Plan, caches: Mapping[str, int], values: Arrays, batch: bool) -> Shardings:
-    """Inputs along their first axis where that can be divided (a batch to train on must be), caches by heads."""
+    """Shardings of inputs along their first axis if it is divisible (a training batch must be), of caches by heads."""
     found = {}
     for name, value in values.items():
         rule, axes = _ruled(plan, name), [None] * value.ndim if hasattr(value, "ndim") else []
         if rule is not None and not batch:
             found[name] = fitting(name, value.shape, mesh, plan.rules[rule], f"rule {rule!r}")
             continue
-        places: list[str | None] = list(axes)
-        if places and plan.batch and (batch or value.shape[0] % mesh.shape[plan.data] == 0):
-            places[0] = plan.data
+        spec: list[str | None] = list(axes)
+        if spec and plan.batch and (batch or value.shape[0] % mesh.shape[plan.data] == 0):
+            spec[0] = plan.data
         axis = caches.get(name)
         if axis is not None and -value.ndim < axis and value.shape[axis] % mesh.shape[plan.model] == 0:
-            places[axis] = plan.model
-        found[name] = fitting(name, value.shape, mesh, PartitionSpec(*places), "the batch")
+            spec[axis] = plan.model
+        found[name] = fitting(name, value.shape, mesh, PartitionSpec(*spec), "the batch")
     return found
 
 
 class Constraints(Constraint):
-    """What the evaluation loop asks at each node: the results of products are divided as the plan says, and a weight
-    that lies over the axis of the data is gathered where it is used.
-    """
+    """Constrains results of matrix products to the plan's sharding, and gathers FSDP weights where they are used."""
 
     def __init__(self, mesh: Mesh, plan: Plan, graph: Graph, found: Found, specs: Specs) -> None:
         self.mesh, self.model, self.batch = mesh, plan.model, plan.data if plan.batch else None
@@ -222,17 +220,17 @@ class Constraints(Constraint):
             return value
         if name in operands and operands[name][0] == value.shape:
             return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, operands[name][1]))
-        axis, how = results.get(name, (0, "whole"))
-        if axis == 0 or value.ndim < -axis or (how != "whole" and value.shape[axis] % self.parts):
+        axis, how = results.get(name, (0, "replicated"))
+        if axis == 0 or value.ndim < -axis or (how != "replicated" and value.shape[axis] % self.parts):
             return value
-        for own in {"divided": (self.model,), "whole": (None,), "taken": (None, self.model)}[how]:
-            places: list[Any] = [PartitionSpec.UNCONSTRAINED] * value.ndim
-            places[axis] = own
-            value = jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, PartitionSpec(*places)))
+        for own in {"sharded": (self.model,), "replicated": (None,), "sliced": (None, self.model)}[how]:
+            spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * value.ndim
+            spec[axis] = own
+            value = jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, PartitionSpec(*spec)))
         return value
 
 
 def _without(spec: PartitionSpec, axis: str) -> PartitionSpec:
-    """A spec without an axis of the mesh."""
+    """The spec without one of its mesh axes."""
     axes = [tuple(a for a in (e if isinstance(e, tuple) else (e,)) if a not in (axis, None)) for e in spec]
     return PartitionSpec(*map(entries, axes))

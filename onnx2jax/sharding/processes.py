@@ -1,7 +1,7 @@
-"""Several processes that run one program: what each of them gives has to be the same, and each hears when it is not.
+"""Multi-process programs: checks that all processes pass equal values, and raises in all of them if not.
 
-They tell each other on the notice board of ``jax.distributed.initialize``, without their devices: so a process that
-stopped, or never came, is an error of the others, where an exchange between devices would wait for it.
+Processes communicate through the coordination service of ``jax.distributed.initialize`` rather than their devices, so
+that a process that stopped or is missing raises an error in the others, where a collective would hang.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from jax.sharding import Mesh, NamedSharding
 from .. import compat
 from ..errors import ProcessError
 
-PATIENCE: Final = 600
+TIMEOUT: Final = 600
 """Seconds that a process waits for the others."""
 
-GLANCE: Final = 2
-"""Seconds after which it looks whether they have ended."""
+POLL: Final = 2
+"""Seconds between checks whether one of them has ended."""
 
 ENDED: Final = "onnx2jax/ended/"
-"""Where processes that end say so."""
+"""Prefix of the keys that processes set when they end."""
 
 EQUAL: Final = (
-    "NumPy arrays, and JAX's of one process, are the same in all processes; parts that processes have for themselves "
-    "go through from_process"
+    "NumPy arrays, and JAX arrays of one process, must be equal in all processes; pass each process's own rows through "
+    "from_process"
 )
-"""What to do about arrays that differ."""
+"""How to fix arrays that differ."""
 
 _turns: Counter[tuple[int, ...]] = Counter()
-"""How often each group of processes has told each other something."""
+"""The number of exchanges of each group of processes."""
 
 
 @functools.lru_cache(64)
@@ -48,7 +48,7 @@ def processes(mesh: Mesh) -> tuple[int, ...]:
     """The processes that own the devices of a mesh.
 
     Raises:
-        ProcessError: this process is none of them.
+        ProcessError: this process is not one of them.
 
     >>> import jax
     >>> processes(jax.make_mesh((1,), ("data",)))
@@ -57,7 +57,7 @@ def processes(mesh: Mesh) -> tuple[int, ...]:
     found = tuple(sorted({d.process_index for d in mesh.devices.flat}))
     if jax.process_index() not in found:
         raise ProcessError(
-            f"the mesh {dict(mesh.shape)} has devices of process {', '.join(map(str, found))} alone, and this is "
+            f"the mesh {dict(mesh.shape)} has devices of process {', '.join(map(str, found))} only, and this is "
             f"process {jax.process_index()} of {jax.process_count()}: make it of all {jax.device_count()} devices, or "
             "of this process's own, jax.local_devices()"
         )
@@ -70,67 +70,71 @@ def several(mesh: Mesh | None) -> bool:
 
 
 def writes(arrays: Mapping[str, Any]) -> tuple[bool, Mesh | None]:
-    """Whether this process writes a file of arrays, and the mesh whose processes wait for that: of arrays that are
-    spread over several processes the first one does, and each those of its own."""
-    apart = (v.sharding for v in arrays.values() if isinstance(v, jax.Array) and not v.is_fully_addressable)
-    mesh = next((s.mesh for s in apart if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh)), None)
+    """Whether this process writes a file of arrays, and the mesh whose processes wait for it.
+
+    The first process writes arrays that are sharded over several processes; each process writes its own ones.
+    """
+    remote = (v.sharding for v in arrays.values() if isinstance(v, jax.Array) and not v.is_fully_addressable)
+    mesh = next((s.mesh for s in remote if isinstance(s, NamedSharding) and isinstance(s.mesh, Mesh)), None)
     return mesh is None or jax.process_index() == processes(mesh)[0], mesh
 
 
-class Said:
-    """What a process says while it works; the others have to say the same."""
+class Agreement:
+    """Values that have to be equal in all processes."""
 
     def __init__(self) -> None:
-        self.parts: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
 
     def same(self, values: Mapping[str, Any]) -> None:
-        """Say what has to be the same in all processes."""
-        self.parts |= values
+        """Add values that have to be equal in all processes."""
+        self.values |= values
 
 
 @contextmanager
-def together(mesh: Mesh | None, what: str, mend: str = "") -> Iterator[Said]:
-    """Work that the processes of a mesh do alike: they go on when all of them are done with it, and said the same.
+def together(mesh: Mesh | None, what: str, fix: str = "") -> Iterator[Agreement]:
+    """A section that all processes of a mesh execute; they continue when all have finished it with equal values.
 
     Args:
-        mesh: over devices of several processes; else nothing is exchanged.
-        what: the work, in words.
-        mend: what to do about differences.
+        mesh: over devices of several processes; otherwise nothing is exchanged.
+        what: the section's name in messages.
+        fix: how to fix differences.
 
     Raises:
-        ProcessError: another process failed in it, said something else, or does not come.
+        ProcessError: another process failed in the section, has different values, or does not reach it.
     """
-    said = Said()
+    agreement = Agreement()
     if mesh is None or not several(mesh):
-        yield said
+        yield agreement
         return
     try:
-        yield said
+        yield agreement
     except Exception as e:
         exchange(mesh, f"!{type(e).__name__}: {e}"[:2000], what)
         raise
-    parts = {name: digest(value) for name, value in said.parts.items()}
-    heard = exchange(mesh, json.dumps([what, parts]), what)
+    parts = {name: digest(value) for name, value in agreement.values.items()}
+    texts = exchange(mesh, json.dumps([what, parts]), what)
     me = jax.process_index()
-    for process, text in heard.items():
+    for process, text in texts.items():
         if text.startswith("!"):
             raise ProcessError(f"process {process} stopped at {what}: {text[1:]}")
-    for process, text in heard.items():
-        if text != heard[me]:
-            raise ProcessError(_difference(what, process, text, heard[me]) + (f". {mend}" if mend else ""))
+    for process, text in texts.items():
+        if text != texts[me]:
+            raise ProcessError(_difference(what, process, text, texts[me]) + (f". {fix}" if fix else ""))
 
 
-def alike(mesh: Mesh | None, what: str, bind: Callable[[], tuple[dict[str, Any], Any]]) -> tuple[dict[str, Any], Any]:
-    """Arguments by name and a random key, the same in all processes of a mesh.
+def equal_arguments(
+    mesh: Mesh | None, what: str, bind: Callable[[], tuple[dict[str, Any], Any]]
+) -> tuple[dict[str, Any], Any]:
+    """The arguments by name and the random key from ``bind``, checked to be equal in all processes of a mesh.
 
     Raises:
-        ProcessError: they are not, or ``bind`` failed in another process.
+        ProcessError: they differ, or ``bind`` failed in another process.
     """
     if mesh is None:
         return bind()
-    with together(mesh, what, EQUAL) as said:
+    with together(mesh, what, EQUAL) as agreement:
         values, key = bind()
-        said.same(values | {"rng": key})
+        agreement.same(values | {"rng": key})
     return values, key
 
 
@@ -147,7 +151,7 @@ def _difference(what: str, process: int, theirs: str, ours: str) -> str:
 
 
 def one_seed(mesh: Mesh | None) -> int:
-    """A seed for random numbers, fresh and the same in all processes of a mesh."""
+    """A fresh random seed, equal in all processes of a mesh."""
     seed = secrets.randbits(32)
     if mesh is None or not several(mesh):
         return seed
@@ -158,7 +162,7 @@ def exchange(mesh: Mesh, text: str, what: str) -> dict[int, str]:
     """The texts of all processes of a mesh, by process.
 
     Raises:
-        ProcessError: one of them has ended, or does not come within ``PATIENCE``.
+        ProcessError: one of them has ended, or does not take part within ``TIMEOUT``.
     """
     group, board, me = processes(mesh), compat.noticeboard(), jax.process_index()
     if board is None and len(group) == jax.process_count():
@@ -166,35 +170,35 @@ def exchange(mesh: Mesh, text: str, what: str) -> dict[int, str]:
     if board is None:
         raise ProcessError(f"the mesh is over processes {group} of {jax.process_count()}: make it of all jax.devices()")
     if not _turns:
-        atexit.register(_say_goodbye)
+        atexit.register(_announce_end)
     turn = _turns[group] = _turns[group] + 1
     folder = f"onnx2jax/{digest(group)}"
     board.key_value_set(f"{folder}/{turn}/{me}", text)
-    heard = {process: _heard(board, f"{folder}/{turn}/{process}", process, what) for process in group}
-    # Who is in this turn has read all of the one before.
+    texts = {process: _receive(board, f"{folder}/{turn}/{process}", process, what) for process in group}
+    # A process in this exchange has read all texts of the previous one.
     if turn > 1:
         board.key_value_delete(f"{folder}/{turn - 1}/{me}")
-    return heard
+    return texts
 
 
-def _heard(board: Any, key: str, process: int, what: str) -> str:
-    """What a process says, once it does."""
-    for _ in range(PATIENCE // GLANCE):
+def _receive(board: Any, key: str, process: int, what: str) -> str:
+    """Wait for the text of a process."""
+    for _ in range(TIMEOUT // POLL):
         try:
-            return board.blocking_key_value_get(key, GLANCE * 1000)
+            return board.blocking_key_value_get(key, POLL * 1000)
         except jax.errors.JaxRuntimeError as e:
             if "DEADLINE_EXCEEDED" not in str(e):
-                raise ProcessError(f"process {process} cannot be heard at {what}: {e}") from e
+                raise ProcessError(f"cannot receive from process {process} at {what}: {e}") from e
         if any(ended.endswith(f"/{process}") for ended, _ in board.key_value_dir_get(ENDED)):
-            raise ProcessError(f"process {process} ended before it came to {what}")
+            raise ProcessError(f"process {process} ended before {what}")
     raise ProcessError(
-        f"process {process} did not come to {what} within {PATIENCE} s: all processes make the same calls in the same "
+        f"process {process} did not reach {what} within {TIMEOUT} s: all processes make the same calls in the same "
         "order"
     )
 
 
-def _say_goodbye() -> None:
-    """Tell processes that wait for this one that it ends; of one that is killed they hear by its missing heartbeat."""
+def _announce_end() -> None:
+    """Tell waiting processes that this one ends; a killed process is detected by its missing heartbeat."""
     board = compat.noticeboard()
     if board is not None:
         with suppress(jax.errors.JaxRuntimeError):
@@ -202,7 +206,7 @@ def _say_goodbye() -> None:
 
 
 def digest(value: Any) -> str:
-    """What tells values apart, in one line: of arrays type, shape and a checksum, of those of several processes no sum.
+    """A one-line digest of a value: type, shape and checksum of an array (no checksum across processes).
 
     >>> import numpy as np
     >>> digest(np.zeros((2, 3), "float32"))

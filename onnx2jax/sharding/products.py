@@ -1,4 +1,4 @@
-"""How products are divided: by columns where nothing is divided yet, by rows behind that; tables, mixtures."""
+"""Shards matrix products: by columns if the operand is not sharded, else by rows; also tables and mixtures."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.graph import Node
 from .shapes import Extent
-from .walk import PACKED, Along, Walk, fail, key, one_of, reaches, said
+from .walk import CONCATENATED, Along, Walk, common_axis, fail, has_axis, key, label
 
 
 def columns(
     walk: Walk, i: int, node: Node, weight: Mapping[str, int], bias: str, extent: Extent | None
 ) -> list[Along | None]:
-    """A product that begins: the weights of operands by axis, and the extent that is divided."""
+    """Start sharding at a product by columns; ``weight``: operand -> axis, ``extent``: the number of columns."""
     origin = frozenset({i})
     if i in walk.refused:
-        walk.packed.update(node.outputs if walk.refused[i] == PACKED else ())
-        walk.whole(node)
+        walk.concatenated.update(node.outputs if walk.refused[i] == CONCATENATED else ())
+        walk.replicate(node)
         return []
     if not walk.divides(extent):
-        walk.fail(origin, f"the {extent} columns of {said(node)} cannot be divided evenly over {walk.parts} devices")
+        walk.fail(origin, f"the {extent} columns of {label(node)} cannot be divided evenly over {walk.parts} devices")
         return []
-    if not all(walk.divide(name, axis, origin) for name, axis in weight.items()):
+    if not all(walk.shard(name, axis, origin) for name, axis in weight.items()):
         return []
-    if bias and reaches(walk.facts.of(bias), -1):
-        walk.divide(bias, -1, frozenset())
-    walk.place(node, 0, -1)
+    if bias and has_axis(walk.facts.of(bias), -1):
+        walk.shard(bias, -1, frozenset())
+    walk.constrain(node, 0, -1)
     return [(-1, origin)]
 
 
 def product(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """MatMul, Gemm and their kin: x by a weight, or two values."""
+    """MatMul, Gemm and the like: of a value and a weight, or of two values."""
     x, weight = operands[:2]
     name, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else ""
     shape = walk.shape(name)
@@ -43,9 +43,9 @@ def product(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) ->
         return columns(walk, i, node, {name: outer}, bias, shape[outer])
     if x[0] != -1:
         return [x]
-    if not walk.divide(name, inner, x[1]):
+    if not walk.shard(name, inner, x[1]):
         return []
-    walk.whole(node)
+    walk.replicate(node)
     return []
 
 
@@ -54,16 +54,16 @@ def _batches(node: Node) -> bool:
 
 
 def _values(walk: Walk, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """Two values, each a stack of matrices: divided along the stack, or along what remains of one of them."""
+    """Products of two values: sharded along a batch axis, or along the free axis of one of them."""
     if node.op_type not in ("MatMul", "FusedMatMul") or _batches(node) or not any(operands):
         return fail(walk, node, operands)
     a, b = operands[:2]
     kept = {0: -1 if node.attributes.get("transA") else -2, 1: -2 if node.attributes.get("transB") else -1}
-    one = one_of([a, b])
+    one = common_axis([a, b])
     if one is not None and one[0] < -2:
         for name, operand in zip(node.inputs, (a, b), strict=False):
-            if operand is None and name in walk.makers:  # keys that all heads share: each device has them
-                walk.place(*walk.makers[name], one[0], "whole")
+            if operand is None and name in walk.makers:  # keys that all heads share are replicated
+                walk.constrain(*walk.makers[name], one[0], "replicated")
         return [one]
     for side, operand in enumerate((a, b)):
         if operand is not None and operand[0] == kept[side] and operands[1 - side] is None:
@@ -72,7 +72,7 @@ def _values(walk: Walk, node: Node, operands: Sequence[Along | None]) -> Sequenc
 
 
 def packed_product(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """MatMulNBits: bytes [N, blocks, size], scales and zero points by row and block, maybe flat."""
+    """MatMulNBits: packed weights [N, blocks, bytes], scales and zero points [N, blocks] or flat."""
     x, names = operands[0], [*node.inputs, *[""] * 6][:6]
     packed, scales, zeros, order, bias = names[1:]
     shapes = {n: walk.shape(n) or () for n in (packed, scales, zeros)}
@@ -87,18 +87,18 @@ def packed_product(walk: Walk, i: int, node: Node, operands: Sequence[Along | No
         return [x]
     blocks = shapes[packed][1]
     if order or not walk.divides(blocks):
-        why = "its columns are in an order of their own" if order else f"its {blocks} blocks are not"
-        return fail(walk, node, [x], f"{said(node)} cannot be divided by rows over {walk.parts} devices: {why}")
-    if not walk.divide(packed, 1, x[1]):
+        why = "g_idx reorders its columns" if order else f"its {blocks} blocks are not divisible"
+        return fail(walk, node, [x], f"{label(node)} cannot be sharded by rows over {walk.parts} devices: {why}")
+    if not walk.shard(packed, 1, x[1]):
         return []
     for name in (scales, zeros):
-        # Zero points share bytes: a device needs whole ones. Flat ones lie row by row.
+        # Packed zero points: shards must start at whole bytes. Flat ones are stored row by row.
         if len(shapes[name]) == 2 and walk.divides(shapes[name][1]) and shapes[packed][1] == shapes[scales][-1]:
             bits = node.attributes.get("bits", 4) if name == zeros else 8
             if name == scales or int(blocks) * bits == 8 * int(shapes[name][1]):
-                walk.divide(name, 1, frozenset())
+                walk.shard(name, 1, frozenset())
     walk.found.shards[key(node)] = "in"
-    walk.whole(node)
+    walk.replicate(node)
     return []
 
 
@@ -113,29 +113,29 @@ def gather(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> 
         return fail(walk, node, operands)
     axis = node.attributes.get("axis", 0) % len(shape) - len(shape)
     if axis == data[0]:
-        return fail(walk, node, operands, PACKED if shape[axis] == 3 else "")
+        return fail(walk, node, operands, CONCATENATED if shape[axis] == 3 else "")
     return [data if data[0] > axis else (data[0] + 1 - len(places), data[1])]
 
 
 def _rows(walk: Walk, i: int, node: Node) -> Sequence[Along | None]:
-    """Rows of the largest table, of words: each device has some, and gives zeros for the others."""
+    """The embedding table, sharded by rows: each device returns zeros for rows that it does not hold."""
     table = walk.table(node)
     if table is None or not walk.may_begin(i):
         return []
     if table != walk.largest:
-        walk.fail(frozenset({i}), f"{said(node)} reads it, which is not the largest of the tables")
-    if table == walk.largest and walk.divide(table, 0, frozenset({i})):
-        walk.whole(node)
+        walk.fail(frozenset({i}), f"{label(node)} reads it, and only the largest table is sharded")
+    if table == walk.largest and walk.shard(table, 0, frozenset({i})):
+        walk.replicate(node)
     return []
 
 
 def experts(walk: Walk, i: int, node: Node, operands: Sequence[Along | None]) -> Sequence[Along | None]:
-    """A mixture: each device has some of the experts, and gives its part of the sum."""
+    """A mixture sharded by experts: each device computes a partial sum."""
     if any(operands):
         return fail(walk, node, operands)
     stacked = [n for n in node.inputs[2:] if n and walk.is_weight(n) and len(walk.shape(n) or ()) > 1]
     axes = {n: -len(walk.shape(n) or ()) for n in stacked}
-    if stacked and walk.may_begin(i) and all(walk.divide(n, axis, frozenset({i})) for n, axis in axes.items()):
+    if stacked and walk.may_begin(i) and all(walk.shard(n, axis, frozenset({i})) for n, axis in axes.items()):
         walk.found.shards[key(node)] = "experts"
-        walk.whole(node)
+        walk.replicate(node)
     return []

@@ -1,4 +1,4 @@
-"""Arrays onto the devices of a mesh, of which each process reads and holds its own parts alone."""
+"""Transfers arrays to devices and back; each process reads and holds only its own shards."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..proto.mapped import is_lazy, load
 
 
 def put(value: Any, sharding: Sharding) -> Any:
-    """An array where a sharding says.
+    """Place an array by a sharding.
 
     Args:
-        value: a NumPy array, of which only those parts are read from its file that lie on devices of this process; a
-            JAX array; or a tracer. Over several processes what is not spread over them yet is the same in all.
-        sharding: over devices of which some are this process's.
+        value: a NumPy array, a JAX array or a tracer. Of a lazy array only this process's shards are read. An array
+            that is not global has to be equal in all processes.
+        sharding: over devices, some of which belong to this process.
     """
     if is_traced(value):
         return jax.device_put(value, sharding)
@@ -41,7 +41,7 @@ def put(value: Any, sharding: Sharding) -> Any:
 def by_parts(
     shape: tuple[int, ...], dtype: Any, sharding: Sharding, read: Callable[[tuple[slice, ...]], Any]
 ) -> jax.Array:
-    """An array whose parts ``read`` gives as NumPy, by their slices; a part of several devices is read once."""
+    """A JAX array of the shards that ``read`` returns for their slices; replicated shards are read once."""
     found: dict[Any, np.ndarray] = {}
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -55,12 +55,12 @@ def by_parts(
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Where a part of an array begins and ends on each axis."""
+    """Start and end of a shard along each axis."""
     return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
 
 
 def share(sharding: NamedSharding, extent: int) -> tuple[int, int]:
-    """Into how many parts the first axis is divided, and how many of them lie in this process."""
+    """The number of shards along the first axis, and how many of them belong to this process."""
     entry = sharding.spec[0] if sharding.spec else None
     axes = entry if isinstance(entry, tuple) else (entry,) if entry else ()
     parts = math.prod(sharding.mesh.shape[a] for a in axes)
@@ -69,12 +69,12 @@ def share(sharding: NamedSharding, extent: int) -> tuple[int, int]:
 
 
 def from_process(name: str, value: Any, of_shape: Any) -> jax.Array:
-    """The array of which each process gives its own rows.
+    """A global array of the rows of each process.
 
     Args:
-        name: for errors.
+        name: the array's name in messages.
         value: the rows of this process.
-        of_shape: the sharding for an array of a shape and type.
+        of_shape: returns the sharding of a ShapeDtypeStruct.
 
     Raises:
         ShardingError: the rows cannot be divided over the devices of this process.
@@ -84,7 +84,7 @@ def from_process(name: str, value: Any, of_shape: Any) -> jax.Array:
     parts, own = share(of_shape(whole), whole.shape[0])
     if array.shape[0] % own:
         raise ShardingError(
-            f"{name!r}: the {array.shape[0]} rows of this process cannot be divided evenly over its {own} parts of "
+            f"{name!r}: the {array.shape[0]} rows of this process cannot be divided evenly over its {own} shards of "
             f"{parts}; pad them to {-(-array.shape[0] // own) * own}"
         )
     shape = (array.shape[0] // own * parts, *array.shape[1:])
@@ -93,7 +93,7 @@ def from_process(name: str, value: Any, of_shape: Any) -> jax.Array:
 
 
 def to_process(value: Any) -> np.ndarray:
-    """The block of an array that lies in this process; all of it where it lies in one process, or whole in each."""
+    """The block of an array on this process's devices; the whole array if it is local or replicated."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable or value.is_fully_replicated:
         return np.asarray(value)
     parts = {_bounds(p.index, value.shape): p for p in value.addressable_shards}

@@ -1,4 +1,4 @@
-"""Where arrays lie: a user's rules by name, as NamedShardings over a mesh."""
+"""Placement of arrays by a user's rules over names, as NamedShardings over a mesh."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from .put import from_process, put, to_process
 
 
 class ShardingWarning(UserWarning):
-    """Something about where arrays should lie was not followed. Results are the same."""
+    """Part of a requested placement was not applied; results are the same."""
 
 
 Rules = Mapping[str, PartitionSpec]
-"""Patterns over names, as fnmatch reads them, each with the mesh axes over which an array is divided."""
+"""fnmatch pattern over names -> the PartitionSpec of the arrays that match."""
 
 
 def by_name(values: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, NamedSharding]:
-    """A sharding for each array: that of the first rule whose pattern is or matches its name, else replicated.
+    """A sharding for each array: by the first rule whose pattern matches its name, else replicated.
 
     Args:
-        values: anything with a shape, by name.
-        mesh: the devices and their axes. Its axes are taken as Auto: the compiler places what is between.
-        rules: patterns (``"*.weight"``; fnmatch) with specs; the first that matches counts.
+        values: name -> anything with a shape.
+        mesh: the devices; all its axes become Auto, so the compiler chooses shardings of intermediate values.
+        rules: patterns (``"*.weight"``; fnmatch) with specs; the first match applies.
 
     Raises:
         ShardingError: a spec names an axis that the mesh does not have, or does not fit the shape.
@@ -85,40 +85,40 @@ def by_batch(values: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedSharding]:
 
 
 def check_patterns(rules: Rules, names: Iterable[str]) -> None:
-    """Refuse rules of which a pattern matches none of the names: a slip of the pen would replicate in silence.
+    """Raise if a pattern matches none of the names: a typo would silently replicate the array.
 
     Raises:
-        ShardingError: naming the pattern and the names nearest to it.
+        ShardingError: with the pattern and the closest names.
     """
     names = list(names)
     for pattern in rules:
         if not any(pattern == n or fnmatchcase(n, pattern) for n in names):
             near = difflib.get_close_matches(pattern, names, 3, 0.3) or names[:3]
             raise ShardingError(
-                f"shardings: {pattern!r} matches none of the {len(names)} names; near it are {near}. "
-                "Patterns are those of fnmatch: * any text, ? one character, [ab] one of them"
+                f"shardings: {pattern!r} matches none of the {len(names)} names; the closest are {near}. "
+                "Patterns are those of fnmatch: * matches any text, ? one character, [ab] one of these"
             )
 
 
 def own_rules(shardings: Any) -> Rules:
-    """The rules that a user gives.
+    """The user's rules, validated.
 
     Raises:
-        ShardingError: they are no mapping.
+        ShardingError: they are not a mapping.
     """
     if not isinstance(shardings, Mapping | None):
         raise ShardingError(
-            f"shardings={shardings!r:.60} are no patterns with specs: {{'*.weight': PartitionSpec('model')}}. Names "
-            "of plans are for convert(..., mesh=mesh, shardings='tensor'), whose model finetune takes as it lies"
+            f"shardings={shardings!r:.60} does not map patterns to specs: {{'*.weight': PartitionSpec('model')}}. "
+            "Plans are for convert(..., mesh=mesh, shardings='tensor'); finetune keeps the placement of its model"
         )
     return shardings or {}
 
 
 def fitting(name: str, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec, source: str) -> NamedSharding:
-    """The sharding, when the spec fits the shape.
+    """The NamedSharding of a spec that fits the shape.
 
     Raises:
-        ShardingError: it does not; ``source`` says who wants it.
+        ShardingError: it does not fit; ``source`` names the origin of the spec in the message.
     """
     what = f"{name!r} of shape {list(shape)}, {source}: {spec} over {_described(mesh)}"
     axes = _axes(what, mesh, spec)
@@ -129,22 +129,22 @@ def fitting(name: str, shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec, 
         if extent % parts:
             raise ShardingError(
                 f"{what}: axis {axis} of {extent} cannot be divided evenly over {parts} devices. Pad it to "
-                f"{-(-extent // parts) * parts}, or leave it whole: None at that place of the spec"
+                f"{-(-extent // parts) * parts}, or replicate it: None at that place of the spec"
             )
     return NamedSharding(mesh, spec)
 
 
 def _axes(what: str, mesh: Mesh, spec: PartitionSpec) -> list[tuple[str, ...]]:
-    """The mesh axes of each entry; they exist, and none is used twice."""
+    """The mesh axes of each entry of the spec; raises unless they exist and are distinct."""
     if not isinstance(spec, PartitionSpec):
-        raise ShardingError(f"{what}: {spec!r} is no PartitionSpec; write jax.sharding.PartitionSpec(...)")
+        raise ShardingError(f"{what}: {spec!r} is not a PartitionSpec; write jax.sharding.PartitionSpec(...)")
     axes = [(e,) if isinstance(e, str) else e if isinstance(e, tuple) else () for e in spec]
     flat = [a for names in axes for a in names]
     for a in flat:
         if a not in mesh.axis_names:
             raise ShardingError(f"{what}: {spec} names axis {a!r}; the mesh has {list(mesh.axis_names)}")
         if flat.count(a) > 1:
-            raise ShardingError(f"{what}: {spec} uses axis {a!r} twice; one axis of the mesh divides one of the array")
+            raise ShardingError(f"{what}: {spec} uses axis {a!r} twice; a mesh axis can shard one axis of an array")
     return axes
 
 
@@ -153,7 +153,7 @@ def _described(mesh: Mesh) -> str:
 
 
 def entries(axes: tuple[str, ...]) -> Any:
-    """Mesh axes as an entry of a PartitionSpec."""
+    """The PartitionSpec entry for mesh axes."""
     return axes if len(axes) > 1 else axes[0] if axes else None
 
 
@@ -162,7 +162,7 @@ Shardings = Mapping[str, NamedSharding]
 
 
 class Devices:
-    """Can be pickled and copied though it holds devices, which JAX does not pickle: they go by platform and number."""
+    """Base of classes that hold devices, which JAX does not pickle: pickles them as platform and id."""
 
     def __getstate__(self) -> bytes:
         _Pickler(file := io.BytesIO()).dump(vars(self))
@@ -182,31 +182,31 @@ def _device(platform: str, number: int) -> jax.Device:
 
 
 class Constraint(Devices):
-    """What the evaluation loop asks about the values at a node: where they lie, never what they are."""
+    """Applies sharding constraints to values; the interpreter calls it at each node. Values never change."""
 
     def __call__(self, node: Any, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
-        """The values of the inputs or of the outputs of a node, constrained."""
+        """The inputs or outputs of a node with constraints applied."""
         raise NotImplementedError
 
     def shards(self, _node: Any, /) -> Shards:
-        """Into how many parts, on devices of their own, the weights of a node are divided."""
+        """How the weights of a node are sharded."""
         return Shards(spread=True)
 
 
 @dataclass(frozen=True)
 class Placement(Devices):
-    """Where a model's arrays lie.
+    """The placement of a model's arrays.
 
     Attributes:
-        mesh: the devices, with axes that the compiler handles.
-        params: a sharding for each of ``model.params``.
-        of_params: a sharding for each of some arrays that are named as parameters are.
-        of_inputs: a sharding for each of some inputs; the second argument says whether they are a batch to train on.
-        configuration: the name of the device configuration that is followed.
-        stages: the pipeline stage of each node that has one. A hint, kept for you: all nodes run as one program.
-        notes: what could not be followed, and why.
-        constrain: what the evaluation loop asks about the values at a node.
-        reasons: for each parameter that a plan leaves whole, why.
+        mesh: the devices; all axes are Auto.
+        params: the shardings of ``model.params``.
+        of_params: returns the shardings of arrays that have the names of parameters.
+        of_inputs: returns the shardings of inputs; its second argument: whether they are a training batch.
+        configuration: the name of the applied device configuration.
+        stages: node -> its annotated pipeline stage. Informative only: all nodes run as one program.
+        notes: what was not applied, and why.
+        constrain: applies sharding constraints to the values of nodes.
+        reasons: parameter that a plan does not shard -> why.
     """
 
     mesh: Mesh
@@ -220,44 +220,44 @@ class Placement(Devices):
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def everywhere(self) -> NamedSharding:
-        """Whole on every device."""
+    def replicated(self) -> NamedSharding:
+        """Replicated over all devices."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def put_params(self, params: Arrays) -> dict[str, Any]:
-        """Parameters on their devices; tracers as they are."""
+        """Place parameters on their devices; tracers are unchanged."""
         return {n: v if is_traced(v) else put(v, self.params[n]) for n, v in params.items()}
 
     def put_inputs(self, values: Arrays) -> dict[str, Any]:
-        """Inputs on the devices; what JAX cannot hold stays as it is."""
-        shardings = self.of_inputs({n: v for n, v in values.items() if _can_lie(v)}, False)
-        return {n: put(v, shardings[n]) if n in shardings else self.put_whole(v) for n, v in values.items()}
+        """Place inputs on their devices; values that are not arrays are unchanged."""
+        shardings = self.of_inputs({n: v for n, v in values.items() if _is_placeable(v)}, False)
+        return {n: put(v, shardings[n]) if n in shardings else self.put_replicated(v) for n, v in values.items()}
 
     def put_batch(self, values: Arrays) -> dict[str, Any]:
-        """A batch to train on.
+        """Place a training batch.
 
         Raises:
-            ShardingError: the first axis of an array is no multiple of its number of devices.
+            ShardingError: the first axis of an array is not a multiple of its number of devices.
         """
         shardings = self.of_inputs(values, True)
         return {n: put(v, shardings[n]) for n, v in values.items()}
 
-    def put_whole(self, value: Any) -> Any:
-        """An array, or a list of such, on every device."""
+    def put_replicated(self, value: Any) -> Any:
+        """Replicate an array, or a list of arrays, over all devices."""
         if isinstance(value, list):
-            return [self.put_whole(v) for v in value]
-        return put(value, self.everywhere) if _can_lie(value) else value
+            return [self.put_replicated(v) for v in value]
+        return put(value, self.replicated) if _is_placeable(value) else value
 
     def from_process(self, values: Arrays) -> dict[str, jax.Array]:
-        """Inputs or a batch of which each process gives its own part, as arrays over the devices of all.
+        """Global arrays of inputs or a batch, of which each process passes its own rows.
 
         Args:
-            values: by name, the rows along the first axis that lie on devices of this process, as many in each; where
-                the first axis is not divided over processes, all rows. Numbers alone are the same in all processes.
+            values: name -> this process's rows of the first axis, equally many in each process; all rows if the first
+                axis is not sharded over processes. Scalars are equal in all processes.
 
         Raises:
-            ShardingError: rows cannot be divided over the devices.
-            ProcessError: processes give other names, shapes or types.
+            ShardingError: the rows cannot be divided over the devices.
+            ProcessError: names, shapes or types differ between processes.
 
         >>> import jax, numpy as np, onnx2jax
         >>> mesh = jax.make_mesh((1,), ("data",))
@@ -270,38 +270,38 @@ class Placement(Devices):
         def of(name: str) -> Callable[[Any], NamedSharding]:
             return lambda whole: self.of_inputs({name: whole}, True)[name]
 
-        with together(self.mesh, "arrays from processes") as said, compat.enable_x64():
-            said.same({n: _said(v) for n, v in values.items()})
+        with together(self.mesh, "arrays from processes") as agreement, compat.enable_x64():
+            agreement.same({n: _type_of(v) for n, v in values.items()})
             rows = {n: v for n, v in values.items() if np.ndim(v)}
-            return {n: from_process(n, v, of(n)) if n in rows else self.put_whole(v) for n, v in values.items()}
+            return {n: from_process(n, v, of(n)) if n in rows else self.put_replicated(v) for n, v in values.items()}
 
     def to_process(self, value: jax.Array) -> np.ndarray:
-        """The part of an output that lies in this process: the rows that ``from_process`` took there, as NumPy."""
+        """This process's part of an output as NumPy, the inverse of ``from_process``."""
         return to_process(value)
 
     def __str__(self) -> str:
-        """A table: the mesh, how each parameter is divided, pipeline stages, and what could not be followed."""
+        """A table of the mesh, the spec of each parameter, pipeline stages, and notes."""
         rows = [f"{n}  {s.spec}" for n, s in self.params.items()]
         stages = [f"stage {stage}  node {node!r}" for node, stage in self.stages.items()]
         devices = ", ".join(str(d.id) for d in self.mesh.devices.flat)
         return "\n".join([f"{_described(self.mesh)} over devices {devices}", *rows, *stages, *self.notes])
 
 
-def _said(value: Any) -> str:
-    """The type and shape of an array, or what is no array."""
+def _type_of(value: Any) -> str:
+    """The type and shape of an array, or the repr of a scalar."""
     return f"{value.dtype}{list(value.shape)}" if np.ndim(value) else repr(value)
 
 
-def _can_lie(value: Any) -> bool:
-    """Whether a value is an array that can be moved: no tracer, no strings, not missing."""
+def _is_placeable(value: Any) -> bool:
+    """Whether a value is an array that JAX can place: not a tracer, strings or None."""
     return hasattr(value, "dtype") and value.dtype != object and not is_traced(value)
 
 
 def by_rules(params: Arrays, inputs: Iterable[str], mesh: Mesh, rules: Rules) -> Placement:
-    """The placement that a user's rules ask for.
+    """The placement by a user's rules.
 
     Raises:
-        ShardingError: a rule does not fit an array or the mesh, or matches nothing.
+        ShardingError: a rule fits no array, or does not fit the mesh.
     """
     check_patterns(rules, [*params, *inputs])
     mesh = compat.auto(mesh)
@@ -310,19 +310,21 @@ def by_rules(params: Arrays, inputs: Iterable[str], mesh: Mesh, rules: Rules) ->
 
 
 def _inputs_by_rules(mesh: Mesh, rules: Rules, values: Arrays, batch: bool) -> Shardings:
-    """A batch over the mesh's first axis. Another input goes by the rule for its name; without one its first axis lies
-    over the mesh's first where that divides it."""
+    """Shardings of inputs: a batch is sharded over the first mesh axis, other inputs by the rule for their name.
+
+    Without a rule, the first axis is sharded over the first mesh axis if that divides it.
+    """
     if batch:
         return by_batch(values, mesh)
-    everywhere, over = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), mesh.axis_names[:1]))
+    replicated, over = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), mesh.axis_names[:1]))
     parts = mesh.shape[mesh.axis_names[0]]
-    divided = [n for n, v in values.items() if v.ndim and v.shape[0] % parts == 0]
+    divisible = [n for n, v in values.items() if v.ndim and v.shape[0] % parts == 0]
     named = {n: v for n, v in values.items() if any(n == p or fnmatchcase(n, p) for p in rules)}
-    return dict.fromkeys(values, everywhere) | dict.fromkeys(divided, over) | by_name(named, mesh, rules)
+    return dict.fromkeys(values, replicated) | dict.fromkeys(divisible, over) | by_name(named, mesh, rules)
 
 
 def bytes_per_device(tree: Any) -> dict[jax.Device, int]:
-    """What the arrays of a pytree take in the memory of each device.
+    """Device -> bytes of the shards of a pytree's arrays on it.
 
     >>> import jax.numpy as jnp
     >>> sum(bytes_per_device({"a": jnp.zeros(4, "float32")}).values())

@@ -1,8 +1,8 @@
-"""Symbolic shapes of a graph's values, from two evaluations with other extents; and the weights a value consists of.
+"""Symbolic shapes of a graph's values, from two abstract evaluations; and the weights that a value consists of.
 
-The operators themselves are evaluated (by ``Evaluate``, which the caller hands in), once with one set of extents for
-the dimension variables and once with another. An extent that is the same in both is a number; others are names, equal
-where both numbers are. A value that could not be evaluated has no shape, and nothing is concluded from it.
+The graph is evaluated (by ``Evaluate``, which the caller passes) with two sets of extents for the dimension variables.
+An extent that is equal in both is a constant; others become symbols, equal where both numbers are. A value that cannot
+be evaluated has no shape, and nothing is inferred from it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _SAME: Final = (
     "Softplus Softsign Sqrt Swish Tanh ThresholdedRelu"
 )
 SAME: Final = frozenset(_SAME.split())
-"""Operators that map each element of their first input by itself."""
+"""Operators that map each element of their first input separately."""
 _ALONG: Final = (
     "CumSum DequantizeLinear LayerNormalization LogSoftmax LpNormalization QuantizeLinear RMSNormalization "
     "RotaryEmbedding SimplifiedLayerNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization Softmax Trilu"
 )
 ALONG: Final = frozenset(_ALONG.split())
-"""Others whose result has the shape of their first input."""
+"""Other operators whose result has the shape of their first input."""
 
 
 class Extents(dict[str, int]):
-    """Extents of dimension variables, each the next prime when it is asked for, so that none is another's multiple."""
+    """Extents of dimension variables, distinct primes assigned on first use, so that none divides another."""
 
     def __init__(self, first: int) -> None:
-        """Every second prime, beginning with the first or the second; larger ones would exceed tables of positions."""
+        """Every second prime from index ``first``, 0 or 1; small primes do not exceed position tables."""
         super().__init__()
         self._primes = islice(_primes(), first, None, 2)
 
@@ -50,7 +50,7 @@ class Extents(dict[str, int]):
         return self[name]
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> tuple[int, ...]:
-        """A declared shape in numbers. ``name`` is that of the value, for its axes without a name."""
+        """A declared shape with extents substituted; ``name`` of the value serves for unnamed dimensions."""
         return tuple(d if isinstance(d, int) else self[d or f"{name}, axis {i}"] for i, d in enumerate(declared))
 
 
@@ -59,17 +59,17 @@ def _primes() -> Iterator[int]:
 
 
 Evaluate = Callable[[Extents], Mapping[str, Any]]
-"""Evaluates a graph abstractly: what is known as NumPy arrays, other values by anything with a shape."""
+"""Evaluates a graph abstractly: name -> NumPy array if the value is known, else anything with a shape."""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a value.
+    """Static facts about a value.
 
     Attributes:
-        shape: its extents; None when even their number is unknown.
-        weights: for a value computed from weights alone, by weight: for each axis of the value the weight's own.
-        numbers: the integers in it, where they are constant.
+        shape: its extents; None if its rank is unknown.
+        weights: of a value computed from weights only: weight -> for each axis of the value, that of the weight.
+        numbers: its elements, if they are constant integers.
     """
 
     shape: Shape | None = None
@@ -111,19 +111,19 @@ class Facts(dict[str, Fact]):
 
 
 def _numbers(first: Any, second: Any) -> tuple[int, ...] | None:
-    """The elements of two constant vectors, or scalars, of integers that are equal."""
+    """The elements of two integer vectors or scalars, if they are constant and equal."""
     if not all(type(v) is np.ndarray and v.ndim <= 1 and v.dtype.kind == "i" for v in (first, second)):
         return None
     return tuple(map(int, first.ravel())) if np.array_equal(first, second) else None
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether each element of the result follows from one of each operand, which are broadcast."""
+    """Whether each element of the result depends on one element of each broadcast operand."""
     return node.op_type in SAME or (isinstance(node.target, Operator) and node.target.broadcasts)
 
 
 def _weights(node: Node, operands: Sequence[Fact], shape: Shape | None) -> Mapping[str, Axes] | None:
-    """The weights that the first output of a node consists of; None where it is computed from other values too."""
+    """The weights that the first output of a node consists of; None if it also depends on other values."""
     if shape is None or any(o.weights is None for o in operands):
         return None
     own = dict(operands[0].weights or {})
@@ -144,7 +144,7 @@ def _weights(node: Node, operands: Sequence[Fact], shape: Shape | None) -> Mappi
 
 
 def axes_of(node: Node, operands: Sequence[Fact]) -> tuple[int, ...] | None:
-    """The axes of Squeeze or Unsqueeze, an attribute or an operand; None where they are not known."""
+    """The axes of Squeeze or Unsqueeze, from the attribute or the operand; None if unknown."""
     if "axes" in node.attributes:
         return tuple(node.attributes["axes"])
     return operands[1].numbers if len(operands) > 1 else None

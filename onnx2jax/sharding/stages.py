@@ -1,7 +1,7 @@
-"""Pipelines: where a graph is cut into stages, each on devices of its own.
+"""Pipeline parallelism: splits a graph into stages, each on its own devices.
 
-A stage is a part of the nodes with the weights that they read. It lies on one slice of a mesh along its axis "stage",
-where a placement of its own divides it further, as a mesh without stages would.
+A stage is a subset of the nodes with the weights that they read. It is placed on one slice of a mesh along the axis
+"stage", where its own placement may shard it further, as on a mesh without stages.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .walk import Key, key
 
 AXIS: Final = "stage"
 SLACK: Final = 0.1
-"""Of a stage's share: how far from an even division a cut may lie where fewer values cross it."""
+"""How far a cut may deviate from an even split, as a fraction of a stage's cost, if fewer values cross it."""
 
 
 @dataclass(frozen=True)
 class Staged(Placement):
-    """Where the arrays of a model in stages lie.
+    """The placement of a model in pipeline stages.
 
     Attributes:
-        parts: for each stage where its arrays lie.
-        of_nodes: the stage of nodes of the main graph, by ``walk.key``.
-        homes: the stage on which a parameter lies: that of the first node that reads it.
-        microbatches: into how many parts a batch is divided, which go through the stages one behind the other.
+        parts: the placement of each stage.
+        of_nodes: ``walk.key`` of a node of the main graph -> stage.
+        homes: parameter -> stage of the first node that reads it.
+        microbatches: the number of microbatches that a batch is split into.
     """
 
     parts: tuple[Placement, ...] = ()
@@ -42,22 +42,22 @@ class Staged(Placement):
     microbatches: int = 1
 
     @property
-    def everywhere(self) -> NamedSharding:
-        """On the devices of the last stage, where a loss is computed."""
-        return self.parts[-1].everywhere
+    def replicated(self) -> NamedSharding:
+        """Replicated over the devices of the last stage, where a loss is computed."""
+        return self.parts[-1].replicated
 
     def put_inputs(self, values: Arrays) -> dict[str, Any]:
-        """As they are: each stage takes what it reads."""
+        """The inputs unchanged: each stage transfers what it reads."""
         return dict(values)
 
     def put_batch(self, values: Arrays) -> dict[str, Any]:
-        """A batch to train on, where the loss is computed."""
+        """Place a training batch on the last stage, where the loss is computed."""
         return self.parts[-1].put_batch(values)
 
     def segments(self, graph: Graph) -> list[tuple[int, list[Node]]]:
-        """The nodes of a graph by stages, in an order in which each segment reads only what earlier ones make.
+        """The nodes of a graph as (stage, nodes) segments, each of which reads only outputs of earlier ones.
 
-        A stage is one segment, unless it reads what a later one makes: then it has a second part.
+        A stage is one segment, unless it reads outputs of a later stage: then it has several.
         """
         stages = staged(graph.nodes, self.of_nodes)
         levels: dict[str, tuple[int, int]] = {}
@@ -71,7 +71,7 @@ class Staged(Placement):
         return [(stage, nodes) for (_, stage), nodes in sorted(found.items(), key=lambda item: item[0])]
 
     def __str__(self) -> str:
-        """The mesh, the devices and the number of weights of each stage, and notes."""
+        """A table of the mesh, devices and number of parameters of each stage, and notes."""
         lines = [super().__str__().split("\n")[0]]
         for k, part in enumerate(self.parts):
             devices = ", ".join(str(d.id) for d in part.mesh.devices.flat)
@@ -80,14 +80,14 @@ class Staged(Placement):
 
 
 def staged(nodes: Sequence[Node], of_nodes: Mapping[Key, int]) -> list[int]:
-    """The stage of each node; one that has none goes where the last of what it reads is made, or is first read."""
+    """The stage of each node; one without joins the last producer that it reads, or its first consumer."""
     found: list[int | None] = []
-    made: dict[str, int] = {}
+    produced: dict[str, int] = {}
     for node in nodes:
-        stage = of_nodes.get(key(node), max((made[n] for n in node.reads if n in made), default=None))
+        stage = of_nodes.get(key(node), max((produced[n] for n in node.reads if n in produced), default=None))
         found.append(stage)
         if stage is not None:
-            made.update((n, stage) for n in node.outputs if n)
+            produced.update((n, stage) for n in node.outputs if n)
     read: dict[str, int] = {}
     for i, node in reversed(list(enumerate(nodes))):
         stage = found[i]
@@ -98,7 +98,7 @@ def staged(nodes: Sequence[Node], of_nodes: Mapping[Key, int]) -> list[int]:
 
 
 def homes(graph: Graph, stages: Sequence[int]) -> dict[str, int]:
-    """For each initializer, by ``Graph.key``, the stage of the first node that reads it, in the order of the stages."""
+    """``Graph.key`` of each initializer -> the first stage that reads it."""
     found: dict[str, int] = {}
     for stage, node in sorted(zip(stages, graph.nodes, strict=True), key=lambda pair: pair[0]):
         for name in weights_read(graph, node):
@@ -107,17 +107,17 @@ def homes(graph: Graph, stages: Sequence[int]) -> dict[str, int]:
 
 
 def weights_read(graph: Graph, node: Node) -> Iterator[str]:
-    """The initializers that a node and the graphs inside it read, by ``Graph.key``."""
+    """``Graph.key`` of the initializers that a node and its subgraphs read."""
     yield from (graph.key(n) for n in node.reads if n in graph.initializers)
     yield from (inner.key(n) for body in node.bodies for inner in body.walk() for n in inner.initializers)
 
 
 def cut(graph: Graph, costs: Sequence[float], count: int) -> list[int]:
-    """The stage of each node: as many runs of nodes as wanted, alike in cost, cut where few values cross.
+    """The stage of each node: contiguous stages balanced by cost, cut where few values cross.
 
     Args:
-        graph: its nodes, in their order.
-        costs: what each costs.
+        graph: the main graph.
+        costs: the cost of each node.
         count: the number of stages.
 
     Raises:
@@ -125,7 +125,7 @@ def cut(graph: Graph, costs: Sequence[float], count: int) -> list[int]:
     """
     if count > len(costs):
         raise ShardingError(
-            f"{count} stages of {len(costs)} nodes: a stage has one node at least, so stages={len(costs)} is the most"
+            f"{count} stages for {len(costs)} nodes: each stage needs a node, so stages={len(costs)} is the maximum"
         )
     total = sum(costs)
     sums = list(accumulate(costs)) if total > 0 else list(range(1, len(costs) + 1))
@@ -142,7 +142,7 @@ def cut(graph: Graph, costs: Sequence[float], count: int) -> list[int]:
 
 
 def _crossing(graph: Graph) -> list[int]:
-    """For each place between nodes how many values made before it are read behind it."""
+    """For each cut between nodes, the number of values that cross it."""
     last: dict[str, int] = {v.name: len(graph.nodes) for v in graph.outputs}
     for i, node in enumerate(graph.nodes):
         last.update((n, max(i, last.get(n, 0))) for n in node.reads)
@@ -156,26 +156,24 @@ def _crossing(graph: Graph) -> list[int]:
 
 
 def slices(mesh: Mesh | None, count: int | None) -> tuple[Mesh, list[Mesh]]:
-    """A mesh with an axis of stages, and its slices along that.
+    """A mesh with an axis "stage", and its slices along that axis.
 
     Args:
-        mesh: the user's; the first devices, one a stage, when left out.
-        count: the number of stages; as many as the mesh has when left out.
+        mesh: the user's mesh; by default the first devices, one per stage.
+        count: the number of stages; by default that of the mesh.
 
     Raises:
-        ShardingError: it has no such axis, or one of another extent, or there are too few devices.
+        ShardingError: the mesh lacks the axis, its extent differs from ``count``, or there are too few devices.
     """
     if mesh is None:
         devices = jax.devices()
         if count is None or not 1 <= count <= len(devices):
-            raise ShardingError(
-                f"stages={count}: each stage lies on a device of its own at least, and there are {len(devices)}"
-            )
+            raise ShardingError(f"stages={count}: each stage needs a device, and there are {len(devices)}")
         mesh = Mesh(np.array(devices[:count]), (AXIS,))
     if AXIS not in mesh.axis_names:
         axes = {AXIS: count, **mesh.shape}
         raise ShardingError(
-            f"stages={count} lie along axis {AXIS!r} of the mesh, which has {list(mesh.axis_names)}: "
+            f"stages={count} need an axis {AXIS!r} of the mesh, which has {list(mesh.axis_names)}: "
             f"jax.make_mesh({tuple(axes.values())}, {tuple(axes)})"
         )
     if count is not None and mesh.shape[AXIS] != count:
@@ -193,29 +191,29 @@ def in_stages(
     mesh: Mesh,
     parts: Sequence[Placement],
     microbatches: int,
-    **said: Any,
+    **options: Any,
 ) -> Staged:
-    """The placement of a graph whose stages are known.
+    """The placement of a graph with the given stages.
 
     Args:
         graph: the main graph.
         weights: the parameters by name.
         of_nodes: the stage of each node.
         mesh: all devices.
-        parts: for each stage where its arrays lie.
-        microbatches: into how many parts a batch is divided.
-        **said: what else a placement has: ``configuration``, ``stages``, ``notes``.
+        parts: the placement of each stage.
+        microbatches: the number of microbatches that a batch is split into.
+        **options: other fields of Placement: ``configuration``, ``stages``, ``notes``.
 
     Raises:
         ShardingError: ``microbatches`` is less than 1.
     """
     if microbatches < 1:
-        raise ShardingError(f"microbatches={microbatches}; it is a number of parts of a batch, 1 or more")
+        raise ShardingError(f"microbatches={microbatches}; it must be at least 1")
     own = homes(graph, of_nodes)
     of_params = _OfParams(tuple(parts), own)
     return Staged(
         *(mesh, of_params(weights), of_params, parts[-1].of_inputs),
-        **{"reasons": parts[0].reasons, "notes": parts[0].notes, **said},
+        **{"reasons": parts[0].reasons, "notes": parts[0].notes, **options},
         parts=tuple(parts),
         of_nodes={key(node): stage for node, stage in zip(graph.nodes, of_nodes, strict=True)},
         homes={n: own.get(n, len(parts) - 1) for n in weights},
@@ -225,7 +223,7 @@ def in_stages(
 
 @dataclass(frozen=True)
 class _OfParams:
-    """Where arrays lie that are named as parameters are: each with its stage."""
+    """Shardings of arrays with the names of parameters, by the stage of each."""
 
     parts: tuple[Placement, ...]
     homes: Mapping[str, int]

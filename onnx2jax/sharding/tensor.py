@@ -1,9 +1,9 @@
-"""Tensor parallelism from the graph: products in pairs, the first divided by columns, the second by rows.
+"""Tensor parallelism derived from the graph: matrix products in pairs, sharded by columns and by rows.
 
-What a product by columns gives is divided along its last axis. That axis is followed through elementwise operators,
-heads (Reshape, Transpose) and attention to the next product, which is then divided by rows: one sum over the devices
-for each pair. What ends elsewhere, at a normalization say, was no good beginning: that product stays whole, and the
-walk begins anew without it, until nothing ends so.
+The result of a product sharded by columns is sharded along its last axis. That axis is propagated through elementwise
+operators, heads (Reshape, Transpose) and attention to the next product, which is sharded by rows: one all-reduce per
+pair. If it ends elsewhere, such as at a normalization, the first product stays replicated, and propagation restarts
+without it, until every sharding ends at a product.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .walk import Found, Rule, Walk, elementwise, nothing, other
 
 
 def pairs(graph: Graph, weights: Mapping[str, Any], parts: int, evaluate: Evaluate) -> Found:
-    """How the products of a graph can be divided over a number of devices.
+    """Pair the matrix products of a graph and shard them over a number of devices.
 
     Args:
         graph: a main graph.
         weights: anything with a shape, by the name of an initializer.
-        parts: the devices among which an axis is divided.
+        parts: the number of shards.
         evaluate: evaluates the graph abstractly.
     """
     facts, refused = Facts(graph, weights, evaluate), dict[int, str]()
@@ -42,7 +42,7 @@ _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"), products.product),
     **dict.fromkeys(("Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"), heads.normalized),
     **dict.fromkeys(("SimplifiedLayerNormalization",), heads.normalized),
-    **dict.fromkeys(("Concat", "ScatterElements", "TensorScatter"), heads.joined),
+    **dict.fromkeys(("Concat", "ScatterElements", "TensorScatter"), heads.concatenated),
     **dict.fromkeys(("Slice", "Expand", "Tile"), heads.sliced),
     **dict.fromkeys(("Squeeze", "Unsqueeze"), heads.squeeze),
     **dict.fromkeys(("Attention", "GroupQueryAttention", "MultiHeadAttention"), heads.attention),
@@ -52,6 +52,6 @@ _RULES: Final[Mapping[str, Rule]] = {
     "Reshape": heads.reshape,
     "RotaryEmbedding": heads.rotated,
     "Shape": nothing,
-    "Split": heads.parted,
+    "Split": heads.split,
     "Transpose": heads.transpose,
 }

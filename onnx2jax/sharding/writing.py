@@ -1,4 +1,4 @@
-"""A placement as a device configuration for a file (IR 11): what each node says of its weights and values."""
+"""Writes a placement as a device configuration (IR 11): the annotations of each node."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from .walk import Key, key
 def configured(
     graph: Graph, weights: Mapping[str, Any], placement: Placement, name: str
 ) -> tuple[Configuration, dict[Key, NodeDevices]]:
-    """A configuration of this name, and what nodes of the main graph say about it, by ``walk.key``.
+    """A configuration of this name, and the annotations of nodes of the main graph, by ``walk.key``.
 
-    Devices are counted in the order of their ids. A weight is divided at every node that reads it, as is an input of
-    the graph; what a plan says of values stands at the nodes that make them. Of nodes for which ONNX gives shardings no
-    meaning (normalizations, convolutions: rule DV-18) nothing is said.
+    Devices are numbered in the order of their ids. Weights and inputs of the graph are annotated at every node that
+    reads them, values that a plan constrains at the node that produces them. Nodes for which ONNX defines no sharding
+    (normalizations, convolutions: rule DV-18) are not annotated.
 
     Raises:
-        ShardingError: the placement is that of a configuration, which is in the file already.
+        ShardingError: the placement follows a configuration, which is already in the file.
     """
     if placement.configuration is not None:
         raise ShardingError(
-            f"the model follows {placement.configuration!r}, which is in the file already: save without configuration="
+            f"the model follows {placement.configuration!r}, which is already in the file: save without configuration="
         )
     writer = _Writer(graph, weights, placement)
     stages: Sequence[int | None] = [None] * len(graph.nodes)
     if isinstance(placement, Staged):
         stages = staged(graph.nodes, placement.of_nodes)
-    said: dict[Key, NodeDevices] = {}
+    annotations: dict[Key, NodeDevices] = {}
     for node, stage in zip(graph.nodes, stages, strict=True):
-        found = tuple(writer.said(node, stage))
+        found = tuple(writer.annotations(node, stage))
         if found or stage is not None:
-            said[key(node)] = NodeDevices(found, stage)
-    return Configuration(name, placement.mesh.size), said
+            annotations[key(node)] = NodeDevices(found, stage)
+    return Configuration(name, placement.mesh.size), annotations
 
 
 class _Writer:
@@ -54,43 +54,43 @@ class _Writer:
         self.numbers = {d: i for i, d in enumerate(sorted(placement.mesh.devices.flat, key=lambda d: d.id))}
         self.inputs = {v.name: v for v in graph.inputs if v.name not in graph.initializers}
 
-    def said(self, node: Node, stage: int | None) -> Iterator[Sharding]:
-        """The shardings of what a node reads and makes, but for what every device has whole."""
+    def annotations(self, node: Node, stage: int | None) -> Iterator[Sharding]:
+        """The shardings of a node's inputs and outputs, except replicated ones."""
         if is_excluded(node):
             return
         part = self.placement.parts[stage or 0] if isinstance(self.placement, Staged) else self.placement
         for name in dict.fromkeys(filter(None, node.inputs)):
             sharding = self._weight(name, part) if name in self.graph.initializers else self._input(name, part)
-            # In a pipeline what is whole says, too, on which devices its stage is.
+            # In a pipeline, replicated inputs are annotated too, to name the devices of the stage.
             if sharding is not None and (stage is not None or not sharding.is_fully_replicated):
                 yield _sharding(name, sharding, self.numbers)
         if isinstance(part.constrain, Constraints):
-            yield from self._made(node, part.constrain)
+            yield from self._outputs(node, part.constrain)
 
     def _weight(self, name: str, part: Placement) -> NamedSharding | None:
         own = self.graph.key(name)
         return part.of_params({own: self.weights[own]})[own] if own in self.weights else None
 
     def _input(self, name: str, part: Placement) -> NamedSharding | None:
-        """Where an input lies whose free extents the devices divide."""
+        """The sharding of an input whose dynamic extents the devices divide; None if replicated."""
         info = self.inputs.get(name)
         if info is None or (type := _filled(info, self.placement.mesh.size)) is None:
             return None
         found = part.of_inputs({name: type}, False)[name]
         return None if found.is_fully_replicated else found
 
-    def _made(self, node: Node, plan: Constraints) -> Iterator[Sharding]:
-        """What a plan says of a node's outputs; their first axes lie over the data where inputs do."""
+    def _outputs(self, node: Node, plan: Constraints) -> Iterator[Sharding]:
+        """The shardings of outputs that a plan constrains; their first axes are sharded like those of inputs."""
         for name, (axis, how) in plan.results.get(key(node), {}).items():
             rank = plan.ranks.get(name, 0)
             if rank < -axis:
                 continue
-            places: list[Any] = [None] * rank
-            if plan.batch is not None and (rank > -axis or how == "whole"):
-                places[0] = plan.batch
-            if how != "whole":
-                places[axis] = plan.model
-            yield _sharding(name, NamedSharding(plan.mesh, PartitionSpec(*places)), self.numbers)
+            spec: list[Any] = [None] * rank
+            if plan.batch is not None and (rank > -axis or how == "replicated"):
+                spec[0] = plan.batch
+            if how != "replicated":
+                spec[axis] = plan.model
+            yield _sharding(name, NamedSharding(plan.mesh, PartitionSpec(*spec)), self.numbers)
 
 
 def _filled(info: ValueInfo, extent: int) -> jax.ShapeDtypeStruct | None:
@@ -100,7 +100,7 @@ def _filled(info: ValueInfo, extent: int) -> jax.ShapeDtypeStruct | None:
 
 
 def _sharding(tensor: str, sharding: NamedSharding, numbers: Mapping[jax.Device, int]) -> Sharding:
-    """A NamedSharding as ONNX says it: the devices that hold each shard, the first axis outermost (rule DV-07)."""
+    """A NamedSharding in ONNX's form: the devices of each shard, the first axis outermost (rule DV-07)."""
     mesh: Mesh = sharding.mesh  # type: ignore[assignment]
     over = [(i, e if isinstance(e, tuple) else (e,)) for i, e in enumerate(sharding.spec) if e is not None]
     counts = [int(np.prod([mesh.shape[n] for n in names])) for _, names in over]

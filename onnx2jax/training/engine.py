@@ -64,7 +64,7 @@ class Training:
         """Where the leaves of a state lie on the mesh, an optimizer's moments where their parameters do."""
         if self._placement is None:
             return None
-        everywhere = self._placement.everywhere
+        everywhere = self._placement.replicated
 
         def of(path: tuple[Any, ...], leaf: Any) -> Any:
             names = [k.key for k in path if isinstance(k, DictKey) and k.key in self._params]
@@ -113,7 +113,7 @@ class Training:
         """A key or seed of the caller's as a key of the state's own: a step takes its memory."""
         with compat.enable_x64():
             key = jnp.copy(arguments.as_key(rng))
-            return self._placement.put_whole(key) if self._placement else key
+            return self._placement.put_replicated(key) if self._placement else key
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {n: v for n, v in vars(self).items() if not isinstance(getattr(type(self), n, None), cached_property)}

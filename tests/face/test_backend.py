@@ -70,7 +70,7 @@ def test_onnx_runs_all_its_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 X = np.float32([[-1, 2]])
 
 
-def test_inputs_by_place_by_name_or_alone() -> None:
+def test_inputs_by_position_by_name_or_single() -> None:
     nodes = [helper.make_node("Sub", ["a", "b"], ["y"])]
     info = functools.partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=[1, 2])
     model = helper.make_model(helper.make_graph(nodes, "g", [info("a"), info("b")], [info("y")]), ir_version=10)
@@ -83,7 +83,7 @@ def test_inputs_by_place_by_name_or_alone() -> None:
         prepared.run([X, X, X])
 
 
-def test_a_node_alone() -> None:
+def test_a_single_node() -> None:
     node = helper.make_node("Clip", ["x", "", "top"], ["y"])
     np.testing.assert_array_equal(backend.run_node(node, [X, np.float32(1)])[0], [[-1, 1]])
     upsample = helper.make_node("Upsample", ["x"], ["y"], scales=[1.0, 2.0])
@@ -97,7 +97,7 @@ def test_devices_are_those_of_jax() -> None:
         backend.prepare(onnx2jax.demo_model(), "NPU")
 
 
-def test_what_nothing_serves_is_not_compatible() -> None:
+def test_models_with_unsupported_operators_are_not_compatible() -> None:
     unknown = helper.make_node("Nothing", ["x"], ["y"], domain="nobody")
     graph = helper.make_graph([unknown], "g", [helper.make_tensor_value_info("x", 1, [1])], [])
     graph.output.add(name="y")

@@ -42,14 +42,14 @@ def test_bench_times_both_in_turn(capsys: Capture, tmp_path: Path) -> None:
     assert facts["first_call"] > facts["seconds"]["onnx2jax"]["median"]
 
 
-def test_blocks_take_turns_and_the_first_is_another_in_each_round() -> None:
+def test_blocks_alternate_and_rotate_between_rounds() -> None:
     order: list[str] = []
     times = bench.measured({n: (lambda n=n: order.append(n)) for n in "ab"}, 3, block=0, warm=0)  # type: ignore[misc]
     assert {n: len(t) for n, t in times.items()} == {"a": 3, "b": 3}
     assert "".join(order) == "ab" + "aabb" + "bbaa" + "aabb"
 
 
-def test_what_differs_is_not_timed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_differing_outputs_are_not_timed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         def run(self, _: Any, feeds: Any) -> list[np.ndarray]:
             return [np.zeros((len(feeds["image"]), 10), np.float32)]
@@ -76,7 +76,7 @@ def test_bench_without_onnxruntime(capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("standard_promotion")
-def test_who_resumes_ends_where_one_who_did_not_stop_does(capsys: Capture, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_like_an_uninterrupted_one(capsys: Capture, tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "m.onnx")
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x, label=(x[:, 0] > 0).astype(np.int64))
@@ -97,7 +97,7 @@ def test_who_resumes_ends_where_one_who_did_not_stop_does(capsys: Capture, tmp_p
     assert all((one[n] == other[n]).all() and (one[n] != before[n]).any() for n in before)
 
 
-def test_a_file_trains_as_it_says(capsys: Capture, tmp_path: Path) -> None:
+def test_a_file_trains_by_its_training_info(capsys: Capture, tmp_path: Path) -> None:
     images = np.random.default_rng(0).uniform(0, 16, (32, 64)).astype(np.float32)
     np.savez(tmp_path / "d.npz", image=images, label=np.full(32, 3))
     output = tmp_path / "t.onnx"
@@ -127,12 +127,14 @@ def test_mean_squares_and_adapters(capsys: Capture, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("standard_promotion")
-def test_what_train_wants_to_know(capsys: Capture, tmp_path: Path, digits: Path, options: list[str], says: str) -> None:
+def test_invalid_options_of_train_are_errors(
+    capsys: Capture, tmp_path: Path, digits: Path, options: list[str], says: str
+) -> None:
     assert cli.main(["train", MODEL, str(digits), str(tmp_path / "t.onnx"), *options]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_data_that_is_none(capsys: Capture, tmp_path: Path) -> None:
+def test_invalid_data_is_an_error(capsys: Capture, tmp_path: Path) -> None:
     def said(*arguments: str) -> str:
         assert cli.main(["train", MODEL, str(tmp_path / "d.npz"), *arguments, "--loss", "mse"]) == 2
         return capsys.readouterr().err
@@ -149,7 +151,7 @@ def test_data_that_is_none(capsys: Capture, tmp_path: Path) -> None:
     assert "no .npy or .npz file that can be read" in said(str(tmp_path / "t.onnx"))
     with open(tmp_path / "d.npz", "wb") as file:
         np.save(file, np.zeros(4))
-    assert "one array without a name" in said(str(tmp_path / "t.onnx"))
+    assert "one unnamed array" in said(str(tmp_path / "t.onnx"))
 
 
 @pytest.mark.usefixtures("standard_promotion")
@@ -166,17 +168,17 @@ def test_an_error_inside_a_step_is_one_sentence(capsys: Capture, tmp_path: Path)
 @pytest.mark.parametrize(
     ("labels", "says"), [([0, 10], "classes 0 to 10; the output is of 0 to 9"), ([0.0, 1.0], "float64")]
 )
-def test_classes_that_are_none(capsys: Capture, tmp_path: Path, labels: list[Any], says: str) -> None:
+def test_invalid_classes_are_errors(capsys: Capture, tmp_path: Path, labels: list[Any], says: str) -> None:
     np.savez(tmp_path / "d.npz", image=np.zeros((2, 1, 8, 8), np.float32), label=labels)
     arguments = ["train", MODEL, str(tmp_path / "d.npz"), str(tmp_path / "t.onnx"), "--loss", "cross_entropy"]
     assert cli.main(arguments) == 2
     assert says in capsys.readouterr().err
 
 
-def test_training_info_leaves_no_choice_of_a_loss(capsys: Capture, tmp_path: Path, digits: Path) -> None:
+def test_training_info_excludes_loss_options(capsys: Capture, tmp_path: Path, digits: Path) -> None:
     arguments = ["train", str(demo_training_model()), str(digits), str(tmp_path / "t.onnx"), "--loss", "mse"]
     assert cli.main(arguments) == 2
-    assert "the file has training_info, which says all that --loss would" in capsys.readouterr().err
+    assert "the file has training_info, which defines what --loss would" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------- operators and demo
@@ -197,13 +199,13 @@ def test_operators_of_a_file(capsys: Capture, tmp_path: Path) -> None:
     onnx.save(model(nodes, [x], [y], opsets={"com.example": 1}), tmp_path / "m.onnx")
     assert cli.main(["operators", str(tmp_path / "m.onnx")]) == 3
     out = capsys.readouterr().out
-    assert "2 operators in m.onnx, 1 missing" in out
-    assert ["com.example", "Odd", "1", "1", "missing"] in [line.split() for line in out.splitlines()]
+    assert "2 operators in m.onnx, 1 unsupported" in out
+    assert ["com.example", "Odd", "1", "1", "unsupported"] in [line.split() for line in out.splitlines()]
     assert cli.main(["operators", str(tmp_path / "m.onnx"), "--domain", "ai.onnx"]) == 0
 
 
 @pytest.mark.usefixtures("without_rich")
-def test_demo_says_what_it_draws_with(capsys: Capture, tmp_path: Path) -> None:
+def test_demo_names_missing_packages(capsys: Capture, tmp_path: Path) -> None:
     assert cli.main(["demo", "--output", str(tmp_path / "d.png")]) == 1
     assert "pip install 'onnx2jax[demo]'" in capsys.readouterr().err
     assert cli.main(["demo", "--json"]) == 0  # for which it needs neither

@@ -106,22 +106,22 @@ def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, 
     ("arguments", "status", "text"),
     [
         (["run", "absent.onnx"], 1, "error: absent.onnx: No such file or directory"),
-        (["run", MODEL], 2, "input image: float32[batch, 1, 8, 8] is not given: --input image=FILE.npy, or --random"),
+        (["run", MODEL], 2, "input image: float32[batch, 1, 8, 8] is missing: --input image=FILE.npy, or --random"),
         (["run", MODEL, "--input", "image"], 2, "expected NAME=FILE"),
         (["run", MODEL, "--input", "picture={npy}"], 2, "no input 'picture'; it has 'image'"),
-        (["run", MODEL, "--input", "image={text}"], 2, "it is no tensor of strings"),
-        (["run", MODEL, "--input", "image={other}"], 2, "no .npy or .npz file"),
+        (["run", MODEL, "--input", "image={text}"], 2, "it is not a tensor of strings"),
+        (["run", MODEL, "--input", "image={other}"], 2, "not a readable .npy or .npz file"),
         (["run", MODEL, "--input", "image={npy}"], 1, "has rank 4, not 2"),
         (["run", MODEL, "--random", "--dim", "width=8"], 1, "'width'"),
         (["run", MODEL, "--random", "--dim", "batch=many"], 2, "'many' is not a whole number"),
         (
             ["run", MODEL, "--input", "image={text}.npy"],
             2,
-            "x.txt.npy is no .npy or .npz file that can be read: it begins",
+            "x.txt.npy is not a readable .npy or .npz file: it has",
         ),
         (["inspect", "{text}"], 1, "not an ONNX model"),
-        (["inspect", "{npy}"], 1, "x.npy' is not an ONNX model: it is an array of NumPy's"),
-        (["inspect", "{short}"], 1, "its 9,999 bytes cannot be read to the end; was it copied whole?"),
+        (["inspect", "{npy}"], 1, "x.npy' is not an ONNX model: it is a NumPy array"),
+        (["inspect", "{short}"], 1, "its 9,999 bytes do not parse to the end; was the copy complete?"),
         (["draw", MODEL, "{folder}"], 1, "{folder}: Is a directory"),
         (["draw", MODEL, "{folder}/no/page.html"], 1, "{folder}/no/page.html: No such file or directory"),
     ],
@@ -158,12 +158,12 @@ def test_an_input_without_a_shape_cannot_be_random(command: Command, tmp_path: P
     assert "--input x=FILE.npy" in err
 
 
-def test_inspect_says_what_the_file_holds(command: Command) -> None:
+def test_inspect_prints_the_contents_of_a_file(command: Command) -> None:
     status, out, err = command("inspect", MODEL)
     assert (status, err) == (0, "")
     for text in ("ai.onnx 22", "float32[batch, 1, 8, 8]", "float32[batch, 10]", "fc.weight", "BatchNormalization"):
         assert text in out
-    assert "none missing" in out
+    assert "none unsupported" in out
     assert "the 12 largest" in out
     assert "bn1.bias" not in out
     assert "bn1.bias" in command("inspect", MODEL, "--all")[1]
@@ -185,7 +185,7 @@ def test_inspect_as_json(command: Command) -> None:
     }
 
 
-def test_inspect_names_what_is_missing_and_run_refuses(command: Command, tmp_path: Path) -> None:
+def test_inspect_names_unsupported_operators_and_run_fails(command: Command, tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Frobnicate", ["x"], ["a"], name="first", domain="com.example"),
         helper.make_node("Relu", ["a"], ["b"]),
@@ -194,9 +194,9 @@ def test_inspect_names_what_is_missing_and_run_refuses(command: Command, tmp_pat
     model = saved(tmp_path / "m.onnx", nodes, [tensor("x", [2])], [tensor("y", [2])], "com.example")
     status, out, _ = command("inspect", model)
     assert status == 3
-    assert "1 missing" in out
+    assert "1 unsupported" in out
     (row,) = (line.split() for line in out.splitlines() if "Frobnicate" in line)
-    assert row == ["com.example", "Frobnicate", "1", "2", "missing"]
+    assert row == ["com.example", "Frobnicate", "1", "2", "unsupported"]
 
     status, _, err = command("run", model, "--random")
     assert status == 1
@@ -204,7 +204,7 @@ def test_inspect_names_what_is_missing_and_run_refuses(command: Command, tmp_pat
         assert text in err
 
 
-def test_what_takes_long_says_so_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("inspect", MODEL)[2] == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     _, out, err = command("inspect", MODEL)
@@ -213,7 +213,7 @@ def test_what_takes_long_says_so_on_a_terminal(command: Command, monkeypatch: py
 
 
 @pytest.mark.usefixtures("without_rich")
-def test_without_rich_it_is_a_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_without_rich_is_a_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert command("inspect", MODEL)[2] == "loading digits.onnx ...\n"
 

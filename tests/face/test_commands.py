@@ -21,7 +21,7 @@ from onnx2jax.ops import registry
 MODEL = str(demo_model())
 
 
-def test_verify_a_right_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_verify_a_correct_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert cli.main(["verify", MODEL, "--dim", "batch=2", "--operands", str(tmp_path / "x.npz")]) == 0
     assert "1 outputs compared with onnxruntime, 0 differ" in (out := capsys.readouterr().out)
     assert "float32[2, 10]" in out
@@ -49,13 +49,13 @@ def test_verify_a_wrong_model(
         assert {"bn1.out", "ours|relu1.out", "theirs|relu1.out"} == set(saved.files)
 
 
-def test_verify_says_what_is_wrong_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_of_verify_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", MODEL, "--against=nobody"]) == 1
     assert "against is 'nobody'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["run", "summary", "verify", "bench", "profile", "export"])
-def test_extents_are_read_alike(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_commands_parse_extents_alike(capsys: pytest.CaptureFixture[str], command: str) -> None:
     arguments = [command, MODEL, *(["folder"] if command == "export" else [])]
     assert cli.main([*arguments, "--dim", "batch"]) == 2
     assert capsys.readouterr().err == "error: --dim batch: expected NAME=SIZE\n"
@@ -64,15 +64,13 @@ def test_extents_are_read_alike(capsys: pytest.CaptureFixture[str], command: str
         assert capsys.readouterr().err == "error: --dim batch=many: 'many' is not a whole number\n"
 
 
-def test_a_missing_package_is_an_error_that_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert cli.main(["verify", MODEL]) == 1
     assert "pip install 'onnx2jax[verify]'" in capsys.readouterr().err
 
 
-def test_as_a_module_that_ends_when_nobody_reads() -> None:
+def test_a_closed_pipe_ends_the_command() -> None:
     command = f"{sys.executable} -m onnx2jax operators | head -2"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert "operators; opsets at which" in done.stdout
@@ -87,7 +85,7 @@ def test_help_has_an_example_and_the_statuses(capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     assert said.startswith(f"usage: onnx2jax {command} ")
     assert f"example:\n  onnx2jax {command} " in said
-    assert "exit status:\n  0  done" in said
+    assert "exit status:\n  0  success" in said
     assert "--json" in said
 
 
@@ -132,7 +130,7 @@ def test_join_writes_one_file_of_two(capsys: pytest.CaptureFixture[str], tmp_pat
         (["--join", "logit=image"], "the first model has no output 'logit'; it has ['logits']"),
     ],
 )
-def test_join_says_what_can_be_joined(
+def test_join_errors_list_inputs_and_outputs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, said: list[str], text: str
 ) -> None:
     assert cli.main(["join", MODEL, MODEL, str(tmp_path / "both.onnx"), *said]) == 2

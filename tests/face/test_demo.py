@@ -19,7 +19,7 @@ def found() -> demo.Findings:
     return demo.compute()
 
 
-def test_the_model_in_the_box() -> None:
+def test_the_bundled_model() -> None:
     model = onnx.load(demo_model())
     onnx.checker.check_model(model, full_check=True)
     metadata = {p.key: p.value for p in model.metadata_props}

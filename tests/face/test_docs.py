@@ -68,7 +68,7 @@ def test_every_command_is_on_its_page() -> None:
     assert {*shown} == {command.__name__.rpartition(".")[2] for command in COMMANDS}
 
 
-def test_links_of_the_readme_lead_somewhere() -> None:
+def test_links_of_the_readme_resolve() -> None:
     """The site's own are checked where it is built."""
     links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text())
     assert [link for link in links if not link.startswith("https://") and not (ROOT / link).exists()] == []
@@ -79,7 +79,7 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     assert sorted(re.findall(r"^::: onnx2jax\.(\w+)$", text, re.MULTILINE)) == sorted(onnx2jax.__all__)
 
 
-def test_the_site_is_built_without_a_warning_and_asks_no_network(tmp_path: Path) -> None:
+def test_the_site_builds_without_warnings_and_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]  # --quiet hides warnings
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

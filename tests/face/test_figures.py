@@ -18,7 +18,7 @@ def test_the_file_is_current() -> None:
 
 
 @pytest.mark.parametrize("page", QUOTES)
-def test_a_page_says_nothing_else(page: str) -> None:
+def test_pages_quote_current_figures(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert filled(text, page, FIGURES) == text, "python -m docs.make_figures"
     assert unquoted(text, page) == [], "quote it in docs/make_figures.py, or say above it what measures it"
@@ -27,7 +27,7 @@ def test_a_page_says_nothing_else(page: str) -> None:
 def test_a_wrong_figure_is_found() -> None:
     page, known = "docs/coming_from/onnxruntime.md", FIGURES | {"microsoft": "1"}
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert "1 are served" in filled(text, page, known)
+    assert "1 are supported" in filled(text, page, known)
     with pytest.raises(ValueError, match="no longer says"):
-        filled(text.replace("are served", "were served"), page, known)
+        filled(text.replace("are supported", "were supported"), page, known)
     assert unquoted(text + "\nIt runs at 0.59 of the speed.\n", page) == ["0.59"]

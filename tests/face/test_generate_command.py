@@ -76,14 +76,14 @@ def test_text(folder: Path, capsys: pytest.CaptureFixture[str], options: list[st
 
 
 @pytest.mark.usefixtures("compiled")
-def test_letters_come_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_are_printed_complete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[str] = []
     monkeypatch.setattr("builtins.print", lambda *values, **_: pieces.extend(values))
     assert cli.main(["generate", str(folder), "--prompt", PROMPT, "--max-new-tokens", "12"]) == 0
     assert [p for p in pieces if p] == ["tw", "e", "n", "é", *"-one ", "\N{REPLACEMENT CHARACTER}"]
 
 
-def test_what_a_file_says_ends_the_text_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_tokens_of_the_file_end_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ord("-")}))
     assert cli.main(["generate", str(folder), "--prompt-ids", IDS, "--stop", "120,120"]) == 0
     assert capsys.readouterr().out.split() == [str(ord(c)) for c in "twenty-"]
@@ -97,15 +97,17 @@ def test_what_a_file_says_ends_the_text_too(folder: Path, capsys: pytest.Capture
     [
         ([], 2, "one of the arguments --prompt --prompt-ids is required"),
         (["--prompt", "a", "--prompt-ids", "1"], 2, "not allowed with argument"),
-        (["--prompt-ids", "1,b"], 2, "'1,b' is no list of tokens such as 1,2,3"),
-        (["--prompt-ids", "1", "--stop", "end"], 2, "argument --stop: 'end' is no list of tokens"),
+        (["--prompt-ids", "1,b"], 2, "'1,b' is not a list of tokens such as 1,2,3"),
+        (["--prompt-ids", "1", "--stop", "end"], 2, "argument --stop: 'end' is not a list of tokens"),
         (["--prompt-ids", "128"], 1, "tokens are 0 to 127"),
         (["--prompt-ids", "1", "--temperature", "-1"], 1, "temperature is -1"),
         (["--prompt-ids", "1", "--max-new-tokens", "256"], 1, "257 tokens, and the model supports 256"),
         (["--prompt", "a"], 1, "no tokenizer found; give token ids"),
     ],
 )
-def test_what_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, says: str) -> None:
+def test_invalid_arguments_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, says: str
+) -> None:
     try:
         got = cli.main(["generate", str(demo_decoder()), *arguments])
     except SystemExit as end:

@@ -58,9 +58,7 @@ def test_test_data_as_onnx_has_them(capsys: Capture, tmp_path: Path) -> None:
     ("shape", "index"),
     [([1, 3, 2, 4], np.s_[0, 2, 1, 3]), (["n", 2, 4, 3], np.s_[0, 1, 3, 2]), ([3, None, None], np.s_[2, 1, 3])],
 )
-def test_images_come_in_the_layout_that_is_declared(
-    capsys: Capture, tmp_path: Path, shape: list[Any], index: Any
-) -> None:
+def test_images_get_the_declared_layout(capsys: Capture, tmp_path: Path, shape: list[Any], index: Any) -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10
     Image.fromarray(pixels).save(tmp_path / "i.png")
     scaled = np.array(
@@ -72,18 +70,18 @@ def test_images_come_in_the_layout_that_is_declared(
     assert np.array(normal)[index] == pytest.approx((pixels[1, 3, 2] / 255 - 0.5) / 0.4)
 
 
-def test_images_are_made_as_large_and_as_grey_as_is_declared(capsys: Capture, tmp_path: Path) -> None:
+def test_images_get_the_declared_size_and_channels(capsys: Capture, tmp_path: Path) -> None:
     Image.new("RGB", (30, 20), (200, 200, 200)).save(tmp_path / "i.png")
     got = ran(capsys, same(tmp_path, np.uint8, [1, 1, 2, 3]), "--input", f"x={tmp_path}/i.png")["x_again"]
     assert got == {"type": "uint8[1, 1, 2, 3]", "values": [[[[200] * 3] * 2]]}
     (tmp_path / "odd.png").write_bytes(b"no image")
-    assert "is no image that can be read" in refused(capsys, tmp_path / "m.onnx", "--input", f"x={tmp_path}/odd.png")
+    assert "is not a readable image" in refused(capsys, tmp_path / "m.onnx", "--input", f"x={tmp_path}/odd.png")
     options = ["--mean", "1,2", "--input", f"x={tmp_path}/i.png"]
     assert "--mean has 2 numbers, and the image 3" in refused(capsys, same(tmp_path, np.float32, [3, 2, 3]), *options)
-    assert "does not say which axis" in refused(capsys, same(tmp_path, np.float32, [7, 2, 9]), *options)
+    assert "declares no axis of 1, 3 or 4 channels" in refused(capsys, same(tmp_path, np.float32, [7, 2, 9]), *options)
 
 
-def test_texts_fill_the_shape_that_is_declared(capsys: Capture, tmp_path: Path) -> None:
+def test_texts_fill_the_declared_shape(capsys: Capture, tmp_path: Path) -> None:
     path = same(tmp_path, np.object_, ["n", 1])
     (tmp_path / "t.txt").write_text("one\ntwå\n")
     assert ran(capsys, path, "--input", f"x={tmp_path}/t.txt")["x_again"]["values"] == [["one"], ["twå"]]
@@ -101,7 +99,7 @@ def test_texts_become_tokens_and_their_masks(capsys: Capture, tmp_path: Path, mo
     assert got["attention_mask_again"]["values"] == [[1, 1, 1]]
 
 
-def test_random_numbers_have_the_extents_that_others_bring(capsys: Capture, tmp_path: Path) -> None:
+def test_random_inputs_share_extents_with_given_ones(capsys: Capture, tmp_path: Path) -> None:
     path = same(tmp_path, np.float32, ["n", 2], value("more", np.float32, [3, "n"]))
     np.save(tmp_path / "x.npy", np.full((5, 2), np.nan, np.float32))
     got = ran(capsys, path, "--input", f"x={tmp_path}/x.npy", "--random")
@@ -109,13 +107,13 @@ def test_random_numbers_have_the_extents_that_others_bring(capsys: Capture, tmp_
     assert got["x_again"]["values"] == [["nan", "nan"]] * 5  # JSON has no such number
 
 
-def test_files_of_one_array_and_of_several_are_told_apart(capsys: Capture, tmp_path: Path) -> None:
+def test_files_of_one_array_and_of_several_are_distinguished(capsys: Capture, tmp_path: Path) -> None:
     path = same(tmp_path, np.float32, [2])
     np.savez(tmp_path / "several.npz", x=np.ones(2, np.float32))
-    assert "alone gives them all" in refused(capsys, path, "--input", f"x={tmp_path}/several.npz")
+    assert "contains named arrays" in refused(capsys, path, "--input", f"x={tmp_path}/several.npz")
     with open(tmp_path / "one.npz", "wb") as file:
         np.save(file, np.ones(2, np.float32))
-    assert "one array without a name" in refused(capsys, path, "--input", f"{tmp_path}/one.npz")
+    assert "one unnamed array" in refused(capsys, path, "--input", f"{tmp_path}/one.npz")
 
 
 def test_verify_takes_inputs_too(capsys: Capture, tmp_path: Path) -> None:

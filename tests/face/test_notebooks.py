@@ -52,13 +52,13 @@ def kinds(notebook: Any) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_runs_and_gives_what_is_committed(path: Path) -> None:
+def test_a_notebook_reproduces_its_committed_outputs(path: Path) -> None:
     committed = nbformat.read(path, as_version=4)
     assert kinds(execute(path)) == kinds(committed), "run `make notebooks` and commit"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_it_opens_with_what_one_will_see_and_is_listed(path: Path) -> None:
+def test_a_notebook_starts_with_a_summary_and_is_listed(path: Path) -> None:
     first = nbformat.read(path, as_version=4).cells[0]
     assert re.match(r"# .+\n\nWhat you will see: ", first.source)
     listed = (path.parent / "README.md").read_text()
@@ -67,7 +67,7 @@ def test_it_opens_with_what_one_will_see_and_is_listed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_outputs_hold_pictures_and_neither_warnings_nor_paths(path: Path) -> None:
+def test_outputs_contain_pictures_and_no_warnings_or_paths(path: Path) -> None:
     outputs = [o for cell in nbformat.read(path, as_version=4).cells for o in cell.get("outputs", ())]
     assert any("image/png" in o.get("data", {}) for o in outputs)
     assert not any(o.get("name") == "stderr" for o in outputs)

@@ -10,24 +10,24 @@ from tests.support.helpers import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_rooms_at_the_top_are_links_into_the_package() -> None:
+def test_top_level_links_point_into_the_package() -> None:
     for room in ("ops", "proto"):
         assert (ROOT / room).is_symlink()
         assert (ROOT / room).resolve() == ROOT / "onnx2jax" / room
 
 
-def test_run_time_needs_little() -> None:
+def test_runtime_dependencies_are_few() -> None:
     names = {requirement.split(">")[0] for requirement in PROJECT["dependencies"]}
     assert names == {"jax", "jaxlib", "ml_dtypes", "numpy", "protobuf"}
 
 
-def test_the_pythons_that_are_told_are_those_that_are_allowed() -> None:
+def test_listed_python_versions_match_requires_python() -> None:
     told = [c.split(" :: ")[-1] for c in PROJECT["classifiers"] if c.startswith("Programming Language :: Python :: 3.")]
     assert PROJECT["requires-python"] == f">={told[0]}"
     assert f"| Python | {', '.join(told)} |" in (ROOT / "docs" / "versions.md").read_text()
 
 
-def test_the_lowest_versions_are_those_that_are_allowed() -> None:
+def test_the_lowest_constraints_match_the_dependencies() -> None:
     constraints = dict(line.split("==") for line in versions.lowest())
     assert constraints.keys() >= {"jax", "jaxlib", "ml_dtypes", "numpy", "protobuf", "optax", "matplotlib"}
     assert not constraints.keys() & {"pytest", "ruff", "torch"}  # tools
@@ -35,7 +35,7 @@ def test_the_lowest_versions_are_those_that_are_allowed() -> None:
     assert constraints["protobuf"] == "6.31.1"  # what onnx wants, which the tests want
 
 
-def test_ci_runs_the_commands_that_people_run() -> None:
+def test_ci_runs_make_targets() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
     commands = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]

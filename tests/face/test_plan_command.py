@@ -24,7 +24,7 @@ def described(tmp_path: Path) -> Path:
     return path
 
 
-def test_more_devices_than_there_are(described: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_more_devices_than_available(described: Path, capfd: pytest.CaptureFixture[str]) -> None:
     mesh = "data=3,model=4"
     assert cli.main(["plan", str(described), "--mesh", mesh, "--plan", "data+tensor", "--dim=batch=24", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -57,11 +57,11 @@ def test_a_table(described: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert cli.main(["plan", str(described), "--mesh=model=2", "--plan=tensor"]) == 0
     text = capsys.readouterr().out
     assert "mesh model: 2, plan tensor; batch=2" in text
-    assert re.search(r"bytes of weights a device +120\n", text)
+    assert re.search(r"bytes of weights per device +120\n", text)
     assert re.search(r"all-reduce +1 +16\n", text)
 
 
 @pytest.mark.parametrize("mesh", ["data", "data=0", "data=2,data=2", "data=x"])
-def test_meshes_that_are_none(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_meshes_are_errors(mesh: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "model.onnx", "--mesh", mesh]) == 2
     assert f"--mesh {mesh}: expected" in capsys.readouterr().err

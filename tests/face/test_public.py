@@ -87,13 +87,13 @@ def lines() -> Iterator[str]:
             yield from (f"  .{member}{parameters(thing)}" for member, thing in members(value).items())
 
 
-def test_the_table_says_what_is_public() -> None:
+def test_the_table_of_public_names_is_current() -> None:
     told = TABLE.read_text().splitlines()
     assert list(lines()) == told, "if this change is meant: python -m tests.face.test_public"
 
 
 @pytest.mark.parametrize("value", [pytest.param(v, id=n) for n, v in names() if not get_origin(v)])
-def test_what_is_public_has_a_docstring(value: Any) -> None:
+def test_public_names_have_docstrings(value: Any) -> None:
     assert inspect.getdoc(value)
     if inspect.isclass(value):
         assert [n for n, member in members(value).items() if member is not None and not inspect.getdoc(member)] == []

@@ -43,20 +43,24 @@ def both() -> tuple[InferenceSession, onnxruntime.InferenceSession]:
     return InferenceSession(FILE), onnxruntime.InferenceSession(FILE, providers=["CPUExecutionProvider"])
 
 
-def test_inputs_and_outputs_are_described_alike(both: tuple[InferenceSession, onnxruntime.InferenceSession]) -> None:
+def test_inputs_and_outputs_are_described_as_by_onnxruntime(
+    both: tuple[InferenceSession, onnxruntime.InferenceSession],
+) -> None:
     for what in ("get_inputs", "get_outputs"):
         ours, theirs = ([(v.name, v.shape, v.type) for v in getattr(s, what)()] for s in both)
         assert ours == theirs
 
 
-def test_what_the_file_says_of_itself(both: tuple[InferenceSession, onnxruntime.InferenceSession]) -> None:
+def test_model_metadata(both: tuple[InferenceSession, onnxruntime.InferenceSession]) -> None:
     ours, theirs = (s.get_modelmeta() for s in both)
     for name in ("producer_name", "graph_name", "domain", "description", "version", "custom_metadata_map"):
         assert getattr(ours, name) == getattr(theirs, name), name
 
 
 @pytest.mark.parametrize("names", [None, [], ["w", "y"]])
-def test_runs_give_the_same(both: tuple[InferenceSession, onnxruntime.InferenceSession], names: list[str]) -> None:
+def test_runs_return_the_same_values(
+    both: tuple[InferenceSession, onnxruntime.InferenceSession], names: list[str]
+) -> None:
     ours, theirs = (s.run(names, FEEDS) for s in both)
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
@@ -65,8 +69,8 @@ def test_runs_give_the_same(both: tuple[InferenceSession, onnxruntime.InferenceS
 
 
 @pytest.mark.usefixtures("fresh")
-def test_providers_are_left_alone_with_one_warning() -> None:
-    with pytest.warns(UserWarning, match="leaves sess_options, providers alone") as caught:
+def test_providers_are_ignored_with_one_warning() -> None:
+    with pytest.warns(UserWarning, match="ignores sess_options, providers") as caught:
         InferenceSession(FILE, onnxruntime.SessionOptions(), ["TensorrtExecutionProvider"])
         session = InferenceSession(FILE, providers=[("CUDAExecutionProvider", {"device_id": 0})])
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -74,17 +78,17 @@ def test_providers_are_left_alone_with_one_warning() -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_what_jax_does_by_itself_is_no_warning() -> None:
+def test_default_providers_raise_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("call", ["io_binding", "run_with_iobinding", "run_with_ort_values"])
-def test_bindings_are_refused_with_the_cure(
+def test_io_binding_errors_name_the_alternative(
     both: tuple[InferenceSession, onnxruntime.InferenceSession], call: str
 ) -> None:
-    with pytest.raises(errors.UnsupportedError, match=rf"no {call}: .* session.model\(x, at, s, h, b\)"):
+    with pytest.raises(errors.UnsupportedError, match=rf"{call} is unsupported: .* session.model\(x, at, s, h, b\)"):
         getattr(both[0], call)()
 
 

@@ -80,7 +80,7 @@ def link(distribution: importlib.metadata.Distribution, site: Path) -> None:
             place.symlink_to(Path(str(distribution.locate_file(PurePosixPath(*file.parts[:depth])))))
 
 
-def test_wheel_and_sdist_hold_the_package_alone(built: Path) -> None:
+def test_wheel_and_sdist_contain_only_the_package(built: Path) -> None:
     files = (p for p in (ROOT / "onnx2jax").rglob("*") if p.is_file() and p.suffix != ".pyc")
     package = {str(PurePosixPath(p.relative_to(ROOT))) for p in files}
     assert {f"onnx2jax/{name}" for name in DATA} <= package
@@ -98,13 +98,13 @@ def test_wheel_and_sdist_hold_the_package_alone(built: Path) -> None:
     assert files_there - {".gitignore"} == package | extra
 
 
-def test_it_converts_differentiates_and_names_what_is_missing(installed: Path) -> None:
+def test_the_wheel_converts_differentiates_and_names_missing_packages(installed: Path) -> None:
     done = ran(installed / "python", "-I", ROOT / "tests" / "support" / "alone.py")
     assert done.stderr == ""
     assert done.stdout.startswith(f"onnx2jax {__version__}, ")
 
 
-def test_the_program_and_the_demo(installed: Path, tmp_path: Path) -> None:
+def test_the_command_and_the_demo(installed: Path, tmp_path: Path) -> None:
     helped = ran(installed / "python", "-I", installed / "onnx2jax", "--help")
     assert helped.stderr == ""
     assert "generate" in helped.stdout

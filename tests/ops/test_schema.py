@@ -20,7 +20,7 @@ Schema = onnx.defs.OpSchema
 Option = Schema.FormalParameterOption
 REQUIRED = inspect.Parameter.empty
 
-"""Operators that nothing serves yet, each with the reason."""
+"""Operators that are not yet supported, each with the reason."""
 
 _NO_DEFAULT = "the schema says optional, the text says required: there is nothing to compute without it"
 _IN_TEXT = "the default stands in the text of the specification only"

@@ -34,7 +34,7 @@ def put(tree: Any, over: jax.sharding.Mesh, spec: P) -> Any:
 
 
 @in_or_out
-def test_a_divided_batch(scope: Scope) -> None:
+def test_a_sharded_batch(scope: Scope) -> None:
     m = onnx2jax.convert(onnx2jax.demo_model())
     expected = m(IMAGES)
     gradient = jax.jit(jax.grad(lambda p, x: m.apply(p, x)[:, 3].sum()))
@@ -60,7 +60,7 @@ def test_a_divided_batch(scope: Scope) -> None:
 
 
 @in_or_out
-def test_divided_weights(scope: Scope) -> None:
+def test_sharded_weights(scope: Scope) -> None:
     m = onnx2jax.convert(mlp())
     x = RNG.normal(size=(8, 4)).astype(np.float32)
     specs = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model"), "b2": P()}
@@ -103,7 +103,7 @@ def test_stages_on_the_host_between(scope: Scope) -> None:
             np.testing.assert_allclose(result, e, rtol=1e-5)
 
 
-def test_results_that_follow_from_no_argument() -> None:
+def test_results_that_depend_on_no_argument() -> None:
     m = onnx2jax.convert(one_node("Shape", {"x": (np.float32, ["n", 4])}))
     assert m(put(np.zeros((8, 4), np.float32), DATA, P("data"))).tolist() == [8, 4]
 
@@ -140,7 +140,7 @@ def on_one_device() -> tuple[onnx2jax.TrainingModel, Any, list[float]]:
 
 @in_or_out
 @pytest.mark.parametrize("whole", [True, False], ids=["state on every device", "state on one"])
-def test_training_as_the_file_says(scope: Scope, whole: bool, on_one_device: Any) -> None:
+def test_training_by_training_info(scope: Scope, whole: bool, on_one_device: Any) -> None:
     trainer, start, expected = on_one_device
     batch = put(BATCH, DATA, P("data"))
     with scope(DATA):

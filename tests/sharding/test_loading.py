@@ -23,7 +23,7 @@ from tests.support.models import model, value
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 
-def test_any_part_of_an_array_is_read_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_requested_part_of_an_array_is_read(tmp_path: Path) -> None:
     weight = np.arange(8 * 6 * 5 * 128, dtype=F).reshape(8, 6, 5, 128)
     proto = model(
         [helper.make_node("Add", ["x", "w"], ["y"])], [value("x", F, None)], [value("y", F, None)], {"w": weight}
@@ -41,7 +41,7 @@ def test_any_part_of_an_array_is_read_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["fsdp", "tensor"])
-def test_each_part_is_read_once_and_no_weight_whole(plan: str, tmp_path: Path) -> None:
+def test_each_shard_is_read_once(plan: str, tmp_path: Path) -> None:
     size = written(tmp_path / "m.onnx")
     part = size // 4 // 8
     x = np.random.default_rng(1).normal(size=(8, 256)).astype(F)
@@ -82,7 +82,7 @@ print(peak() - before, max(bytes_per_device(weights).values()))
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_is_that_of_the_parts(tmp_path: Path) -> None:
+def test_peak_memory_is_that_of_the_shards(tmp_path: Path) -> None:
     size = written(tmp_path / "m.onnx", 2048, 8)
     assert size > 250e6
     for axis, plan in (("data", "fsdp"), ("model", "tensor")):

@@ -65,7 +65,7 @@ def same(results: Any, expected: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_numbers_weights_and_exchanges(name: str, plan: str) -> None:
+def test_results_shards_and_collectives(name: str, plan: str) -> None:
     network, axes = written(name), PLANS[plan]
     model = onnx2jax.convert(network.proto, mesh=mesh(**axes), shardings=plan)
     results, found = compiled(model, network.inputs)
@@ -117,7 +117,7 @@ FILES = [decoders.group_query, decoders.multi_head, decoders.onnx_attention, dec
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.__name__)
-def test_attention_of_all_kinds_is_divided_by_heads_with_its_caches(file: Callable[[], decoders.File]) -> None:
+def test_attention_and_its_caches_are_sharded_by_heads(file: Callable[[], decoders.File]) -> None:
     written = file()
     model = onnx2jax.convert(written.proto, mesh=mesh(data=2, model=2), shardings="data+tensor")
     assert model.placement is not None
@@ -129,11 +129,11 @@ def test_attention_of_all_kinds_is_divided_by_heads_with_its_caches(file: Callab
         assert placed.sharding.spec == P("data", "model", None, None)
     # A vocabulary of 61 is listed with the reason, in the table as in the head.
     text = "\n".join(model.placement.notes)
-    assert "'embedding' is not divided over 'model': axis 0 of 61 cannot be divided evenly over 2 devices" in text
-    assert "'head' is not divided over 'model': the 61 columns of MatMul" in text
+    assert "'embedding' is not sharded over 'model': axis 0 of 61 cannot be divided evenly over 2 devices" in text
+    assert "'head' is not sharded over 'model': the 61 columns of MatMul" in text
 
 
-def test_keys_of_fewer_heads_than_devices_are_whole_and_queries_divided() -> None:
+def test_keys_with_fewer_heads_than_devices_are_replicated() -> None:
     model = onnx2jax.convert(decoders.appending().proto, mesh=mesh(model=4), shardings="tensor")
     assert model.placement is not None
     specs = {n: s.spec for n, s in model.placement.params.items()}
@@ -141,7 +141,7 @@ def test_keys_of_fewer_heads_than_devices_are_whole_and_queries_divided() -> Non
     assert "Reshape" in model.placement.reasons["0.k"]
 
 
-def test_names_of_axes_and_rules_of_the_users_own() -> None:
+def test_axis_names_and_a_users_rules() -> None:
     rules = {"w1": P(), "x": P(None, "tp")}
     plan = Plan("tensor", model="tp", rules=rules)
     model = onnx2jax.convert(mlp(), mesh=mesh(tp=2), shardings=plan)
@@ -154,23 +154,23 @@ def test_names_of_axes_and_rules_of_the_users_own() -> None:
     np.testing.assert_allclose(pickle.loads(pickle.dumps(model))(x), model(x), rtol=1e-6)
 
 
-def test_both_axes_of_a_mesh_may_divide_one_weight() -> None:
+def test_one_weight_may_be_sharded_over_both_axes() -> None:
     model = onnx2jax.convert(mlp(), mesh=mesh(data=2, model=2), shardings="fsdp+tensor")
     assert model.placement is not None
     specs = {n: s.spec for n, s in model.placement.params.items()}
     assert specs == {"w1": P("data", "model"), "b1": P(("model", "data")), "w2": P("model", "data"), "b2": P("data")}
 
 
-def test_what_cannot_be_divided_is_whole_and_listed() -> None:
+def test_indivisible_weights_are_replicated_and_listed() -> None:
     model = onnx2jax.convert(mlp(), mesh=mesh(model=3), shardings="tensor")
     assert model.placement is not None
     assert all(s.is_fully_replicated for s in model.placement.params.values())
     assert model.placement.reasons["w1"] == (
-        "is not divided over 'model': the 8 columns of Gemm 'hidden' cannot be divided evenly over 3 devices"
+        "is not sharded over 'model': the 8 columns of Gemm 'hidden' cannot be divided evenly over 3 devices"
     )
     model = onnx2jax.convert(mlp(), mesh=mesh(data=5), shardings="fsdp")
     assert model.placement is not None
-    assert model.placement.notes[0] == "'w1' is not divided over 'data': no axis of [4, 8] is a multiple of 5"
+    assert model.placement.notes[0] == "'w1' is not sharded over 'data': no axis of [4, 8] is a multiple of 5"
 
 
 def test_the_tables() -> None:
@@ -183,7 +183,7 @@ def test_the_tables() -> None:
         ["b1", "[8]", "P('model',)", "16"],
         ["w2", "[8, 2]", "P('model',)", "32"],
     ]
-    assert "Add 'bias' takes it whole" in weights
+    assert "Add 'bias' needs it replicated" in weights
     assert exchanges.split("\n")[1].split() == ["all-reduce", "1", "32"]
     assert model.explain_sharding() == f"{first}\n\n{weights}"
     with pytest.raises(ShardingError, match="the model is on one device; shard it"):
@@ -200,7 +200,7 @@ def test_the_tables() -> None:
         ("%a = f32[2]{0} add(%all-reduce.1, %all-to-all)", []),
     ],
 )
-def test_exchanges_in_the_text_of_a_program(line: str, expected: list[tuple[str, int]]) -> None:
+def test_collectives_are_parsed_from_hlo(line: str, expected: list[tuple[str, int]]) -> None:
     assert [(c.kind, c.bytes) for c in collectives(line)] == expected
 
 
@@ -208,8 +208,8 @@ def test_exchanges_in_the_text_of_a_program(line: str, expected: list[tuple[str,
     ("axes", "shardings", "match"),
     [
         ({"data": 2}, "pipeline", "there is no plan 'pipeline'; the plans are 'data', 'fsdp', 'tensor', 'data+tensor'"),
-        ({"data": 2}, "data+tensor", "divides over axis 'model', the mesh has ['data']"),
-        ({"x": 2, "y": 2}, "tensor", "divides over axis 'model', the mesh has ['x', 'y']"),
+        ({"data": 2}, "data+tensor", "shards over axis 'model', the mesh has ['data']"),
+        ({"x": 2, "y": 2}, "tensor", "shards over axis 'model', the mesh has ['x', 'y']"),
         ({"x": 2}, Plan("tensor", rules={"w9": P()}, model="x"), "'w9' matches none of the 5 names"),
         (
             {"x": 3},
@@ -217,16 +217,16 @@ def test_exchanges_in_the_text_of_a_program(line: str, expected: list[tuple[str,
             "axis 1 of 8 cannot be divided evenly over 3",
         ),
         (None, "tensor", "shardings= needs the mesh"),
-        ({"data": 2}, 3, "shardings=3 are no patterns with specs"),
+        ({"data": 2}, 3, "shardings=3 does not map patterns to specs"),
     ],
     ids=str,
 )
-def test_what_is_refused(axes: Any, shardings: Any, match: str) -> None:
+def test_invalid_arguments_are_refused(axes: Any, shardings: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=re.escape(match)):
         onnx2jax.convert(mlp(), mesh=mesh(**axes) if axes else None, shardings=shardings)
 
 
-def test_plans_of_one_axis_twice_and_plans_elsewhere() -> None:
+def test_plans_with_equal_axes_and_plans_for_training() -> None:
     with pytest.raises(ShardingError, match="both are 'x'"):
         Plan("data+tensor", data="x", model="x")
     over: Any = {"mesh": mesh(data=2), "shardings": "data"}

@@ -66,7 +66,7 @@ def close(ours: Any, want: Any) -> None:
     np.testing.assert_allclose(ours, want, rtol=1e-5, atol=1e-5)
 
 
-def test_two_processes_give_the_numbers_of_one_also_after_one_was_killed(tmp_path: Path) -> None:
+def test_two_processes_give_the_results_of_one_even_after_a_kill(tmp_path: Path) -> None:
     """One test, since each start of two processes takes seconds."""
     first, second = run("die", tmp_path)
     assert second.returncode == -signal.SIGKILL
@@ -125,8 +125,8 @@ ERRORS = {
 """How the error on each process begins."""
 OF_ONE = {
     "an axis of a plan": (
-        "ShardingError: plan 'tensor' divides over axis 'model', the mesh has ['data']",
-        "ProcessError: the mesh {'data': 4} has devices of process 0 alone, and this is process 1 of 2",
+        "ShardingError: plan 'tensor' shards over axis 'model', the mesh has ['data']",
+        "ProcessError: the mesh {'data': 4} has devices of process 0 only, and this is process 1 of 2",
     ),
     "a file that is not there": (
         "FileNotFoundError: ",
@@ -137,12 +137,12 @@ OF_ONE = {
         "InputShapeError: input x: float32[batch, 4] has extent 4 on axis 1, but 3 is given",
     ),
 }
-"""The same where it is one process that is wrong."""
+"""How the errors begin where one process is wrong."""
 
 
-def test_processes_that_differ_end_with_an_error_on_both(tmp_path: Path) -> None:
+def test_differing_processes_raise_errors_on_both(tmp_path: Path) -> None:
     of_first, of_second = found("disagree", tmp_path)
-    assert of_first.pop("one that ends") == "ProcessError: process 1 ended before it came to a call of the model"
+    assert of_first.pop("one that ends") == "ProcessError: process 1 ended before a call of the model"
     for me, errors in enumerate((of_first, of_second)):
         wanted = {n: text.format(me=me, other=1 - me) for n, text in ERRORS.items()}
         wanted |= {n: texts[me] for n, texts in OF_ONE.items()}

@@ -23,7 +23,7 @@ from tests.support.models import cut_in_the_middle, mlp, model, value
 PARAMS = {"a.weight": np.zeros((4, 6), np.float32), "a.bias": np.zeros(6, np.float32), "scale": np.float32(1)}
 
 
-def test_the_first_rule_that_matches_counts() -> None:
+def test_the_first_matching_rule_applies() -> None:
     rules = {"a.*": P(None, "model"), "*.weight": P("model")}
     found = by_name(
         {"a.weight": np.zeros((4, 6)), "b.weight": np.zeros((4, 6)), "c": np.zeros(3)}, mesh(model=2), rules
@@ -31,16 +31,16 @@ def test_the_first_rule_that_matches_counts() -> None:
     assert {n: s.spec for n, s in found.items()} == {"a.weight": P(None, "model"), "b.weight": P("model"), "c": P()}
 
 
-def test_a_pattern_that_is_the_name_matches_whatever_signs_it_has() -> None:
+def test_a_pattern_equal_to_the_name_matches_literally() -> None:
     assert by_name({"w[0]": np.zeros(4)}, mesh(model=2), {"w[0]": P("model")})["w[0]"].spec == P("model")
 
 
-def test_shapes_without_arrays_will_do() -> None:
+def test_shapes_without_arrays_are_accepted() -> None:
     found = by_name({"w": jax.ShapeDtypeStruct((8, 2), np.float32)}, mesh(data=4, model=2), {"w": P("data", "model")})
     assert found["w"].shard_shape((8, 2)) == (2, 1)
 
 
-def test_explicit_axes_become_automatic() -> None:
+def test_explicit_axes_become_auto() -> None:
     # An Explicit mesh, which jax.make_mesh makes, would put shardings into the types of every value in the model.
     explicit = mesh(data=2)
     assert by_name(PARAMS, explicit, {})["scale"].mesh.axis_types == (AxisType.Auto,)
@@ -56,26 +56,26 @@ def test_explicit_axes_become_automatic() -> None:
         (P(None, None, "model"), "the spec has 3 entries, the array 2 axes"),
         (P(None, "data"), "axis 1 of 6 cannot be divided evenly over 4 devices. Pad it to 8"),
         (P(("data", "model")), "axis 0 of 4 cannot be divided evenly over 8 devices. Pad it to 8"),
-        ("model", "'model' is no PartitionSpec"),
+        ("model", "'model' is not a PartitionSpec"),
     ],
     ids=str,
 )
-def test_a_spec_that_does_not_fit(spec: Any, match: str) -> None:
+def test_a_spec_that_does_not_fit_is_refused(spec: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=re.escape(match)):
         by_name(PARAMS, mesh(data=4, model=2), {"*.weight": spec})
 
 
-def test_a_scalar_cannot_be_divided() -> None:
+def test_a_scalar_cannot_be_sharded() -> None:
     with pytest.raises(ShardingError, match=r"'scale' of shape \[\], rule 's\*': .*1 entries, the array 0 axes"):
         by_name(PARAMS, mesh(data=4), {"s*": P("data")})
 
 
-def test_an_empty_array_can_be_divided() -> None:
+def test_an_empty_array_can_be_sharded() -> None:
     (sharding,) = by_name({"w": np.zeros((0, 3))}, mesh(data=4), {"w": P("data")}).values()
     assert jax.device_put(np.zeros((0, 3)), sharding).shape == (0, 3)
 
 
-def test_the_batch_lies_over_the_first_axis() -> None:
+def test_the_batch_is_sharded_over_the_first_axis() -> None:
     assert batch_sharding(mesh(data=4, model=2)).spec == P("data")
     assert batch_sharding(mesh(data=4, model=2), P(("data", "model"))).spec == P(("data", "model"))
     with pytest.raises(ShardingError, match=r"batch: .* names axis 'x'; the mesh has"):
@@ -89,13 +89,13 @@ def test_a_batch_with_scalars() -> None:
         by_batch({"x": np.zeros((6, 3))}, mesh(data=4))
 
 
-def test_a_pattern_that_matches_nothing_is_a_slip() -> None:
+def test_a_pattern_that_matches_nothing_is_refused() -> None:
     check_patterns({"*.weight": P(), "scale": P()}, PARAMS)
-    with pytest.raises(ShardingError, match=r"'a\.wieght' matches none of the 3 names; near it are \['a\.weight'"):
+    with pytest.raises(ShardingError, match=r"'a\.wieght' matches none of the 3 names; the closest are \['a\.weight'"):
         check_patterns({"a.wieght": P()}, PARAMS)
 
 
-def test_bytes_of_each_device() -> None:
+def test_bytes_per_device() -> None:
     array = np.zeros((8, 4), np.float32)
     over = mesh(data=4, model=2)
     divided = jax.device_put(array, NamedSharding(over, P("data")))
@@ -137,7 +137,7 @@ def test_a_model_over_devices_computes_the_same(axes: dict[str, int], rules: Any
     np.testing.assert_allclose(spread(X[:5]), alone(X[:5]), rtol=1e-5)  # divides by no axis: each device gets it whole
 
 
-def test_each_device_holds_its_part_of_the_weights() -> None:
+def test_each_device_holds_its_shards_of_the_weights() -> None:
     spread = onnx2jax.convert(mlp(), mesh=mesh(data=4, model=2), shardings=RULES)
     assert spread.placement is not None
     placed = spread.placement.put_params(spread.params)
@@ -148,7 +148,7 @@ def test_each_device_holds_its_part_of_the_weights() -> None:
 
 
 @pytest.mark.parametrize(("axes", "rules"), MESHES.values(), ids=MESHES)
-def test_a_jit_and_a_gradient_of_the_users_own(axes: dict[str, int], rules: Any) -> None:
+def test_a_users_own_jit_and_gradient(axes: dict[str, int], rules: Any) -> None:
     alone = onnx2jax.convert(mlp())
     over = mesh(**axes)
     params = jax.device_put(dict(alone.params), by_name(alone.params, over, rules))
@@ -160,7 +160,7 @@ def test_a_jit_and_a_gradient_of_the_users_own(axes: dict[str, int], rules: Any)
         assert g.sharding.is_equivalent_to(params[name].sharding, g.ndim)
 
 
-def test_inputs_go_by_rules_too() -> None:
+def test_rules_apply_to_inputs_too() -> None:
     spread = onnx2jax.convert(mlp(), mesh=mesh(data=2, model=2), shardings={"x": P("data", "model"), **RULES})
     assert spread.placement is not None
     assert spread.placement.put_inputs({"x": X})["x"].sharding.spec == P("data", "model")
@@ -206,7 +206,7 @@ with ThreadPoolExecutor() as threads:
 """
 
 
-def test_calls_over_the_devices_of_a_cpu_do_not_wait_for_each_other() -> None:
+def test_concurrent_calls_on_cpu_devices_do_not_deadlock() -> None:
     """By themselves such calls hang, and XLA ends the process: hence one of its own, and steps enough to meet it."""
     subprocess.run([sys.executable, "-c", OVERLAPPING], check=True, cwd=ROOT)
 
@@ -237,7 +237,7 @@ def test_random_draws_are_those_of_one_device() -> None:
     ("arguments", "match"),
     [
         ({"shardings": RULES}, "shardings= needs the mesh that its specs name"),
-        ({"mesh": {"data": 2}, "device_configuration": "c"}, "give one"),
+        ({"mesh": {"data": 2}, "device_configuration": "c"}, "pass one of them"),
         ({"mesh": {"data": 2}, "shardings": {"w3": P("data")}}, "'w3' matches none of the 5 names"),
         ({"mesh": {"data": 2}, "shardings": {"w*": P("model")}}, "names axis 'model'; the mesh has ['data']"),
         ({"mesh": {"data": 3}, "shardings": {"w1": P(None, "data")}}, "axis 1 of 8 cannot be divided evenly over 3"),
@@ -246,7 +246,7 @@ def test_random_draws_are_those_of_one_device() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_is_refused_at_once(arguments: dict[str, Any], match: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], match: str) -> None:
     if "mesh" in arguments:
         arguments = arguments | {"mesh": mesh(**arguments["mesh"])}
     with pytest.raises(ShardingError, match=re.escape(match)):

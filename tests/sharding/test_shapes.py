@@ -58,7 +58,7 @@ def test_extents_that_depend_on_dimension_variables_have_names() -> None:
     assert found.of("shape").numbers is None and found.of("heads").numbers == (0, 0, 4, 8)
 
 
-def test_a_mask_over_past_and_new_tokens_gives_way() -> None:
+def test_a_mask_over_past_and_new_tokens_has_a_symbolic_extent() -> None:
     nodes = [
         node("Concat", "past x", "keys", axis=1),
         node("Add", "keys mask", "masked"),
@@ -91,7 +91,7 @@ def test_a_value_that_cannot_be_evaluated_has_the_declared_shape_or_none() -> No
     assert found.of("y").shape == ("n", 3)
 
 
-def test_weights_are_followed_through_what_is_computed_from_them() -> None:
+def test_weights_are_tracked_through_computed_values() -> None:
     nodes = [
         node("Transpose", "w", "turned", perm=[1, 0]),
         node("Mul", "turned scale", "scaled"),

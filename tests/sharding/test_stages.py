@@ -99,7 +99,7 @@ def test_twelve_layers_in_four_stages(name: str) -> None:
     assert [n for n in handed if n >= half] == [half] * 3
 
 
-def test_what_stages_hand_on() -> None:
+def test_values_between_stages() -> None:
     converted, _ = staged(mlp())
     first, second = programs(converted, (X,), {})
     assert list(first.exchanges()) == []
@@ -161,7 +161,7 @@ def test_training(over: Any) -> None:
 
 
 @pytest.mark.usefixtures("standard_promotion")
-def test_training_that_stages_refuse() -> None:
+def test_training_that_stages_do_not_support() -> None:
     converted, _ = staged(mlp())
 
     def tuned(optimizer: Any = None, **options: Any) -> onnx2jax.FineTuning:
@@ -208,7 +208,7 @@ def test_a_stage_on_the_host_and_copies() -> None:
     assert "stage 1 on devices 1" in spread.explain()
 
 
-def test_a_file_whose_stages_go_back_and_forth() -> None:
+def test_a_file_whose_stages_alternate() -> None:
     proto = mlp()
     proto.ir_version = 11
     proto.configuration.add(name="c", num_devices=4)
@@ -240,19 +240,19 @@ def summed() -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"stages": 9}, "stages=9: each stage lies on a device of its own at least, and there are 8"),
+        ({"stages": 9}, "stages=9: each stage needs a device, and there are 8"),
         ({"stages": 0}, "stages=0"),
-        ({"stages": 5}, "5 stages of 4 nodes: a stage has one node at least, so stages=4 is the most"),
+        ({"stages": 5}, "5 stages for 4 nodes: each stage needs a node, so stages=4 is the maximum"),
         ({"stages": 2, "mesh": mesh(data=2)}, "has ['data']: jax.make_mesh((2, 2), ('stage', 'data'))"),
         ({"stages": 2, "mesh": mesh(stage=4)}, "stages=2, and axis 'stage' of the mesh has 4 devices"),
         ({"stages": 2, "shardings": "data"}, "mesh=jax.make_mesh((2, 2), ('stage', 'data'))"),
         ({"stages": 2, "microbatches": 0}, "microbatches=0"),
-        ({"microbatches": 2}, "microbatches=2 go through stages, of which there are none"),
+        ({"microbatches": 2}, "microbatches=2 need pipeline stages"),
         ({"stages": 2, "device_configuration": "c"}, "pass one of them"),
     ],
     ids=str,
 )
-def test_what_is_refused(options: Any, match: str) -> None:
+def test_invalid_arguments_are_refused(options: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=re.escape(match)):
         onnx2jax.convert(mlp(), **options)
 
@@ -272,7 +272,7 @@ def test_calls_that_are_refused() -> None:
     same(staged(mixing())[0](X), X - X.mean(0))
 
 
-def test_computing_where_operands_lie() -> None:
+def test_computation_follows_its_operands() -> None:
     meshes = [jax.sharding.Mesh(np.array(jax.devices()[i : i + 2]), ("data",)) for i in (0, 2)]
     x, y = (jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(m, P("data"))) for m in meshes)
     scale = jnp.float32(2)

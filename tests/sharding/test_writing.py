@@ -48,7 +48,7 @@ def test_products_by_columns_and_rows(name: str, tmp_path: Path) -> None:
 
     (program,) = programs(read, (), network.inputs)
     with jax.enable_x64(True):
-        key = placement.put_whole(jax.random.key(0))
+        key = placement.put_replicated(jax.random.key(0))
         results = program.compiled(placement.put_params(read.params), placement.put_inputs(network.inputs), key)
     same(jax.tree.leaves(results), alone(name, networks.WORDS))
     found = Counter(c.kind for c in program.exchanges())
@@ -79,7 +79,7 @@ def test_other_placements(case: str, tmp_path: Path) -> None:
         assert inputs[0].sharding.devices_indices_map(X.shape) == inputs[1].sharding.devices_indices_map(X.shape)
 
 
-def test_a_name_is_written_anew_and_others_stay(tmp_path: Path) -> None:
+def test_saving_replaces_one_configuration_and_keeps_others(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx2jax.save(onnx2jax.convert(mlp(), stages=2), path, configuration="a")
     for name in "ba":
@@ -87,7 +87,7 @@ def test_a_name_is_written_anew_and_others_stay(tmp_path: Path) -> None:
     read = {n: onnx2jax.convert(path, device_configuration=n) for n in "ab"}
     assert lies(read["a"]) == lies(read["b"])
     assert not any(isinstance(m.placement, Staged) for m in read.values())
-    with pytest.raises(ShardingError, match="follows 'a', which is in the file already"):
+    with pytest.raises(ShardingError, match="follows 'a', which is already in the file"):
         onnx2jax.save(read["a"], path, configuration="c")
     with pytest.raises(ShardingError, match="names the placement of a model on a mesh"):
         onnx2jax.save(onnx2jax.convert(mlp()), path, configuration="c")

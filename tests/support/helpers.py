@@ -51,7 +51,7 @@ def run_op(
     outputs = tuple(f"out{i}" for i in range(n_outputs))
     node = Node(name, name, domain, opset, names, outputs, attributes, None)
     operator = binding.find(node)
-    assert operator is not None, f"nothing serves {domain}.{name} at opset {opset}"
+    assert operator is not None, f"{domain}.{name} is unsupported at opset {opset}"
     binding.check(node, operator)
     node = Node(name, name, domain, opset, names, outputs, binding.convert_attributes(operator, attributes), operator)
     graph = Graph("", "", tuple(ValueInfo(n) for n in names if n), tuple(map(ValueInfo, outputs)), {}, (node,))

@@ -94,7 +94,7 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
 
         params = _sharded(model.types, placement.params)
         values = _sharded(inputs, placement.of_inputs(inputs, False))
-        rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
+        rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.replicated)
         return [Stage(placement, jax.jit(call).lower(params, values, rng).compile())]
 
 
@@ -132,7 +132,7 @@ def _lowered(
     weights = {n: t for n, t in model.types.items() if n in segment.keys}
     params = _sharded(weights, placement.of_params(_each(_type, weights)))
     values = _sharded(own, placement.of_inputs(own, False))
-    rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.everywhere)
+    rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.replicated)
     lowered = jax.jit(call).lower(params, values, rng)
     return lowered.compile(), _each(_type, lowered.out_info)
 

@@ -281,7 +281,7 @@ def _put(placement: Placement, name: str, value: Any) -> Any:
     if not hasattr(value, "dtype") or value.dtype == object:
         return value
     key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-    shardings = {name: placement.everywhere} if key else placement.of_inputs({name: value}, False)
+    shardings = {name: placement.replicated} if key else placement.of_inputs({name: value}, False)
     return jax.device_put({name: value}, plain(shardings))[name]
 
 
