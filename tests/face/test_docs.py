@@ -105,7 +105,7 @@ def test_the_row_of_contributing(data: st.DataObject) -> None:
     """What CONTRIBUTING promises of one row: the operator of the page goes through the tests that rows are for."""
     row = run_contributing()["soft_clip_row"]
     with pytest.MonkeyPatch.context() as patch:
-        test_opset_matrix.test_both_branches_agree_with_onnxruntime(row, patch)
+        test_opset_matrix.test_numpy_and_jax_agree_with_onnxruntime(row, patch)
     assert test_branches.folds(row)
     test_branches.check_row(row, data.draw)
     assert test_gradients.check_row(row)

@@ -126,7 +126,7 @@ def in_64_bits(converted: onnx2jax.Model) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_transformations_in_32_bits_are_those_in_64(
+def test_transformations_agree_with_and_without_x64(
     converted: onnx2jax.Model, in_64_bits: dict[str, Any], transformation: str
 ) -> None:
     with jax.enable_x64(False), warnings.catch_warnings():
@@ -137,7 +137,7 @@ def test_transformations_in_32_bits_are_those_in_64(
         np.testing.assert_allclose(a, b, 1e-5, 1e-5)
 
 
-def test_gradients_by_all_parameters(converted: onnx2jax.Model) -> None:
+def test_gradients_with_respect_to_all_parameters(converted: onnx2jax.Model) -> None:
     def loss(params: Any) -> Any:
         return (converted.apply(params, X) ** 2).sum()
 
@@ -151,7 +151,7 @@ def test_gradients_by_all_parameters(converted: onnx2jax.Model) -> None:
 
 
 @pytest.mark.usefixtures("in_32_bits")
-def test_arrays_that_a_call_compiled_in_are_still_arguments_of_a_32_bit_jit() -> None:
+def test_inputs_of_a_bound_call_are_arguments_of_a_32_bit_jit() -> None:
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Mul", ["r", "c"], ["y"])]
     nodes.append(helper.make_node("Mul", ["shape", "k"], ["z"]))
     inputs = [value("x", np.float64, [6]), value("shape", np.int64, [2]), value("k", np.int64, [2])]
@@ -165,7 +165,7 @@ def test_arrays_that_a_call_compiled_in_are_still_arguments_of_a_32_bit_jit() ->
 
 
 @pytest.mark.usefixtures("in_32_bits")
-def test_a_gradient_outside_of_jit_is_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_eager_gradient_is_compiled_once(caplog: pytest.LogCaptureFixture) -> None:
     gradient = jax.grad(total(onnx2jax.convert(MODELS["Gather"]())))
     counts = []
     with jax.log_compiles():
@@ -177,7 +177,7 @@ def test_a_gradient_outside_of_jit_is_compiled_once(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.usefixtures("in_32_bits")
-def test_64_bit_results_come_out_of_a_jit() -> None:
+def test_a_32_bit_jit_returns_64_bit_results() -> None:
     node = helper.make_node("Gather", ["big", "i"], ["y"])
     big = np.array([2**40, 2**41 + 1])
     m = onnx2jax.convert(model([node], [value("i", np.int32, [2])], [value("y", np.int64, [2])], {"big": big}))

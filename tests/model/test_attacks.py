@@ -279,7 +279,7 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux does")
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_costs_little_and_reaches_nothing(name: str, tmp_path: Path, child: subprocess.Popen[str]) -> None:
+def test_attacks_are_cheap_and_confined(name: str, tmp_path: Path, child: subprocess.Popen[str]) -> None:
     expected, make = ATTACKS[name]
     folder = tmp_path / "model"
     folder.mkdir()
@@ -296,5 +296,5 @@ def test_an_attack_costs_little_and_reaches_nothing(name: str, tmp_path: Path, c
     assert all(Path(p).parent == folder for p in answer["opened"]), answer
 
 
-def test_there_are_enough() -> None:
+def test_number_of_attacks() -> None:
     assert len(ATTACKS) >= 25

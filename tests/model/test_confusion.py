@@ -53,7 +53,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_parameters_of_another_shape_are_refused(call: Callable[[Any], Any]) -> None:
+def test_parameters_of_another_shape_are_rejected(call: Callable[[Any], Any]) -> None:
     m = onnx2jax.convert(scaled_by_a_mean())
     with pytest.raises(InputShapeError, match=r"'W'(.|\n)*\[4\](.|\n)*\[8\](.|\n)*new_shapes=True"):
         call(m)
@@ -61,7 +61,7 @@ def test_parameters_of_another_shape_are_refused(call: Callable[[Any], Any]) -> 
 
 
 @pytest.mark.parametrize("first", ["the model", "the copy"])
-def test_a_copy_with_new_shapes_shares_no_hoisted_values(first: str) -> None:
+def test_new_shapes_share_no_hoisted_values(first: str) -> None:
     m = onnx2jax.convert(scaled_by_a_mean())
     other = m.with_params({"W": EIGHT}, new_shapes=True)
     x = ZEROS + 1
@@ -70,7 +70,7 @@ def test_a_copy_with_new_shapes_shares_no_hoisted_values(first: str) -> None:
             np.testing.assert_array_equal(result, [mean] * 3)
 
 
-def test_the_number_of_classes_can_be_changed_and_saved(tmp_path: Path) -> None:
+def test_with_params_changes_the_number_of_classes(tmp_path: Path) -> None:
     m, x = onnx2jax.convert(mlp()), np.random.default_rng(0).normal(size=(3, 4)).astype(F)
     m(x)
     rng = np.random.default_rng(1)
@@ -98,7 +98,7 @@ def test_the_number_of_classes_can_be_changed_and_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recompile", ["clear_caches", "precision"])
-def test_a_shape_input_written_into_after_the_call_decides_nothing(recompile: str) -> None:
+def test_writing_to_a_shape_input_after_the_call_has_no_effect(recompile: str) -> None:
     text = "g (float[n] x, int64[k] s) => (float[a] y) { r = Reshape(x, s)  y = ReduceSum<keepdims = 0>(r, axis) }"
     m = onnx2jax.convert(text_model(text, axis=[1]))
     x, shape = np.arange(6, dtype=F), np.array([2, 3])
@@ -139,7 +139,7 @@ def test_parameters_given_as_views_are_copied() -> None:
         np.testing.assert_array_equal(result, [1, 1, 1])
 
 
-def test_parameters_that_become_writable_again_are_copied() -> None:
+def test_parameters_made_writable_again_are_copied() -> None:
     w = np.ones(3, F)
     w.flags.writeable = False
     m = onnx2jax.convert(text_model(ADD, W=ZEROS)).with_params({"W": w})
@@ -171,7 +171,7 @@ CASES = [pytest.param(body, size, id=f"{name}, {size}") for name, body in BODIES
 
 
 @pytest.mark.parametrize(("body", "size"), CASES)
-def test_an_input_written_into_after_the_call_changes_no_output(body: str, size: int) -> None:
+def test_writing_to_an_input_after_the_call_has_no_effect(body: str, size: int) -> None:
     m = onnx2jax.convert(text_model(f"g (float[n, n] x) => (float[n, n] y) {{ {body} }}", zero=F(0)))
     for _ in range(8):
         for x in (aligned((size, size), 2), np.full((size, size), 2, F)):
@@ -180,7 +180,7 @@ def test_an_input_written_into_after_the_call_changes_no_output(body: str, size:
             assert {*np.unique(y), *np.unique(z)} == {2}
 
 
-def test_parameters_written_into_after_apply_change_no_output() -> None:
+def test_writing_to_parameters_after_apply_has_no_effect() -> None:
     m = onnx2jax.convert(
         text_model("g (float[n, n] x) => (float[n, n] y) { y = MatMul(x, W) }", W=np.eye(1200, dtype=F))
     )
@@ -224,7 +224,7 @@ def test_results_of_run_without_jit_do_not_share_the_memory_of_inputs(node: str)
     assert {*np.unique(y)} == {2}
 
 
-def test_calls_without_jit_are_no_compilations() -> None:
+def test_disable_jit_counts_no_compilations() -> None:
     m = onnx2jax.convert(text_model(ADD, W=ZEROS))
     with jax.disable_jit():
         for _ in range(20):
@@ -232,7 +232,7 @@ def test_calls_without_jit_are_no_compilations() -> None:
 
 
 @pytest.mark.parametrize("size", [100_000, 1_000_000])
-def test_fit_takes_batches_from_one_buffer(size: int) -> None:
+def test_fit_copies_batches_of_a_reused_buffer(size: int) -> None:
     m = onnx2jax.convert(text_model("g (float[n] x) => (float[n] y) { y = Mul(x, W) }", W=np.ones(1, F)))
     tuned = onnx2jax.finetune(m, lambda y, _: (y**2).mean(), optax.sgd(0.0), trainable="*")
 
@@ -250,7 +250,7 @@ def test_fit_takes_batches_from_one_buffer(size: int) -> None:
 
 
 @pytest.mark.parametrize("optimize", [True, False])
-def test_a_function_is_traced_for_each_sign_of_zero(optimize: bool) -> None:
+def test_the_sign_of_zero_is_part_of_a_function_signature(optimize: bool) -> None:
     proto = text_model(
         """g (float[n] x) => (float[n] y, float[n] z) { y = l.f<a: float = 0.0>(x)  z = l.f<a: float = -0.0>(x) }
         <domain: "l", opset_import: ["" : 21]>
@@ -261,7 +261,7 @@ def test_a_function_is_traced_for_each_sign_of_zero(optimize: bool) -> None:
     np.testing.assert_array_equal(z, [-np.inf, -np.inf])
 
 
-def test_a_copy_with_other_parameters_proves_its_own_buckets() -> None:
+def test_with_params_verifies_buckets_again() -> None:
     text = "g (float[n, 2] x) => (float[2] y) { s = Add(x, W)  y = ReduceSum<keepdims = 0>(s, axis) }"
     m = onnx2jax.convert(text_model(text, W=np.zeros(2, F), axis=[0]), bucket={"n": [8]})
     x = np.arange(6, dtype=F).reshape(3, 2)
@@ -281,7 +281,7 @@ DOUBLED = """d = Loop(k, , x) <body = b (int64 i, bool c, float[n] v) => (bool d
 
 
 @pytest.mark.usefixtures("one_cpu")
-def test_max_trips_holds_for_a_kept_program(tmp_path: Path) -> None:
+def test_max_trips_applies_to_cached_programs(tmp_path: Path) -> None:
     proto = text_model(f"g (float[n] x) => (float[n] y) {{ {DOUBLED} }}", k=np.int64(10))
     np.testing.assert_array_equal(onnx2jax.convert(proto, cache_dir=tmp_path)(ZEROS + 1), [1024] * 3)
     assert list(tmp_path.glob("*.program"))
@@ -290,7 +290,7 @@ def test_max_trips_holds_for_a_kept_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_cpu")
-def test_a_wrapped_operator_gets_no_other_operator_s_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_operators_have_their_own_cached_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_OPERATORS", {**registry._OPERATORS})
     proto = text_model("g (float[n] x) => (float[n] y) { y = l.Own(x) }")
     built_in = registry.resolve("", "Relu")
@@ -302,7 +302,7 @@ def test_a_wrapped_operator_gets_no_other_operator_s_program(tmp_path: Path, mon
 
 @pytest.mark.filterwarnings("ignore:.*cache_dir")
 @pytest.mark.usefixtures("one_cpu")
-def test_programs_under_each_other_s_names_are_not_believed(tmp_path: Path) -> None:
+def test_swapped_cache_files_are_detected(tmp_path: Path) -> None:
     protos = [text_model(f"g (float[n] x) => (float[n] y) {{ y = {op}(x, x) }}") for op in ("Add", "Mul")]
     for proto in protos:
         onnx2jax.convert(proto, cache_dir=tmp_path)(ZEROS + 3)
@@ -315,7 +315,7 @@ def test_programs_under_each_other_s_names_are_not_believed(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("one_cpu")
-def test_a_model_with_functions_is_kept_or_says_that_it_is_not(tmp_path: Path) -> None:
+def test_models_with_functions_are_cached_or_warn(tmp_path: Path) -> None:
     proto = text_model(
         """g (float[n] x) => (float[n] y) { y = l.f(x) }
         <domain: "l", opset_import: ["" : 21]> f (x) => (y) { y = Add(x, x) }"""

@@ -29,9 +29,7 @@ ZEROS = np.zeros(3, F)
 # ------------------------------------------------------------------------------------------- killed in between
 
 
-def test_a_save_killed_at_any_point_leaves_the_old_or_the_new_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_is_atomic_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder as it is before and after each change of it."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -67,20 +65,20 @@ def outcome(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("node", ["ConstantOfShape", "Expand"])
-def test_an_array_larger_than_the_machine_is_refused(node: str) -> None:
+def test_arrays_larger_than_memory_are_rejected(node: str) -> None:
     inputs = "shape" if node == "ConstantOfShape" else "x, shape"
     m = onnx2jax.convert(text_model(f"g (float[1] x, int64[1] shape) => (float[n] y) {{ y = {node}({inputs}) }}"))
     with pytest.raises(OperatorError, match=f"{node}(.|\n)*1000000000000"):
         m(np.ones(1, F), np.array([10**12]))
 
 
-def test_padding_beyond_the_memory_is_refused() -> None:
+def test_padding_larger_than_memory_is_rejected() -> None:
     m = onnx2jax.convert(text_model("g (float[n] x) => (float[m] y) { y = Pad(x, p) }", p=np.array([0, 2**40])))
     with pytest.raises(OperatorError, match="Pad"):
         m(np.ones(2, F))
 
 
-def test_a_tampered_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_tampered_checkpoint_is_rejected(tmp_path: Path) -> None:
     state = {"a": np.arange(6, dtype=F), "b": np.int64(3)}
     path = onnx2jax.save_checkpoint(tmp_path / "state.safetensors", state, position=4)
     data = path.read_bytes()
@@ -105,7 +103,7 @@ USES: dict[str, Callable[[Any, Any, Path], Any]] = {
     "use",
     [pytest.param(use, id=name) for name, use in USES.items()],
 )
-def test_a_used_up_state_is_refused(use: Callable[[Any, Any, Path], Any], tmp_path: Path) -> None:
+def test_a_donated_state_is_rejected(use: Callable[[Any, Any, Path], Any], tmp_path: Path) -> None:
     m = onnx2jax.convert(text_model(ADD, W=np.ones(3, F)))
     tuned = onnx2jax.finetune(m, lambda y, _: (y**2).mean(), optax.sgd(0.1), trainable="*")
     state = tuned.init()
@@ -127,7 +125,7 @@ WAYS: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("what", ["masked", "donated"])
-def test_masked_and_donated_arrays_are_refused(what: str, way: Callable[[Any, Any], Any], warm: bool) -> None:
+def test_masked_and_donated_arrays_are_rejected(what: str, way: Callable[[Any, Any], Any], warm: bool) -> None:
     m = onnx2jax.convert(text_model(ADD, W=np.ones(3, F)))
     given = jnp.ones(3, F)
     if warm:
@@ -140,7 +138,7 @@ def test_masked_and_donated_arrays_are_refused(what: str, way: Callable[[Any, An
     np.testing.assert_array_equal(m(ZEROS), [1, 1, 1])
 
 
-def test_parameters_survive_the_donation_of_the_array_given() -> None:
+def test_donating_an_array_given_as_parameter_is_safe() -> None:
     m, given = onnx2jax.convert(text_model(ADD, W=ZEROS)), jnp.ones(3, F)
     other = m.with_params({"W": given})
     given.delete()
@@ -169,13 +167,13 @@ def test_outputs_that_are_parameters_can_be_donated(way: str) -> None:
         np.testing.assert_array_equal(call()[1], [1, 1, 1])
 
 
-def test_a_random_key_is_no_input() -> None:
+def test_a_random_key_as_input_is_rejected() -> None:
     with pytest.raises(InputError, match="input x"):
         onnx2jax.convert(text_model(ADD, W=ZEROS))(jax.random.key(0))
 
 
 @pytest.mark.parametrize("number", [2.5, None])
-def test_an_input_of_unknown_type_takes_a_number_or_refuses_it(number: float | None) -> None:
+def test_numbers_for_an_input_of_unknown_type(number: float | None) -> None:
     text = "g (float[n] x) => (float[n] y) { m = ReduceMean<keepdims = 0>(W)  y = Mul(x, m) }"
     m = onnx2jax.convert(text_model(text, W=ZEROS)).cut(inputs=["m"])
     with contextlib.suppress(InputError):
@@ -183,7 +181,7 @@ def test_an_input_of_unknown_type_takes_a_number_or_refuses_it(number: float | N
 
 
 @pytest.mark.parametrize("part", ["cut", "replace"])
-def test_the_error_of_saving_a_part_is_ours(part: str, tmp_path: Path) -> None:
+def test_saving_a_subgraph_raises_model_error(part: str, tmp_path: Path) -> None:
     m = onnx2jax.convert(mlp())
     other = m.cut(outputs=["r"]) if part == "cut" else m.replace({"r": jnp.zeros_like})
     with pytest.raises(ModelError, match=r"save writes the graph of a file.*extract_model\("):

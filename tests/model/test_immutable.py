@@ -43,7 +43,7 @@ def scaled(*, raw: bool) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("raw", [True, False], ids=["raw_data", "float_data"])
-def test_arrays_that_a_model_shows_are_read_only(raw: bool) -> None:
+def test_arrays_of_a_model_are_read_only(raw: bool) -> None:
     m = onnx2jax.convert(scaled(raw=raw))
     for array in (m.params["w"], m.graph.initializers["w"], m.graph.initializers["c"]):
         with pytest.raises(ValueError, match="read-only"):
@@ -63,7 +63,7 @@ def test_params_and_attributes_cannot_be_assigned() -> None:
             mapping["x"] = 1  # type: ignore[index]
 
 
-def test_edits_of_an_array_that_was_given_do_not_reach_the_model(tmp_path: Path) -> None:
+def test_editing_a_source_array_has_no_effect(tmp_path: Path) -> None:
     m = onnx2jax.convert(scaled(raw=True))
     mine = np.float32([5, 6])
     new = m.with_params({"w": mine})
@@ -95,7 +95,7 @@ def in_memory() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_edits_of_a_buffer_that_was_given_do_not_reach_the_model(name: str) -> None:
+def test_editing_a_source_buffer_has_no_effect(name: str) -> None:
     mine = np.frombuffer(bytearray(np.float32([5, 6]).tobytes()), np.float32)
     m = onnx2jax.convert(in_memory(), buffers={"#w": BUFFERS[name](mine)})
     mine[:] = 0
@@ -103,13 +103,13 @@ def test_edits_of_a_buffer_that_was_given_do_not_reach_the_model(name: str) -> N
     np.testing.assert_array_equal(m.params["w"], [5, 6])
 
 
-def test_a_masked_buffer_is_refused() -> None:
+def test_a_masked_buffer_is_rejected() -> None:
     masked = np.ma.masked_array(np.float32([5, 6]), [True, False])
     with pytest.raises(InputTypeError, match=r"buffers\['#w'\] is a masked array.*buffer.filled"):
         onnx2jax.convert(in_memory(), buffers={"#w": masked})
 
 
-def test_params_are_a_pytree_of_their_own_kind() -> None:
+def test_params_are_a_pytree() -> None:
     m = onnx2jax.convert(mlp())
     gradients = jax.jit(jax.grad(lambda p: m.apply(p, X).sum()))(m.params)
     new = jax.tree.map(lambda p, g: p - g, m.params, gradients)
@@ -121,7 +121,7 @@ def test_params_are_a_pytree_of_their_own_kind() -> None:
     np.testing.assert_allclose(m.apply(both, X), m.with_params({"b1": both["b1"]})(X), rtol=1e-6)
 
 
-def test_apply_with_all_weights_touches_none_of_the_models_own(tmp_path: Path) -> None:
+def test_apply_with_all_weights_reads_no_external_data(tmp_path: Path) -> None:
     m = onnx2jax.convert(onnx2jax.save(product(), tmp_path / "m.onnx", external_data=True))
     (tmp_path / "m.onnx.data").write_bytes(b"")
     x = np.ones((1, 256), np.float32)
@@ -139,7 +139,7 @@ def noise() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.jacfwd], ids=lambda t: t.__name__)
-def test_draws_inside_a_transformation_need_a_key(transform: Any) -> None:
+def test_random_numbers_inside_a_transformation_need_a_key(transform: Any) -> None:
     m = onnx2jax.convert(noise())
     x = np.zeros((3, 3) if transform is jax.vmap else 3, np.float32)
     with pytest.raises(RandomKeyError, match=r"pass a key, model\(\.\.\., rng=jax\.random\.key\(0\)\)"):
@@ -155,7 +155,7 @@ def test_draws_inside_a_transformation_need_a_key(transform: Any) -> None:
 
 
 @pytest.mark.usefixtures("in_32_bits")
-def test_integers_of_32_bit_mode_are_taken_by_a_call_as_by_apply() -> None:
+def test_calls_and_apply_widen_32_bit_integers() -> None:
     node = helper.make_node("Identity", ["x"], ["y"])
     m = onnx2jax.convert(model([node], [value("x", np.int64, [3])], [value("y", np.int64, [3])], {}))
     for y in (m(jnp.arange(3)), m.apply({}, jnp.arange(3))):
@@ -175,7 +175,7 @@ def test_inputs_may_have_any_name() -> None:
         np.testing.assert_array_equal(y, [1111111, 1111111])
 
 
-def test_an_input_named_rng_leaves_room_for_a_key() -> None:
+def test_an_input_named_rng_and_a_key() -> None:
     nodes = [helper.make_node("RandomNormalLike", ["rng"], ["n"]), helper.make_node("Add", ["rng", "n"], ["y"])]
     m = onnx2jax.convert(model(nodes, [value("rng", np.float32, [2])], [value("y", np.float32, [2])], {}))
     x, key = np.float32([100, 200]), jax.random.key(3)
@@ -200,13 +200,13 @@ def test_a_model_can_be_pickled_and_copied(tmp_path: Path) -> None:
     np.testing.assert_array_equal(saved(X), m(X))
 
 
-def test_a_pickled_model_holds_its_weights_once() -> None:
+def test_a_pickled_model_contains_its_weights_once() -> None:
     m = onnx2jax.convert(product())
     size = m.params["w"].nbytes
     assert size < len(pickle.dumps(m)) < 2.2 * size  # once as an array, once in the file it came from
 
 
-def test_files_that_changed_since_the_model_was_pickled_are_refused(tmp_path: Path) -> None:
+def test_unpickling_rejects_changed_files(tmp_path: Path) -> None:
     path = onnx2jax.save(mlp(), tmp_path / "m.onnx", external_data=True, size_threshold=0)
     again = pickle.loads(pickle.dumps(onnx2jax.convert(path)))
     data = tmp_path / "m.onnx.data"
@@ -216,7 +216,7 @@ def test_files_that_changed_since_the_model_was_pickled_are_refused(tmp_path: Pa
         onnx2jax.save(again, tmp_path / "again.onnx")
 
 
-def test_a_model_shows_what_it_takes_and_gives() -> None:
+def test_repr_shows_inputs_and_outputs() -> None:
     lines = repr(onnx2jax.convert(onnx2jax.demo_model())).splitlines()
     assert lines == [
         "Model 'digits': (image: float32[batch, 1, 8, 8]) -> (logits: float32[batch, 10])",
@@ -226,7 +226,7 @@ def test_a_model_shows_what_it_takes_and_gives() -> None:
     assert shown[:2] == ["Params of 4 arrays", "  w1: float32[4, 8]"]
 
 
-def test_a_pickled_operator_of_a_user_is_looked_up_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_operators_are_pickled_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_OPERATORS", {**registry._OPERATORS})
     onnx2jax.op("Twice", domain="test.immutable")(lambda x: x * 2)
     nodes = [helper.make_node("Twice", ["x"], ["y"], domain="test.immutable")]
@@ -239,7 +239,7 @@ def test_a_pickled_operator_of_a_user_is_looked_up_by_name(monkeypatch: pytest.M
         pickle.loads(data)
 
 
-def test_writing_into_results_changes_no_later_ones() -> None:
+def test_writing_to_results_does_not_change_later_results() -> None:
     proto = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21]> g (float[n] x) => (float[n] y, float[3] c, int64[1] s)
         { y = Neg(x)  c = Constant<value_floats=[1.0, 2.0, 3.0]>()  s = Shape(x) }"""
@@ -253,7 +253,7 @@ def test_writing_into_results_changes_no_later_ones() -> None:
 
 
 @pytest.mark.parametrize("node", ["y = Neg(x)", "y = Unique(x)"], ids=["compiled", "on the host"])
-def test_results_of_run_do_not_lie_in_the_caller_s_arrays(node: str) -> None:
+def test_results_of_run_do_not_alias_the_inputs(node: str) -> None:
     """x, an output that is an input, and a view of x where the host makes one."""
     proto = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["" : 21]> g (float[n, m] x) => (float[n, m] x, float y, float[m, n] z)

@@ -58,14 +58,14 @@ def test_positional_named_and_run_agree() -> None:
     ],
     ids=str,
 )
-def test_parameters_of_other_types_are_refused(params: Any, match: str) -> None:
+def test_parameters_of_other_types_are_rejected(params: Any, match: str) -> None:
     m = onnx2jax.convert(mlp())
     for call in (lambda: m.apply(params, X), lambda: m.with_params(params)(X)):
         with pytest.raises(InputTypeError, match=match):
             call()
 
 
-def test_names_that_are_no_parameters_are_refused() -> None:
+def test_unknown_parameter_names_are_rejected() -> None:
     m = onnx2jax.convert(mlp())
     params = {"b3": np.zeros(2, np.float32)}
     for call in (lambda: m.with_params(params), lambda: m.apply(params, X)):
@@ -73,7 +73,7 @@ def test_names_that_are_no_parameters_are_refused() -> None:
             call()
 
 
-def test_tensors_of_other_libraries_are_arrays() -> None:
+def test_tensors_of_other_libraries_are_accepted() -> None:
     class Tensor:
         """As PyTorch's: no NumPy array, but it makes one."""
 
@@ -97,7 +97,7 @@ def test_several_outputs_are_a_named_tuple_in_graph_order() -> None:
     np.testing.assert_array_equal(result.out_0, [-1, -2])  # not an identifier: cleaned
 
 
-def test_outputs_of_names_that_tuples_have_too() -> None:
+def test_outputs_named_like_tuple_methods() -> None:
     nodes = [helper.make_node("Abs", ["x"], ["count"]), helper.make_node("Neg", ["x"], ["index"])]
     outputs = [value(n, np.float32, ["n"]) for n in ("count", "index")]
     result = onnx2jax.convert(model(nodes, [value("x", np.float32, ["n"])], outputs))(np.float32([1]))
@@ -108,7 +108,7 @@ def test_outputs_of_names_that_tuples_have_too() -> None:
     assert str(jax.tree_util.tree_flatten_with_path(result)[0][0][0][0]) == ".count"
 
 
-def test_outputs_are_pickled_copied_and_exported() -> None:
+def test_outputs_can_be_pickled_copied_and_exported() -> None:
     m = onnx2jax.convert(two_outputs())
     feeds = np.float32([1, 2]), np.float32([3, 4])
     result = m(*feeds)
@@ -129,7 +129,7 @@ def test_run_selects_and_orders_outputs() -> None:
         m.run(["nope"], feeds)
 
 
-def test_what_a_model_tells_about_itself() -> None:
+def test_attributes_of_a_model() -> None:
     proto = mlp()
     proto.producer_name = "tests"
     helper.set_model_props(proto, {"author": "me"})
@@ -143,7 +143,7 @@ def test_what_a_model_tells_about_itself() -> None:
     assert list(m.params) == ["w1", "b1", "w2", "b2"]
 
 
-def test_numbers_and_lists_take_the_declared_type() -> None:
+def test_python_numbers_and_lists_take_the_declared_type() -> None:
     m = onnx2jax.convert(one_node("Abs", {"x": (np.int64, ["n"])}))
     assert m([-1, 2]).dtype == jnp.int64
     with pytest.raises(InputTypeError, match="cannot be converted from list"):
@@ -151,13 +151,13 @@ def test_numbers_and_lists_take_the_declared_type() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "number"), [(np.int32, 2**31), (np.uint8, -1), (np.int64, 2**63), (bool, 2)])
-def test_numbers_that_the_declared_type_cannot_hold_are_refused(dtype: Any, number: int) -> None:
+def test_numbers_outside_the_declared_type_are_rejected(dtype: Any, number: int) -> None:
     m = onnx2jax.convert(one_node("Identity", {"x": (dtype, ["n"])}))
     with pytest.raises(InputTypeError, match="cannot be converted from list"):
         m([number])
 
 
-def test_python_numbers_have_no_precision_of_their_own() -> None:
+def test_python_numbers_are_weakly_typed() -> None:
     m = onnx2jax.convert(one_node("Abs", {"x": (np.float32, [])}))
     with jax.enable_x64(True):
         assert jax.jit(jax.grad(m))(-2.0) == -1
@@ -166,14 +166,14 @@ def test_python_numbers_have_no_precision_of_their_own() -> None:
 # ------------------------------------------------------------------------------------------ parameters
 
 
-def test_another_parameter_makes_another_model() -> None:
+def test_with_params_changes_outputs() -> None:
     m = onnx2jax.convert(mlp())
     before = m(X)
     np.testing.assert_allclose(m.with_params({"b2": m.params["b2"] + 1})(X), before + 1, rtol=1e-5)
     np.testing.assert_array_equal(m(X), before)
 
 
-def test_another_scalar_parameter_makes_another_model() -> None:
+def test_with_params_changes_a_scalar_parameter() -> None:
     node = helper.make_node("Mul", ["x", "scale"], ["y"])
     m = onnx2jax.convert(
         model([node], [value("x", np.float32, [2])], [value("y", np.float32, [2])], {"scale": np.float32(2)})
@@ -184,12 +184,12 @@ def test_another_scalar_parameter_makes_another_model() -> None:
     np.testing.assert_array_equal(m(x), [2, 4])
 
 
-def test_a_first_use_inside_a_jit_leaves_nothing_of_it_behind() -> None:
+def test_first_use_inside_a_jit_leaks_no_tracers() -> None:
     fresh = onnx2jax.convert(mlp())
     np.testing.assert_allclose(jax.jit(lambda x: fresh.apply({}, x))(X), fresh(X), rtol=1e-5, atol=1e-6)
 
 
-def test_with_params_is_another_model_that_compiles_nothing_anew() -> None:
+def test_with_params_shares_compiled_programs() -> None:
     first = onnx2jax.convert(mlp())
     y = np.asarray(first(X))
     second = first.with_params({"b2": first.params["b2"] + 1})
@@ -200,14 +200,14 @@ def test_with_params_is_another_model_that_compiles_nothing_anew() -> None:
         first.with_params({"w9": np.zeros(2)})
 
 
-def test_apply_takes_some_of_the_parameters() -> None:
+def test_apply_accepts_a_subset_of_the_parameters() -> None:
     m = onnx2jax.convert(mlp())
     np.testing.assert_allclose(m.apply({"b2": np.zeros(2, np.float32)}, X), m(X) - m.params["b2"], rtol=1e-4, atol=1e-6)
     with pytest.raises(InputNameError, match="params has"):
         m.apply({"w9": np.zeros(2)}, X)
 
 
-def test_large_tensors_of_constant_nodes_are_parameters_and_scalars_are_not() -> None:
+def test_arrays_of_constant_nodes_are_parameters_but_scalars_are_not() -> None:
     weight = helper.make_tensor("w", onnx.TensorProto.FLOAT, [2], [1, 2])
     half = helper.make_tensor("h", onnx.TensorProto.FLOAT, [], [0.5])
     nodes = [
@@ -221,7 +221,7 @@ def test_large_tensors_of_constant_nodes_are_parameters_and_scalars_are_not() ->
     np.testing.assert_array_equal(m(np.float32([2, 2])), [1, 2])
 
 
-def test_weights_that_decide_shapes_are_constants() -> None:
+def test_weights_that_determine_shapes_are_constants() -> None:
     scales = np.float32([1, 1, 2, 2])
     node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")
     ends = [value("x", np.float32, [1, 1, 2, 2])], [value("y", np.float32, [1, 1, 4, 4])]
@@ -286,7 +286,7 @@ def test_transformations_of_apply(x64: bool) -> None:
         jax.jit(m.apply).lower(m.params, X).compile()
 
 
-def test_a_call_inside_a_transformation() -> None:
+def test_calls_inside_transformations() -> None:
     m = onnx2jax.convert(mlp())
     gradient = jax.grad(lambda x: m(x).sum())(X)
     theirs = jax.grad(lambda x: mlp_reference(m.params, x).sum())(X)
@@ -316,7 +316,7 @@ def test_64_bit_inside_a_32_bit_jit() -> None:
 
 
 @pytest.mark.usefixtures("in_32_bits")
-def test_32_bit_arrays_of_a_32_bit_process_are_widened() -> None:
+def test_32_bit_arrays_are_widened_without_x64() -> None:
     m = onnx2jax.convert(one_node("Neg", {"x": (np.int64, ["n"])}))
     np.testing.assert_array_equal(jax.jit(lambda x: m.apply({}, x))(jnp.arange(3)), [0, -1, -2])
 
@@ -351,7 +351,7 @@ def test_symbolic_shape_arithmetic_exports() -> None:
     assert exported.call(np.zeros((2, 3, 6), np.float32)).shape == (6, 6)
 
 
-def test_names_of_nodes_are_scopes_of_the_program() -> None:
+def test_node_names_are_named_scopes() -> None:
     m = onnx2jax.convert(mlp())
     text = jax.jit(m.apply).lower(m.params, X).as_text(debug_info=True)
     assert "hidden" in text and "head" in text
@@ -384,7 +384,7 @@ def reshape_by_input() -> onnx.ModelProto:
     )
 
 
-def test_shapes_among_the_inputs_are_taken_by_value() -> None:
+def test_calls_specialise_on_shape_inputs() -> None:
     m = onnx2jax.convert(reshape_by_input())
     x = np.arange(6, dtype=np.float32)
     assert m(x, np.array([2, 3])).shape == (2, 3)
@@ -392,7 +392,7 @@ def test_shapes_among_the_inputs_are_taken_by_value() -> None:
     assert m.jitted
 
 
-def test_a_traced_shape_is_an_error_that_names_node_value_and_cure() -> None:
+def test_a_traced_shape_raises_with_node_value_and_fix() -> None:
     m = onnx2jax.convert(reshape_by_input())
     with pytest.raises(KnownValueError, match=r"(?s)node 'to' \(Reshape, opset 21\).*'shape'.*static="):
         jax.jit(m.apply)({}, jnp.zeros(6, jnp.float32), jnp.array([2, 3]))
@@ -401,7 +401,7 @@ def test_a_traced_shape_is_an_error_that_names_node_value_and_cure() -> None:
     assert jax.jit(pinned.apply)({}, jnp.zeros(6, jnp.float32)).shape == (2, 3)
 
 
-def test_a_numpy_shape_inside_a_jit_is_known() -> None:
+def test_a_numpy_shape_inside_a_jit_is_constant() -> None:
     m = onnx2jax.convert(reshape_by_input())
     assert jax.jit(lambda x: m.apply({}, x, np.array([2, 3])))(jnp.zeros(6, jnp.float32)).shape == (2, 3)
 
@@ -441,14 +441,14 @@ def test_seeds_and_key_data_are_keys(rng: Any) -> None:
     ],
     ids=["text", "float", "several"],
 )
-def test_what_is_no_key(rng: Any, match: str) -> None:
+def test_invalid_keys_are_rejected(rng: Any, match: str) -> None:
     m = onnx2jax.convert(one_node("RandomNormalLike", {"x": (np.float32, ["n"])}))
     for call in (lambda: m(X[0], rng=rng), lambda: m.apply({}, X[0], rng=rng)):
         with pytest.raises(InputTypeError, match=match):
             call()
 
 
-def test_random_numbers_need_a_key_in_apply_only() -> None:
+def test_only_apply_requires_a_key() -> None:
     node = helper.make_node("RandomNormalLike", ["x"], ["y"], name="noise")
     m = onnx2jax.convert(model([node], [value("x", np.float32, [64])], [value("y", np.float32, [64])]))
     x = np.zeros(64, np.float32)
@@ -476,7 +476,7 @@ def test_random_numbers_need_a_key_in_apply_only() -> None:
         ((None,), {}, InputTypeError, "not None"),
     ],
 )
-def test_a_call_that_does_not_fit(args: Any, named: Any, error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_rejected(args: Any, named: Any, error: type[Exception], message: str) -> None:
     m = onnx2jax.convert(mlp())
     with pytest.raises(error, match=message):
         m(*args, **named)
@@ -511,7 +511,7 @@ def test_convert_reads_a_path(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("known", [False, True])
-def test_negative_extents_are_refused(node: str, operands: list[Any], known: bool) -> None:
+def test_negative_extents_are_rejected(node: str, operands: list[Any], known: bool) -> None:
     names = [f"x{i}" for i in range(len(operands))]
     inputs = [value(n, v.dtype, v.shape) for n, v in zip(names, operands, strict=True)]
     constants = dict(zip(names, operands, strict=True)) if known else {}
@@ -522,7 +522,7 @@ def test_negative_extents_are_refused(node: str, operands: list[Any], known: boo
         onnx2jax.convert(proto)(*([] if known else operands))
 
 
-def test_statistics_that_are_not_one_for_each_channel_are_refused() -> None:
+def test_batch_norm_statistics_must_match_the_channels() -> None:
     names = ["scale", "bias", "mean", "var"]
     constants = {n: np.ones(4, np.float32) for n in names}
     node = helper.make_node("BatchNormalization", ["x", *names], ["y"])
@@ -531,7 +531,7 @@ def test_statistics_that_are_not_one_for_each_channel_are_refused() -> None:
         m(np.ones((2, 1, 3), np.float32))
 
 
-def test_feeds_and_extents_that_cannot_be() -> None:
+def test_invalid_feeds_and_extents_are_rejected() -> None:
     m = onnx2jax.convert(mlp())
     with pytest.raises(InputTypeError, match="a dict of arrays by name"):
         m.run(None, None)  # type: ignore[arg-type]
@@ -540,7 +540,7 @@ def test_feeds_and_extents_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize("shape", [[-1, 2], [2, -1]])
-def test_random_arrays_of_negative_extents_are_refused(shape: list[int]) -> None:
+def test_random_arrays_of_negative_extents_are_rejected(shape: list[int]) -> None:
     proto = model([helper.make_node("RandomNormal", [], ["y"], shape=shape)], [], [value("y", np.float32, None)])
     with pytest.raises(OperatorError, match=r"shape \("):
         onnx2jax.convert(proto)()

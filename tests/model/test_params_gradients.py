@@ -61,7 +61,7 @@ MODELS: dict[str, onnx.ModelProto] = {
 }
 
 
-def test_gradients_by_parameters_of_every_role() -> None:
+def test_gradients_with_respect_to_parameters_of_every_role() -> None:
     models = {name: onnx2jax.convert(proto) for name, proto in MODELS.items()}
     params = {name: dict(m.params) for name, m in models.items()}
 

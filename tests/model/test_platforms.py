@@ -23,7 +23,7 @@ MODELS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("package", "file"), MODELS)
-def test_real_models_have_a_program_for_all_platforms(package: str, file: str, tmp_path: Path) -> None:
+def test_real_models_export_to_all_platforms(package: str, file: str, tmp_path: Path) -> None:
     found = importlib.util.find_spec(package)
     assert found is not None and found.submodule_search_locations, f"{package} comes with the extra for notebooks"
     m = onnx2jax.convert(Path(found.submodule_search_locations[0]) / file)

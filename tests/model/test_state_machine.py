@@ -231,13 +231,13 @@ class Confusion(Derivations):
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
 @pytest.mark.usefixtures("standard_promotion")
-def test_models_are_not_confused() -> None:
+def test_state_machine() -> None:
     run_state_machine_as_test(Confusion, settings=settings.get_profile("confusion"))
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
 @pytest.mark.usefixtures("standard_promotion")
-def test_models_are_not_confused_in_an_hour() -> None:
+def test_state_machine_for_an_hour() -> None:
     """``STATE_MACHINE_EXAMPLES=100`` is a shorter look."""
     run_state_machine_as_test(Confusion, settings=settings.get_profile("long confusion"))

@@ -108,7 +108,7 @@ def sentences(n: int, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("build", [bag_of_words, embedded])
-def test_the_network_is_compiled_once_a_shape(build: Any) -> None:
+def test_the_network_is_compiled_once_per_shape(build: Any) -> None:
     proto = build()
     m = onnx2jax.convert(proto)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -138,7 +138,7 @@ def greeting(**options: Any) -> onnx2jax.Model:
     return onnx2jax.convert(model(nodes, inputs, [value("y", np.float32, ["n"])], hello), **options)
 
 
-def test_what_strings_need_in_a_transformation() -> None:
+def test_string_inputs_in_transformations() -> None:
     words, x = np.array(["hello", "you"], object), np.array([2, 3], np.float32)
     cure = r"static=\{'word': strings\}"
     m = greeting()

@@ -145,7 +145,7 @@ def difference(make: Callable[[Any], Network]) -> tuple[float, dict[str, np.ndar
 
 
 @pytest.mark.parametrize("x64", [False, True], ids=["caller 32-bit", "caller 64-bit"])
-def test_gradients_are_those_of_finite_differences(make: Callable[[Any], Network], x64: bool) -> None:
+def test_gradients_match_finite_differences(make: Callable[[Any], Network], x64: bool) -> None:
     expected, direction = difference(make)
     proto, x = make(np.float64 if x64 else np.float32)
     m = onnx2jax.convert(proto)
@@ -181,7 +181,7 @@ def test_jit_vmap_and_jaxpr(make: Callable[[Any], Network], x64: bool) -> None:
         assert batched.shape == x.shape and np.isfinite(batched).all()
 
 
-def test_the_reference_is_onnxruntime(make: Callable[[Any], Network]) -> None:
+def test_networks_match_onnxruntime(make: Callable[[Any], Network]) -> None:
     import onnxruntime
 
     proto, x = make(np.float32)
@@ -217,7 +217,7 @@ def test_operators_of_64_bit_results_lower_in_a_32_bit_jit(op_type: str) -> None
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_tangents_that_are_python_numbers() -> None:
+def test_tangents_may_be_python_numbers() -> None:
     square = model(
         [helper.make_node("Mul", ["x", "x"], ["y"])], [value("x", np.float32, [])], [value("y", np.float32, [])]
     )
@@ -248,7 +248,7 @@ def transformed(how: str, f: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", ["jit", "vmap", "scan", "checkpoint", "eval_shape", "shard_map", "jvp"])
-def test_what_is_used_first_inside_a_transformation_keeps_nothing_of_it(how: str) -> None:
+def test_first_use_inside_a_transformation_leaks_no_tracers(how: str) -> None:
     x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
     kept: list[Any] = []
 

@@ -20,7 +20,7 @@ SMOOTH += ["Softsign", "Swish", "ThresholdedRelu"]
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_values_and_gradients_are_finite_far_out(name: Any) -> None:
+def test_values_and_gradients_are_finite_for_large_inputs(name: Any) -> None:
     assert np.isfinite(both(name, WIDE)).all()
     assert np.isfinite(gradient(name, WIDE)).all()
     for dtype in (bfloat16, np.float64):
@@ -35,7 +35,7 @@ def test_derivative_at_the_kink(name: Any, at_zero: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Softplus", "HardSigmoid", "Sigmoid"])
-def test_nan_stays_nan(name: Any) -> None:
+def test_nan_propagates(name: Any) -> None:
     assert np.isnan(both(name, f32([np.nan]))).all()
 
 
@@ -85,7 +85,7 @@ def test_softmax_before_opset_13_flattens(axis: Any, rows: Any) -> None:
     np.testing.assert_allclose(both("Softmax", x, opset=13, axis=0), scipy.special.softmax(x, 0), rtol=1e-6)
 
 
-def test_softmax_edges() -> None:
+def test_softmax_of_empty_masked_and_long_axes() -> None:
     assert both("Softmax", np.zeros((0, 3), np.float32)).shape == (0, 3)
     assert both("Hardmax", np.zeros((3, 0), np.float32)).shape == (3, 0)
     assert both("Hardmax", f32([[1, 3, 3], [2, 2, 1]])).tolist() == [[0, 1, 0], [1, 0, 0]]
@@ -114,7 +114,7 @@ def test_experimental_activations() -> None:
     np.testing.assert_array_equal(both("ThresholdedRelu", x, opset=1, alpha=1.5), [0, 0, 2])
 
 
-def test_hardmax_of_nothing_along_an_axis_that_is_not_empty() -> None:
+def test_hardmax_of_an_empty_array_along_a_nonempty_axis() -> None:
     x = np.zeros((2, 0, 3), np.float32)
     for axis in (0, 1, -1):
         np.testing.assert_array_equal(both("Hardmax", x, axis=axis), x, strict=True)

@@ -24,7 +24,7 @@ def is_jax(value: Any) -> bool:
     return isinstance(value, jax.Array)
 
 
-def test_one_operand_of_jax_is_enough() -> None:
+def test_one_jax_operand_selects_jax_numpy() -> None:
     traced = jnp.asarray(KNOWN)
     assert not is_jax(xp.where(KNOWN > 1, KNOWN, 0))
     assert is_jax(xp.where(KNOWN > 1, KNOWN, traced))
@@ -35,12 +35,12 @@ def test_one_operand_of_jax_is_enough() -> None:
     assert is_jax(xp.fft.rfft(traced))
 
 
-def test_types_are_no_operands_of_jax() -> None:
+def test_dtypes_do_not_select_jax_numpy() -> None:
     assert not is_jax(xp.ones_like(KNOWN, bool))
     assert not is_jax(xp.ones_like(KNOWN, dtype=np.dtype(ml_dtypes.bfloat16)))
 
 
-def test_symbolic_extents_need_jax() -> None:
+def test_broadcast_to_symbolic_extents() -> None:
     (n,) = export.symbolic_shape("n")
     assert not is_known((n, 3))
     shape = jax.eval_shape(lambda x: xp.broadcast_to(KNOWN, (x.shape[0], 3)), jax.ShapeDtypeStruct((n, 1), np.float32))
@@ -75,7 +75,7 @@ def test_half_precision_is_rounded_once_at_the_end(thirds: Any, half: Any) -> No
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_integers_do_not_turn_into_floats(thirds: Any, jit: bool) -> None:
+def test_integers_stay_integers_in_arithmetic(thirds: Any, jit: bool) -> None:
     del thirds
     assert run_op("Thirds", np.array([2]), domain="test.arrays", n_outputs=2, jit=jit)[0].tolist() == [6]
     with pytest.raises(OperatorError, match=r"int64.*must have a floating type; Cast it first"):

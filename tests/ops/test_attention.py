@@ -96,7 +96,7 @@ def test_rank_three_interleaves_heads():
 
 
 @pytest.mark.parametrize("mode", range(4))
-def test_the_fourth_output(mode):
+def test_qk_output_modes(mode):
     attributes = {"qk_matmul_output_mode": mode, "softcap": 2.0, "n_outputs": 4}
     got = call(Q, K, V, {"attn_mask": MASK}, **attributes)[3]
     raw = Q @ np.repeat(K, HQ // HK, 1).swapaxes(2, 3) * D**-0.5
@@ -112,14 +112,14 @@ def test_before_opset_24_one_column_broadcasts():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_do_not_overflow(dtype):
+def test_float16_scores_do_not_overflow(dtype):
     q = np.full((1, 1, 1, 64), 60.0, dtype)
     got = call(q, q, q, n_outputs=4)
     assert [x.dtype for x in got] == [dtype] * 4
     assert float(got[3].squeeze()) == pytest.approx(60 * 60 * 8, rel=2e-3) and (got[0] == q).all()
 
 
-def test_softmax_precision_is_that_of_the_softmax_alone():
+def test_softmax_precision_applies_to_softmax_only():
     q, k = np.ones((1, 1, 1, 1), np.float32), np.array([0.0, 10.0], np.float32).reshape(1, 1, 2, 1)
     shown = {"scale": 1.0, "qk_matmul_output_mode": 3, "n_outputs": 4}
     exact, coarse = (np.asarray(call(q, k, k, softmax_precision=p, **shown)[3]).ravel() for p in (1, 16))
@@ -127,7 +127,7 @@ def test_softmax_precision_is_that_of_the_softmax_alone():
     assert exact[0] == pytest.approx(np.exp(-10.0), rel=1e-3) and coarse[1] == 1
 
 
-def test_gradients_where_a_query_attends_to_nothing():
+def test_gradients_of_fully_masked_rows_are_finite():
     def loss(q, k, v):
         return jnp.sum(call(q, k, v, {"attn_mask": MASK}) ** 2)
 
@@ -231,7 +231,7 @@ def test_rotation_turns_pairs(interleaved, width, jit):
     np.testing.assert_allclose(got, want.transpose(0, 2, 1, 3).reshape(B, SQ, -1), rtol=1e-12)
 
 
-def test_a_position_outside_the_cache_is_not_another_position():
+def test_positions_outside_the_cache_are_not_clamped():
     x, cache = np.ones((1, 1, 1, 2), np.float32), np.ones((4, 1), np.float32)
     with pytest.raises(ValueError, match="are outside"):
         run_op("RotaryEmbedding", x, cache, cache, np.array([[4]]))
@@ -255,7 +255,7 @@ def test_flex_attention_calls_its_graphs():
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(("length", "taps"), [(6, 3), (1, 4), (2, 1)])
-def test_causal_convolution_goes_on_from_its_state(length, taps, jit):
+def test_causal_convolution_continues_from_its_state(length, taps, jit):
     x, w, b = normal(B, 3, 2 * length), normal(3, 1, taps), normal(3)
     padded = np.pad(x, [(0, 0), (0, 0), (taps - 1, 0)])
     want = np.stack([[np.correlate(row, tap[0]) for row, tap in zip(item, w, strict=True)] for item in padded])

@@ -115,13 +115,13 @@ _OPTIONS: dict[str, Any] = {
 @pytest.mark.parametrize("key", _keys())
 @settings(max_examples=2, phases=[Phase.generate], **_OPTIONS)  # the long profile makes failures small
 @given(data=st.data())
-def test_branches_agree(key: tuple[str, str], data: st.DataObject) -> None:
+def test_numpy_and_jax_agree(key: tuple[str, str], data: st.DataObject) -> None:
     simplest = data.draw(st.integers(0, 2**20)) == 0  # which hypothesis tries first
     _check(key, _draws(key, data.draw, 1 if simplest else 12))
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_branches_agree_on_extremes(name: str) -> None:
+def test_numpy_and_jax_agree_on_extremes(name: str) -> None:
     """All pairs of the values at which operators go wrong, in every element type."""
     count, choices = ELEMENTWISE[name]
     drawn = []
@@ -138,7 +138,7 @@ def test_branches_agree_on_extremes(name: str) -> None:
 @pytest.mark.parametrize("key", _keys())
 @settings(max_examples=20, **_OPTIONS)
 @given(data=st.data())
-def test_branches_agree_on_many(key: tuple[str, str], data: st.DataObject) -> None:
+def test_numpy_and_jax_agree_on_many_operands(key: tuple[str, str], data: st.DataObject) -> None:
     _check(key, _draws(key, data.draw, 8))
 
 
@@ -181,5 +181,5 @@ def check_row(row: Row, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
 @pytest.mark.parametrize("row", [pytest.param(r, id=r.name) for r in without_a_case()])
 @settings(max_examples=1, phases=[Phase.generate], **_OPTIONS)
 @given(data=st.data())
-def test_branches_agree_on_operands_like_the_rows(row: Row, data: st.DataObject) -> None:
+def test_numpy_and_jax_agree_on_operands_like_the_rows(row: Row, data: st.DataObject) -> None:
     check_row(row, data.draw)

@@ -69,7 +69,7 @@ def branches(a, b):
     return Body(lambda: [a], 1), Body(lambda: [b], 1)
 
 
-def test_if_known_takes_one_branch_of_any_shape():
+def test_if_constant_evaluates_one_branch_of_any_shape():
     assert if_(np.array([False]), *branches(f32(1), f32(1, 2))).shape == (2,)
     assert if_(TRUE, *branches([f32(1)], None)) == [f32(1)]
 
@@ -86,7 +86,7 @@ def test_if_traced():
     assert gradient(jnp.float32(3).reshape(1), FALSE) == 0
 
 
-def test_if_keeps_known_what_both_branches_agree_on():
+def test_if_folds_outputs_equal_in_both_branches():
     def f(cond, x):
         shape, y = if_(cond, *(Body(lambda s=s: [i64([2, 3]), x + s], 2) for s in (1, 2)))
         assert isinstance(shape, np.ndarray)
@@ -174,7 +174,7 @@ def test_loop_with_traced_trip_count():
         jax.jit(lambda m, x: loop(m, TRUE, x, body=Body(power, 4)))(i64(5), f32(1))
 
 
-def test_loop_without_any_end():
+def test_endless_loop_raises():
     with pytest.raises(ValueError, match="never ends"):
         loop(None, None, f32(1), body=Body(power, 4))
 
@@ -186,7 +186,7 @@ def test_loop_data_dependent_on_the_host():
     assert concrete.ravel().tolist() == [1, 2, 4, 8, 16]
 
 
-def test_loop_of_known_values_stays_known_under_jit():
+def test_loop_of_constants_is_folded_under_jit():
     def f(x):
         final, *_ = loop(i64(3), TRUE, i64([1]), body=Body(power, 4))
         assert isinstance(final, np.ndarray)
@@ -207,7 +207,7 @@ def test_loop_over_a_captured_tracer():
     assert jax.jit(f).lower(f32(2)).as_text().count("while") > 0
 
 
-def test_loop_constant_state_stays_known():
+def test_loop_constant_state_is_folded():
     """A shape carried through unchanged may be used as one, in the body and after it."""
 
     def f(x):
@@ -293,7 +293,7 @@ def test_loop_zero_trips_of_a_body_that_cannot_run():
     assert (outs.shape, outs.dtype) == ((0, 0, 4), np.float16)
 
 
-def test_loop_hands_on_the_iteration_for_random_keys():
+def test_loop_folds_the_iteration_into_random_keys():
     body = Body(power, 4)
     loop(i64(3), TRUE, f32(1), body=body)
     assert body.steps == [0, 1, 2]
@@ -329,7 +329,7 @@ def test_loop_iteration_declared_as_vector():
     assert loop(i64(2), TRUE, f32(0), body=body)[0] == 4
 
 
-def test_loop_carries_text():
+def test_loop_carries_strings():
     body = Body(lambda _, go, s: (go, s + np.array(["b"], object), s), 3)
     final, outs = loop(i64(2), TRUE, np.array(["a"], object), body=body)
     assert final.tolist() == ["abb"]

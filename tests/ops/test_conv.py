@@ -56,7 +56,7 @@ def geometry(w, strides, pads, dilations, groups=1):
 
 
 @pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS)
-def test_every_form_is_the_plain_sum(x, w, strides, pads, dilations, groups):
+def test_every_lowering_matches_the_definition(x, w, strides, pads, dilations, groups):
     x, w = f32(*x), f32(*w)
     options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     expected = plain(x, w, **options)
@@ -126,7 +126,7 @@ def test_integers_are_summed_exactly():
 
 
 @pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS[:4])
-def test_derivatives_are_those_of_the_native_form(x, w, strides, pads, dilations, groups):
+def test_derivatives_match_the_native_convolution(x, w, strides, pads, dilations, groups):
     options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
     x, w = f32(*x), f32(*w)
 
@@ -144,13 +144,13 @@ def test_derivatives_are_those_of_the_native_form(x, w, strides, pads, dilations
     np.testing.assert_allclose(batched[1], 2 * batched[0], rtol=1e-3, atol=1e-3)
 
 
-def test_half_precision_has_derivatives_of_its_own_dtype():
+def test_half_precision_gradients_keep_their_dtype():
     x, w = jnp.ones((1, 4, 3, 3), jnp.bfloat16), jnp.ones((4, 4, 2, 2), jnp.bfloat16)
     loss = lambda x, w: run_op("Conv", x, w).astype(jnp.float32).sum()  # noqa: E731
     assert [g.dtype for g in jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)] == [jnp.bfloat16] * 2
 
 
-def test_one_lowering_serves_every_platform():
+def test_one_lowering_for_every_platform():
     shapes = [jax.ShapeDtypeStruct(s, np.float32) for s in (jax.export.symbolic_shape("n, 4, 8, 8"), (4, 4, 3, 3))]
     options = {"strides": (1, 1), "pads": ((1, 1), (1, 1)), "dilations": (1, 1)}
     exported = jax.export.export(
@@ -159,13 +159,13 @@ def test_one_lowering_serves_every_platform():
     assert str(exported(*shapes).out_avals[0].shape) == "(n, 4, 8, 8)"
 
 
-def test_columns_add_up_where_they_overlap():
+def test_col2im_sums_overlapping_columns():
     columns = np.ones((1, 9, 4), np.float32)
     got = run_op("Col2Im", columns, np.array([4, 4]), np.array([3, 3]))
     np.testing.assert_array_equal(got[0, 0], np.outer([1, 2, 2, 1], [1, 2, 2, 1]))
 
 
-def test_deformed_by_whole_cells_is_a_shift():
+def test_integer_offsets_of_deform_conv_are_shifts():
     x, w = f32(1, 2, 5, 5), f32(3, 2, 3, 3)
     offset = np.zeros((1, 18, 3, 3), np.float32)
     with compat.enable_x64():
@@ -186,6 +186,6 @@ def test_deformed_by_whole_cells_is_a_shift():
         ("Col2Im", (f32(1, 9, 5), np.array([4, 4]), np.array([3, 3])), {}, "block, 4"),
     ],
 )
-def test_errors_say_what_does_not_fit(name, inputs, attributes, words):
+def test_errors_name_mismatched_shapes(name, inputs, attributes, words):
     with pytest.raises(ValueError, match=words):
         run_op(name, *inputs, **attributes)

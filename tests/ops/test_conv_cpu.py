@@ -68,7 +68,7 @@ def forms(w: tuple[int, ...], groups: int, attributes: dict[str, Any]) -> list[s
     ("form", "case"),
     [pytest.param(form, case, id=f"{form}: {case[0]}") for case in CASES for form in forms(*case[2:])],
 )
-def test_every_form_gives_the_convolution(form: str, case: Any) -> None:
+def test_every_cpu_lowering_matches_lax_convolution(form: str, case: Any) -> None:
     _, x, w, groups, attributes = case
     window = window_of(x[1:-1], w[2:], **attributes)
     image, weights = (RNG.normal(size=shape).astype(np.float32) for shape in (x, w))
@@ -79,7 +79,7 @@ def test_every_form_gives_the_convolution(form: str, case: Any) -> None:
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3), (4, 4)])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 40), (3, 24), (4, 1), (15, 17)])
 @pytest.mark.parametrize("kernel", [(1, 2), (3, 3), (4, 7)])
-def test_bytes_of_few_channels_are_packed_exactly(kernel: Any, inputs: int, outputs: int, strides: Any) -> None:
+def test_int8_channels_are_combined_exactly(kernel: Any, inputs: int, outputs: int, strides: Any) -> None:
     """Also where the last pack reaches beyond the image, and where one ends before it."""
     image, weights = (RNG.integers(-128, 128, s, np.int8) for s in ((2, 9, 101, inputs), (outputs, inputs, *kernel)))
     window = window_of((9, 101), kernel, strides=strides, pads=[1, 2, 0, 3])
@@ -88,7 +88,7 @@ def test_bytes_of_few_channels_are_packed_exactly(kernel: Any, inputs: int, outp
     np.testing.assert_array_equal(ours, reference(image, weights, window, 1))
 
 
-def test_which_bytes_are_packed() -> None:
+def test_which_int8_convolutions_combine_channels() -> None:
     image, weights = np.zeros((1, 224, 224, 3), np.int8), np.zeros((64, 3, 7, 7), np.int8)
     window = window_of((224, 224), (7, 7), strides=(2, 2), pads=[3] * 4)
     assert conv_cpu.chosen(image, weights, window, 1) is conv_cpu.packed
@@ -100,7 +100,7 @@ def test_which_bytes_are_packed() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["3x3", "1-D", "depthwise", "groups"])
-def test_the_chosen_form_rounds_once(name: str, dtype: Any) -> None:
+def test_the_chosen_lowering_rounds_once(name: str, dtype: Any) -> None:
     _, x, w, groups, attributes = next(case for case in CASES if case[0] == name)
     window = window_of(x[1:-1], w[2:], **attributes)
     image, weights = (RNG.normal(size=shape).astype(dtype) for shape in (x, w))
@@ -113,7 +113,9 @@ def test_the_chosen_form_rounds_once(name: str, dtype: Any) -> None:
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (3, 3), (4, 5)])
 @pytest.mark.parametrize("stretch", [(2, 2), (3, 1), (1, 4)])
 @pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((1, 2), (0, 3)), ((2, -1), (3, 1))])
-def test_transposed_by_residues(kernel: tuple[int, ...], stretch: tuple[int, ...], pads: Any) -> None:
+def test_transposed_convolution_by_stride_residues(
+    kernel: tuple[int, ...], stretch: tuple[int, ...], pads: Any
+) -> None:
     compare_transposed(kernel, stretch, Window(kernel, (1, 1), pads, (1, 1)), 1)
 
 
@@ -152,7 +154,7 @@ def test_columns_of_few_pixels_and_of_small_groups() -> None:
     assert [chosen(64, 16, batch=64), chosen(256, 128, batch=64)] == [conv_cpu.piecewise, conv_cpu.native]
 
 
-def test_winograd_serves_large_images_of_many_channels_to_six_digits() -> None:
+def test_winograd_matches_to_six_digits() -> None:
     image, weights = (RNG.normal(size=s).astype(np.float32) for s in ((1, 28, 28, 64), (256, 64, 3, 3)))
     window = window_of((28, 28), (3, 3), pads=[1] * 4)
     assert conv_cpu.chosen(image, weights, window, 1) is conv_cpu.winograd
@@ -163,13 +165,13 @@ def test_winograd_serves_large_images_of_many_channels_to_six_digits() -> None:
     np.testing.assert_allclose(ours, exact, rtol=0, atol=4e-6 * np.max(np.abs(exact)))
 
 
-def test_the_matrices_of_toom_and_cook_filter_exactly() -> None:
+def test_toom_cook_matrices_are_exact() -> None:
     after, filtering, before = matrices(POINTS)
     x, w = RNG.normal(size=6), RNG.normal(size=3)
     np.testing.assert_allclose(after @ ((before @ x) * (filtering @ w)), np.correlate(x, w, "valid"), rtol=1e-12)
 
 
-def test_no_part_of_a_depthwise_convolution_is_the_unpadded_image() -> None:
+def test_depthwise_convolution_slices_the_padded_image_only() -> None:
     """XLA would compute that anew, with the activation before it, beside the padded one."""
     image, weights = np.ones((1, 8, 9, 6), np.float32), np.ones((6, 1, 3, 3), np.float32)
     window = window_of((8, 9), (3, 3), pads=[1, 1, 1, 1])

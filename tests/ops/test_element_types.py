@@ -88,7 +88,7 @@ def _assert_close(a: np.ndarray, b: np.ndarray, tolerance: float, name: str) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("row", [pytest.param(r, id=r.name) for r in _chosen()])
-def test_every_type_in_both_branches(row: Row) -> None:
+def test_every_element_type_in_numpy_and_jax(row: Row) -> None:
     operator = registry.resolve("", row.name, NEWEST)
     assert operator is not None
 

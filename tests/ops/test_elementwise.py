@@ -64,7 +64,7 @@ def test_broadcast_before_opset_7_aligns_at_axis(shape: Any, axis: Any, aligned:
 @pytest.mark.parametrize(
     ("shape", "settings"), [((5,), {}), ((4,), {"broadcast": 1}), ((5,), {"broadcast": 1, "axis": 1})]
 )
-def test_shapes_that_do_not_fit_before_opset_7_are_refused(shape: Any, settings: Any) -> None:
+def test_mismatched_shapes_before_opset_7_are_rejected(shape: Any, settings: Any) -> None:
     with pytest.raises(ValueError, match=r"\(5,\)|\(4,\)"):
         run_op("Add", A, np.ones(shape, np.float32), opset=6, **settings)
 
@@ -75,7 +75,7 @@ def test_element_types_are_never_mixed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64])
-def test_integer_division_truncates_and_survives_its_edges(dtype: Any) -> None:
+def test_integer_division_truncates_also_at_extremes(dtype: Any) -> None:
     low = np.iinfo(dtype).min
     a = np.array([7, -7, 7, -7, low, 5, -5], dtype)
     b = np.array([2, 2, -2, -2, -1, 0, 0], dtype)
@@ -123,7 +123,7 @@ def test_pow_has_finite_gradients() -> None:
     np.testing.assert_allclose(by_exponent, 9 * np.log(3), rtol=1e-6)
 
 
-def test_extrema_propagate_nan_and_share_gradients_at_ties() -> None:
+def test_max_and_min_propagate_nan_and_split_gradients_at_ties() -> None:
     a, b = np.array([np.nan, 1, 2], np.float32), np.array([1, np.nan, 3], np.float32)
     np.testing.assert_array_equal(both("Max", a, b), [np.nan, np.nan, 3])
     np.testing.assert_array_equal(both("Min", a, b, b), [np.nan, np.nan, 2])
@@ -145,7 +145,7 @@ def test_clip_at_every_opset() -> None:
         run_op("Clip", x, x)
 
 
-def test_round_takes_halves_to_even() -> None:
+def test_round_half_to_even() -> None:
     x = np.array([0.5, 1.5, 2.5, -0.5, -4.5, np.inf], np.float32)
     assert both("Round", x).tolist() == [0, 2, 2, 0, -4, np.inf]
 
@@ -155,7 +155,7 @@ def test_erf_of_integers_truncates() -> None:
     np.testing.assert_allclose(both("Erf", f64([0.3]), opset=9), 0.3286267594591274, rtol=1e-14)
 
 
-def test_narrow_types_stay_narrow() -> None:
+def test_narrow_types_are_preserved() -> None:
     x = np.array([0.25, 4.0], bfloat16)
     for name in ("Sqrt", "Exp", "Abs", "Sign", "Neg", "Floor", "Reciprocal", "Round", "Erf"):
         assert both(name, x).dtype == bfloat16
@@ -163,7 +163,7 @@ def test_narrow_types_stay_narrow() -> None:
     assert both("Abs", np.array([3], np.uint8)).dtype == np.uint8
 
 
-def test_symbolic_dimensions_survive_arithmetic() -> None:
+def test_symbolic_dimensions_propagate_through_arithmetic() -> None:
     def body(x: Any) -> Any:
         shape = np.array(x.shape, object)
         doubled = run_op("Mul", run_op("Add", shape, np.array([1, 0])), np.array(2))
@@ -196,7 +196,7 @@ def test_experimental_operators_of_old_converters() -> None:
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", ["Atan", "Exp", "Log", "Sqrt", "Tanh", "Softsign", "Sigmoid", "Elu"])
-def test_integers_have_no_transcendental_functions(name, jit):
+def test_transcendental_functions_reject_integers(name, jit):
     """NumPy alone would answer in a floating type of its own choice."""
     with pytest.raises(OperatorError, match="float"):
         run_op(name, np.array([1, 2], np.int8), jit=jit)

@@ -216,7 +216,7 @@ def check_row(row: Row) -> bool:
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in gradient_rows()])
-def test_gradients_of_the_rows(row: Row) -> None:
+def test_gradients_of_table_rows(row: Row) -> None:
     assert check_row(row) == (row.key not in WITHOUT)
 
 
@@ -305,7 +305,7 @@ def test_gradients_stay_finite(name: str, x: Any, attributes: dict[str, Any], ex
         np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_untaken_branch_is_silent() -> None:
+def test_an_untaken_branch_has_no_gradient() -> None:
     x = jnp.array([np.nan, 1.0])
     grad = jax.grad(lambda x: run_op("Where", np.array([False, True]), x, jnp.zeros(2)).sum())(x)
     np.testing.assert_array_equal(grad, [0, 1])
@@ -317,7 +317,7 @@ def test_powers_of_zero() -> None:
     np.testing.assert_allclose(grads, [[0, 1, 12], [0, 0, 8 * np.log(2)]], rtol=1e-5)
 
 
-def test_the_table_is_complete() -> None:
+def test_the_gradient_table_is_complete() -> None:
     """Each input that the newest schema of an operator calls differentiable is differentiated in some row."""
     newest: dict[str, onnx.defs.OpSchema] = {}
     for schema in onnx.defs.get_all_schemas_with_history():

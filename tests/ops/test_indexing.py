@@ -40,7 +40,7 @@ def test_slice(start, end, step, expected):
         np.testing.assert_array_equal(both("Slice", x, opset=1, starts=(start,), ends=(end,)), y)
 
 
-def test_slice_of_axes_strings_and_nothing():
+def test_slice_of_negative_axes_strings_and_empty_arrays():
     x = np.arange(12, dtype=np.int8).reshape(3, 4)
     y = both("Slice", x, ints(0, 3), ints(2, 0), ints(-2, -1), ints(1, -2))
     np.testing.assert_array_equal(y, x[0:2, 3:0:-2], strict=True)
@@ -75,7 +75,7 @@ def test_gather_wraps_negative_indices(dtype):
         ("ReverseSequence", (ints(1, 4),)),
     ],
 )
-def test_known_indices_out_of_range_are_errors(name, inputs):
+def test_constant_indices_out_of_range_raise(name, inputs):
     x = np.zeros((3, 2), np.float32)
     attributes = {"axis": 1} if name == "TensorScatter" else {}
     for data in (x, as_jax(x)):
@@ -84,7 +84,7 @@ def test_known_indices_out_of_range_are_errors(name, inputs):
 
 
 @pytest.mark.parametrize("index", [5, -3, 2**32 + 1, -(2**32) + 1])
-def test_traced_indices_out_of_range_read_nan_and_write_nothing(index):
+def test_traced_indices_out_of_range_read_nan_and_drop_writes(index):
     """Those too whose lower 32 bits are in range."""
     x, far = as_jax(np.float32([1, 2])), as_jax(ints(index))
     assert np.isnan(run_op("Gather", x, far)).all()
@@ -143,7 +143,7 @@ def test_scatters_with_duplicates(reduction, expected, dtype):
         ("min", [False, True]),
     ],
 )
-def test_scatter_of_booleans_is_or_and_and(reduction, expected):
+def test_scatter_of_booleans_reduces_by_or_and_and(reduction, expected):
     x, updates = np.array([True, True]), np.array([False])
     y = both("ScatterElements", x, ints(0), updates, reduction=reduction, traced=(0, 1, 2))
     np.testing.assert_array_equal(y, np.array(expected), strict=True)
@@ -194,7 +194,7 @@ def test_one_hot(opset, indices, expected):
             np.testing.assert_array_equal(y.astype(np.int64), np.array(expected).T if axis == 0 else expected)
 
 
-def test_compress_needs_only_the_condition():
+def test_compress():
     x = np.array([[1, 2], [3, 4]], np.int16)
     np.testing.assert_array_equal(both("Compress", x, np.array([False, True])), np.int16([2]), strict=True)
     np.testing.assert_array_equal(

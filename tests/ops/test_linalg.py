@@ -24,7 +24,7 @@ def real(*shape, dtype=np.float32):
         ((0, 4), (4, 2)), ((3, 0), (0, 2)),
     ],
 )  # fmt: skip
-def test_matmul_is_numpys(array, a, b):
+def test_matmul_matches_numpy(array, a, b):
     a, b = real(*a), real(*b)
     result = run_op("MatMul", array(a), array(b))
     assert result.dtype == np.float32
@@ -48,7 +48,7 @@ def test_half_precision_sums_in_float32(array, dtype):
     assert float(run_op("Gemm", array(ones[None]), array(ones[:, None]), alpha=0.5)[0, 0]) == 4096
 
 
-def test_gemm_below_opset_7_broadcasts_on_request_only():
+def test_gemm_below_opset_7_broadcasts_with_the_attribute_only():
     a, b, c = real(2, 3), real(3, 4), real(4)
     np.testing.assert_allclose(run_op("Gemm", a, b, c, opset=6, broadcast=1), a @ b + c, rtol=1e-5)
     with pytest.raises(ValueError, match="broadcast=1"):
@@ -84,13 +84,13 @@ def test_gemm_of_integers_truncates_the_scaled_sum(array):
         ("...i,...i->...", [(2, 3), (2, 3)]), (",i->i", [(), (3,)]), ("ij,jk,kl->il", [(2, 3), (3, 4), (4, 2)]),
     ],
 )  # fmt: skip
-def test_einsum_is_numpys(array, equation, shapes):
+def test_einsum_matches_numpy(array, equation, shapes):
     operands = [np.asarray(real(*s)) if s else np.float32(2).reshape(()) for s in shapes]
     result = run_op("Einsum", *map(array, operands), equation=equation)
     np.testing.assert_allclose(result, np.einsum(equation.replace(" ", ""), *operands), rtol=1e-4)
 
 
-def test_einsum_must_keep_its_ellipsis():
+def test_einsum_requires_the_ellipsis_in_the_output():
     with pytest.raises(ValueError, match=r"drops the dimensions"):
         run_op("Einsum", real(2, 3), equation="...i->i")
 

@@ -44,7 +44,7 @@ def test_signed_shifts_extend_the_sign() -> None:
         run_op("BitShift", x, y, direction="left")
 
 
-def test_comparisons_with_nan_and_strings() -> None:
+def test_comparisons_of_nan_and_strings() -> None:
     x = np.array([np.nan, 1.0])
     for name in ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"):
         assert not both(name, x, x)[0]
@@ -55,14 +55,14 @@ def test_comparisons_with_nan_and_strings() -> None:
         jax.jit(lambda c: run_op("Where", c, words, words))(np.array([True, False]))
 
 
-def test_where_broadcasts_three_ways_and_keeps_gradients_clean() -> None:
+def test_where_broadcasts_and_masks_gradients() -> None:
     c, x, y = np.array([[True], [False]]), f32([1, 2, 3]), np.float32(0)
     np.testing.assert_array_equal(both("Where", c, x, y), np.where(c, x, y))
     slope = jax.grad(lambda v: run_op("Where", v > 0, v, jnp.zeros_like(v)).sum())(jnp.asarray(f32([-1, 2])))
     assert slope.tolist() == [0, 1]
 
 
-def test_symbolic_dimensions_are_compared_for_certain_only() -> None:
+def test_inconclusive_comparisons_of_symbolic_dimensions() -> None:
     def body(x: Any) -> Any:
         shape = np.array(x.shape, object)
         assert run_op("Equal", shape, np.array([-1, 4])).tolist() == [False, True]

@@ -169,7 +169,7 @@ def test_matmul_nbits_unpacks_low_bits_first(bits, zero):
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("groups", ["blocks", "unequal", "traced"])
-def test_columns_of_groups_in_any_order(groups, bits):
+def test_matmul_nbits_with_unordered_groups(groups, bits):
     """GPTQ quantizes the columns that matter most first: g_idx says whose scale a column has."""
     K, N, block = 56, 64, 16  # the last block is not full
     of = RNG.permutation(np.arange(K) // block).astype(np.int32)
@@ -187,7 +187,7 @@ def test_columns_of_groups_in_any_order(groups, bits):
 
 
 @pytest.mark.parametrize(("bits", "rows"), [(2, 1), (4, 4), (4, 5), (8, 5), (4, 65)])
-def test_packed_products_of_any_number_of_rows(bits, rows):
+def test_packed_products_for_any_number_of_rows(bits, rows):
     packed, scales, zeros = bytes_(np.uint8, 128, 3, 2 * bits), real(128, 3), RNG.integers(0, 2**bits, (128, 3))
     x = real(rows, 40)  # three blocks of 16 numbers, the last one not full
     y = jax.jit(packed_product, static_argnums=4)(x, packed, scales, zeros.astype(np.uint8), bits)
@@ -195,7 +195,7 @@ def test_packed_products_of_any_number_of_rows(bits, rows):
     np.testing.assert_allclose(y, x @ np.asarray(weight).reshape(128, -1)[:, :40].T, rtol=1e-4, atol=1e-4 * 2**bits)
 
 
-def test_dynamic_quantize_lstm_is_near_the_lstm():
+def test_dynamic_quantize_lstm_approximates_lstm():
     X, W, R, B = real(5, 1, 4), bytes_(np.int8, 1, 4, 32), bytes_(np.int8, 1, 8, 32), real(1, 64)
     scale, zero = np.full((1, 32), 0.004, F32), np.zeros((1, 32), np.int8)
     inputs = [X, W, R, B, I32([3]), None, None, None, scale, zero, scale, zero]
@@ -208,7 +208,7 @@ def test_dynamic_quantize_lstm_is_near_the_lstm():
     np.testing.assert_allclose(Y, plain[0], atol=0.02)
 
 
-def test_what_onnxruntime_has_no_cpu_kernel_for():
+def test_operators_without_a_cpu_kernel_in_onnxruntime():
     x, bias = real(2, 3, 8), real(8)
     left, right = np.split(x + bias, 2, -1)
     gelu = np.asarray(jax.nn.gelu(right, approximate=False))
@@ -223,7 +223,7 @@ def test_what_onnxruntime_has_no_cpu_kernel_for():
     np.testing.assert_allclose(np.moveaxis(np.asarray(last), -1, 1), y / (1 + np.exp(-y)), rtol=1e-3, atol=1e-4)
 
 
-def test_gather_block_quantized_beyond_the_table():
+def test_gather_block_quantized_out_of_range():
     data, scales = np.arange(32).reshape(2, 16).astype(ml_dtypes.int4), np.array([[1], [2]], F32)
     y = run_op("GatherBlockQuantized", data, np.array([-1, 2, 0]), scales, domain=MICROSOFT, block_size=16)
     np.testing.assert_array_equal(y, [data[1].astype(F32) * 2, np.zeros(16), data[0].astype(F32)])
@@ -237,7 +237,7 @@ def test_gather_block_quantized_beyond_the_table():
         ("MatMulNBits", [real(2, 16), A5, real(3, 1)], {"K": 16, "N": 3, "block_size": 16, "weight_prepacked": 1}),
     ],
 )  # fmt: skip
-def test_what_is_not_served_says_so(name, inputs, attributes):
+def test_unsupported_operators_are_named(name, inputs, attributes):
     with pytest.raises(NotImplementedError):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)
 
@@ -328,7 +328,7 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("name", "inputs", "changes", "attributes", "said"), UNFIT)
-def test_operands_that_do_not_fit_are_refused_as_onnxruntime_refuses_them(name, inputs, changes, attributes, said):
+def test_mismatched_operands_are_rejected_like_in_onnxruntime(name, inputs, changes, attributes, said):
     operands = but(inputs, changes)
     count = 3 if name == "GroupQueryAttention" else 1
     with pytest.raises(Exception, match="ONNXRuntimeError"):

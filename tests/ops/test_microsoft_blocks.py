@@ -169,7 +169,9 @@ LOOPS: Any = {
 
 
 @pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_as_the_schema_says(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
+def test_matches_the_definition_in_the_schema(
+    name: str, inputs: list[Any], count: int, attributes: dict[str, Any]
+) -> None:
     results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, jit=True, **attributes)
     results = results if count > 1 else (results,)
     judges = [LOOPS[name](*inputs, **attributes)]
@@ -201,7 +203,7 @@ def test_half_precision(name: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("arithmetic", "prefill", "steps"), [(1, 0, 0), (0, 0, 1), (1, 1, 1)])
-def test_a_rotation_in_bfloat16_rounds_as_often_as_it_is_told(arithmetic: int, prefill: int, steps: int) -> None:
+def test_rotation_in_bfloat16_rounds_at_each_step(arithmetic: int, prefill: int, steps: int) -> None:
     x, cos, sin = HEADS.astype(BF16), *(t.astype(BF16) for t in TABLES)
     options = {"rotary_embedding_dim": 4, "use_fp32_arithmetic": arithmetic}
     y, normed = run_op(
@@ -233,7 +235,7 @@ def test_a_rotation_in_bfloat16_rounds_as_often_as_it_is_told(arithmetic: int, p
         (MERGE, [*BASE, *RANGE], {"max_output_entries": 5, "policy_mode": "append_indices"}, "both of its inputs"),
     ],
 )
-def test_what_does_not_fit(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
+def test_mismatched_operands_are_rejected(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)
 

@@ -70,14 +70,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_traced_total_gives_the_same_numbers(name: str) -> None:
+def test_traced_total_length_matches_constant(name: str) -> None:
     operands, attributes = CALLS[name]
     model = attention_model(operands, **attributes)
     for known, traced in zip(model(*given(operands)), jax.jit(model)(*given(operands)), strict=True):
         np.testing.assert_allclose(traced, known, rtol=1e-5, atol=1e-6)
 
 
-def test_a_caller_that_traces_changes_nothing_for_one_that_does_not() -> None:
+def test_traced_and_plain_calls_do_not_interfere() -> None:
     """A plain call knows the total, and its cache grows."""
     operands = [*grouped(1), *past(5), I32([5, 5]), I32(6)]
     model = attention_model(operands, **GROUPED)
@@ -89,7 +89,7 @@ def test_a_caller_that_traces_changes_nothing_for_one_that_does_not() -> None:
     np.testing.assert_allclose(same[0], y, rtol=1e-5, atol=1e-6)
 
 
-def test_a_traced_total_needs_a_past() -> None:
+def test_traced_total_length_requires_a_past() -> None:
     operands = [*grouped(3), None, None, I32([2, 2]), I32(3)]
     model = attention_model(operands, **GROUPED)
     with pytest.raises(KnownValueError, match="past_key must be a buffer"):
@@ -130,7 +130,7 @@ def compiled(operands: list[Any], attributes: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("room", "lengths"), [(4, (10, 1, 1)), (6, (3, 1, 1, 1, 1, 1, 1, 1)), (6, (10, 3, 3, 1)), (9, (2, 12, 2))]
 )
-def test_a_sliding_cache_as_onnxruntime_has_it(room: int, lengths: tuple[int, ...]) -> None:
+def test_sliding_cache_matches_onnxruntime(room: int, lengths: tuple[int, ...]) -> None:
     """Prompts beyond the window and the cache, chunks, steps; rows behind the resident tokens are nobody's."""
     attributes = {**TURNED, "local_window_size": 4, "sliding_window_cache": 1}
     theirs = ours = [np.zeros((1, HEADS // 2, room, SIZE), np.float32)] * 2
@@ -179,7 +179,7 @@ SLIDING = {"local_window_size": 6, "sliding_window_cache": 1}
     ("bits", "kind", "more"),
     [(8, "PER_TENSOR", {}), (8, "PER_CHANNEL", SLIDING), (4, "PER_TENSOR", {}), (4, "PER_CHANNEL", {})],
 )
-def test_a_quantized_cache_holds_the_bits_that_onnxruntime_stores(bits: int, kind: str, more: dict[str, int]) -> None:
+def test_quantized_cache_matches_onnxruntime_bitwise(bits: int, kind: str, more: dict[str, int]) -> None:
     scales, quantized = quantization(bits, kind)
     cache = [np.zeros((2, HEADS // 2, 8, SIZE * bits // 8), np.int8 if bits == 8 else np.uint8)] * 2
     run = None
@@ -194,7 +194,7 @@ def test_a_quantized_cache_holds_the_bits_that_onnxruntime_stores(bits: int, kin
             np.testing.assert_array_equal(ours[:, :, :total], theirs[:, :, :total])
 
 
-def test_a_quantized_cache_grows_from_nothing() -> None:
+def test_quantized_cache_grows_from_empty() -> None:
     scales, quantized = quantization(8, "PER_TENSOR")
     operands = [*grouped(3), None, None, I32([2, 2]), I32(3), *[None] * 5, *scales]
     empty = [np.zeros((2, HEADS // 2, 0, SIZE), np.int8)] * 2  # which onnxruntime wants
@@ -205,7 +205,7 @@ def test_a_quantized_cache_grows_from_nothing() -> None:
 
 
 @pytest.mark.parametrize("window", [{}, {"local_window_size": 4, "sliding_window_cache": 1}])
-def test_a_padded_chunk_of_a_prompt_is_the_chunk(window: dict[str, int]) -> None:
+def test_padding_of_a_prompt_chunk_has_no_effect(window: dict[str, int]) -> None:
     """Each sequence of a batch has tokens of its own number, also none."""
     attributes = {**TURNED, **window}
     valid, ends = [2, 3, 0], [6, 5, 4]
@@ -223,7 +223,7 @@ def test_a_padded_chunk_of_a_prompt_is_the_chunk(window: dict[str, int]) -> None
             np.testing.assert_array_equal(padded[0][b, :, :end], cache[0][b, :, :end])
 
 
-def test_a_chunk_that_does_not_fit_gives_nan() -> None:
+def test_a_chunk_beyond_the_cache_gives_nan() -> None:
     chunk = [*grouped(3), *past(7), I32([6, 5]), I32(7), *[None] * 9, I32([2, 2])]  # five held, three rows
     y = attention_model(chunk, **GROUPED)(*given(chunk))[0]
     assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()

@@ -161,7 +161,7 @@ def laid_out(keys: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_a_step_of_self_attention_by_the_words_of_its_schema(dtype: Any) -> None:
+def test_self_attention_step_matches_its_schema(dtype: Any) -> None:
     """The order of the keys follows the type; beams read each other's past."""
     x, weights, bias = PROJECTION
     query, key, value = (part.reshape(4, HEADS, SIZE) for part in np.split(x[:, 0] @ weights + bias, 3, axis=-1))
@@ -200,7 +200,7 @@ def test_decoder_attention(static: np.ndarray, cached: np.ndarray) -> None:
             np.testing.assert_allclose(new_value[b, head], values, rtol=1e-5, atol=1e-6)
 
 
-def test_a_buffer_is_a_past_that_ends_where_its_length_says() -> None:
+def test_past_sequence_length_bounds_the_buffer() -> None:
     """Whatever lies behind."""
     x, weights, bias = real(2, 2, 5), *PROJECTION[1:]
     buffer = real(2, 2, HEADS, ROOM, SIZE)
@@ -215,7 +215,7 @@ def test_a_buffer_is_a_past_that_ends_where_its_length_says() -> None:
     assert kept.shape == buffer.shape
 
 
-def test_a_length_that_is_traced() -> None:
+def test_traced_past_sequence_length() -> None:
     """One program for all lengths; NaN where the known length would be refused: a full buffer, a mask that ends early.
 
     A mask as long as the buffer holds for all lengths.
@@ -239,7 +239,7 @@ def test_a_length_that_is_traced() -> None:
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
 @pytest.mark.parametrize("name", [MHA, STEPWISE])
-def test_scores(name: str) -> None:
+def test_qk_outputs(name: str) -> None:
     """With mask and bias, of the keys in use."""
     inputs, attributes = [*STEP, None, MASK, BIASES, *BUFFERS, LENGTH], WITH_HEADS
     if name != MHA:
@@ -252,7 +252,7 @@ def test_scores(name: str) -> None:
         np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
 
 
-def test_the_scores_of_a_traced_length_have_no_shape() -> None:
+def test_qk_output_of_a_traced_length_raises() -> None:
     rest = [*STEP, None, None, None, *BUFFERS]
     call = jax.jit(lambda n: run_op(MHA, *rest, n, domain=MICROSOFT, n_outputs=4, **WITH_HEADS))
     with pytest.raises(KnownValueError, match="shape of the output qk"):
@@ -352,6 +352,6 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "inputs", "attributes", "said"), REFUSED)
 @pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
-def test_what_is_refused(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
+def test_unsupported_options_are_rejected(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with compat.enable_x64(), pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)

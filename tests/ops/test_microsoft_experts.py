@@ -77,7 +77,7 @@ SHAPED = {"activation_alpha": 1.3, "activation_beta": 0.7, "swiglu_limit": 0.5}
         ({"activation_type": "swiglu", "swiglu_fusion": 1, "k": 2, **SHAPED}, JOINED),
     ],
 )
-def test_experts_as_onnxruntime_has_them(attributes: dict[str, Any], fc1: Any) -> None:
+def test_experts_match_onnxruntime(attributes: dict[str, Any], fc1: Any) -> None:
     inputs = [X, ROUTER, *fc1, *FC2]
     (expected,) = onnxruntime_says("MoE", inputs, 1, attributes)
     np.testing.assert_allclose(served("MoE", inputs, **attributes), expected, rtol=2e-4, atol=2e-5)
@@ -91,7 +91,7 @@ def test_experts_as_onnxruntime_has_them(attributes: dict[str, Any], fc1: Any) -
         ({"activation_type": "swiglu", "swiglu_fusion": 2}, lambda h: swiglu(*np.split(h, 2, axis=1)), JOINED, None),
     ],
 )
-def test_experts_that_onnxruntime_has_no_cpu_kernel_for(attributes: Any, act: Any, fc1: Any, fc3: Any) -> None:
+def test_experts_without_a_cpu_kernel_in_onnxruntime(attributes: Any, act: Any, fc1: Any, fc3: Any) -> None:
     """As the schema writes them out."""
     inputs = [X, ROUTER, *fc1, *FC2, *(fc3 or ())]
     expected = mixture(routed(ROUTER, 2, 0), act, fc1, FC2, fc3)
@@ -137,7 +137,7 @@ BITS = {"fc1_expert_weight_bits": 8, "block_size": 16, "k": 2, "normalize_routin
 
 
 @pytest.mark.parametrize("normalized", [0, 1])
-def test_weights_of_a_router_of_their_own(normalized: int) -> None:
+def test_router_weights_as_an_input(normalized: int) -> None:
     """The router chooses, what is given weighs; without it, the softmax does, normalized on request alone."""
     given = abs(real(TOKENS, EXPERTS))
     layers = (WIDE[3], FC1[1]), (NARROW[3], FC2[1])
@@ -149,7 +149,7 @@ def test_weights_of_a_router_of_their_own(normalized: int) -> None:
         np.testing.assert_allclose(y, expected, rtol=2e-4, atol=2e-5)
 
 
-def test_of_equal_experts_the_last_are_taken() -> None:
+def test_ties_between_experts_go_to_the_last() -> None:
     router = np.array([[1, 1, 1, 1], [0, 1, 1, 0], [2, 2, 1, 2], [0, 0, 0, 0], [3, 0, 0, 0]], np.float32)
     inputs = [X, router, *FC1, *FC2]
     (expected,) = onnxruntime_says("MoE", inputs, 1, {"k": 2})
@@ -177,13 +177,13 @@ def test_of_equal_experts_the_last_are_taken() -> None:
         ("QMoE", [*MIXED, *[None] * 2, real(4)], BITS, "fp4 and fp8"),
     ],
 )
-def test_experts_that_do_not_fit(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
+def test_mismatched_experts_are_rejected(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)
 
 
 @pytest.mark.parametrize("tokens", [1, TOKENS])
-def test_gradients_of_experts(tokens: int) -> None:
+def test_expert_gradients(tokens: int) -> None:
     """The gathered and the dense form, against differences."""
     x, router = X[:tokens].astype(np.float64), ROUTER[:tokens].astype(np.float64)
     weights = [w.astype(np.float64) for w in (*JOINED, *FC2)]

@@ -293,7 +293,7 @@ def test_beam_search(given: dict[str, Any], kind: str) -> None:
         np.testing.assert_allclose(ours[2][steps], theirs[2][steps], rtol=1e-4, atol=1e-4)
 
 
-def test_a_batch_is_its_sequences_one_by_one() -> None:
+def test_batched_search_matches_single_sequences() -> None:
     operands = {"max_length": 8, "min_length": 1, "num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5}
     whole, _ = compared("BeamSearch", 3, operands | {"input_ids": PROMPTS}, decoder=gpt(1), **TOKENS)
     for i, prompt in enumerate(PROMPTS):
@@ -321,7 +321,7 @@ def test_a_converted_file(operator: str) -> None:
         np.testing.assert_array_equal(ours[0], theirs[0])
 
 
-def test_the_first_step_may_have_a_graph_of_its_own() -> None:
+def test_separate_graph_for_the_first_step() -> None:
     operands = {"input_ids": PROMPTS, "max_length": 7, "min_length": 1, "num_beams": 2, "num_return_sequences": 1}
     operands["length_penalty"] = 1.0
     graphs = {"init_decoder": gpt(3), "decoder": gpt(0)}
@@ -365,7 +365,7 @@ COLD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("attributes", COLD)
-def test_sampling_where_one_token_is_left(attributes: dict[str, Any]) -> None:
+def test_sampling_with_one_candidate(attributes: dict[str, Any]) -> None:
     operands = {"input_ids": PROMPTS, "max_length": 8, "min_length": 5, "repetition_penalty": 1.5, "seed": 3}
     (ours,), (theirs,) = compared("Sampling", 1, operands, decoder=gpt(3), **TOKENS, **attributes)
     same_until_all_end(ours, theirs)
@@ -416,14 +416,16 @@ WHOLE = {"input_ids": [[3, 5]], "max_length": [4], "min_length": [1], "num_beams
         ("Sampling", {}, {"n_outputs": 2}, "filtered_logits"),
     ],
 )
-def test_refused(operator: str, changes: dict[str, Any], attributes: dict[str, Any], said: str) -> None:
+def test_unsupported_options_are_rejected(
+    operator: str, changes: dict[str, Any], attributes: dict[str, Any], said: str
+) -> None:
     given = {n: np.array(v) for n, v in (WHOLE | changes).items()}
     inputs = [given.get(n) for n in NAMES[operator].split()]
     with pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(operator, *inputs, domain=MICROSOFT, decoder=Session(gpt()), **TOKENS, **attributes)
 
 
-def test_graphs_of_another_form_are_refused() -> None:
+def test_unknown_graph_signatures_are_rejected() -> None:
     other = Session(gpt())
     other.inputs[1].name = "mask"
     with pytest.raises(ValueError, match=r"decoder must begin with input_ids, position_ids"):

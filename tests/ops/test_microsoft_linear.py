@@ -63,7 +63,9 @@ def test_onnxruntime_agrees(name: str, inputs: list[Any], count: int, attributes
         ("CausalConvWithState", [LINE, TAPS], 2, {"ndim": 2}, "ndim"),
     ],
 )
-def test_what_does_not_fit(name: str, inputs: list[Any], count: int, attributes: dict[str, Any], said: str) -> None:
+def test_mismatched_operands_are_rejected(
+    name: str, inputs: list[Any], count: int, attributes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         onnxruntime_says(name, inputs, count, attributes)
     with pytest.raises((ValueError, NotImplementedError), match=said):

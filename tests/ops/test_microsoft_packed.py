@@ -152,7 +152,7 @@ def encoder() -> onnx.ModelProto:
     )
 
 
-def test_a_model_that_onnxruntime_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_onnxruntime_optimised_to_packed_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens have the numbers they had with padding; how many there are depends on data."""
     importlib.import_module("onnxruntime.transformers")  # which adds itself to the path, for good
     monkeypatch.syspath_prepend(f"{onnxruntime.__path__[0]}/transformers")
@@ -335,7 +335,7 @@ REFUSED: list[tuple[str, dict[int, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "changes", "more", "said"), REFUSED)
-def test_what_is_refused(name: str, changes: dict[int, Any], more: dict[str, Any], said: str) -> None:
+def test_unsupported_options_are_rejected(name: str, changes: dict[int, Any], more: dict[str, Any], said: str) -> None:
     inputs, _, attributes = CALLS[name]
     operands = dict(enumerate(inputs)) | changes
     with pytest.raises((ValueError, NotImplementedError), match=said):

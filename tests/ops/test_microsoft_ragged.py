@@ -187,7 +187,9 @@ LOOPS: Any = {
 
 
 @pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_as_the_schema_says(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
+def test_matches_the_definition_in_the_schema(
+    name: str, inputs: list[Any], count: int, attributes: dict[str, Any]
+) -> None:
     results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, **attributes)
     results = results if count > 1 else (results,)
     judges = [LOOPS[name](*inputs, **attributes)]
@@ -199,7 +201,7 @@ def test_as_the_schema_says(name: str, inputs: list[Any], count: int, attributes
             np.testing.assert_allclose(result, want, rtol=2e-4, atol=2e-5)
 
 
-def test_what_was_captured_takes_the_state_back() -> None:
+def test_captured_state_can_be_restored() -> None:
     """To where the first tokens had brought it."""
     inputs = [Q, K, V, SAME, DECAY, BETA, STATE]
     *_, update = run_op(NET, *inputs, None, None, I32([3, 3]), domain=MICROSOFT, n_outputs=3, **CAPTURED)
@@ -215,7 +217,7 @@ def test_what_was_captured_takes_the_state_back() -> None:
 
 
 @pytest.mark.parametrize("name", [NET, CONV, HASH])
-def test_boundaries_that_do_not_fit(name: str) -> None:
+def test_invalid_boundaries_are_rejected(name: str) -> None:
     """Known ones are refused; the compiled program marks everything that it gives."""
     inputs, count, attributes = next((i, n, a) for o, i, n, a in ROWS if o == name)
     place = next(i for i, x in enumerate(inputs) if x is BOUNDS)
@@ -262,7 +264,7 @@ REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "inputs", "attributes", "said"), REFUSED)
-def test_what_does_not_fit(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
+def test_mismatched_operands_are_rejected(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)
 

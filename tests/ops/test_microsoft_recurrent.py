@@ -71,14 +71,14 @@ DIFFERENTIABLE = ["AttnLSTM"]
 
 
 @pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_results(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
+def test_results_match_the_definition(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
     results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, jit=True, **attributes)
     expected = onnxruntime_says(name, inputs, count, attributes)
     for result, want in zip(results if count > 1 else [results], expected, strict=True):
         np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
 
 
-def test_what_lies_behind_a_memory_is_not_seen() -> None:
+def test_attention_ignores_entries_beyond_the_memory_length() -> None:
     inputs = operands()
     (first, *_), changed = (run_op("AttnLSTM", *inputs, domain=MICROSOFT, n_outputs=3, **ALL), list(inputs))
     changed[11] = np.where(np.arange(MEMORY)[:, None] < inputs[12][:, None, None], inputs[11], np.nan).astype(F32)
@@ -117,11 +117,11 @@ def test_gradients() -> None:
         ({"memory_seq_lens": I32([1])}, "memory_seq_lens must have the shape .*batch=3"),
     ],
 )
-def test_refused(changes: dict[str, Any], said: str) -> None:
+def test_unsupported_options_are_rejected(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         run_op("AttnLSTM", *operands(**changes), domain=MICROSOFT, **ALL)
 
 
-def test_an_activation_that_onnxruntime_has_not_either_is_refused() -> None:
+def test_activations_missing_in_onnxruntime_are_rejected() -> None:
     with pytest.raises(ValueError, match="activation 'Softmax' is unknown"):
         run_op("AttnLSTM", *operands(), domain=MICROSOFT, activations=("Softmax", "Tanh", "Tanh"), **ALL)

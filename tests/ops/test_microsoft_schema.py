@@ -49,7 +49,7 @@ TEXT_ALONE = {
 """Defaults that only the text of the schema or the kernel says; all others there are 0, empty, or none."""
 
 
-def test_only_young_operators_have_no_schema_here() -> None:
+def test_operators_missing_in_the_installed_schemas_are_recent() -> None:
     assert onnx2jax.supported()[MICROSOFT].keys() - SCHEMAS.keys() <= YOUNG
 
 
@@ -60,7 +60,7 @@ def test_signature(name: str) -> None:
     assert list(_problems(SCHEMAS[name], operator)) == []
 
 
-def test_operators_that_take_strings() -> None:
+def test_string_operators() -> None:
     takes = {
         name: [i for i, f in enumerate(SCHEMAS[name].inputs) if "tensor(string)" in f.types]
         for name in SERVED
@@ -159,7 +159,7 @@ NONE = np.zeros((), np.uint8)
         ("QLinearSoftmax", [BYTES, SCALE, None, SCALE, ZERO], {"opset": 13}),
     ],
 )
-def test_what_the_tables_leave_out(name: str, inputs: list[Any], attributes: dict[str, Any]) -> None:
+def test_operators_missing_in_the_tables(name: str, inputs: list[Any], attributes: dict[str, Any]) -> None:
     """Groups, each parameter of a fused activation, an empty input before others."""
     (expected,) = onnxruntime_says(name, inputs, 1, attributes)
     result = run_op(name, *inputs, domain=MICROSOFT, **attributes)
@@ -179,7 +179,7 @@ def test_an_empty_zero_point_is_zero(name: str, inputs: list[Any]) -> None:
     np.testing.assert_array_equal(run_op(name, *inputs, domain=MICROSOFT), spelt)
 
 
-def test_a_parameter_left_out_keeps_its_place() -> None:
+def test_omitted_parameters_keep_their_position() -> None:
     """beta alone is not taken for alpha."""
     a = np.array([[1.0]], np.float32)
     y = run_op("FusedGemm", a, a, domain=MICROSOFT, activation_beta=0.25, **SIGMOID)

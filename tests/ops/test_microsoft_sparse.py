@@ -93,7 +93,9 @@ def by_loops(
 
 
 @pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_as_the_schema_says(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
+def test_matches_the_definition_in_the_schema(
+    name: str, inputs: list[Any], count: int, attributes: dict[str, Any]
+) -> None:
     results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, **attributes)
     expected = by_loops(*inputs, **attributes)
     for result, want in zip(results if count > 1 else [results], expected, strict=False):
@@ -110,7 +112,7 @@ def test_half_precision(dtype: Any, bfloat: int) -> None:
     np.testing.assert_allclose(np.asarray(y, float), by_loops(*whole, **options)[0], rtol=0.05, atol=0.05)
 
 
-def test_what_is_selected_but_not_there_gives_nan() -> None:
+def test_selected_blocks_out_of_range_give_nan() -> None:
     """Of that query alone."""
     wrong = CHOSEN.copy()
     wrong[1, 2] = 7
@@ -131,7 +133,7 @@ def test_what_is_selected_but_not_there_gives_nan() -> None:
         ([*QKV, *MAIN, *TABLES], {**WHO, "do_rotary": 1, "rotary_offset": 5}, "fit the features after"),
     ],
 )
-def test_what_does_not_fit(inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
+def test_mismatched_operands_are_rejected(inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(NAME, *inputs, domain=MICROSOFT, **attributes)
 

@@ -65,7 +65,7 @@ ROWS: list[tuple[str, list[Any], int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_results(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
+def test_results_match_the_definition(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
     results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, **attributes)
     for result, want in zip(
         results if count > 1 else [results], onnxruntime_says(name, inputs, count, attributes), strict=True
@@ -100,12 +100,12 @@ def test_results(name: str, inputs: list[Any], count: int, attributes: dict[str,
         ("DynamicTimeWarping", [real(2, 3, 4)], {}, r"\[1, M, N\]"),
     ],
 )
-def test_refused(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
+def test_unsupported_options_are_rejected(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)
 
 
-def test_a_path_costs_least_where_moves_cost_the_same_too() -> None:
+def test_shortest_path_with_equal_costs() -> None:
     for rows, columns in itertools.product((1, 3, 4), (1, 2, 4)):
         cost = RNG.integers(0, 3, (rows, columns)).astype(F32)
         least = np.full((rows + 1, columns + 1), np.inf)
@@ -118,7 +118,7 @@ def test_a_path_costs_least_where_moves_cost_the_same_too() -> None:
         assert {tuple(step) for step in np.diff(path).T.tolist()} <= {(0, 1), (1, 0), (1, 1)}
 
 
-def test_hashes_in_pieces_are_those_of_the_whole() -> None:
+def test_hashes_of_chunks_match_the_whole() -> None:
     options = {**HASHED, "reset_on_eos": 1, "domain": MICROSOFT, "n_outputs": 2}
     whole, end = run_op("NGramHashMapping", IDS, PRIMES, SIZES, None, None, np.array(7), **options)
     first, past = run_op("NGramHashMapping", IDS[:, :2], PRIMES, SIZES, None, None, np.array(7), **options)

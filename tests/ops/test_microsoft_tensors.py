@@ -197,7 +197,7 @@ BY_HAND: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_results(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
+def test_results_match_the_definition(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
     by_hand = BY_HAND.get(name)
     if name == "MatMulBnb4" and (attributes.get("transB") == 0 or attributes["K"] % 16):
         by_hand = bnb4
@@ -250,12 +250,12 @@ def bnb4(A: Any, B: Any, absmax: Any, K: int, N: int, quant_type: int, transB: i
         ("QEmbedLayerNormalization", [EMBEDDED[0], None, *EMBEDDED[2:]], {}, "segment_ids and segment_embedding"),
     ],
 )
-def test_refused(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
+def test_unsupported_options_are_rejected(name: str, inputs: list[Any], attributes: dict[str, Any], said: str) -> None:
     with pytest.raises((ValueError, NotImplementedError), match=said):
         run_op(name, *inputs, domain=MICROSOFT, **attributes)
 
 
-def test_training_drops_and_its_mask_says_what() -> None:
+def test_training_dropout_returns_its_mask() -> None:
     x, bias, residual = real(3, 15), real(15), real(3, 15)
     train = (F32(0.4), np.array(True))
     dropout = functools.partial(run_op, domain=MICROSOFT, n_outputs=2, seed=5)
@@ -271,7 +271,7 @@ def test_training_drops_and_its_mask_says_what() -> None:
 @pytest.mark.parametrize(
     ("values", "both", "inf", "nan"), [([1, 2], 1, 1, 1), ([1, np.inf], 0, 0, 1), ([np.nan, 0], 0, 1, 0)]
 )
-def test_finite(values: list[float], both: int, inf: int, nan: int) -> None:
+def test_is_all_finite(values: list[float], both: int, inf: int, nan: int) -> None:
     for attributes, want in (({}, both), ({"isinf_only": 1}, inf), ({"isnan_only": 1}, nan)):
         assert run_op("IsAllFinite", np.ones(3, F32), F32(values), domain=MICROSOFT, **attributes) == bool(want)
 
@@ -285,7 +285,7 @@ def test_integers_of_16_bits() -> None:
         np.testing.assert_array_equal(result, want)
 
 
-def test_float8_products_take_float8() -> None:
+def test_gemm_float8() -> None:
     a, b = real(2, 4).astype(ml_dtypes.float8_e5m2), real(4, 2).astype(ml_dtypes.float8_e4m3fn)
     y = run_op("GemmFloat8", a, b, domain=MICROSOFT, dtype=10)
     assert y.dtype == np.float16
@@ -310,7 +310,7 @@ def test_gradients(name: str) -> None:
         check_vjp(call, functools.partial(jax.vjp, call), (free,), rtol=1e-5, atol=1e-5)
 
 
-def test_the_row_of_padding_gets_no_gradient() -> None:
+def test_padding_row_has_zero_gradient() -> None:
     def total(weight: Any) -> Any:
         return run_op("TorchEmbedding", weight, np.array([0, 1, 1, 2]), np.array(1), domain=MICROSOFT).sum()
 

@@ -200,7 +200,7 @@ def _computing(name: str) -> Callable[[list[Any]], list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if name in SCHEMAS])
-def test_every_type(name: str) -> None:
+def test_every_element_type(name: str) -> None:
     row, count, attributes = TABLE[name]
     schema, computed = SCHEMAS[name], _computing(name)
     for word, inputs in _variants(name):
@@ -225,6 +225,6 @@ def test_every_type(name: str) -> None:
             np.testing.assert_allclose(a, b, rtol=tolerance, atol=max(tolerance, step), err_msg=word)
 
 
-def test_no_operator_is_missing() -> None:
+def test_every_operator_has_a_row() -> None:
     assert set(TABLE) | set(OTHERS) == set(onnx2jax.supported()[MICROSOFT])
     assert {name for name, _ in LEFT_OUT} <= set(TABLE)

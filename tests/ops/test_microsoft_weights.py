@@ -82,7 +82,7 @@ def held(m: onnx2jax.Model) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_packed_weights_give_what_the_same_in_float32_give(name: str) -> None:
+def test_packed_weights_match_float32_weights(name: str) -> None:
     packed, floating = onnx2jax.convert(FILES[name]), onnx2jax.convert(FILES[name], weights="float32")
     assert {n.op_type for n in floating.graph.nodes}.isdisjoint({FP4, FP8, BNB4, INTEGERS})
     (shape,) = (v.shape for v in packed.inputs)
@@ -96,7 +96,7 @@ def test_packed_weights_give_what_the_same_in_float32_give(name: str) -> None:
     assert any(v.dtype == F32 and v.size == whole for v in held(floating))
 
 
-def test_columns_by_group_as_onnxruntime_has_them() -> None:
+def test_g_idx_matches_onnxruntime() -> None:
     """Without zero points, which onnxruntime 1.32 leaves out beside g_idx."""
     x, proto = real(5, 48), FILES["columns by group"]
     (want,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
@@ -104,7 +104,7 @@ def test_columns_by_group_as_onnxruntime_has_them() -> None:
 
 
 @pytest.mark.parametrize(("kind", "more"), [(FP4, {}), (FP8, {}), (BNB4, {"quant_type": 1})])
-def test_of_half_precision(kind: str, more: dict[str, Any]) -> None:
+def test_half_precision(kind: str, more: dict[str, Any]) -> None:
     proto = file(kind, 48, dtype=np.float16, **more)
     x = (real(3, 48) / 8).astype(np.float16)
     got = np.asarray(onnx2jax.convert(proto)(x))
@@ -118,14 +118,14 @@ def test_of_half_precision(kind: str, more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", [FP4, FP8, BNB4])
 @pytest.mark.parametrize(("n", "K", "rows"), [(0, 32, 4), (3, 32, 0), (3, 0, 4)])
-def test_of_no_numbers(kind: str, n: int, K: int, rows: int) -> None:
+def test_empty_operands(kind: str, n: int, K: int, rows: int) -> None:
     given = [v for name, v in operands(kind, K, 16, rows=rows).items() if name in "wsg"]
     attributes = {"block_size": 16} | ({"K": K, "N": rows, "quant_type": 1} if kind == BNB4 else {})
     y = run_op(kind, real(n, K), *given, domain=MICROSOFT, jit=True, **attributes)
     np.testing.assert_array_equal(y, np.zeros((n, rows), F32))
 
 
-def test_every_code_is_the_number_it_stands_for() -> None:
+def test_every_code_dequantizes_to_its_value() -> None:
     """As ml_dtypes has them, subnormal ones and NaN too."""
     every = np.arange(16, dtype=np.uint8)
     one = np.array([[0x38]], np.uint8)  # in E4M3
@@ -138,14 +138,14 @@ def test_every_code_is_the_number_it_stands_for() -> None:
         np.testing.assert_array_equal(got, np.broadcast_to(e4m3[:, 0].astype(F32), (rows, 256)))
 
 
-def test_gradients_reach_what_is_multiplied() -> None:
+def test_gradients_with_respect_to_activations() -> None:
     packed, floating = (onnx2jax.convert(FILES["e2m1, half a block"], weights=w) for w in (None, "float32"))
     x, by = real(3, 40), real(3, ROWS)
     got, want = (jax.grad(lambda x, m=m: jnp.sum(by * m(x)))(x) for m in (packed, floating))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
 
 
-def test_an_odd_number_of_columns_is_refused() -> None:
+def test_an_odd_number_of_columns_is_rejected() -> None:
     given = [v for name, v in operands(FP4, 40, 16).items() if name in "wsg"]
     with pytest.raises(ValueError, match=r"A must have the shape \[rows, K=40\]"):
         run_op(FP4, real(2, 39), *given, domain=MICROSOFT)

@@ -134,7 +134,7 @@ def test_sequences_and_scores(case: dict[str, Any]) -> None:
         np.testing.assert_allclose(ours[2][taken], want[2][taken], rtol=1e-4, atol=1e-4)
 
 
-def test_the_rules_for_timestamps_matter() -> None:
+def test_timestamp_rules_change_the_result() -> None:
     """All of them are met above: a text without them, pairs, one alone behind a prompt."""
     encoder, decoder = (Session(g) for g in whisper())
     inputs = [HEARD[:1].astype(F32), *(np.array([n]) for n in (12, 1, 3, 1))]
@@ -166,7 +166,7 @@ def test_a_converted_file() -> None:
         ({"max_length": [1]}, {}, "exceed the prompt's 1 tokens"),
     ],
 )
-def test_refused(changes: dict[str, Any], attributes: dict[str, Any], said: str) -> None:
+def test_unsupported_options_are_rejected(changes: dict[str, Any], attributes: dict[str, Any], said: str) -> None:
     given = {"input_ids": HEARD[:1].astype(F32)} | {n: [v] for n, v in WHOLE.items()} | changes
     encoder, decoder = (Session(g) for g in whisper())
     options = {"encoder": encoder, "decoder": decoder, **TOKENS, **attributes}

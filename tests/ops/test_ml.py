@@ -122,7 +122,7 @@ def test_feature_extractor():
         jax.jit(lambda y: ml("ArrayFeatureExtractor", text("a", "b"), y))(np.array([1]))
 
 
-def test_one_hot_of_an_unknown_category():
+def test_one_hot_encoder_of_an_unknown_category():
     x = np.array([1, 9])
     assert ml("OneHotEncoder", x, cats_int64s=(1, 2)).tolist() == [[1, 0], [0, 0]]
     for given, cats in ((x, {"cats_int64s": (1, 2)}), (text("a", "q"), {"cats_strings": ("a", "b")})):
@@ -242,7 +242,7 @@ def test_a_single_target_is_transformed_too():
     assert got.tolist() == [[0.5]]
 
 
-def test_linear_refuses():
+def test_linear_rejects_invalid_operands():
     x = f32(2, 3)
     with pytest.raises(ValueError, match="class labels"):
         ml("LinearClassifier", x, coefficients=(1.0,) * 6, classlabels_ints=(1, 2, 3), n_outputs=2)
@@ -428,7 +428,7 @@ STUMP = {
 ONE = np.ones((1, 1), np.float32)
 
 
-def test_trees_by_the_specification():
+def test_trees_match_the_specification():
     """Where onnxruntime gives labels that are none, loses the base value, or takes NaN for unequal."""
     votes = {"class_treeids": (0, 0), "class_nodeids": (1, 1), "class_ids": (0, 1), "class_weights": (0.6, 0.4)}
     classify = partial(ml, "TreeEnsembleClassifier", opset=3, n_outputs=2, classlabels_int64s=(3, 7), **STUMP)
@@ -522,7 +522,7 @@ def test_tree_ensemble_agrees():
         assert ml("TreeEnsemble", x, **ensemble(np.float32), **more).tolist() == want.tolist()
 
 
-def test_tree_ensemble_refuses():
+def test_tree_ensemble_rejects_invalid_operands():
     for change, message in (
         ({"membership_values": None}, "membership_values"),
         ({"nodes_modes": np.array([6, 6], np.uint8)}, "1 sets for 2"),

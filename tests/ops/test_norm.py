@@ -50,7 +50,7 @@ def test_batch_normalization_in_training(opset):
 
 
 @pytest.mark.parametrize("n_outputs", [1, 5])
-def test_statistics_of_every_activation(n_outputs):
+def test_batch_statistics_with_every_activation(n_outputs):
     shape = X.shape[1:]
     scale, bias, mean, var = RNG.uniform(0.5, 2, (4, *shape))
     got = both("BatchNormalization", X, scale, bias, mean, var, opset=7, spatial=0, n_outputs=n_outputs)
@@ -60,7 +60,7 @@ def test_statistics_of_every_activation(n_outputs):
 
 
 @pytest.mark.parametrize(("opset", "attributes"), [(6, {"is_test": 1}), (14, {})])
-def test_statistics_are_not_given_out_in_inference(opset, attributes):
+def test_no_statistics_outputs_in_inference(opset, attributes):
     with pytest.raises(ValueError, match="one output"):
         run_op("BatchNormalization", X, SCALE, BIAS, MEAN, VAR, opset=opset, n_outputs=3, **attributes)
 
@@ -100,7 +100,7 @@ def test_layer_normalization_takes_statistics_in_the_stash_type(dtype, stash_typ
     np.testing.assert_allclose(y.astype(np.float64), expected, atol=0.05 if stash_type == 16 else 0.01)
 
 
-def test_a_large_mean_does_not_swallow_the_variance():
+def test_variance_is_accurate_for_large_means():
     x = (np.arange(4) + 1e4).astype(np.float32).reshape(1, 2, 2)
     expected = (np.arange(4) - 1.5) / np.std(np.arange(4))
     ones, zeros = np.ones(2, np.float32), np.zeros(2, np.float32)
@@ -116,7 +116,7 @@ def test_rms_normalization_has_the_dtype_of_its_scale():
     assert y.dtype == np.float32
 
 
-def test_group_normalization_of_opset_18_is_withdrawn():
+def test_group_normalization_of_opset_18_is_rejected():
     with pytest.raises(Exception, match="21"):
         run_op("GroupNormalization", X, SCALE, BIAS, opset=18, num_groups=3)
     with pytest.raises(ValueError, match="divide"):
@@ -124,7 +124,7 @@ def test_group_normalization_of_opset_18_is_withdrawn():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_response_of_an_even_number_of_channels_looks_further_up(size):
+def test_lrn_with_an_even_size_is_asymmetric(size):
     x = RNG.standard_normal((1, 6, 2))
     low, high = (size - 1) // 2, size - (size - 1) // 2
     squares = [np.square(x[:, max(c - low, 0) : c + high]).sum(1) for c in range(6)]
@@ -136,7 +136,7 @@ def test_response_of_an_even_number_of_channels_looks_further_up(size):
     ("name", "attributes"),
     [("LpNormalization", {"p": 2}), ("LpNormalization", {"p": 1}), ("MeanVarianceNormalization", {"axes": [0, 1]})],
 )
-def test_what_cannot_be_normalized_is_zero_and_so_is_its_derivative(name, attributes):
+def test_zero_norm_gives_zero_and_zero_gradient(name, attributes):
     np.testing.assert_array_equal(both(name, np.zeros((2, 3)), **attributes), 0)
     with compat.enable_x64():
         assert np.isfinite(jax.grad(lambda x: run_op(name, x, **attributes).sum())(jnp.zeros((2, 3)))).all()
@@ -164,7 +164,7 @@ def test_dropout_in_training_scales_what_it_keeps(opset):
     assert abs(np.mean(np.asarray(mask)) - 0.75) < 0.05
 
 
-def test_a_seed_fixes_the_stream_and_the_key_draws_otherwise():
+def test_seed_overrides_the_key():
     def draw(key, **seed):
         half = (np.array(0.5, np.float32), np.array(True))
         return np.asarray(run_op("Dropout", ONES, *half, rng=jax.random.key(key), **seed)) > 0
@@ -175,6 +175,6 @@ def test_a_seed_fixes_the_stream_and_the_key_draws_otherwise():
 
 
 @pytest.mark.parametrize("training", [None, np.array(False), np.array(True)])
-def test_without_a_ratio_training_drops_a_half(training):
+def test_dropout_ratio_defaults_to_one_half(training):
     kept = np.asarray(run_op("Dropout", ONES, None, training, rng=KEY)) > 0
     assert abs(kept.mean() - (0.5 if training is not None and training else 1)) < 0.05

@@ -302,7 +302,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("traced", [False, True], ids=["known", "traced"])
 @pytest.mark.parametrize("row", [pytest.param(r, id=f"{r.name}-{n}") for n, r in enumerate(ROWS)])
-def test_what_the_specification_says(row: Row, traced: bool) -> None:
+def test_results_match_the_specification(row: Row, traced: bool) -> None:
     expected = row.expected if isinstance(row.expected, tuple) else (row.expected,)
     first = [as_jax(x) if traced and k == 0 else x for k, x in enumerate(row.inputs)]
     for opset in row.opsets:
@@ -321,12 +321,12 @@ def test_every_version_up_to_6_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", ["Add", "Mul", "Pow", "Greater"])
-def test_nothing_broadcasts_unasked(name: str) -> None:
+def test_no_implicit_broadcast(name: str) -> None:
     with pytest.raises(ValueError, match="broadcast=1"):
         run_op(name, X, f(1, 2, 3, 4), opset=LAST)
 
 
-def test_hints_of_buffers_to_overwrite_are_left_out() -> None:
+def test_consumed_inputs_are_ignored() -> None:
     node = helper.make_node("Relu", ["x"], ["y"], consumed_inputs=[0])
     values = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
     graph = helper.make_graph([node], "g", values[:1], values[1:])

@@ -45,7 +45,7 @@ ELSEWHERE = {
     "tests/ops/test_text.py": "com.microsoft.MurmurHash3 com.microsoft.Tokenizer",
     "tests/ops/test_vision.py": "ImageDecoder",
     "tests/training/test_gradient.py": "ai.onnx.preview.training.Gradient",
-    "tests/runtime/test_program.py": " ".join(
+    "tests/runtime/test_partition.py": " ".join(
         f"onnx2jax.padded.{name}" for name in ("Compress", "Loop", "NonMaxSuppression", "NonZero", "Unique")
     ),
     # called by Loop on the host; the same function as in ai.onnx
@@ -58,21 +58,21 @@ BEHIND_UFUNCS = {"elementwise._on_dims": (("", "Div"), ("", "Mod"))}
 """Functions that raise NotImplementedError inside a function of NumPy's making, and the operators they belong to."""
 
 
-def test_what_is_not_served_has_a_reason() -> None:
+def test_unsupported_operators_have_a_reason() -> None:
     """Of onnxruntime's operators."""
     served = make_operators.own()["com.microsoft"].keys()
     assert test_microsoft_types.SCHEMAS.keys() - served <= make_operators.MISSING.keys()
 
 
-def test_the_page_is_current() -> None:
+def test_the_operator_page_is_current() -> None:
     assert make_operators.PAGE.read_text() == make_operators.page(), "run `make docs`"
 
 
-def test_types_left_out_are_limits() -> None:
+def test_unsupported_types_are_listed_as_limits() -> None:
     assert all("strings" in _limits(*key) for key in TYPES_LEFT_OUT)
 
 
-def test_every_refusal_has_a_line() -> None:
+def test_every_unsupported_option_is_documented() -> None:
     """Whoever can reach a NotImplementedError says in its limits what it does not do."""
     seen = set(BEHIND_UFUNCS)
     for operator in OPERATORS:
@@ -133,6 +133,6 @@ def _refusals(value: Any, seen: set[int]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("key", make_operators.ALSO_CHECKED, ids=str)
-def test_gradients_that_other_files_check(key: tuple[str, str]) -> None:
+def test_operators_whose_gradients_are_tested_elsewhere(key: tuple[str, str]) -> None:
     text = (OPS.parent.parent / make_operators.ALSO_CHECKED[key]).read_text()
     assert key[1] in text and any(way in text for way in ("jax.grad", "jax.vjp", "check_gradients"))

@@ -24,7 +24,7 @@ IR_VERSION = 10
 
 @pytest.mark.rule("OR-01", "OR-13")
 @pytest.mark.parametrize("case", [pytest.param(r, id=f"{r.name}-{n}") for n, r in enumerate(rows())])
-def test_both_branches_agree_with_onnxruntime(case: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_and_jax_agree_with_onnxruntime(case: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
     served: dict[Operator, dict[str, list[Any]]] = {}
     for opset in case.opsets():

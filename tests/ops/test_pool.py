@@ -76,7 +76,7 @@ def test_unpooling_undoes_pooling():
 @pytest.mark.parametrize(
     "geometry", [((3, 2), (2, 1), (1, 1), ((1, 1), (0, 1))), ((2, 2), (1, 2), (2, 1), ((0, 0),) * 2)]
 )
-def test_both_forms_of_a_window_agree(geometry):
+def test_both_lowerings_of_a_window_agree(geometry):
     x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 3, 7, 6)), jnp.float32)
     kernel, strides, dilations, pads = geometry
     for init, combine in ((0, jax.lax.add), (-np.inf, jax.lax.max)):
@@ -104,7 +104,7 @@ def test_the_derivative_of_maxima_is_that_of_reduce_window():
     np.testing.assert_allclose(back(seed)[0], pull(seed)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_maxima_of_what_is_no_number_are_none_under_a_derivative():
+def test_max_pool_propagates_nan_under_differentiation():
     x = jnp.asarray([[[[1, np.nan, 2, 3, np.nan]]]], jnp.float32)
     y, _ = jax.jvp(lambda x: run_op("MaxPool", x, kernel_shape=[1, 2]), (x,), (x,))
     assert np.isnan(y).ravel().tolist() == [True, True, False, True]
@@ -112,7 +112,7 @@ def test_maxima_of_what_is_no_number_are_none_under_a_derivative():
 
 @pytest.mark.parametrize(("name", "attributes"), [("LpPool", {"kernel_shape": [2]}), ("GlobalLpPool", {})])
 @pytest.mark.parametrize("p", [1, 2, 3])
-def test_a_norm_of_nothing_but_zeros_has_a_finite_derivative(name, attributes, p):
+def test_lp_pool_of_zeros_has_a_finite_gradient(name, attributes, p):
     with compat.enable_x64():
         got = jax.grad(lambda x: run_op(name, x, p=p, **attributes).sum())(jnp.zeros((1, 1, 4)))
     assert np.isfinite(got).all()
@@ -136,14 +136,14 @@ def test_half_precision_averages_in_float32(name):
     ("opset", "attributes", "words"),
     [(1, {}, "kernel_shape"), (22, {"kernel_shape": [6]}, "fit"), (22, {"kernel_shape": [2, 2]}, "kernel_shape")],
 )
-def test_errors_say_what_is_wrong_with_the_window(opset, attributes, words):
+def test_errors_name_the_invalid_window_attribute(opset, attributes, words):
     with pytest.raises(ValueError, match=words):
         run_op("LpPool", ROW, opset=opset, **attributes)
 
 
 @pytest.mark.parametrize("side", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16])
-def test_maxima_of_halves_are_exact(dtype: Any, side: int) -> None:
+def test_float16_maxima_are_exact(dtype: Any, side: int) -> None:
     """Those of float32, in which they are taken: with infinities, NaN and padding among them."""
     x = np.random.default_rng(0).normal(size=(1, 2, 9, 9)).astype(dtype)
     x[0, 0, 4, 4:7] = np.nan, np.inf, -np.inf

@@ -45,7 +45,7 @@ CASES = [
 @pytest.mark.rule("TR-38", "TR-39", "TR-40")
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize(("name", "count", "state", "attributes", "expected"), CASES)
-def test_two_tensors_come_in_groups(jit, name, count, state, attributes, expected):
+def test_several_tensors_are_grouped_by_kind(jit, name, count, state, attributes, expected):
     # a scalar and a matrix, interleaved as X_1, X_2, G_1, G_2, ...
     inputs = [np.full(shape, value) for value in state for shape in ((), (2, 3))]
     args = np.array([R]), np.array(count)  # a rate of shape [1] must not add a dimension
@@ -55,14 +55,14 @@ def test_two_tensors_come_in_groups(jit, name, count, state, attributes, expecte
 
 
 @pytest.mark.parametrize("rate", [np.float32, np.float64])
-def test_the_tensors_keep_their_type(rate):
+def test_optimizers_keep_element_types(rate):
     inputs = [np.ones(2, np.float32)] * 4
     args = np.array(0.1, rate), np.array(1)
     got = run_op("Adam", *args, *inputs, domain=DOMAIN, n_outputs=3, jit=True)
     assert {x.dtype for x in got} == {np.dtype(np.float32)}
 
 
-def test_a_step_is_differentiable_at_rest():
+def test_a_step_is_differentiable_at_zero_gradient():
     zero = jnp.zeros(2)
 
     def step(g):

@@ -22,7 +22,7 @@ def bytes_(dtype, *shape):
 
 @both
 @pytest.mark.parametrize("opset", [10, 13, 19, 21, 28])
-def test_ties_fall_as_division_has_them(jit, opset):
+def test_quantization_rounds_the_quotient_half_to_even(jit, opset):
     """XLA multiplies by the reciprocal of a broadcast divisor, which moves about one tie in ten."""
     x = (np.arange(-600, 600, dtype=F32) * F32(0.5) * F32(0.003)).astype(F32)
     scale, zero = F32(0.003), np.int8(3)
@@ -81,7 +81,7 @@ def test_granularities(jit):
 
 
 @pytest.mark.parametrize(("shape", "block"), [((3,), 0), ((2, 3), 4), ((4, 3), 1), ((4, 6), 0)])
-def test_a_scale_that_fits_nothing_is_an_error(shape, block):
+def test_mismatched_scale_shapes_raise(shape, block):
     with pytest.raises(ValueError, match="scale"):
         run_op("QuantizeLinear", np.zeros((4, 6), F32), np.ones(shape, F32), opset=21, block_size=block)
 
@@ -135,7 +135,7 @@ def test_integer_products_are_exact(jit, a, b, shapes):
 
 
 @both
-def test_zero_points_of_rows_and_columns(jit):
+def test_zero_points_per_row_and_column(jit):
     A, B, za, zb = bytes_(np.uint8, 5, 7), bytes_(np.int8, 7, 4), bytes_(np.uint8, 5), bytes_(np.int8, 4)
     A_, B_, za_, zb_ = (v.astype(np.int64) for v in (A, B, za, zb))
     expected = (A_ - za_[:, None]) @ (B_ - zb_)
@@ -167,7 +167,7 @@ def test_integer_convolutions_are_exact(jit, group, channels, kernel):
     np.testing.assert_array_equal(y, expected)
 
 
-def test_padding_stands_for_zero_not_for_the_byte_zero():
+def test_padding_has_the_value_of_the_zero_point():
     x, w, zero = np.full((1, 1, 2, 2), 10, np.uint8), np.ones((1, 1, 3, 3), np.uint8), np.array(10, np.uint8)
     assert not np.asarray(run_op("ConvInteger", x, w, zero, pads=(1, 1, 1, 1))).any()
 

@@ -23,7 +23,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_a_seed_fixes_the_stream_and_its_absence_follows_the_key(name):
+def test_seed_or_else_key_determines_the_stream(name):
     inputs, attributes = DRAWS[name]
 
     def draw(key, **seed):
@@ -55,19 +55,19 @@ def test_output_types(name, inputs, attributes, dtype):
     assert run_op(name, *inputs, rng=KEYS[0], **attributes).dtype == dtype
 
 
-def test_an_integer_input_cannot_lend_its_type():
+def test_like_operators_reject_integer_inputs_without_dtype():
     with pytest.raises(ValueError, match="set the attribute dtype"):
         run_op("RandomNormalLike", np.zeros(3, np.int64), rng=KEYS[0])
 
 
-def test_what_is_certain_and_what_is_impossible():
+def test_events_of_probability_0_and_1():
     p = np.repeat([0.0, 1.0], 1000)
     np.testing.assert_array_equal(run_op("Bernoulli", p, seed=1.0), p)
     scores = np.log(np.array([[4.0, 0.0, 4.0]]) + 1e-300)
     assert not (run_op("Multinomial", scores, sample_size=1000, seed=1.0) == 1).any()
 
 
-def test_likes_read_no_values():
+def test_like_operators_read_shapes_only():
     shape = jax.ShapeDtypeStruct((4,), np.float32)
     assert jax.eval_shape(lambda: run_op("RandomNormalLike", shape, seed=3.0)) == shape
 

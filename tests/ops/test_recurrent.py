@@ -64,7 +64,7 @@ def by_hand(name, X, W, R, B, states, clip=None, lbr=0, P=None, f=sigmoid, input
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("opset", [1, 3, 22])
-def test_every_version(name, options, attributes, opset):
+def test_every_opset(name, options, attributes, opset):
     if options.get("lbr") and opset < 3:
         pytest.skip("linear_before_reset came with opset 3")
     X, W, R, B, states = operands(name)
@@ -87,7 +87,7 @@ def test_peepholes():
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_lengths_in_both_directions(name):
+def test_sequence_lens_in_both_directions(name):
     """A shorter sequence ends in the state of its own last step, backwards from there; Y is zero behind it."""
     X, W, R, B, states = operands(name, 2)
     lengths = np.array([5, 2, 3], np.int32)
@@ -139,7 +139,7 @@ def test_activations(name, alpha, beta, function):
     np.testing.assert_allclose(Y[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_only_functions_that_take_an_alpha_draw_one():
+def test_alphas_are_consumed_by_parametric_activations_only():
     X, W, R, B, states = operands("GRU", 2)
     names, alphas = ("Sigmoid", "Elu", "HardSigmoid", "Tanh"), (0.7, 0.3)
     Y = run_op(

@@ -37,7 +37,7 @@ def ints(*values):
         ("ReduceMean", np.float32, NAN),
     ],
 )
-def test_nothing_reduces_to_the_neutral_element(name, dtype, neutral):
+def test_empty_reductions_give_the_identity_element(name, dtype, neutral):
     y = both(name, np.zeros((2, 0, 3), dtype), ints(1))
     assert y.dtype == dtype
     np.testing.assert_array_equal(y.astype(np.float64), np.full((2, 1, 3), neutral, np.float64))
@@ -57,7 +57,7 @@ def test_nothing_reduces_to_the_neutral_element(name, dtype, neutral):
         ("ReduceMean", 7, (), {"axes": (0,), "keepdims": 0}, [2, 3]),
     ],
 )
-def test_axes_in_every_version(name, opset, inputs, attributes, expected):
+def test_axes_in_every_opset(name, opset, inputs, attributes, expected):
     for dtype in (np.int32, np.float32):
         y = both(name, np.array([[1, 2], [3, 4]], dtype), *inputs, opset=opset, **attributes)
         np.testing.assert_array_equal(y, np.array(expected, dtype), strict=True)
@@ -107,7 +107,7 @@ def test_log_sum_exp_is_stable():
         ("ReduceLogSumExp", -INF),
     ],
 )
-def test_gradients_are_finite_where_slopes_are_not(name, value):
+def test_reduce_norm_gradients_are_finite_at_zero(name, value):
     with compat.enable_x64():
         gradient = jax.grad(lambda x: run_op(name, x, keepdims=0))(as_jax(np.full(3, value, np.float64)))
     assert np.isfinite(gradient).all()
@@ -128,7 +128,7 @@ def test_arg_extrema(attributes, highest, lowest):
             np.testing.assert_array_equal(both(name, x.astype(dtype), **attributes), ints(*expected), strict=True)
 
 
-def test_arg_extremum_finds_nan_and_refuses_nothing():
+def test_argmax_of_nan_and_of_empty_axes():
     x = np.array([1, NAN, 3, NAN], np.float32)
     assert both("ArgMax", x, keepdims=0) == both("ArgMin", x, keepdims=0) == 1
     with pytest.raises(ValueError, match="empty"):
@@ -137,7 +137,7 @@ def test_arg_extremum_finds_nan_and_refuses_nothing():
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize("name", ["CumSum", "CumProd"])
-def test_running_sums(name, axis):
+def test_cumulative_sums(name, axis):
     x = np.arange(1, 7, dtype=np.int32).reshape(2, 3)
     run = {"CumSum": np.cumsum, "CumProd": np.cumprod}[name]
     start = {"CumSum": 0, "CumProd": 1}[name]
@@ -152,7 +152,7 @@ def test_running_sums(name, axis):
             np.testing.assert_array_equal(got, y, strict=True)
 
 
-def test_running_sum_of_nothing_and_past_infinity():
+def test_cumulative_sum_of_empty_arrays_and_infinities():
     assert both("CumSum", np.zeros((0, 2), np.float32), np.array(0), exclusive=1).shape == (0, 2)
     x = np.array([1, INF, 2], np.float32)  # an exclusive sum is no difference: INF - INF would be NaN
     np.testing.assert_array_equal(both("CumSum", x, np.array(0), exclusive=1), np.float32([0, 1, INF]))

@@ -122,7 +122,9 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "operands", "attributes", "match"), REFUSED)
-def test_operands_that_do_not_fit(name: str, operands: tuple[Any, ...], attributes: dict[str, Any], match: str) -> None:
+def test_mismatched_operands_are_rejected(
+    name: str, operands: tuple[Any, ...], attributes: dict[str, Any], match: str
+) -> None:
     for branch in branches(name, operands, **attributes):
         with pytest.raises(OperatorError, match=match) as refusal:
             branch()
@@ -169,7 +171,7 @@ STRINGS_BESIDE = "inputs 0 and 1 are int64 and string, and Equal takes one type:
         ("Tile", [floats(2), np.float32([2])], "input 1 is float, and Tile takes int64 there"),
     ],
 )
-def test_operands_that_no_such_operator_has(name: str, operands: list[Any], cure: str) -> None:
+def test_invalid_operands_are_rejected(name: str, operands: list[Any], cure: str) -> None:
     """What Python and NumPy raise comes out of the library's own lines: it is the model's fault all the same."""
     attributes = {"num_groups": 2} if name == "GroupNormalization" else {}
     with pytest.raises(OperatorError, match=rf"(?s)node '{name}' .*{cure}"):
@@ -177,7 +179,7 @@ def test_operands_that_no_such_operator_has(name: str, operands: list[Any], cure
 
 
 @pytest.mark.parametrize("jit", [False, True])
-def test_numbers_are_no_features(jit: bool) -> None:
+def test_feature_operators_reject_numbers(jit: bool) -> None:
     with pytest.raises(OperatorError, match=r"input 1 is a scalar: reshape it to \[1, 1\]"):
         run_op("FeatureVectorizer", floats(2, 3), floats(), domain="ai.onnx.ml", inputdimensions=(3, 1), jit=jit)
 
@@ -198,12 +200,12 @@ def test_strings_into_operators_of_onnxruntime(name: str, operands: list[Any], p
         run_op(name, *operands, domain="com.microsoft")
 
 
-def test_what_jax_raises_names_the_node_and_says_what_to_do() -> None:
+def test_jax_errors_name_the_node_and_the_fix() -> None:
     with pytest.raises(OperatorError, match=r"(?s)node 'Add' .*\(2, 3\).*x?in0: .*model.inputs"):
         run_op("Add", floats(2, 3), floats(2), jit=True)
 
 
-def test_a_fault_of_the_library_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_are_not_disguised(monkeypatch: pytest.MonkeyPatch) -> None:
     """An error out of its own lines, for operands that the operator may have."""
     names: dict[str, Any] = {}
     exec(compile("def wrong(*_): return ()[7]", linalg.__file__, "exec"), names)
@@ -229,7 +231,7 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_arrays_larger_than_the_memory_are_refused_before_they_are_filled(name: str) -> None:
+def test_arrays_larger_than_memory_are_rejected_before_allocation(name: str) -> None:
     inputs = [f"i{k}" if v is not None else "" for k, v in enumerate(TOO_LARGE[name])]
     given = {n: v for n, v in zip(inputs, TOO_LARGE[name], strict=True) if n}
     declared = [value(n, v.dtype, v.shape) for n, v in given.items()]

@@ -22,27 +22,27 @@ def _register(since: int, **options: Any) -> registry.Operator:
     return operator
 
 
-def test_all_versions_share_their_traits() -> None:
+def test_all_versions_share_traits() -> None:
     assert not _register(7).unsharded
     assert _register(3, unsharded=True, limits="none").unsharded
     newest = registry.resolve("com.example", "Thing")
     assert newest is not None and (newest.since, newest.unsharded, newest.limits) == (7, True, "none")
 
 
-def test_who_replaces_a_function_keeps_the_traits_unless_told() -> None:
+def test_replacing_a_function_keeps_its_traits() -> None:
     _register(1, product=True)
     kept = _register(1, replace=True)
     assert kept.product and kept.heavy
     assert not _register(1, replace=True, product=False).product
 
 
-def test_a_trait_that_does_not_exist_is_refused() -> None:
+def test_unknown_traits_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"no trait \['heavvy'\]; the traits are \['heavy'"):
         _register(1, heavvy=True)
 
 
 @pytest.mark.rule("DV-16", "DV-18")
-def test_what_devices_mean_for_operators() -> None:
+def test_device_traits_of_operators() -> None:
     def count(trait: str) -> int:
         names = {(d, n) for d, operators in onnx2jax.supported().items() for n in operators}
         return sum(getattr(registry.resolve(*key), trait) for key in names)

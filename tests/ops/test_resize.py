@@ -71,12 +71,12 @@ def test_halfway_between_neighbours(nearest_mode, expected):
         ("half_pixel_symmetric", 2, [0.5, 2.5]),
     ],
 )
-def test_coordinates(mode, sizes, expected):
+def test_coordinate_transformation_modes(mode, sizes, expected):
     got = run_op("Resize", LINE, None, None, np.array([sizes]), mode="linear", coordinate_transformation_mode=mode)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
-def test_a_fractional_extent_stays_centred():
+def test_half_pixel_symmetric_centres_fractional_extents():
     """4 x 0.6 gives two elements of 1 / 0.6 each; symmetric they lie around the middle."""
     got = run_op("Resize", LINE, None, row(0.6), mode="linear", coordinate_transformation_mode="half_pixel_symmetric")
     np.testing.assert_allclose(got.sum(), 3, rtol=1e-5)
@@ -92,7 +92,7 @@ def test_a_fractional_extent_stays_centred():
         ((1, 2), 4, "cubic", [3, 9, 9, 9]),
     ],
 )
-def test_regions_read_the_extrapolation_value_outside(region, sizes, mode, expected):
+def test_crop_and_resize_extrapolates_outside_the_image(region, sizes, mode, expected):
     got = run_op(
         "Resize", LINE, row(*region), None, np.array([sizes]), mode=mode, exclude_outside=int(mode == "cubic"),
         coordinate_transformation_mode="tf_crop_and_resize", extrapolation_value=9.0,
@@ -100,7 +100,7 @@ def test_regions_read_the_extrapolation_value_outside(region, sizes, mode, expec
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-def test_a_region_shrinks_the_extent():
+def test_roi_scales_the_output_extent():
     got = run_op(
         "Resize", LINE, row(0, 0.5), row(2), mode="nearest", coordinate_transformation_mode="tf_crop_and_resize"
     )
@@ -117,7 +117,7 @@ def test_aspect_ratio(policy, expected):
 
 
 @pytest.mark.parametrize("values", [np.array(["a", "b"], object), np.array([True, False]), np.array([1j, 2])])
-def test_nearest_takes_any_element(values):
+def test_nearest_supports_every_element_type(values):
     got = run_op("Resize", values, None, row(2))
     np.testing.assert_array_equal(got, np.repeat(values, 2))
     assert got.dtype == values.dtype
@@ -132,7 +132,7 @@ def test_nearest_takes_any_element(values):
         (row(0, 255, dtype=np.uint8), "cubic", {}, [0, 57, 197, 255]),  # what overshoots is cut off
     ],
 )
-def test_integers_are_cut_to_the_whole_number(values, mode, attributes, expected):
+def test_integer_results_truncate(values, mode, attributes, expected):
     got = run_op("Resize", values, None, row(2), mode=mode, **attributes)
     assert got.dtype == values.dtype
     assert got.tolist() == expected
@@ -140,7 +140,7 @@ def test_integers_are_cut_to_the_whole_number(values, mode, attributes, expected
 
 @pytest.mark.parametrize("n", [4, 300])
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
-def test_products_and_gathers_agree(mode, n):
+def test_matmul_and_gather_lowerings_agree(mode, n):
     """The last axis of at most 256 elements takes a product, the others gathers."""
     x = np.random.default_rng(0).standard_normal((n, n))
     sizes = np.array([n + 3, n + 3])
@@ -149,14 +149,14 @@ def test_products_and_gathers_agree(mode, n):
 
 
 @pytest.mark.parametrize(("exclude_outside", "expected"), [(0, 5 / 8), (1, 5 / 7)])
-def test_antialiasing_weighs_all_that_shrinks_into_one(exclude_outside, expected):
+def test_antialiasing_averages_all_source_pixels(exclude_outside, expected):
     """Weights 1, 3, 3, 1: the first lies outside, and either repeats the edge or goes."""
     got = run_op("Resize", LINE, None, row(0.5), mode="linear", antialias=1, exclude_outside=exclude_outside)
     np.testing.assert_allclose(got, [expected, 3 - expected], rtol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-def test_the_derivative_spreads_what_was_read(mode):
+def test_gradients_scatter_to_the_pixels_read(mode):
     grad = jax.grad(lambda x: run_op("Resize", x, None, row(2.5), mode=mode).sum())(jnp.asarray(LINE))
     np.testing.assert_allclose(grad.sum(), 10, rtol=1e-5)
 
@@ -172,7 +172,7 @@ def test_the_derivative_spreads_what_was_read(mode):
         ((None, row(2)), {"antialias": 1}, "antialias"),
     ],
 )
-def test_errors_name_the_choices(inputs, attributes, words):
+def test_errors_list_the_valid_modes(inputs, attributes, words):
     with pytest.raises(ValueError, match=words):
         run_op("Resize", LINE, *inputs, **attributes)
 
@@ -187,7 +187,7 @@ def corners(first: float, second: float) -> onnx.ModelProto:
         }}""")
 
 
-def test_aligned_corners_of_a_fractional_extent_are_a_warning_once_in_a_model():
+def test_align_corners_with_a_fractional_extent_warns_once():
     """The official cases want it so; onnxruntime and PyTorch align the corners of what there is."""
     model = onnx2jax.convert(corners(0.5, 1.5))
     with pytest.warns(onnx2jax.DeviationWarning, match=r"'y' \(Resize.*7 \* 0.5 to 3.*give the node sizes") as caught:
@@ -197,6 +197,6 @@ def test_aligned_corners_of_a_fractional_extent_are_a_warning_once_in_a_model():
 
 
 @pytest.mark.parametrize("n", [1, 2, 6])
-def test_aligned_corners_of_a_whole_extent_are_none(n):
+def test_align_corners_with_an_integer_extent_does_not_warn(n):
     whole = onnx2jax.convert(corners(0.5 if n % 2 == 0 else 1.5, 3.0))
     np.testing.assert_array_equal(whole(np.ones(n, np.float32)), np.ones(max(n // 2, 1) * 3))

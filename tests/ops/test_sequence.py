@@ -47,7 +47,7 @@ def test_erase(position, want):
 
 
 @pytest.mark.parametrize("position", [-4, 4])
-def test_positions_outside(position):
+def test_positions_out_of_range(position):
     for op, *more in (("SequenceAt",), ("SequenceErase",), ("SequenceInsert", f32(9))):
         with pytest.raises(ValueError, match="outside"):
             run_op(op, S, *more, i64(position))
@@ -100,13 +100,13 @@ def test_split(split, options, want):
     assert lists(run_op("SplitToSequence", x, split, opset=11, **options)) == want
 
 
-def test_split_refuses():
+def test_split_rejects_invalid_sizes():
     for split, text in ((i64(0), "positive"), (i64([1, 1]), "add up"), (i64([4, -1]), "add up")):
         with pytest.raises(ValueError, match=text):
             run_op("SplitToSequence", f32(1, 2, 3), split)
 
 
-def test_split_nothing():
+def test_split_of_an_empty_tensor():
     assert run_op("SplitToSequence", np.zeros((0, 2), np.float32)) == []
 
 

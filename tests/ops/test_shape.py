@@ -69,12 +69,12 @@ def test_reshape(shape, target, attributes, expected):
         ((2, 3), (2, 2), {}),
     ],
 )
-def test_reshape_refuses(shape, target, attributes):
+def test_reshape_rejects_invalid_shapes(shape, target, attributes):
     with pytest.raises(ValueError, match="shape"):
         run_op("Reshape", floats(*shape), ints(*target), **attributes)
 
 
-def test_forms_of_old_versions():
+def test_attributes_of_old_opsets():
     x = floats(1, 2, 1)
     np.testing.assert_array_equal(both("Reshape", x, opset=1, shape=(2, -1)), [[0], [1]])
     assert both("Squeeze", x, opset=1, axes=(0,)).shape == both("Squeeze", x, ints(-3)).shape == (2, 1)
@@ -147,7 +147,7 @@ def test_pad_value_and_axes():
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint2, ml_dtypes.float8_e4m3fn, np.complex64, np.bool_])
-def test_every_type_moves(dtype):
+def test_data_movement_supports_every_type(dtype):
     x = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     assert both("Transpose", x).tolist() == x.T.tolist()
     assert both("Flatten", x, axis=0).shape == (1, 6)
@@ -216,7 +216,7 @@ def test_range(start, limit, delta, dtype, expected):
     np.testing.assert_array_equal(y, np.array(expected, dtype), strict=True)
 
 
-def test_range_refuses_to_stand_still():
+def test_range_rejects_a_delta_of_zero():
     with pytest.raises(ValueError, match="delta"):
         run_op("Range", ints(0), ints(1), ints(0))
 

@@ -24,7 +24,7 @@ def as_complex(x):
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("length", [None, 3, 4, 6, 7, 9])
 @pytest.mark.parametrize("inverse", [0, 1])
-def test_dft_pads_and_cuts(asarray, parts, length, inverse):
+def test_dft_pads_and_truncates(asarray, parts, length, inverse):
     x = RNG.standard_normal((2, 6, 3, parts))
     got = run_op("DFT", asarray(x), length and np.array(length), np.array(1), inverse=inverse)
     want = (np.fft.ifft if inverse else np.fft.fft)(as_complex(x), length, 1)
@@ -61,13 +61,13 @@ def test_the_default_axis_moved_with_opset_20():
         (1, {"axis": np.array(-1)}, "choose a signal axis"),
     ],
 )
-def test_dft_refuses(parts, attributes, message):
+def test_dft_rejects_invalid_operands(parts, attributes, message):
     with pytest.raises(ValueError, match=message):
         run_op("DFT", np.zeros((2, 4, parts), np.float32), **attributes)
 
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
-def test_half_precision_transforms_in_single(half):
+def test_half_precision_transforms_in_float32(half):
     x = jnp.arange(8.0, dtype=half).reshape(1, 8, 1)
     got = run_op("DFT", x)
     assert got.dtype == half and got[0, 0, 0] == 28
@@ -83,13 +83,13 @@ def test_stft_frames(onesided, asarray):
     np.testing.assert_allclose(as_complex(np.asarray(got)), want, atol=1e-12)
 
 
-def test_stft_of_a_signal_without_an_axis_of_parts_takes_it_for_real():
+def test_stft_takes_a_signal_of_rank_2_as_real():
     signal, window = RNG.standard_normal((2, 21)), RNG.standard_normal(8)
     got = run_op("STFT", signal, np.array(5), window)
     np.testing.assert_array_equal(got, run_op("STFT", signal[..., None], np.array(5), window))
 
 
-def test_stft_defaults_and_refusals():
+def test_stft_defaults_and_errors():
     signal = np.ones((1, 6, 1), np.float32)
     assert run_op("STFT", signal, np.array(2)).shape == (1, 1, 4, 2)  # the whole signal is the frame
     with pytest.raises(ValueError, match="frame_length"):
@@ -114,7 +114,7 @@ def test_windows(name, window, size, periodic):
     assert run_op(name, np.array(size, np.int32)).dtype == np.float32
 
 
-def test_mel_weights_traced_and_known_agree():
+def test_mel_weights_of_traced_and_constant_operands_agree():
     counts = (np.array(8), np.array(64))
     hertz = (np.array(16000), np.array(100.0, np.float32), np.array(7000.0, np.float32))
     known = run_op("MelWeightMatrix", *counts, *hertz)
@@ -123,6 +123,6 @@ def test_mel_weights_traced_and_known_agree():
     assert known.shape == (33, 8) and known.dtype == np.float32 and (known.max(0) == 1).all()
 
 
-def test_mel_weights_beyond_the_spectrum_are_refused():
+def test_mel_weights_beyond_the_spectrum_are_rejected():
     with pytest.raises(ValueError, match="exceeds the spectrum"):
         run_op("MelWeightMatrix", np.array(4), np.array(64), np.array(8000), np.float32(0), np.float32(20000))

@@ -28,7 +28,7 @@ def at(*positions):
 
 
 @pytest.mark.parametrize(("align_corners", "mode"), [(0, "bilinear"), (1, "bicubic"), (0, "nearest"), (1, "linear")])
-def test_the_even_grid_reads_the_image_itself(align_corners, mode):
+def test_identity_grid_returns_the_image(align_corners, mode):
     theta = np.array([[[1, 0, 0], [0, 1, 0]]], np.float32)
     grid = run_op("AffineGrid", theta, np.array([1, 2, 4, 5]), align_corners=align_corners)
     opset = 16 if mode.startswith("bi") else 22
@@ -53,12 +53,12 @@ def test_outside_the_image(padding_mode, mode, expected):
     np.testing.assert_allclose(np.ravel(got), expected, rtol=1e-4)
 
 
-def test_nearest_is_even_halfway():
+def test_nearest_rounds_half_to_even():
     got = run_op("GridSample", line(1, 2, 3), at(-0.5, 0.5), mode="nearest", align_corners=1)
     assert np.ravel(got).tolist() == [1, 3]
 
 
-def test_positions_that_are_no_numbers_read_zero():
+def test_nan_positions_read_zero():
     got = run_op("GridSample", line(1, 2, 3), at(np.nan, np.inf, -np.inf), mode="nearest")
     assert np.ravel(got).tolist() == [0, 0, 0]
 
@@ -88,14 +88,14 @@ def test_the_derivative_of_adaptive_sampling(mode):
 
 
 @pytest.mark.parametrize("opset", [10, 16])
-def test_a_region_of_a_plane_averages_to_its_middle(opset):
+def test_roi_align_of_a_linear_image_is_exact(opset):
     """Opset 10 knows no half pixel."""
     plane = np.broadcast_to(np.arange(8, dtype=np.float32), (1, 1, 8, 8))
     got = run_op("RoiAlign", plane, np.array([[2, 2, 6, 6]], np.float32), WHICH[:1], opset=opset)
     np.testing.assert_allclose(np.ravel(got), [4.0 if opset == 10 else 3.5])
 
 
-def test_the_greatest_of_each_bin_and_zero_of_an_empty_one():
+def test_max_roi_pool_with_empty_bins():
     x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4) - 20
     rois = np.array([[0, 0, 0, 3, 3], [0, 1, 1, 1, 1], [0, 9, 9, 9, 9]], np.float32)
     got = np.asarray(run_op("MaxRoiPool", x, rois, pooled_shape=[2, 2]))
@@ -133,12 +133,12 @@ def _file(mode, kind):
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK"])
 @pytest.mark.parametrize(("pixel_format", "channels"), [("RGB", 3), ("BGR", 3), ("Grayscale", 1)])
-def test_any_file_gives_the_channels_asked_for(mode, pixel_format, channels):
+def test_image_decoder_converts_channels(mode, pixel_format, channels):
     got = run_op("ImageDecoder", _file(mode, "TIFF"), pixel_format=pixel_format)
     assert (got.shape, got.dtype) == ((2, 3, channels), np.uint8)
 
 
-def test_what_cannot_be_decoded_is_empty():
+def test_invalid_images_decode_to_empty_arrays():
     for stream in (_file("RGB", "PNG")[:40], np.zeros(9, np.uint8), np.zeros(0, np.uint8)):
         assert run_op("ImageDecoder", stream).size == 0
 

@@ -25,7 +25,7 @@ print(events["cache_hits"], events["cache_misses"])
 """
 
 
-def test_another_process_compiles_nothing_again(tmp_path: Path) -> None:
+def test_another_process_hits_the_persistent_cache(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path),

@@ -57,27 +57,27 @@ OTHERS: dict[str, dict[str, Callable[[], Signature]]] = {
 CASES = [(field, name) for field, cases in OTHERS.items() for name in cases]
 
 
-def test_every_field_of_the_key_has_a_case() -> None:
+def test_every_signature_field_has_a_case() -> None:
     assert OTHERS.keys() == {*Signature._fields}
     assert OTHERS["callee"].keys() == {*Callee.__slots__} - {"_hash"}
 
 
 @pytest.mark.parametrize(("field", "name"), CASES)
-def test_a_field_alone_makes_another_key(field: str, name: str) -> None:
+def test_each_field_changes_the_signature(field: str, name: str) -> None:
     other, own = OTHERS[field][name](), signed()
     assert own == signed() and hash(own) == hash(signed())
     assert own != other
     assert [f for f in Signature._fields if getattr(own, f) != getattr(other, f)] == [field]
 
 
-def test_arrays_of_jax_are_told_apart_by_weak_type_device_and_commitment() -> None:
+def test_signatures_include_weak_type_device_and_commitment() -> None:
     plain, (first, second, *_) = jnp.ones((3, 4), np.float32), jax.devices()
     arrays = [plain, jnp.full((3, 4), 1.0), jax.device_put(X, first), jax.device_put(X, second)]
     assert arrays[1].weak_type
     assert len({signed(x) for x in arrays}) == len(arrays)
 
 
-def test_what_is_traced_or_spans_devices_has_no_signature() -> None:
+def test_traced_and_sharded_arguments_have_no_signature() -> None:
     callee = Callee(**CALLEE)
     found: list[Any] = []
 
@@ -96,7 +96,7 @@ def test_what_is_traced_or_spans_devices_has_no_signature() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int64, object])
-def test_constants_keep_no_memory_of_the_caller(dtype: Any) -> None:
+def test_constants_are_copied(dtype: Any) -> None:
     given = np.array([1, 2], dtype)
     constants = Constants({}, {"s": given})
     before = hash(constants), repr(constants)
@@ -107,7 +107,7 @@ def test_constants_keep_no_memory_of_the_caller(dtype: Any) -> None:
         constants.inputs["s"][0] = 3
 
 
-def test_constants_are_told_apart_to_the_bit() -> None:
+def test_constants_are_compared_bitwise() -> None:
     keys = {Constants({"s": np.float32(v)}) for v in (0.0, -0.0, np.nan, 1)}
     assert len(keys) == 4
     assert Constants({"s": np.float32(1)}) != Constants({}, {"s": np.float32(1)})
@@ -121,7 +121,7 @@ def test_snapshot_copies_numpy_arrays_only() -> None:
     assert copied["b"] is theirs
 
 
-def test_a_configuration_that_changes_between_calls_gets_a_program_of_its_own() -> None:
+def test_a_changed_jax_configuration_is_recompiled() -> None:
     m = onnx2jax.convert(mlp())
     plain = np.asarray(m(X))
     with jax.default_matmul_precision("bfloat16"):
@@ -155,6 +155,6 @@ def test_debug_levels_print_nodes_and_paths(
     assert [line.rsplit(": ", 1)[1] for line in printed.splitlines() if "call of" in line] == ["full", "compiled"]
 
 
-def test_without_a_trace_context_of_jax_the_options_tell_programs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signatures_without_jax_trace_context_use_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "trace_context", compat.configuration)
     assert configured() != signed()

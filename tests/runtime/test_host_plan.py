@@ -33,7 +33,7 @@ def entries() -> onnx.ModelProto:
     return model(nodes, [value("x", np.float32, ["n", "m"])], ends, constants)
 
 
-def test_what_follows_from_shapes_is_computed_once_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_shape_computations_are_cached_in_a_host_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     precomputed = host_plan.precomputed
 
@@ -52,7 +52,7 @@ def test_what_follows_from_shapes_is_computed_once_and_nothing_else(monkeypatch:
     assert left == [5, 5]  # of seven nodes, for each of two shapes
 
 
-def test_what_is_kept_cannot_be_changed_by_who_gets_it() -> None:
+def test_cached_values_are_read_only() -> None:
     m = onnx2jax.convert(entries())
     for _ in range(3):
         more = m.run(None, {"x": X})[1]
@@ -61,7 +61,7 @@ def test_what_is_kept_cannot_be_changed_by_who_gets_it() -> None:
             more[:] = 0
 
 
-def test_weights_and_defaults_are_those_of_the_call() -> None:
+def test_host_plans_use_the_weights_and_defaults_of_the_call() -> None:
     proto = entries()
     proto.graph.input.append(value("one", np.int64, [1]))
     m = onnx2jax.convert(proto)
@@ -74,7 +74,7 @@ def test_weights_and_defaults_are_those_of_the_call() -> None:
         np.testing.assert_array_equal(m(X)[1], [3, 4])
 
 
-def test_errors_are_those_of_the_first_call() -> None:
+def test_host_plans_raise_the_errors_of_the_first_call() -> None:
     def told(m: onnx2jax.Model) -> str:
         with pytest.raises(OperatorError) as caught:
             m.run(None, {"x": np.array(["many"], object)})

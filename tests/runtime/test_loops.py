@@ -62,7 +62,7 @@ def feeds(limit: float, go: bool = True) -> dict[str, Any]:
 
 @pytest.mark.parametrize("heavy", [True, False])
 @pytest.mark.parametrize("M, cond", [("endless", "c"), ("seven", "c"), ("", "c"), ("endless", "true")])
-def test_trips_that_depend_on_data(M: str, cond: str, heavy: bool) -> None:
+def test_data_dependent_trip_counts(M: str, cond: str, heavy: bool) -> None:
     """None, few, as many as fill the buffers of scan outputs once and again."""
     proto = walk(M, cond, heavy=heavy)
     m = onnx2jax.convert(proto)
@@ -74,21 +74,21 @@ def test_trips_that_depend_on_data(M: str, cond: str, heavy: bool) -> None:
     assert ("host" in m.explain()) and "compiled" in m.explain()
 
 
-def test_trips_are_made_many_at_a_time() -> None:
+def test_trips_run_in_compiled_chunks() -> None:
     """As fast as the steps: the host would need 20 s for these."""
     m = onnx2jax.convert(walk("endless", "true"))
     _, count, rows, trips = m.run(None, feeds(100_000))
     assert count == 100_000 and rows.shape == (100_000,) and np.array_equal(trips, np.arange(100_000))
 
 
-def test_max_trips_bounds_a_compiled_loop_too() -> None:
+def test_max_trips_applies_to_compiled_loops() -> None:
     m = onnx2jax.convert(walk("endless", "true"), max_trips=300)
     assert m.run(None, feeds(300))[1] == 300
     with pytest.raises(ValueError, match=r"'it'.*max_trips \(300\)"):
         m.run(None, feeds(301))
 
 
-def test_a_shape_that_the_body_captures_is_taken_by_value() -> None:
+def test_loops_specialise_on_captured_shapes() -> None:
     nodes = [
         helper.make_node("Reshape", ["s", "shape"], ["a"]),
         helper.make_node("MatMul", ["a", "w"], ["b"]),
@@ -109,7 +109,7 @@ def test_a_shape_that_the_body_captures_is_taken_by_value() -> None:
     assert m.compilations == 4  # what comes before the loop, and the loop, for each shape
 
 
-def test_a_state_that_changes_its_shape_runs_trip_by_trip() -> None:
+def test_a_loop_with_growing_state_runs_trip_by_trip() -> None:
     nodes = [
         helper.make_node("MatMul", ["s", "w"], ["a"]),
         helper.make_node("Tanh", ["a"], ["t"]),
@@ -146,7 +146,7 @@ def stepping(cond: str, on: str) -> onnx.ModelProto:
     return model([loop], inputs, [value("y", F32, None)], constants)
 
 
-def test_a_gradient_through_a_while_loop_names_node_and_cure() -> None:
+def test_a_gradient_through_a_while_loop_raises_with_the_fix() -> None:
     x = RNG.normal(size=(2, 4)).astype(F32)
     for cond, on in (("", "go"), ("true", "on")):
         proto = stepping(cond, on)
@@ -165,7 +165,7 @@ def test_a_gradient_through_a_while_loop_names_node_and_cure() -> None:
         np.testing.assert_allclose(forwards, backwards, rtol=1e-4, atol=1e-6)
 
 
-def test_loops_five_deep() -> None:
+def test_five_nested_loops() -> None:
     """Each makes two trips, or fewer where a sum over all ends it; the innermost multiplies and adds."""
     nodes = [helper.make_node("MatMul", ["s5", "w"], ["p"]), helper.make_node("Add", ["p", "x"], ["t5"])]
     for d in (5, 4, 3, 2, 1):
@@ -187,7 +187,7 @@ def test_loops_five_deep() -> None:
         same(proto, m, {"x": np.ones((2, 4), F32), "limits": limit * np.eye(1, 40, dtype=F32)})
 
 
-def test_a_trip_count_in_many_values_does_not_compile_for_each() -> None:
+def test_many_trip_counts_do_not_recompile() -> None:
     proto = walk("k", "")
     proto.graph.input.append(value("k", I64, []))
     m = onnx2jax.convert(proto)

@@ -59,7 +59,7 @@ W = np.arange(12, dtype=np.float32).reshape(4, 3)
 X = np.ones((2, 4), np.float32)
 
 
-def test_another_process_does_not_trace(tmp_path: Path) -> None:
+def test_another_process_loads_without_tracing(tmp_path: Path) -> None:
     """Whatever the order of sets is there."""
     script = """
 import sys, jax, numpy as np, onnx2jax
@@ -80,7 +80,7 @@ print(m.run(None, {"image": x})[0].tobytes().hex(), m(x).shape, m.compilations)
     assert said[0] == said[1] and len(programs(tmp_path / "cache")) == 1
 
 
-def test_weights_are_no_part_of_it(tmp_path: Path, untraced: Callable[[], None]) -> None:
+def test_programs_do_not_contain_weights(tmp_path: Path, untraced: Callable[[], None]) -> None:
     text = "t = Transpose(w)  y = Gemm <transB = 1> (x, t)"
     first, other = (onnx2jax.convert(model(text, w=w), cache_dir=tmp_path) for w in (W, -2 * W))
     np.testing.assert_array_equal(first(X), X @ W)
@@ -90,7 +90,7 @@ def test_weights_are_no_part_of_it(tmp_path: Path, untraced: Callable[[], None])
     assert len(programs(tmp_path)) == 1 and other.compilations == 1
 
 
-def test_compiled_ahead_by_one_process_for_another(tmp_path: Path, untraced: Callable[[], None]) -> None:
+def test_one_process_compiles_ahead_for_another(tmp_path: Path, untraced: Callable[[], None]) -> None:
     m = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=tmp_path)
     assert m.compile(dims={"batch": 3}).compile({"image": (2, 1, 8, 8)}) is m and m.compilations == 2
     untraced()
@@ -110,14 +110,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_graph_has_another_program(name: str, tmp_path: Path) -> None:
+def test_the_graph_is_part_of_the_key(name: str, tmp_path: Path) -> None:
     results = [onnx2jax.convert(m, cache_dir=tmp_path)(-X) for m in (BASE, OTHERS[name])]
     assert len(programs(tmp_path)) == 2
     for m, result in zip((BASE, OTHERS[name]), results, strict=True):
         np.testing.assert_array_equal(result, onnx2jax.convert(m)(-X))
 
 
-def test_other_shapes_options_and_configurations_have_their_own(tmp_path: Path) -> None:
+def test_shapes_options_and_configuration_are_part_of_the_key(tmp_path: Path) -> None:
     m = onnx2jax.convert(BASE, cache_dir=tmp_path)
     wanted = onnx2jax.convert(BASE)(X)
     m(X), m(X[:1]), m(X.astype(np.float32))
@@ -143,13 +143,13 @@ def test_a_damaged_program_is_recompiled(tmp_path: Path) -> None:
         assert len(path.read_bytes()) > 1000
 
 
-def test_where_nothing_can_be_kept_a_warning_says_so(tmp_path: Path) -> None:
+def test_an_unwritable_folder_warns(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="no program can be kept in cache_dir"):
         onnx2jax.convert(BASE, cache_dir=tmp_path / "file")(X)
 
 
-def test_operators_of_ones_own_and_libraries_are_compiled_as_ever(tmp_path: Path) -> None:
+def test_custom_operators_and_library_calls_are_not_cached(tmp_path: Path) -> None:
     @op("Own", domain="test.store")
     def own(x):  # type: ignore[no-untyped-def]
         return x + 1
@@ -185,7 +185,7 @@ def test_max_trips_is_part_of_the_key(tmp_path: Path) -> None:
         onnx2jax.convert(LOOP, max_trips=3, cache_dir=tmp_path)(X)
 
 
-def test_every_setting_that_decides_what_is_computed_is_part_of_the_key() -> None:
+def test_every_semantic_setting_is_part_of_the_key() -> None:
     graph = onnx2jax.convert(BASE).graph
     decides: dict[str, Any] = {"max_trips": 3, "optimize": False, "skip": frozenset({"layout_assignment"})}
     changed = decides | {"warn_after": 3, "annotate": True, "cache_dir": Path("elsewhere")}
@@ -205,7 +205,7 @@ def leaky_relu() -> Iterator[Operator]:
     op("LeakyRelu", since=operator.since, replace=True)(operator.function)
 
 
-def test_a_replaced_operator_that_wraps_a_built_in_is_not_the_built_in(tmp_path: Path, leaky_relu: Operator) -> None:
+def test_an_operator_wrapping_a_built_in_has_its_own_key(tmp_path: Path, leaky_relu: Operator) -> None:
     """functools.wraps copies __module__, and any function can claim any module."""
     plain = onnx2jax.convert(BASE, cache_dir=tmp_path)(-X)
     own = leaky_relu.function
@@ -221,7 +221,7 @@ def test_a_replaced_operator_that_wraps_a_built_in_is_not_the_built_in(tmp_path:
     assert fingerprint(replaced.graph, ()) is None and len(programs(tmp_path)) == 1
 
 
-def test_a_built_in_registered_under_another_name_is_not_that_operator(leaky_relu: Operator) -> None:
+def test_a_built_in_registered_under_another_name_has_its_own_key(leaky_relu: Operator) -> None:
     other = resolve("", "Elu", 21)
     assert other is not None and other.function is not None
     op("LeakyRelu", since=leaky_relu.since, replace=True)(other.function)
@@ -241,7 +241,7 @@ def test_programs_swapped_under_each_others_names_are_recompiled(tmp_path: Path)
         np.testing.assert_array_equal(onnx2jax.convert(m, cache_dir=tmp_path)(-X), result)
 
 
-def test_a_changed_byte_is_found_by_the_checksum(tmp_path: Path) -> None:
+def test_the_checksum_detects_a_changed_byte(tmp_path: Path) -> None:
     wanted = onnx2jax.convert(BASE, cache_dir=tmp_path)(X)
     (path,) = programs(tmp_path)
     whole = bytearray(path.read_bytes())
@@ -259,13 +259,13 @@ FUNCTIONS = parser.parse_model("""
 """)
 
 
-def test_models_with_functions_are_kept(tmp_path: Path, untraced: Callable[[], None]) -> None:
+def test_models_with_functions_are_cached(tmp_path: Path, untraced: Callable[[], None]) -> None:
     onnx2jax.convert(FUNCTIONS, cache_dir=tmp_path)(X)
     untraced()
     np.testing.assert_array_equal(onnx2jax.convert(FUNCTIONS, cache_dir=tmp_path)(X), -6 * X)
 
 
-def test_what_cannot_be_pickled_is_compiled_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpicklable_programs_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> bytes:
         raise TypeError("cannot pickle it")
 
@@ -304,7 +304,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_model_gives_the_same_again(name: str, tmp_path: Path) -> None:
+def test_cached_programs_of_every_kind_of_model_match(name: str, tmp_path: Path) -> None:
     proto, args = KINDS[name]
     wanted = onnx2jax.convert(proto)(*args)
     for _ in range(2):
@@ -322,7 +322,7 @@ def test_random_numbers_follow_the_key(tmp_path: Path, untraced: Callable[[], No
         np.testing.assert_array_equal(again(X, rng=seed), first[seed])
 
 
-def test_a_callers_own_transformations_are_as_ever(tmp_path: Path) -> None:
+def test_transformations_by_the_caller_are_unaffected(tmp_path: Path) -> None:
     for _ in range(2):
         m = onnx2jax.convert(BASE, cache_dir=tmp_path)
         m(X)

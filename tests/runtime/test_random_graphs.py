@@ -95,10 +95,10 @@ def check_many(examples: int, **options: Any) -> None:
     assert counts["no oracle"] <= examples / 10, counts
 
 
-def test_staged_results_are_the_reference_s() -> None:
+def test_partitioned_results_match_the_reference() -> None:
     check_many(40, phases=[Phase.generate])  # the long profile makes failures small
 
 
 @pytest.mark.long
-def test_staged_results_of_many_graphs() -> None:
+def test_partitioned_results_of_many_graphs() -> None:
     check_many(3000)

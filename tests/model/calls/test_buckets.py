@@ -45,13 +45,13 @@ def node(op_type: str, inputs: str, name: str = "", output: str = "y", **attribu
 
 
 @pytest.mark.parametrize("total", [{}, {"total": [16]}])
-def test_padding_that_does_not_fit_is_refused_by_its_name(total: dict[str, list[int]]) -> None:
+def test_padding_that_breaks_a_node_names_the_bucket(total: dict[str, list[int]]) -> None:
     m = onnx2jax.convert(growing(), bucket={"past": [8]} | total)
     with pytest.raises(BucketError, match=r"node 'live' \(Mul(.|\n)*bucket= pads 'past'"):
         m(real(1, 5, 4), real(1, 1, 4), np.ones((1, 6), F))
 
 
-def test_a_cache_that_grows_by_concat_is_refused() -> None:
+def test_bucketing_a_concatenated_cache_is_rejected() -> None:
     m = onnx2jax.convert(growing(), bucket={"past": [8], "total": [9]})
     said = r"'past', 'total', and output 'y'.*differs by .*begins at node 'grow' \(Concat.*remove 'past', 'total' from"
     with pytest.raises(BucketError, match=said):
@@ -96,7 +96,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize(("proto", "said"), MIXED.values(), ids=MIXED)
-def test_what_mixes_padding_into_the_rest_is_refused(proto: onnx.ModelProto, said: str) -> None:
+def test_unmasked_padding_is_rejected(proto: onnx.ModelProto, said: str) -> None:
     m = onnx2jax.convert(proto, bucket={"n": [8]})
     with pytest.raises(BucketError, match=said):
         m(np.abs(real(2, 5, 4)))
@@ -104,7 +104,7 @@ def test_what_mixes_padding_into_the_rest_is_refused(proto: onnx.ModelProto, sai
 
 @pytest.mark.parametrize("turned", [1, -1])
 @pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin", "ArgMax", "GlobalMaxPool"])
-def test_the_largest_of_numbers_above_zero_proves_nothing_about_others(op_type: str, turned: int) -> None:
+def test_padding_is_verified_with_negated_inputs(op_type: str, turned: int) -> None:
     """With zeros behind them it is the same, and of numbers below zero it is not."""
     dtype = np.int64 if op_type == "ArgMax" else F
     how: dict[str, Any] = {} if op_type == "GlobalMaxPool" else {"keepdims": 0}
@@ -133,7 +133,7 @@ def attention(masked: bool) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("masked", [True, False])
-def test_attention_needs_its_mask(masked: bool) -> None:
+def test_attention_without_a_mask_is_rejected(masked: bool) -> None:
     plain, padded = (onnx2jax.convert(attention(masked), **o) for o in ({}, {"bucket": {"n": [8]}}))
     feeds = [real(2, 5, 4)] + [np.ones((2, 5), F)] * masked
     if masked:
@@ -143,7 +143,7 @@ def test_attention_needs_its_mask(masked: bool) -> None:
             padded(*feeds)
 
 
-def test_numbers_all_alike_prove_nothing() -> None:
+def test_constant_inputs_do_not_verify_padding() -> None:
     """The mean of zeros is that of more zeros: a warm-up must not open the way for wrong numbers."""
     proto = model(
         [node("ReduceMean", "x one", keepdims=0)], [value("x", F, ["b", "n"])], [value("y", F, ["b"])],
@@ -155,7 +155,7 @@ def test_numbers_all_alike_prove_nothing() -> None:
         m(real(1, 5))
 
 
-def test_one_call_is_compared_for_each_set_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_is_verified_once_per_set_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     verify_padding = buckets.verify_padding
     monkeypatch.setattr(buckets, "verify_padding", lambda *args: seen.append(set(args[-1])) or verify_padding(*args))

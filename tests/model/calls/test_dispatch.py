@@ -83,7 +83,7 @@ def test_the_second_call_of_a_signature_takes_the_fast_path(call: Callable[[Any]
         np.testing.assert_allclose(result, mlp_reference(m.params, X), rtol=1e-5)
 
 
-def test_a_call_and_run_have_their_own_signatures_and_share_a_program(full_path: FullPath) -> None:
+def test_call_and_run_have_separate_signatures_and_share_a_program(full_path: FullPath) -> None:
     m = onnx2jax.convert(mlp())
     for _ in range(2):
         m(x=X)
@@ -97,7 +97,7 @@ def nonzero_of_product() -> onnx.ModelProto:
     return model(nodes, *ends, {"w": np.eye(4, dtype=np.float32)})
 
 
-def test_a_call_that_runs_on_the_host_alone_is_bound(full_path: FullPath) -> None:
+def test_a_host_only_call_is_bound(full_path: FullPath) -> None:
     m = onnx2jax.convert(one_node("NonZero", {"x": (np.float32, [3, 4])}))
     for x in (X, Y, np.where(X > 0, X, 0)):
         np.testing.assert_array_equal(m(x), np.nonzero(x))
@@ -198,7 +198,7 @@ def test_signatures_distinguish_order_and_names_of_arguments() -> None:
     assert m(X, Y)._fields == ("less", "more")
 
 
-def test_invalid_arguments_are_refused_after_valid_calls() -> None:
+def test_invalid_arguments_are_rejected_after_valid_calls() -> None:
     m = onnx2jax.convert(mlp())
     for _ in range(2):
         m(X), m(x=X)
@@ -352,7 +352,7 @@ def test_transfer_guard_is_honoured() -> None:
             m(X)
 
 
-def test_deleted_arrays_are_refused() -> None:
+def test_deleted_arrays_are_rejected() -> None:
     m = onnx2jax.convert(mlp())
     m(jnp.asarray(X))
     array = jnp.asarray(X)

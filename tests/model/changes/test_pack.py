@@ -62,7 +62,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_results_stay(name: str, tmp_path: Path) -> None:
+def test_results_are_unchanged(name: str, tmp_path: Path) -> None:
     floating, packed = onnx2jax.convert(FILES[name]), onnx2jax.convert(FILES[name], weights="packed")
     assert [n.op_type for n in packed.graph.nodes] == ["MatMulNBits"]
     bits = 4 if "int4" in name else 8
@@ -74,7 +74,7 @@ def test_results_stay(name: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(onnx2jax.convert(path)(X), wanted)
 
 
-def test_what_cannot_be_packed_stays_as_it_is() -> None:
+def test_unsupported_matrices_are_not_packed() -> None:
     rows = file("int8", (K,), axis=0)  # a scale for each row of the product
     odd = file("int4", (12, N), axis=0, block_size=8)
     shared = file("int8", (N,), axis=1)
@@ -86,7 +86,7 @@ def test_what_cannot_be_packed_stays_as_it_is() -> None:
         np.testing.assert_array_equal(kept.run(None, {"x": X})[0], onnx2jax.convert(proto).run(None, {"x": X})[0])
 
 
-def test_names_that_the_file_has_for_something_else_stay() -> None:
+def test_names_of_packed_weights_do_not_clash() -> None:
     proto = file("int8", (N,), axis=1)
     proto.graph.node[-1].output[0] = "product"
     proto.graph.node.append(helper.make_node("Add", ["product", "w.scales"], ["y"]))

@@ -43,7 +43,7 @@ X = np.float32([[1, -1, 2], [0.5, 1, -3]])
 W = np.diag(np.float32([2, 3, 4]))
 
 
-def test_values_are_what_the_nodes_make_in_their_order(plain: Model) -> None:
+def test_values_returns_node_outputs_in_graph_order(plain: Model) -> None:
     values = plain.values(X)
     assert list(values) == ["h", "r", "s", "y"]
     np.testing.assert_array_equal(values["h"], X @ W)
@@ -52,11 +52,11 @@ def test_values_are_what_the_nodes_make_in_their_order(plain: Model) -> None:
 
 
 @pytest.mark.parametrize("names, found", [("h", ["h"]), (["[ry]"], ["r", "y"]), (["?", "h"], ["h", "r", "s", "y"])])
-def test_values_are_chosen_by_patterns(plain: Model, names: Any, found: list[str]) -> None:
+def test_values_are_selected_by_patterns(plain: Model, names: Any, found: list[str]) -> None:
     assert list(plain.values(x=X, names=names)) == found
 
 
-def test_values_that_are_asked_for_again_are_not_compiled_again(plain: Model) -> None:
+def test_repeated_values_are_not_recompiled(plain: Model) -> None:
     plain.values(X, names="r")
     (shown,) = plain._runtime.inner_models.values()
     plain.values(X + 1, names="r")
@@ -64,12 +64,12 @@ def test_values_that_are_asked_for_again_are_not_compiled_again(plain: Model) ->
     assert shown.compilations == 1
 
 
-def test_values_follow_new_weights(plain: Model) -> None:
+def test_values_use_new_weights(plain: Model) -> None:
     plain.values(X, names="h")
     np.testing.assert_array_equal(plain.with_params({"w": 2 * W}).values(X, names="h")["h"], 2 * X @ W)
 
 
-def test_values_of_a_model_in_stages(staged: Model) -> None:
+def test_values_of_a_partitioned_model(staged: Model) -> None:
     values = staged.values(np.float32([0, 2, 0, 1]))
     np.testing.assert_array_equal(values["at"], [[1, 3]])
     np.testing.assert_array_equal(values["some"], [2, 1])
@@ -81,7 +81,7 @@ def test_values_inside_a_callers_jit(plain: Model) -> None:
     assert (float(norms["h"]), float(norms["r"])) == (np.abs(X @ W).sum(), np.maximum(X @ W, 0).sum())
 
 
-def test_values_padded_to_a_size_are_counted() -> None:
+def test_values_with_max_size_include_counts() -> None:
     file = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 22]> g (float[n] x) => (int64[1, m] y) { [nz] y = NonZero(x)\n}'
     )
@@ -92,19 +92,19 @@ def test_values_padded_to_a_size_are_counted() -> None:
 
 
 @pytest.mark.parametrize("ask", [lambda m: m.values(X, names=["h", "q*"]), lambda m: m.replace({"q*": jnp.abs})])
-def test_a_pattern_that_matches_nothing_is_an_error(plain: Model, ask: Any) -> None:
+def test_a_pattern_without_match_raises(plain: Model, ask: Any) -> None:
     with pytest.raises(errors.InputNameError, match=r"matches 'q\*'; the outputs are 'h', 'r'"):
         ask(plain)
 
 
-def test_a_name_with_brackets_is_itself() -> None:
+def test_a_name_with_brackets_matches_itself() -> None:
     node = helper.make_node("Neg", ["x"], ["y[0]"])
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1]) for n in ("x", "y[0]"))
     model = onnx2jax.convert(helper.make_model(helper.make_graph([node], "g", [x], [y]), ir_version=10))
     assert list(model.values(np.ones(1, np.float32), names="y[0]")) == ["y[0]"]
 
 
-def test_replaced_values_are_what_is_read_from_there_on(plain: Model) -> None:
+def test_replace_applies_to_all_readers(plain: Model) -> None:
     patched = plain.replace({"r": lambda v: v.at[:, 0].set(0)})
     want = np.maximum(X @ W, 0) * np.float32([0, 1, 1]) + X
     np.testing.assert_array_equal(patched(X), want)
@@ -113,18 +113,18 @@ def test_replaced_values_are_what_is_read_from_there_on(plain: Model) -> None:
     np.testing.assert_array_equal(plain(X), np.maximum(X @ W, 0) + X)  # it is as it was
 
 
-def test_several_patterns_act_in_their_order(plain: Model) -> None:
+def test_several_patterns_apply_in_order(plain: Model) -> None:
     patched = plain.replace({"h": lambda v: v + 1, "[hr]": lambda v: 2 * v})
     np.testing.assert_array_equal(patched(X), 2 * np.maximum(2 * (X @ W + 1), 0) + X)
 
 
-def test_a_replaced_model_is_differentiated_through_the_function(plain: Model) -> None:
+def test_gradients_flow_through_a_replacement(plain: Model) -> None:
     patched = plain.replace({"h": jnp.sin})
     gradient = jax.grad(lambda x: patched(x).sum())(X)
     np.testing.assert_allclose(gradient, 1 + (np.cos(X @ W) * (np.sin(X @ W) > 0)) @ W, rtol=1e-5)
 
 
-def test_a_function_may_hold_tracers_of_the_caller(plain: Model) -> None:
+def test_a_replacement_may_close_over_tracers(plain: Model) -> None:
     def scaled(s: Any) -> Any:
         return plain.replace({"h": lambda v: v * s}).apply(plain.params, X).sum()
 
@@ -134,14 +134,14 @@ def test_a_function_may_hold_tracers_of_the_caller(plain: Model) -> None:
     np.testing.assert_allclose(jax.jit(jax.grad(scaled))(scales[0]), np.maximum(X @ W, 0).sum(), rtol=1e-5)
 
 
-def test_a_function_gets_numpy_where_the_model_runs_on_the_host(staged: Model) -> None:
+def test_a_replacement_on_the_host_gets_numpy(staged: Model) -> None:
     seen: list[Any] = []
     patched = staged.replace({"at": lambda v: seen.append(type(v)) or v[:, ::-1], "some": lambda v: v - 1})
     np.testing.assert_allclose(patched(np.float32([0, 2, 0, 1])), np.exp([0, 1]), rtol=1e-6)
     assert np.ndarray in seen
 
 
-def test_a_model_in_groups_is_replaced_for_each_group() -> None:
+def test_replace_in_a_rebatched_model() -> None:
     file = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 22]>\ng (float[1, 3] x) => (float[1, 3] y) { h = Neg(x)\n y = Relu(h) }'
     )
@@ -157,17 +157,17 @@ def test_a_model_in_groups_is_replaced_for_each_group() -> None:
         (lambda v: v.astype(jnp.float16), r"into float16\[2, 3\]"),
     ],
 )
-def test_what_is_no_replacement_is_an_error(plain: Model, function: Any, said: str) -> None:
+def test_invalid_replacements_raise(plain: Model, function: Any, said: str) -> None:
     with pytest.raises(errors.OperatorError, match=f"'h/before'.*{said}"):
         plain.replace({"h": function})(X)
 
 
-def test_a_replaced_model_is_pickled(plain: Model) -> None:
+def test_a_replaced_model_can_be_pickled(plain: Model) -> None:
     patched = plain.replace({"h": operator.neg})
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(patched))(X), patched(X))
 
 
-def test_a_sequence_stays_one() -> None:
+def test_a_replaced_sequence_must_stay_a_list() -> None:
     model = made("g (float[n] x) => (seq(float[m]) s) { p = SequenceConstruct(x, x)\n s = SequenceInsert(p, x) }")
     x = np.float32([1, 2])
     doubled = model.replace({"p": lambda parts: [2 * part for part in parts]})
@@ -176,7 +176,7 @@ def test_a_sequence_stays_one() -> None:
         model.replace({"p": lambda parts: parts[0]})(x)
 
 
-def test_an_input_of_a_cut_replaces_one_of_several_outputs_of_a_node() -> None:
+def test_cut_at_one_of_several_outputs_of_a_node() -> None:
     m = made("g (float[4] x) => (float[2] y) { a, b = Split <num_outputs = 2> (x)  y = Sub(a, b) }")
     part = m.cut(inputs=["a"])
     assert [v.name for v in part.inputs] == ["a", "x"]

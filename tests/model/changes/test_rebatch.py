@@ -140,7 +140,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("proto", MODELS.values(), ids=MODELS)
-def test_a_batch_gives_what_the_file_gives_for_its_parts(proto: onnx.ModelProto) -> None:
+def test_a_batch_matches_its_groups_run_alone(proto: onnx.ModelProto) -> None:
     original, free = onnx2jax.convert(proto), onnx2jax.convert(proto, rebatch=True)
     declared = original.inputs[0].type.shape
     size = declared[0] if isinstance(declared[0], int) else 1
@@ -152,7 +152,7 @@ def test_a_batch_gives_what_the_file_gives_for_its_parts(proto: onnx.ModelProto)
     assert free.jitted
 
 
-def test_a_call_with_another_batch_size_points_to_rebatch() -> None:
+def test_the_error_for_another_batch_size_suggests_rebatch() -> None:
     x = np.zeros((3, 3, 2, 2), np.float32)
     with pytest.raises(InputShapeError, match=r"extent 1 on axis 0, but 3 .*convert\(..., rebatch=True\)"):
         onnx2jax.convert(flattened())(x)
@@ -160,7 +160,7 @@ def test_a_call_with_another_batch_size_points_to_rebatch() -> None:
         onnx2jax.convert(flattened(first="n"))(x)
 
 
-def test_a_model_is_trained_at_its_new_batch_size_and_saved_as_it_was(tmp_path: Any) -> None:
+def test_a_rebatched_model_can_be_trained_and_saved(tmp_path: Any) -> None:
     model = onnx2jax.convert(flattened(), rebatch=True)
     x, w = RNG.normal(size=(8, 3, 2, 2)).astype(np.float32), model.params["w"]
     tuned = onnx2jax.finetune(model, lambda y, batch: ((y - batch["y"]) ** 2).mean(), optax.sgd(1.0))
@@ -172,7 +172,7 @@ def test_a_model_is_trained_at_its_new_batch_size_and_saved_as_it_was(tmp_path: 
     np.testing.assert_allclose(again(x[:1]), tuned.to_model(state)(x)[:1], rtol=1e-5)
 
 
-def test_vmap_and_jit_take_such_a_model() -> None:
+def test_vmap_and_jit_of_a_rebatched_model() -> None:
     free = onnx2jax.convert(flattened(), rebatch=True)
     x = RNG.normal(size=(4, 2, 3, 2, 2)).astype(np.float32)
     y = jax.vmap(jax.jit(free.apply), (None, 0))(free.params, x)
@@ -195,7 +195,7 @@ def stateful() -> onnx.ModelProto:
     return model(nodes, inputs, [value("y", np.float32, [2, 1, 2])], {"w": weight(2, 6, 3), "r": weight(2, 6, 2)}, 17)
 
 
-def test_axes_are_asked_for_where_they_differ_and_taken_by_name() -> None:
+def test_ambiguous_batch_axes_raise_and_can_be_named() -> None:
     with pytest.raises(RebatchError, match=r"first axes of the inputs differ.*rebatch=\{'input name': axis\}"):
         onnx2jax.convert(stateful(), rebatch=True)
     with pytest.raises(RebatchError, match="'h': 3"):
@@ -213,7 +213,7 @@ def test_axes_are_asked_for_where_they_differ_and_taken_by_name() -> None:
     ]
 
 
-def test_an_output_says_which_axis_it_is_joined_along_or_is_named() -> None:
+def test_the_batch_axis_of_an_output_is_declared_or_named() -> None:
     def outputs(*shape: Any) -> onnx.ModelProto:
         inputs = [value("x", np.float32, [1, 4, 1])]
         swap = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0, 2])
@@ -239,7 +239,7 @@ def test_an_output_says_which_axis_it_is_joined_along_or_is_named() -> None:
     assert along.outputs[0].type.shape[0] is None
 
 
-def test_a_batch_is_made_of_whole_groups_of_one_extent() -> None:
+def test_a_batch_must_be_a_multiple_of_the_group_size() -> None:
     with pytest.raises(InputShapeError, match="a batch of 5 is no multiple of 2"):
         onnx2jax.convert(pairs(), rebatch=True)(np.zeros((5, 3, 2), np.float32))
     add = helper.make_node("Add", ["x", "z"], ["y"])
@@ -249,7 +249,7 @@ def test_a_batch_is_made_of_whole_groups_of_one_extent() -> None:
         free(np.zeros((2, 3), np.float32), np.zeros((3, 3), np.float32))
 
 
-def test_a_number_for_each_sample_becomes_a_vector() -> None:
+def test_a_scalar_per_sample_becomes_a_vector() -> None:
     total = helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)
     ends = [value("x", np.float32, [1, 3])], [value("y", np.float32, [])]
     x = RNG.normal(size=(4, 3)).astype(np.float32)
@@ -267,7 +267,7 @@ def test_each_group_draws_its_own_random_numbers() -> None:
     np.testing.assert_array_equal(free(x, rng=1), drawn)
 
 
-def test_an_input_that_is_the_same_for_all_samples_may_decide_shapes() -> None:
+def test_a_shared_input_may_determine_shapes() -> None:
     reshape = helper.make_node("Reshape", ["x", "shape"], ["y"], "reshape")
     inputs = [value("x", np.float32, [1, 4]), value("shape", np.int64, [3])]
     free = onnx2jax.convert(model([reshape], inputs, [value("y", np.float32, [1, None, None])]), rebatch={"x": 0})
@@ -275,7 +275,7 @@ def test_an_input_that_is_the_same_for_all_samples_may_decide_shapes() -> None:
     np.testing.assert_array_equal(free(x, ints(1, 2, 2)), x.reshape(3, 2, 2))
 
 
-def test_the_batch_may_be_symbolic_in_an_export() -> None:
+def test_export_with_a_symbolic_batch() -> None:
     for proto, shape in ((flattened(), "b, 3, 2, 2"), (pairs(), "2*b, 3, 2")):
         free = onnx2jax.convert(proto, rebatch=True)
         x = jax.ShapeDtypeStruct(export.symbolic_shape(shape), np.float32)
@@ -284,7 +284,7 @@ def test_the_batch_may_be_symbolic_in_an_export() -> None:
         np.testing.assert_allclose(exported.call(free.params, value), free(value), rtol=1e-6)
 
 
-def test_nodes_of_a_group_are_computed_again_but_keep_no_batch_statistics() -> None:
+def test_rebatched_training_recomputes_nodes_without_batch_statistics() -> None:
     free = onnx2jax.convert(flattened(), rebatch=True)
     loss = lambda y, _: (y**2).mean()  # noqa: E731
     x = {"x": RNG.normal(size=(8, 3, 2, 2)).astype(np.float32)}
@@ -331,12 +331,12 @@ def texts() -> onnx.ModelProto:
     ],
     ids=["indexed", "staged", "rankless", "broken", "sequence", "strings"],
 )
-def test_what_cannot_run_in_groups_is_refused(proto: onnx.ModelProto, said: str) -> None:
+def test_models_that_cannot_be_rebatched_are_rejected(proto: onnx.ModelProto, said: str) -> None:
     with pytest.raises(RebatchError, match=said):
         onnx2jax.convert(proto, rebatch=True)(np.ones((2, 3, 2, 2) if "flat" in said else (2, 3), np.float32))
 
 
-def test_values_inside_of_groups_are_not_to_be_had() -> None:
+def test_values_of_a_rebatched_model_raise() -> None:
     grouped = onnx2jax.convert(flattened(), rebatch=True)
     with pytest.raises(InputNameError, match=r"no value 'r'; rebatch= .* the model converted without rebatch="):
         grouped.cut(outputs=["r"])

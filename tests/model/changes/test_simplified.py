@@ -67,7 +67,7 @@ NORMALIZED = "(float[n, 4, 8, 8] x) => (float[n, 6, p, q] y)"
         ("ConvTranspose<group = 2>", (4, 3, 2, 2)),
     ],
 )
-def test_batch_norm_behind_a_convolution_goes_into_its_weight(
+def test_batch_norm_after_a_convolution_is_folded(
     convolution: str, shape: tuple[int, ...], bias: str, tmp_path: Path
 ) -> None:
     weights = {"w": normal(*shape), **statistics(6)} | ({"b": normal(6)} if bias else {})
@@ -87,7 +87,7 @@ def test_float64_weights_are_not_rounded_to_float32() -> None:
     np.testing.assert_allclose(small(x.astype(np.float64)), plain(x.astype(np.float64)), rtol=1e-10, atol=1e-12)
 
 
-def test_an_epsilon_of_the_file_counts(tmp_path: Path) -> None:
+def test_the_epsilon_attribute_is_used(tmp_path: Path) -> None:
     text = f"g {NORMALIZED} {{ c = Conv(x, w) y = BatchNormalization<epsilon = 0.5>(c, scale, bias, mean, var) }}"
     small, _ = check(text_model(text, w=normal(6, 4, 3, 3), **statistics(6)), tmp_path, 1e-5, x=normal(2, 4, 8, 8))
     assert operators(small) == ["Conv"]
@@ -103,7 +103,7 @@ def test_an_epsilon_of_the_file_counts(tmp_path: Path) -> None:
         ('<auto_pad = "SAME_UPPER">', ["BatchNormalization", "Conv"]),
     ],
 )
-def test_batch_norm_in_front_stays_where_zeros_are_padded(attributes: str, left: list[str], tmp_path: Path) -> None:
+def test_batch_norm_before_a_padded_convolution_is_not_folded(attributes: str, left: list[str], tmp_path: Path) -> None:
     """The padding is zero behind the normalisation, not in front of it."""
     weight = normal(6, 2 if "group" in attributes else 4, 3, 3)
     text = f"g {NORMALIZED} {{ c = BatchNormalization(x, scale, bias, mean, var) y = Conv{attributes}(c, w) }}"
@@ -112,7 +112,7 @@ def test_batch_norm_in_front_stays_where_zeros_are_padded(attributes: str, left:
 
 
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_batch_norm_behind_gemm_goes_into_its_weight(transposed: int, tmp_path: Path) -> None:
+def test_batch_norm_after_gemm_is_folded(transposed: int, tmp_path: Path) -> None:
     weights = {"w": normal(6, 4) if transposed else normal(4, 6), "b": normal(6), **statistics(6)}
     text = (
         f"g (float[n, 4] x) => (float[n, 6] y) {{ c = Gemm<alpha = 0.5, transB = {transposed}>(x, w, b) "
@@ -122,7 +122,7 @@ def test_batch_norm_behind_gemm_goes_into_its_weight(transposed: int, tmp_path: 
     assert operators(small) == ["Gemm"]
 
 
-def test_constants_per_channel_behind_a_convolution_go_into_its_weight(tmp_path: Path) -> None:
+def test_per_channel_constants_after_a_convolution_are_folded(tmp_path: Path) -> None:
     text = f"g {NORMALIZED} {{ c = Conv(x, w) d = Mul(two, c) e = Div(d, scale) f = Sub(e, shift) y = Add(f, two) }}"
     weights = {
         "w": normal(6, 4, 3, 3),
@@ -135,7 +135,7 @@ def test_constants_per_channel_behind_a_convolution_go_into_its_weight(tmp_path:
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 6, 8, 8), (1, 1, 1, 1, 1), (6, 8, 1)])
-def test_constants_over_other_axes_than_channels_stay(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_constants_over_other_axes_are_not_folded(shape: tuple[int, ...], tmp_path: Path) -> None:
     text = "g (float[n, 4, 8, 8] x) => (float y) { c = Conv(x, w) d = Mul(c, k) y = ReduceSum<keepdims = 0>(d) }"
     proto = text_model(text, w=normal(6, 4, 1, 1), k=normal(*shape))
     small, _ = check(proto, tmp_path, 1e-5, x=normal(2, 4, 8, 8))
@@ -152,7 +152,7 @@ def test_a_weight_with_two_readers_is_not_scaled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["w", "c"])
-def test_a_weight_or_result_that_is_an_output_stays(other: str, tmp_path: Path) -> None:
+def test_weights_and_results_that_are_outputs_are_kept(other: str, tmp_path: Path) -> None:
     shape = {"w": "6, 4, 3, 3", "c": "n, 6, 6, 6"}[other]
     text = (
         f"g (float[n, 4, 8, 8] x) => (float[n, 6, 6, 6] y, float[{shape}] {other}) "
@@ -163,7 +163,7 @@ def test_a_weight_or_result_that_is_an_output_stays(other: str, tmp_path: Path) 
     assert operators(small) == ["Conv", "BatchNormalization"]
 
 
-def test_batch_norm_in_training_mode_stays(tmp_path: Path) -> None:
+def test_batch_norm_in_training_mode_is_not_folded(tmp_path: Path) -> None:
     text = (
         "g (float[n, 4, 8, 8] x) => (float[n, 6, 6, 6] y) { c = Conv(x, w) "
         "y, m, v = BatchNormalization<training_mode = 1>(c, scale, bias, mean, var) }"
@@ -183,7 +183,7 @@ def test_float16_weights_are_rounded_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(small.params["w"], want)
 
 
-def test_a_scale_that_float16_cannot_hold_stays(tmp_path: Path) -> None:
+def test_a_scale_outside_float16_is_not_folded(tmp_path: Path) -> None:
     text = f"g {NORMALIZED} {{ c = Conv(x, w) y = Mul(c, k) }}"
     weights = {"w": np.full((6, 4, 3, 3), 1e-3, np.float16), "k": np.float16([[[1e-6]]])}
     proto = text_model(text.replace("float", "float16"), **weights)
@@ -205,7 +205,7 @@ def test_values_of_with_params_are_folded(tmp_path: Path) -> None:
     )
 
 
-def test_gradients_are_those_of_the_scaled_weights() -> None:
+def test_gradients_with_respect_to_scaled_weights() -> None:
     text = f"g {NORMALIZED} {{ c = Conv(x, w) y = BatchNormalization(c, scale, bias, mean, var) }}"
     plain = onnx2jax.convert(text_model(text, w=normal(6, 4, 3, 3), **statistics(6)))
     small, x = plain.simplified(), normal(1, 4, 8, 8)
@@ -216,7 +216,7 @@ def test_gradients_are_those_of_the_scaled_weights() -> None:
     np.testing.assert_allclose(ours["bias"], theirs["bias"], rtol=1e-4)
 
 
-def test_what_follows_from_weights_is_an_initializer_to_the_bit(tmp_path: Path) -> None:
+def test_folded_weights_are_bitwise_equal(tmp_path: Path) -> None:
     text = "g (float[n, 4] x) => (float[n, 6] y) { t = Transpose<perm = [1, 0]>(w) k = Mul(t, two) y = MatMul(x, k) }"
     proto = text_model(text, w=normal(6, 4), two=np.float32(2))
     small, file = check(proto, tmp_path, x=normal(3, 4))
@@ -224,7 +224,7 @@ def test_what_follows_from_weights_is_an_initializer_to_the_bit(tmp_path: Path) 
     assert [t.name for t in file.graph.initializer] == ["k"] == list(small.params)
 
 
-def test_tied_weights_stay_one_weight(tmp_path: Path) -> None:
+def test_tied_weights_are_not_duplicated(tmp_path: Path) -> None:
     text = (
         "g (int64[n] i) => (float[n, 50] y) { e = Gather(table, i) t = Transpose<perm = [1, 0]>(table) "
         "y = MatMul(e, t) }"
@@ -233,7 +233,7 @@ def test_tied_weights_stay_one_weight(tmp_path: Path) -> None:
     assert operators(small) == ["Gather", "Transpose", "MatMul"]
 
 
-def test_large_results_of_small_operands_stay(tmp_path: Path) -> None:
+def test_large_results_of_small_operands_are_not_folded(tmp_path: Path) -> None:
     shape = np.array([512, 512])
     text = "g (float[512, 512] x) => (float[512, 512] y) { o = ConstantOfShape(shape) t = Trilu(o) y = Add(x, t) }"
     small, file = check(text_model(text, shape=shape), tmp_path, x=normal(512, 512))
@@ -280,7 +280,7 @@ def test_the_fixed_extents_beside_a_symbolic_one_are_constants(tmp_path: Path) -
 
 @pytest.mark.parametrize("comparison", ["Equal", "Less"])
 @pytest.mark.parametrize("extent", [1, 2, 5])
-def test_what_depends_on_a_symbolic_extent_stays(comparison: str, extent: int, tmp_path: Path) -> None:
+def test_values_depending_on_symbolic_extents_are_not_folded(comparison: str, extent: int, tmp_path: Path) -> None:
     """A symbol equals no number, but the extents of a call may."""
     text = (
         f"g (float[n, 3] x) => (float[n, 3] y) {{ s = Shape<end = 1>(x) e = {comparison}(s, two) "
@@ -314,7 +314,7 @@ def test_no_ops_are_removed_and_outputs_keep_their_names(tmp_path: Path) -> None
     assert not file.graph.initializer
 
 
-def test_what_only_looks_like_a_no_op_stays(tmp_path: Path) -> None:
+def test_near_no_ops_are_kept(tmp_path: Path) -> None:
     text = (
         "g (float[3, 3] x) => (float[3, 3] y) { a = Transpose(x) b = Slice(a, last, far, zero, back) "
         "c = Reshape(b, wide) d = Reshape(c, square) e = Pad(d, moved) y = Relu(e) }"
@@ -326,7 +326,7 @@ def test_what_only_looks_like_a_no_op_stays(tmp_path: Path) -> None:
     assert operators(small) == ["Transpose", "Slice", "Reshape", "Reshape", "Pad", "Relu"]
 
 
-def test_an_identity_of_an_input_that_is_an_output_stays(tmp_path: Path) -> None:
+def test_an_identity_between_input_and_output_is_kept(tmp_path: Path) -> None:
     small, _ = check(text_model("g (float[n] x) => (float[n] y) { y = Identity(x) }"), tmp_path, x=normal(3))
     assert operators(small) == ["Identity"]
 
@@ -383,7 +383,7 @@ def test_random_numbers_are_drawn_in_every_call() -> None:
     assert (np.asarray(small(x, rng=0)) != np.asarray(small(x, rng=1))).all()
 
 
-def test_dropout_in_training_mode_stays() -> None:
+def test_dropout_in_training_mode_is_kept() -> None:
     text = "g (float[n] x) => (float[n] y) { y = Dropout(x, half, on) }"
     small = onnx2jax.convert(text_model(text, half=np.float32(0.5), on=np.array(True))).simplified()
     assert operators(small) == ["Dropout"]

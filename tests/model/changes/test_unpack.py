@@ -15,7 +15,7 @@ from tests.support import decoders
 
 @pytest.mark.parametrize("bits", ["symmetric", "asymmetric"])
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 5e-2), (np.float16, 5e-3)])
-def test_results_stay(bits: str, dtype: Any, rtol: float) -> None:
+def test_results_are_unchanged(bits: str, dtype: Any, rtol: float) -> None:
     proto = decoders.group_query(bits=bits).proto
     packed, floating = onnx2jax.convert(proto), onnx2jax.convert(proto, weights=dtype)
     feeds: dict[str, Any] = {"input_ids": np.array([[3, 1, 4]]), "attention_mask": np.ones((1, 3), np.int64)}
@@ -32,6 +32,6 @@ def test_results_stay(bits: str, dtype: Any, rtol: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float4711", object])
-def test_what_is_no_floating_type_is_refused(dtype: Any) -> None:
+def test_non_floating_weight_types_are_rejected(dtype: Any) -> None:
     with pytest.raises(InputTypeError, match="'float32', 'bfloat16' or 'float16' to unpack packed weights"):
         onnx2jax.convert(onnx2jax.demo_model(), weights=dtype)

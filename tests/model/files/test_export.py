@@ -210,7 +210,7 @@ def alone(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_process_with_jax_alone_computes_the_same(folders: Any, alone: Any, name: str) -> None:
+def test_a_process_with_jax_alone_matches(folders: Any, alone: Any, name: str) -> None:
     m, _ = folders[name]
     for feeds, results in zip(CASES[name][2], alone[name], strict=True):
         for want, got in zip(m.run(None, feeds), results, strict=True):
@@ -220,7 +220,7 @@ def test_a_process_with_jax_alone_computes_the_same(folders: Any, alone: Any, na
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("in_32_bits")
-def test_load_exported_has_the_names_and_the_numbers(folders: Any, name: str) -> None:
+def test_load_exported_matches_the_model(folders: Any, name: str) -> None:
     m, folder = folders[name]
     loaded = onnx2jax.load_exported(folder)
     assert [v.name for v in loaded.inputs] == [v.name for v in m.inputs]
@@ -235,12 +235,12 @@ def test_load_exported_has_the_names_and_the_numbers(folders: Any, name: str) ->
         np.testing.assert_allclose(np.asarray(b, np.float64), np.asarray(a, np.float64), rtol=2e-5, atol=2e-5)
 
 
-def test_without_weights_a_program_is_small(folders: Any) -> None:
+def test_a_program_without_weights_is_small(folders: Any) -> None:
     sizes = {name: (folder / "program.bin").stat().st_size for name, (_, folder) in folders.items()}
     assert max(sizes.values()) < 1e6, sizes
 
 
-def test_each_platform_has_its_lowering(folders: Any) -> None:
+def test_each_platform_has_its_own_lowering(folders: Any) -> None:
     """One module for all says which index of the platform goes where."""
     program = onnx2jax.load_exported(folders["cnn"][1]).exported
     assert "_platform_index" in program.mlir_module()
@@ -262,7 +262,7 @@ def test_symbols_are_checked_in_calls(folders: Any) -> None:
         decoder(**feeds | {"attention_mask": np.ones((1, 5), np.int64)})
 
 
-def test_inside_a_jit_of_the_callers(folders: Any) -> None:
+def test_an_exported_model_inside_a_jit(folders: Any) -> None:
     m, folder = folders["cnn"]
     loaded, x = onnx2jax.load_exported(folder), image(2)["image"]
     np.testing.assert_allclose(jax.jit(lambda x: loaded(x) + 1)(x), m(x) + 1, rtol=1e-5, atol=1e-5)
@@ -312,13 +312,13 @@ REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = 
 
 
 @pytest.mark.parametrize(("source", "options", "error", "match"), REFUSED)
-def test_refused(tmp_path: Path, source: Any, options: Any, error: Any, match: str) -> None:
+def test_invalid_arguments_are_rejected(tmp_path: Path, source: Any, options: Any, error: Any, match: str) -> None:
     with pytest.raises(error, match=match):
         onnx2jax.convert(source()).export(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_and_meshes_are_refused(tmp_path: Path) -> None:
+def test_string_inputs_and_meshes_are_rejected(tmp_path: Path) -> None:
     texts = model(
         [helper.make_node("StringNormalizer", ["t"], ["y"])], [value("t", object, ["n"])], [value("y", object, ["n"])]
     )
@@ -342,13 +342,13 @@ def test_texts_and_meshes_are_refused(tmp_path: Path) -> None:
         onnx2jax.convert(mlp(), mesh=mesh(data=2)).export(tmp_path)
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_exporting_to_a_file_path_raises(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(NotADirectoryError, match="is a file"):
         onnx2jax.convert(mlp()).export(tmp_path / "out")
 
 
-def test_what_symbols_cannot_decide_says_how_to_mend_it(tmp_path: Path) -> None:
+def test_inconclusive_dimensions_raise_with_the_fix(tmp_path: Path) -> None:
     """A mask of its own length beside a past and new tokens."""
     m = onnx2jax.convert(decoders.appending().proto)
     with pytest.raises(OnnxError) as caught:
@@ -358,7 +358,7 @@ def test_what_symbols_cannot_decide_says_how_to_mend_it(tmp_path: Path) -> None:
     assert "traceback" not in notes.lower()
 
 
-def test_stages_say_where(tmp_path: Path) -> None:
+def test_export_of_a_partitioned_model_names_the_node(tmp_path: Path) -> None:
     with pytest.raises(KnownValueError) as caught:
         onnx2jax.convert(cut_in_the_middle()).export(tmp_path)
     assert "explain()" in "".join(caught.value.__notes__)
@@ -380,7 +380,7 @@ def artifact(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("file", ["program.bin", "weights.npz", "about.json"])
 @pytest.mark.parametrize("keep", [0, 0.5, -4, None])
-def test_damaged(artifact: Path, file: str, keep: float | None) -> None:
+def test_damaged_artifacts_are_rejected(artifact: Path, file: str, keep: float | None) -> None:
     data = (artifact / file).read_bytes()
     if keep is None:
         (artifact / file).unlink()
@@ -390,7 +390,7 @@ def test_damaged(artifact: Path, file: str, keep: float | None) -> None:
         onnx2jax.load_exported(artifact)
 
 
-def test_names_of_another_program(artifact: Path) -> None:
+def test_names_of_another_program_are_rejected(artifact: Path) -> None:
     about = json.loads((artifact / "about.json").read_text())
     (artifact / "about.json").write_text(json.dumps(about | {"inputs": ["z"]}))
     with pytest.raises(ModelError, match="damaged"):
@@ -406,21 +406,21 @@ WEIGHTS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("change", "error", "match"), WEIGHTS)
-def test_weights_that_do_not_fit(artifact: Path, change: Any, error: Any, match: str) -> None:
+def test_mismatched_weights_are_rejected(artifact: Path, change: Any, error: Any, match: str) -> None:
     params = {n: w for n, w in {**onnx2jax.convert(mlp()).params, **change}.items() if w is not None}
     np.savez(artifact / "weights.npz", **params)
     with pytest.raises(error, match=match):
         onnx2jax.load_exported(artifact)
 
 
-def test_weights_may_be_exchanged(artifact: Path) -> None:
+def test_weights_can_be_replaced(artifact: Path) -> None:
     m, x = onnx2jax.convert(mlp()), np.ones((2, 4), np.float32)
     doubled = m.with_params({"b2": m.params["b2"] * 2})
     np.savez(artifact / "weights.npz", **doubled.params)
     np.testing.assert_allclose(onnx2jax.load_exported(artifact)(x), doubled(x), rtol=1e-6)
 
 
-def test_a_name_that_archives_do_not_keep_is_refused(tmp_path: Path) -> None:
+def test_weight_names_that_npz_cannot_store_are_rejected(tmp_path: Path) -> None:
     """``np.load`` finds w.npy.npy and w.npy both as "w.npy"."""
     nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("Add", ["a", "w.npy"], ["y"])]
     weights = {"w": np.ones(2, np.float32), "w.npy": np.zeros(2, np.float32)}
@@ -431,16 +431,14 @@ def test_a_name_that_archives_do_not_keep_is_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded(np.zeros(2, np.float32)), [1, 1])
 
 
-def test_a_second_export_leaves_nothing_of_the_first(artifact: Path) -> None:
+def test_a_second_export_removes_files_of_the_first(artifact: Path) -> None:
     (artifact / "notes.txt").write_text("mine")
     onnx2jax.convert(mlp()).export(artifact, weights="inside", platforms=["cpu"], text=True)
     assert {p.name for p in artifact.iterdir()} == {"about.json", "program.bin", "program.mlir", "notes.txt"}
     assert "stablehlo" in (artifact / "program.mlir").read_text()
 
 
-def test_a_killed_export_leaves_the_old_or_the_new_program(
-    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_is_atomic_when_killed(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m = onnx2jax.convert(mlp())
     other = m.with_params({"b2": m.params["b2"] + 1})
     exported = export.deserialize(bytearray((artifact / "program.bin").read_bytes()))
@@ -459,7 +457,7 @@ def test_a_killed_export_leaves_the_old_or_the_new_program(
     assert {p.name for p in folder.iterdir()} == {"about.json", "program.bin", "program.mlir", "weights.npz"}
 
 
-def test_the_files_of_a_program_are_named_by_no_other(artifact: Path, tmp_path: Path) -> None:
+def test_about_json_cannot_name_other_files(artifact: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"")
     about = json.loads((artifact / "about.json").read_text())
     for files in ({"program.bin": "../elsewhere"}, ["program.bin"], 3):
@@ -467,7 +465,7 @@ def test_the_files_of_a_program_are_named_by_no_other(artifact: Path, tmp_path: 
         assert onnx2jax.load_exported(artifact).outputs == ("y",)
 
 
-def test_a_program_for_another_machine(artifact: Path) -> None:
+def test_a_program_for_another_platform_is_rejected(artifact: Path) -> None:
     onnx2jax.convert(mlp()).export(artifact, platforms=["tpu"])
     with pytest.raises(UnsupportedError, match=r"for tpu, and this machine has cpu.*platforms=\['cpu'\]"):
         onnx2jax.load_exported(artifact)(np.zeros((1, 4), np.float32))
@@ -487,7 +485,7 @@ def test_random_numbers_come_from_the_key(tmp_path: Path) -> None:
     np.testing.assert_array_equal(alone.call({}, {"rng": x}, key)["y"], m(x, rng=key))
 
 
-def test_what_is_changed_and_fixed_is_exported(tmp_path: Path) -> None:
+def test_new_parameters_and_static_inputs_are_exported(tmp_path: Path) -> None:
     m = onnx2jax.convert(mlp()).replace({"h": jax.numpy.negative})
     x = np.ones((2, 4), np.float32)
     loaded = onnx2jax.load_exported(m.export(tmp_path, platforms=["cpu"]))
@@ -514,7 +512,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--platforms", "xpu"], 1, "xpu"),
     ],
 )
-def test_the_command_refuses(
+def test_the_command_rejects_invalid_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], status: int, said: str
 ) -> None:
     assert cli.main(["export", str(onnx2jax.demo_model()), str(tmp_path / "out"), *options]) == status

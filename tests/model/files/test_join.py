@@ -56,7 +56,7 @@ X = np.random.default_rng(1).normal(size=(3, 4)).astype(F)
 
 
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1)], ids=["the same function", "another of the same name"])
-def test_all_names_may_clash(tmp_path: Path, seeds: tuple[int, int]) -> None:
+def test_clashing_names_are_prefixed(tmp_path: Path, seeds: tuple[int, int]) -> None:
     first, second = map(layer, seeds)
     both = join(first, second, {"y": "x"})
     assert [v.name for v in both.inputs] == ["x"]
@@ -79,7 +79,7 @@ def test_gradients_and_weights_go_through_both() -> None:
     assert all(float(jnp.abs(g).max()) > 0 for g in grads.values())
 
 
-def test_other_inputs_and_outputs_stay() -> None:
+def test_unjoined_inputs_and_outputs_are_kept() -> None:
     first = model(
         [helper.make_node("Split", ["x"], ["a", "b"], num_outputs=2, axis=1)],
         [value("x", F, ["n", 4])],
@@ -96,7 +96,7 @@ def test_other_inputs_and_outputs_stay() -> None:
     np.testing.assert_array_equal(twice(X)[1], X[:, :2] * 2)
 
 
-def test_an_input_that_is_an_output_stays_one() -> None:
+def test_an_input_that_is_also_an_output() -> None:
     both_ways = model(
         [helper.make_node("Neg", ["x"], ["z"])], [value("x", F, [2])], [value("x", F, [2]), value("z", F, [2])]
     )
@@ -105,7 +105,7 @@ def test_an_input_that_is_an_output_stays_one() -> None:
     np.testing.assert_array_equal(np.stack(both(F([-1, 2]))), [[1, 2], [-1, -2]])
 
 
-def test_a_default_gives_way() -> None:
+def test_a_joined_input_replaces_its_default() -> None:
     """r has a default in the file; what is joined takes its place."""
     ends = [value("l", F, [2]), value("r", F, [2])], [value("s", F, [2])]
     second = plain("Add", *ends, initializers={"r": F([5, 5])})
@@ -113,7 +113,7 @@ def test_a_default_gives_way() -> None:
     np.testing.assert_array_equal(both(F([-1, 2]), F([0, 0])), [1, 2])
 
 
-def test_dimensions_meet() -> None:
+def test_joined_dimensions_are_unified() -> None:
     """A number on either side; a name that both have and that does not meet stays two."""
     first = plain("Relu", [value("x", F, ["n", "k"])], [value("y", F, ["n", "k"])])
     second = plain("MatMul", [value("a", F, ["k", 4]), value("w", F, [4, "n"])], [value("z", F, ["k", "n"])])
@@ -126,7 +126,7 @@ def test_dimensions_meet() -> None:
     assert both(X, np.ones((4, 2), F)).shape == (3, 2)
 
 
-def test_files_beside_models_come_along(tmp_path: Path) -> None:
+def test_external_data_of_both_models_is_kept(tmp_path: Path) -> None:
     """Of two folders, in files of the same name."""
     paths = []
     for seed, folder in enumerate(("one", "two")):
@@ -140,7 +140,7 @@ def test_files_beside_models_come_along(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(X), want)
 
 
-def test_weights_that_old_files_list_as_inputs() -> None:
+def test_initializers_listed_as_inputs_below_ir_4() -> None:
     old = plain("Add", [value("x", F, [2]), value("w", F, [2])], [value("y", F, [2])], initializers={"w": F([1, 2])})
     old.ir_version, old.opset_import[0].version = 3, 8
     new = plain("Abs", [value("x", F, [2])], [value("y", F, [2])], opset=8)
@@ -150,7 +150,7 @@ def test_weights_that_old_files_list_as_inputs() -> None:
         assert both(F([-4, 1])).shape == (2,)
 
 
-def test_a_function_does_not_take_the_others_operator() -> None:
+def test_a_function_does_not_shadow_the_other_models_operator() -> None:
     """The first has a function with the name of an operator that the second takes from its domain."""
     body = [helper.make_node("Neg", ["a"], ["b"])]
     own = helper.make_function("com.microsoft", "QuickGelu", ["a"], ["b"], body, [helper.make_opsetid("", 21)])
@@ -198,12 +198,14 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], type[OnnxError], str]] = [
 
 
 @pytest.mark.parametrize(("first", "second", "names", "error", "match"), REFUSED)
-def test_refused(first: Any, second: Any, names: dict[str, Any], error: type[OnnxError], match: str) -> None:
+def test_invalid_arguments_are_rejected(
+    first: Any, second: Any, names: dict[str, Any], error: type[OnnxError], match: str
+) -> None:
     with pytest.raises(error, match=match):
         join(first, second, names)
 
 
-def test_what_convert_made_is_no_file() -> None:
+def test_models_changed_by_convert_are_rejected() -> None:
     fixed = onnx2jax.convert(mlp(), static={"x": np.zeros((1, 4), F)})
     with pytest.raises(UnsupportedError, match=r"the first model was converted with static=.*join\(..., static=...\)"):
         join(fixed, layer(), {"y": "x"})

@@ -76,14 +76,14 @@ NODE_CASES = sorted(name for name, case in cases().items() if case.kind == "node
 
 
 @pytest.mark.parametrize("name", NODE_CASES[::40])
-def test_a_sample_of_official_models_is_copied(name: str, tmp_path: Path) -> None:
+def test_a_sample_of_official_models_is_copied_exactly(name: str, tmp_path: Path) -> None:
     message = converted(name)
     path = onnx2jax.save(message, tmp_path / "copy.onnx")
     assert onnx.ModelProto.FromString(path.read_bytes()) == message
 
 
 @pytest.mark.long
-def test_every_official_model_is_copied(tmp_path: Path) -> None:
+def test_every_official_model_is_copied_exactly(tmp_path: Path) -> None:
     for name in cases():
         message = converted(name)
         for source in (message, onnx2jax.convert(message)):
@@ -107,7 +107,7 @@ def big(dtype: Any = np.float32) -> np.ndarray:
     return np.arange(600).reshape(20, 30).astype(dtype)
 
 
-def test_fields_that_nobody_knows_are_kept(tmp_path: Path) -> None:
+def test_unknown_fields_are_kept(tmp_path: Path) -> None:
     message = model([helper.make_node("Add", ["x", "w"], ["y"])], *ends(np.float32), {"w": big()})
     unknown = b"\xaa\xff\x07\x03new"  # field 16373, a text
     node = message.graph.node[0].SerializeToString() + unknown
@@ -123,7 +123,7 @@ def ends(dtype: Any) -> Any:
     return [value("x", dtype, [20, 30])], [value("y", dtype, [20, 30])]
 
 
-def test_a_model_keeps_its_weights_once(tmp_path: Path) -> None:
+def test_a_model_holds_its_weights_once(tmp_path: Path) -> None:
     script = """
 import sys, tracemalloc, numpy as np, onnx2jax
 tracemalloc.start()
@@ -169,7 +169,7 @@ def test_weights_replaced_in_the_model_are_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again["w2"], ours.params["w2"])
 
 
-def test_params_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_mismatched_params_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(b"old")
     for params, error, message in [
@@ -185,7 +185,7 @@ def test_params_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_params_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+def test_unreadable_params_are_rejected(tmp_path: Path) -> None:
     deleted = jnp.ones((4, 8))
     deleted.delete()
     masked = np.ma.masked_array(np.ones((4, 8), np.float32), True)
@@ -195,7 +195,7 @@ def test_params_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_64_bit_weight_takes_what_jax_can_make(tmp_path: Path) -> None:
+def test_64_bit_weights_accept_32_bit_jax_arrays(tmp_path: Path) -> None:
     message = model([helper.make_node("Add", ["x", "w"], ["y"])], *ends(np.float64), {"w": big(np.float64)})
     path = onnx2jax.save(message, tmp_path / "m.onnx", params={"w": jnp.ones((20, 30))})
     np.testing.assert_array_equal(onnx2jax.convert(path).params["w"], np.ones((20, 30)))
@@ -253,7 +253,7 @@ def test_every_element_type_in_every_encoding(code: int, encoding: str, tmp_path
     assert str(theirs.astype(object).tolist()) == str(array.astype(object).tolist())
 
 
-def test_values_that_are_not_canonical_survive_in_other_tensors(tmp_path: Path) -> None:
+def test_non_canonical_values_of_other_tensors_are_kept(tmp_path: Path) -> None:
     message = mlp()
     message.graph.initializer.add(name="flags", data_type=TensorProto.BOOL, dims=[2000], raw_data=bytes([2]) * 2000)
     message.graph.initializer.add(name="odd", data_type=TensorProto.INT4, dims=[3], raw_data=b"\x21\xf3")
@@ -300,7 +300,7 @@ def test_weights_of_branches_constants_and_functions(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ours.apply(new, c, x), again(c, x))
 
 
-def test_two_weights_of_one_key_are_refused() -> None:
+def test_ambiguous_weight_names_are_rejected() -> None:
     """Legal, but one would silently take the other's value."""
     message = with_branches()
     message.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.float32), "if.then_branch/w"))
@@ -359,7 +359,7 @@ def two_weights(folder: Path) -> Path:
     return path
 
 
-def test_external_data_comes_along(tmp_path: Path) -> None:
+def test_external_data_is_copied(tmp_path: Path) -> None:
     path = two_weights(tmp_path)
     (tmp_path / "other").mkdir()
     ours = onnx2jax.convert(path, verify_checksums=True)
@@ -376,7 +376,7 @@ def test_external_data_comes_along(tmp_path: Path) -> None:
     np.testing.assert_allclose(reference(new, x=x), again(x))
 
 
-def test_entries_that_nobody_knows_are_kept(tmp_path: Path) -> None:
+def test_unknown_external_data_entries_are_kept(tmp_path: Path) -> None:
     path = two_weights(tmp_path)
     message = onnx.load(path, load_external_data=False)
     message.graph.initializer[0].external_data.add(key="note", value="kept")
@@ -385,7 +385,7 @@ def test_entries_that_nobody_knows_are_kept(tmp_path: Path) -> None:
     assert entries(onnx.load(new, load_external_data=False).graph.initializer[0])["note"] == "kept"
 
 
-def test_a_new_value_for_one_of_a_tied_pair(tmp_path: Path) -> None:
+def test_new_value_for_one_of_two_tied_weights(tmp_path: Path) -> None:
     ours = onnx2jax.convert(two_weights(tmp_path))
     new = onnx2jax.save(ours, tmp_path / "n.onnx", params={"tied": np.zeros(100, np.float32)})
     again = onnx2jax.convert(new).params
@@ -416,7 +416,7 @@ def test_moving_weights_out_and_back_in(tmp_path: Path) -> None:
     np.testing.assert_array_equal(onnx2jax.convert(low)(big()), 2 * big())
 
 
-def test_only_what_moved_needs_a_file(tmp_path: Path) -> None:
+def test_no_data_file_without_external_tensors(tmp_path: Path) -> None:
     onnx2jax.save(mlp(), tmp_path / "m.onnx", external_data=True)
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
@@ -434,7 +434,7 @@ def test_a_model_too_large_for_protobuf_gets_external_data(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("name", ["", "..", "sub/data", "../data", "/data", "m.onnx", "a\\b"])
-def test_names_that_are_no_file_beside_the_model(name: str, tmp_path: Path) -> None:
+def test_invalid_data_file_names_are_rejected(name: str, tmp_path: Path) -> None:
     with pytest.raises(ExternalDataError, match=r"next to 'm\.onnx'"):
         onnx2jax.save(mlp(), tmp_path / "m.onnx", external_data=name, size_threshold=0)
 
@@ -471,7 +471,7 @@ def test_external_data_of_attributes_and_sparse_tensors(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------- all or nothing
 
 
-def test_over_the_file_the_model_is_mapped_from(tmp_path: Path) -> None:
+def test_overwriting_the_file_that_the_model_maps(tmp_path: Path) -> None:
     path = two_weights(tmp_path)
     ours = onnx2jax.convert(path)
     x = np.ones((200, 100), np.float32)
@@ -489,7 +489,7 @@ def test_over_the_file_the_model_is_mapped_from(tmp_path: Path) -> None:
     ("existing", "step"),
     [(e, s) for e in (True, False) for s in ("write", "fsync", "replace 0", "replace 1")],
 )
-def test_a_failure_leaves_the_old_files(
+def test_a_failed_save_keeps_the_old_files(
     existing: bool, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = two_weights(tmp_path)
@@ -519,7 +519,9 @@ def test_a_failure_leaves_the_old_files(
 NEW = {"small": np.float32([9])}
 
 
-def test_data_that_cannot_get_its_name_keeps_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_cannot_be_renamed_keeps_its_provisional_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = two_weights(tmp_path)
 
     def full(*_: Any) -> None:
@@ -536,9 +538,7 @@ def test_data_that_cannot_get_its_name_keeps_another(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("before", ["nothing", "all inside", "the same data file", "another data file"])
-def test_a_killed_save_leaves_the_old_or_the_new_model(
-    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_is_atomic_when_interrupted(before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = model([helper.make_node("Add", ["x", "w"], ["y"])], *ends(np.float32), {"w": big()})
     names = {"all inside": False, "the same data file": "data", "another data file": "other"}
     met = set()
@@ -592,14 +592,14 @@ print(sorted(n for n in os.listdir(os.path.dirname(path))))
 """
 
 
-def test_a_save_ended_by_sigkill_leaves_a_model(tmp_path: Path) -> None:
+def test_save_is_atomic_under_sigkill(tmp_path: Path) -> None:
     message = model([helper.make_node("Add", ["x", "w"], ["y"])], *ends(np.float32), {"w": 0 * big()})
     path = onnx2jax.save(message, tmp_path / "m.onnx", external_data="data")
     done = subprocess.run([sys.executable, "-c", KILLED, path, "40"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_link_is_replaced_and_its_target_left_alone(tmp_path: Path) -> None:
+def test_a_symlink_is_replaced_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "blob"
     target.write_bytes(b"precious")
     path = tmp_path / "m.onnx"
@@ -609,7 +609,7 @@ def test_a_link_is_replaced_and_its_target_left_alone(tmp_path: Path) -> None:
     assert not path.is_symlink() and onnx.load(path) == mlp()
 
 
-def test_permissions_are_those_of_the_file_replaced(tmp_path: Path) -> None:
+def test_permissions_of_the_replaced_file_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(b"")
     path.chmod(0o640)
@@ -617,12 +617,12 @@ def test_permissions_are_those_of_the_file_replaced(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_saving_to_a_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         onnx2jax.save(mlp(), tmp_path)
 
 
-def test_trained_weights_come_back(tmp_path: Path) -> None:
+def test_trained_weights_are_saved(tmp_path: Path) -> None:
     ours = onnx2jax.convert(mlp())
     step = jax.jit(jax.grad(lambda params: ours.apply(params, X).sum()))
     new = jax.tree.map(lambda v, g: v - 0.1 * g, ours.params, step(ours.params))
@@ -643,7 +643,7 @@ def test_bfloat16_weights(tmp_path: Path) -> None:
     np.testing.assert_array_equal(onnx2jax.convert(path)(w).astype(np.float32), np.full((20, 30), 4))
 
 
-def test_buffers_of_one_size_are_written_apart(tmp_path: Path) -> None:
+def test_equally_sized_buffers_are_written_separately(tmp_path: Path) -> None:
     """They are told apart by their names, not by where Python has them in memory for a moment."""
     names = [f"w{i}" for i in range(40)]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")

@@ -81,13 +81,13 @@ def test_the_first_view_is_no_larger_than_a_page(said: dict[str, Any]) -> None:
     assert said["first"] == {"views": 1, "blocks": 27, "depth": "1 (27)", "found": "", "marked": 0}
 
 
-def test_scopes_open_and_close(said: dict[str, Any]) -> None:
+def test_scopes_expand_and_collapse(said: dict[str, Any]) -> None:
     assert (said["opened"]["blocks"], said["opened"]["depth"]) == (127, "2 (127)")
     assert (said["all"]["blocks"], said["all"]["depth"]) == (1002, "all nodes (1002)")
     assert (said["closed"]["blocks"], said["closed"]["views"]) == (27, 1)
 
 
-def test_names_are_found_and_come_into_sight(said: dict[str, Any]) -> None:
+def test_search_finds_and_scrolls_to_names(said: dict[str, Any]) -> None:
     assert (said["searched"]["found"], said["searched"]["marked"]) == ("1 found", 1)
     assert (said["before"], said["after"]) == (False, True)
     assert said["closed"]["found"] == "1 found"  # the scope that holds it

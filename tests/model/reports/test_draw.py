@@ -47,13 +47,13 @@ def chain(names: list[str]) -> onnx.ModelProto:
     return made
 
 
-def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
+def test_a_page_is_self_contained(tmp_path: Path) -> None:
     text = onnx2jax.convert(mlp()).draw(tmp_path / "page.html").read_text()
     assert set(re.findall(r"\w+://[^'\" <]*", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"\b(src|href|@import|fetch|url)\b", text)
 
 
-def test_blocks_lie_in_layers_and_nowhere_over_each_other(tmp_path: Path) -> None:
+def test_blocks_are_layered_without_overlap(tmp_path: Path) -> None:
     branches = [helper.make_node("Relu", ["x"], [f"a{i}"]) for i in range(5)]
     nodes = [*branches, helper.make_node("Sum", [f"a{i}" for i in range(5)], ["y"])]
     m = onnx2jax.convert(model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])]))
@@ -65,7 +65,7 @@ def test_blocks_lie_in_layers_and_nowhere_over_each_other(tmp_path: Path) -> Non
         assert all(a[1] < b[0] for a, b in pairwise(spans))
 
 
-def test_types_stand_below_blocks(tmp_path: Path) -> None:
+def test_labels_show_types(tmp_path: Path) -> None:
     """Those that the file declares: of the input, and of one value."""
     (picture,) = pictures(onnx2jax.convert(chain(["a", "b", "c"])).draw(tmp_path / "page.html"))
     types = [t.text or "" for t in picture.iter(f"{SVG}text") if t.get("class") == "type"]
@@ -86,7 +86,7 @@ def test_scopes_are_boxes(tmp_path: Path, names: list[str], views: list[list[str
     assert [[t for t, *_ in boxes(p) if t not in "xy"] for p in found] == views
 
 
-def test_names_cannot_leave_their_place(tmp_path: Path) -> None:
+def test_names_are_escaped(tmp_path: Path) -> None:
     """In titles, attributes, or the script."""
     name = "</script><script>alert(1)</script>'\"&/n"
     page = onnx2jax.convert(chain([name, "b"])).draw(tmp_path / "page.html")
@@ -102,7 +102,7 @@ def test_operators_are_found_by_names(tmp_path: Path) -> None:
     assert "reads w1: float32[4, 8]" in titles
 
 
-def test_the_script_is_one(tmp_path: Path) -> None:
+def test_the_script_is_valid_javascript(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node to read JavaScript with")
@@ -117,7 +117,7 @@ def test_a_thousand_nodes(tmp_path: Path) -> None:
     assert [len(boxes(p)) for p in found] == [27, 127, 1002]
 
 
-def test_edges_go_down_but_for_circles() -> None:
+def test_edges_point_down_except_in_cycles() -> None:
     rng = np.random.default_rng(0)
     edges = {(int(a), int(b)) for a, b in rng.integers(0, 60, (200, 2)) if a < b}
     rows = {b: i for i, layer in enumerate(layered(60, edges)) for b in layer}
@@ -127,12 +127,12 @@ def test_edges_go_down_but_for_circles() -> None:
     assert circle == [[0], [1], [2], [3]]
 
 
-def test_orders_undo_crossings() -> None:
+def test_layer_orders_avoid_crossings() -> None:
     """0 to 3 above 7 to 4."""
     assert layered(8, [(i, 7 - i) for i in range(4)]) in ([[0, 1, 2, 3], [7, 6, 5, 4]], [[3, 2, 1, 0], [4, 5, 6, 7]])
 
 
-def test_the_command_draws_what_cannot_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws_unsupported_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = model(
         [helper.make_node("Strange", ["x"], ["y"], domain="com.example")],
         [value("x", np.float32, [2])],

@@ -36,7 +36,7 @@ def heavy() -> Profile:
     return onnx2jax.convert(model(nodes, *ends, weights)).profile(np.ones((64, 128), np.float32), calls=3)
 
 
-def test_times_go_to_nodes_and_operators(heavy: Profile) -> None:
+def test_times_are_attributed_to_nodes_and_operators(heavy: Profile) -> None:
     found = {n.name: n for n in heavy.nodes}
     assert found["/layer 0/a node 7"].seconds > 0 and found["last"].seconds > 0
     assert sum(n.share for n in heavy.nodes) == pytest.approx(1)
@@ -46,7 +46,7 @@ def test_times_go_to_nodes_and_operators(heavy: Profile) -> None:
     assert not any(n.host for n in heavy.nodes)
 
 
-def test_nodes_that_are_computed_together_are_listed() -> None:
+def test_fused_nodes_are_listed() -> None:
     """Three additions are one operation."""
     nodes = [helper.make_node("Add", [a, "x"], [b], name=f"to {b}") for a, b in (("x", "a"), ("a", "b"), ("b", "y"))]
     m = onnx2jax.convert(model(nodes, [value("x", np.float32, ["n"])], [value("y", np.float32, ["n"])]))
@@ -54,7 +54,7 @@ def test_nodes_that_are_computed_together_are_listed() -> None:
     assert (only.name, only.fused) == ("to y", ["to a", "to b"])
 
 
-def test_nodes_on_the_host_are_among_them() -> None:
+def test_host_nodes_are_profiled() -> None:
     found = onnx2jax.convert(cut_in_the_middle()).profile(np.ones((2, 4), np.float32), calls=2)
     assert {n.operator for n in found.nodes if n.host} >= {"NonZero"}
     assert {n.operator for n in found.nodes if not n.host} >= {"MatMul"}
@@ -79,14 +79,14 @@ def test_a_loop_is_counted_once() -> None:
     assert (spent, host) == ({1: 3, 0: 4, 2: 2}, {2})
 
 
-def test_a_model_of_constants_has_nothing_to_tell() -> None:
+def test_profiling_a_constant_model_raises() -> None:
     nodes = [helper.make_node("Add", ["a", "a"], ["y"])]
     m = onnx2jax.convert(model(nodes, [], [value("y", np.float32, [2])], {"a": np.ones(2, np.float32)}))
     with pytest.raises(UnsupportedError, match="names no node of the model"):
         m.profile(calls=1)
 
 
-def test_what_profile_refuses() -> None:
+def test_invalid_profile_arguments_are_rejected() -> None:
     m = onnx2jax.convert(mlp())
     with pytest.raises(InputShapeError):
         m.profile(np.ones((2, 5), np.float32))
@@ -108,7 +108,7 @@ def test_text_and_chart() -> None:
     assert widths == sorted(widths, reverse=True)
 
 
-def test_what_is_handed_to_other_threads_ends_later() -> None:
+def test_work_on_other_threads_is_attributed() -> None:
     """The call of an operation ends after 1 us, its work after 5."""
     space = xspace._message("XSpace")()
     plane = space.planes.add(name="/host:CPU")

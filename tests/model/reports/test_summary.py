@@ -32,7 +32,7 @@ def plain() -> onnx2jax.Model:
     )  # fmt: skip
 
 
-def test_nodes_are_counted(plain: onnx2jax.Model) -> None:
+def test_node_costs(plain: onnx2jax.Model) -> None:
     found = plain.summary(dims={"n": 2, "k": 6})
     nodes = {n.operator: n for n in found.nodes}
     assert [n.operator for n in found.nodes] == ["MatMul", "Relu", "Conv", "ReduceSum"]
@@ -56,14 +56,14 @@ def test_inputs_are_arrays_or_shapes(plain: onnx2jax.Model, given: Any) -> None:
     assert found.nodes[0].flops == 2 * 7 * 15
 
 
-def test_what_declares_no_type_takes_one_with_its_shape(plain: onnx2jax.Model) -> None:
+def test_inputs_without_declared_type_take_the_given_shape(plain: onnx2jax.Model) -> None:
     part = plain.cut(inputs=["h"], outputs=["y"])
     assert part.summary({"h": jax.ShapeDtypeStruct((2, 5), np.float32)}).flops == 10
     with pytest.raises(errors.InputTypeError, match="h: None has no shape"):
         part.summary()
 
 
-def test_loops_count_their_trips() -> None:
+def test_flops_of_loops() -> None:
     found = made(
         """g (float[3] x) => (float[3] y) { m = Constant<value = int64 {4}>()
         y = Loop(m, , x) <body = b (int64 i, bool c, float[3] s) => (bool o, float[3] t) { o = Identity(c)
@@ -72,7 +72,7 @@ def test_loops_count_their_trips() -> None:
     assert 12 <= (found.nodes[0].flops or 0) <= 20  # and the trips themselves
 
 
-def test_a_model_in_stages_is_counted_too() -> None:
+def test_costs_of_a_partitioned_model() -> None:
     model = made(
         """g (float[n] x) => (float[m] y) <int64[1] flat = {-1}>
         { big = Mul(x, x)\n at = NonZero(big)\n i = Reshape(at, flat)\n some = Gather(x, i)\n y = Exp(some) }"""
@@ -86,7 +86,7 @@ def test_a_model_in_stages_is_counted_too() -> None:
     assert "host" in str(found)
 
 
-def test_lists_and_strings_have_shapes_too() -> None:
+def test_types_of_lists_and_strings() -> None:
     found = made(
         "g (float[2, 3] x, string[2] s) => (seq(float) y, string[2] t) { y = SplitToSequence(x)\n t = Identity(s) }"
     )
@@ -100,7 +100,7 @@ def test_a_summary_is_a_table_and_json(plain: onnx2jax.Model) -> None:
     assert json.loads(found.to_json())["nodes"][0]["flops"] == 60
 
 
-def test_what_does_not_fit_is_an_error(plain: onnx2jax.Model) -> None:
+def test_mismatched_inputs_raise(plain: onnx2jax.Model) -> None:
     with pytest.raises(errors.InputNameError, match="no input w"):
         plain.summary({"w": (1,)})
     with pytest.raises(errors.InputNameError, match=r"dimension variables are \['k', 'n'\]"):
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_an_error(plain: onnx2jax.Model) -> None:
         plain.summary({"x": (7, 4)}, dims={"k": 3})
 
 
-def test_texts_that_a_node_makes_have_shapes() -> None:
+def test_types_of_computed_strings() -> None:
     model = made("g (float[2] x, string[2] s) => (string[2] t, float[2] y) { t = StringConcat(s, s)\n y = Exp(x) }")
     found = model.summary({"s": np.array(["a", "b"], object)})
     assert [dict(n.outputs) for n in found.nodes] == [{"t": "string[2]"}, {"y": "float32[2]"}]

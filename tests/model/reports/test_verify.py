@@ -93,7 +93,7 @@ SCAN = """g (float[3] x, float[5, 3] xs) => (float[3] t, float[5, 3] ys)
 
 @pytest.mark.parametrize("against", ["onnxruntime", "reference"])
 @pytest.mark.parametrize("text", [PLAIN, STAGED, LOOP, BRANCH], ids=["plain", "staged", "loop", "branch"])
-def test_right_models_are_the_same_node_by_node(text: str, against: str) -> None:
+def test_correct_models_verify_node_by_node(text: str, against: str) -> None:
     found = onnx2jax.convert(proto(text)).verify(against=against, each_node=True)
     assert found and found.first is None and not found.notes, str(found)
     assert list(found.nodes) == ["inputs"]
@@ -139,7 +139,7 @@ def test_operands_are_saved_under_any_name(plant: Plant, tmp_path: Path) -> None
         assert {*saved.files} == {"file", "ours|y", "theirs|y"}
 
 
-def test_only_the_node_that_is_wrong_differs(plant: Plant) -> None:
+def test_only_the_wrong_node_differs(plant: Plant) -> None:
     """Those behind it read what the other computed."""
     plant("Tanh")
     found = onnx2jax.convert(proto(PLAIN)).verify(against="reference")
@@ -148,7 +148,7 @@ def test_only_the_node_that_is_wrong_differs(plant: Plant) -> None:
     assert (facts["ok"], facts["first"]["value"]) == (False, "r")
 
 
-def test_weights_are_those_of_the_model() -> None:
+def test_verify_uses_the_models_present_weights() -> None:
     model = onnx2jax.convert(proto(PLAIN)).with_params({"w": np.eye(3, dtype=np.float32)})
     assert model.verify(against="onnxruntime").ok
 
@@ -165,7 +165,7 @@ def with_data(folder: Path, scale: float = 1.0) -> Path:
     return folder / "model.onnx"
 
 
-def test_test_data_beside_the_file_counts(tmp_path: Path) -> None:
+def test_test_data_next_to_the_file_is_used(tmp_path: Path) -> None:
     model = onnx2jax.convert(with_data(tmp_path))
     found = model.verify()
     assert found.ok and found.against == str(tmp_path) and list(found.outputs) == ["test_data_set_0"]
@@ -173,7 +173,7 @@ def test_test_data_beside_the_file_counts(tmp_path: Path) -> None:
     assert model.verify(against=tmp_path / "test_data_set_0").ok
 
 
-def test_other_outputs_in_test_data_are_a_difference(tmp_path: Path) -> None:
+def test_differing_expected_outputs_are_reported(tmp_path: Path) -> None:
     model = onnx2jax.convert(with_data(tmp_path, 1.01))
     found = model.verify()
     assert not found and not any(c.ok for c in found.outputs["test_data_set_0"])
@@ -193,7 +193,7 @@ def refused(model: Model, **how: Any) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_compared_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = onnx2jax.convert(proto(PLAIN))
     assert "pass 'onnxruntime' or 'reference', or a folder" in refused(model, against="onnx-runtime")
     assert "no test data" in refused(model, against=tmp_path)
@@ -250,7 +250,7 @@ def test_inputs_are_given_by_name() -> None:
 
 
 @pytest.mark.parametrize("against", ["onnxruntime", "reference"])
-def test_others_get_scalars_and_jax_arrays_as_arrays_of_the_declared_types(against: str) -> None:
+def test_peers_get_arrays_of_the_declared_types(against: str) -> None:
     model = onnx2jax.convert(
         proto("g (float[2] x, int64 n, float f) => (float[2] y, int64 m) { y = Mul(x, f)\nm = Add(n, n) }")
     )
@@ -258,7 +258,7 @@ def test_others_get_scalars_and_jax_arrays_as_arrays_of_the_declared_types(again
     assert found and {c.value: c.theirs for c in found.outputs["inputs"]} == {"y": "float32[2]", "m": "int64[]"}
 
 
-def test_a_sequence_is_asked_for() -> None:
+def test_sequence_inputs_must_be_given() -> None:
     model = onnx2jax.convert(proto("g (seq(float[2]) s) => (int64 n) { n = SequenceLength(s) }"))
     with pytest.raises(errors.InputTypeError, match=re.escape("give the inputs, {'s': ...}")):
         model.verify(against="onnxruntime")

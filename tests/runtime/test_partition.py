@@ -56,7 +56,7 @@ def detector(*, head: bool = False) -> onnx.ModelProto:
     return model(nodes, [value("x", np.float32, [1, 3, "h", "w"])], [value("y", np.float32, None)], constants)
 
 
-def test_a_detector_is_compiled_up_to_its_light_tail() -> None:
+def test_a_detector_is_compiled_except_for_its_light_tail() -> None:
     proto = detector()
     m = onnx2jax.convert(proto)
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_a_detector_is_compiled_up_to_its_light_tail() -> None:
     assert "NonMaxSuppression 'nms' needs the value of 'boxes'" in [why for _, _, why, *_ in m._runtime.program.rows()]
 
 
-def test_heavy_work_behind_the_cut_is_compiled_for_each_count() -> None:
+def test_heavy_nodes_after_a_host_node_are_compiled_per_count() -> None:
     proto = detector(head=True)
     m = onnx2jax.convert(proto)
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_heavy_work_behind_the_cut_is_compiled_for_each_count() -> None:
     assert kinds(m) == ["jit", "host", "jit"]
 
 
-def test_a_transformation_of_a_cut_model_names_node_and_cure() -> None:
+def test_a_transformation_of_a_partitioned_model_raises_with_the_fix() -> None:
     m = onnx2jax.convert(detector())
     with pytest.raises(
         KnownValueError, match=r"(?s)'nms' \(NonMax.*known before.*static=.*max_size={'nms': n}"
@@ -85,7 +85,7 @@ def test_a_transformation_of_a_cut_model_names_node_and_cure() -> None:
     assert "it is computed from: 'x'" in caught.value.__notes__
 
 
-def test_strings_stay_on_the_host_beside_a_compiled_network() -> None:
+def test_string_nodes_run_on_the_host_next_to_a_compiled_network() -> None:
     constants = {"w": RNG.normal(size=(4, 3)).astype(np.float32), "names": np.array(["a", "b", "c"], object)}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["scores"]),
@@ -101,7 +101,7 @@ def test_strings_stay_on_the_host_beside_a_compiled_network() -> None:
     assert isinstance(scores, jax.Array) and kinds(m) == ["jit", "host"]
 
 
-def test_shapes_known_before_a_cut_are_known_behind_it() -> None:
+def test_shapes_are_constant_across_partitions() -> None:
     """The compiled stage behind the cut reshapes to extents computed from the input's shape in front of it."""
     constants = {"w": RNG.normal(size=(3, 3)).astype(np.float32), "one": np.array([1])}
     nodes = [
@@ -144,7 +144,7 @@ def decoder(steps: int) -> onnx.ModelProto:
     return model([node], [value("start", np.int64, ["t"])], [value("y", np.int64, None)], constants)
 
 
-def test_a_loop_with_growing_state_does_not_compile_for_every_length() -> None:
+def test_a_loop_with_growing_state_is_not_recompiled_per_length() -> None:
     proto = decoder(64)
     m = onnx2jax.convert(proto)
     feeds = {"start": np.array([1, 2, 3] * 20)}
@@ -152,14 +152,14 @@ def test_a_loop_with_growing_state_does_not_compile_for_every_length() -> None:
     assert m.compilations <= 8
 
 
-def test_infinite_work_is_not_hidden_in_the_table() -> None:
+def test_infinite_cost_does_not_break_explain() -> None:
     m = onnx2jax.convert(detector())
     m(np.zeros((1, 3, 8, 8), np.float32))
     lines = [line for line in m.explain().splitlines() if not line.startswith(" ")]
     assert lines[0].split() == ["stage", "nodes", "why", "here", "compiled", "seconds"] and len(lines) == 3
 
 
-def test_the_table_fits_a_terminal() -> None:
+def test_the_table_groups_equal_nodes() -> None:
     """Nodes that are cut off alike are told once, with their number."""
     path = "/model/blocks.{}/attention/keep_only_what_is_not_masked_by_the_caller/NonZero"
     nodes = [helper.make_node("MatMul", ["x", "x"], ["y"])]
@@ -200,7 +200,7 @@ def test_buckets_bound_the_number_of_compilations() -> None:
         onnx2jax.convert(masked_mean(), bucket={"sequence": [8]})
 
 
-def test_many_compilations_are_warned_of_with_input_and_cure() -> None:
+def test_recompilation_warning_names_input_and_fix() -> None:
     m = onnx2jax.convert(masked_mean(), warn_after=3)
     with pytest.warns(onnx2jax.RecompilationWarning, match=r"compiled 4 times.*'(x|mask)' came in 4 shapes.*bucket="):
         for n in range(1, 6):
@@ -208,7 +208,7 @@ def test_many_compilations_are_warned_of_with_input_and_cure() -> None:
 
 
 @pytest.mark.parametrize("limit", [None, np.array(2**62)])
-def test_an_endless_loop_is_an_error_when_bounded(limit: np.ndarray | None) -> None:
+def test_max_trips_bounds_an_endless_loop(limit: np.ndarray | None) -> None:
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["s", "s"], ["t"])],
         "body",
@@ -240,7 +240,7 @@ SIZED: dict[str, tuple[onnx.NodeProto, list[Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("case", SIZED)
-def test_max_size_pads_counts_and_makes_one_jit(case: str) -> None:
+def test_max_size_pads_results_returns_counts_and_gives_one_program(case: str) -> None:
     node, arrays, outputs = SIZED[case]
     names = [n for n in node.input if n]
     inputs = [value(n, a.dtype, a.shape) for n, a in zip(names, arrays, strict=True)]
@@ -300,7 +300,7 @@ def collatz() -> onnx.ModelProto:
     return model([node], [value("x", np.int64, [])], ends, constants)
 
 
-def test_a_loop_whose_trips_depend_on_data_collects_rows() -> None:
+def test_a_data_dependent_loop_stacks_scan_outputs() -> None:
     rows = [22, 11, 34, 17, 52, 26, 13, 40, 20, 10, 5, 16, 8, 4, 2, 1]
     last, found = onnx2jax.convert(collatz())(np.array(7))
     assert int(last) == 1 and found.tolist() == rows
@@ -312,7 +312,7 @@ def test_a_loop_whose_trips_depend_on_data_collects_rows() -> None:
         onnx2jax.convert(collatz(), max_size={"fall": 5})(np.array(7))
 
 
-def test_threads_share_a_model() -> None:
+def test_concurrent_calls_of_a_partitioned_model() -> None:
     """Two may find a cut at the same time, and each brings shapes of its own."""
     proto = detector(head=True)
     images = [RNG.normal(size=(1, 3, 8 + i % 3, 8)).astype(np.float32) for i in range(24)]
@@ -323,7 +323,7 @@ def test_threads_share_a_model() -> None:
             np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_call_that_fails_leaves_the_model_as_it_was() -> None:
+def test_a_failed_call_does_not_change_the_model() -> None:
     proto = detector(head=True)
     m = onnx2jax.convert(proto)
     x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
@@ -333,7 +333,7 @@ def test_a_call_that_fails_leaves_the_model_as_it_was() -> None:
         np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_bucket_pads_texts_with_empty_ones() -> None:
+def test_buckets_pad_strings_with_empty_strings() -> None:
     constants = {"w": RNG.normal(size=(4, 3)).astype(np.float32), "names": np.array(["a", "b", "c"], object)}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["scores"]),
@@ -350,14 +350,14 @@ def test_a_bucket_pads_texts_with_empty_ones() -> None:
     assert m.compilations == 2
 
 
-def test_the_first_call_may_be_rematerialised() -> None:
+def test_the_first_call_inside_checkpoint() -> None:
     m, x = onnx2jax.convert(mlp()), np.ones((2, 4), np.float32)
     gradient = jax.grad(lambda p: jax.checkpoint(m.apply)(p, x).sum())(m.params)
     expected = jax.grad(lambda p: m.apply(p, x).sum())(m.params)
     np.testing.assert_allclose(gradient["w1"], expected["w1"], rtol=1e-5)
 
 
-def test_what_attributes_decide_is_worked_out_once_a_node_and_anew_for_each_caller_of_a_function():
+def test_attribute_computations_are_cached_per_node_and_function_call():
     made = []
 
     def doubled(factor: float) -> float:
