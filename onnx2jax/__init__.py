@@ -35,7 +35,7 @@ from .training.lora import load_adapter
 from .training.modules import to_equinox, to_nnx
 from .training.packing import pack_texts
 from .training.state import FineTuningState, TrainingState
-from .training.straight import ZeroGradientWarning
+from .training.straight_through import ZeroGradientWarning
 from .training.training_model import TrainingModel
 
 __all__ = [

@@ -1,11 +1,12 @@
-"""Training: by what a file says of itself (TrainingModel), or by a loss of the user's (finetune).
+"""Training: by the file's own ``training_info`` (TrainingModel), or with a user's loss and optimizer (finetune).
 
-Both are functions of a state, a pytree, run by one engine; checkpoints keep it and progress bars follow.
+Both are update functions of a state pytree, compiled and run by one engine.
 
-- ``file``, ``training_model``: what a file says of its training; ``artifacts``: what onnxruntime's tools made for it.
-- ``finetune``: a loss of the user's. ``finetune_arguments`` checks, ``weights`` tells which parameters learn, ``form``
-  makes the graph for training, ``lora`` adds adapters, ``decoders`` knows the loss of next tokens, ``objective`` is the
-  loss as a function of parameters.
-- ``modules``: a model inside flax or equinox.
-- ``engine``, ``state``, ``checkpoint``, ``progress``: for all of them.
+- ``file``, ``training_model``: training_info; ``artifacts``: onnxruntime's on-device training.
+- ``finetune``: a user's loss. ``finetune_arguments`` validates, ``weights`` selects the parameters to train, ``form``
+  rewrites the graph for training, ``straight_through`` passes gradients through rounding, ``lora`` adds adapters,
+  ``decoders`` has the next-token loss, ``packing`` packs texts into rows, ``objective`` is the loss as a function of
+  parameters.
+- ``modules``: a model as a flax or equinox module.
+- ``engine``, ``state``, ``checkpoint``, ``progress``: shared by all of them.
 """

@@ -1,4 +1,4 @@
-"""What onnxruntime's on-device training starts from: an evaluation model, its checkpoint, its optimizer."""
+"""Loads the artifacts of onnxruntime's on-device training: evaluation model, checkpoint and optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..proto.tensors import to_array
 
 @dataclass(frozen=True)
 class Artifacts:
-    """A model to train, as onnxruntime keeps it. Made by ``load_artifacts``.
+    """Training artifacts of onnxruntime. Created by ``load_artifacts``.
 
     Attributes:
         model: the evaluation model, with the checkpoint's parameters in ``model.params``. Its first output is the
@@ -29,10 +29,10 @@ class Artifacts:
         trainable: the names of the parameters to train.
         optimizer: the nodes of the optimizer model in order, each with its attributes: ``{"AdamWOptimizer":
             {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-06, "weight_decay": 0.0, ...}}``. Empty without that model.
-        learning_rate: of the optimizer; None when the checkpoint has no state of it.
-        step: how many steps it has made.
-        moments: its state by parameter: ``{"fc.weight": {"momentum0": ..., "momentum1": ...}}``.
-        properties: what the user added to the checkpoint.
+        learning_rate: the optimizer's learning rate; None if the checkpoint has no optimizer state.
+        step: the number of optimizer steps taken.
+        moments: the optimizer state by parameter: ``{"fc.weight": {"momentum0": ..., "momentum1": ...}}``.
+        properties: the user's own entries in the checkpoint.
     """
 
     model: Model
@@ -45,12 +45,12 @@ class Artifacts:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters to train, for ``model.apply`` and its derivatives."""
+        """The parameters to train, by name, as the first argument of ``model.apply``."""
         return {name: self.model.params[name] for name in self.trainable}
 
 
 def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpoint", **options: Any) -> Artifacts:
-    """Load what ``onnxruntime.training.artifacts.generate_artifacts`` wrote, to train it with JAX.
+    """Loads the output of ``onnxruntime.training.artifacts.generate_artifacts``, for training with JAX.
 
     ``training_model.onnx`` is not needed: JAX differentiates the evaluation model::
 
@@ -61,18 +61,18 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
 
         value, gradients = jax.value_and_grad(loss)(artifacts.params, x, labels)
 
-    The AdamW of onnxruntime (``adam_mode`` 1) adds epsilon before it corrects the bias, that of optax after it: with
-    the same attributes they take nearly the same steps, not the same ones.
+    onnxruntime's AdamW (``adam_mode`` 1) adds epsilon before bias correction, optax's after it, so equal settings give
+    slightly different steps.
 
     Args:
-        folder: where ``eval_model.onnx``, the checkpoint and, if there is one, ``optimizer_model.onnx`` are.
-        checkpoint: the name of the checkpoint in the folder. What it keeps in a file apart is read from there.
-        options: as for ``convert``.
+        folder: contains ``eval_model.onnx``, the checkpoint and, optionally, ``optimizer_model.onnx``.
+        checkpoint: the file name of the checkpoint in the folder; its external data file is read from there too.
+        **options: keywords of ``convert``.
 
     Raises:
         ModelError: a file is damaged, or the checkpoint does not fit the model.
         UnsupportedError: the checkpoint has several groups of parameters.
-        FileNotFoundError: no such file.
+        FileNotFoundError: a file is missing.
         ImportError: flatbuffers is not installed.
     """
     folder = Path(folder)
@@ -95,7 +95,7 @@ def load_artifacts(folder: str | os.PathLike[str], *, checkpoint: str = "checkpo
 
 
 def _set_parameters(message: Any, tensors: list[Any]) -> None:
-    """Parameters, which the evaluation model takes as inputs, become its initializers."""
+    """Turns parameters, which are inputs of the evaluation model, into initializers."""
     inputs = {v.name: v for v in message.graph.input}
     for tensor in tensors:
         value = inputs.pop(tensor.name, None)
@@ -114,7 +114,7 @@ def _set_parameters(message: Any, tensors: list[Any]) -> None:
 
 
 def _attributes(path: Path) -> dict[str, dict[str, Any]]:
-    """The nodes of a model, each with its attributes."""
+    """Operator -> attributes, for the nodes of a model; {} if the file does not exist."""
     if not path.exists():
         return {}
     message = read_model(path)

@@ -1,7 +1,7 @@
-"""Checkpoints of a training state: one file by safetensors, or a series of steps in a folder by orbax.
+"""Checkpoints of training states: a single safetensors file, or a folder of steps written by orbax.
 
-Both hold the same flat entries, name -> array, and a text about them, and are read against a state of the same
-structure. So neither knows what the state is made of, and what does not fit is said in the same words.
+Both store the same flat entries, name -> array, with JSON metadata, and are restored against a state of the same
+structure. So both support any pytree, and report mismatches in the same way.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from ..proto import atomic
 from ..runtime.values import to_host
 from ..sharding.processes import together, writes
 from ..sharding.put import by_parts, put
-from .engine import check_not_used_up, is_key
+from .engine import check_not_donated, is_key
 
 T = TypeVar("T")
 S = TypeVar("S")
 
-ABOUT: Final = "onnx2jax"
-"""Where a checkpoint says what it holds: ``entries``, their types by name; ``keys``, the random keys among them with
-their algorithms; ``position``, as it was given."""
-READ_BACK: Final = {"bool", "float16", "float32", "float64", "bfloat16", "complex64"} | {
+METADATA: Final = "onnx2jax"
+"""Name of a checkpoint's metadata: ``entries``, dtype and shape by name; ``keys``, the algorithms of PRNG keys by name;
+``position``, as passed by the caller."""
+SAFETENSORS_TYPES: Final = {"bool", "float16", "float32", "float64", "bfloat16", "complex64"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""The types that safetensors gives back as NumPy arrays. Of others (float8, int4, ...) the file holds the bytes."""
-IN_ORBAX: Final = READ_BACK | {"complex128"} | {f"float8_{x}" for x in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
-"""The types that orbax holds; of others, too, the bytes."""
+"""The dtypes that safetensors restores as NumPy arrays; others (float8, int4, ...) are stored as bytes."""
+_FLOAT8: Final = {f"float8_{x}" for x in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+ORBAX_TYPES: Final = SAFETENSORS_TYPES | {"complex128"} | _FLOAT8
+"""The dtypes that orbax supports; others are stored as bytes."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any = None) -> Path:
-    """Write a training state to a safetensors file, whole or not at all.
+    """Writes a training state to a safetensors file, atomically.
 
-    Of several processes all call this, and the first gathers and writes; ``Checkpoints`` gathers nothing.
+    With several processes, all call this, and the first gathers and writes the arrays; ``Checkpoints`` does not gather.
 
     Args:
-        path: the file; one that is there is replaced.
-        state: any pytree of arrays: a state of TrainingModel or ``finetune``, one of optax, a dict of parameters.
-            Typed random keys are written as their data and the name of their algorithm. Every tensor has the path of
-            its leaf as name: ``params/fc.weight``.
-        position: what else to resume from, such as the place in the data: anything that JSON holds.
+        path: the file; an existing one is replaced.
+        state: any pytree of arrays: a state of TrainingModel, ``finetune`` or optax, or a dict of parameters. A typed
+            PRNG key is stored as its data and the name of its algorithm. Each tensor is named by the path of its leaf:
+            ``params/fc.weight``.
+        position: what else to resume from, such as the position in the data: any JSON value.
 
     Returns:
         The path.
 
     Raises:
-        TypeError: a leaf is no array, or JSON cannot hold ``position``.
+        TypeError: a leaf is not an array, or ``position`` is not a JSON value.
         ImportError: safetensors is not installed.
 
     >>> import jax, jax.numpy as jnp, tempfile, onnx2jax
@@ -68,36 +69,35 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     """
     save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
     path = Path(path)
-    arrays, about = _entries(state, position)
+    arrays, metadata = _entries(state, position)
     ours, mesh = writes(arrays)
     with together(mesh, "save_checkpoint"):
         blocks = {}
         for name, value in arrays.items():
-            # Pointers go to safetensors, so each array has to be one block in order.
+            # safetensors reads raw pointers, so each array must be C-contiguous.
             block = np.asarray(to_host(value), order="C")
             if ours:
-                blocks[name] = block if block.dtype.name in READ_BACK else _bytes(block)
+                blocks[name] = block if block.dtype.name in SAFETENSORS_TYPES else _bytes(block)
         if ours:
             with atomic.replacing(path) as file:
-                save_file(blocks, file.name, {ABOUT: json.dumps(about)})
+                save_file(blocks, file.name, {METADATA: json.dumps(metadata)})
     return path
 
 
 def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
-    """Read a training state that ``save_checkpoint`` wrote.
+    """Reads a training state written by ``save_checkpoint``.
 
     Args:
         path: the file.
-        like: a state of the same structure, shapes and types, whose values do not count; ``jax.ShapeDtypeStruct``
-            will do. Each array is put where the one in ``like`` lies: a sharded state comes back sharded, on as many
-            devices as ``like`` uses, however many wrote it.
+        like: a state of the same structure, shapes and dtypes, of arrays or ``jax.ShapeDtypeStruct``; values are
+            ignored. Each array gets the sharding of its leaf in ``like``, on any number of devices.
 
     Returns:
-        The state, and the position that was saved. 64-bit types survive without ``jax_enable_x64``.
+        (state, position). 64-bit types are preserved without ``jax_enable_x64``.
 
     Raises:
-        CheckpointError: the file is damaged, or does not fit ``like``: every entry that is missing, too many, or of
-            another shape or type is named.
+        CheckpointError: the file is damaged, or does not match ``like``; lists all missing and unexpected entries, and
+            those of another shape or dtype.
         FileNotFoundError: no such file.
         ImportError: safetensors is not installed.
 
@@ -110,27 +110,27 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
     """
     safetensors, path = compat.optional("safetensors", "checkpoint"), Path(path)
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder; a series of checkpoints: Checkpoints(folder).load(like)")
+        raise IsADirectoryError(f"{str(path)!r} is a folder; if Checkpoints wrote it: Checkpoints(folder).load(like)")
     try:
         with safetensors.safe_open(path, "numpy") as file:
-            about = (file.metadata() or {}).get(ABOUT)
-            if about is None:
+            metadata = (file.metadata() or {}).get(METADATA)
+            if metadata is None:
                 raise CheckpointError(f"{str(path)!r} was not written by save_checkpoint")
-            return _restored(str(path), _parsed(str(path), about), like, file.get_tensor, file.get_slice)
+            return _restore(str(path), _parse(str(path), metadata), like, file.get_tensor, file.get_slice)
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{str(path)!r} is damaged, or no safetensors file ({error})") from error
+        raise CheckpointError(f"{str(path)!r} is damaged, or not a safetensors file ({error})") from error
 
 
 class Checkpoints:
-    """A folder of checkpoints by step, written by orbax while training goes on; the newest few are kept.
+    """A folder of checkpoints by step, written by orbax in the background; keeps the newest few.
 
-    Each step appears whole or not at all. Arrays that are spread over devices or processes are written and read in
-    pieces, never gathered, and may be read onto another mesh. All processes make the same calls, over one folder.
-    Use it in a ``with`` statement, or call ``close``.
+    Each step is written atomically. Arrays sharded over devices or processes are written and read by shard, never
+    gathered, and may be restored onto another mesh. All processes make the same calls, with a shared folder. Use it in
+    a ``with`` statement, or call ``close``.
 
     Args:
-        folder: where they are, made when it is not there.
-        keep: how many of the newest steps stay; None for all.
+        folder: the folder; created if it does not exist.
+        keep: the number of newest steps to keep; None for all.
 
     Raises:
         ImportError: orbax is not installed.
@@ -149,85 +149,85 @@ class Checkpoints:
         self._orbax = orbax = compat.optional("orbax.checkpoint", "checkpoint")
         self.folder = Path(folder)
         options = orbax.CheckpointManagerOptions(max_to_keep=keep)
-        self._manager = _apart(lambda: orbax.CheckpointManager(self.folder.absolute(), options=options))
+        self._manager = _in_thread(lambda: orbax.CheckpointManager(self.folder.absolute(), options=options))
 
     @property
     def steps(self) -> list[int]:
-        """The steps that can be loaded, ascending."""
+        """The available steps, ascending; waits for pending writes."""
         self.wait()
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Any, *, position: Any = None) -> None:
-        """Write a state, in the background: returns once its values are taken, so the next step may donate it.
+        """Writes a state in the background; returns once its values are copied, so the next step may donate it.
 
         Args:
-            step: its number, above those of the steps that are there.
+            step: the step number, above all existing ones.
             state, position: as in ``save_checkpoint``.
 
         Raises:
             ValueError: ``step`` is not above the newest one.
-            TypeError: a leaf is no array, or JSON cannot hold ``position``.
+            TypeError: a leaf is not an array, or ``position`` is not a JSON value.
         """
-        arrays, about = _entries(state, position)
+        arrays, metadata = _entries(state, position)
         with together(writes(arrays)[1], "Checkpoints.save") as said:
             newest = self._manager.latest_step()
             if newest is not None and step <= newest:
                 raise ValueError(f"step {step} is not above {newest}, the newest in {str(self.folder)!r}")
             said.same({"step": step, "newest": newest, "position": position})
-        # orbax refuses empty arrays, and types that it does not hold only later, in the background.
-        arrays = {n: a if a.dtype.name in IN_ORBAX else _bytes(a) for n, a in arrays.items() if a.size}
+        # orbax rejects empty arrays, and unsupported dtypes only later, in the background.
+        arrays = {n: a if a.dtype.name in ORBAX_TYPES else _bytes(a) for n, a in arrays.items() if a.size}
         args = self._orbax.args
-        parts = {ABOUT: args.JsonSave(about)} | ({"state": args.PyTreeSave(arrays)} if arrays else {})
-        _apart(lambda: self._manager.save(step, args=args.Composite(**parts)))
+        parts = {METADATA: args.JsonSave(metadata)} | ({"state": args.PyTreeSave(arrays)} if arrays else {})
+        _in_thread(lambda: self._manager.save(step, args=args.Composite(**parts)))
 
     def load(self, like: S, *, step: int | None = None) -> tuple[S, Any]:
-        """Read a state and its position.
+        """Reads a state and its position.
 
         Args:
             like: as in ``load_checkpoint``.
-            step: which; the newest when left out.
+            step: the step number; defaults to the newest.
 
         Raises:
             CheckpointError: as in ``load_checkpoint``.
-            FileNotFoundError: no such step, or none at all.
+            FileNotFoundError: there is no such step.
         """
         leaves, _ = _leaves(like)
         with together(writes(leaves)[1], "Checkpoints.load") as said:
             steps = self.steps
             if not steps or step not in (None, *steps):
-                known = f"the steps there are {steps}"
-                raise FileNotFoundError(f"no checkpoint {step or ''} in {str(self.folder)!r}; {known}")
+                available = f"the available steps are {steps}"
+                raise FileNotFoundError(f"no checkpoint {step or ''} in {str(self.folder)!r}; {available}")
             number = steps[-1] if step is None else step
             said.same({"step": number})
         where, args = f"step {number} of {str(self.folder)!r}", self._orbax.args
 
         def target(leaf: Any) -> Any:
-            sharding = _sharding(leaf) if leaf.dtype.name in IN_ORBAX else None
+            sharding = _sharding(leaf) if leaf.dtype.name in ORBAX_TYPES else None
             if sharding is None:
                 return self._orbax.RestoreArgs(restore_type=np.ndarray)
             return self._orbax.ArrayRestoreArgs(sharding=sharding, global_shape=leaf.shape, dtype=leaf.dtype)
 
         def read(**parts: Any) -> Any:
             try:
-                return _apart(lambda: self._manager.restore(number, args=args.Composite(**parts)))
-            except Exception as error:  # orbax and tensorstore raise whatever they meet
+                return _in_thread(lambda: self._manager.restore(number, args=args.Composite(**parts)))
+            except Exception as error:  # orbax and tensorstore raise exceptions of any type
                 raise CheckpointError(f"{where} cannot be read ({type(error).__name__}: {error})") from error
 
-        about = read(**{ABOUT: args.JsonRestore()})[ABOUT]
+        metadata = read(**{METADATA: args.JsonRestore()})[METADATA]
         targets = {name: target(leaf) for name, leaf in leaves.items() if leaf.size}
-        _check(where, about, leaves)
+        _check_fits(where, metadata, leaves)
         arrays = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in leaves.items() if not leaf.size}
         if targets:
             arrays |= read(state=args.PyTreeRestore(restore_args=targets))["state"]
-        return _restored(where, about, like, arrays.__getitem__)
+        return _restore(where, metadata, like, arrays.__getitem__)
 
     def wait(self) -> None:
-        """Until all that was saved is on the disk; raises what went wrong there."""
-        _apart(self._manager.wait_until_finished)
+        """Waits until all pending writes are finished; raises their errors."""
+        _in_thread(self._manager.wait_until_finished)
 
     def close(self) -> None:
-        """Finish writing and let the threads go."""
-        _apart(self._manager.close)
+        """Finishes pending writes and stops the threads."""
+        _in_thread(self._manager.close)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -236,11 +236,11 @@ class Checkpoints:
         self.close()
 
 
-def _apart(work: Callable[[], T]) -> T:
-    """Done in a thread of its own, with 64-bit types.
+def _in_thread(work: Callable[[], T]) -> T:
+    """Runs a function in a separate thread, with 64-bit types enabled.
 
-    orbax runs an event loop; where one is running, as in a notebook, it would move to threads that know no such
-    scope, and 64-bit arrays would come back as 32-bit ones.
+    orbax runs an event loop. If one is already running, as in a notebook, it uses threads outside the 64-bit scope, and
+    64-bit arrays would be restored as 32-bit ones.
     """
 
     def scoped() -> T:
@@ -252,7 +252,7 @@ def _apart(work: Callable[[], T]) -> T:
 
 
 def _sharding(leaf: Any) -> Any:
-    """Where a leaf lies; None for wherever JAX puts things."""
+    """The sharding of a committed leaf; None for JAX's default device."""
     return getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
 
 
@@ -267,9 +267,9 @@ def _leaves(state: Any) -> tuple[dict[str, Any], Any]:
     for path, leaf in paths:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if not hasattr(leaf, "dtype") or leaf.dtype == object or isinstance(leaf, np.ma.MaskedArray):
-            raise TypeError(f"{name!r} of the state is no array but {type(leaf).__name__} ({leaf!r:.60})")
+            raise TypeError(f"{name!r} of the state is not an array but {type(leaf).__name__} ({leaf!r:.60})")
         if name in leaves:
-            raise TypeError(f"two leaves of the state are named {name!r}; give them names that differ without '/'")
+            raise TypeError(f"two leaves of the state are named {name!r}; rename one of them")
         leaves[name] = leaf
     return leaves, structure
 
@@ -279,78 +279,82 @@ def _type(leaf: Any) -> str:
 
 
 def _entries(state: Any, position: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is written of a state: arrays by name, and what is said about them."""
-    check_not_used_up(state)
+    """The arrays of a state by name, and its metadata."""
+    check_not_donated(state)
     leaves, _ = _leaves(state)
     text = json.dumps(position)
     if json.loads(text) != position:
-        raise TypeError(f"position ({position!r:.80}) comes back from JSON as {text:.80}; use lists, and texts as keys")
+        raise TypeError(f"position ({position!r:.80}) is changed by JSON to {text:.80}; use lists, and strings as keys")
     keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in leaves.items() if is_key(leaf)}
-    about = {"entries": {n: _type(leaf) for n, leaf in leaves.items()}, "keys": keys, "position": position}
+    metadata = {"entries": {n: _type(leaf) for n, leaf in leaves.items()}, "keys": keys, "position": position}
 
     def plain(leaf: Any) -> Any:
         if is_key(leaf):
             leaf = jax.random.key_data(leaf)
             return np.asarray(leaf) if leaf.is_fully_addressable else leaf
-        return leaf if isinstance(leaf, jax.Array) else np.array(leaf)  # its owner may write into a NumPy array
+        return leaf if isinstance(leaf, jax.Array) else np.array(leaf)  # the caller may overwrite a NumPy array
 
-    return {name: plain(leaf) for name, leaf in leaves.items()}, about
+    return {name: plain(leaf) for name, leaf in leaves.items()}, metadata
 
 
 def _bytes(array: Any) -> np.ndarray:
     return np.asarray(to_host(array), order="C").reshape(-1).view(np.uint8)
 
 
-def _parsed(where: str, about: str) -> Mapping[str, Any]:
-    """The text about a checkpoint, as JSON."""
+def _parse(where: str, metadata: str) -> Mapping[str, Any]:
+    """The parsed JSON metadata of a checkpoint."""
     try:
-        parsed: Mapping[str, Any] = json.loads(about)
+        parsed: Mapping[str, Any] = json.loads(metadata)
         return parsed
     except ValueError as error:
         raise CheckpointError(f"{where} is damaged ({error})") from None
 
 
-def _check(where: str, about: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
-    is_whole = isinstance(about, Mapping) and about.keys() >= {"entries", "keys", "position"}
-    if not is_whole or not all(isinstance(about[n], Mapping) for n in ("entries", "keys")):
-        raise CheckpointError(f"{where} is damaged: it does not say which entries it holds")
-    saved, wanted = about["entries"], {name: _type(leaf) for name, leaf in leaves.items()}
-    names = [n for n in wanted | saved if wanted.get(n) != saved.get(n)]
+def _check_fits(where: str, metadata: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+    is_complete = isinstance(metadata, Mapping) and metadata.keys() >= {"entries", "keys", "position"}
+    if not is_complete or not all(isinstance(metadata[n], Mapping) for n in ("entries", "keys")):
+        raise CheckpointError(f"{where} is damaged: its metadata does not list its entries")
+    saved, expected = metadata["entries"], {name: _type(leaf) for name, leaf in leaves.items()}
+    names = [n for n in expected | saved if expected.get(n) != saved.get(n)]
     if names:
-        lines = [f"{n}: {saved.get(n, 'nothing')} saved, {wanted.get(n, 'nothing')} wanted" for n in names]
+        lines = [f"{n}: {saved.get(n, 'nothing')} saved, {expected.get(n, 'nothing')} expected" for n in names]
         lines[10:] = [f"and {len(lines) - 10} more"] if len(lines) > 10 else []
-        raise CheckpointError(f"{where} does not fit the state it is loaded for:\n  " + "\n  ".join(lines))
+        raise CheckpointError(f"{where} does not match the state to load:\n  " + "\n  ".join(lines))
 
 
 def _key(where: str, name: str, data: Any, algorithm: str) -> Any:
     try:
         return jax.random.wrap_key_data(data, impl=algorithm)
     except (TypeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{where} is damaged: {name} is no random key of {algorithm!r} ({error})") from None
+        raise CheckpointError(f"{where} is damaged: {name} is not a PRNG key of {algorithm!r} ({error})") from None
 
 
-def _restored(
-    where: str, about: Mapping[str, Any], like: S, read: Callable[[str], Any], parts: Callable[[str], Any] | None = None
+def _restore(
+    where: str,
+    metadata: Mapping[str, Any],
+    like: S,
+    read: Callable[[str], Any],
+    parts: Callable[[str], Any] | None = None,
 ) -> tuple[S, Any]:
-    """The state of which ``read`` gives the arrays by name, and ``parts`` some of one at an index; its position."""
+    """(state, position), where ``read(name)`` returns an array, and ``parts(name)`` an object to read slices from."""
     leaves, structure = _leaves(like)
-    _check(where, about, leaves)
+    _check_fits(where, metadata, leaves)
 
     def placed(name: str, leaf: Any) -> Any:
         sharding = _sharding(leaf)
-        if parts and isinstance(sharding, NamedSharding) and leaf.size > 1 and leaf.dtype.name in READ_BACK:
+        if parts and isinstance(sharding, NamedSharding) and leaf.size > 1 and leaf.dtype.name in SAFETENSORS_TYPES:
             part = parts(name)
             fits = tuple(part.get_shape()) == leaf.shape
             if fits and part[(slice(1),) * leaf.ndim].dtype == leaf.dtype:
                 return by_parts(leaf.shape, leaf.dtype, sharding, part.__getitem__)
         value = read(name)
         if is_key(leaf):
-            return _put(_key(where, name, value, str(about["keys"].get(name))), sharding)
+            return _put(_key(where, name, value, str(metadata["keys"].get(name))), sharding)
         if value.dtype == np.uint8 != leaf.dtype and value.nbytes == leaf.size * leaf.dtype.itemsize:
             value = value.view(leaf.dtype).reshape(leaf.shape)
         if (value.dtype, value.shape) != (leaf.dtype, leaf.shape):
-            raise CheckpointError(f"{where} says that {name} is {_type(leaf)}, but it is {_type(value)}")
+            raise CheckpointError(f"{where} is damaged: {name} should be {_type(leaf)}, but is {_type(value)}")
         return value if isinstance(leaf, np.ndarray | np.generic) else _put(value, sharding)
 
     with compat.enable_x64():
-        return jax.tree.unflatten(structure, [placed(*item) for item in leaves.items()]), about["position"]
+        return jax.tree.unflatten(structure, [placed(*item) for item in leaves.items()]), metadata["position"]

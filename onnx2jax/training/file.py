@@ -1,4 +1,4 @@
-"""Opening a file that holds its own training."""
+"""Imports a file with ``training_info``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..proto.origin import Origin
 
 
 class Opened(NamedTuple):
-    """A file with training, imported."""
+    """An imported model, its training_info, and its origin."""
 
     imported: Imported
     infos: tuple[TrainingInfo, ...]
@@ -22,17 +22,17 @@ class Opened(NamedTuple):
 
 
 def open_training(source: Any, reading: Reading) -> Opened:
-    """Import a model with training_info; the arguments are those of ``convert``.
+    """Imports a model with training_info.
 
     Raises:
-        UnsupportedError: it has none (rule TR-27).
-        ModelError: the file is no ONNX model, or breaks a rule of the format.
+        UnsupportedError: the model has no training_info (rule TR-27).
+        ModelError: the file is not an ONNX model, or breaks a rule of the format.
     """
     importer = open_model(source, reading)
     if not importer.message.training_info:
         raise UnsupportedError(
-            "the model has no training_info, so it does not say how to train it. With a loss and an "
-            "optimizer of your own: onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)",
+            "the model has no training_info. Train it with your own loss and optimizer: "
+            "onnx2jax.finetune(onnx2jax.convert(source), loss, optimizer)",
             rule="TR-27",
         )
     imported = importer.model()

@@ -1,4 +1,4 @@
-"""Training an inference model: its parameters as a state, a loss of the user's, an optimizer of optax."""
+"""Fine-tuning of inference models with a user's loss and an optax optimizer."""
 
 from __future__ import annotations
 
@@ -26,82 +26,81 @@ from ..sharding.processes import together
 from ..sharding.stages import Staged
 from . import lora as low_rank
 from .checkpoint import load_checkpoint, save_checkpoint
-from .engine import Step, Training, check_not_used_up, counted
-from .finetune_arguments import Metrics, as_loss, check_told, checked_batch, chosen, kept_in
-from .form import only, training_form
-from .objective import Objective, in_parts
+from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
+from .finetune_arguments import Metrics, as_loss, check_options, checked_batch, master_dtype, select_trainable
+from .form import select_outputs, training_form
+from .objective import Objective, accumulated
 from .progress import bar
 from .state import FineTuningState
-from .straight import warn_of_rounding, with_straight_through
+from .straight_through import warn_of_zero_gradients, with_straight_through
 
 Loss = Callable[[Any, dict[str, Any]], Any] | Literal["next_token"]
 Trainable = str | Iterable[str] | Callable[[str, Any], bool] | None
 
 
 class Progress(NamedTuple):
-    """What ``fit`` yields after a step. The next step takes the state's memory: keep the last one only."""
+    """The result of one step of ``fit``. The next step donates ``state``: keep only the latest."""
 
     state: FineTuningState
     metrics: Metrics
 
 
-def _refuse_again(_: Any) -> Any:
-    raise ShardingError("an optimizer that computes the loss anew, for a line search, takes one program: no stages")
+def _no_reevaluation(_: Any) -> Any:
+    raise ShardingError("optimizers with a line search re-evaluate the loss, which is unsupported with pipeline stages")
 
 
-class FineTuning(Training):
-    """A model trained on a loss of your own: model, loss and optimizer as functions of a state.
+class FineTuning(TrainingEngine):
+    """Fine-tunes a model with your own loss and optimizer, as pure functions of a state.
 
     Args:
-        model: what ``convert`` made. It stays as it is.
-        loss: ``loss(outputs, batch)``, a floating scalar, or the scalar and a dict of metrics. ``outputs`` is what
-            ``model(...)`` returns, ``batch`` the dict that ``step`` was given. It is traced, in a scope with 64-bit
-            types, so that int64 labels stay int64. "next_token" is ``next_token_loss``, of the output ``logits``.
+        model: the Model to train; it is not modified.
+        loss: ``loss(outputs, batch)`` returns a floating-point scalar, or the scalar and a dict of metrics.
+            ``outputs`` is the result of ``model(...)``, ``batch`` the dict passed to ``step``. It is traced with 64-bit
+            types enabled, so int64 labels stay int64. "next_token" is ``next_token_loss`` of the output ``logits``.
         optimizer: an optax optimizer.
-        trainable: which parameters: patterns of fnmatch (``"*.bias"``), or a predicate of name and array. Without it,
-            the weights of linear maps, embeddings, convolutions, normalisations and recurrences: no rotary tables,
-            masks, scales of quantization or constants (``left_out`` lists them). Running statistics of
-            BatchNormalization and scalars of rank 0 (exponents and epsilons, more often than weights) are chosen only
-            when named in full.
+        trainable: which parameters to train: fnmatch patterns (``"*.bias"``), or a predicate of name and array. By
+            default the weights of linear maps, embeddings, convolutions, normalisations and recurrences, but no rotary
+            tables, masks, quantization scales or constants (``left_out`` lists them). Running statistics of
+            BatchNormalization, and scalars of rank 0 (usually exponents and epsilons), must be named in full.
         lora: a rank: every linear map (MatMul, Gemm or MatMulNBits with a stored matrix that no other node reads)
-            learns ``x A B`` beside ``x W``, with A [in, rank] and B [rank, out] in float32. Or ranks by patterns over
-            the names of weights and of nodes, the first that matches counting: ``{"*q_proj*": 8, "*v_proj*": 8}``.
-            The weights stay as they are, packed ones too; ``trainable`` then names what is trained beside.
-        lora_alpha: ``x A B`` is multiplied by ``lora_alpha / rank``, as in peft; by 1 when left out.
-        batchnorm: "frozen" normalises by the running statistics of the file. "train" normalises by the batch and
-            moves the statistics by the nodes' momentum, as ONNX says (``old * momentum + batch * (1 - momentum)``,
-            the variance divided by n, where PyTorch moves it by that divided by n - 1).
-        dropout: True lets Dropout nodes drop, at their ratios; a number does so at that rate. Nodes that an exporter
-            has removed cannot be restored.
-        accumulate: micro-batches into which a step divides its batch, one after the other in memory. Gradients and
-            metrics are their means: the same as those of the whole batch, for a loss that is a mean over it. Where a
-            loss is a mean over something else, ``loss.weight(batch)`` says over how many; ``next_token_loss`` does.
-        compute_dtype: "bfloat16" computes products, convolutions and recurrences of float32 in it. Parameters,
+            computes ``x W + x A B`` with trained A [in, rank] and B [rank, out] in float32. Or a dict of ranks by
+            patterns of weight or node names, of which the first match applies: ``{"*q_proj*": 8, "*v_proj*": 8}``. The
+            weights are frozen, packed ones included; ``trainable`` then adds further parameters.
+        lora_alpha: scales ``x A B`` by ``lora_alpha / rank``, as in peft; by 1 if None.
+        batchnorm: "frozen" normalises by the file's running statistics. "train" normalises by the batch and updates the
+            statistics with the nodes' momentum, as ONNX defines (``old * momentum + batch * (1 - momentum)``, with the
+            variance over n, where PyTorch uses that over n - 1).
+        dropout: True activates Dropout nodes at their own ratios, a number at that rate. Nodes that an exporter has
+            removed cannot be restored.
+        accumulate: number of microbatches into which a step splits its batch, run in turn to save memory. Gradients and
+            metrics are their means, equal to those of the whole batch if the loss is a mean over examples. For a mean
+            over something else, ``loss.weight(batch)`` returns the count, as ``next_token_loss`` does.
+        compute_dtype: "bfloat16" computes float32 products, convolutions and recurrences in bfloat16. Parameters,
             optimizer, sums, normalisations and loss stay in float32.
-        remat: patterns of node names. The nodes of each pattern, with what lies between them, keep no values
-            for the backward pass but compute them again (``jax.remat``): less memory, more time. True: the nodes of
-            each layer, by the number in their names (``/model/layers.0/...``).
-        straight_through: gradients through every QuantizeLinear that a DequantizeLinear follows, as though it did not
-            round (and zero where it clips): training that is aware of quantization. The numbers stay the same. Without
-            it such gradients are zero, as the derivatives of rounding are.
-        outputs: the outputs that the loss needs, when the model has others that cannot be compiled.
-        mesh: devices over which batches are divided, along its first axis, and parameters as ``shardings`` says; those
-            of the model when left out.
-        shardings: PartitionSpecs by patterns of parameter names; what none matches is on every device.
+        remat: patterns of node names. The nodes of each pattern, and all nodes between them, are rematerialised in the
+            backward pass (``jax.remat``): less memory, more time. True: the nodes of each layer, by the number in their
+            names (``/model/layers.0/...``).
+        straight_through: straight-through estimators for every QuantizeLinear followed by a DequantizeLinear
+            (quantization-aware training): gradients as if nothing were rounded, zero where values saturate. Outputs are
+            unchanged. Without it, these gradients are zero, as the derivative of rounding is.
+        outputs: the outputs that the loss needs, if others cannot be compiled.
+        mesh: devices: batches are sharded over its first axis, parameters according to ``shardings``; defaults to the
+            placement of the model.
+        shardings: PartitionSpecs by patterns of parameter names; parameters without a match are replicated.
 
     Attributes:
-        trainable: the names of the parameters that are trained; of adapters ``NAME.lora_A`` and ``NAME.lora_B``,
-            where NAME is the weight.
+        trainable: the names of the trained parameters; adapters are ``NAME.lora_A`` and ``NAME.lora_B`` for the weight
+            NAME.
 
     Raises:
-        InputNameError: a pattern that matches nothing.
-        InputTypeError: a parameter that is no floating one, or no linear map; an optimizer that is none.
-        InputShapeError: a rank that is less than 1 or more than an extent of the weight.
-        TrainingFormError: nothing to train; no BatchNormalization or Dropout to switch; no QuantizeLinear that a
-            DequantizeLinear follows; a weight that takes no adapter.
+        InputNameError: a pattern matches nothing.
+        InputTypeError: a pattern matches no floating-point weight or no linear map; or not an optax optimizer.
+        InputShapeError: a rank is below 1 or above an extent of the weight.
+        TrainingFormError: nothing to train; no BatchNormalization or Dropout to activate; no QuantizeLinear followed by
+            a DequantizeLinear; a weight that does not support an adapter.
 
     Warns:
-        ZeroGradientWarning: all that some weights decide is rounded, so that they will not move.
+        ZeroGradientWarning: some trained parameters get zero gradients, because of rounding.
 
     >>> import numpy as np, onnx2jax, optax
     >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -136,25 +135,25 @@ class FineTuning(Training):
         shardings: Mapping[str, PartitionSpec] | None = None,
     ) -> None:
         compat.optional("optax", "train")
-        check_told(optimizer, accumulate, mesh, shardings)
+        check_options(optimizer, accumulate, mesh, shardings)
         loss, outputs = as_loss(loss, outputs, model)
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
-        graph = model.graph if outputs is None else only(model.graph, outputs)
+        graph = model.graph if outputs is None else select_outputs(model.graph, outputs)
         self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
         self._form = training_form(
-            low_rank.adapted(graph, self._adapters, model),
+            low_rank.with_adapters(graph, self._adapters, model),
             batchnorm=batchnorm,
             dropout=dropout,
             compute_dtype=compute_dtype,
             remat=remat,
             rounding=with_straight_through if straight_through else None,
         )
-        # Without the outputs left out, weights may be parameters that decide shapes in the whole model.
+        # Without the omitted outputs, parameters may be trainable that determine shapes in the full model.
         self._params = analysis.parameters(self._form.plain)
         self._params |= {n: v for n, v in model.changed().items() if n in self._params}
         added = [n for a in self._adapters for n in (a.a, a.b)]
-        self.trainable, self._left_out = chosen(self._form.plain, self._params, trainable, added)
-        warn_of_rounding(
+        self.trainable, self._left_out = select_trainable(self._form.plain, self._params, trainable, added)
+        warn_of_zero_gradients(
             self._form.training if straight_through else self._form.plain, self.trainable, straight_through
         )
         self._initial = {n: self._params[n] for n in dict.fromkeys((*self.trainable, *self._form.statistics))}
@@ -165,118 +164,121 @@ class FineTuning(Training):
         self._settings = model.settings if mesh is None else replace(model.settings, place=None)
         if self._in_stages and (accumulate > 1 or batchnorm == "train"):
             raise ShardingError(
-                "a model in stages has micro-batches of its own, convert(..., stages=n, microbatches=m): leave out "
-                "accumulate=, and batchnorm='train', which would normalise each of them by itself"
+                "a model with pipeline stages has its own microbatches, convert(..., stages=n, microbatches=m): leave "
+                "out accumulate=, and batchnorm='train', which would normalise each microbatch separately"
             )
-        # Scalars are part of the program: x ** 2 costs less than x ** y.
+        # Scalars are embedded in the program: x ** 2 is cheaper than x ** y.
         scalars = {n: v for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
-        self._known = {n: np.asarray(to_host(v)) for n, v in scalars.items()}
-        with together(self._placement.mesh if self._placement else None, "finetune") as said:
-            said.same(process_state(self._placement, model.origin, self.trainable))
+        self._scalars = {n: np.asarray(to_host(v)) for n, v in scalars.items()}
+        with together(self._placement.mesh if self._placement else None, "finetune") as processes:
+            processes.same(process_state(self._placement, model.origin, self.trainable))
 
     @property
     def _in_stages(self) -> bool:
-        """Whether a step is several programs, on devices of their own."""
+        """Whether the model runs as pipeline stages on separate devices."""
         return isinstance(self._placement, Staged)
 
     @cached_property
     def _objective(self) -> Objective:
         return Objective(
-            self._model, self._form, self._loss, self._dtypes, self._known, self._settings, self._placement
+            self._model, self._form, self._loss, self._dtypes, self._scalars, self._settings, self._placement
         )
 
     @cached_property
     def _update(self) -> Any:
-        return Spread(self._updated)
+        return Spread(self._apply_gradients)
 
     def left_out(self) -> dict[str, str]:
-        """For each parameter that is not trained, why."""
+        """Parameter name -> why it is not trained, for all that are not."""
         return dict(self._left_out)
 
     @cached_property
     def _frozen(self) -> dict[str, Any]:
-        """The constants that are passed as arguments rather than compiled in."""
-        made = self._initial.keys() | self._known.keys()
-        return self._put_params({n: v for n, v in self._params.items() if n not in made})
+        """Constants that are passed as arguments rather than embedded in the program."""
+        others = self._initial.keys() | self._scalars.keys()
+        return self._put_params({n: v for n, v in self._params.items() if n not in others})
 
     @property
-    def _how(self) -> dict[str, Any]:
-        return {"optimize": self._settings.optimize, "_staged": self._in_stages}
+    def _compile_options(self) -> dict[str, Any]:
+        return {"optimize": self._settings.optimize, "_partitioned": self._in_stages}
 
     @cached_property
-    def _step(self) -> Step:
-        return Step(self, self._stepped, self._bound, self._frozen, donate=True, **self._how)
+    def _step(self) -> CompiledStep:
+        return CompiledStep(self, self._train_step, self._bind, self._frozen, donate=True, **self._compile_options)
 
     @cached_property
-    def _evaluate(self) -> Step:
-        return Step(self, self._evaluated, self._bound, self._frozen, updates=False, **self._how)
+    def _evaluate(self) -> CompiledStep:
+        return CompiledStep(self, self._eval_step, self._bind, self._frozen, updates=False, **self._compile_options)
 
     def init(self, rng: Any = 0) -> FineTuningState:
-        """The state before the first step, with copies of the model's parameters.
+        """The initial state, with copies of the model's parameters.
 
         Args:
-            rng: a seed or a ``jax.random.key``, for adapters, dropout and other draws.
+            rng: seed or PRNG key, for adapters, dropout and other random operators.
         """
         with compat.enable_x64():
             key = self._key(rng)
-            values = {n: jnp.array(self._laid(n, v), kept_in(self._dtypes[n])) for n, v in self._initial.items()}
+            values = {
+                n: jnp.array(self._put_param(n, v), master_dtype(self._dtypes[n])) for n, v in self._initial.items()
+            }
             for adapter in self._adapters:
-                values |= adapter.drawn(key)
+                values |= adapter.init(key)
             params = {n: values[n] for n in self.trainable}
             stats = {n: values[n] for n in self._form.statistics}
-            begin = Spread(self._optimizer.init) if self._in_stages else partial(self._begun, self._optimizer)
+            begin = Spread(self._optimizer.init) if self._in_stages else partial(self._init_optimizer, self._optimizer)
             opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), begin(self._put(params)))
             return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key))
 
     def step(self, state: FineTuningState, batch: Mapping[str, Any]) -> tuple[FineTuningState, Metrics]:
-        """One step of the optimizer. Compiled once for each shape of batch; the state given is used up (donated).
+        """One optimizer step. Compiled once for each signature of the batch; donates ``state``.
 
         Args:
             state: from ``init``, an earlier step, or a checkpoint.
-            batch: arrays by name. Entries named as the model's inputs are fed; all go to the loss. NumPy arrays are
-                the same in all processes; rows of each process go through ``from_process``. Of a decoder that is
-                given tokens, lists of unequal lengths are padded on the right, and an attention mask, positions and
-                empty caches made where they are left out.
+            batch: arrays by name. Entries with the names of inputs are fed to the model; all are passed to the loss.
+                NumPy arrays must be equal in all processes; use ``from_process`` for rows per process. For a decoder,
+                ragged lists of tokens are padded on the right, and a missing attention mask, positions and empty KV
+                caches are added.
 
         Returns:
-            The new state, and the metrics of the batch before the step: ``loss``, ``grad_norm``, those of the loss.
+            The new state, and the metrics of the batch before the update: ``loss``, ``grad_norm``, and the loss
+            function's own.
 
         Raises:
-            InputError: the batch does not fit the model, or the state was used up.
-            LossError: the loss is not one floating number.
+            InputError: the batch does not fit the model, or the state was donated to an earlier step.
+            LossError: the loss is not a floating-point scalar.
             KnownValueError: the model cannot be compiled as one program.
         """
         return self._step(state, batch)
 
     def evaluate(self, state: FineTuningState, batch: Mapping[str, Any]) -> Metrics:
-        """The metrics of a batch in inference form: running statistics, nothing dropped. Compiled, like ``step``."""
+        """The metrics of a batch in inference mode: running statistics, no dropout. Compiled like ``step``."""
         return self._evaluate(state, batch)
 
     def params(self, state: FineTuningState) -> dict[str, jax.Array]:
-        """What the state has of ``Model.params``, in the file's element types: for ``onnx2jax.save(params=...)``."""
-        check_not_used_up(state)
+        """The state's parameters and statistics in the file's element types, for ``onnx2jax.save(params=...)``."""
+        check_not_donated(state)
         with compat.enable_x64():
             return {n: jnp.array(v, self._dtypes[n]) for n, v in (state.params | state.stats).items()}
 
     def to_model(self, state: FineTuningState) -> Model:
-        """The model with the state's parameters: to call, to transform, to save.
+        """The Model with the state's parameters.
 
-        Adapters are added to floating weights, and rounded once to their type. Beside packed weights the model, and
-        the file that ``save`` makes of it, has them as nodes: MatMul, Mul, MatMul, Add.
+        Adapters are merged into floating-point weights, rounding once to their dtype. For packed weights, the model
+        and its saved file contain them as nodes: MatMul, Mul, MatMul, Add.
         """
         spread = self._model.placement is not None
         params = {n: v if spread else np.asarray(to_host(v)) for n, v in self.params(state).items()}
-        model, params = low_rank.finished(self._model, self._adapters, params, self._params)
+        model, params = low_rank.merge_adapters(self._model, self._adapters, params, self._params)
         constants = sorted(params.keys() - analysis.parameters(model.graph).keys())
         if constants:
             raise InputNameError(
-                f"{constants[:5]} are constants of the whole model, because shapes depend on what is computed from "
-                "them. Save, and convert the file: onnx2jax.save(model, path, params=tuned.params(state))"
+                f"{constants[:5]} are constants of the full model, because shapes depend on them. Save and convert "
+                "the file instead: onnx2jax.save(model, path, params=tuned.params(state))"
             )
         return model.with_params(params)
 
     def save_adapter(self, path: str | os.PathLike[str], state: FineTuningState) -> Path:
-        """Write what is trained, and nothing else, to a safetensors file, for ``load_adapter``.
+        """Writes the trained parameters alone to a safetensors file, for ``load_adapter``.
 
         Raises:
             ImportError: safetensors is not installed.
@@ -284,10 +286,10 @@ class FineTuning(Training):
         return save_checkpoint(path, self.params(state), position={"lora": low_rank.scales(self._adapters)})
 
     def load_adapter(self, path: str | os.PathLike[str], rng: Any = 0) -> FineTuningState:
-        """The state before a first step that goes on from what ``save_adapter`` wrote.
+        """An initial state with the parameters that ``save_adapter`` wrote.
 
         Raises:
-            CheckpointError: the file is damaged, or of other parameters, ranks or scales.
+            CheckpointError: the file is damaged, or has other parameters, ranks or scales.
             ImportError: safetensors is not installed.
             FileNotFoundError: no such file.
         """
@@ -295,7 +297,7 @@ class FineTuning(Training):
         params, position = load_checkpoint(path, self.params(state))
         low_rank.check_scales(path, position, self._adapters)
         with compat.enable_x64():
-            new = {n: jnp.array(v, kept_in(v.dtype)) for n, v in params.items()}
+            new = {n: jnp.array(v, master_dtype(v.dtype)) for n, v in params.items()}
             params, stats = ({n: new[n] for n in old} for old in (state.params, state.stats))
             return self._put(replace(state, params=params, stats=stats))
 
@@ -307,16 +309,17 @@ class FineTuning(Training):
         progress: bool | None = None,
         total: int | None = None,
     ) -> Iterator[Progress]:
-        """A step for each batch, each yielded: leave the loop when it is good enough.
+        """Takes a step for each batch and yields the result; leave the loop at any time.
 
         Args:
-            batches: the batches, each as ``step`` takes it.
-            state: where to begin; ``init()`` when left out.
-            progress: a bar with the metrics, by rich; None draws it where rich and a terminal are at hand.
-            total: how many batches there are, for the bar; ``len(batches)`` where that can be had.
+            batches: the batches, as for ``step``.
+            state: the initial state; defaults to ``init()``.
+            progress: whether to draw a progress bar with the metrics; None draws it if rich is installed and stderr is
+                a terminal.
+            total: the number of batches, for the bar; defaults to ``len(batches)`` if it has one.
 
         Yields:
-            ``(state, metrics)`` after each step. Python runs ahead of the computation; looking at metrics waits.
+            ``(state, metrics)`` after each step. Dispatch is asynchronous; reading a metric waits for it.
 
         >>> import numpy as np, onnx2jax, optax
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -327,8 +330,8 @@ class FineTuning(Training):
         ...         break
         """
         state = self.init() if state is None else state
-        known = len(batches) if isinstance(batches, Sized) else None
-        with bar(progress, known if total is None else total) as show:
+        size = len(batches) if isinstance(batches, Sized) else None
+        with bar(progress, size if total is None else total) as show:
             for batch in batches:
                 state, metrics = self.step(state, batch)
                 show(metrics)
@@ -337,51 +340,51 @@ class FineTuning(Training):
     def __repr__(self) -> str:
         rows = {
             "inputs": ", ".join(map(str, self._model.inputs)),
-            "trains": counted({n: self._initial[n] for n in self.trainable}),
-            "of": counted(self._params),
+            "trains": summary({n: self._initial[n] for n in self.trainable}),
+            "of": summary(self._params),
         }
-        return self._described(self._model.graph.name, rows)
+        return self._describe(self._model.graph.name, rows)
 
-    def _bound(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def _bind(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         return self._put_batch(checked_batch(self._model, self._objective.decoder, batch))
 
-    def _stepped(
+    def _train_step(
         self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]
     ) -> tuple[FineTuningState, Metrics]:
-        """What jit compiles for ``step``."""
+        """The function that ``step`` compiles."""
         key = jax.random.fold_in(state.key, state.step)
 
         total = partial(self._objective.total, graph=self._form.training, frozen=frozen)
         gradient = jax.value_and_grad(total, has_aux=True)
         if self._accumulate > 1:
-            gradient = in_parts(gradient, self._accumulate, getattr(self._loss, "weight", lambda _: 1))
+            gradient = accumulated(gradient, self._accumulate, getattr(self._loss, "weight", lambda _: 1))
         (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
         if self._in_stages:
             return self._update(state, grads, (loss, metrics, stats))
 
-        def again(params: dict[str, Any]) -> Any:
+        def reevaluate(params: dict[str, Any]) -> Any:
             return total(params, state.stats, batch, key)[0]
 
-        return self._updated(state, grads, (loss, metrics, stats), again)
+        return self._apply_gradients(state, grads, (loss, metrics, stats), reevaluate)
 
-    def _updated(
-        self, state: FineTuningState, grads: dict[str, Any], found: tuple[Any, ...], again: Any = _refuse_again
+    def _apply_gradients(
+        self, state: FineTuningState, grads: dict[str, Any], found: tuple[Any, ...], reevaluate: Any = _no_reevaluation
     ) -> tuple[FineTuningState, Metrics]:
-        """The next state, given gradients, and loss, metrics and statistics; ``again`` computes the loss anew."""
+        """The next state from gradients and (loss, metrics, statistics); ``reevaluate(params)`` returns the loss."""
         loss, metrics, stats = found
         optax = compat.optional("optax", "train")
         updates, opt_state = optax.with_extra_args_support(self._optimizer).update(
-            grads, state.opt_state, state.params, value=loss, grad=grads, value_fn=again
+            grads, state.opt_state, state.params, value=loss, grad=grads, value_fn=reevaluate
         )
-        # The state keeps its types, so that the step is compiled once and its memory is used again.
+        # The state keeps its dtypes, so that the step compiles once and its buffers can be donated.
         opt_state = jax.tree.map(lambda new, old: jnp.array(new, old.dtype), opt_state, state.opt_state)
         params = optax.apply_updates(state.params, updates)
         new = FineTuningState(params, stats, opt_state, state.step + 1, state.key)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
         return new, {"loss": loss, "grad_norm": norm, **metrics}
 
-    def _evaluated(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
-        """What jit compiles for ``evaluate``."""
+    def _eval_step(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
+        """The function that ``evaluate`` compiles."""
         loss, (metrics, _) = self._objective.total(
             state.params, state.stats, batch, state.key, graph=self._form.plain, frozen=frozen
         )
@@ -389,4 +392,4 @@ class FineTuning(Training):
 
 
 finetune = FineTuning
-"""The verb, beside ``convert``: another name of FineTuning, whose arguments it takes."""
+"""Alias of FineTuning."""

@@ -1,4 +1,4 @@
-"""Graphs in training form: the same nodes with other bindings, for fine-tuning."""
+"""Rewrites graphs for fine-tuning: batch statistics, dropout, rematerialisation, and bfloat16 products."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ..proto.types import ValueInfo
 
 PRIVATE: Final = "onnx2jax.finetune"
 LAYER: Final = re.compile(r"(.*?[._/]\d+)[./]")
-"""A name that begins with a layer's: ``/model/layers.0/attn/MatMul``, ``encoder.layer.11.output``."""
+"""Matches node names with a layer prefix: ``/model/layers.0/attn/MatMul``, ``encoder.layer.11.output``."""
 LAYER_NUMBER: Final = re.compile(r"\d+$")
 
 
 @dataclass(frozen=True)
 class Form:
-    """A graph as it is evaluated and as it is trained; the latter's last outputs are new running statistics."""
+    """The graphs for evaluation (``plain``) and training, whose last outputs are the new running statistics."""
 
     plain: Graph
     training: Graph
     statistics: tuple[str, ...]
-    """The parameters that these statistics are."""
+    """The names of the running statistics."""
 
 
 def training_form(
@@ -46,7 +46,7 @@ def training_form(
     remat: bool | str | Sequence[str],
     rounding: Callable[[Graph], Graph] | None = None,
 ) -> Form:
-    """A graph rewritten as ``finetune`` was told; ``rounding`` is how it is trained in spite of it."""
+    """The graph rewritten as the options of ``finetune`` request; ``rounding`` adds straight-through estimators."""
     plain, training, statistics = graph, graph if rounding is None else rounding(graph), tuple[str, ...]()
     if batchnorm == "train":
         training, statistics = with_batch_statistics(training)
@@ -58,12 +58,12 @@ def training_form(
         training = with_dropout(training, None if dropout is True else dropout)
     if compute_dtype is not None:
         dtype = _compute_dtype(compute_dtype)
-        plain, training = with_products_in(plain, dtype), with_products_in(training, dtype)
+        plain, training = with_compute_dtype(plain, dtype), with_compute_dtype(training, dtype)
     return Form(plain, within_groups(training, lambda graph: with_remat(graph, remat)), statistics)
 
 
 def rematerialized(*, body: Any) -> Any:
-    """The outputs of a graph whose inner values are computed again in the backward pass."""
+    """The outputs of a graph whose intermediate values are recomputed in the backward pass."""
     known: list[Any] = []
 
     def run() -> list[Any]:
@@ -79,7 +79,7 @@ REMAT: Final = Operator(PRIVATE, "Remat", 1, rematerialized, attributes=frozense
 
 
 def with_remat(graph: Graph, patterns: bool | str | Sequence[str]) -> Graph:
-    """The graph with the nodes of each pattern, or of each layer, and what lies between them, under ``jax.remat``."""
+    """The graph with the nodes of each pattern or layer, and all nodes between them, under ``jax.remat``."""
     if isinstance(patterns, bool):
         layers = _layers(graph) if patterns else {}
         for name, nodes in layers.items():
@@ -89,27 +89,27 @@ def with_remat(graph: Graph, patterns: bool | str | Sequence[str]) -> Graph:
         found = [n for n in graph.nodes if fnmatchcase(n.name, pattern)]
         if not found:
             names = [n.name for n in graph.nodes]
-            raise InputNameError(f"remat has {pattern!r}, which no node's name matches; there are {names[:8]}")
+            raise InputNameError(f"remat has {pattern!r}, which no node name matches; the first are {names[:8]}")
         graph = _under_remat(graph, found, f"remat {pattern}")
     return graph
 
 
 def _layers(graph: Graph) -> dict[str, list[Node]]:
-    """The nodes of each layer, by their names up to its number.
+    """The nodes of each layer, by the name prefix up to the layer's number.
 
     Raises:
-        InputNameError: the names tell of no layers.
+        InputNameError: node names contain no layer numbers.
     """
     layers: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if found := LAYER.match(node.name):
             layers.setdefault(found[1], []).append(node)
-    kinds = Counter(LAYER_NUMBER.sub("", name) for name in layers)
-    layers = {n: v for n, v in layers.items() if kinds[LAYER_NUMBER.sub("", n)] > 1 and len(v) > 1}
+    prefixes = Counter(LAYER_NUMBER.sub("", name) for name in layers)
+    layers = {n: v for n, v in layers.items() if prefixes[LAYER_NUMBER.sub("", n)] > 1 and len(v) > 1}
     if not layers:
         raise InputNameError(
-            f"remat=True goes by the numbers of layers in names of nodes ('/model/layers.0/...'), of which "
-            f"{[n.name for n in graph.nodes][:4]} have none; give patterns of names: remat=['*block1*', '*block2*']"
+            f"remat=True needs layer numbers in node names ('/model/layers.0/...'), and "
+            f"{[n.name for n in graph.nodes][:4]} have none; give name patterns: remat=['*block1*', '*block2*']"
         )
     return layers
 
@@ -128,8 +128,8 @@ def _under_remat(graph: Graph, chosen: Collection[Node], name: str) -> Graph:
     return replace(graph, nodes=(*first, node, *last))
 
 
-def everywhere(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
-    """The graph changed, after those of graphs and functions inside its nodes."""
+def map_graphs(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
+    """Applies ``change`` to the graph and, first, to the graphs and functions inside its nodes."""
     functions: dict[Function, Function] = {}
 
     def target(value: Operator | Function | None) -> Operator | Function | None:
@@ -151,10 +151,10 @@ def everywhere(graph: Graph, change: Callable[[Graph], Graph]) -> Graph:
     return visit(graph)
 
 
-def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) -> Graph:
-    """The graph with every node changed, those of graphs and functions inside nodes included.
+def map_nodes(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) -> Graph:
+    """Applies ``change`` to every node, also inside nested graphs and functions.
 
-    ``change`` may put constants of the graph around the node into the dict it is given.
+    ``change`` may add constants to the dict it receives; they become initializers of the node's graph.
     """
 
     def each(graph: Graph) -> Graph:
@@ -162,11 +162,11 @@ def mapped(graph: Graph, change: Callable[[Node, dict[str, np.ndarray]], Node]) 
         nodes = tuple(change(node, constants) for node in graph.nodes)
         return replace(graph, nodes=nodes, initializers={**graph.initializers, **constants})
 
-    return everywhere(graph, each)
+    return map_graphs(graph, each)
 
 
 def with_dropout(graph: Graph, rate: float | None) -> Graph:
-    """The graph with its Dropout nodes dropping, by the key of the call; ``rate`` replaces the nodes' ratios.
+    """The graph with active Dropout nodes that draw from the call's key; ``rate`` replaces the nodes' ratios.
 
     Raises:
         TrainingFormError: there is no Dropout node.
@@ -180,29 +180,29 @@ def with_dropout(graph: Graph, rate: float | None) -> Graph:
         count += 1
         attributes = {k: v for k, v in node.attributes.items() if k not in ("seed", "is_test")}
         if node.opset < 10 or (node.opset < 12 and len(node.outputs) < 2):
-            # Opsets 7 to 11 describe inference alone; the operator of opset 1 has both forms.
+            # Opsets 7 to 11 define inference alone; the operator of opset 1 has both modes.
             attributes |= {} if rate is None else {"ratio": rate}
             return replace(node, attributes=attributes, target=resolve("", "Dropout", 1))
         ratio, on = f"{node.name}/ratio", f"{node.name}/training_mode"
         given = node.inputs[1] if len(node.inputs) > 1 else ""
-        said = rate if rate is not None else attributes.get("ratio")
-        if said is not None:
-            constants[ratio], given = np.array(said, np.float32), ratio
+        fixed = rate if rate is not None else attributes.get("ratio")
+        if fixed is not None:
+            constants[ratio], given = np.array(fixed, np.float32), ratio
         constants[on] = np.array(True)
         inputs = (node.inputs[0], given, on)
         return replace(node, inputs=inputs, attributes={}, target=resolve("", "Dropout", 12))
 
-    changed = mapped(graph, change)
+    changed = map_nodes(graph, change)
     if not count:
         raise TrainingFormError(
-            "the model has no Dropout node: exporters remove them from models in inference mode, and what was removed "
-            "cannot be restored. Leave dropout out; or export the model in training mode and convert that"
+            "the model has no Dropout node: exporters remove them in inference mode, and they cannot be restored. "
+            "Leave dropout=False, or export the model in training mode"
         )
     return changed
 
 
 def statistics_of(graph: Graph) -> set[str]:
-    """Parameters (by Graph.key) that are running means or variances: they are no weights."""
+    """The parameters (by Graph.key) that are running means or variances of BatchNormalization."""
     keys: set[str] = set()
 
     def visit(graph: Graph) -> set[str]:
@@ -226,22 +226,22 @@ def statistics_of(graph: Graph) -> set[str]:
 
 
 def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """The graph with every BatchNormalization using its batch, and new running statistics as outputs.
+    """The graph with every BatchNormalization in training mode, and the new running statistics as last outputs.
 
     Returns:
-        The graph, whose last outputs they are, and the names of the parameters that they are.
+        The graph, and the names of the parameters that hold the statistics.
 
     Raises:
-        TrainingFormError: there is none, or one whose statistics could not be kept.
+        TrainingFormError: there is no BatchNormalization, or one whose statistics cannot be updated.
     """
     for inner in graph.walk():
         for node in inner.nodes:
             if inner is not graph and _is_normalization(node):
                 raise TrainingFormError(
                     f"{node} is inside {inner.name!r} (a branch, loop or function; with rebatch, a group of samples), "
-                    "from where its running statistics cannot come out; leave batchnorm='frozen'"
+                    "which cannot return its running statistics; leave batchnorm='frozen'"
                 )
-    now: dict[str, str] = {}  # running statistic -> the value that holds it after the nodes so far
+    current: dict[str, str] = {}  # running statistic -> its value after the nodes so far
     nodes = []
     for node in graph.nodes:
         if not _is_normalization(node):
@@ -252,29 +252,29 @@ def with_batch_statistics(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
             if name not in graph.initializers:
                 raise TrainingFormError(
                     f"{node}: its running statistics {list(node.inputs[3:5])} are computed by the model, so there is "
-                    "no parameter to keep them in; leave batchnorm='frozen'"
+                    "no parameter to update; leave batchnorm='frozen'"
                 )
-        # One who comes second to the same statistics goes on from the first.
-        inputs = (*node.inputs[:3], *(now.get(name, name) for name in sources))
+        # Nodes that share statistics update them in turn.
+        inputs = (*node.inputs[:3], *(current.get(name, name) for name in sources))
         if any(node.outputs[1:]):
-            raise TrainingFormError(f"{node} is in training form already (outputs {list(node.outputs)})")
+            raise TrainingFormError(f"{node} is already in training mode (outputs {list(node.outputs)})")
         fresh = tuple(f"{node.name}/{name}" for name in ("running_mean", "running_var"))
-        now.update(zip(sources, fresh, strict=True))
+        current.update(zip(sources, fresh, strict=True))
         nodes.append(_in_training_form(node, inputs, fresh))
-    if not now:
+    if not current:
         raise TrainingFormError(
-            "the model has no BatchNormalization node: exporters fold them into convolutions, and what was folded "
-            "cannot be restored. Leave batchnorm='frozen'"
+            "the model has no BatchNormalization node: exporters fold them into convolutions, and they cannot be "
+            "restored. Leave batchnorm='frozen'"
         )
-    outputs = graph.outputs + tuple(ValueInfo(name) for name in now.values())
-    return replace(graph, nodes=tuple(nodes), outputs=outputs), tuple(map(graph.key, now))
+    outputs = graph.outputs + tuple(ValueInfo(name) for name in current.values())
+    return replace(graph, nodes=tuple(nodes), outputs=outputs), tuple(map(graph.key, current))
 
 
 def _in_training_form(node: Node, inputs: tuple[str, ...], fresh: tuple[str, ...]) -> Node:
     attributes: Mapping[str, Any] = {k: v for k, v in node.attributes.items() if k != "is_test"}
     if node.opset >= 14:
         outputs, attributes = (node.outputs[0], *fresh), {**attributes, "training_mode": 1}
-    else:  # the number of outputs tells training from inference
+    else:  # the number of outputs selects training mode
         outputs = (node.outputs[0], *fresh, *(f"{node.name}/saved_{name}" for name in ("mean", "var")))
     return replace(node, inputs=inputs, outputs=outputs, attributes=attributes)
 
@@ -284,27 +284,27 @@ def _is_normalization(node: Node) -> bool:
 
 
 def _source(graph: Graph, name: str) -> str:
-    """The value behind Identity nodes, with which exporters share a tensor."""
+    """The source of a value through Identity nodes, by which exporters share a tensor."""
     producers = {v: n for n in graph.nodes if (n.domain, n.op_type) == ("", "Identity") for v in n.outputs}
     while name in producers:
         name = producers[name].inputs[0]
     return name
 
 
-def with_products_in(graph: Graph, dtype: Any) -> Graph:
-    """The graph with its products of float32 computed in a narrower type; all else stays as it is."""
+def with_compute_dtype(graph: Graph, dtype: Any) -> Graph:
+    """The graph with float32 products computed in a narrower dtype; other nodes are unchanged."""
 
     def change(node: Node, _: dict[str, np.ndarray]) -> Node:
         operator = node.target
         if not isinstance(operator, Operator) or not operator.product:
             return node
-        return replace(node, target=replace(operator, function=partial(_narrowed, operator, dtype)))
+        return replace(node, target=replace(operator, function=partial(_in_compute_dtype, operator, dtype)))
 
-    return mapped(graph, change)
+    return map_nodes(graph, change)
 
 
-def _narrowed(operator: Operator, dtype: Any, *values: Any, **named: Any) -> Any:
-    """What an operator gives for operands in the narrower type, in float32."""
+def _in_compute_dtype(operator: Operator, dtype: Any, *values: Any, **named: Any) -> Any:
+    """An operator's float32 results for operands cast to the narrower dtype."""
     wide, limit = np.dtype(np.float32), jnp.finfo(dtype)
     assert operator.function is not None
     if not any(getattr(v, "dtype", None) == wide for v in values) or is_known(values):
@@ -313,15 +313,15 @@ def _narrowed(operator: Operator, dtype: Any, *values: Any, **named: Any) -> Any
     def narrow(value: Any) -> Any:
         if getattr(value, "dtype", None) != wide:
             return value
-        # Masks hold the most negative float32, which would round to -inf and then give NaN.
+        # Masks contain the most negative float32, which would round to -inf and then give NaN.
         return jnp.clip(value, float(limit.min), float(limit.max)).astype(dtype)
 
     results = operator.function(*map(narrow, values), **named)
     return jax.tree.map(lambda r: r.astype(wide) if getattr(r, "dtype", None) == dtype else r, results)
 
 
-def only(graph: Graph, outputs: Sequence[str]) -> Graph:
-    """The graph with some of its outputs, and the nodes that these need."""
+def select_outputs(graph: Graph, outputs: Sequence[str]) -> Graph:
+    """The graph with only these outputs and the nodes that they need."""
     declared = {v.name: v for v in graph.outputs}
     unknown = sorted(set(outputs) - set(declared))
     if unknown:
@@ -333,7 +333,7 @@ def only(graph: Graph, outputs: Sequence[str]) -> Graph:
 def _compute_dtype(dtype: Any) -> Any:
     if (found := jnp.dtype(dtype)) != jnp.bfloat16:
         raise InputTypeError(
-            f"compute_dtype is {found}; it is bfloat16. float16 would need its loss scaled, because small gradients "
-            "vanish in it"
+            f"compute_dtype is {found}; only bfloat16 is supported. float16 would need loss scaling, because small "
+            "gradients underflow"
         )
     return found

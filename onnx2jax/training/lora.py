@@ -1,8 +1,8 @@
-"""Low-rank adapters: linear maps that learn by a product of two thin matrices, beside weights that stay as they are.
+"""Low-rank adapters (LoRA): train a product of two thin matrices in parallel to a frozen weight.
 
-    y = x W + (x A) scale B        A [in, rank] is drawn at random, B [rank, out] begins as zeros
+    y = x W + (x A) scale B        A [in, rank] is initialised at random, B [rank, out] with zeros
 
-The added path is made of ONNX's own nodes, so it is trained, run and saved as all others are.
+The added path consists of standard ONNX nodes, so it is trained, run and saved like all others.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from ..model.model import Model
 from ..proto.dtypes import to_code, to_dtype
 from ..proto.mapped import load
 from ..runtime.values import to_host
-from .checkpoint import ABOUT
+from .checkpoint import METADATA
 
 MICROSOFT: Final = "com.microsoft"
 PRODUCTS: Final = {("", "MatMul"), ("", "Gemm")} | {(MICROSOFT, n) for n in ("FusedMatMul", "TransposeMatMul")}
 CODES: Final = {(MICROSOFT, "MatMulBlockQuantizedFp4Weight"): 2, (MICROSOFT, "MatMulBlockQuantizedFp8Weight"): 1}
-"""Products with a weight [out, in] of small floating numbers in blocks, and how many of them are in a byte."""
+"""Products with a weight [out, in] of 4- or 8-bit floating numbers in blocks, and how many numbers a byte holds."""
 PACKED: Final = {(MICROSOFT, "MatMulNBits"), (MICROSOFT, "MatMulBnb4"), *CODES}
-"""Products with a weight [out, in] packed in blocks, whose extents are the attributes K and N, or those in bytes."""
+"""Products with a packed weight [out, in], with extents from the attributes K and N, or from its bytes."""
 QUANTIZERS: Final = {"DequantizeLinear", "QuantizeLinear"}
 BETWEEN: Final = QUANTIZERS | {"Cast", "CastLike", "Identity", "Transpose"}
-"""What may stand between a stored weight and its product."""
+"""Operators allowed between a stored weight and its product."""
 BY_HAND: Final = {"Mul", "Sub"}
-"""And where the weight is stored in integers: ``Mul(Sub(Cast(w), zero_point), scale)``."""
+"""Also allowed for an integer weight: ``Mul(Sub(Cast(w), zero_point), scale)``."""
 
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """A node that multiplies with a weight: ``y = factor * x W``, perhaps with a bias.
+    """A node that multiplies by a stored weight: ``y = factor * x W``, optionally with a bias.
 
     Attributes:
-        name: the weight, as it is stored.
+        name: the name of the stored weight.
         between: the nodes between the stored weight and W.
-        shape: the extents of W, [in, out].
-        turned: whether it is stored as [out, in].
-        dtype: the element type of x and y; None where no constant says it.
+        shape: the shape of W, [in, out].
+        transposed: whether the weight is stored as [out, in].
+        dtype: the element type of x and y; None if no constant determines it.
     """
 
     node: Node
     name: str
     between: tuple[Node, ...]
     shape: tuple[int, int]
-    turned: bool
+    transposed: bool
     dtype: np.dtype | None
     factor: float = 1.0
 
     @property
     def is_packed(self) -> bool:
-        """Whether the weight is stored, or used, as integers: nothing can be merged into those."""
+        """Whether the weight is stored or used as integers, so that an adapter cannot be merged into it."""
         kinds = {n.op_type for n in self.between}
         return (self.node.domain, self.node.op_type) in PACKED or not kinds.isdisjoint(QUANTIZERS | BY_HAND)
 
@@ -81,7 +81,7 @@ class LinearMap:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """What a linear map learns by: ``a`` and ``b`` are the names of its two parameters."""
+    """A low-rank adapter of a linear map; ``a`` and ``b`` are the names of its parameters."""
 
     map: LinearMap
     rank: int
@@ -97,11 +97,11 @@ class Adapter:
 
     @property
     def dtype(self) -> np.dtype:
-        """That of A and B: 16 bits are too few for the steps of an optimizer."""
+        """The dtype of A and B: 16 bits are too few for optimizer steps."""
         return np.dtype(np.float64 if self.map.dtype == np.float64 else np.float32)
 
     def detour(self) -> Detour:
-        """The added path, with zeros for A and B."""
+        """The added nodes, with zeros for A and B."""
         node, scale = self.map.node, f"{self.map.name}.lora_scale"
         (extent, out), value, x = self.map.shape, node.outputs[0], node.inputs[0]
         name = {step: f"{node.name}/lora/{step}" for step in ("base", "x", "down", "scaled", "up", "delta", "add")}
@@ -126,31 +126,31 @@ class Adapter:
         }
         return Detour(value, name["base"], tuple(steps), constants)
 
-    def drawn(self, key: Any) -> dict[str, jax.Array]:
-        """A and B before the first step: uniform within 1 / sqrt(in), and zeros."""
+    def init(self, key: Any) -> dict[str, jax.Array]:
+        """Initial values: A is uniform within +-1 / sqrt(in), B is zero."""
         (extent, out), rank = self.map.shape, self.rank
         key, bound = jax.random.fold_in(key, zlib.crc32(self.a.encode())), 1 / math.sqrt(extent)
         a = jax.random.uniform(key, (extent, rank), self.dtype, -bound, bound)
         return {self.a: a, self.b: jnp.zeros((rank, out), self.dtype)}
 
     def merged(self, weight: Any, a: Any, b: Any) -> np.ndarray:
-        """The stored weight with the adapter in it, rounded once to its element type."""
+        """The stored weight with the adapter merged, rounded once to its element type."""
         weight, a, b = (np.asarray(to_host(load(v))) for v in (weight, a, b))
         added = (a @ b) * self.scale / self.map.factor
-        wide: np.ndarray = weight.astype(self.dtype) + (added.T if self.map.turned else added)
+        wide: np.ndarray = weight.astype(self.dtype) + (added.T if self.map.transposed else added)
         return wide.astype(weight.dtype)
 
 
 def adapters(
-    graph: Graph, whole: Graph, lora: int | Mapping[str, int] | None, alpha: float | None
+    graph: Graph, full: Graph, lora: int | Mapping[str, int] | None, alpha: float | None
 ) -> tuple[Adapter, ...]:
-    """The adapters that ``finetune`` was asked for, in the order of the graph, a part of the ``whole`` one.
+    """The adapters that ``lora`` requests, in graph order; ``graph`` is the part of ``full`` that the loss needs.
 
     Raises:
-        InputNameError: a pattern that matches nothing.
-        InputTypeError: what is no rank, or a pattern that matches no linear map.
-        InputShapeError: a rank below 1 or above an extent of the weight.
-        TrainingFormError: a weight that other nodes read too, or that has an adapter.
+        InputNameError: a pattern matches nothing.
+        InputTypeError: not a rank, or a pattern matches no linear map.
+        InputShapeError: a rank is below 1 or above an extent of the weight.
+        TrainingFormError: another node reads the weight too, or it already has an adapter.
     """
     if lora is None:
         if alpha is not None:
@@ -159,47 +159,50 @@ def adapters(
     ranks = lora if isinstance(lora, Mapping) else {"*": lora}
     for pattern, rank in ranks.items() or [("", None)]:
         if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
-            raise InputTypeError(f"lora is {lora!r}; it is a rank, or ranks by patterns of names: {{'*q_proj*': 8}}")
+            raise InputTypeError(f"lora is {lora!r}; it must be a rank, or ranks by name pattern: {{'*q_proj*': 8}}")
         if rank < 1:
             raise InputShapeError(f"lora has rank {rank} for {pattern!r}; a rank is 1 or more")
     if alpha is not None and not (math.isfinite(alpha) and alpha > 0):
-        raise InputTypeError(f"lora_alpha is {alpha}; it is a number above 0, by default the rank")
+        raise InputTypeError(f"lora_alpha is {alpha}; it must be a number above 0")
     maps, found = list(linear_maps(graph)), dict[LinearMap, int]()
-    faults = _faults(whole, maps)
+    unsuitable = _unsuitable(full, maps)
     for pattern, rank in ranks.items():
-        for linear in _matching(whole, maps, faults, pattern):
+        for linear in _matching(full, maps, unsuitable, pattern):
             found.setdefault(linear, int(rank))
     for linear, rank in found.items():
         if rank > min(linear.shape):
             raise InputShapeError(
-                f"lora has rank {rank} for {linear}, more than its extents; patterns give it another: the first that "
-                f"matches counts, {{{linear.name!r}: {min(linear.shape)}, '*': {rank}}}"
+                f"lora has rank {rank} for {linear}, more than its extents; set a smaller one by a pattern that "
+                f"matches first: lora={{{linear.name!r}: {min(linear.shape)}, '*': {rank}}}"
             )
     return tuple(Adapter(m, found[m], 1.0 if alpha is None else alpha / found[m]) for m in maps if m in found)
 
 
 def linear_maps(graph: Graph) -> Iterator[LinearMap]:
-    """The products with a stored matrix, in the main graph."""
+    """The products with a stored matrix in the main graph."""
     nodes, constants = group_of(graph).nodes, graph.initializers
     makers = {v: n for n in nodes for v in n.outputs}
     for node in nodes:
-        kind = node.domain, node.op_type
-        if kind not in PRODUCTS | PACKED or node.inputs[0] in constants:
+        operator = node.domain, node.op_type
+        if operator not in PRODUCTS | PACKED or node.inputs[0] in constants:
             continue
-        name, between = _stored(node.inputs[1], makers, constants)
+        name, between = _stored_weight(node.inputs[1], makers, constants)
         if name in constants:
-            made = _packed(node, name, constants) if kind in PACKED else _product(node, name, between, constants)
-            if made is not None and (made.dtype is None or jnp.issubdtype(made.dtype, jnp.floating)):
-                yield made
+            packed = operator in PACKED
+            found = _packed_map(node, name, constants) if packed else _product_map(node, name, between, constants)
+            if found is not None and (found.dtype is None or jnp.issubdtype(found.dtype, jnp.floating)):
+                yield found
 
 
-def _stored(name: str, makers: Mapping[str, Node], constants: Mapping[str, np.ndarray]) -> tuple[str, list[Node]]:
-    """What a weight is made from: the name of a stored array, and the nodes between, the last first."""
+def _stored_weight(
+    name: str, makers: Mapping[str, Node], constants: Mapping[str, np.ndarray]
+) -> tuple[str, list[Node]]:
+    """The name of the stored array from which a weight is computed, and the nodes between, last first."""
     between: list[Node] = []
     while name in makers:
         node = makers[name]
-        if node.op_type in BY_HAND:  # of the operands, the one that is stored in integers; the other is small
-            found = [(*_stored(v, makers, constants), v) for v in node.inputs[: 1 + (node.op_type == "Mul")]]
+        if node.op_type in BY_HAND:  # follow the stored integer matrix, not the scale or zero point
+            found = [(*_stored_weight(v, makers, constants), v) for v in node.inputs[: 1 + (node.op_type == "Mul")]]
             matrices = [f for f in found if f[0] in constants and _is_integers(constants[f[0]])]
             if len(matrices) != 1:
                 break
@@ -215,7 +218,7 @@ def _is_integers(stored: np.ndarray) -> bool:
     return stored.ndim == 2 and not jnp.issubdtype(stored.dtype, jnp.floating)
 
 
-def _packed(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> LinearMap | None:
+def _packed_map(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> LinearMap | None:
     scales, weight = constants.get(node.inputs[2]), constants[name]
     if (each := CODES.get((node.domain, node.op_type))) is not None:
         return LinearMap(node, name, (), (weight.shape[1] * each, weight.shape[0]), True, None)
@@ -227,12 +230,12 @@ def _packed(node: Node, name: str, constants: Mapping[str, np.ndarray]) -> Linea
     )
 
 
-def _product(node: Node, name: str, between: list[Node], constants: Mapping[str, np.ndarray]) -> LinearMap | None:
-    weight, turned, given = constants[name], False, node.attributes
+def _product_map(node: Node, name: str, between: list[Node], constants: Mapping[str, np.ndarray]) -> LinearMap | None:
+    weight, transposed, given = constants[name], False, node.attributes
     dtype: np.dtype | None = weight.dtype
     for step in reversed(between):
         if step.op_type == "Transpose":
-            turned ^= tuple(step.attributes.get("perm", (1, 0))) == (1, 0)
+            transposed ^= tuple(step.attributes.get("perm", (1, 0))) == (1, 0)
         elif step.op_type == "CastLike":
             dtype = None
         elif step.op_type == "Cast":
@@ -246,90 +249,100 @@ def _product(node: Node, name: str, between: list[Node], constants: Mapping[str,
     moved = any(given.get(k, 0) for k in ("transA", "transBatchA", "transBatchB"))
     if weight.ndim != 2 or moved or not factor:
         return None
-    turned ^= bool(given.get("transB", 0))
+    transposed ^= bool(given.get("transB", 0))
     rows, columns = weight.shape
-    return LinearMap(node, name, tuple(between), (columns, rows) if turned else (rows, columns), turned, dtype, factor)
+    return LinearMap(
+        node, name, tuple(between), (columns, rows) if transposed else (rows, columns), transposed, dtype, factor
+    )
 
 
-def _faults(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
-    """Why some of the linear maps take no adapter."""
+def _unsuitable(graph: Graph, maps: list[LinearMap]) -> dict[LinearMap, str]:
+    """The linear maps that do not support an adapter, and why."""
     inner = group_of(graph)
     readers = Counter(v for n in inner.nodes for v in n.reads) + Counter(v.name for v in inner.outputs)
-    faults = {}
+    unsuitable = {}
     for linear in maps:
         stored = [linear.name, *(v for n in linear.between for v in n.outputs)]
         others = [n for n in inner.nodes if n not in (linear.node, *linear.between) and set(n.reads) & set(stored)]
         if any(readers[v] > 1 for v in stored):
-            faults[linear] = f"is read by {', '.join(map(str, others[:3])) or 'others'} too, which would change with it"
+            unsuitable[linear] = (
+                f"is read by {', '.join(map(str, others[:3])) or 'others'} too, which would change as well"
+            )
         elif f"{linear.name}.lora_A" in graph.initializers:
-            faults[linear] = "has an adapter in the file; trainable='*.lora_[AB]' goes on training that"
+            unsuitable[linear] = "already has an adapter in the file; to train that one: trainable='*.lora_[AB]'"
         elif linear.name.endswith((".lora_A", ".lora_B")):
-            faults[linear] = "is an adapter itself; trainable='*.lora_[AB]' goes on training it"
-    return faults
+            unsuitable[linear] = "is itself an adapter; to train it: trainable='*.lora_[AB]'"
+    return unsuitable
 
 
-def _matching(graph: Graph, maps: list[LinearMap], faults: Mapping[LinearMap, str], pattern: str) -> list[LinearMap]:
-    """The linear maps that a pattern chooses by the names of their weights or nodes."""
+def _matching(
+    graph: Graph, maps: list[LinearMap], unsuitable: Mapping[LinearMap, str], pattern: str
+) -> list[LinearMap]:
+    """The linear maps whose weight or node name matches a pattern."""
     found = [m for m in maps if m.matches(pattern)]
-    sound = [m for m in found if m not in faults]
-    if sound:
-        return sound
+    suitable = [m for m in found if m not in unsuitable]
+    if suitable:
+        return suitable
     if found:
-        raise TrainingFormError(f"lora has {pattern!r}, but {found[0]} {faults[found[0]]}")
+        raise TrainingFormError(f"lora has {pattern!r}, but {found[0]} {unsuitable[found[0]]}")
     nodes = {n.name: f"{n} in {g.name!r}" for g in graph.walk() for n in g.nodes}
     weights = {g.key(n): f"{n!r} {v.dtype}{list(v.shape)}" for g in graph.walk() for n, v in g.initializers.items()}
     others = [text for name, text in (nodes | weights).items() if name == pattern or fnmatchcase(name, pattern)]
-    known = "; ".join(map(str, maps[:3])) or "none"
+    available = "; ".join(map(str, maps[:3])) or "none"
     if others:
         raise InputTypeError(
-            f"lora has {pattern!r}, which is no linear map of the main graph: {', '.join(others[:3])}. Adapters are "
-            f"for MatMul, Gemm and MatMulNBits with a stored matrix; there are {known}"
+            f"lora has {pattern!r}, which is not a linear map of the main graph: {', '.join(others[:3])}. Adapters "
+            f"need a MatMul, Gemm or MatMulNBits with a stored matrix, such as {available}"
         )
     near = difflib.get_close_matches(pattern, [n for m in maps for n in (m.name, m.node.name)], 3, 0.3)
-    raise InputNameError(f"lora has {pattern!r}, which no weight and no node matches; near it are {near or known}")
+    raise InputNameError(f"lora has {pattern!r}, which matches no weight or node; similar names: {near or available}")
 
 
-def adapted(graph: Graph, found: tuple[Adapter, ...], model: Model) -> Graph:
-    """The graph with the adapters; the graph itself without any."""
+def with_adapters(graph: Graph, found: tuple[Adapter, ...], model: Model) -> Graph:
+    """The graph with the adapters' nodes; the graph itself if there are none."""
     return detoured(graph, [a.detour() for a in found], opset_of(model)) if found else graph
 
 
-def finished(
+def merge_adapters(
     model: Model, found: tuple[Adapter, ...], params: Mapping[str, Any], weights: Mapping[str, Any]
 ) -> tuple[Model, dict[str, Any]]:
-    """The model and the parameters for it: adapters in floating weights, or in nodes where those are packed."""
+    """(model, parameters) with adapters merged into floating-point weights, or as nodes for packed ones."""
     params = dict(params)
-    carried = [a.detour() for a in found if a.map.is_packed]
+    detours = [a.detour() for a in found if a.map.is_packed]
     for adapter in found:
         if not adapter.map.is_packed:
             a, b, name = params.pop(adapter.a), params.pop(adapter.b), adapter.map.name
             params[name] = adapter.merged(params.get(name, weights[name]), a, b)
-    return with_detours(model, carried) if carried else model, params
+    return with_detours(model, detours) if detours else model, params
 
 
 def scales(found: tuple[Adapter, ...]) -> dict[str, float]:
-    """What an adapter's file says beside its arrays: the scale of each, by the name of the weight."""
+    """The scale of each adapter by weight name, which an adapter file stores as metadata."""
     return {a.map.name: a.scale for a in found}
 
 
 def check_scales(path: str | os.PathLike[str], position: Any, found: tuple[Adapter, ...]) -> None:
-    """Refuse a file whose adapters have other scales."""
+    """Checks the scales in an adapter file.
+
+    Raises:
+        CheckpointError: they differ from those of the adapters.
+    """
     saved = position.get("lora") if isinstance(position, Mapping) else None
     if saved != scales(found):
         raise CheckpointError(
-            f"{os.fspath(path)!r} has the scales {saved} by weight, and finetune was told {scales(found)} (lora_alpha)"
+            f"{os.fspath(path)!r} has the scales {saved} by weight, but lora_alpha gives {scales(found)}"
         )
 
 
 def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
-    """The model with what ``FineTuning.save_adapter`` wrote: what ``to_model`` gave, from the two files.
+    """The model with an adapter that ``FineTuning.save_adapter`` wrote, equal to the result of ``to_model``.
 
     Args:
-        model: the model that was tuned.
+        model: the model that was fine-tuned.
         path: the adapter's file.
 
     Raises:
-        CheckpointError: the file is no adapter, or one of another model.
+        CheckpointError: the file is not an adapter, or one for another model.
         ImportError: safetensors is not installed.
         FileNotFoundError: no such file.
 
@@ -346,10 +359,10 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
     safetensors = compat.optional("safetensors", "checkpoint")
     try:
         with safetensors.safe_open(os.fspath(path), "numpy") as file:
-            position = json.loads((file.metadata() or {}).get(ABOUT, "{}")).get("position")
+            position = json.loads((file.metadata() or {}).get(METADATA, "{}")).get("position")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{os.fspath(path)!r} is damaged, or no safetensors file ({error})") from error
+        raise CheckpointError(f"{os.fspath(path)!r} is damaged, or not a safetensors file ({error})") from error
     if not isinstance(position, Mapping) or "lora" not in position:
         raise CheckpointError(f"{os.fspath(path)!r} was not written by save_adapter")
     maps = {m.name: m for m in linear_maps(model.graph)}
@@ -360,11 +373,11 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
         if linear is None or a is None or b is None or (a.shape[0], b.shape[1]) != linear.shape:
             raise CheckpointError(f"{os.fspath(path)!r} has an adapter of {name!r}, {_misfit(linear, a, b)}")
         found.append(Adapter(linear, a.shape[1], scale))
-    new, params = finished(model, tuple(found), arrays, model.params)
+    new, params = merge_adapters(model, tuple(found), arrays, model.params)
     return new.with_params(params)
 
 
 def _misfit(linear: LinearMap | None, a: Any, b: Any) -> str:
     if linear is None:
-        return "which is no linear map of the model"
-    return f"A {np.shape(a)} and B {np.shape(b)}, which do not fit {linear}"
+        return "which is not a linear map of the model"
+    return f"A {np.shape(a)} and B {np.shape(b)}, which do not match {linear}"

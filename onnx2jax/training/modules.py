@@ -1,4 +1,4 @@
-"""A model as a module of flax.nnx or of equinox: its weights are theirs, to be trained among layers of their own."""
+"""Converts a model to a flax.nnx or equinox module, to be trained together with their own layers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from .. import compat
 from ..errors import TrainingFormError
 from ..model.model import Model
-from .finetune_arguments import chosen
+from .finetune_arguments import select_trainable
 
 
 def to_nnx(model: Model, *, trainable: Any = None) -> Any:
-    """The model as a ``flax.nnx.Module``: what is trained of it are ``nnx.Param``, by ONNX name in ``module.params``.
+    """The model as a ``flax.nnx.Module``, whose trainable parameters are ``nnx.Param``, by ONNX name in ``params``.
 
-    A call is that of the model, with ``rngs=`` (an ``nnx.Rngs`` or a key) where it draws random numbers. It works under
-    ``nnx.jit``, ``nnx.grad`` and the others, and as a part of other modules. ``module.to_model()`` is the Model with
-    the weights that the module has by then, to be saved.
+    The module is called like the model, with ``rngs=`` (an ``nnx.Rngs`` or a key) if it draws random numbers. It works
+    under ``nnx.jit``, ``nnx.grad`` and other transformations, and inside other modules. ``module.to_model()`` returns
+    the Model with the module's current parameters.
 
     Args:
-        model: what ``convert`` made. BatchNormalization and Dropout stay in the form of inference; ``finetune`` has
-            others.
-        trainable: which parameters, as in ``finetune``; without it weights of layers. All else is constant.
+        model: a Model. BatchNormalization and Dropout stay in inference form; ``finetune`` has a training form.
+        trainable: which parameters to train, as in ``finetune``; by default the weights of layers. All others are
+            constants.
 
     Raises:
-        InputNameError, InputTypeError, TrainingFormError: as in ``finetune``, of ``trainable``.
+        InputNameError, InputTypeError, TrainingFormError: for ``trainable``, as in ``finetune``.
         ImportError: flax is not installed.
 
     >>> import numpy as np, onnx2jax
@@ -39,17 +39,17 @@ def to_nnx(model: Model, *, trainable: Any = None) -> Any:
 
 
 def to_equinox(model: Model, *, trainable: Any = None) -> Any:
-    """The model as an ``equinox.Module``: what is trained of it are arrays, by ONNX name in ``module.params``.
+    """The model as an ``equinox.Module``, whose trainable parameters are arrays, by ONNX name in ``params``.
 
-    A call is that of the model, with ``key=`` where it draws random numbers. It works under ``eqx.filter_jit``,
-    ``eqx.filter_grad`` and the others, and as a part of other modules: every array in it is trained, and
-    ``eqx.is_inexact_array`` finds them. ``module.to_model()`` is the Model with the weights of the module, to be saved.
+    The module is called like the model, with ``key=`` if it draws random numbers. It works under ``eqx.filter_jit``,
+    ``eqx.filter_grad`` and other transformations, and inside other modules: all of its arrays are trainable, and
+    ``eqx.is_inexact_array`` selects them. ``module.to_model()`` returns the Model with the module's parameters.
 
     Args:
         model, trainable: as for ``to_nnx``.
 
     Raises:
-        InputNameError, InputTypeError, TrainingFormError: as in ``finetune``, of ``trainable``.
+        InputNameError, InputTypeError, TrainingFormError: for ``trainable``, as in ``finetune``.
         ImportError: equinox is not installed.
 
     >>> import numpy as np, onnx2jax
@@ -61,13 +61,13 @@ def to_equinox(model: Model, *, trainable: Any = None) -> Any:
 
 
 def _params(model: Model, trainable: Any) -> dict[str, Any]:
-    """Arrays of their own for what is trained."""
+    """Copies of the parameters to train."""
     try:
-        names, _ = chosen(model.graph, model.params, trainable)
+        names, _ = select_trainable(model.graph, model.params, trainable)
     except TrainingFormError:
         if trainable is not None:
             raise
-        names = ()  # a module may do without
+        names = ()  # a module may have no parameters
     with compat.enable_x64():
         return {n: jnp.array(model.params[n]) for n in names}
 
@@ -78,7 +78,7 @@ def _nnx() -> Any:
     base: Any = nnx.Module
 
     class NnxModel(base):
-        """A converted model. Made by ``onnx2jax.to_nnx``."""
+        """A Model as a flax.nnx module. Created by ``onnx2jax.to_nnx``."""
 
         def __init__(self, model: Model, params: dict[str, Any]) -> None:
             self.model = model
@@ -89,7 +89,7 @@ def _nnx() -> Any:
             return self.model.apply({n: v[...] for n, v in self.params.items()}, *args, rng=rng, **named)
 
         def to_model(self) -> Model:
-            """The Model with the weights that this module has now."""
+            """The Model with the module's current parameters."""
             return self.model.with_params({n: np.asarray(v[...]) for n, v in self.params.items()})
 
     return _public(NnxModel)
@@ -101,7 +101,7 @@ def _equinox() -> Any:
     base: Any = eqx.Module
 
     class EquinoxModel(base):
-        """A converted model. Made by ``onnx2jax.to_equinox``."""
+        """A Model as an equinox module. Created by ``onnx2jax.to_equinox``."""
 
         params: dict[str, Any]
         model: Model = eqx.field(static=True)
@@ -110,16 +110,16 @@ def _equinox() -> Any:
             return self.model.apply(self.params, *args, rng=key, **named)
 
         def to_model(self) -> Model:
-            """The Model with the weights of this module."""
+            """The Model with the module's parameters."""
             return self.model.with_params({n: np.asarray(v) for n, v in self.params.items()})
 
     return _public(EquinoxModel)
 
 
-def _public(made: Any) -> Any:
-    """A class that pickle finds, although it is made when it is first wanted."""
-    made.__module__, made.__qualname__ = __name__, made.__name__
-    return made
+def _public(cls: Any) -> Any:
+    """The class under a qualified name that pickle can import, though it is created on first use."""
+    cls.__module__, cls.__qualname__ = __name__, cls.__name__
+    return cls
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The loss of a batch as a function of parameters, and its gradient by parts of a batch."""
+"""The loss of a batch as a function of the parameters, and gradient accumulation over microbatches."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from ..runtime.dispatch import Constants
 from ..runtime.interpreter import Context, Settings, evaluate
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
-from .decoders import completed
-from .finetune_arguments import Metrics, checked_loss, staged
+from .decoders import complete_feeds
+from .finetune_arguments import Metrics, checked_loss, explained
 from .form import Form
 
 Total = tuple[Any, tuple[Metrics, dict[str, Any]]]
-"""A loss, with its metrics and the new statistics."""
+"""(loss, (metrics, new running statistics))."""
 
 
 @dataclass(eq=False)
 class Objective:
-    """What is made small: the user's loss of what a graph computes."""
+    """The training objective: the user's loss of the graph's outputs."""
 
     model: Model
     form: Form
     loss: Callable[[Any, dict[str, Any]], Any]
     dtypes: Mapping[str, np.dtype]
-    """The file's element types, by parameter: steps may keep wider ones."""
-    known: Mapping[str, np.ndarray]
-    """Parameters that are part of the program."""
+    """The file's element types, by parameter; the state may hold wider ones."""
+    constants: Mapping[str, np.ndarray]
+    """Parameters embedded in the program as constants."""
     settings: Settings
     placement: Placement | None
 
     @property
     def in_stages(self) -> bool:
-        """Whether it is several programs, on devices of their own."""
+        """Whether the graph runs as pipeline stages on separate devices."""
         return isinstance(self.placement, Staged)
 
     @cached_property
     def decoder(self) -> Caches:
-        """What a decoder's inputs are for."""
+        """The roles of a decoder's inputs."""
         return caches(self.model)
 
     @cached_property
@@ -60,7 +60,7 @@ class Objective:
 
     @cached_property
     def _pipelines(self) -> dict[Graph, Any]:
-        """What runs graphs in stages."""
+        """The pipelined program of each graph."""
         return {g: program_of(g, self.settings, self.placement) for g in (self.form.training, self.form.plain)}
 
     @cached_property
@@ -77,15 +77,15 @@ class Objective:
         graph: Graph,
         frozen: dict[str, Any],
     ) -> Total:
-        """The loss of a batch, for one of the form's two graphs; its metrics and the new statistics.
+        """The loss of a batch by one of the form's two graphs, with metrics and new running statistics.
 
         Raises:
-            LossError: the loss is not one floating number.
+            LossError: the loss is not a floating-point scalar.
             KnownValueError: the graph cannot be compiled as one program.
         """
         model = self.model
         names = {v.name for v in model.inputs} | model.optional.keys()
-        feeds = completed(self.decoder, {n: v for n, v in batch.items() if n in names})
+        feeds = complete_feeds(self.decoder, {n: v for n, v in batch.items() if n in names})
         values = arguments.bind(model.inputs, model.optional, (), feeds, self.settings.dtype) | dict(model.static)
         own = {n: v.astype(self.dtypes[n]) for n, v in (params | stats).items()}
         results = self._results(graph, values, frozen, own, key)
@@ -102,45 +102,45 @@ class Objective:
         try:
             with np.errstate(all="ignore"):
                 if self.in_stages:
-                    known = Constants(self.known, self.model.static)
-                    return self._pipelines[graph].outputs(values, frozen | own, known, key, own)
-                return evaluate(graph, values, Context({**frozen, **self.known, **own}, key, self.settings))
+                    constants = Constants(self.constants, self.model.static)
+                    return self._pipelines[graph].outputs(values, frozen | own, constants, key, own)
+                return evaluate(graph, values, Context({**frozen, **self.constants, **own}, key, self.settings))
         except KnownValueError as e:
-            raise staged(e) from e
+            raise explained(e) from e
 
     def _of_loss(self, results: Sequence[Any], batch: dict[str, Any]) -> tuple[Any, Metrics]:
         return checked_loss(self.loss(as_outputs(self._fields, results), batch))
 
 
-def in_parts(gradient: Any, count: int, weigh: Callable[[dict[str, Any]], Any]) -> Any:
-    """A gradient of ``total`` that takes a batch in so many parts, one after the other in memory.
+def accumulated(gradient: Any, count: int, weight: Callable[[dict[str, Any]], Any]) -> Any:
+    """A gradient function of ``total`` that splits a batch into ``count`` microbatches and runs them in turn.
 
-    Loss, metrics and gradients are means over the parts, each as heavy as ``weigh`` says; statistics go from part to
-    part.
+    Loss, metrics and gradients are means over the microbatches, weighted by ``weight(microbatch)``; running statistics
+    carry over from one to the next.
     """
 
-    def of_parts(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
-        parts, shared = _divided(batch, count)
-        weights = [jnp.asarray(weigh({n: v[i] for n, v in parts.items()} | shared), jnp.float32) for i in range(count)]
+    def gradient_of_batch(params: dict[str, Any], stats: dict[str, Any], batch: dict[str, Any], key: Any) -> Any:
+        parts, shared = _split_batch(batch, count)
+        weights = [jnp.asarray(weight({n: v[i] for n, v in parts.items()} | shared), jnp.float32) for i in range(count)]
         shares = jnp.stack(weights) / jnp.maximum(sum(weights), 1e-30)
 
-        def one(carry: Any, turn: Any) -> Any:
+        def microbatch(carry: Any, xs: Any) -> Any:
             stats, sums = carry
-            part, i, share = turn
+            part, i, share = xs
             (loss, (metrics, stats)), grads = gradient(params, stats, part | shared, jax.random.fold_in(key, i))
-            sums = jax.tree.map(lambda total, g: total + _part_of_mean(g, share), sums, grads)
-            return (stats, sums), jax.tree.map(lambda v: _part_of_mean(v, share), (loss, metrics))
+            sums = jax.tree.map(lambda total, g: total + _weighted(g, share), sums, grads)
+            return (stats, sums), jax.tree.map(lambda v: _weighted(v, share), (loss, metrics))
 
         zeros = jax.tree.map(jnp.zeros_like, params)
-        (stats, grads), said = jax.lax.scan(one, (stats, zeros), (parts, jnp.arange(count), shares))
-        loss, metrics = jax.tree.map(lambda v: v.sum(0), said)
+        (stats, grads), results = jax.lax.scan(microbatch, (stats, zeros), (parts, jnp.arange(count), shares))
+        loss, metrics = jax.tree.map(lambda v: v.sum(0), results)
         return (loss, (metrics, stats)), grads
 
-    return of_parts
+    return gradient_of_batch
 
 
-def _divided(batch: dict[str, Any], count: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays of a batch in parts, along a new first axis; and those of rank 0, which all parts share."""
+def _split_batch(batch: dict[str, Any], count: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of a batch as microbatches along a new first axis, and its scalars, which all of them share."""
     extents = {n: v.shape[0] for n, v in batch.items() if v.ndim}
     if len(set(extents.values())) > 1 or any(extent % count for extent in extents.values()):
         raise InputShapeError(f"accumulate={count} does not divide the first axes of the batch evenly: {extents}")
@@ -148,7 +148,7 @@ def _divided(batch: dict[str, Any], count: int) -> tuple[dict[str, Any], dict[st
     return parts, {n: v for n, v in batch.items() if v.ndim == 0}
 
 
-def _part_of_mean(value: Any, share: Any) -> Any:
-    """What a part adds to a mean."""
+def _weighted(value: Any, share: Any) -> Any:
+    """The contribution of a microbatch to a mean."""
     value = value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
     return value * share.astype(value.dtype)

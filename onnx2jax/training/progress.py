@@ -1,4 +1,4 @@
-"""A progress bar with the newest metrics, drawn by rich."""
+"""A progress bar with the latest metrics, drawn by rich."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ import numpy as np
 from .. import compat
 
 INTERVAL: Final = 0.1
-"""Seconds between two looks at the metrics: each waits for the computation."""
+"""Seconds between updates: reading metrics waits for the computation."""
 
 
 @contextmanager
 def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A function to be called with the metrics of each step.
+    """A context whose function is called with the metrics of each step.
 
     Args:
-        wanted: None draws where rich is installed and the error stream is a terminal. Of several processes the first
-            draws.
-        total: steps in all, when known.
+        wanted: whether to draw; None draws if rich is installed and stderr is a terminal. Only the first process draws.
+        total: the number of steps, if known.
 
     Raises:
-        ImportError: a bar is wanted, but there is no rich.
+        ImportError: ``wanted`` is True, but rich is not installed.
     """
     if wanted is False or (wanted is None and not sys.stderr.isatty()) or jax.process_index():
         yield _silent
@@ -47,19 +46,19 @@ def bar(wanted: bool | None, total: int | None) -> Iterator[Callable[[Mapping[st
     )
     with progress.Progress(*columns, console=console.Console(stderr=True)) as drawn:
         task = drawn.add_task("", total=total, metrics="")
-        newest: Mapping[str, Any] = {}
-        looked = 0.0
+        latest: Mapping[str, Any] = {}
+        updated = 0.0
 
         def show(metrics: Mapping[str, Any]) -> None:
-            nonlocal newest, looked
-            newest = metrics
+            nonlocal latest, updated
+            latest = metrics
             drawn.advance(task)
-            if time.monotonic() - looked > INTERVAL:
-                drawn.update(task, metrics=_text(newest))
-                looked = time.monotonic()
+            if time.monotonic() - updated > INTERVAL:
+                drawn.update(task, metrics=_text(latest))
+                updated = time.monotonic()
 
         yield show
-        drawn.update(task, metrics=_text(newest))
+        drawn.update(task, metrics=_text(latest))
 
 
 def _silent(_: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What training changes: variables and a random key, as a pytree."""
+"""Training states: pytrees of everything that a step updates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .engine import State
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainingState(State):
-    """What training changes: a pytree of arrays.
+    """The state of a TrainingModel: a pytree of arrays.
 
     Attributes:
         variables: the variables among the main graph's initializers, by name.
         own: for each training_info, the variables among its algorithm's own initializers, by name.
-        key: the random key for what comes next.
+        key: the PRNG key of the next step.
     """
 
     variables: dict[str, jax.Array]
@@ -32,41 +32,45 @@ class TrainingState(State):
     key: Any
 
 
-def assigned(
+def assign(
     state: TrainingState, index: int, info: TrainingInfo, binding: Mapping[str, str], results: Mapping[str, Any]
 ) -> TrainingState:
-    """The state after the assignments of a binding, all at once."""
+    """The state after the simultaneous assignments of a binding.
+
+    Raises:
+        ModelError: a new value has another shape or dtype than its variable (rule TR-25).
+    """
     variables, own = dict(state.variables), dict(state.own[index])
     for name, output in binding.items():
-        place = variables if name in variables else own
-        old, new = place[name], results[output]
+        target = variables if name in variables else own
+        old, new = target[name], results[output]
         if not (hasattr(new, "dtype") and (new.shape, new.dtype) == (old.shape, old.dtype)):
-            kind = f"{new.dtype}{list(new.shape)}" if hasattr(new, "dtype") else type(new).__name__
+            found = f"{new.dtype}{list(new.shape)}" if hasattr(new, "dtype") else type(new).__name__
             raise ModelError(
-                f"{info.path}: output {output!r} ({kind}) is assigned to variable {name!r}, which is "
-                f"{old.dtype}{list(old.shape)}: a variable keeps its type and shape",
+                f"{info.path}: output {output!r} ({found}) is assigned to variable {name!r}, which is "
+                f"{old.dtype}{list(old.shape)}: a variable keeps its dtype and shape",
                 rule="TR-25",
             )
-        place[name] = jnp.asarray(new)
+        target[name] = jnp.asarray(new)
     return replace(state, variables=variables, own=(*state.own[:index], own, *state.own[index + 1 :]))
 
 
-def all_widened(values: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Variables in the types they are stored in, which a caller in 32-bit mode could not make."""
+def widen_all(values: Mapping[str, Any], stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The variables in their stored dtypes, which a caller in 32-bit mode may have narrowed."""
     return {n: widened(v, stored[n].dtype) for n, v in values.items()}
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FineTuningState(State):
-    """Everything that a step changes: a pytree of arrays, to be kept and restored as a whole.
+    """The state of a FineTuning: a pytree of arrays, to be checkpointed as a whole.
 
     Attributes:
-        params: the parameters that are trained, by ONNX name. 16-bit ones are kept in float32 here.
-        stats: running statistics of batch normalisation by ONNX name; empty unless ``batchnorm="train"``.
-        opt_state: the optimizer's.
-        step: steps done, int32.
-        key: the random key from which each step draws its own.
+        params: the trained parameters, by ONNX name; 16-bit ones are held in float32.
+        stats: running statistics of BatchNormalization, by ONNX name; empty unless ``batchnorm="train"``.
+        opt_state: the optimizer's state.
+        step: int32, the number of steps taken.
+        key: the PRNG key from which the key of each step is derived.
     """
 
     params: dict[str, jax.Array]

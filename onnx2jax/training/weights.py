@@ -1,4 +1,4 @@
-"""Which parameters are weights: what a model learns, told from tables and constants by how its graph uses them."""
+"""Tells trainable weights from tables, masks and constants, by how the graph uses them."""
 
 from __future__ import annotations
 
@@ -32,63 +32,67 @@ _LAYERS: Final = {
     "word_embedding position_embedding segment_embedding gamma beta": "EmbedLayerNormalization",
     "head_sink q_norm_weight k_norm_weight": "GroupQueryAttention",
 }
-WEIGHTS: Final = {kind: names.split() for names, kinds in _LAYERS.items() for kind in kinds.split()}
-"""Operators of layers, and which of their inputs are weights."""
-PARTS: Final = {"Add", "Sum", "Mul", "Concat"}
-"""Where layers are written as several nodes: a bias is added, a scale multiplied, a learnt token put before others.
-A factor of one number is arithmetic."""
+WEIGHTS: Final = {op: names.split() for names, ops in _LAYERS.items() for op in ops.split()}
+"""Layer operator -> the inputs that are weights."""
+BIASES_AND_SCALES: Final = {"Add", "Sum", "Mul", "Concat"}
+"""Operators that apply weights in layers of several nodes: add a bias, multiply by a scale, prepend a learnt token.
+A factor with a single element is not a weight."""
 VIEWS: Final = {
     *("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity", "Pad", "QuantizeLinear", "Reshape", "Slice"),
     *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
 }
-"""Operators whose output is their first input otherwise laid out."""
-PRODUCTS: Final = {"Add", "Concat", "Einsum", "Gemm", "MatMul", "Mul"}
+"""Operators whose output is their first input reshaped, cast or rearranged."""
+ANGLE_OPERATORS: Final = {"Add", "Concat", "Einsum", "Gemm", "MatMul", "Mul"}
 INTEGERS: Final = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}
 TABLES: Final = {"cos_cache", "sin_cache"}
 
 
 class _Uses:
-    """What the values of a graph, and those it captures, are used as; by name within it, and as keys in all graphs.
+    """How values are used: by name for a graph and its captures, or by Graph.key for all graphs.
 
     Attributes:
-        weights: weights of an operator.
-        parts: operands of ``PARTS``.
-        angles: what positions are multiplied by before cosine and sine, and tables of these.
+        weights: inputs that are weights of a layer operator.
+        operands: operands of ``BIASES_AND_SCALES``.
+        angles: rotary frequencies, and tables of angles, cosines and sines.
     """
 
     def __init__(self) -> None:
         self.weights: set[str] = set()
-        self.parts: set[str] = set()
+        self.operands: set[str] = set()
         self.angles: set[str] = set()
 
     def each(self) -> tuple[set[str], set[str], set[str]]:
-        return self.weights, self.parts, self.angles
+        return self.weights, self.operands, self.angles
 
 
 def _visit(graph: Graph, outside: Collection[str], keys: _Uses) -> _Uses:
-    """The uses of names in a graph; ``outside`` are those of its inputs and captures that no data reaches."""
+    """The uses of the names in a graph; ``outside`` are inputs and captures that do not depend on data."""
     fixed = {*graph.initializers, *outside}
-    counted: set[str] = set()
+    integer_results: set[str] = set()
     for node in graph.nodes:
         if node.inputs and fixed.issuperset(node.reads):
             fixed.update(node.outputs)
-        if node.op_type in INTEGERS or (node.op_type == "Cast" and not counted.isdisjoint(node.inputs)):
-            counted.update(node.outputs)
-    rooted = {n.inputs[0] for n in graph.nodes if n.op_type == "Sqrt"}  # an epsilon is added to these
-    turned = [{n.inputs[0] for n in graph.nodes if n.op_type == kind} for kind in ("Cos", "Sin")]
+        if node.op_type in INTEGERS or (node.op_type == "Cast" and not integer_results.isdisjoint(node.inputs)):
+            integer_results.update(node.outputs)
+    rooted = {n.inputs[0] for n in graph.nodes if n.op_type == "Sqrt"}  # variance + epsilon
+    trigonometric = [{n.inputs[0] for n in graph.nodes if n.op_type == kind} for kind in ("Cos", "Sin")]
     uses = _Uses()
-    uses.angles |= turned[0] & turned[1]
+    uses.angles |= trigonometric[0] & trigonometric[1]
     for node in reversed(graph.nodes):
         for found in uses.each():
             if not found.isdisjoint(node.outputs):
-                found.update(_behind(node, fixed, found is uses.angles))
+                found.update(_same_use(node, fixed, found is uses.angles))
         named = {name: _operand(node, i) for i, name in enumerate(node.inputs) if name}
         uses.weights.update(n for n, operand in named.items() if operand in WEIGHTS.get(node.op_type, ()))
         uses.angles.update(n for n, operand in named.items() if operand in TABLES)
-        if node.op_type in PARTS and counted.isdisjoint(node.inputs) and rooted.isdisjoint(node.outputs):
+        if (
+            node.op_type in BIASES_AND_SCALES
+            and integer_results.isdisjoint(node.inputs)
+            and rooted.isdisjoint(node.outputs)
+        ):
             one = {n for n in node.inputs if node.op_type == "Mul" and np.size(graph.initializers.get(n, (0, 0))) == 1}
-            uses.parts.update(n for n in node.inputs if n not in one)
-        for body, passed in _inside(node):
+            uses.operands.update(n for n in node.inputs if n not in one)
+        for body, passed in _bodies(node):
             inner = _visit(body, {n for n, outer in passed.items() if outer in fixed}, keys)
             for mine, theirs in zip(uses.each(), inner.each(), strict=True):
                 mine.update(passed[n] for n in theirs if n in passed)
@@ -97,28 +101,28 @@ def _visit(graph: Graph, outside: Collection[str], keys: _Uses) -> _Uses:
     return uses
 
 
-def _operand(node: Node, place: int) -> str | None:
-    return None if node.target is None or isinstance(node.target, Function) else node.target.parameter(place)
+def _operand(node: Node, index: int) -> str | None:
+    return None if node.target is None or isinstance(node.target, Function) else node.target.parameter(index)
 
 
-def _behind(node: Node, fixed: Collection[str], angles: bool) -> tuple[str, ...]:
-    """The inputs of a node that are used as its outputs are."""
+def _same_use(node: Node, fixed: Collection[str], angles: bool) -> tuple[str, ...]:
+    """The inputs of a node that share the use of its outputs."""
     if node.op_type in VIEWS:
         return node.inputs[:1]
-    whole = set(node.outputs) <= set(fixed) or (angles and node.op_type in PRODUCTS)
-    return node.inputs if whole else ()
+    every = set(node.outputs) <= set(fixed) or (angles and node.op_type in ANGLE_OPERATORS)
+    return node.inputs if every else ()
 
 
-def _inside(node: Node) -> Iterator[tuple[Graph, dict[str, str]]]:
-    """The graphs in a node, each with the outer names of what is passed in under its own."""
+def _bodies(node: Node) -> Iterator[tuple[Graph, dict[str, str]]]:
+    """The graphs in a node, each with inner name -> outer name for captures and inputs."""
     yield from ((g, {n: n for n in g.captures}) for g in node.graphs)
     if isinstance(node.target, Function):
         body = node.target.body
         yield body, {v.name: n for v, n in zip(body.inputs, node.inputs, strict=False)}
 
 
-def no_weights(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]:
-    """For each parameter (by Graph.key) that is not trained unless it is named, why."""
+def reasons_untrained(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]:
+    """Parameter (by Graph.key) -> why it is trained only if named, for all that are not weights."""
     uses, statistics = _Uses(), statistics_of(graph)
     _visit(graph, (), uses)
     constants = {g.key(n) for g in graph.walk() for n in g.lifted}
@@ -135,25 +139,25 @@ def no_weights(graph: Graph, params: Mapping[str, Any]) -> dict[str, str]:
             return "a table of angles by position, or of their cosines or sines"
         if name in uses.weights:
             return ""
-        if name in uses.parts and name not in constants:
+        if name in uses.operands and name not in constants:
             return "a mask" if _is_mask(_values(value)) else ""
-        return "no weight of a linear map, embedding, convolution, normalisation or recurrence"
+        return "not a weight of a linear map, embedding, convolution, normalisation or recurrence"
 
     return {name: reason for name, value in params.items() if (reason := why(name, value))}
 
 
 def _values(value: Any, index: tuple[slice, ...] | None = None) -> np.ndarray:
-    """A parameter, or the part of it at an index."""
+    """A parameter, or a slice of it, as a NumPy array."""
     return np.asarray(to_host(load(value, index)))
 
 
 def _is_mask(value: np.ndarray) -> bool:
-    """Whether it lowers scores out of sight, or keeps some values and drops others."""
+    """Whether a table is an additive attention mask, or a binary one."""
     return bool((value < -999).any()) or (value.ndim > 1 and set(np.unique(value).tolist()) == {0.0, 1.0})
 
 
 def _rotations(params: Mapping[str, Any]) -> set[str]:
-    """Tables of cosines and sines: at position 0 all ones and all zeros, and everywhere their squares make 1."""
+    """Pairs of cosine and sine tables: ones and zeros at position 0, and squares that sum to 1 everywhere."""
     first: dict[float, list[str]] = {0.0: [], 1.0: []}
     for name, value in params.items():
         if np.ndim(value) > 1 and value.size and jnp.issubdtype(value.dtype, jnp.floating):

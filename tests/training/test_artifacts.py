@@ -1,4 +1,4 @@
-"""Artifacts of onnxruntime's training: the loss and its derivative, the optimizer, and checkpoints that are damaged."""
+"""Artifacts of onnxruntime's training: loss and gradient, optimizer, and damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from onnx2jax.errors import ExternalDataError, ModelError, UnsupportedError
 from onnx2jax.proto.ort_checkpoint import read_checkpoint
 from onnx2jax.proto.tensors import to_array
 
-# Tables as dicts, slot -> value: text, dict (a table), list of dicts, array (a vector), NumPy scalar (a number).
+# Flatbuffers tables as dicts, slot -> value: str, dict (table), list of dicts, array (vector), NumPy scalar.
 
 
 def build(builder: flatbuffers.Builder, fields: dict[int, Any]) -> int:
-    """Write a table, what it refers to first."""
+    """Writes a table after the objects that it refers to; returns its offset."""
     ready: dict[int, Any] = {}
     for slot, value in fields.items():
         if isinstance(value, str):
@@ -55,11 +55,11 @@ def tensor(name: str, array: Any, code: int = 1) -> dict[int, Any]:
     return {0: name, 2: np.array(array.shape, np.int64), 3: np.int32(code), 4: np.frombuffer(array.tobytes(), np.uint8)}
 
 
-def outside(name: str, dims: tuple[int, ...], offset: int) -> dict[int, Any]:
+def external(name: str, dims: tuple[int, ...], offset: int) -> dict[int, Any]:
     return {0: name, 2: np.array(dims, np.int64), 3: np.int32(1), 6: np.int64(offset)}
 
 
-def written(path: Path, fields: dict[int, Any], identifier: bytes = b"ODTC") -> Path:
+def write(path: Path, fields: dict[int, Any], identifier: bytes = b"ODTC") -> Path:
     builder = flatbuffers.Builder(64)
     builder.Finish(build(builder, fields), file_identifier=identifier)
     path.write_bytes(bytes(builder.Output()))
@@ -88,7 +88,7 @@ CHECKPOINT = {0: np.int32(2), 1: MODULE, 2: [GROUP], 3: BAG}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Artifacts of a linear classifier, as onnxruntime lays them out: parameters are inputs of the models."""
+    """Artifacts of a linear classifier in onnxruntime's layout: parameters are inputs of the models."""
     inputs = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4]),
         helper.make_tensor_value_info("labels", TensorProto.INT64, ["batch"]),
@@ -119,7 +119,7 @@ def folder(tmp_path: Path) -> Path:
     graph = helper.make_graph(nodes, "g", [rate, step, *values], [done])
     model = helper.make_model(graph, opset_imports=[*opsets, helper.make_opsetid("com.microsoft", 1)], ir_version=9)
     (tmp_path / "optimizer_model.onnx").write_bytes(model.SerializeToString())
-    written(tmp_path / "checkpoint", CHECKPOINT)
+    write(tmp_path / "checkpoint", CHECKPOINT)
     return tmp_path
 
 
@@ -132,7 +132,7 @@ def by_hand(params: dict[str, Any]) -> Any:
     return -jax.nn.log_softmax(logits)[np.arange(6), LABELS].mean()
 
 
-def test_the_loss_and_its_derivative(folder: Path) -> None:
+def test_loss_and_gradient(folder: Path) -> None:
     artifacts = onnx2jax.load_artifacts(folder)
     assert artifacts.trainable == ("fc.weight", "fc.bias")
     assert artifacts.params.keys() == {"fc.weight", "fc.bias"}
@@ -149,7 +149,7 @@ def test_the_loss_and_its_derivative(folder: Path) -> None:
         np.testing.assert_allclose(gradient, derivatives[name], atol=1e-6)
 
 
-def test_the_optimizer_and_its_state(folder: Path) -> None:
+def test_optimizer_and_its_state(folder: Path) -> None:
     artifacts = onnx2jax.load_artifacts(folder)
     adamw = {"alpha": 0.75, "beta": 0.5, "epsilon": 2**-20, "weight_decay": 0.125, "adam_mode": 1, "correct_bias": 1}
     assert artifacts.optimizer == {"InplaceClipGradNorm": {"max_norm": 2.0}, "AdamWOptimizer": adamw}
@@ -163,27 +163,27 @@ def test_the_optimizer_and_its_state(folder: Path) -> None:
 
 def test_without_optimizer(folder: Path) -> None:
     (folder / "optimizer_model.onnx").unlink()
-    written(folder / "plain", {0: np.int32(1), 1: MODULE})
+    write(folder / "plain", {0: np.int32(1), 1: MODULE})
     artifacts = onnx2jax.load_artifacts(folder, checkpoint="plain")
     found = (artifacts.optimizer, artifacts.learning_rate, artifacts.step, artifacts.moments, artifacts.properties)
     assert found == ({}, None, 0, {}, {})
 
 
-def test_trained_parameters_go_into_a_file_of_their_own(folder: Path) -> None:
+def test_trained_parameters_are_saved(folder: Path) -> None:
     artifacts = onnx2jax.load_artifacts(folder)
     trained = {name: value + 1 for name, value in artifacts.params.items()}
     again = onnx2jax.convert(onnx2jax.save(artifacts.model, folder / "trained.onnx", params=trained))
     np.testing.assert_array_equal(again(X, LABELS), artifacts.model.apply(trained, X, LABELS))
 
 
-def test_large_parameters_lie_in_a_file_apart(folder: Path) -> None:
+def test_large_parameters_in_an_external_file(folder: Path) -> None:
     weight = PARAMS["fc.weight"].tobytes()
     (folder / "checkpoint.data").write_bytes(b"12345678" + weight)
-    module = {**MODULE, 0: [outside("fc.weight", (4, 3), 8), MODULE[0][1]], 3: np.bool_(True)}
-    written(folder / "checkpoint", {**CHECKPOINT, 1: module})
+    module = {**MODULE, 0: [external("fc.weight", (4, 3), 8), MODULE[0][1]], 3: np.bool_(True)}
+    write(folder / "checkpoint", {**CHECKPOINT, 1: module})
     np.testing.assert_array_equal(onnx2jax.load_artifacts(folder).params["fc.weight"], PARAMS["fc.weight"])
     (folder / "checkpoint.data").write_bytes(b"12345678" + weight[:-1])
-    with pytest.raises(ExternalDataError, match=r"lie outside 'checkpoint\.data'"):
+    with pytest.raises(ExternalDataError, match=r"are outside 'checkpoint\.data'"):
         onnx2jax.load_artifacts(folder)
     (folder / "checkpoint.data").unlink()
     with pytest.raises(FileNotFoundError, match=r"no file 'checkpoint\.data'"):
@@ -193,7 +193,7 @@ def test_large_parameters_lie_in_a_file_apart(folder: Path) -> None:
 @pytest.mark.parametrize("code", [1, 5, 7, 9, 10, 11, 12, 14, 16, 17])
 def test_element_types(code: int, tmp_path: Path) -> None:
     array = np.array([[1, 0], [1, 1]]).astype(onnx2jax.proto.dtypes.to_dtype(code))
-    path = written(tmp_path / "c", {0: np.int32(2), 1: {0: [tensor("t", array, code)]}})
+    path = write(tmp_path / "c", {0: np.int32(2), 1: {0: [tensor("t", array, code)]}})
     (message,) = read_checkpoint(path).trained
     np.testing.assert_array_equal(to_array(message), array, strict=True)
 
@@ -209,8 +209,8 @@ def changed(fields: dict[int, Any], *path: int, to: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (changed(CHECKPOINT, 0, to=np.int32(3)), r"its version is 3; known are \(1, 2\)"),
-        ({0: np.int32(2)}, "without their values"),
+        (changed(CHECKPOINT, 0, to=np.int32(3)), r"its version is 3; supported are \(1, 2\)"),
+        ({0: np.int32(2)}, "without values"),
         (changed(CHECKPOINT, 1, to={**MODULE, 2: np.bool_(True)}), "nominal checkpoint"),
         (
             changed(CHECKPOINT, 1, 0, 0, 4, to=np.zeros(47, np.uint8)),
@@ -228,22 +228,22 @@ def changed(fields: dict[int, Any], *path: int, to: Any) -> Any:
         ),
     ],
 )
-def test_checkpoints_that_do_not_fit(fields: Any, message: str, folder: Path) -> None:
-    written(folder / "checkpoint", fields)
+def test_checkpoints_that_do_not_match_raise(fields: Any, message: str, folder: Path) -> None:
+    write(folder / "checkpoint", fields)
     with pytest.raises(ModelError, match=message):
         onnx2jax.load_artifacts(folder)
 
 
-def test_what_is_not_supported(folder: Path) -> None:
-    written(folder / "checkpoint", changed(CHECKPOINT, 2, to=[GROUP, {**GROUP, 0: "group1"}]))
+def test_several_groups_are_unsupported(folder: Path) -> None:
+    write(folder / "checkpoint", changed(CHECKPOINT, 2, to=[GROUP, {**GROUP, 0: "group1"}]))
     with pytest.raises(UnsupportedError, match=r"2 groups of parameters \(\['group0', 'group1'\]\)"):
         onnx2jax.load_artifacts(folder)
 
 
-def test_files_that_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_foreign_files_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError):
         onnx2jax.load_artifacts(folder, checkpoint="other")
-    with pytest.raises(ModelError, match="none of onnxruntime: its identifier is"):
+    with pytest.raises(ModelError, match="is not a checkpoint of onnxruntime: its identifier is"):
         onnx2jax.load_artifacts(folder, checkpoint="eval_model.onnx")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[artifacts\]'"):
@@ -256,25 +256,25 @@ def read(data: bytes, path: Path) -> Any:
     return [(t.name, t.raw_data) for t in content.trained + content.frozen], content.properties
 
 
-def test_every_truncation_is_noticed(folder: Path) -> None:
+def test_every_truncation_raises(folder: Path) -> None:
     data = (folder / "checkpoint").read_bytes()
     for size in range(len(data) - 8):  # the last bytes may be padding
         with pytest.raises(ModelError):
-            read(data[:size], folder / "cut")
+            read(data[:size], folder / "truncated")
 
 
-def test_no_damage_leads_to_another_error(folder: Path) -> None:
+def test_damage_raises_model_error_or_is_harmless(folder: Path) -> None:
     data = (folder / "checkpoint").read_bytes()
     for at in range(8, len(data)):
         for value in (0, 0x7F, 0x80, 0xFF):
             try:
-                read(data[:at] + bytes([value]) + data[at + 1 :], folder / "bent")
+                read(data[:at] + bytes([value]) + data[at + 1 :], folder / "damaged")
             except ModelError:
                 continue
     with pytest.raises(ModelError, match="has its fields at byte -"):
-        read(struct.pack("<I4sii", 8, b"ODTC", 100, 0), folder / "bent")
+        read(struct.pack("<I4sii", 8, b"ODTC", 100, 0), folder / "damaged")
 
 
-def test_jax_takes_the_parameters_as_they_are(folder: Path) -> None:
+def test_parameters_are_jax_compatible(folder: Path) -> None:
     params = jax.tree.map(jnp.asarray, onnx2jax.load_artifacts(folder).params)
     assert {n: v.dtype for n, v in params.items()} == dict.fromkeys(("fc.weight", "fc.bias"), np.float32)

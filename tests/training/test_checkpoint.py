@@ -1,4 +1,4 @@
-"""Checkpoints: every bit back, in either format, or words that say what does not fit; nothing half written."""
+"""Checkpoints in both formats: bitwise round trips, reports of mismatches, atomic writes."""
 
 from __future__ import annotations
 
@@ -125,31 +125,31 @@ def test_arrays_of_numpy_stay_numpy_and_are_copied(through: Format, tmp_path: Pa
 
 @either_format
 @pytest.mark.parametrize("position", [{"epoch": 2, "batches": [1, 2.5, "x", None, True]}, 7, "text", [], 2**70])
-def test_the_position_is_part_of_it(through: Format, position: Any, tmp_path: Path) -> None:
+def test_position_round_trip(through: Format, position: Any, tmp_path: Path) -> None:
     assert through(tmp_path, {"x": jnp.ones(1)}, {"x": jnp.ones(1)}, position)[1] == position
 
 
 @either_format
 @pytest.mark.parametrize("position", [(1, 2), {1: 2}, np.arange(3), {1, 2}, object()])
-def test_positions_that_json_would_change(through: Format, position: Any, tmp_path: Path) -> None:
+def test_positions_that_json_changes_raise(through: Format, position: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="JSON"):
         through(tmp_path, {"x": jnp.ones(1)}, {"x": jnp.ones(1)}, position)
 
 
 @either_format
 @pytest.mark.parametrize("leaf", [1.5, "text", np.array(["text"], object), object()])
-def test_leaves_that_are_no_arrays(through: Format, leaf: Any, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="'params/w' of the state is no array"):
+def test_leaves_that_are_not_arrays_raise(through: Format, leaf: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'params/w' of the state is not an array"):
         through(tmp_path, {"params": {"w": leaf}}, {})
 
 
-def test_two_leaves_of_one_name(tmp_path: Path) -> None:
+def test_two_leaves_with_the_same_name_raise(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="two leaves of the state are named 'a/b'"):
         onnx2jax.save_checkpoint(tmp_path / "s", {"a/b": jnp.ones(1), "a": {"b": jnp.ones(1)}})
 
 
 @either_format
-def test_what_does_not_fit_is_named_all_at_once(through: Format, tmp_path: Path) -> None:
+def test_mismatches_are_listed_together(through: Format, tmp_path: Path) -> None:
     ones = partial(jnp.ones, dtype=jnp.float32)
     state = {"w": ones((3, 2)), "old": ones(1), "t": ones(2), "k": jax.random.key(0), "same": ones(1)}
     like = {
@@ -159,11 +159,11 @@ def test_what_does_not_fit_is_named_all_at_once(through: Format, tmp_path: Path)
     with pytest.raises(CheckpointError) as caught:
         through(tmp_path, state, like)
     assert sorted(str(caught.value).splitlines()[1:]) == [
-        "  k: key<fry>[] saved, key<rbg>[] wanted",
-        "  new: nothing saved, float32[4] wanted",
-        "  old: float32[1] saved, nothing wanted",
-        "  t: float32[2] saved, bfloat16[2] wanted",
-        "  w: float32[3, 2] saved, float32[2, 3] wanted",
+        "  k: key<fry>[] saved, key<rbg>[] expected",
+        "  new: nothing saved, float32[4] expected",
+        "  old: float32[1] saved, nothing expected",
+        "  t: float32[2] saved, bfloat16[2] expected",
+        "  w: float32[3, 2] saved, float32[2, 3] expected",
     ]
     many = {f"w{i}": jnp.ones(1) for i in range(30)}
     with pytest.raises(CheckpointError, match="and 20 more"):
@@ -177,7 +177,7 @@ def test_states_without_leaves(through: Format, tmp_path: Path) -> None:
 
 
 @either_format
-def test_a_sharded_state_comes_back_sharded(through: Format, tmp_path: Path) -> None:
+def test_shardings_are_restored(through: Format, tmp_path: Path) -> None:
     devices = mesh(data=4, model=2)
     with jax.enable_x64(True):
         whole = {
@@ -201,7 +201,7 @@ def test_a_sharded_state_comes_back_sharded(through: Format, tmp_path: Path) -> 
 
 
 @either_format
-def test_a_loaded_state_compiles_nothing_anew_and_like_may_be_donated(through: Format, tmp_path: Path) -> None:
+def test_a_loaded_state_does_not_recompile_and_like_may_be_donated(through: Format, tmp_path: Path) -> None:
     step = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
     first = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}
     state = step(first)
@@ -212,10 +212,10 @@ def test_a_loaded_state_compiles_nothing_anew_and_like_may_be_donated(through: F
     assert step._cache_size() == compiled
 
 
-def test_steps_of_a_series(tmp_path: Path) -> None:
+def test_steps_of_a_folder(tmp_path: Path) -> None:
     with onnx2jax.Checkpoints(tmp_path / "run", keep=2) as checkpoints:
         assert checkpoints.steps == []
-        with pytest.raises(FileNotFoundError, match=r"the steps there are \[\]"):
+        with pytest.raises(FileNotFoundError, match=r"the available steps are \[\]"):
             checkpoints.load({})
         for step in (1, 5, 9):
             checkpoints.save(step, {"w": jnp.full(2, step, jnp.int32)}, position=step * 10)
@@ -231,7 +231,7 @@ def test_steps_of_a_series(tmp_path: Path) -> None:
         assert checkpoints.steps == [5, 9, 10, 11, 12]
 
 
-def test_what_is_saved_in_the_background_is_what_was_given(tmp_path: Path) -> None:
+def test_background_writes_are_unaffected_by_donation(tmp_path: Path) -> None:
     step = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     state = step({"w": jnp.zeros((1000, 1000)), "n": jnp.zeros(())})
     with onnx2jax.Checkpoints(tmp_path, keep=None) as checkpoints:
@@ -244,7 +244,7 @@ def test_what_is_saved_in_the_background_is_what_was_given(tmp_path: Path) -> No
             assert {float(v) for x in again.values() for v in (x.min(), x.max())} == {3.0 * i - 2}
 
 
-def test_inside_a_running_event_loop_as_in_a_notebook(tmp_path: Path) -> None:
+def test_inside_a_running_event_loop(tmp_path: Path) -> None:
     with jax.enable_x64(True):
         state = {"n": jnp.int64(2**40 + 1)}
 
@@ -262,16 +262,16 @@ def test_other_tools_read_the_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(arrays["key"], jax.random.key_data(state["key"]))
 
 
-# ------------------------------------------------------------------------------------------------- damaged, half done
+# ------------------------------------------------------------------------------------------ damage, interrupted writes
 
 
-def test_every_truncation_of_a_file_is_noticed(tmp_path: Path) -> None:
+def test_every_truncation_of_a_file_raises(tmp_path: Path) -> None:
     state = {"w": jnp.ones((3, 2)), "n": jnp.ones(())}
     data = onnx2jax.save_checkpoint(tmp_path / "whole", state).read_bytes()
     path = tmp_path / "cut"
     for size in range(0, len(data), 7):
         path.write_bytes(data[:size])
-        with pytest.raises(CheckpointError, match="damaged, or no safetensors file"):
+        with pytest.raises(CheckpointError, match="damaged, or not a safetensors file"):
             onnx2jax.load_checkpoint(path, state)
     path.write_bytes(data + b"more")
     with pytest.raises(CheckpointError, match="damaged"):
@@ -279,17 +279,17 @@ def test_every_truncation_of_a_file_is_noticed(tmp_path: Path) -> None:
 
 
 ABOUTS = {
-    "no JSON": "{",
+    "not JSON": "{",
     "a number": "3",
     "without entries": json.dumps({"keys": {}, "position": None}),
-    "entries of another kind": json.dumps({"entries": 3, "keys": {}, "position": None}),
+    "entries of another type": json.dumps({"entries": 3, "keys": {}, "position": None}),
     "without the key's algorithm": json.dumps({"entries": {"key": "key<fry>[]"}, "keys": {}, "position": None}),
     "an unknown algorithm": json.dumps({"entries": {"key": "key<fry>[]"}, "keys": {"key": "?"}, "position": None}),
 }
 
 
 @pytest.mark.parametrize("name", ABOUTS)
-def test_a_tampered_description_is_an_error(name: str, tmp_path: Path) -> None:
+def test_damaged_metadata_raises(name: str, tmp_path: Path) -> None:
     key = jax.random.key(0, impl="threefry2x32")
     safetensors.numpy.save_file(
         {"key": np.asarray(jax.random.key_data(key))}, tmp_path / "s", {"onnx2jax": ABOUTS[name]}
@@ -298,19 +298,19 @@ def test_a_tampered_description_is_an_error(name: str, tmp_path: Path) -> None:
         onnx2jax.load_checkpoint(tmp_path / "s", {"key": key})
 
 
-def test_a_masked_array_is_no_state(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="'w' of the state is no array but MaskedArray"):
+def test_a_masked_array_raises(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'w' of the state is not an array but MaskedArray"):
         onnx2jax.save_checkpoint(tmp_path / "s", {"w": np.ma.masked_array(np.ones(2), [True, False])})
 
 
-def test_files_of_others(tmp_path: Path) -> None:
+def test_foreign_files_raise(tmp_path: Path) -> None:
     path = tmp_path / "s.safetensors"
     safetensors.numpy.save_file({"w": np.ones(2, np.float32)}, path)
     with pytest.raises(CheckpointError, match="not written by save_checkpoint"):
         onnx2jax.load_checkpoint(path, {"w": jnp.ones(2)})
     about = {"entries": {"w": "float32[2]"}, "keys": {}, "position": None}
     safetensors.numpy.save_file({"w": np.ones((1, 2), np.float32)}, path, {"onnx2jax": json.dumps(about)})
-    with pytest.raises(CheckpointError, match=r"says that w is float32\[2\], but it is float32\[1, 2\]"):
+    with pytest.raises(CheckpointError, match=r"w should be float32\[2\], but is float32\[1, 2\]"):
         onnx2jax.load_checkpoint(path, {"w": jnp.ones(2, jnp.float32)})
     with pytest.raises(FileNotFoundError):
         onnx2jax.load_checkpoint(tmp_path / "none", {})
@@ -318,12 +318,12 @@ def test_files_of_others(tmp_path: Path) -> None:
         onnx2jax.load_checkpoint(tmp_path, {})
 
 
-def test_every_file_of_a_series_matters(tmp_path: Path) -> None:
+def test_damage_to_each_file_of_a_folder(tmp_path: Path) -> None:
     state = {"w": jnp.arange(1000.0)}  # one array: when one of several fails, orbax's loop closes under the others
     with onnx2jax.Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, state)
         checkpoints.wait()
-        noticed = []
+        raised_for = []
         for file in sorted(p for p in (tmp_path / "1").rglob("*") if p.is_file() and p.stat().st_size):
             data = file.read_bytes()
             file.write_bytes(data[: len(data) // 2])
@@ -331,9 +331,9 @@ def test_every_file_of_a_series_matters(tmp_path: Path) -> None:
                 assert_same(state, checkpoints.load(state)[0])
             except CheckpointError as error:
                 assert "cannot be read" in str(error)
-                noticed.append(file.parent.name)
+                raised_for.append(file.parent.name)
             file.write_bytes(data)
-        assert "d" in noticed or "ocdbt.process_0" in noticed
+        assert "d" in raised_for or "ocdbt.process_0" in raised_for
         assert_same(state, checkpoints.load(state)[0])
 
 
@@ -365,7 +365,7 @@ def test_a_killed_write_leaves_the_old_or_the_new_file(tmp_path: Path, monkeypat
     assert met == {0, 1}
 
 
-def test_a_killed_process_leaves_whole_steps(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_complete_steps(tmp_path: Path) -> None:
     script = f"""
 import os, jax.numpy as jnp, onnx2jax
 checkpoints = onnx2jax.Checkpoints({str(tmp_path)!r})
@@ -388,7 +388,7 @@ os._exit(0)
 # ------------------------------------------------------------------------------------------------------------- extras
 
 
-def test_the_extras_are_asked_for_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extras_are_imported_only_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys, onnx2jax; print(sorted({'orbax', 'safetensors', 'optax', 'flatbuffers'} & {*sys.modules}))"
     result = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     loaded_by_jax = subprocess.run(
@@ -410,7 +410,7 @@ def test_the_extras_are_asked_for_only_when_used(tmp_path: Path, monkeypatch: py
 # --------------------------------------------------------------------------------------------------------- resumption
 
 
-def test_a_training_taken_up_in_another_process_ends_at_the_same_bits(tmp_path: Path) -> None:
+def test_training_resumed_in_another_process_is_bitwise_equal(tmp_path: Path) -> None:
     ends = {}
     for name, make in resumption.TRAININGS.items():
         training, folder = make(), tmp_path / name

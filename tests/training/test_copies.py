@@ -1,4 +1,4 @@
-"""Copies and pickles of what trains go on as the original does, where it lay; and what its repr says."""
+"""Copies and pickles of trainers continue like the original, with the same shardings; and their reprs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULES = {"w*": P(None, "model")}
 WAYS: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 
 
-def lies(state: Any) -> Any:
+def shardings(state: Any) -> Any:
     return jax.tree.map(lambda v: v.sharding, state)
 
 
@@ -45,15 +45,15 @@ def entropy(logits: Any, batch: Any) -> Any:
 
 @pytest.mark.usefixtures("in_32_bits")
 @pytest.mark.parametrize("way", WAYS, ids=["copy", "deepcopy", "pickle"])
-@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["alone", "8 devices"])
-def test_a_training_model_goes_on_from_a_copy(way: Any, over: Any) -> None:
+@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["1 device", "8 devices"])
+def test_a_copy_of_a_training_model_continues(way: Any, over: Any) -> None:
     options = {} if over is None else {"mesh": mesh(**over), "shardings": {"w": P(None, "model")}}
     trainer = onnx2jax.TrainingModel(resumption.classifier(), rng=5, **options)
     trainer.train_step(BATCH)
     other = way(trainer)
-    assert lies(other.state) == lies(trainer.state) and other.compilations == 0
+    assert shardings(other.state) == shardings(trainer.state) and other.compilations == 0
     assert other.state.own[0]["t"].dtype == np.int64
-    outputs = trainer.train_step(BATCH)  # which takes the memory of its state, and no copy's
+    outputs = trainer.train_step(BATCH)  # donates its own state, not the copy's
     assert other.train_step(BATCH)["loss"] == outputs["loss"]
     assert other.state.key == trainer.state.key
     for name, value in trainer.changed().items():
@@ -62,34 +62,34 @@ def test_a_training_model_goes_on_from_a_copy(way: Any, over: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["copy", "deepcopy", "pickle"])
-@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["alone", "8 devices"])
-def test_a_fine_tuning_goes_on_from_a_copy(way: Any, over: Any) -> None:
+@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["1 device", "8 devices"])
+def test_a_copy_of_a_fine_tuning_continues(way: Any, over: Any) -> None:
     options = {} if over is None else {"mesh": mesh(**over), "shardings": RULES}
     model = onnx2jax.convert(resumption.network())
     tuned = onnx2jax.finetune(model, entropy, SGD, dropout=0.3, compute_dtype="bfloat16", remat="*", **options)
     state, _ = tuned.step(tuned.init(), BATCH)
     other, taken = way(tuned), way(state) if over is None else jax.tree.map(jax.numpy.copy, state)
-    assert lies(other.init()) == lies(tuned.init()) and other.compilations == 0
+    assert shardings(other.init()) == shardings(tuned.init()) and other.compilations == 0
     (state, metrics), (taken, again) = tuned.step(state, BATCH), other.step(taken, BATCH)
     assert metrics["loss"] == again["loss"]
     jax.tree.map(np.testing.assert_array_equal, taken.params, state.params)
 
 
-def test_what_pickle_cannot_take_is_named() -> None:
+def test_an_optimizer_that_cannot_be_pickled_is_named() -> None:
     model = onnx2jax.convert(resumption.network())
     with pytest.raises((AttributeError, pickle.PicklingError), match="chain"):
         pickle.dumps(onnx2jax.finetune(model, entropy, optax.adam(0.1)))
 
 
 @pytest.mark.usefixtures("in_32_bits")
-def test_a_pickled_state_keeps_its_64_bits() -> None:
+def test_a_pickled_state_keeps_64_bit_types() -> None:
     state = onnx2jax.TrainingModel(resumption.classifier()).state
     again = pickle.loads(pickle.dumps(state))
     assert again.own[0]["t"].dtype == np.int64 and again.key == state.key
     jax.tree.map(np.testing.assert_array_equal, again.variables, state.variables)
 
 
-def test_what_a_repr_shows() -> None:
+def test_repr() -> None:
     assert repr(onnx2jax.TrainingModel(resumption.classifier())) == (
         "TrainingModel of 'classifier'\n"
         "  infer takes: x: float32[n, 6]\n"

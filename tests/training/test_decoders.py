@@ -1,4 +1,4 @@
-"""The loss of next tokens, and decoders whose masks, positions and caches a batch leaves out."""
+"""The next-token loss, and decoders with default masks, positions and caches."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.support.models import mlp, model, value
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 RNG = np.random.default_rng(0)
-WORDS, WIDTH, HEADS, F = 11, 16, 2, np.float32
-IDS = RNG.integers(0, WORDS, (4, 6))
+VOCABULARY, WIDTH, HEADS, F = 11, 16, 2, np.float32
+IDS = RNG.integers(0, VOCABULARY, (4, 6))
 
 
 @cache
 def decoder(layers: int = 1, bits: int = 0, masks: Any = None) -> onnx.ModelProto:
     """input_ids, attention_mask, position_ids, past_key_values.* -> logits, present.*; layers named by number.
 
-    ``masks``: of that type, the attention mask is [batch, 1, tokens, total].
+    ``masks``: the dtype of an attention mask [batch, 1, tokens, total]; by default it is int64[batch, total].
     """
     weights: dict[str, np.ndarray] = {
-        "embed": RNG.normal(size=(WORDS, WIDTH)).astype(F),
+        "embed": RNG.normal(size=(VOCABULARY, WIDTH)).astype(F),
         "places": RNG.normal(size=(16, WIDTH)).astype(F),
-        "head": RNG.normal(size=(WIDTH, WORDS)).astype(F) / 4,
+        "head": RNG.normal(size=(WIDTH, VOCABULARY)).astype(F) / 4,
         "axes": np.array([1, 2]),
     }
     nodes = [
@@ -63,12 +63,12 @@ def decoder(layers: int = 1, bits: int = 0, masks: Any = None) -> onnx.ModelProt
                 nodes.append(helper.make_node("MatMul", inputs, [f"{at}/{which}"], name))
             if which == "v":
                 cache = [f"past_key_values.{i}.{kind}" for kind in ("key", "value")]
-                made = [f"{at}/y", *(f"present.{i}.{kind}" for kind in ("key", "value"))]
+                results = [f"{at}/y", *(f"present.{i}.{kind}" for kind in ("key", "value"))]
                 inputs = [*(f"{at}/{c}" for c in "qkv"), "mask", *cache]
                 sizes = {"q_num_heads": HEADS, "kv_num_heads": HEADS, "is_causal": 1}
-                nodes.append(helper.make_node("Attention", inputs, made, f"{at}/attention", **sizes))
+                nodes.append(helper.make_node("Attention", inputs, results, f"{at}/attention", **sizes))
                 pasts += cache
-                presents += made[1:]
+                presents += results[1:]
         nodes.append(helper.make_node("Add", [f"{at}/o", f"h{i}"], [f"h{i + 1}"], f"{at}/add"))
     nodes.append(helper.make_node("MatMul", [f"h{layers}", "head"], ["logits"], "/head"))
     kept = ["b", HEADS, "past", WIDTH // HEADS]
@@ -77,7 +77,7 @@ def decoder(layers: int = 1, bits: int = 0, masks: Any = None) -> onnx.ModelProt
     ]
     if masks is not None:
         inputs[1] = value("attention_mask", masks, ["b", 1, "s", "t"])
-    outputs = [value("logits", F, ["b", "s", WORDS]), *(value(n, F, [*kept[:2], "t", kept[3]]) for n in presents)]
+    outputs = [value("logits", F, ["b", "s", VOCABULARY]), *(value(n, F, [*kept[:2], "t", kept[3]]) for n in presents)]
     return model(
         nodes, [*inputs, *(value(n, F, kept) for n in pasts)], outputs, weights, opset=23, opsets={"com.microsoft": 1}
     )
@@ -108,7 +108,7 @@ def reference(logits: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> flo
     return float(np.mean(entropies))
 
 
-LOGITS = RNG.normal(size=(4, 6, WORDS)).astype(F)
+LOGITS = RNG.normal(size=(4, 6, VOCABULARY)).astype(F)
 MASK = (np.arange(6) < [[6], [4], [2], [5]]).astype(np.int64)
 
 
@@ -120,9 +120,9 @@ MASK = (np.arange(6) < [[6], [4], [2], [5]]).astype(np.int64)
         ({"input_ids": IDS, "labels": np.where(IDS % 3, IDS, -100)}, IDS, IDS % 3 != 0),
         ({"labels": IDS.astype(np.int32), "attention_mask": np.pad(MASK, ((0, 0), (2, 0)))}, IDS, MASK),
     ],
-    ids=["tokens", "mask", "labels", "mask of a past"],
+    ids=["tokens", "mask", "labels", "mask including a KV cache"],
 )
-def test_the_mean_entropy_of_what_counts(batch: Any, labels: Any, counts: Any) -> None:
+def test_mean_cross_entropy(batch: Any, labels: Any, counts: Any) -> None:
     expected = reference(LOGITS, labels, counts)
     np.testing.assert_allclose(next_token_loss(LOGITS, batch), expected, rtol=1e-6)
     half = next_token_loss(LOGITS.astype(np.float16), batch)
@@ -130,7 +130,7 @@ def test_the_mean_entropy_of_what_counts(batch: Any, labels: Any, counts: Any) -
     np.testing.assert_allclose(half, expected, rtol=1e-3)
 
 
-def test_what_does_not_count_has_no_gradient_even_where_it_is_nan() -> None:
+def test_ignored_positions_have_zero_gradient_even_if_nan() -> None:
     batch = {"input_ids": IDS, "attention_mask": MASK}
     logits = np.where(MASK[..., None], LOGITS, np.nan)
     gradient = jax.grad(lambda x: next_token_loss(x, batch))(logits)
@@ -138,27 +138,30 @@ def test_what_does_not_count_has_no_gradient_even_where_it_is_nan() -> None:
     assert next_token_loss(LOGITS, {"labels": np.full((4, 6), -100)}) == 0
 
 
-@pytest.mark.parametrize("label", [WORDS, -1])
-def test_a_label_that_is_no_word_gives_nan(label: int) -> None:
+@pytest.mark.parametrize("label", [VOCABULARY, -1])
+def test_a_label_outside_the_vocabulary_gives_nan(label: int) -> None:
     assert np.isnan(next_token_loss(LOGITS, {"labels": np.where(IDS[0, 1] == IDS, label, IDS)}))
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "message"),
     [
         ({"x": IDS}, "neither 'labels' nor 'input_ids', only ['x']"),
-        ({"labels": IDS[:, :4]}, "logits [4, 6, 11] and labels [4, 4] do not fit"),
-        ({"labels": IDS[0]}, "'labels' is int64[6]; it is integers [batch, tokens]"),
-        ({"labels": IDS, "attention_mask": MASK[:, :4]}, "'attention_mask' [4, 4] does not cover 'labels' of 6"),
+        ({"labels": IDS[:, :4]}, "logits [4, 6, 11] and labels [4, 4] do not match"),
+        ({"labels": IDS[0]}, "'labels' is int64[6], not integers [batch, tokens]"),
+        (
+            {"labels": IDS, "attention_mask": MASK[:, :4]},
+            "'attention_mask' [4, 4] does not cover the 6 tokens of 'labels'",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused(batch: Any, said: str) -> None:
+def test_invalid_batches_raise(batch: Any, message: str) -> None:
     with pytest.raises(LossError) as raised:
         next_token_loss(LOGITS, batch)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_masks_positions_and_caches_are_made() -> None:
+def test_default_masks_positions_and_caches() -> None:
     past = {f"past_key_values.0.{k}": np.zeros((4, HEADS, 0, 8), F) for k in ("key", "value")}
     whole = {
         "input_ids": IDS,
@@ -171,13 +174,13 @@ def test_masks_positions_and_caches_are_made() -> None:
     close((params, losses), (expected, those))
 
 
-def test_beside_a_cache_that_is_given_nothing_is_made() -> None:
+def test_no_defaults_with_a_given_cache() -> None:
     past = {f"past_key_values.0.{k}": np.zeros((4, HEADS, 3, 8), F) for k in ("key", "value")}
     with pytest.raises(InputNameError, match=r"no entry 'attention_mask', 'position_ids', 'past_key_values.1.key'"):
         stepped(tuning(decoder(2)), {"input_ids": IDS} | past)
 
 
-def test_lists_of_unequal_lengths_are_padded_and_masked() -> None:
+def test_ragged_lists_are_padded_and_masked() -> None:
     rows = [row[: sum(kept)].tolist() for row, kept in zip(IDS, MASK, strict=True)]
     tuned = tuning()
     state = tuned.init()
@@ -185,17 +188,17 @@ def test_lists_of_unequal_lengths_are_padded_and_masked() -> None:
     close(tuned.evaluate(state, {"input_ids": rows}), expected)
     assert tuned.compilations == 1
     close(tuned.evaluate(state, {"input_ids": rows, "labels": [[-100, *row[1:]] for row in rows]}), expected)
-    with pytest.raises(InputShapeError, match=r"padded as 'input_ids' is, \[6, 4, 2, 5\], not as .*'labels'"):
+    with pytest.raises(InputShapeError, match=r"the lengths of 'input_ids', \[6, 4, 2, 5\], but have .*'labels'"):
         tuned.evaluate(state, {"input_ids": rows, "labels": [[1], [2, 3], [1], [1]]})
 
 
-def test_positions_follow_a_mask_that_begins_with_what_is_not_real() -> None:
+def test_positions_of_left_padded_tokens() -> None:
     first = tuning().evaluate(tuning().init(), {"input_ids": IDS[:1, :4]})["loss"]
     left = {"input_ids": np.pad(IDS[:1, :4], ((0, 0), (2, 0))), "attention_mask": np.array([[0, 0, 1, 1, 1, 1]])}
     np.testing.assert_allclose(tuning().evaluate(tuning().init(), left)["loss"], first, rtol=1e-5)
 
 
-def test_micro_batches_weigh_as_many_tokens_as_count() -> None:
+def test_microbatches_are_weighted_by_token_count() -> None:
     batch = {"input_ids": IDS, "attention_mask": MASK}
     close(stepped(tuning(accumulate=4), batch), stepped(tuning(), batch))
 
@@ -213,7 +216,7 @@ def test_only_logits_are_computed() -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_packed_decoders_learn_by_adapters(bits: int) -> None:
+def test_adapters_for_packed_decoders(bits: int) -> None:
     tuned = tuning(decoder(1, bits), lora={"*q_proj": 2, "*v_proj": 2})
     assert len(tuned.trainable) == 4
     _, losses = stepped(tuned, {"input_ids": IDS}, 5)
@@ -225,22 +228,22 @@ def test_packed_decoders_learn_by_adapters(bits: int) -> None:
     np.testing.assert_allclose(narrow, losses, rtol=2e-2)
 
 
-def test_layers_keep_nothing_for_the_backward_pass() -> None:
+def test_remat_by_layer() -> None:
     plain, saving = tuning(decoder(2), lora=2), tuning(decoder(2), lora=2, remat=True)
     close(stepped(plain, {"input_ids": IDS}), stepped(saving, {"input_ids": IDS}))
     blocks = [n for n in saving._form.training.nodes if n.op_type == "Remat"]
     assert [b.name for b in blocks] == ["remat /layers.0", "remat /layers.1"]
     names = {n.name for n in blocks[1].graphs[0].nodes}
     assert {"/layers.1/attention", "/layers.1/q_proj/lora/down"} <= names and "/head" not in names
-    with pytest.raises(InputNameError, match=r"of which .'hidden', 'act', 'head', 'bias'. have none; give patterns"):
+    with pytest.raises(InputNameError, match=r"and .'hidden', 'act', 'head', 'bias'. have none; give name patterns"):
         tuning(mlp(), remat=True)
 
 
-TEXTS = [RNG.integers(0, WORDS, n).tolist() for n in (5, 2, 3, 6, 1)]
+TEXTS = [RNG.integers(0, VOCABULARY, n).tolist() for n in (5, 2, 3, 6, 1)]
 
 
 @pytest.mark.parametrize("masks", [np.float32, bool])
-def test_texts_packed_into_rows_have_the_loss_and_gradients_of_rows_of_their_own(masks: Any) -> None:
+def test_packed_texts_match_one_text_per_row(masks: Any) -> None:
     proto = decoder(masks=masks)
     tuned = onnx2jax.finetune(onnx2jax.convert(proto), "next_token", optax.sgd(0.1))
     packed = onnx2jax.pack_texts(onnx2jax.convert(proto), TEXTS, 8)
@@ -250,16 +253,19 @@ def test_texts_packed_into_rows_have_the_loss_and_gradients_of_rows_of_their_own
     (params, losses), (other, wanted) = (stepped(tuned, batch) for batch in (packed, apart))
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
     close(params, other)
-    # By another route: the file with a mask [batch, total], rows padded and masked by finetune.
+    # Also against the file with a mask [batch, total], with rows padded and masked by finetune.
     padded = onnx2jax.convert(decoder())
     params = {n: v for n, v in onnx2jax.convert(proto).params.items() if n in padded.params}
     plain = onnx2jax.finetune(padded.with_params(params), "next_token", optax.sgd(0.1))
     np.testing.assert_allclose(plain.evaluate(plain.init(), {"input_ids": TEXTS})["loss"], wanted[0], rtol=1e-5)
 
 
-def test_texts_that_cannot_be_kept_apart_or_do_not_fit_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"cannot keep texts of one row apart.*attention_mask.*give each text"):
+def test_texts_that_cannot_be_packed_raise() -> None:
+    with pytest.raises(UnsupportedError, match=r"cannot separate texts in one row.*attention_mask.*each text"):
         onnx2jax.pack_texts(onnx2jax.convert(decoder()), TEXTS, 8)
-    for texts, said in (([[1], []], "text 1 has 0 tokens"), ([[1] * 9], "text 0 has 9 tokens; rows of 8 take 1 to 8")):
-        with pytest.raises(InputShapeError, match=said):
+    for texts, message in (
+        ([[1], []], "text 1 has 0 tokens"),
+        ([[1] * 9], "text 0 has 9 tokens; rows of 8 take 1 to 8"),
+    ):
+        with pytest.raises(InputShapeError, match=message):
             onnx2jax.pack_texts(onnx2jax.convert(decoder(masks=bool)), texts, 8)

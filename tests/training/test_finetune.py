@@ -1,4 +1,4 @@
-"""Fine-tuning: what moves and what does not, batches and precision, resuming, and what is refused."""
+"""Fine-tuning: trained and frozen parameters, batches and precision, resuming, and errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def close(a: Any, b: Any, **tolerance: float) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), dict(a), dict(b))
 
 
-def test_steps_are_those_of_hand_written_jax() -> None:
+def test_steps_match_hand_written_jax() -> None:
     tuned = tuning(with_accuracy, optax.adamw(1e-2))
     state = after(tuned, 5)
     params = {n: jnp.array(v) for n, v in onnx2jax.convert(mlp()).params.items()}
@@ -77,7 +77,7 @@ def test_steps_are_those_of_hand_written_jax() -> None:
     close(state.params, params, rtol=1e-5, atol=1e-6)
 
 
-def test_metrics_are_those_before_the_step_and_evaluate_gives_them_without_one() -> None:
+def test_metrics_precede_the_update_and_match_evaluate() -> None:
     tuned = tuning(with_accuracy)
     state = tuned.init()
     before = tuned.evaluate(state, BATCH)
@@ -90,7 +90,7 @@ def test_metrics_are_those_before_the_step_and_evaluate_gives_them_without_one()
 
 
 @pytest.mark.parametrize(
-    ("trainable", "moving"),
+    ("trainable", "changing"),
     [
         (None, {"w1", "b1", "w2", "b2"}),
         ("w*", {"w1", "w2"}),
@@ -98,15 +98,15 @@ def test_metrics_are_those_before_the_step_and_evaluate_gives_them_without_one()
         (lambda _, array: array.ndim == 1, {"b1", "b2"}),
     ],
 )
-def test_only_what_is_trainable_moves(trainable: Any, moving: set[str]) -> None:
+def test_only_trainable_parameters_change(trainable: Any, changing: set[str]) -> None:
     tuned = tuning(trainable=trainable)
-    assert set(tuned.trainable) == moving
+    assert set(tuned.trainable) == changing
     before = onnx2jax.convert(mlp()).params
     now = tuned.to_model(after(tuned, 2)).params
-    assert {n for n in before if not np.array_equal(before[n], now[n])} == moving
+    assert {n for n in before if not np.array_equal(before[n], now[n])} == changing
 
 
-def test_the_model_stays_as_it_is() -> None:
+def test_the_source_model_is_not_modified() -> None:
     source = onnx2jax.convert(mlp())
     params, y = {n: v.copy() for n, v in source.params.items()}, np.asarray(source(BATCH["x"]))
     tuned = onnx2jax.finetune(source, cross_entropy, optax.sgd(1.0))
@@ -116,7 +116,7 @@ def test_the_model_stays_as_it_is() -> None:
     assert all(np.array_equal(source.params[n], v) for n, v in params.items())
 
 
-def test_a_step_is_compiled_once_for_each_shape_and_none_after_resuming() -> None:
+def test_a_step_compiles_once_per_batch_shape() -> None:
     tuned = tuning(with_accuracy, optax.adam(1e-2))
     state = after(tuned, 3)
     assert tuned.compilations == 1
@@ -138,7 +138,7 @@ def test_a_step_is_compiled_once_for_each_shape_and_none_after_resuming() -> Non
     ],
     ids=["plateau", "injected", "multi", "lbfgs", "chain"],
 )
-def test_optimizers_whose_states_are_not_only_float32_compile_once(optimizer: Any) -> None:
+def test_optimizers_with_other_state_dtypes_compile_once(optimizer: Any) -> None:
     if isinstance(optimizer, optax.MultiSteps):
         optimizer = optimizer.gradient_transformation()
     tuned = tuning(optimizer=optimizer)
@@ -146,12 +146,12 @@ def test_optimizers_whose_states_are_not_only_float32_compile_once(optimizer: An
     assert tuned.compilations == 1
 
 
-def test_the_state_is_donated_and_can_be_kept_and_resumed() -> None:
+def test_the_state_is_donated_and_can_be_copied_and_resumed() -> None:
     tuned = tuning(optimizer=optax.adam(1e-2))
     first = tuned.init()
     state, _ = tuned.step(first, BATCH)
     assert first.params["w1"].is_deleted()
-    with pytest.raises(InputError, match="used up by an earlier step"):
+    with pytest.raises(InputError, match="donated to an earlier step"):
         tuned.step(first, BATCH)
     leaves, structure = jax.tree.flatten(state)
     kept = [np.asarray(leaf) if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf for leaf in leaves]
@@ -190,7 +190,7 @@ def test_a_float64_model_is_trained_in_float64() -> None:
         np.testing.assert_allclose(np.asarray(state.params["w"]), weights["w"] - x.T @ (x @ weights["w"]), rtol=1e-13)
 
 
-def test_float16_parameters_are_kept_wide_and_saved_narrow() -> None:
+def test_float16_parameters_are_updated_in_float32_and_saved_in_float16() -> None:
     weights = {"w": np.ones((4, 2), np.float16)}
     ends = [value("x", np.float16, ["n", 4])], [value("y", np.float16, ["n", 2])]
     proto = model([helper.make_node("MatMul", ["x", "w"], ["y"])], *ends, weights)
@@ -203,7 +203,7 @@ def test_float16_parameters_are_kept_wide_and_saved_narrow() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_micro_batches_add_up_to_the_batch(count: int) -> None:
+def test_microbatches_match_the_whole_batch(count: int) -> None:
     whole, parts = tuning(with_accuracy), tuning(with_accuracy, accumulate=count)
     a, with_whole = whole.step(whole.init(), BATCH)
     b, with_parts = parts.step(parts.init(), BATCH)
@@ -218,11 +218,11 @@ def test_bfloat16_products_keep_float32_parameters() -> None:
     assert {v.dtype for v in state.params.values()} == {np.dtype(np.float32)}
     assert metrics["loss"].dtype == np.float32
     assert 0 < abs(metrics["loss"] - exact["loss"]) < 0.02
-    text = str(jax.make_jaxpr(tuned._stepped)(state, tuned._frozen, BATCH))
+    text = str(jax.make_jaxpr(tuned._train_step)(state, tuned._frozen, BATCH))
     assert "dot_general" in text and "bf16[8,4]" in text
 
 
-def test_bfloat16_leaves_masks_finite() -> None:
+def test_bfloat16_keeps_masks_finite() -> None:
     mask = np.full((4, 4), np.finfo(np.float32).min, np.float32)
     nodes = [helper.make_node("MatMul", ["x", "mask"], ["y"])]
     ends = [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 4])]
@@ -231,23 +231,23 @@ def test_bfloat16_leaves_masks_finite() -> None:
     assert np.isfinite(metrics["loss"])
 
 
-def test_checkpoints_change_no_number_and_are_in_the_program() -> None:
+def test_remat_is_in_the_program_and_keeps_results() -> None:
     plain, saving = tuning(optimizer=optax.adam(0.1)), tuning(optimizer=optax.adam(0.1), remat=["hidden", "[ah]*"])
     close(after(plain, 3).params, after(saving, 3).params, rtol=1e-6, atol=1e-7)
     state = saving.init()
-    assert str(jax.make_jaxpr(saving._stepped)(state, saving._frozen, BATCH)).count("remat") > 0
-    assert "remat" not in str(jax.make_jaxpr(plain._stepped)(state, plain._frozen, BATCH))
+    assert str(jax.make_jaxpr(saving._train_step)(state, saving._frozen, BATCH)).count("remat") > 0
+    assert "remat" not in str(jax.make_jaxpr(plain._train_step)(state, plain._frozen, BATCH))
     assert plain.compilations == saving.compilations
 
 
-def test_a_checkpoint_takes_in_what_lies_between_its_nodes() -> None:
+def test_remat_includes_the_nodes_between_its_matches() -> None:
     tuned = tuning(remat="h*")  # "hidden" and "head"; "act" is between
     (block,) = (n for n in tuned._form.training.nodes if n.op_type == "Remat")
     assert [n.name for n in block.graphs[0].nodes] == ["hidden", "act", "head"]
     close(after(tuned).params, after(tuning()).params, rtol=1e-6)
 
 
-def test_a_mesh_changes_no_number_and_each_array_lies_as_told() -> None:
+def test_a_mesh_keeps_results_and_shards_by_rule() -> None:
     rules = {"w1": P(None, "model"), "b*": P()}
     options = {"optimizer": optax.adam(0.1), "loss": with_accuracy}
     tuned = tuning(**options, mesh=mesh(data=4, model=2), shardings=rules)
@@ -266,7 +266,7 @@ def test_a_mesh_changes_no_number_and_each_array_lies_as_told() -> None:
         tuning(mesh=mesh(data=2), shardings={"v*": P()})
 
 
-def test_fit_yields_each_step_and_is_left_at_will() -> None:
+def test_fit_yields_each_step_and_may_be_left_early() -> None:
     tuned = tuning(with_accuracy)
     losses = [float(metrics["loss"]) for _, metrics in tuned.fit([BATCH] * 5)]
     assert len(losses) == 5 and losses == sorted(losses, reverse=True)
@@ -277,7 +277,7 @@ def test_fit_yields_each_step_and_is_left_at_will() -> None:
     assert tuned.evaluate(state, BATCH)["loss"] < losses[3] + 1e-6
 
 
-def test_the_bar_shows_steps_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_shows_steps_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     tuned = tuning()
     list(tuned.fit([BATCH] * 3, progress=True))
     shown = capsys.readouterr().err
@@ -287,14 +287,14 @@ def test_the_bar_shows_steps_and_metrics(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.usefixtures("without_rich")
-def test_a_bar_without_rich_says_what_to_install() -> None:
+def test_a_progress_bar_without_rich_names_the_extra() -> None:
     tuned = tuning()
     assert len(list(tuned.fit([BATCH]))) == 1
     with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[train\]'"):
         next(tuned.fit([BATCH], progress=True))
 
 
-def test_without_optax_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optax_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
     with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[train\]'"):
         onnx2jax.finetune(onnx2jax.convert(mlp()), cross_entropy, None)
@@ -305,7 +305,7 @@ def test_importing_the_package_imports_neither_optax_nor_rich() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_only_named_outputs_are_computed_when_asked() -> None:
+def test_outputs_limits_what_is_computed() -> None:
     proto = mlp()
     proto.graph.node.append(helper.make_node("NonZero", ["r"], ["where"], name="find"))
     proto.graph.output.append(value("where", np.int64, None))
@@ -315,11 +315,11 @@ def test_only_named_outputs_are_computed_when_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
-        ({"trainable": "w3"}, InputNameError, "'w3', which no parameter matches; near it are ['w2', 'w1']"),
+        ({"trainable": "w3"}, InputNameError, "'w3', which no parameter matches; similar names are ['w2', 'w1']"),
         ({"trainable": lambda *_: False}, TrainingFormError, "nothing to train"),
-        ({"remat": "layer.*"}, InputNameError, "'layer.*', which no node's name matches"),
+        ({"remat": "layer.*"}, InputNameError, "'layer.*', which no node name matches"),
         ({"outputs": ["z"]}, InputNameError, "the model's outputs are ['y']"),
         ({"optimizer": 0.1}, InputTypeError, "not an optax optimizer"),
         ({"batchnorm": "train"}, TrainingFormError, "no BatchNormalization node: exporters fold them"),
@@ -330,38 +330,38 @@ def test_only_named_outputs_are_computed_when_asked() -> None:
         ({"shardings": {"w*": P()}}, ShardingError, "mesh="),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(options: Any, error: Any, said: str) -> None:
+def test_invalid_arguments_raise(options: Any, error: Any, message: str) -> None:
     with pytest.raises(error) as raised:
         tuning(**options)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("loss", "batch", "options", "error", "said"),
+    ("loss", "batch", "options", "error", "message"),
     [
-        (lambda y, _: y.sum(-1), {}, {}, LossError, "the loss has shape [8]; it is one number: loss.mean()"),
+        (lambda y, _: y.sum(-1), {}, {}, LossError, "the loss has shape [8]; it must be a scalar: loss.mean()"),
         (lambda y, _: (y > 0).sum(), {}, {}, LossError, "the loss is int64"),
         (lambda y, _: (y.sum(), [1]), {}, {}, LossError, "a dict of metrics"),
-        (lambda y, _: (y.sum(), {"loss": 1}), {}, {}, LossError, "'loss' and 'grad_norm' are taken"),
+        (lambda y, _: (y.sum(), {"loss": 1}), {}, {}, LossError, "'loss' and 'grad_norm' are reserved"),
         (cross_entropy, None, {}, InputTypeError, "a dict of arrays by name, not NoneType"),
         (cross_entropy, {"x": None}, {}, InputNameError, "no entry 'x'; it has ['label']"),
         (cross_entropy, {"x": np.zeros((8, 4))}, {}, InputTypeError, "float64"),
         (cross_entropy, {"x": np.zeros((8, 5), np.float32)}, {}, InputShapeError, "extent 4 on axis 1, but 5"),
-        (cross_entropy, {"label": np.array(["a"] * 8)}, {}, InputTypeError, "'label' of the batch holds <U1"),
+        (cross_entropy, {"label": np.array(["a"] * 8)}, {}, InputTypeError, "'label' of the batch has dtype <U1"),
         (cross_entropy, {}, {"accumulate": 3}, InputShapeError, "accumulate=3 does not divide"),
         (cross_entropy, {"label": np.zeros(4, int)}, {"accumulate": 2}, InputShapeError, "{'label': 4, 'x': 8}"),
     ],
 )
-def test_what_a_step_refuses(loss: Any, batch: Any, options: Any, error: Any, said: str) -> None:
+def test_invalid_batches_and_losses_raise(loss: Any, batch: Any, options: Any, error: Any, message: str) -> None:
     tuned = tuning(loss, **options)
     given = None if batch is None else {n: v for n, v in (BATCH | batch).items() if v is not None}
     with pytest.raises(error) as raised:
         tuned.step(tuned.init(), given)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def quantised() -> onnx.ModelProto:
-    """Weights of int8, a scale and an exponent as scalars, one floating weight, shared by two nodes."""
+    """int8 weights, a scale and an exponent as scalars, and a floating-point weight shared by two nodes."""
     rng = np.random.default_rng(1)
     constants = {
         "q": rng.integers(-99, 99, (4, 40)).astype(np.int8),
@@ -379,17 +379,17 @@ def quantised() -> onnx.ModelProto:
     return model(nodes, [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 40])], constants)
 
 
-def test_quantised_weights_and_scalars_are_not_trained_unless_a_scalar_is_named() -> None:
+def test_scalars_are_trained_only_if_named_and_quantised_weights_never() -> None:
     assert tuning(proto=quantised()).trainable == ("w",)
     assert tuning(proto=quantised(), trainable=["*"]).trainable == ("w",)
     assert set(tuning(proto=quantised(), trainable=["scale", "w"]).trainable) == {"scale", "w"}
-    with pytest.raises(InputTypeError, match=r"q \(int8\[4, 40\]\). Quantised ones cannot be trained"):
+    with pytest.raises(InputTypeError, match=r"q \(int8\[4, 40\]\). Quantised weights cannot be trained"):
         tuning(proto=quantised(), trainable="q")
     with pytest.raises(InputTypeError, match="named in full"):
         tuning(proto=quantised(), trainable="scal?")
 
 
-def test_a_shared_weight_has_the_gradient_of_all_its_uses() -> None:
+def test_a_shared_weight_sums_the_gradients_of_its_uses() -> None:
     tuned = tuning(lambda y, _: y.mean(), optax.sgd(1.0), quantised())
     start = tuned.init().params["w"]
     state = after(tuned, 1, {"x": BATCH["x"]})
@@ -398,14 +398,14 @@ def test_a_shared_weight_has_the_gradient_of_all_its_uses() -> None:
     np.testing.assert_allclose(state.params["w"], start - gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_without_floating_weights_has_nothing_to_train() -> None:
+def test_a_model_without_floating_point_weights_raises() -> None:
     proto = model([helper.make_node("Neg", ["x"], ["y"])], [value("x", np.float32, [1])], [value("y", np.float32, [1])])
     with pytest.raises(TrainingFormError, match="nothing to train"):
         tuning(proto=proto)
 
 
-def test_the_digits_model_learns_a_new_task_and_onnxruntime_agrees(tmp_path: Any) -> None:
-    """Digits turned upside down, of which the model knows few; saved, and run elsewhere."""
+def test_the_digits_model_learns_a_new_task_and_matches_onnxruntime(tmp_path: Any) -> None:
+    """Digits rotated by 180 degrees, of which the model recognises few; saved and run by onnxruntime."""
     images, labels = load_digits(return_X_y=True)
     images = np.ascontiguousarray(images.reshape(-1, 1, 8, 8)[:, :, ::-1, ::-1] / 16, np.float32)
     train, test = slice(0, 1536), slice(1536, None)
@@ -423,6 +423,6 @@ def test_the_digits_model_learns_a_new_task_and_onnxruntime_agrees(tmp_path: Any
     *_, (state, _) = tuned.fit(batches)
     accuracy = float(tuned.evaluate(state, held_out)["accuracy"])
     assert before < 0.5 < 0.85 < accuracy
-    path = onnx2jax.save(source, tmp_path / "turned.onnx", params=tuned.params(state))
+    path = onnx2jax.save(source, tmp_path / "tuned.onnx", params=tuned.params(state))
     (logits,) = onnxruntime.InferenceSession(path).run(None, {"image": images[test]})
     assert (logits.argmax(-1) == labels[test]).mean() == pytest.approx(accuracy, abs=1e-6)

@@ -1,4 +1,4 @@
-"""Fine-tuning over eight devices: the losses of one device, parameters and moments where they were asked for."""
+"""Fine-tuning over eight devices matches one device, with parameters and moments sharded by rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RULES = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model")}
 BATCH = {"x": np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), "label": np.arange(8) % 2}
 WEIGHTS, HEAD = (4 * 8 + 8 + 8 * 2) * 4, 2 * 4
 REST = 4 + 4 + 8
-"""Adam's count, the step, the random key."""
+"""Bytes of Adam's count, the step, and the PRNG key."""
 MESHES: Any = {
     "data": ({"data": 8}, {}, 3 * (WEIGHTS + HEAD) + REST),
     "data and model": ({"data": 4, "model": 2}, RULES, 3 * (WEIGHTS // 2 + HEAD) + REST),
@@ -60,7 +60,7 @@ def test_losses_over_data(name: str) -> None:
 
 
 def agrees(axes: dict[str, int], rules: Any, size: int, **options: Any) -> None:
-    """Losses are those of one device, and the state lies where it was asked for."""
+    """Losses match one device, and the state is sharded by rule."""
     tuned = tuning(mesh=mesh(**axes), shardings=rules, **options)
     state, seen = losses(tuned)
     alone, expected = losses(tuning(**options))
@@ -76,7 +76,7 @@ def agrees(axes: dict[str, int], rules: Any, size: int, **options: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"device_configuration": "c"}], ids=["rules", "configuration"])
 @rule("DV-26")
-def test_a_model_over_devices_is_tuned_there(options: dict[str, Any]) -> None:
+def test_a_sharded_model_is_tuned_on_its_devices(options: dict[str, Any]) -> None:
     proto = mlp()
     proto.ir_version = 11
     proto.configuration.add(name="c", num_devices=2)
@@ -103,7 +103,7 @@ def test_the_state_is_donated() -> None:
     assert all(v.is_deleted() for v in state.params.values())
 
 
-def test_a_batch_that_cannot_be_divided() -> None:
+def test_a_batch_that_cannot_be_divided_raises() -> None:
     tuned = tuning(mesh=mesh(data=8))
     with pytest.raises(ShardingError, match=r"'x' of shape \[3, 4\], the batch: .* over 8 devices\. Pad it to 8"):
         tuned.step(tuned.init(), {"x": BATCH["x"][:3], "label": BATCH["label"][:3]})

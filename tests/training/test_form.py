@@ -1,4 +1,4 @@
-"""BatchNormalization and Dropout of inference models in training form; remat= in graphs that are no chains."""
+"""BatchNormalization and Dropout of inference models in training mode; remat= in branched graphs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def normalize(x: Any, mean: Any, var: Any) -> Any:
 @pytest.mark.parametrize(
     ("opset", "attributes"), [(5, {"is_test": 1}), (6, {"is_test": 1}), (7, {}), (9, {}), (14, {}), (21, {})]
 )
-def test_batch_statistics_normalize_and_move_the_running_ones(opset: int, attributes: Any) -> None:
+def test_batch_statistics_normalize_and_update_running_ones(opset: int, attributes: Any) -> None:
     proto = normalized(opset, **attributes)
     proto.ir_version = 3 if opset < 7 else proto.ir_version
     tuned, state, metrics = stepped(proto, batchnorm="train")
@@ -83,7 +83,7 @@ def test_evaluation_and_the_saved_model_use_the_running_statistics() -> None:
     np.testing.assert_allclose(tuned.to_model(state)(X), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_frozen_statistics_are_used_and_kept() -> None:
+def test_frozen_statistics_are_used_and_unchanged() -> None:
     tuned, state, metrics = stepped(normalized(14))
     np.testing.assert_allclose(metrics["y"], normalize(X, WEIGHTS["mean"], WEIGHTS["var"]), rtol=1e-5, atol=1e-5)
     assert state.stats == {} and tuned.trainable == ("scale", "bias")
@@ -91,8 +91,8 @@ def test_frozen_statistics_are_used_and_kept() -> None:
 
 
 @pytest.mark.parametrize("identity", [False, True])
-def test_statistics_that_two_nodes_share_move_twice(identity: bool) -> None:
-    """Also behind Identity, by which exporters share a tensor."""
+def test_statistics_shared_by_two_nodes_update_twice(identity: bool) -> None:
+    """Also through Identity, by which exporters share a tensor."""
     _, state, metrics = stepped(normalized(15, nodes=2, identity=identity), batchnorm="train")
     first = normalize(X, *statistics(X))
     expected = 0.8 * (0.8 * WEIGHTS["mean"] + 0.2 * statistics(X)[0]) + 0.2 * statistics(first)[0]
@@ -100,7 +100,7 @@ def test_statistics_that_two_nodes_share_move_twice(identity: bool) -> None:
     np.testing.assert_allclose(metrics["y"], normalize(first, *statistics(first)), rtol=1e-3, atol=1e-4)
 
 
-def test_statistics_move_from_one_micro_batch_to_the_next() -> None:
+def test_statistics_update_with_each_microbatch() -> None:
     _, state, _ = stepped(normalized(15), batchnorm="train", accumulate=2)
     mean = WEIGHTS["mean"]
     for part in (X[:3], X[3:]):
@@ -108,8 +108,8 @@ def test_statistics_move_from_one_micro_batch_to_the_next() -> None:
     np.testing.assert_allclose(state.stats["mean"], mean, rtol=1e-5)
 
 
-def test_gradients_through_batch_statistics_are_those_of_torch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is no dependency")
+def test_gradients_through_batch_statistics_match_torch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not a dependency")
     tuned = onnx2jax.finetune(
         onnx2jax.convert(normalized(15)), lambda y, b: (y * b["w"]).sum(), optax.sgd(1.0), batchnorm="train"
     )
@@ -123,10 +123,10 @@ def test_gradients_through_batch_statistics_are_those_of_torch() -> None:
     np.testing.assert_allclose(WEIGHTS["scale"] - state.params["scale"], layer.weight.grad, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(WEIGHTS["bias"] - state.params["bias"], layer.bias.grad, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(state.stats["mean"], layer.running_mean, rtol=1e-5)
-    # PyTorch moves the running variance by that over n - 1, ONNX by that over n.
+    # PyTorch updates the running variance with the variance over n - 1, ONNX with that over n.
     count = X.size // 3
-    moved = (layer.running_var.numpy() - 0.8 * WEIGHTS["var"]) * (count - 1) / count
-    np.testing.assert_allclose(state.stats["var"] - 0.8 * WEIGHTS["var"], moved, rtol=1e-4)
+    updated = (layer.running_var.numpy() - 0.8 * WEIGHTS["var"]) * (count - 1) / count
+    np.testing.assert_allclose(state.stats["var"] - 0.8 * WEIGHTS["var"], updated, rtol=1e-4)
 
 
 def in_branch() -> onnx.ModelProto:
@@ -153,14 +153,14 @@ def in_function() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("proto", [in_branch(), in_function()], ids=["branch", "function"])
-def test_statistics_inside_nodes_are_found_but_cannot_be_trained(proto: onnx.ModelProto) -> None:
+def test_statistics_inside_nodes_are_excluded_and_cannot_be_updated(proto: onnx.ModelProto) -> None:
     source = onnx2jax.convert(proto)
     assert onnx2jax.finetune(source, squares, optax.sgd(0.1)).trainable == ("scale", "bias")
-    with pytest.raises(TrainingFormError, match="cannot come out; leave batchnorm='frozen'"):
+    with pytest.raises(TrainingFormError, match="cannot return its running statistics; leave batchnorm='frozen'"):
         onnx2jax.finetune(source, squares, optax.sgd(0.1), batchnorm="train")
 
 
-def test_statistics_that_the_model_computes_are_refused() -> None:
+def test_statistics_that_the_model_computes_raise() -> None:
     proto = normalized(15)
     proto.graph.node.insert(0, helper.make_node("Abs", ["mean"], ["m"]))
     proto.graph.node[1].input[3] = "m"
@@ -169,7 +169,7 @@ def test_statistics_that_the_model_computes_are_refused() -> None:
 
 
 def dropping(opset: int, mask: bool = False, inside: bool = False) -> onnx.ModelProto:
-    """x * w through Dropout of ratio 0.25, opset by opset."""
+    """x * w through Dropout of ratio 0.25, in any opset."""
     ratio = {"ratio": 0.25} if opset < 12 else {}
     inputs = ["p", "ratio"] if opset >= 12 else ["p"]
     node = helper.make_node("Dropout", inputs, ["d", "mask"] if mask else ["d"], "drop", **ratio)
@@ -190,7 +190,7 @@ ONES = {"x": np.ones((2, 1000), np.float32)}
 
 @pytest.mark.parametrize("inside", [False, True], ids=["main", "branch"])
 @pytest.mark.parametrize("opset", [7, 10, 12, 21])
-def test_dropout_drops_by_its_ratio_in_steps_and_not_in_evaluation(opset: int, inside: bool) -> None:
+def test_dropout_is_active_in_steps_and_not_in_evaluation(opset: int, inside: bool) -> None:
     tuned, state, metrics = stepped(dropping(opset, inside=inside), ONES, dropout=True, rate=0.0)
     y = np.asarray(metrics["y"])
     np.testing.assert_allclose(np.unique(y), [0, 4 / 3], rtol=1e-6)
@@ -199,7 +199,7 @@ def test_dropout_drops_by_its_ratio_in_steps_and_not_in_evaluation(opset: int, i
 
 
 @pytest.mark.parametrize("opset", [7, 10, 13])
-def test_a_rate_replaces_the_ratio_and_the_mask_tells_what_was_dropped(opset: int) -> None:
+def test_a_rate_replaces_the_ratio_and_matches_the_mask(opset: int) -> None:
     tuned = onnx2jax.finetune(
         onnx2jax.convert(dropping(opset, mask=True)),
         lambda o, _: (o.y.sum(), {"y": o.y, "mask": o.mask}),
@@ -212,12 +212,12 @@ def test_a_rate_replaces_the_ratio_and_the_mask_tells_what_was_dropped(opset: in
     np.testing.assert_allclose(np.unique(metrics["y"]), [0, 10], rtol=1e-5)
 
 
-def test_a_rate_out_of_range_is_refused() -> None:
+def test_a_rate_out_of_range_raises() -> None:
     with pytest.raises(TrainingFormError, match=r"dropout is 1.0; .* 0 <= rate < 1"):
         stepped(dropping(13), ONES, dropout=1.0)
 
 
-def test_dropout_is_reproduced_by_key_or_seed_and_differs_from_step_to_step() -> None:
+def test_dropout_is_reproducible_by_key_or_seed_and_differs_between_steps() -> None:
     tuned = onnx2jax.finetune(onnx2jax.convert(dropping(13)), squares, optax.sgd(0.0), dropout=True)
 
     def masks(key: Any) -> list[np.ndarray]:
@@ -235,7 +235,7 @@ def test_dropout_is_reproduced_by_key_or_seed_and_differs_from_step_to_step() ->
     assert not np.array_equal(a[0], a[1]) and not np.array_equal(a[0], c[0]) and not np.array_equal(b[0], b[1])
 
 
-def test_micro_batches_and_checkpoints_drop_by_keys_too() -> None:
+def test_dropout_with_microbatches_and_remat() -> None:
     _, _, metrics = stepped(dropping(13), ONES, dropout=True, accumulate=2)
     np.testing.assert_allclose(np.unique(metrics["y"]), [0, 2 / 3, 4 / 3], rtol=1e-6)  # a mean of two masks
     _, _, plain = stepped(dropping(13), ONES, dropout=True)
@@ -244,7 +244,7 @@ def test_micro_batches_and_checkpoints_drop_by_keys_too() -> None:
 
 
 def residual() -> onnx.ModelProto:
-    """Two branches that meet, one of them reshaped by arithmetic on shapes."""
+    """Two branches that join, one of them reshaped by shape arithmetic."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], "block/a"),
         helper.make_node("Shape", ["a"], ["s"], "shape"),
@@ -257,10 +257,10 @@ def residual() -> onnx.ModelProto:
     return model(nodes, *ends, {"w": RNG.normal(size=(4, 4)).astype(np.float32)})
 
 
-def test_a_checkpoint_keeps_shapes_known_and_the_order_right() -> None:
+def test_remat_keeps_shapes_static_and_topological_order() -> None:
     proto, batch = residual(), {"x": RNG.normal(size=(3, 4)).astype(np.float32)}
     tuned, a, _ = stepped(proto, batch, remat="block/*")
     _, b, _ = stepped(proto, batch)
     np.testing.assert_allclose(a.params["w"], b.params["w"], rtol=1e-6)
-    text = str(jax.make_jaxpr(tuned._stepped)(a, tuned._frozen, batch))
+    text = str(jax.make_jaxpr(tuned._train_step)(a, tuned._frozen, batch))
     assert "remat" in text

@@ -1,4 +1,4 @@
-"""Gradient of ai.onnx.preview.training: which derivative, where, of how many forward passes."""
+"""Gradient of ai.onnx.preview.training: values, evaluation points, and the number of forward passes."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def run(text: str, *args: Any, **named: Any) -> Any:
 
 
 def count(text: str, primitive: str, *args: Any) -> int:
-    """How often a primitive stands in the jaxpr of the whole model, nested ones included."""
+    """The number of occurrences of a primitive in the model's jaxpr, nested ones included."""
     converted = onnx2jax.convert(model(text))
     return str(jax.make_jaxpr(lambda *x: converted.apply({}, *x))(*map(np.float32, args))).count(f" {primitive} ")
 
 
 @rule("TR-30", "TR-37")
-def test_by_two_values() -> None:
+def test_with_respect_to_two_values() -> None:
     text = """g (float a, float b) => (float c, float da, float db) {
         s = Mul(a, b)  c = Sin(s)  da, db = Gradient <xs = ["a", "b"], y = "c"> (a, b) }"""
     c, da, db = run(text, 2, 3)
@@ -49,7 +49,7 @@ def test_zs_are_held_constant() -> None:
 
 
 @rule("TR-30")
-def test_a_convolution_and_a_gemm_as_in_jax() -> None:
+def test_convolution_and_gemm_match_jax() -> None:
     text = """g (float[2,1,6,6] x, float[3,1,3,3] w, float[48,5] v) => (float y, float[3,1,3,3] dw, float[48,5] dv) {
         h = Conv(x, w)  r = Relu(h)  f = Flatten(r)  p = Gemm(f, v)  q = Mul(p, p)
         y = ReduceSum <keepdims = 0> (q)
@@ -68,7 +68,7 @@ def test_a_convolution_and_a_gemm_as_in_jax() -> None:
 
 
 @rule("TR-31")
-def test_an_intermediate_value_is_independent() -> None:
+def test_an_intermediate_value_as_independent_variable() -> None:
     text = """g (float x, float z) => (float dh) {
         h = Exp(x)  p = Mul(h, h)  y = Mul(p, z)  dh = Gradient <xs = ["h"], zs = ["z"], y = "y"> (h, z) }"""
     np.testing.assert_allclose(run(text, 1, 5), 2 * np.exp(1) * 5, rtol=1e-6)
@@ -76,7 +76,7 @@ def test_an_intermediate_value_is_independent() -> None:
 
 @rule("TR-31")
 @pytest.mark.parametrize("names", ['xs = ["w", "h"]', 'xs = ["h"], zs = ["w"]', 'xs = ["w", "w"]'])
-def test_dependent_values_are_refused(names: str) -> None:
+def test_dependent_values_raise(names: str) -> None:
     text = f"""g (float w) => (float d) {{
         h = Exp(w)  y = Mul(h, w)  d = Gradient <{names}, y = "y"> (h, w) }}"""
     with pytest.raises(ModelError, match=r"no independent variables.*TR-31"):
@@ -92,14 +92,14 @@ def test_other_inputs_are_constants() -> None:
 
 
 @rule("TR-32")
-def test_at_other_points_than_the_forward_pass() -> None:
+def test_evaluated_at_another_point_than_the_forward_pass() -> None:
     text = """g (float h, float z, float h1, float z1) => (float y, float dh) {
         p = Mul(h, h)  y = Mul(p, z)  dh = Gradient <xs = ["h"], zs = ["z"], y = "y"> (h1, z1) }"""
     assert run(text, 1, 1, 3, 5) == [1, 30]
 
 
 @rule("TR-33")
-def test_outputs_may_be_left_out() -> None:
+def test_outputs_may_be_omitted() -> None:
     text = """g (float a, float b) => (float db) {
         c = Mul(a, b)  e, db = Gradient <xs = ["a", "b"], y = "c"> (a, b) }"""
     proto = model(text)
@@ -127,7 +127,7 @@ def test_third_order_at_another_point() -> None:
 
 
 @rule("TR-33")
-def test_a_derivative_by_what_the_inner_gradient_does_not_name() -> None:
+def test_second_derivative_with_respect_to_an_unnamed_value() -> None:
     text = """g (float w, float k) => (float m) {
         s = Mul(w, w)  y = Mul(s, k)
         d = Gradient <xs = ["w"], y = "y"> (w)  m = Gradient <xs = ["k"], y = "d"> (k) }"""
@@ -135,14 +135,14 @@ def test_a_derivative_by_what_the_inner_gradient_does_not_name() -> None:
 
 
 @rule("TR-34")
-def test_elements_of_y_count_as_their_sum() -> None:
+def test_the_gradient_is_of_the_sum_of_y() -> None:
     text = """g (float[3] x, float[3] v) => (float[3] d) {
         y = Mul(x, v)  d = Gradient <xs = ["x"], y = "y"> (x) }"""
     np.testing.assert_array_equal(run(text, [1, 2, 3], [4, 5, 6]), [4, 5, 6])
 
 
 @rule("TR-35")
-def test_integers_have_no_derivative() -> None:
+def test_integers_raise() -> None:
     text = """g (int64[2] x) => (int64[2] d) { y = Mul(x, x)  d = Gradient <xs = ["x"], y = "y"> (x) }"""
     with pytest.raises(OperatorError, match=r"int64; only tensors of floating type.*TR-35"):
         onnx2jax.convert(model(text))(np.int64([1, 2]))
@@ -162,7 +162,7 @@ def test_integers_among_zs_are_constants() -> None:
 
 @rule("TR-36")
 @pytest.mark.parametrize("operand", ["x", "x1"])
-def test_the_forward_draws_are_used_again(operand: str) -> None:
+def test_the_random_numbers_of_the_forward_pass_are_reused(operand: str) -> None:
     text = f"""g (float[64] x) => (float[64] y, float[64] d)
         <float half = {{0.5}}, bool on = {{1}}> {{
         x1 = Identity(x)  y = Dropout(x, half, on)  d = Gradient <xs = ["x"], y = "y"> ({operand}) }}"""
@@ -200,7 +200,7 @@ def test_inside_a_function() -> None:
 
 
 @rule("TR-37")
-def test_inside_a_branch_of_values_outside() -> None:
+def test_inside_a_branch_with_respect_to_outer_values() -> None:
     text = """g (float a, bool c) => (float d) {
         s = Mul(a, a)  y = Mul(s, a)
         d = If (c) <
@@ -231,7 +231,7 @@ def test_through_a_scan_and_a_branch() -> None:
     np.testing.assert_allclose([y, da], jax.value_and_grad(reference)(np.float32(0.5)), rtol=1e-6)
 
 
-def test_known_shapes_and_whole_numbers_pass_through_the_tape() -> None:
+def test_static_shapes_and_integers_in_the_differentiated_graph() -> None:
     text = """g (float[2,3] x) => (float[6] y, float[2,3] d, int64 i) <int64[1] one = {1}> {
         s = Shape(x)  n = ReduceProd <keepdims = 1> (s)  f = Reshape(x, n)  y = Mul(f, f)
         i = ArgMax <keepdims = 0> (f)  d = Gradient <xs = ["x"], y = "y"> (x) }"""
@@ -241,7 +241,7 @@ def test_known_shapes_and_whole_numbers_pass_through_the_tape() -> None:
     assert np.asarray(i) == 5
 
 
-def test_a_gradient_behind_a_cut() -> None:
+def test_a_gradient_in_a_partitioned_graph() -> None:
     text = """g (float[n] x, float[3,3] w) => (float[m] p, float[3,3] dw) {
         h = MatMul(w, w)  y = Mul(h, h)  dw = Gradient <xs = ["w"], y = "y"> (w)
         i = NonZero(x)  j = Squeeze(i)  p = Gather(x, j) }"""
@@ -252,15 +252,15 @@ def test_a_gradient_behind_a_cut() -> None:
     np.testing.assert_allclose(dw, jax.grad(lambda w: ((w @ w) ** 2).sum())(w), rtol=1e-5)
 
 
-def test_a_target_computed_before_a_cut() -> None:
-    """The stage with the Gradient evaluates again what an earlier stage computed."""
+def test_a_target_of_an_earlier_subprogram() -> None:
+    """The subprogram with the Gradient recomputes values of an earlier one."""
     text = """g (float[3] x, float[3] w) => (float[3] dw) {
         y = Mul(x, w)  i = NonZero(x)  n = ReduceMax(i)  f = CastLike(n, w)  z = Mul(y, f)
         dw = Gradient <xs = ["w"], y = "z"> (w) }"""
     np.testing.assert_array_equal(np.ravel(run(text, [1, 2, 0], [1, 1, 0])), [1, 2, 0])
 
 
-def test_through_what_depends_on_data_there_is_none() -> None:
+def test_through_a_data_dependent_operator_raises() -> None:
     text = """g (float[3] x) => (float[3] dx) {
         i = NonZero(x)  n = ReduceMax(i)  f = CastLike(n, x)  z = Mul(x, f)
         dx = Gradient <xs = ["x"], y = "z"> (x) }"""
@@ -280,30 +280,30 @@ def test_transformations_of_the_caller() -> None:
 
 @rule("TR-30")
 @pytest.mark.parametrize("text", ['xs = ["a"], y = "later"', 'xs = ["nowhere"], y = "y"', 'xs = ["a", "b"], y = "y"'])
-def test_names_and_operands_that_do_not_fit(text: str) -> None:
+def test_invalid_names_and_operands_raise(text: str) -> None:
     text = f"""g (float a, float b) => (float later) {{
         y = Mul(a, b)  d = Gradient <{text}> (a)  later = Identity(d) }}"""
     with pytest.raises(ModelError, match=r"TR-30"):
         onnx2jax.convert(model(text))
 
 
-def looping(goes_on: str) -> onnx.ModelProto:
-    """x, x^2, x^3, ... as long as ``goes_on`` of w, the next power, and what it comes to, differentiated."""
+def looping(condition: str) -> onnx.ModelProto:
+    """The derivative of the last of x, x^2, x^3, ..., computed while ``condition`` holds for the next power w."""
     text = f"""g (float x, bool c) => (float d) {{
         limit = Constant <value_float = 0.1> ()
         y = Loop (c, c, x) <body = b (int64 i, bool k, float v) => (bool k1, float w) {{
-            w = Mul(v, x)  k1 = {goes_on} }}>
+            w = Mul(v, x)  k1 = {condition} }}>
         d = Gradient <xs = ["x"], y = "y"> (x) }}"""
     proto = model(text)
     proto.graph.node[1].input[0] = ""
     return proto
 
 
-def test_a_loop_that_data_ends_is_differentiated_trip_by_trip() -> None:
+def test_a_loop_with_a_data_dependent_trip_count() -> None:
     assert onnx2jax.convert(looping("Less(limit, w)"))(np.float32(0.5), np.bool_(True)) == 4 * 0.5**3
 
 
-def test_what_cannot_be_differentiated_is_named() -> None:
+def test_a_loop_that_cannot_be_differentiated_is_named() -> None:
     apply = onnx2jax.convert(looping("Less(limit, w)")).apply
     with pytest.raises(KnownValueError, match=r"(?s)Loop.*in reverse.*inside node 'd'"):
         jax.jit(apply)({}, np.float32(0.5), np.bool_(True))

@@ -1,4 +1,4 @@
-"""Adapters of low rank: what they compute beside which weights, what stays as it is, files, and what is refused."""
+"""Low-rank adapters: results for each kind of weight, frozen weights, files, and errors."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def after(tuned: onnx2jax.FineTuning, steps: int = 5, batch: Any = BATCH) -> tup
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_linear_map_learns_beside_its_weight(kind: str, tmp_path: Path) -> None:
+def test_adapter_of_a_linear_map(kind: str, tmp_path: Path) -> None:
     nodes, weights, name, packed = KINDS[kind]
     proto = file(nodes, weights)
     base = onnx2jax.convert(proto)
@@ -167,30 +167,30 @@ def test_a_linear_map_learns_beside_its_weight(kind: str, tmp_path: Path) -> Non
     assert losses[-1] < losses[0]
     a, b = (np.asarray(state.params[f"{name}.lora_{which}"]) for which in "AB")
     assert a.shape == (K, 4) and b.shape == (4, N) and a.dtype == b.dtype == F
-    learnt = tuned.to_model(state)
+    trained = tuned.to_model(state)
     half = "float16" in kind
     tolerance: dict[str, float] = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 1e-4, "atol": 1e-5}
-    np.testing.assert_allclose(learnt(X), np.asarray(base(X)) + X @ a @ b * 6 / 4, **tolerance)
+    np.testing.assert_allclose(trained(X), np.asarray(base(X)) + X @ a @ b * 6 / 4, **tolerance)
     np.testing.assert_allclose(
-        squares(learnt(X), BATCH), tuned.evaluate(state, BATCH)["loss"], rtol=2e-2 if half else 1e-4
+        squares(trained(X), BATCH), tuned.evaluate(state, BATCH)["loss"], rtol=2e-2 if half else 1e-4
     )
 
-    # A packed weight stays as it is, beside nodes; a floating one is another, and nothing is added.
+    # A packed weight is unchanged, with added nodes; a floating-point one is updated, without.
     stored = base.params | dict(base.graph.initializers)
-    now = learnt.graph.initializers | dict(learnt.params)
+    now = trained.graph.initializers | dict(trained.params)
     same = {n for n, v in stored.items() if np.array_equal(v, now[n])}
     assert (name in same) == packed and same >= stored.keys() - {name}
-    assert len(learnt.graph.nodes) - len(base.graph.nodes) == (4 + 2 * half if packed else 0)
-    path = onnx2jax.save(learnt, tmp_path / "learnt.onnx")
+    assert len(trained.graph.nodes) - len(base.graph.nodes) == (4 + 2 * half if packed else 0)
+    path = onnx2jax.save(trained, tmp_path / "trained.onnx")
     onnx.checker.check_model(path)
-    np.testing.assert_array_equal(onnx2jax.convert(path)(X), learnt(X))
-    plainly = onnxruntime.SessionOptions()  # optimised, it rounds what it multiplies with integers to 8 bits
-    plainly.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    (found,) = onnxruntime.InferenceSession(path, plainly).run(None, {"x": X})
-    np.testing.assert_allclose(found, learnt(X), **tolerance)
+    np.testing.assert_array_equal(onnx2jax.convert(path)(X), trained(X))
+    options = onnxruntime.SessionOptions()  # its optimisations round activations of integer products to 8 bits
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    (found,) = onnxruntime.InferenceSession(path, options).run(None, {"x": X})
+    np.testing.assert_allclose(found, trained(X), **tolerance)
 
 
-def test_beside_packed_weights_it_learns_as_beside_the_same_in_float32() -> None:
+def test_losses_with_packed_weights_match_float32() -> None:
     head = RNG.normal(size=(N, N)).astype(F)
     tail = [helper.make_node("Tanh", ["h"], ["r"]), helper.make_node("MatMul", ["r", "head"], ["y"])]
     packed = [node("MatMulNBits", "x w s", "h", bits=4, block_size=16, **MS)]
@@ -201,14 +201,14 @@ def test_beside_packed_weights_it_learns_as_beside_the_same_in_float32() -> None
     np.testing.assert_allclose(losses[0], losses[1], rtol=0.02)
 
 
-def test_patterns_are_of_weights_and_nodes_and_the_first_counts() -> None:
+def test_patterns_match_weights_and_nodes_and_the_first_applies() -> None:
     ranks = lambda lora: {a.map.name: a.rank for a in tuning(mlp(), lora)._adapters}  # noqa: E731
     assert ranks(2) == {"w1": 2, "w2": 2}
     assert ranks({"head": 1}) == {"w2": 1}  # the node's name
     assert ranks({"w2": 1, "*": 3}) == {"w1": 3, "w2": 1}
 
 
-def test_a_and_b_at_first() -> None:
+def test_initial_values_of_a_and_b() -> None:
     tuned = tuning(mlp(), 2)
     first, second = tuned.init(0).params, tuned.init(1).params
     assert not np.array_equal(first["w1.lora_A"], second["w1.lora_A"])
@@ -216,19 +216,19 @@ def test_a_and_b_at_first() -> None:
     assert not first["w1.lora_B"].any()
 
 
-def test_trainable_names_what_is_trained_beside() -> None:
+def test_trainable_adds_parameters() -> None:
     tuned = tuning(mlp(), {"head": 2}, trainable=["b*", "w2"])
     assert set(tuned.trainable) == {"w2.lora_A", "w2.lora_B", "b1", "b2", "w2"}
     assert tuned.left_out()["w1"] == "frozen: adapters are trained"
     x = RNG.normal(size=(4, 4)).astype(F)
     state, _ = after(tuned, 3, {"x": x, "t": np.zeros((4, 2), F)})
-    learnt = tuned.to_model(state)
+    trained = tuned.to_model(state)
     values = {n: np.asarray(v) for n, v in state.params.items()}
     expected = values["w2"] + values["w2.lora_A"] @ values["w2.lora_B"]
-    np.testing.assert_allclose(learnt.params["w2"], expected, rtol=1e-6)
+    np.testing.assert_allclose(trained.params["w2"], expected, rtol=1e-6)
 
 
-def test_adapters_are_saved_apart(tmp_path: Path) -> None:
+def test_adapter_files(tmp_path: Path) -> None:
     nodes, weights, *_ = KINDS["MatMulNBits 4"]
     proto = file(nodes, weights)
     tuned = tuning(proto, lora_alpha=8)
@@ -240,18 +240,18 @@ def test_adapters_are_saved_apart(tmp_path: Path) -> None:
     found = onnx2jax.load_adapter(onnx2jax.convert(proto), path)(X)
     np.testing.assert_array_equal(found, tuned.to_model(state)(X))
 
-    with pytest.raises(CheckpointError, match=r"scales \{'w': 2.0\} by weight, and finetune was told \{'w': 1.0\}"):
+    with pytest.raises(CheckpointError, match=r"scales \{'w': 2.0\} by weight, but lora_alpha gives \{'w': 1.0\}"):
         tuning(proto).load_adapter(path)
-    with pytest.raises(CheckpointError, match="does not fit"):
+    with pytest.raises(CheckpointError, match="does not match"):
         tuning(proto, 2, lora_alpha=4).load_adapter(path)
-    with pytest.raises(CheckpointError, match="'w', which is no linear map of the model"):
+    with pytest.raises(CheckpointError, match="'w', which is not a linear map of the model"):
         onnx2jax.load_adapter(onnx2jax.convert(mlp()), path)
     onnx2jax.save_checkpoint(path, {"w": W})
     with pytest.raises(CheckpointError, match="not written by save_adapter"):
         onnx2jax.load_adapter(onnx2jax.convert(proto), path)
 
 
-def test_without_safetensors_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_safetensors_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("safetensors", "safetensors.numpy"):
         monkeypatch.setitem(sys.modules, name, None)
     tuned = tuning(mlp(), 2)
@@ -261,32 +261,32 @@ def test_without_safetensors_the_error_says_what_to_install(monkeypatch: pytest.
         onnx2jax.load_adapter(onnx2jax.convert(mlp()), tmp_path / "a")
 
 
-def test_a_saved_adapter_goes_on_training(tmp_path: Path) -> None:
+def test_a_saved_adapter_can_be_trained_further(tmp_path: Path) -> None:
     nodes, weights, *_ = KINDS["QDQ int8"]
     tuned = tuning(file(nodes, weights))
     state, losses = after(tuned)
-    path = onnx2jax.save(tuned.to_model(state), tmp_path / "carrying.onnx")
+    path = onnx2jax.save(tuned.to_model(state), tmp_path / "with_adapter.onnx")
     more = onnx2jax.finetune(onnx2jax.convert(path), squares, optax.adam(0.05), trainable="*.lora_[AB]")
     assert set(more.trainable) == set(tuned.trainable)
     assert after(more)[1][-1] < losses[-1]
-    with pytest.raises(TrainingFormError, match="has an adapter in the file; trainable="):
+    with pytest.raises(TrainingFormError, match="already has an adapter in the file; to train that one: trainable="):
         tuning(onnx.load(path), {"/q_proj/MatMul": 2})
 
 
-def test_models_that_carry_adapters_are_pickled_and_spread_over_devices() -> None:
+def test_models_with_adapter_nodes_are_pickled_and_sharded() -> None:
     nodes, weights, *_ = KINDS["MatMulNBits 4"]
     proto = file(nodes, weights)
     source = onnx2jax.convert(proto, mesh=mesh(data=4), bucket={"n": [8]})
     tuned = onnx2jax.finetune(source, squares, optax.adam(0.05), lora=4)
     state, losses = after(tuned)
     np.testing.assert_allclose(losses, after(tuning(proto))[1], rtol=1e-5)
-    learnt = tuned.to_model(state)
-    assert learnt.placement is not None and set(learnt.placement.params) == set(learnt.params)
-    again = pickle.loads(pickle.dumps(learnt))
-    np.testing.assert_allclose(again(X[:3]), learnt(X)[:3], rtol=1e-5)
+    trained = tuned.to_model(state)
+    assert trained.placement is not None and set(trained.placement.params) == set(trained.params)
+    again = pickle.loads(pickle.dumps(trained))
+    np.testing.assert_allclose(again(X[:3]), trained(X)[:3], rtol=1e-5)
 
 
-def test_adapters_divided_over_devices() -> None:
+def test_sharded_adapters() -> None:
     rules = {"*.lora_A": P("model"), "*.lora_B": P(None, "model")}
     tuned = tuning(file(*KINDS["QDQ int4"][:2]), mesh=mesh(data=2, model=4), shardings=rules)
     state, losses = after(tuned)
@@ -294,7 +294,7 @@ def test_adapters_divided_over_devices() -> None:
     np.testing.assert_allclose(losses, after(tuning(file(*KINDS["QDQ int4"][:2])))[1], rtol=1e-4)
 
 
-def test_samples_in_groups() -> None:
+def test_rebatched_models() -> None:
     nodes, weights, *_ = KINDS["MatMulNBits 4"]
     proto = model(nodes, [value("x", F, [1, K])], [value("y", F, [1, N])], weights, opsets={"com.microsoft": 1})
     tuned = onnx2jax.finetune(onnx2jax.convert(proto, rebatch=True), squares, optax.adam(0.05), lora=4)
@@ -305,7 +305,7 @@ def test_samples_in_groups() -> None:
     )
 
 
-def test_annotations_for_devices_stay_with_the_product(tmp_path: Path) -> None:
+def test_device_annotations_stay_with_the_product(tmp_path: Path) -> None:
     proto = file(*KINDS["QDQ int8"][:2])
     proto.ir_version = 11
     proto.configuration.add(name="c", num_devices=2)
@@ -313,18 +313,18 @@ def test_annotations_for_devices_stay_with_the_product(tmp_path: Path) -> None:
     tuned = tuning(proto)
     path = onnx2jax.save(tuned.to_model(tuned.init()), tmp_path / "m.onnx")
     assert onnx2jax.check(path).ok
-    divided = onnx2jax.convert(path, device_configuration="c")
-    np.testing.assert_allclose(divided(X), onnx2jax.convert(proto)(X), rtol=1e-5)
+    sharded = onnx2jax.convert(path, device_configuration="c")
+    np.testing.assert_allclose(sharded(X), onnx2jax.convert(proto)(X), rtol=1e-5)
     source = onnx2jax.convert(proto, device_configuration="c")
-    there = onnx2jax.finetune(source, squares, optax.adam(0.05), lora=4)
-    state, losses = after(there)
+    tuned_on_devices = onnx2jax.finetune(source, squares, optax.adam(0.05), lora=4)
+    state, losses = after(tuned_on_devices)
     np.testing.assert_allclose(losses, after(tuned)[1], rtol=1e-5)
-    learnt = there.to_model(state)
-    assert learnt.placement is not None
-    np.testing.assert_allclose(squares(learnt(X), BATCH), there.evaluate(state, BATCH)["loss"], rtol=1e-5)
+    trained = tuned_on_devices.to_model(state)
+    assert trained.placement is not None
+    np.testing.assert_allclose(squares(trained(X), BATCH), tuned_on_devices.evaluate(state, BATCH)["loss"], rtol=1e-5)
 
 
-def test_a_file_of_contributed_operators_alone_imports_what_is_added(tmp_path: Path) -> None:
+def test_a_file_without_the_default_opset_imports_it_for_added_nodes(tmp_path: Path) -> None:
     proto = file(*KINDS["MatMulNBits 4"][:2])
     del proto.opset_import[0]
     tuned = tuning(proto)
@@ -333,7 +333,7 @@ def test_a_file_of_contributed_operators_alone_imports_what_is_added(tmp_path: P
 
 
 def tied() -> onnx.ModelProto:
-    """An embedding whose table is the head, too."""
+    """An embedding tied to the output projection."""
     weights = {"table": RNG.normal(size=(16, 8)).astype(F), "inner": RNG.normal(size=(8, 8)).astype(F)}
     nodes = [
         helper.make_node("Gather", ["table", "ids"], ["e"], name="embed"),
@@ -344,13 +344,13 @@ def tied() -> onnx.ModelProto:
     return model(nodes, [value("ids", np.int64, ["n"])], [value("y", F, ["n", 16])], weights)
 
 
-def test_a_tied_head_is_left_as_it_is() -> None:
+def test_a_tied_head_gets_no_adapter() -> None:
     assert tuning(tied(), 4).trainable == ("inner.lora_A", "inner.lora_B")
-    with pytest.raises(TrainingFormError, match=r"'head'.* is read by node 'embed' .* too, which would change with it"):
+    with pytest.raises(TrainingFormError, match=r"'head'.* is read by node 'embed' .* too, which would change as well"):
         tuning(tied(), {"head": 4})
 
 
-def test_a_weight_that_another_output_reads_is_shared_though_that_is_not_asked_for() -> None:
+def test_a_weight_read_by_an_omitted_output_counts_as_shared() -> None:
     proto = mlp()
     proto.graph.node.append(helper.make_node("ReduceSum", ["w2"], ["size"], name="size"))
     proto.graph.output.append(value("size", F, None))
@@ -358,13 +358,13 @@ def test_a_weight_that_another_output_reads_is_shared_though_that_is_not_asked_f
         tuning(proto, {"w2": 2}, outputs=["y"])
 
 
-def test_nodes_are_added_from_opset_7_on() -> None:
+def test_opset_6_raises() -> None:
     proto = model([node("MatMul", "x w")], [value("x", F, ["n", K])], [value("y", F, ["n", N])], {"w": W}, opset=6)
     with pytest.raises(UnsupportedError, match="nodes can be added from opset 7 on, and the model has opset 6"):
         tuning(proto)
 
 
-def test_a_product_in_a_branch_is_none_of_the_main_graph() -> None:
+def test_a_product_in_a_branch_raises() -> None:
     branch = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["z"], name="deep")], "b", [], [value("z", F, None)]
     )
@@ -374,15 +374,15 @@ def test_a_product_in_a_branch_is_none_of_the_main_graph() -> None:
         [value("y", F, ["n", N])],
         {"w": W},
     )
-    with pytest.raises(InputTypeError, match="'deep', which is no linear map of the main graph: node 'deep'"):
+    with pytest.raises(InputTypeError, match="'deep', which is not a linear map of the main graph: node 'deep'"):
         tuning(proto, {"deep": 2})
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
-        ({"lora": {"v_proj": 8}}, InputNameError, "which no weight and no node matches; near it are"),
-        ({"lora": {"act": 2}}, InputTypeError, "'act', which is no linear map of the main graph: node 'act' (Relu"),
+        ({"lora": {"v_proj": 8}}, InputNameError, "which matches no weight or node; similar names:"),
+        ({"lora": {"act": 2}}, InputTypeError, "'act', which is not a linear map of the main graph: node 'act' (Relu"),
         ({"lora": {"b1": 2}}, InputTypeError, "'b1' float32[8]"),
         ({"lora": 0}, InputShapeError, "rank 0 for '*'; a rank is 1 or more"),
         (
@@ -391,19 +391,19 @@ def test_a_product_in_a_branch_is_none_of_the_main_graph() -> None:
             "rank 3 for 'w2' [8, 2] of node 'head' (MatMul, opset 21), more",
         ),
         ({"lora": {}}, InputTypeError, "lora is {}"),
-        ({"lora": True}, InputTypeError, "lora is True; it is a rank"),
-        ({"lora": {"w1": 2.5}}, InputTypeError, "it is a rank, or ranks by patterns"),
+        ({"lora": True}, InputTypeError, "lora is True; it must be a rank"),
+        ({"lora": {"w1": 2.5}}, InputTypeError, "it must be a rank, or ranks by name pattern"),
         ({"lora": 2, "lora_alpha": 0}, InputTypeError, "lora_alpha is 0"),
         ({"lora": None, "lora_alpha": 2}, InputTypeError, "without adapters to scale"),
     ],
 )
-def test_what_cannot_be_adapted_is_refused_at_once(options: Any, error: Any, said: str) -> None:
+def test_invalid_arguments_raise(options: Any, error: Any, message: str) -> None:
     with pytest.raises(error) as raised:
         tuning(mlp(), **options)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_no_gradient_is_kept_for_the_weights() -> None:
+def test_the_state_has_no_frozen_weights() -> None:
     tuned = tuning(file(*KINDS["QDQ int4"][:2]))
     state = tuned.init()
     assert set(state.params) == {"w.lora_A", "w.lora_B"}
@@ -412,8 +412,8 @@ def test_no_gradient_is_kept_for_the_weights() -> None:
 
 @pytest.mark.parametrize("dtype", [F, H])
 @pytest.mark.parametrize("kind", ["Fp4", "Fp8"])
-def test_beside_weights_of_small_floating_numbers(kind: str, dtype: Any, tmp_path: Path) -> None:
-    """Their bytes stay, and no constant of theirs says which type x has."""
+def test_adapter_of_fp4_and_fp8_weights(kind: str, dtype: Any, tmp_path: Path) -> None:
+    """Their bytes are unchanged, and no constant determines the dtype of x."""
     x, y = ("x", "y") if dtype == F else ("h", "m")
     fp4 = {"w": RNG.integers(0, 256, (N, K // 2), np.uint8), "s": np.full((N, 2), 0x30, np.uint8), "g": F([0.2])}
     fp8 = {"w": W.T.astype(ml_dtypes.float8_e4m3fn), "s": SCALES}
@@ -426,13 +426,13 @@ def test_beside_weights_of_small_floating_numbers(kind: str, dtype: Any, tmp_pat
     base, tuned = onnx2jax.convert(proto), tuning(proto)
     state, losses = after(tuned)
     assert losses[-1] < losses[0]
-    learnt = tuned.to_model(state)
+    trained = tuned.to_model(state)
     a, b = (np.asarray(state.params[f"w.lora_{which}"]) for which in "AB")
     tolerance = 1e-5 if dtype == F else 2e-2
     want = np.asarray(base(X)) + X @ a @ b
-    np.testing.assert_allclose(learnt(X), want, rtol=0, atol=tolerance * np.abs(want).max())
-    assert {n: learnt.params[n].tobytes() for n in base.params} == {n: v.tobytes() for n, v in base.params.items()}
-    path = onnx2jax.save(learnt, tmp_path / "learnt.onnx")
-    np.testing.assert_array_equal(onnx2jax.convert(path)(X), learnt(X))
+    np.testing.assert_allclose(trained(X), want, rtol=0, atol=tolerance * np.abs(want).max())
+    assert {n: trained.params[n].tobytes() for n in base.params} == {n: v.tobytes() for n, v in base.params.items()}
+    path = onnx2jax.save(trained, tmp_path / "trained.onnx")
+    np.testing.assert_array_equal(onnx2jax.convert(path)(X), trained(X))
     unpacked = onnx2jax.finetune(onnx2jax.convert(proto, weights="float32"), squares, optax.adam(0.05), lora=4)
     np.testing.assert_allclose(after(unpacked)[1], losses, rtol=1e-3 if dtype == F else 5e-2)

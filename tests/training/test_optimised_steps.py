@@ -1,4 +1,4 @@
-"""Steps that are optimised for a CPU give the numbers of those that are not."""
+"""Training steps optimised for a CPU match unoptimised ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def squares(y: Any, batch: dict[str, Any]) -> Any:
 
 
 def steps(proto: Any, batch: dict[str, Any], optimize: bool, count: int = 3, **options: Any) -> tuple[Any, Any]:
-    """State and metrics after some steps."""
+    """State and metrics after ``count`` steps."""
     tuned = onnx2jax.finetune(onnx2jax.convert(proto, optimize=optimize), squares, optax.sgd(1e-2, 0.9), **options)
     state = tuned.init()
     for _ in range(count):
@@ -51,7 +51,7 @@ def steps(proto: Any, batch: dict[str, Any], optimize: bool, count: int = 3, **o
     return state, metrics
 
 
-def alike(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
+def assert_close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
     def compare(a: Any, b: Any) -> None:
         assert a.dtype == b.dtype and a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1e-3, float(np.abs(b).max(initial=0))))
@@ -62,10 +62,10 @@ def alike(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
 def test_products() -> None:
     batch = {"x": normal(2, 5, 4), "target": normal(2, 5, 3)}
     proto = sequence_model()
-    (state, metrics), (plain, said) = (steps(proto, batch, optimize) for optimize in (True, False))
-    alike(state.params, plain.params)
-    alike(state.opt_state, plain.opt_state)
-    alike(metrics, said)
+    (state, metrics), (plain, expected) = (steps(proto, batch, optimize) for optimize in (True, False))
+    assert_close(state.params, plain.params)
+    assert_close(state.opt_state, plain.opt_state)
+    assert_close(metrics, expected)
 
 
 def image_model(op_type: str, weight: tuple[int, ...], **attributes: Any) -> Any:
@@ -85,12 +85,12 @@ def image_model(op_type: str, weight: tuple[int, ...], **attributes: Any) -> Any
 
 IMAGES: dict[str, Any] = {
     "3x3": ("Conv", (5, 4, 3, 3), {"pads": [1] * 4}),
-    "strides that leave pixels out": ("Conv", (5, 4, 3, 2), {"strides": [2, 3], "pads": [1, 0, 0, 1]}),
+    "strides that skip pixels": ("Conv", (5, 4, 3, 2), {"strides": [2, 3], "pads": [1, 0, 0, 1]}),
     "dilated": ("Conv", (5, 4, 2, 3), {"dilations": [2, 1]}),
     "1x1 with strides": ("Conv", (5, 4, 1, 1), {"strides": [2, 2]}),
     "groups": ("Conv", (6, 2, 3, 3), {"group": 2, "strides": [1, 2]}),
     "depthwise": ("Conv", (4, 1, 3, 3), {"group": 4, "pads": [1] * 4}),
-    "depthwise with strides, two each": ("Conv", (8, 1, 3, 3), {"group": 4, "strides": [2, 2], "pads": [1] * 4}),
+    "depthwise with strides, multiplier 2": ("Conv", (8, 1, 3, 3), {"group": 4, "strides": [2, 2], "pads": [1] * 4}),
     "transposed": ("ConvTranspose", (4, 5, 3, 3), {"strides": [2, 2], "pads": [1] * 4}),
     "transposed in groups": ("ConvTranspose", (4, 2, 2, 2), {"strides": [2, 1], "group": 2}),
 }
@@ -101,13 +101,13 @@ def test_images(name: str) -> None:
     op_type, weight, attributes = IMAGES[name]
     proto = image_model(op_type, weight, **attributes)
     batch = {"x": normal(3, 2, 7, 6), "target": np.float32(0.5)}
-    (state, metrics), (theirs, said) = (steps(proto, batch, optimize, 2) for optimize in (True, False))
+    (state, metrics), (plain, expected) = (steps(proto, batch, optimize, 2) for optimize in (True, False))
     assert state.params.keys() == {"a", "b", "bias", "d"}
-    alike(state.params, theirs.params)
-    alike(metrics, said)
+    assert_close(state.params, plain.params)
+    assert_close(metrics, expected)
 
 
-def test_images_along_one_axis() -> None:
+def test_images_of_one_axis() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "a"], ["h"], pads=[1, 1], strides=[2]),
         helper.make_node("Conv", ["h", "b"], ["y"], group=4),
@@ -115,22 +115,22 @@ def test_images_along_one_axis() -> None:
     weights = {"a": normal(4, 2, 3), "b": normal(4, 1, 2)}
     proto = model(nodes, [value("x", np.float32, ["n", 2, 9])], [value("y", np.float32, None)], weights)
     batch = {"x": normal(20, 2, 9), "target": normal(20, 4, 4)}
-    (state, metrics), (theirs, said) = (steps(proto, batch, optimize, 2) for optimize in (True, False))
-    alike(state.params, theirs.params)
-    alike(metrics, said)
+    (state, metrics), (plain, expected) = (steps(proto, batch, optimize, 2) for optimize in (True, False))
+    assert_close(state.params, plain.params)
+    assert_close(metrics, expected)
 
 
-def test_what_is_kept_for_a_part_computed_again_is_that_of_its_own_form() -> None:
+def test_residuals_saved_by_a_checkpoint_policy() -> None:
     x, w = normal(1, 2, 3, 3), normal(2, 2, 1, 1)
 
     @partial(jax.checkpoint, policy=jax.checkpoint_policies.everything_saveable)
     def loss(w: Any, x: Any) -> Any:
         return jnp.sin(conv(x, w, window_of((3, 3), (1, 1)))).sum()
 
-    alike(jax.jit(train_step.with_passes(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
+    assert_close(jax.jit(train_step.with_passes(jax.grad(loss)))(w, x), jax.jit(jax.grad(loss))(w, x))
 
 
-def test_a_call_that_is_transformed_keeps_the_plain_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transformed_call_is_not_optimised(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     run = train_step.run_training
     monkeypatch.setattr(train_step, "run_training", lambda *args: seen.append(args) or run(*args))
@@ -140,4 +140,4 @@ def test_a_call_that_is_transformed_keeps_the_plain_program(monkeypatch: pytest.
     assert not seen
     _, own = tuned.step(tuned.init(), batch)
     assert seen
-    alike(own, metrics)
+    assert_close(own, metrics)

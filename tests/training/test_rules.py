@@ -1,4 +1,4 @@
-"""The rules of training (TR), each shown on a model of a few nodes."""
+"""The training rules (TR), each tested on a model of a few nodes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def after_steps(trainer: TrainingModel, *algorithms: Any) -> dict[str, Any]:
 
 
 @rule("TR-01")
-def test_three_pure_methods() -> None:
+def test_pure_functions_of_a_state() -> None:
     trainer = TrainingModel(linear(), donate=False)
     state = trainer.initialize(trainer.init(), 3)
     new, outputs = jax.jit(trainer.step)(state, BATCH)
@@ -67,7 +67,7 @@ def test_three_pure_methods() -> None:
 
 
 @rule("TR-01")
-def test_the_object_keeps_the_state() -> None:
+def test_the_object_holds_a_state() -> None:
     trainer = TrainingModel(doubling())
     trainer.train_step(x=1.0)
     assert variables(trainer.state) == {"w": 4}
@@ -78,7 +78,7 @@ def test_the_object_keeps_the_state() -> None:
 
 
 @rule("TR-02")
-def test_variables_are_what_bindings_assign() -> None:
+def test_variables_are_the_initializers_that_bindings_assign() -> None:
     state = TrainingModel(linear()).init()
     assert state.variables.keys() == {"w", "b"}
     assert [own.keys() for own in state.own] == [{"t"}]
@@ -86,7 +86,7 @@ def test_variables_are_what_bindings_assign() -> None:
 
 
 @rule("TR-03")
-def test_stored_values_come_first() -> None:
+def test_variables_start_with_stored_values() -> None:
     trainer = TrainingModel(doubling())
     assert variables(trainer.state) == {"w": 2}
     assert after_steps(trainer, None) == {"w": 4}
@@ -107,7 +107,7 @@ def test_initialize_is_a_full_reset() -> None:
 
 
 @rule("TR-05")
-def test_random_start_values() -> None:
+def test_random_initial_values() -> None:
     trainer = TrainingModel(linear())
     starts = [np.asarray(trainer.initialize(trainer.init(), k).variables["w"]) for k in (1, 1, 2)]
     np.testing.assert_array_equal(starts[0], starts[1])
@@ -131,7 +131,7 @@ def test_later_initializations_see_and_overwrite_earlier_ones() -> None:
 
 
 @rule("TR-07")
-def test_a_binding_without_its_graph() -> None:
+def test_a_binding_without_its_graph_raises() -> None:
     with pytest.raises(ModelError, match="TR-07"):
         TrainingModel(training(IDENTITY, info(DOUBLE, {"w": "w1"}, None, {"w": "w0"})))
     trainer = TrainingModel(training(IDENTITY, info(DOUBLE, {"w": "w1"})))
@@ -140,13 +140,13 @@ def test_a_binding_without_its_graph() -> None:
 
 
 @rule("TR-08")
-def test_the_key_is_the_variable() -> None:
+def test_a_swapped_binding_raises() -> None:
     with pytest.raises(ModelError, match=r"are swapped.*TR-08"):
         TrainingModel(training(IDENTITY, info(DOUBLE, {"w1": "w"})))
 
 
 @rule("TR-09")
-def test_one_assignment_a_binding() -> None:
+def test_one_assignment_per_binding() -> None:
     twice = info(DOUBLE, {"w": "w1"})
     twice.update_binding.add(key="w", value="w1")
     with pytest.raises(ModelError, match=r"assigned twice.*TR-09"):
@@ -159,20 +159,20 @@ def test_one_assignment_a_binding() -> None:
 
 @rule("TR-10")
 @pytest.mark.parametrize("key", ["nowhere", "p", "x"])
-def test_keys_are_initializers(key: str) -> None:
+def test_a_key_that_is_not_an_initializer_raises(key: str) -> None:
     with pytest.raises(ModelError, match=rf"'{key}' is not an initializer.*TR-10"):
         TrainingModel(training(IDENTITY, info(DOUBLE, {key: "w1"})))
 
 
 @rule("TR-10", "TR-23")
-def test_another_algorithms_initializer_is_out_of_reach() -> None:
+def test_an_initializer_of_another_algorithm_raises() -> None:
     other = "other () => (float r) { r = Identity(w) }"
     with pytest.raises(ModelError, match="TR-10"):
         TrainingModel(training(IDENTITY, info(DOUBLE, {"w": "w1"}), info(other, {"two": "r"})))
 
 
 @rule("TR-11")
-def test_values_are_outputs() -> None:
+def test_a_value_that_is_not_an_output_raises() -> None:
     inner = DOUBLE.replace("w1 = Mul(w, two)", "h = Mul(w, two)  w1 = Identity(h)")
     with pytest.raises(ModelError, match=r"'h' is not an output.*TR-11"):
         TrainingModel(training(IDENTITY, info(inner, {"w": "h"})))
@@ -217,7 +217,7 @@ def test_a_call_with_another_value_for_a_variable() -> None:
 
 
 @rule("TR-12")
-def test_operands_left_out_in_the_middle() -> None:
+def test_an_omitted_operand_in_the_middle() -> None:
     text = """s (float[n,2] X_1) => (float[n,1] Y_1) <float[1] C = {100.0}> {
         Y_1 = GraphCall <graph_name = "linear"> (X_1, W, C) }"""
     model = training(CALLED, info(text, {"W": "W"}))
@@ -236,13 +236,13 @@ def test_operands_left_out_in_the_middle() -> None:
         (CALLING.replace("(X_1)\n", "(X_1, W, B, B)\n"), "4 inputs"),
     ],
 )
-def test_calls_that_do_not_fit(text: str, complaint: str) -> None:
+def test_invalid_calls_raise(text: str, complaint: str) -> None:
     with pytest.raises(ModelError, match=f"{complaint}.*TR-18"):
         TrainingModel(training(CALLED, info(text, {"W": "W1"})))
 
 
 @rule("TR-18")
-def test_no_call_in_the_main_graph_or_inside_a_node() -> None:
+def test_a_call_in_the_main_graph_or_inside_a_node_raises() -> None:
     main = CALLED.replace("Y = Add(P, B)", 'Y = GraphCall <graph_name = "linear"> (P)')
     with pytest.raises(ModelError, match=r"main graph.*TR-18"):
         TrainingModel(training(main, info("none () => () { }")))
@@ -272,7 +272,7 @@ def test_an_algorithm_reads_what_the_main_graph_computes() -> None:
 
 @rule("TR-17")
 @pytest.mark.parametrize("text", ["p = Mul(w, w)  w1 = Identity(p)", "w1 = Mul(w, w)  c = Identity(w)"])
-def test_names_of_both_parts_differ(text: str) -> None:
+def test_a_name_defined_twice_raises(text: str) -> None:
     with pytest.raises(ModelError, match=r"defined by both the main graph and algorithm 's'.*TR-17"):
         TrainingModel(training(IDENTITY, info(f"s () => (float w1) {{ {text} }}", {"w": "w1"})))
 
@@ -302,13 +302,13 @@ def test_algorithms_in_any_order(order: tuple[Any, ...], w: float) -> None:
 
 @rule("TR-21")
 @pytest.mark.parametrize("algorithm", ["nobody", 2, -1])
-def test_unknown_algorithms(algorithm: Any) -> None:
+def test_unknown_algorithms_raise(algorithm: Any) -> None:
     with pytest.raises(InputNameError, match=r"\['double', 'add'\]"):
         TrainingModel(two_algorithms()).train_step(x=0.0, algorithm=algorithm)
 
 
 @rule("TR-22")
-def test_an_iteration_is_all_algorithms_in_turn() -> None:
+def test_an_iteration_runs_all_algorithms_in_order() -> None:
     assert after_steps(TrainingModel(two_algorithms()), None, None) == {"w": 17}
     trainer = TrainingModel(two_algorithms())
     assert float(trainer.train_step(x=1.0)["y"]) == 14, "y of the last algorithm: it sees what the first assigned"
@@ -324,7 +324,7 @@ def test_own_initializers_of_two_algorithms() -> None:
 
 
 @rule("TR-24")
-def test_inference_uses_the_current_values() -> None:
+def test_inference_uses_the_current_variables() -> None:
     trainer = TrainingModel(doubling())
     results = [float(trainer.infer(x=1.0))]
     for _ in range(2):
@@ -336,7 +336,7 @@ def test_inference_uses_the_current_values() -> None:
 
 @rule("TR-25")
 @pytest.mark.parametrize("text", ["w1 = Cast <to = 11> (w)", "w1 = Unsqueeze(w, axes)", "w1 = SequenceConstruct(w)"])
-def test_new_values_keep_type_and_shape(text: str) -> None:
+def test_a_new_value_of_another_dtype_or_shape_raises(text: str) -> None:
     text = f"s () => (float w1) <int64[1] axes = {{0}}> {{ {text} }}"
     with pytest.raises(ModelError, match=r"output 'w1'.*'w', which is float32\[\].*TR-25"):
         TrainingModel(training(IDENTITY, info(text, {"w": "w1"}))).train_step(x=0.0)
@@ -345,7 +345,7 @@ def test_new_values_keep_type_and_shape(text: str) -> None:
 
 
 @rule("TR-26")
-def test_an_argument_wins_over_the_variable() -> None:
+def test_an_argument_overrides_the_variable() -> None:
     main = IDENTITY.replace("(float x)", "(float x, float w)")
     trainer = TrainingModel(training(main, info(DOUBLE, {"w": "w1"})))
     assert trainer.infer(x=1.0, w=100.0) == 110
@@ -355,7 +355,7 @@ def test_an_argument_wins_over_the_variable() -> None:
 
 
 @rule("TR-27")
-def test_without_training_information() -> None:
+def test_without_training_info_raises() -> None:
     with pytest.raises(UnsupportedError, match=r"no training_info.*finetune.*TR-27"):
         TrainingModel(parse(IDENTITY))
 
@@ -370,7 +370,7 @@ def test_an_empty_algorithm() -> None:
 
 
 @rule("TR-29")
-def test_sparse_variables_are_refused() -> None:
+def test_sparse_variables_raise() -> None:
     model = doubling()
     values = onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, [1], [1.0])
     indices = onnx.helper.make_tensor("i", onnx.TensorProto.INT64, [1], [0])
@@ -381,7 +381,7 @@ def test_sparse_variables_are_refused() -> None:
 
 
 @rule("TR-41")
-def test_the_state_goes_round_without_compiling_again() -> None:
+def test_steps_keep_the_sharding_and_do_not_recompile() -> None:
     mesh = jax.make_mesh((1,), ("data",))
     trainer = TrainingModel(linear(), mesh=mesh, shardings={"w": jax.sharding.PartitionSpec("data")})
     before = trainer.state.variables["w"]
@@ -393,15 +393,15 @@ def test_the_state_goes_round_without_compiling_again() -> None:
     assert before.is_deleted(), "donated"
 
 
-def test_a_state_that_was_used_up_is_named() -> None:
+def test_a_donated_state_raises() -> None:
     trainer = TrainingModel(linear())
     state = trainer.init()
     trainer.step(state, BATCH)
-    with pytest.raises(InputError, match="used up by an earlier step"):
+    with pytest.raises(InputError, match="donated to an earlier step"):
         trainer.step(state, BATCH)
 
 
-def test_donation_can_be_refused() -> None:
+def test_donate_false_keeps_the_state() -> None:
     trainer = TrainingModel(doubling(), donate=False)
     state = trainer.init()
     trainer.step(state, {"x": 1.0})
@@ -413,7 +413,7 @@ DROP = """main (float[64] x) => (float[64] y) <float w = {1.0}, float half = {0.
 
 
 @rule("TR-42")
-def test_each_step_draws_anew() -> None:
+def test_each_step_draws_new_random_numbers() -> None:
     trainer = TrainingModel(training(DROP, info(DOUBLE, {"w": "w1"})), rng=5, donate=False)
     state, ones = trainer.init(), {"x": np.ones(64, np.float32)}
     second, first = trainer.step(state, ones)
@@ -426,7 +426,7 @@ def test_each_step_draws_anew() -> None:
     np.testing.assert_array_equal(again[1], again[2])
 
 
-def test_the_gradient_sees_the_mask_of_the_forward_pass() -> None:
+def test_the_gradient_uses_the_mask_of_the_forward_pass() -> None:
     text = """s () => (float w1, float[64] g, float l) {
         l = ReduceSum <keepdims = 0> (y)  g, gw = Gradient <xs = ["x", "w"], y = "l"> (x, w)  w1 = Sub(w, gw) }"""
     trainer = TrainingModel(training(DROP, info(text, {"w": "w1"})))
@@ -445,13 +445,13 @@ def test_the_gradient_sees_the_mask_of_the_forward_pass() -> None:
         ({"x": X[:4], "z": Z}, InputShapeError, "'n' is 4 in input 'x' but 8"),
     ],
 )
-def test_batches_that_do_not_fit(batch: Any, error: type[Exception], complaint: str) -> None:
+def test_invalid_batches_raise(batch: Any, error: type[Exception], complaint: str) -> None:
     trainer = TrainingModel(linear())
     with pytest.raises(error, match=complaint):
         trainer.step(trainer.state, batch)
 
 
-def test_a_checkpoint_of_the_state_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_state(tmp_path: Path) -> None:
     trainer, other = TrainingModel(linear(), rng=1), TrainingModel(linear(), rng=2)
     trainer.initialize()
     trainer.train_step(BATCH)
@@ -468,23 +468,23 @@ def test_a_checkpoint_of_the_state_comes_back(tmp_path: Path) -> None:
         ({"w": state.variables["w"]}, r"variables/b: nothing saved"),
         (
             {**state.variables, "w": state.variables["w"][:1]},
-            r"variables/w: float32\[1, 1\] saved, float32\[2, 1\] wanted",
+            r"variables/w: float32\[1, 1\] saved, float32\[2, 1\] expected",
         ),
-        ({**state.variables, "b": own["t"]}, r"variables/b: int64\[\] saved, float32\[1\] wanted"),
+        ({**state.variables, "b": own["t"]}, r"variables/b: int64\[\] saved, float32\[1\] expected"),
     ):
         onnx2jax.save_checkpoint(path, replace(state, variables=entries))
         with pytest.raises(CheckpointError, match=complaint):
             onnx2jax.load_checkpoint(path, other.state)
 
 
-def test_only_the_outputs_wanted() -> None:
+def test_outputs_limits_what_is_returned() -> None:
     assert TrainingModel(linear(), outputs=["loss"]).train_step(BATCH).keys() == {"loss"}
-    with pytest.raises(InputNameError, match=r"\['los'\]; main graph and algorithms give \['b1', 'loss'"):
+    with pytest.raises(InputNameError, match=r"\['los'\]; the outputs of main graph and algorithms are \['b1', 'loss'"):
         TrainingModel(linear(), outputs=["los"])
 
 
-def test_a_step_with_stages() -> None:
-    """What depends on data is cut there too; the state comes out the same."""
+def test_a_partitioned_step() -> None:
+    """A data-dependent operator in the algorithm runs on the host; the state is unaffected."""
     text = """s () => (float w1, int64[k] kept) {
         i = NonZero(x)  kept = Squeeze(i)  l = ReduceSum <keepdims = 0> (y)
         g = Gradient <xs = ["w"], y = "l"> (w)  w1 = Sub(w, g) }"""
@@ -496,7 +496,7 @@ def test_a_step_with_stages() -> None:
     assert variables(trainer.state) == {"w": -7}
 
 
-def test_64_bit_variables_in_a_jit_of_ones_own() -> None:
+def test_64_bit_variables_in_a_callers_jit() -> None:
     main = "main (double x) => (double y) <double w = {1.0}> { y = Mul(x, w) }"
     text = (
         "s () => (double w1, int64 t1) <int64 t = {4294967296}, double e = {1e-12}> { w1 = Add(w, e)  t1 = Add(t, t) }"
@@ -520,6 +520,6 @@ def test_steps_in_a_scan() -> None:
     np.testing.assert_allclose(state.variables["w"], other.variables["w"], rtol=1e-5)
 
 
-def test_a_state_of_another_model() -> None:
+def test_a_state_of_another_model_raises() -> None:
     with pytest.raises(onnx2jax.errors.InputError, match="init"):
         TrainingModel(linear()).step(TrainingModel(doubling()).init(), BATCH)

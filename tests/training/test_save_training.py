@@ -1,4 +1,4 @@
-"""Saving what was trained: every runtime computes with it, and training goes on from the file as if never stopped."""
+"""Saving trained models: other runtimes run them, and training resumes from the file exactly."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def assert_same(state: Any, other: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y, strict=True), state, other)
 
 
-def test_what_was_not_trained_is_written_as_it_was(tmp_path: Path) -> None:
+def test_an_untrained_model_is_written_unchanged(tmp_path: Path) -> None:
     message = resumption.classifier()
     path = onnx2jax.save(onnx2jax.TrainingModel(message), tmp_path / "copy.onnx")
     assert onnx.load(path) == message
 
 
-def test_training_goes_on_from_the_file(tmp_path: Path) -> None:
+def test_training_resumes_from_the_file(tmp_path: Path) -> None:
     model = onnx2jax.TrainingModel(resumption.classifier(), donate=False)
     state = stepped(model, model.init(), 7)
     path = onnx2jax.save(model, tmp_path / "trained.onnx", state=state)
     again = onnx2jax.TrainingModel(path, donate=False)
     assert int(again.state.own[0]["t"]) == 7
-    taken_up = replace(again.init(), key=state.key)
-    assert_same(taken_up, state)
-    assert_same(stepped(again, taken_up, 5), stepped(model, state, 5))
-    # All but the values is what it was, each in the field that it had.
+    resumed = replace(again.init(), key=state.key)
+    assert_same(resumed, state)
+    assert_same(stepped(again, resumed, 5), stepped(model, state, 5))
+    # All but the values is unchanged, with each tensor in the same field as before.
     before, after = resumption.classifier(), onnx.load(path)
     for message in (before, after):
         for graph in (message.graph, message.training_info[0].algorithm):
@@ -62,7 +62,7 @@ def test_training_goes_on_from_the_file(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_ways_to_say_the_same(tmp_path: Path) -> None:
+def test_equivalent_ways_to_save(tmp_path: Path) -> None:
     model = onnx2jax.TrainingModel(resumption.classifier())
     model.train_step(BATCH)
     own = onnx2jax.save(model, tmp_path / "own")
@@ -71,7 +71,7 @@ def test_ways_to_say_the_same(tmp_path: Path) -> None:
     assert onnx.load(own) == onnx.load(given) == onnx.load(params) != resumption.classifier()
 
 
-def test_onnxruntime_computes_with_the_trained_weights(tmp_path: Path) -> None:
+def test_onnxruntime_runs_the_trained_model(tmp_path: Path) -> None:
     model = onnx2jax.TrainingModel(resumption.classifier())
     for _ in range(20):
         model.train_step(BATCH)
@@ -86,7 +86,7 @@ def test_onnxruntime_computes_with_the_trained_weights(tmp_path: Path) -> None:
         np.testing.assert_array_equal(onnx2jax.convert(path)(BATCH["x"]), ours)
 
 
-def test_a_model_of_a_state_has_its_integers_too(tmp_path: Path) -> None:
+def test_integer_variables_are_saved(tmp_path: Path) -> None:
     count = training(
         "g (int64[k] x) => (int64[k] y) <int64 n = {3}> { y = Add(x, n) }",
         info("a () => (int64 m) <int64 one = {1}> { m = Add(n, one) }", {"n": "m"}),
@@ -99,7 +99,7 @@ def test_a_model_of_a_state_has_its_integers_too(tmp_path: Path) -> None:
         assert onnx2jax.convert(onnx2jax.save(trained, tmp_path / "n.onnx"))(x).tolist() == [14]
 
 
-def test_what_finetune_has_trained(tmp_path: Path) -> None:
+def test_finetuned_models(tmp_path: Path) -> None:
     model = onnx2jax.convert(resumption.network())
 
     def loss(logits: Any, batch: Any) -> Any:
@@ -127,7 +127,7 @@ def test_constants_of_an_algorithm_can_be_changed(tmp_path: Path) -> None:
     assert int(model.state.own[0]["t"]) == 1
 
 
-def test_a_sharded_state_and_data_outside(tmp_path: Path) -> None:
+def test_a_sharded_state_with_external_data(tmp_path: Path) -> None:
     model = onnx2jax.TrainingModel(
         resumption.classifier(), donate=False, mesh=mesh(data=2, model=4), shardings={"w": P(None, "model")}
     )
@@ -139,10 +139,10 @@ def test_a_sharded_state_and_data_outside(tmp_path: Path) -> None:
     assert_same(replace(onnx2jax.TrainingModel(path).init(), key=state.key), state)
 
 
-def test_what_does_not_fit(tmp_path: Path) -> None:
+def test_invalid_arguments_raise(tmp_path: Path) -> None:
     model = onnx2jax.TrainingModel(resumption.classifier())
     path = tmp_path / "m.onnx"
-    with pytest.raises(InputError, match=r"model\.init\(\) makes one that fits"):
+    with pytest.raises(InputError, match=r"model\.init\(\) returns one that fits"):
         onnx2jax.save(model, path, state=replace(model.init(), own=()))
     with pytest.raises(InputShapeError, match=r"params\['w'\] has shape \[2\], the file has \[6, 4\]"):
         onnx2jax.save(model, path, params={"w": np.zeros(2, np.float32)})

@@ -1,4 +1,4 @@
-"""Training over eight devices: the losses of one device, the state where it was asked for, memory as measured."""
+"""Training over eight devices: losses match one device, the state is sharded by rule, and memory use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype(F)
 Z = np.random.default_rng(1).normal(size=(8, 2)).astype(F)
 BATCH = {"x": X, "z": Z}
 BYTES = 2 * (4 * 16 + 16 + 16 * 2) * 4
-"""What weights and their momenta take."""
+"""Bytes of weights and their momenta."""
 REST = 8 + 8
 """The count of steps and the random key."""
 MESHES: Any = {
@@ -69,27 +69,27 @@ def losses(trainer: TrainingModel, steps: int = 5) -> list[float]:
 
 @rule("TR-41")
 @pytest.mark.parametrize(("axes", "rules", "size"), MESHES.values(), ids=MESHES)
-def test_losses_are_those_of_one_device(axes: dict[str, int], rules: Any, size: int, caplog: Any) -> None:
+def test_losses_match_one_device(axes: dict[str, int], rules: Any, size: int, caplog: Any) -> None:
     alone = TrainingModel(network())
-    spread = TrainingModel(network(), mesh=mesh(**axes), shardings=rules)
-    expected, lies = losses(alone), jax.tree.map(lambda v: v.sharding, spread.state)
+    sharded = TrainingModel(network(), mesh=mesh(**axes), shardings=rules)
+    expected, shardings = losses(alone), jax.tree.map(lambda v: v.sharding, sharded.state)
     assert expected[4] < expected[0] / 2
-    np.testing.assert_allclose(losses(spread), expected, rtol=1e-5)
-    for name, value in spread.changed().items():
+    np.testing.assert_allclose(losses(sharded), expected, rtol=1e-5)
+    for name, value in sharded.changed().items():
         np.testing.assert_allclose(value, alone.changed()[name], rtol=1e-4, atol=1e-6)
-    assert jax.tree.map(lambda v: v.sharding, spread.state) == lies
-    assert set(bytes_per_device(spread.state).values()) == {size}
+    assert jax.tree.map(lambda v: v.sharding, sharded.state) == shardings
+    assert set(bytes_per_device(sharded.state).values()) == {size}
     caplog.clear()
     with jax.log_compiles():
-        spread.train_step(BATCH)
+        sharded.train_step(BATCH)
     assert not [r for r in caplog.records if "Compiling" in r.getMessage()]
 
 
 @rule("TR-41")
-def test_the_state_lies_as_asked(tmp_path: Path) -> None:
-    spread = TrainingModel(network(), mesh=mesh(data=4, model=2), shardings=RULES)
-    losses(spread, 2)
-    specs = {n: v.sharding.spec for values in (spread.state.variables, *spread.state.own) for n, v in values.items()}
+def test_the_state_is_sharded_by_rule(tmp_path: Path) -> None:
+    sharded = TrainingModel(network(), mesh=mesh(data=4, model=2), shardings=RULES)
+    losses(sharded, 2)
+    specs = {n: v.sharding.spec for values in (sharded.state.variables, *sharded.state.own) for n, v in values.items()}
     assert specs == {
         "w1": P(None, "model"),
         "b1": P("model"),
@@ -99,45 +99,45 @@ def test_the_state_lies_as_asked(tmp_path: Path) -> None:
         "v2": P("model"),
         "t": P(),
     }
-    spread.initialize()
-    assert spread.state.variables["w1"].sharding.spec == P(None, "model")
-    spread.state, _ = onnx2jax.load_checkpoint(onnx2jax.save_checkpoint(tmp_path / "s", spread.state), spread.state)
-    assert spread.state.own[0]["v1"].sharding.spec == P(None, "model")
+    sharded.initialize()
+    assert sharded.state.variables["w1"].sharding.spec == P(None, "model")
+    sharded.state, _ = onnx2jax.load_checkpoint(onnx2jax.save_checkpoint(tmp_path / "s", sharded.state), sharded.state)
+    assert sharded.state.own[0]["v1"].sharding.spec == P(None, "model")
     elsewhere = jax.devices("cpu")[3]
-    result = spread.infer(x=jax.device_put(X, elsewhere))
-    np.testing.assert_allclose(result, spread.to_model()(X), rtol=1e-5)
+    result = sharded.infer(x=jax.device_put(X, elsewhere))
+    np.testing.assert_allclose(result, sharded.to_model()(X), rtol=1e-5)
     assert result.sharding.shard_shape(result.shape) == (2, 2)
-    spread.state, _ = spread.step(spread.state, BATCH, jax.device_put(jax.random.key(0), elsewhere))
-    spread.initialize(rng=jax.device_put(jax.random.key(0), elsewhere))
+    sharded.state, _ = sharded.step(sharded.state, BATCH, jax.device_put(jax.random.key(0), elsewhere))
+    sharded.initialize(rng=jax.device_put(jax.random.key(0), elsewhere))
 
 
 def test_the_program_of_a_step() -> None:
-    spread = TrainingModel(network(), mesh=mesh(data=4, model=2), shardings=RULES)
-    jaxpr = jax.make_jaxpr(lambda state, batch: spread.step(state, batch))(spread.state, BATCH)
+    sharded = TrainingModel(network(), mesh=mesh(data=4, model=2), shardings=RULES)
+    jaxpr = jax.make_jaxpr(lambda state, batch: sharded.step(state, batch))(sharded.state, BATCH)
     found = list(equations(jaxpr.jaxpr))
-    step = next(e for e in found if e.params.get("name") == "stepped")
-    leaves = len(jax.tree.leaves(spread.state)) - 1  # the network draws no numbers, so its key stays outside
+    step = next(e for e in found if e.params.get("name") == "train_step")
+    leaves = len(jax.tree.leaves(sharded.state)) - 1  # the network draws no numbers, so its key stays outside
     assert step.params["donated_invars"][:leaves] == (True,) * leaves
     assert not any(step.params["donated_invars"][leaves:])
     assert not {e.primitive.name for e in found} & {"psum", "all_gather", "ppermute", "shard_map"}
-    before = spread.state
-    losses(spread, 1)
+    before = sharded.state
+    losses(sharded, 1)
     assert all(v.is_deleted() for v in (*before.variables.values(), *before.own[0].values())), "donated"
 
 
-def test_the_memory_of_a_state_is_used_again() -> None:
-    spread = TrainingModel(network(), mesh=mesh(data=4, model=2), shardings=RULES, outputs=["loss"])
-    state = spread.init()
-    places = {s.data.unsafe_buffer_pointer() for s in state.variables["w1"].addressable_shards}
-    state, outputs = spread.step(state, BATCH)
-    assert {s.data.unsafe_buffer_pointer() for s in state.variables["w1"].addressable_shards} == places
+def test_donated_buffers_are_reused() -> None:
+    sharded = TrainingModel(network(), mesh=mesh(data=4, model=2), shardings=RULES, outputs=["loss"])
+    state = sharded.init()
+    pointers = {s.data.unsafe_buffer_pointer() for s in state.variables["w1"].addressable_shards}
+    state, outputs = sharded.step(state, BATCH)
+    assert {s.data.unsafe_buffer_pointer() for s in state.variables["w1"].addressable_shards} == pointers
     assert outputs.keys() == {"loss"}
 
 
-def test_a_batch_that_cannot_be_divided() -> None:
-    spread = TrainingModel(network(), mesh=mesh(data=8))
+def test_a_batch_that_cannot_be_divided_raises() -> None:
+    sharded = TrainingModel(network(), mesh=mesh(data=8))
     with pytest.raises(ShardingError, match=r"'x' of shape \[3, 4\], the batch: .* over 8 devices\. Pad it to 8"):
-        spread.train_step({"x": X[:3], "z": Z[:3]})
+        sharded.train_step({"x": X[:3], "z": Z[:3]})
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_batch_that_cannot_be_divided() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit(options: dict[str, Any], match: str) -> None:
+def test_invalid_arguments_raise(options: dict[str, Any], match: str) -> None:
     if "mesh" in options:
         options = options | {"mesh": mesh(**options["mesh"])}
     with pytest.raises(ShardingError, match=match):
@@ -162,7 +162,7 @@ def test_what_does_not_fit(options: dict[str, Any], match: str) -> None:
 
 
 def configured(proto: Any) -> None:
-    """Columns of the first layer and rows of the second on two devices; the momentum of the first likewise."""
+    """Shards the first layer by columns, the second by rows, and the first momentum by columns, over 2 devices."""
     proto.ir_version = 11
     proto.configuration.add(name="c", num_devices=2)
     first, bias, _, second = proto.graph.node
@@ -175,10 +175,10 @@ def configured(proto: Any) -> None:
 
 
 @rule("DV-26")
-def test_the_state_inherits_the_placements_of_the_file() -> None:
-    alone, spread = TrainingModel(network()), TrainingModel(network(configured), device_configuration="c")
-    np.testing.assert_allclose(losses(spread), losses(alone), rtol=1e-5)
-    specs = {n: v.sharding.spec for values in (spread.state.variables, *spread.state.own) for n, v in values.items()}
+def test_the_state_inherits_the_placement_of_the_file() -> None:
+    alone, sharded = TrainingModel(network()), TrainingModel(network(configured), device_configuration="c")
+    np.testing.assert_allclose(losses(sharded), losses(alone), rtol=1e-5)
+    specs = {n: v.sharding.spec for values in (sharded.state.variables, *sharded.state.own) for n, v in values.items()}
     assert specs == {
         "w1": P(None, "d0"),
         "b1": P("d0"),
@@ -189,5 +189,5 @@ def test_the_state_inherits_the_placements_of_the_file() -> None:
         "t": P(),
     }
     divided = (4 * 16 + 16 + 16 * 2 + 4 * 16) * 4
-    assert set(bytes_per_device(spread.state).values()) == {BYTES - divided // 2 + REST}
-    np.testing.assert_allclose(spread.infer(x=X), alone.infer(x=X), rtol=1e-4)
+    assert set(bytes_per_device(sharded.state).values()) == {BYTES - divided // 2 + REST}
+    np.testing.assert_allclose(sharded.infer(x=X), alone.infer(x=X), rtol=1e-4)

@@ -1,4 +1,4 @@
-"""What ``finetune`` trains when nobody says: weights of layers, and no tables, masks, scales or constants."""
+"""What ``finetune`` trains by default: weights of layers, but no tables, masks, scales or constants."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def tuned(
 ) -> Any:
     """x [n, 4, 8] -> y."""
     proto = model(nodes, [value("x", F, ["n", 4, 8])], [value("y", F, None)], weights, 24, **options)
-    made = onnx2jax.convert(proto)
-    how: Any = {"trainable": trainable, "straight_through": straight_through}
-    return onnx2jax.finetune(made, lambda y, _: (y**2).mean(), optax.sgd(0.1), **how)
+    source = onnx2jax.convert(proto)
+    return onnx2jax.finetune(
+        source, lambda y, _: (y**2).mean(), optax.sgd(0.1), trainable=trainable, straight_through=straight_through
+    )
 
 
 ANGLES = np.arange(4)[:, None] * np.float32([1, 0.1, 0.01, 0.001])
@@ -50,7 +51,7 @@ COS, SIN = np.cos(ANGLES).astype(F), np.sin(ANGLES).astype(F)
 P4 = np.arange(4)
 LINEAR = node("MatMul", "x w", "h")
 CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], dict[str, Any]]] = {
-    "operands that are rotary tables": (
+    "rotary tables as operands": (
         [
             LINEAR,
             node("Unsqueeze", "h one", "q"),
@@ -61,7 +62,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"w"},
         {},
     ),
-    "frequencies whose cosine and sine are taken": (
+    "rotary frequencies": (
         [
             LINEAR,
             node("ReduceSum", "x last", "s", keepdims=1),
@@ -75,7 +76,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"w"},
         {},
     ),
-    "tables of cosines and sines that are gathered": (
+    "gathered rotary tables": (
         [
             LINEAR,
             node("Gather", "cos p", "c"),
@@ -89,7 +90,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"w", "table"},
         {},
     ),
-    "constants of the file": (
+    "Constant nodes": (
         [constant("w", real(8, 8)), constant("mean", real(8)), LINEAR, node("Mul", "h mean", "y")],
         {},
         {"w"},
@@ -112,7 +113,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"w", "bias"},
         {},
     ),
-    "a normalisation of several nodes": (
+    "a decomposed normalisation": (
         [
             node("ReduceMean", "x last", "m"),
             node("Sub", "x m", "c"),
@@ -140,7 +141,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"v"},
         {"straight_through": True},
     ),
-    "scales of integers": (
+    "scales of integer products": (
         [
             node("DynamicQuantizeLinear", "x", "q s z"),
             node("MatMulInteger", "q w z", "i"),
@@ -152,7 +153,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"bias"},
         {},
     ),
-    "scales of 4 bits": (
+    "scales of packed int4 weights": (
         [
             helper.make_node(
                 "MatMulNBits", ["x", "w", "scales"], ["h"], domain="com.microsoft", K=8, N=8, block_size=16, bits=4
@@ -163,7 +164,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"v"},
         {"opsets": MICROSOFT},
     ),
-    "a router beside a gate": (
+    "a fused router and gate": (
         [
             helper.make_node("RouterGateUpProj", ["x", "w"], ["r", "g"], domain="com.microsoft", router_size=2),
             helper.make_node("MatMul", ["g", "v"], ["y"]),
@@ -172,7 +173,7 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
         {"w", "v"},
         {"opsets": MICROSOFT},
     ),
-    "what is computed from weights": (
+    "expressions of weights": (
         [
             node("Add", "w ones", "o"),
             node("Transpose", "o", "t"),
@@ -187,32 +188,32 @@ CASES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray], set[str], di
 
 
 @pytest.mark.parametrize(("nodes", "weights", "trained", "options"), CASES.values(), ids=CASES)
-def test_weights_of_layers_are_trained_and_the_rest_is_listed(
+def test_layer_weights_are_trained_and_the_others_listed(
     nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], trained: set[str], options: dict[str, Any]
 ) -> None:
-    made = tuned(nodes, weights, **options)
-    assert set(made.trainable) == trained
-    assert trained.isdisjoint(made.left_out()) and all(made.left_out().values())
+    tuning = tuned(nodes, weights, **options)
+    assert set(tuning.trainable) == trained
+    assert trained.isdisjoint(tuning.left_out()) and all(tuning.left_out().values())
     floating = {n for n, v in weights.items() if v.dtype == F}
-    assert floating <= trained | made.left_out().keys()
+    assert floating <= trained | tuning.left_out().keys()
 
 
-def test_each_reason_is_said() -> None:
-    nodes, weights, _, _ = CASES["operands that are rotary tables"]
+def test_left_out_gives_reasons() -> None:
+    nodes, weights, _, _ = CASES["rotary tables as operands"]
     left = tuned(nodes, weights).left_out()
     assert "angles by position" in left["cos"] and "angles by position" in left["sin"]
-    assert tuned(nodes, weights, "cos").left_out()["w"] == "not chosen by trainable="
+    assert tuned(nodes, weights, "cos").left_out()["w"] == "not selected by trainable="
 
 
-def test_who_names_a_table_trains_it() -> None:
-    nodes, weights, _, _ = CASES["operands that are rotary tables"]
+def test_a_named_table_is_trained() -> None:
+    nodes, weights, _, _ = CASES["rotary tables as operands"]
     assert tuned(nodes, weights, ["cos", "w"]).trainable == ("w", "cos")
     assert set(tuned(nodes, weights, lambda name, _: name != "w").trainable) == {"cos", "sin"}
 
 
-def test_a_file_of_tables_alone_has_nothing_to_train() -> None:
+def test_a_model_without_weights_raises() -> None:
     frozen = [node("Sub", "x mean", "y")]
-    with pytest.raises(TrainingFormError, match=r"have to be named: .'mean': 'no weight of a linear map"):
+    with pytest.raises(TrainingFormError, match=r"must be named: .'mean': 'not a weight of a linear map"):
         tuned(frozen, {"mean": real(8)})
 
 
@@ -231,5 +232,5 @@ def test_weights_inside_functions_and_branches() -> None:
         helper.make_node("If", ["p"], ["y"], then_branch=then, else_branch=other),
     ]
     weights = {"w": real(8, 8), "scale": real(8), "zero": real(8), "u": real(8, 8), "m": real(8)}
-    made = tuned(nodes, weights, opsets={"here": 1}, functions=[layer])
-    assert set(made.trainable) == {"w", "scale", "u"} and set(made.left_out()) == {"zero", "m"}
+    tuning = tuned(nodes, weights, opsets={"here": 1}, functions=[layer])
+    assert set(tuning.trainable) == {"w", "scale", "u"} and set(tuning.left_out()) == {"zero", "m"}

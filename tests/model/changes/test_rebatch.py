@@ -291,7 +291,7 @@ def test_rebatched_training_recomputes_nodes_without_batch_statistics() -> None:
     plain, again = (onnx2jax.finetune(free, loss, optax.sgd(1.0), remat=names) for names in ((), "flat"))
     states = [tuned.step(tuned.init(), x)[0] for tuned in (plain, again)]
     np.testing.assert_allclose(states[0].params["w"], states[1].params["w"], rtol=1e-6)
-    with pytest.raises(InputNameError, match=r"'missing', which no node's name matches; there are .*'flat'"):
+    with pytest.raises(InputNameError, match=r"'missing', which no node name matches; the first are .*'flat'"):
         onnx2jax.finetune(free, loss, optax.sgd(1.0), remat="missing")
     constants = {n: weight(3) for n in ("scale", "bias", "mean")} | {"var": np.ones(3, np.float32)}
     norm = helper.make_node("BatchNormalization", ["x", *constants], ["y"])

@@ -1,4 +1,4 @@
-"""finetune past rounding: a warning where weights get no gradient, and straight-through estimation on request."""
+"""Fine-tuning through rounding: zero gradients warn, straight_through=True estimates them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ RNG = np.random.default_rng(3)
 X = RNG.normal(size=(3, 4)).astype(np.float32)
 W = np.concatenate([RNG.normal(size=(4, 1)), [[0.7], [-0.3], [1.27], [5.0]]], axis=1).astype(np.float32)
 SCALE = np.array([0.01, 0.01], np.float32)
-"""The last weight lies beyond 127 steps of it, the one before exactly at the end."""
+"""Quantised by it, the last weight saturates, and the one before is exactly at the end of the range."""
 
 
 def quantized(inside: bool = False, back: str = "DequantizeLinear") -> onnx.ModelProto:
-    """x times a weight that is rounded to int8, a scale a column; in a branch of an If on request."""
+    """x times a weight quantised to int8 per column; in a branch of an If if ``inside``."""
     rounded = [
         helper.make_node("QuantizeLinear", ["w", "scale", "zero"], ["q"], axis=1),
         helper.make_node(back, ["q", "scale", "zero"] if back == "DequantizeLinear" else ["q"], ["v"],
@@ -37,8 +37,8 @@ def quantized(inside: bool = False, back: str = "DequantizeLinear") -> onnx.Mode
     return model([*rounded, product], [value("x", np.float32, (3, 4))], [value("y", np.float32, (3, 2))], constants)
 
 
-def stepped(proto: onnx.ModelProto, trainable: Any = None, **options: Any) -> tuple[Any, Any]:
-    """What a step of one unit down the gradient takes off the parameters, and the loss before."""
+def gradients(proto: onnx.ModelProto, trainable: Any = None, **options: Any) -> tuple[Any, Any]:
+    """The gradients, as the parameter changes of an SGD step of rate 1, and the loss before it."""
     tuned = onnx2jax.finetune(
         onnx2jax.convert(proto), lambda y, _: (y**2).sum() / 2, optax.sgd(1.0), trainable=trainable, **options
     )
@@ -47,18 +47,18 @@ def stepped(proto: onnx.ModelProto, trainable: Any = None, **options: Any) -> tu
     return {n: constants[n] - np.asarray(v) for n, v in state.params.items()}, metrics["loss"]
 
 
-def test_a_weight_that_is_rounded_gets_no_gradient_and_a_warning() -> None:
+def test_a_rounded_weight_has_zero_gradient_and_warns() -> None:
     with pytest.warns(onnx2jax.ZeroGradientWarning, match=r"1 of 1 .*'w' .*QuantizeLinear.*straight_through=True"):
-        down, _ = stepped(quantized())
+        down, _ = gradients(quantized())
     np.testing.assert_array_equal(down["w"], 0)
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_straight_through(inside: bool) -> None:
-    """The gradient of no rounding, zero beyond the range; the loss is that of the rounded weight."""
+    """Gradients as without rounding, zero where values saturate; the loss is that of the rounded weight."""
     steps = np.rint(W / SCALE).clip(-128, 127)
     y = X @ (steps * SCALE)
-    down, loss = stepped(quantized(inside), ["w", "scale"], straight_through=True)
+    down, loss = gradients(quantized(inside), ["w", "scale"], straight_through=True)
     by_weight = X.T @ y
     np.testing.assert_allclose(loss, (y**2).sum() / 2, rtol=1e-5)
     inside_range = abs(np.rint(W / SCALE)) < 128
@@ -68,13 +68,13 @@ def test_straight_through(inside: bool) -> None:
     np.testing.assert_allclose(down["scale"], (by_weight * of_scale).sum(0), rtol=1e-3, atol=1e-2)
 
 
-def test_what_has_no_pair() -> None:
+def test_without_a_pair_raises() -> None:
     with pytest.raises(TrainingFormError, match="has no such pair"):
-        stepped(quantized(back="Cast"), straight_through=True)
+        gradients(quantized(back="Cast"), straight_through=True)
 
 
-def test_a_weight_with_another_way_to_the_output_is_not_named() -> None:
-    """Here the bias goes into the product that is rounded, the other one is added behind."""
+def test_a_weight_with_an_unrounded_path_is_not_listed() -> None:
+    """The inner bias is added before rounding, the outer one after it."""
     nodes = [
         helper.make_node("Gemm", ["x", "w", "inner"], ["g"]),
         helper.make_node("Round", ["g"], ["r"]),
@@ -83,5 +83,5 @@ def test_a_weight_with_another_way_to_the_output_is_not_named() -> None:
     constants = {"w": W, "inner": np.ones(2, np.float32), "outer": np.ones(2, np.float32)}
     proto = model(nodes, [value("x", np.float32, (3, 4))], [value("y", np.float32, (3, 2))], constants)
     with pytest.warns(onnx2jax.ZeroGradientWarning, match=r"2 of 3 .*'w' .*'inner' .*Round"):
-        down, _ = stepped(proto)
+        down, _ = gradients(proto)
     assert down["outer"].all() and not down["w"].any() and not down["inner"].any()
