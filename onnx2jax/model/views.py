@@ -108,7 +108,8 @@ class Views:
         - BatchNormalization in inference, and constants multiplied or added per channel, go into the weights of the
           convolution or Gemm before; BatchNormalization into those of a convolution without padding behind, too.
         - Identity, Dropout in inference, Cast to the same type, Reshape to the same shape, two Transposes that cancel,
-          and the like are removed, and so are nodes and initializers that nothing reads.
+          and the like are removed, and so are nodes and initializers that nothing reads; equal nodes become one.
+        - The target of a Reshape is a constant, where dimension variables in it are copied or inferred.
 
         That goes for the branches and bodies of If, Loop and Scan, too. Names of inputs, outputs and of the weights
         that remain are kept; functions and metadata stay as they are. Initializers that are inputs as well stay, as

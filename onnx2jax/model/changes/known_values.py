@@ -37,8 +37,8 @@ EXACT: Final = {"Shape", "Size", "Gather", "Slice", "Concat", "Identity", "Cast"
 
 def known_values(
     graph: Graph, inputs: Iterable[ValueInfo], constants: Mapping[str, Any], weights: Iterable[str], outer: Values
-) -> Values:
-    """The values of a graph as far as they are known; the others are left out.
+) -> tuple[Values, dict[str, tuple[Any, ...]]]:
+    """The values of a graph as far as they are known, and vectors of extents of which some are symbols.
 
     Args:
         graph: the graph.
@@ -51,7 +51,7 @@ def known_values(
     given = {n: jax.ShapeDtypeStruct(constants[n].shape, constants[n].dtype) for n in large} | dict(_declared(inputs))
     given |= {n: v for n, v in outer.items() if n not in constants and not isinstance(v, np.ndarray)}
     known = {n: v for n, v in outer.items() if isinstance(v, np.ndarray)}
-    found = dict[str, Any]()
+    found, extents = dict[str, Any](), dict[str, tuple[Any, ...]]()
 
     def run(given: dict[str, Any]) -> None:
         scope = known | {n: load(v) for n, v in constants.items() if n not in large} | given
@@ -63,11 +63,13 @@ def known_values(
                 found[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
             elif type(value) is np.ndarray and not value.dtype.hasobject:
                 found[name] = value
+            elif _is_extents(value) and value.ndim == 1:
+                extents[name] = tuple(value.tolist())
 
     with compat.outside(), compat.enable_x64(), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # calls will give them
         jax.eval_shape(run, given)
-    return found
+    return found, extents
 
 
 def _declared(inputs: Iterable[ValueInfo]) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:

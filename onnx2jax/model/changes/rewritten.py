@@ -74,7 +74,7 @@ class Rewriting:
         graph.initializer.extend(t for n, t in arrays.items() if n not in self.lifted)
         value = partial(AttributeProto, name="value", type=AttributeProto.TENSOR)
         nodes = [NodeProto(op_type="Constant", output=[n], attribute=[value(t=arrays[n])]) for n in sorted(self.lifted)]
-        nodes += graph.node
+        nodes += sorted(graph.node, key=lambda n: not _is_constant(n))  # they may have readers before them now
         del graph.node[:]
         graph.node.extend(nodes)
         _drop_unread(graph)

@@ -7,16 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import UnsupportedError
+from ...ir import analysis
 from ...ir.graph import Graph, Node, ancestors, with_graphs
 from ...proto.mapped import load
 from ...runtime.values import to_host
 from ..spec import Spec
 from .affine import with_affine_folded
 from .constants import folded
+from .duplicates import without_duplicates
 from .known_values import Values, known_values
 from .no_ops import without_no_ops
 from .rebatch import group_of
 from .rewritten import Rewriting
+from .targets import with_constant_targets
 
 
 def simplified(model: Any) -> Any:
@@ -83,9 +86,12 @@ class _Simplification:
         weights = (self.weights & captured) | {n for n in own if graph.key(n) in types}
         outer = {n: v for n, v in self.values.items() if n in captured}
         # Inside Loop and Scan the types of inputs follow from the operands, not from declarations.
-        values = known_values(graph, () if graph.path else graph.inputs, constants, weights, outer)
-        new = _live(without_no_ops(folded(graph, constants, weights, values), values))
+        values, extents = known_values(graph, () if graph.path else graph.inputs, constants, weights, outer)
+        new = with_constant_targets(graph, values, extents, self.taken)
+        new = without_no_ops(folded(new, constants, weights, values), values)
         own = {n: own.get(n, v) for n, v in new.initializers.items() if n not in free}
+        keys = analysis.parameters(new).keys()
+        new = _live(without_duplicates(new, {n: v for n, v in own.items() if new.key(n) not in keys}))
         known = constants | own
         new = with_affine_folded(new, lambda n: load(known[n]) if n in known else None, self.taken)
         changed = {n: v for n, v in new.initializers.items() if v is not graph.initializers.get(n)}

@@ -525,3 +525,66 @@ def test_with_params_of_a_branch_are_written(tmp_path: Path) -> None:
     for chosen in (True, False):
         np.testing.assert_array_equal(again(np.array(chosen), x), changed(np.array(chosen), x))
     assert sorted(n.rpartition("/")[2] for n in small.params) == ["k", "v"]
+
+
+def test_nodes_and_constants_that_are_equal_become_one(tmp_path: Path) -> None:
+    text = (
+        "g (float[n, 4] x) => (float[n, 4] y, float[n, 1] z) { a = Slice(x, i, j, k) b = Slice(x, l, j, k) "
+        "c = ReduceSum<keepdims = 1>(a, k) d = ReduceSum<keepdims = 1>(b, k) z = ReduceSum<keepdims = 1>(b, k) "
+        "e = ReduceSum<keepdims = 0>(b, k) f = Unsqueeze(e, k) g = Add(c, d) h = Add(g, f) y = Add(h, x) }"
+    )
+    constants = {"i": [1], "l": [1], "j": [3], "k": [1]}
+    proto = text_model(text, **{n: np.array(v) for n, v in constants.items()})
+    small, file = check(proto, tmp_path, x=normal(3, 4))
+    assert operators(small) == ["Slice", "ReduceSum", "ReduceSum", "ReduceSum", "Unsqueeze", "Add", "Add", "Add"]
+    assert sorted(t.name for t in file.graph.initializer) == ["i", "j"]  # l is i, and k too
+
+
+def test_a_constant_node_may_get_a_reader_before_it(tmp_path: Path) -> None:
+    text = (
+        "g (float[n, 4] x) => (float[n, 1] y) { k = Add(one, one) a = Slice(x, k, big, one) "
+        "m = Constant<value = int64[1] {2}>() y = Slice(a, one, m, one) }"
+    )
+    proto = text_model(text, **{n: np.array([v]) for n, v in {"one": 1, "big": 9}.items()})
+    small, file = check(proto, tmp_path, x=normal(3, 4))
+    assert [n.inputs[1:] for n in small.graph.nodes] == [("m", "big", "one"), ("one", "m", "one")]
+    assert [n.op_type for n in file.graph.node] == ["Constant", "Slice", "Slice"]
+
+
+def test_equal_weights_stay_parameters_of_their_own(tmp_path: Path) -> None:
+    text = "g (float[n, 4] x) => (float[n, 4] y) { a = MatMul(x, w) b = MatMul(x, v) y = Sub(a, b) }"
+    weight = normal(4, 4)
+    small, _ = check(text_model(text, w=weight, v=weight), tmp_path, x=normal(3, 4))
+    assert list(small.params) == ["w", "v"]
+    assert operators(small) == ["MatMul", "MatMul", "Sub"]
+
+
+def test_equal_random_nodes_draw_different_numbers() -> None:
+    text = "g (float[3] x) => (float[3] y) { a = RandomNormalLike(x) b = RandomNormalLike(x) y = Sub(a, b) }"
+    small = onnx2jax.convert(text_model(text)).simplified()
+    assert (np.asarray(small(np.zeros(3, np.float32), rng=0)) != 0).all()
+
+
+def test_symbolic_extents_of_reshape_are_copied_or_inferred(tmp_path: Path) -> None:
+    text = (
+        "g (float[b, s, 8] x) => (float[b, s, 2, 4] y, float[p, 8] z) { f = Shape(x) b1 = Slice(f, zero, one) "
+        "s1 = Slice(f, one, two) t = Concat<axis = 0>(b1, s1, heads) y = Reshape(x, t) m = Mul(b1, s1) "
+        "u = Concat<axis = 0>(m, eight) z = Reshape(x, u) }"
+    )
+    constants = {"zero": [0], "one": [1], "two": [2], "heads": [2, 4], "eight": [8]}
+    proto = text_model(text, **{n: np.array(v) for n, v in constants.items()})
+    for shape in ((1, 1, 8), (3, 5, 8), (0, 5, 8)):
+        small, file = check(proto, tmp_path, x=normal(*shape))
+    assert operators(small) == ["Reshape", "Reshape"]
+    targets = [numpy_helper.to_array(t).tolist() for t in file.graph.initializer]
+    assert sorted(targets) == [[-1, 8], [0, 0, 2, 4]]
+
+
+def test_swapped_extents_of_reshape_are_computed(tmp_path: Path) -> None:
+    text = (
+        "g (float[b, s] x) => (float[s, b] y) { f = Shape(x) b1 = Slice(f, zero, one) s1 = Slice(f, one, two) "
+        "t = Concat<axis = 0>(s1, b1) y = Reshape(x, t) }"
+    )
+    proto = text_model(text, zero=np.array([0]), one=np.array([1]), two=np.array([2]))
+    small, _ = check(proto, tmp_path, x=normal(3, 5))
+    assert operators(small) == ["Shape", "Slice", "Slice", "Concat", "Reshape"]
