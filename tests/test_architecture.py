@@ -1,4 +1,4 @@
-"""The storeys of the house, the loop that knows no operator, and global settings left alone."""
+"""The architecture: layers and imports, a runtime without operator names, no changed global settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = modules()
 STOREY = {room: k for k, (_, rooms) in enumerate(reversed(STOREYS)) for room in rooms}
 
 
-def test_every_module_is_in_a_room() -> None:
+def test_every_module_has_a_layer() -> None:
     assert {m.split(".")[0] for m in MODULES} == STOREY.keys()
 
 
@@ -25,17 +25,17 @@ def test_imports_go_down(module: str) -> None:
     inner = {i.removeprefix("onnx2jax.") for i in imports(module, MODULES[module]) if i.startswith("onnx2jax.")}
     here = room_of(module)
     rooms = [room_of(i) for i in inner]
-    beside = STOREYS[0][1] if here in STOREYS[0][1] else (here,)  # the face is one room of several files
+    beside = STOREYS[0][1] if here in STOREYS[0][1] else (here,)  # the face is one package of several files
     assert [r for r in rooms if r not in beside and STOREY[r] >= STOREY[here]] == []
 
 
-def test_rooms_beside_each_other_do_not_import_each_other() -> None:
+def test_packages_of_a_layer_do_not_import_each_other() -> None:
     assert STOREY["checker"] == STOREY["sharding"] == STOREY["runtime"]
     assert room_of("runtime.partition") == "runtime"
     assert "onnx2jax.ir.graph.Graph" in set(imports("runtime.partition", MODULES["runtime.partition"]))
 
 
-def test_rooms_within_the_model_storey_are_in_order() -> None:
+def test_packages_inside_model_are_layered() -> None:
     order = ["calls", "changes", "files", "reports", "devices"]
     place = {f"model.{room}": k for k, room in enumerate(order)}
     rooms = {m.rpartition(".")[0] for m in MODULES if m.count(".") == 2 and m.startswith("model.")}
@@ -47,18 +47,18 @@ def test_rooms_within_the_model_storey_are_in_order() -> None:
 
 
 @pytest.mark.parametrize("room", ["ops", "proto"])
-def test_the_links_at_the_top_are_no_packages(room: str) -> None:
+def test_top_level_links_are_no_packages(room: str) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
     assert f"ImportError: import onnx2jax.{room}, not {room}" in done.stderr
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_onnx_and_its_runtimes_are_no_dependencies(module: str) -> None:
+def test_onnx_and_onnxruntime_are_not_imported(module: str) -> None:
     roots = {i.split(".")[0] for i in imports(module, MODULES[module])}
     assert not roots & {"onnx", "onnxruntime", "torch", "tensorflow", "numba", "scipy"}
 
 
-def test_proto_does_without_jax() -> None:
+def test_proto_does_not_import_jax() -> None:
     names = [m for m in MODULES if room_of(m) == "proto"]
     assert names
     assert not any(i.split(".")[0] in ("jax", "jaxlib") for m in names for i in imports(m, MODULES[m]))
@@ -68,7 +68,7 @@ KNOWS_NO_OPERATOR = ["ir.analysis", "ir.graph", "model.calls.arguments", "model.
 
 
 @pytest.mark.parametrize("module", [*KNOWS_NO_OPERATOR, *(m for m in sorted(MODULES) if room_of(m) == "runtime")])
-def test_the_loop_names_no_operator(module: str) -> None:
+def test_the_interpreter_names_no_operator(module: str) -> None:
     operators = {name for names in onnx2jax.supported().values() for name in names}
     constants = [n for n in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(n, ast.Constant)]
     assert not {n.value for n in constants if isinstance(n.value, str)} & operators
@@ -83,7 +83,7 @@ READERS = sorted(m for m in MODULES if room_of(m) != "compat" and m != "runtime.
 
 @pytest.mark.parametrize("module", READERS)
 def test_jaxprs_are_read_and_built_in_one_module(module: str) -> None:
-    """A release of JAX that renames a field concerns that module, and compat, alone."""
+    """So a renamed field in a JAX release affects that module and compat only."""
     nodes = list(ast.walk(ast.parse(MODULES[module].read_text())))
     assert not {n.attr for n in nodes if isinstance(n, ast.Attribute)} & FIELDS
     from_jax = [n for n in nodes if isinstance(n, ast.ImportFrom) and str(n.module).startswith("jax.extend.core")]
@@ -91,7 +91,7 @@ def test_jaxprs_are_read_and_built_in_one_module(module: str) -> None:
     assert "jax.extend.core.primitives" not in {n.module for n in from_jax}
 
 
-def test_global_settings_stay_as_they_are() -> None:
+def test_global_settings_are_unchanged() -> None:
     script = """
 import os, warnings
 import jax, numpy as np

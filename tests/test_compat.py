@@ -1,4 +1,4 @@
-"""JAX interfaces that are private or differ between releases: what each gives, and the package without them."""
+"""Private or changing JAX interfaces: their results, and the package without them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {
     "jax_softmax_custom_jvp": False,
     "jax_threefry_partitionable": False,
 }
-"""Options that decide what is traced and compiled, with values other than those of this process."""
+"""Options that affect tracing and compilation, with values other than this process's."""
 
 
 @pytest.fixture(params=["private", "public"])
@@ -100,7 +100,7 @@ REMOVED = {
     ],
     "registries": ["jax.interpreters.batching.primitive_batchers", "jaxlib.xla_client.make_cpu_client"],
 }
-"""Interfaces that JAX promises nothing about, in groups of which none hides the removal of another."""
+"""Private JAX interfaces, grouped so that no removal hides another."""
 
 
 @pytest.mark.parametrize("group", REMOVED)
@@ -126,7 +126,7 @@ def without_primitives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_primitives")
-def test_without_primitives_calls_follow_the_caller_s_mode_and_a_warning_says_so() -> None:
+def test_without_primitives_calls_use_the_callers_mode_and_warn() -> None:
     assert compat.forward_only(3.0, ValueError()) == 3.0
     assert not compat.has_primitives()
     doubled = jax.jit(lambda factor, x: factor * x, static_argnums=0)
@@ -142,7 +142,7 @@ def test_without_primitives_no_batch_normalization_is_folded() -> None:
     assert fold_batchnorm.fold(program, branch_for("cpu")) is program
 
 
-def test_the_value_under_a_gradient_is_found_outside_of_programs_alone() -> None:
+def test_primal_values_are_found_outside_of_programs_only() -> None:
     found = []
 
     def look(x: Any) -> Any:
@@ -164,7 +164,7 @@ def test_devices_of_compiled_programs() -> None:
     assert compat.devices_of(jax.jit(lambda: jnp.ones(3)).lower().compile()) == [0]
 
 
-def test_without_the_key_value_store_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_key_value_store_none_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compat.noticeboard() is None  # one process
     monkeypatch.delattr("jax._src.distributed.global_state")
     assert compat.noticeboard() is None
@@ -193,7 +193,7 @@ def test_a_traced_function_without_a_private_attribute_is_called(attribute: str)
         assert jax.jit(lambda x: compat.call_in_64_bits(Jitted(), 2, x))(np.float32(3)) == 6
 
 
-def test_texts_of_one_process_are_gathered() -> None:
+def test_gathering_in_one_process() -> None:
     assert compat.gathered_texts("é") == ["é"]
 
 

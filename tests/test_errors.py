@@ -1,4 +1,4 @@
-"""Errors: rules are a field of them, and copies lose nothing."""
+"""Errors: the rules field, copying and pickling."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ RULES = {line[:5] for line in (ROOT / "tests/tables/rules.txt").read_text(encodi
         (("GR-01", "GR-14"), ("GR-01", "GR-14"), "what (rules GR-01, GR-14)"),
     ],
 )
-def test_the_text_ends_with_the_rules(rule: Any, rules: tuple[str, ...], text: str) -> None:
+def test_messages_end_with_the_rules(rule: Any, rules: tuple[str, ...], text: str) -> None:
     for error in (ModelError("what", rule=rule), ExternalDataNotFoundError("what", rule=rule)):
         assert (error.message, error.rules, str(error)) == ("what", rules, text)
 
 
 @pytest.mark.parametrize("name", errors.__all__)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
-def test_a_copy_is_the_same(name: str, copied: Callable[[OnnxError], OnnxError]) -> None:
+def test_errors_can_be_copied_and_pickled(name: str, copied: Callable[[OnnxError], OnnxError]) -> None:
     error = getattr(errors, name)("what is wrong")
     error.rules = ("GR-02",)
     error.add_note("inside a node")
@@ -46,8 +46,8 @@ def test_a_copy_is_the_same(name: str, copied: Callable[[OnnxError], OnnxError])
     assert (type(again), str(again), vars(again)) == (type(error), "what is wrong (rule GR-02)", vars(error))
 
 
-def test_an_error_of_a_node_is_pickled_with_it() -> None:
-    """Its operator is one of a table, whose function has no name of its own."""
+def test_errors_are_pickled_with_their_node() -> None:
+    """The operator's function comes from a table and has no module-level name."""
     model = onnx2jax.convert(parse("g (float[4] x, int64[1] s) => (float[n] y) { t = Abs(s) y = Reshape(x, t) }"))
     with pytest.raises(KnownValueError) as caught:
         jax.jit(model.apply)(model.params, np.ones(4, np.float32), np.array([4]))
@@ -59,19 +59,19 @@ def test_an_error_of_a_node_is_pickled_with_it() -> None:
 
 
 def _texts(tree: ast.AST) -> set[str]:
-    """The strings of a module but for those that stand alone, as docstrings do."""
+    """The strings of a module except docstrings."""
     alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
     constants = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone]
     return {n.value for n in constants if isinstance(n.value, str)}
 
 
 @pytest.mark.parametrize("module", sorted(modules().keys() - {"errors"}))
-def test_no_text_spells_a_rule(module: str) -> None:
-    """They are given as rule=, or to with_rules."""
+def test_no_message_spells_a_rule(module: str) -> None:
+    """Rules are passed as rule=, or to with_rules."""
     texts = _texts(ast.parse(modules()[module].read_text(encoding="utf-8")))
     assert [t for t in texts if re.search(r"\brules? [A-Z]{2}-\d|\(rules? $", t)] == []
 
 
 @pytest.mark.parametrize("module", sorted(modules()))
-def test_every_rule_named_is_one_of_the_format(module: str) -> None:
+def test_every_rule_exists(module: str) -> None:
     assert set(re.findall(r"\b[A-Z]{2}-\d{2}\b", modules()[module].read_text(encoding="utf-8"))) <= RULES

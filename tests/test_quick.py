@@ -1,4 +1,4 @@
-"""Which tests `make quick` takes to a change."""
+"""The tests that `make quick` selects for a change."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 from tests import quick
 
 
-def test_the_nearest_come_first() -> None:
+def test_nearest_tests_come_first() -> None:
     found = [str(p) for p in quick.touched([Path("onnx2jax/runtime/program_cache.py"), Path("README.md")])]
     assert found[0] == "tests/runtime/test_program_cache.py"  # by its name
-    assert len(found) == len({*found}) > 1  # and what imports lead to
+    assert len(found) == len({*found}) > 1  # and by imports
     assert quick.touched([Path("README.md")]) == []
 
 
-def test_a_changed_test_is_taken_and_helpers_lead_to_theirs() -> None:
+def test_changed_tests_and_tests_of_changed_helpers_are_selected() -> None:
     assert str(quick.touched([Path("tests/test_errors.py")])[0]) == "tests/test_errors.py"
     assert Path("tests/conformance/test_official.py") in quick.touched([Path("tests/tables/official.py")])
 
 
-def test_it_stops_in_time(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def test_selection_is_bounded_by_time(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     monkeypatch.setattr(quick, "SECONDS", -1)
     session = SimpleNamespace(items=[1, 2, 3], shouldstop=False)
     budget = quick.Budget()

@@ -1,4 +1,4 @@
-"""The benchmark's command, its page, and what it says of memory and programs; never how long something took."""
+"""The benchmark's command, page, memory and program reports; timings are not tested."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FIGURES = {
 }
 
 
-def test_the_page_says_what_is_slower_and_keeps_the_sentence_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_lists_slower_rows_with_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(notes.NOTES, "networks/slow", "It waits for memory.")
     page = report.page(FIGURES)
     assert "| fast | 1 (0.9 to 1.2) | 2 / **2.00** |  |" in page
@@ -57,14 +57,14 @@ def test_the_page_says_what_is_slower_and_keeps_the_sentence_why(monkeypatch: py
     assert "- **fast**" not in page
 
 
-def test_the_plot_is_the_same_each_time(tmp_path: Path) -> None:
+def test_the_plot_is_deterministic(tmp_path: Path) -> None:
     first, second = tmp_path / "a.svg", tmp_path / "b.svg"
     assert report.plot(FIGURES, first) and report.plot(FIGURES, second)
     assert first.read_bytes() == second.read_bytes()
     assert not report.plot({"groups": {}}, first)
 
 
-def test_rows_that_are_not_measured_keep_their_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmeasured_rows_keep_their_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"networks": lambda _: iter([("fast", lambda: {"error": "now"}), ("slow", lambda: {"error": "now"})])}
     monkeypatch.setattr(bench, "GROUPS", rows)
     file = tmp_path / "figures.json"
@@ -83,7 +83,7 @@ def test_an_error_becomes_a_row() -> None:
     assert bench.guarded(fails) == {"error": "ValueError: first line"}
 
 
-def test_a_page_names_files_without_the_folders_of_a_machine() -> None:
+def test_the_page_contains_no_local_paths() -> None:
     def fails() -> Any:
         raise ValueError("Load model from /some/folder/name/model.onnx failed: 1/2 and https://a.b/c stay")
 
@@ -91,7 +91,7 @@ def test_a_page_names_files_without_the_folders_of_a_machine() -> None:
     assert bench.guarded(fails) == {"error": said}
 
 
-def test_names_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--list"]) == 0
     keys = capsys.readouterr().out.splitlines()
     assert len(keys) == len(set(keys)) > 60
@@ -99,7 +99,7 @@ def test_names_of_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert {k.split("/")[0] for k in notes.NOTES} <= groups.GROUPS.keys()
 
 
-def test_models_in_folders_with_their_inputs(tmp_path: Path) -> None:
+def test_finding_models_and_inputs_in_folders(tmp_path: Path) -> None:
     folder = tmp_path / "some" / "model_of_mine"
     folder.mkdir(parents=True)
     net = Net(17, ir=8)
@@ -117,8 +117,8 @@ def test_models_in_folders_with_their_inputs(tmp_path: Path) -> None:
     assert {n: v.tolist() for n, v in read.items()} == {n: v.tolist() for n, v in stored.items()}
 
 
-def test_activations_that_live_at_once(tmp_path: Path) -> None:
-    """x, then Exp beside it, then their sum: three tensors while Add runs."""
+def test_live_activation_bytes(tmp_path: Path) -> None:
+    """x, Exp(x) and their sum: three tensors are live while Add runs."""
     net = Net(17, ir=8)
     x = net.input("x", [100])
     y = net("Add", net("Exp", x), x)
@@ -138,7 +138,7 @@ def test_a_process_reports_itself(tmp_path: Path) -> None:
         startup.measured("onnxruntime", tmp_path / "missing.onnx", inputs, 1)
 
 
-def test_where_an_operation_comes_from(tmp_path: Path) -> None:
+def test_origins_of_operations(tmp_path: Path) -> None:
     text = '  %fusion.1 = f32[3]{0} fusion(%a), kind=kLoop, metadata={op_name="jit(net)/Relu_1/max" stack_frame_id=1}\n'
     (tmp_path / "module_0001.jit_net.cpu_after_optimizations.txt").write_text(text)
     origins = thunks.origins(tmp_path)
@@ -156,7 +156,7 @@ def test_a_trace_names_operations() -> None:
     assert spent and all(name.startswith("jit_") and "/" in name for name in spent)
 
 
-def test_the_gate_measures_longer_before_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_measures_again_before_failing(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds_asked = []
 
     def compare(_calls: object, rounds: int, **_: object) -> harness.Comparison:
@@ -171,11 +171,11 @@ def test_the_gate_measures_longer_before_it_says_no(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("work", "wall", "slow"), [(0.89, 2, True), (0.91, 0.8, False), (1, 0.7, True)])
-def test_the_gate_looks_at_processor_time_and_for_idle_cores(work: float, wall: float, slow: bool) -> None:
+def test_the_gate_checks_processor_and_wall_time(work: float, wall: float, slow: bool) -> None:
     assert gate.Verdict(work, wall).slow(0.9) is slow
     assert not gate.Verdict(work, wall).slow(0.7)
 
 
-def test_settings_of_a_quick_look() -> None:
+def test_quick_settings() -> None:
     assert Settings().rounds > 3
     assert bench.arguments(["--quick", "--only", "a", "--only", "b", "folder"]).only == ["a", "b"]

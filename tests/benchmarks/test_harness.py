@@ -1,4 +1,4 @@
-"""The harness of benchmarks, with a clock that the contestants wind themselves."""
+"""The benchmark harness, with a fake clock advanced by the contestants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks import harness
 
 
 class Clock:
-    """Seconds that pass only when somebody works."""
+    """A fake clock, advanced by work."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -21,7 +21,7 @@ class Clock:
         return self.now
 
     def working(self, name: str, *seconds: float) -> Callable[[], None]:
-        """A call that takes these seconds in turn, and the last of them from then on."""
+        """A call that takes these seconds in turn, then always the last."""
         calls = 0
 
         def work() -> None:
@@ -46,26 +46,26 @@ def test_ratio_above_one_is_faster() -> None:
     assert result.work("b", "a") == pytest.approx(1 / 3)
 
 
-def test_a_block_lasts_although_a_call_is_short() -> None:
+def test_blocks_of_short_calls_have_a_minimum_duration() -> None:
     clock = Clock()
     harness.one_block(clock.working("a", 1e-4), 0.1, 0.05, clock=clock, worked=clock)
     assert len(clock.order) == pytest.approx(1500, abs=3)
 
 
-def test_a_call_longer_than_a_block_is_made_twice() -> None:
+def test_a_call_longer_than_a_block_runs_twice() -> None:
     clock = Clock()
     wall, _ = harness.one_block(clock.working("a", 7.0), clock=clock, worked=clock)
     assert (wall, len(clock.order)) == (7.0, 2)
 
 
-def test_a_slow_beginning_counts_neither_as_time_nor_for_the_length_of_the_block() -> None:
+def test_slow_first_calls_are_discarded() -> None:
     clock = Clock()
     wall, _ = harness.one_block(clock.working("a", 0.04, 0.01), 0.1, 0.05, clock=clock, worked=clock)
     assert wall == pytest.approx(0.01)
     assert clock.order.count("a") == 2 + 10
 
 
-def test_contestants_take_turns_in_another_order_each_round() -> None:
+def test_contestants_are_shuffled_in_each_round() -> None:
     clock = Clock()
     compare(clock, 20, a=clock.working("a", 1.0), b=clock.working("b", 1.0), c=clock.working("c", 1.0))
     blocks = clock.order[3::2]  # after the first calls; a block is one discarded call and one counted
@@ -74,8 +74,8 @@ def test_contestants_take_turns_in_another_order_each_round() -> None:
     assert len(rounds) == 6
 
 
-def test_pairs_stand_what_disturbs_whole_rounds() -> None:
-    """A machine that slows down by rounds: paired ratios stay, medians may come from other rounds."""
+def test_paired_ratios_are_robust_to_slow_rounds() -> None:
+    """On a machine that slows down in some rounds, paired ratios are stable, but medians may be of different rounds."""
     slow = (1.0, 5.0, 2.0)
     timings = {"a": harness.Timing(slow, slow), "b": harness.Timing(tuple(2 * t for t in slow), slow)}
     result = harness.Comparison(timings, (0.0, 0.0))
@@ -83,8 +83,8 @@ def test_pairs_stand_what_disturbs_whole_rounds() -> None:
     assert result.to_json("a")["ratios"]["b"]["paired"] == [2, 2, 2]
 
 
-def test_what_overlaps_is_waited_for_at_the_end_of_a_block() -> None:
-    """Steps that only begin cost nothing before the last of them is asked for its result."""
+def test_asynchronous_work_is_awaited_at_the_end_of_a_block() -> None:
+    """Asynchronous steps take no time until the last result is waited for."""
     clock, waiting = Clock(), []
 
     def begin() -> None:
@@ -100,7 +100,7 @@ def test_what_overlaps_is_waited_for_at_the_end_of_a_block() -> None:
     assert waiting == []
 
 
-def test_median_of_single_calls() -> None:
+def test_median_of_calls() -> None:
     clock = Clock()
     assert harness.median(clock.working("a", 9.0, 1.0, 2.0), 3, clock) == 2.0
 

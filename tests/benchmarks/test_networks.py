@@ -1,4 +1,4 @@
-"""The synthetic networks: onnxruntime, hand-written JAX and this compiler agree, and a difference is an error."""
+"""The synthetic networks: onnxruntime, hand-written JAX and this compiler agree, or an error is raised."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL: dict[str, Callable[[Path, int], Network]] = {
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("name", SMALL)
-def test_all_rivals_compute_the_same(name: str, tmp_path: Path) -> None:
+def test_all_rivals_agree(name: str, tmp_path: Path) -> None:
     found = rivals.rivals(SMALL[name](tmp_path, 2))
     assert [*found] == [rivals.OURS, rivals.BY_HAND, rivals.ORT]
 
@@ -40,7 +40,7 @@ def test_all_networks_of_the_benchmark_agree(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [quantised.qdq, quantised.qlinear])
-def test_networks_in_int8_hold_the_operators_that_their_names_say(make: Callable[..., Network], tmp_path: Path) -> None:
+def test_int8_networks_contain_quantised_operators(make: Callable[..., Network], tmp_path: Path) -> None:
     small = {"qdq": "QDQ", "qlinear": "QOperator"}[make.__name__]
     network = quantised._static(tmp_path, 1, small, "small", size=32)
     kinds = {node.op_type for node in onnx.load(network.path).graph.node}
@@ -54,7 +54,7 @@ def test_operators_agree(operator: operators.Operator, tmp_path: Path) -> None:
     assert rivals.rivals(operators.network(operator, tmp_path))
 
 
-def test_a_mismatch_is_an_error(tmp_path: Path) -> None:
+def test_a_mismatch_raises(tmp_path: Path) -> None:
     network = convolutional.mlp(tmp_path, 1)
     wrong = Network(network.name, network.path, network.feeds, lambda _, x: x[:, :10], network.params)
     with pytest.raises(rivals.Mismatch, match=r"MLP 784-128-10: JAX by hand differs from onnxruntime by"):

@@ -1,4 +1,4 @@
-"""Transformations of a caller's in JAX's plain 32-bit mode, of models with 64-bit values inside."""
+"""Transformations by the caller without x64, of models with 64-bit values inside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made(nodes: list[Any], constants: dict[str, np.ndarray], shape: tuple[int, .
 
 
 def chain(*nodes: tuple[str, list[str], dict[str, Any]], **constants: Any) -> onnx.ModelProto:
-    """Nodes one after the other: "_" stands for the result of the one before, at first ``x``."""
+    """A chain of nodes: "_" is the previous node's result, at first ``x``."""
     last, built = "x", []
     for i, (op_type, inputs, attributes) in enumerate(nodes):
         name = "y" if i == len(nodes) - 1 else f"v{i}"
@@ -120,7 +120,7 @@ def converted(request: pytest.FixtureRequest) -> onnx2jax.Model:
 
 @pytest.fixture(scope="module")
 def in_64_bits(converted: onnx2jax.Model) -> dict[str, Any]:
-    """What each transformation gives in 64-bit mode, all compiled together."""
+    """The results of all transformations with x64, compiled together."""
     with jax.enable_x64(True):
         return jax.jit(lambda x: {name: transform(converted, x) for name, transform in TRANSFORMATIONS.items()})(X)
 
@@ -130,7 +130,7 @@ def test_transformations_agree_with_and_without_x64(
     converted: onnx2jax.Model, in_64_bits: dict[str, Any], transformation: str
 ) -> None:
     with jax.enable_x64(False), warnings.catch_warnings():
-        warnings.simplefilter("error")  # that a type "will be truncated", for one
+        warnings.simplefilter("error")  # such as that a type "will be truncated"
         found = TRANSFORMATIONS[transformation](converted, X)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(in_64_bits[transformation]), strict=True):
         assert a.dtype == np.float32

@@ -1,4 +1,4 @@
-"""Every differentiable operator under transformations of a caller's, with JAX's 64-bit mode off and on."""
+"""Every differentiable operator under transformations by the caller, with x64 off and on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ML = "ai.onnx.ml"
 
 
 class Case(NamedTuple):
-    """A model, and float32 values for its inputs; whatever else its operators take is known."""
+    """A model and float32 values for its inputs; its other operands are constants."""
 
     key: tuple[str, str]
     proto: onnx.ModelProto
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 def one_node(
     name: str, operands: Any, *, domain: str = "", opset: int | None = None, n_outputs: int = 1, **attributes: Any
 ) -> Case:
-    """An operator on operands of the tables, floating ones in float32, and known where they have to be."""
+    """A model of one operator on table operands, floating ones as float32, others constant if required."""
     version = opset or binding.NEWEST.get(domain, 1)
     operator = registry.resolve(domain, name, version)
     assert operator is not None
@@ -80,7 +80,7 @@ MORE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Imputer", (X,), {"domain": ML, "imputed_value_floats": [1.0], "replaced_value_float": 7.0}),
     ("SVMRegressor", (X,), {"domain": ML, "rho": [0.25], "support_vectors": f(8).tolist(), **SVM}),
 ]
-"""Rows that other tables have no use for."""
+"""Rows that other tables lack."""
 
 GRAPHS: dict[str, str] = {
     "If": """c = Constant<value = bool {1}>()
@@ -148,7 +148,7 @@ FIRST = {case.key: name for name, case in reversed(CASES.items()) if case.key[0]
 
 
 def total(case: Case) -> Callable[[list[Any]], Any]:
-    """The sum of the squares of all floating results: with a second derivative wherever there is a first."""
+    """The sum of squares of all floating results, which has second derivatives."""
     converted = onnx2jax.convert(case.proto)
     options = {"rng": jax.random.key(0)} if converted.graph.draws else {}
 
@@ -216,7 +216,7 @@ def test_every_row_under_every_transformation(name: str, transformation: str) ->
 
 
 def without(domain: str, name: str) -> str | None:
-    """Why an operator has no gradient, by its schema."""
+    """The reason by schema why an operator has no gradient."""
     if not onnx.defs.has(name, domain):
         return None
     schema = onnx.defs.get_schema(name, domain)

@@ -1,4 +1,4 @@
-"""Files made to hurt: each is answered with little work and 500 MB, and nothing outside its folder is read."""
+"""Malicious files: each is handled in little time and 500 MB, and nothing outside its folder is read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onnx import SparseTensorProto, TensorProto, helper
 from tests.support.cases import MAIN, RELU, parse
 
 SECONDS, MEGABYTES = 15, 500
-"""Processor time, which other programs on the machine do not lengthen: twenty times what the costliest attack takes."""
+"""Processor time, independent of the machine's load: twenty times that of the costliest attack."""
 L = '\n<domain: "l", opset_import: ["" : 21, "l" : 1]> '
 CALL = MAIN + " { y = l.f (x) }"
 MANY = 10_000
 
 Attack = Callable[[Path], bytes]
 ATTACKS: dict[str, tuple[str, Attack]] = {}
-"""Name -> what convert answers, and what writes the folder and returns the bytes of the model."""
+"""Name -> the error that convert raises, and a function that writes the folder and returns the model's bytes."""
 
 
 def attack(name: str, answer: str = "ModelError") -> Callable[[Attack], Attack]:
@@ -48,7 +48,7 @@ def external(location: str = "w.bin", dims: Any = (2,), **entries: str) -> bytes
 
 
 def outside(folder: Path) -> Path:
-    """A secret beside the folder."""
+    """A secret next to the folder."""
     path = folder.parent / "secret.bin"
     path.write_bytes(bytes(8))
     return path
@@ -228,7 +228,7 @@ def edited(edit: Callable[[Any], Any], text: str = RELU) -> Attack:
 
 
 def link(m: Any, order: Any, closed: bool) -> None:
-    """A chain of nodes in the given order, closed to a ring or open."""
+    """A chain of nodes in the given order, open or closed to a cycle."""
     del m.graph.node[:]
     for i in order:
         first = "last" if closed else "x"

@@ -1,4 +1,4 @@
-"""Calls tried to be confused: shapes of parameters, arrays that the caller writes into, stale programs."""
+"""Attempts to confuse calls: other parameter shapes, arrays that the caller writes to, stale programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ZEROS = np.zeros(3, F)
 
 
 def aligned(shape: tuple[int, ...], number: float) -> np.ndarray:
-    """An array that JAX on a CPU takes without a copy."""
+    """An aligned array, which JAX on a CPU uses without a copy."""
     size = int(np.prod(shape)) * 4
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -193,7 +193,7 @@ def test_writing_to_parameters_after_apply_has_no_effect() -> None:
 
 
 def made_writable(array: np.ndarray) -> np.ndarray:
-    """The array, if its owner lets it be written into."""
+    """The array made writable, if its owner permits that."""
     with contextlib.suppress(ValueError):
         array.flags.writeable = True
         array[...] = 9
@@ -272,7 +272,7 @@ def test_with_params_verifies_buckets_again() -> None:
 
 @pytest.fixture
 def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are kept, although the tests have eight devices."""
+    """A single CPU device, so that programs are cached; the tests have eight."""
     monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
 
 

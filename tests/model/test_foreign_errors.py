@@ -1,4 +1,4 @@
-"""Saves that are killed, arrays too large, damaged or deleted or masked: errors of our own, and nothing lost."""
+"""Killed saves, and arrays that are too large, damaged, deleted or masked: our own errors, and no data lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ZEROS = np.zeros(3, F)
 
 
 def test_save_is_atomic_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder as it is before and after each change of it."""
+    """Kills a save before and after each change of the folder."""
     folder = tmp_path / "model"
     folder.mkdir()
     proto = text_model(ADD, W=np.ones(3, F))
@@ -54,7 +54,7 @@ def test_save_is_atomic_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def outcome(path: Path) -> Any:
-    """The first number of W as onnx reads the file, or why it cannot."""
+    """The first number of W in the file, read by onnx, or its error."""
     try:
         return float(numpy_helper.to_array(onnx.load(path).graph.initializer[0])[0])
     except Exception as e:
@@ -85,7 +85,7 @@ def test_a_tampered_checkpoint_is_rejected(tmp_path: Path) -> None:
     for at in range(len(data)):
         for bit in (1, 16, 128):
             path.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
-            with contextlib.suppress(CheckpointError):  # in the numbers nothing shows it
+            with contextlib.suppress(CheckpointError):  # the numbers do not show it
                 onnx2jax.load_checkpoint(path, state)
 
 
@@ -145,7 +145,7 @@ def test_donating_an_array_given_as_parameter_is_safe() -> None:
     try:
         y = other(ZEROS)
     except OnnxError:
-        return  # refused as such
+        return  # rejected by itself
     except RuntimeError as e:
         raise AssertionError("an error of JAX's") from e
     np.testing.assert_array_equal(y, [1, 1, 1])

@@ -1,4 +1,4 @@
-"""Mutated files: check and convert answer every one, agree, and neither crashes nor hangs."""
+"""Mutated files: check and convert agree on each, and neither crashes nor hangs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.cases import RELU, parse
 from tests.support.helpers import assert_on_purpose
 
 SECONDS = 5
-"""Processor time for one file, a thousand times what most take."""
+"""Processor time for one file, a thousand times that of most files."""
 
 
 def seeds() -> list[bytes]:
-    """Small models that use much of the format."""
+    """Small models that cover much of the format."""
     loop = scopes.loop(scopes.SCANNED, outputs="y, z", head="float[2] y, float[N, 2] z")
     protos: list[Any] = [
         parse(functions.CALL + functions.INNER_IF),
@@ -62,7 +62,7 @@ def mutant(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def answers(data: bytes) -> None:
-    """What both say of a file; they agree where they can."""
+    """The outcomes of check and convert for a file, asserted to agree."""
     report = onnx2jax.check(data)
     try:
         onnx2jax.convert(data)
@@ -75,7 +75,7 @@ def answers(data: bytes) -> None:
 
 @pytest.fixture
 def alarm() -> Iterator[None]:
-    """Ends a call that hangs."""
+    """Interrupts a call that hangs."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"no answer within {SECONDS} seconds of processor time")

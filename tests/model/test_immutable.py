@@ -1,4 +1,4 @@
-"""A Model never changes: what it computes, what it shows and what it saves are the same, always."""
+"""A Model is immutable: its results, its attributes and its saved file never change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = np.ones((2, 4), np.float32)
 
 
 def product() -> onnx.ModelProto:
-    """x @ w, of a weight so large that it is only read when it is needed."""
+    """x @ w, with a weight so large that it is read on first use."""
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     inputs, outputs = [value("x", np.float32, ["n", 256])], [value("y", np.float32, None)]
     return model([node], inputs, outputs, {"w": np.ones((256, 256), np.float32)})
@@ -203,7 +203,7 @@ def test_a_model_can_be_pickled_and_copied(tmp_path: Path) -> None:
 def test_a_pickled_model_contains_its_weights_once() -> None:
     m = onnx2jax.convert(product())
     size = m.params["w"].nbytes
-    assert size < len(pickle.dumps(m)) < 2.2 * size  # once as an array, once in the file it came from
+    assert size < len(pickle.dumps(m)) < 2.2 * size  # once as an array, once in its file
 
 
 def test_unpickling_rejects_changed_files(tmp_path: Path) -> None:
@@ -245,16 +245,16 @@ def test_writing_to_results_does_not_change_later_results() -> None:
         { y = Neg(x)  c = Constant<value_floats=[1.0, 2.0, 3.0]>()  s = Shape(x) }"""
     )
     m = onnx2jax.convert(proto)
-    for _ in range(3):  # the first call, and those of a kind that is known
+    for _ in range(3):  # the first call, and bound calls
         for result, expected in zip(m.run(None, {"x": X[0]}), ([-1] * 4, [1, 2, 3], [4]), strict=True):
             np.testing.assert_array_equal(result, expected)
-            with suppress(ValueError):  # read-only arrays cannot be written into
+            with suppress(ValueError):  # read-only arrays cannot be written
                 result += 1
 
 
 @pytest.mark.parametrize("node", ["y = Neg(x)", "y = Unique(x)"], ids=["compiled", "on the host"])
 def test_results_of_run_do_not_alias_the_inputs(node: str) -> None:
-    """x, an output that is an input, and a view of x where the host makes one."""
+    """Covers an output that is an input, and a view of x computed on the host."""
     proto = onnx.parser.parse_model(
         f"""<ir_version: 10, opset_import: ["" : 21]> g (float[n, m] x) => (float[n, m] x, float y, float[m, n] z)
         {{ z = Transpose<perm = [1, 0]>(x)  {node} }}"""

@@ -75,7 +75,7 @@ def test_unknown_parameter_names_are_rejected() -> None:
 
 def test_tensors_of_other_libraries_are_accepted() -> None:
     class Tensor:
-        """As PyTorch's: no NumPy array, but it makes one."""
+        """Like a PyTorch tensor: no NumPy array, but has ``__array__``."""
 
         def __init__(self, array: np.ndarray) -> None:
             self.array, self.dtype = array, f"torch.{array.dtype}"

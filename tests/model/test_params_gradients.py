@@ -1,4 +1,4 @@
-"""Gradients by all parameters, where they are bounds, fills, ratios, exponents and scales of other ranks."""
+"""Gradients with respect to parameters that are bounds, fills, ratios, exponents and scales of other ranks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_gradients_with_respect_to_parameters_of_every_role() -> None:
         for n in given:
             np.testing.assert_allclose(found[n], expected[n], 1e-4, 1e-4, err_msg=f"{name}: {n}")
             assert found[n].dtype == given[n].dtype and np.isfinite(found[n]).all(), (name, n)
-    # What decides shapes is constant.
+    # Parameters that determine shapes are constants.
     assert [name for name, given in params.items() if not given] == ["Resize", "Upsample", "Range"]
     x, below, above = X, X < -0.5, X > 0.5
     by_hand = {

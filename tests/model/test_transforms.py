@@ -128,7 +128,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[Any], Network]:
 
 @cache
 def difference(make: Callable[[Any], Network]) -> tuple[float, dict[str, np.ndarray]]:
-    """By how much the loss grows along a random direction over all parameters, in float64; and the direction."""
+    """The loss's directional derivative by finite differences in float64, and the random direction."""
     proto, x = make(np.float64)
     exact = onnx2jax.convert(proto)
     rng = np.random.default_rng(2)
@@ -193,7 +193,7 @@ def test_networks_match_onnxruntime(make: Callable[[Any], Network]) -> None:
 
 @pytest.mark.parametrize("op_type", ["ArgMax", "CumSum", "TopK", "NonZero", "Multinomial", "MaxPool"])
 def test_operators_of_64_bit_results_lower_in_a_32_bit_jit(op_type: str) -> None:
-    """JAX lowers some primitives in the mode of the caller, long after our scope has ended."""
+    """JAX lowers some primitives in the caller's mode, after our x64 scope has ended."""
     x = np.random.default_rng(0).normal(size=(1, 2, 6)).astype(np.float32)
     extra: dict[str, Any] = {}
     attributes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""JAX's persistent cache holds what models compile to: another process compiles nothing again."""
+"""JAX's persistent compilation cache works for models: another process does not compile again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_another_process_hits_the_persistent_cache(tmp_path: Path) -> None:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     counts = []
-    for seed in "12":  # of the order of sets
+    for seed in "12":  # changes the order of sets
         command = [sys.executable, "-c", CHILD]
         done = subprocess.run(
             command, env={**environment, "PYTHONHASHSEED": seed}, cwd=ROOT, check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The level of ONNX2JAX_DEBUG, and where its text goes."""
+"""ONNX2JAX_DEBUG: its level, and output to stderr."""
 
 from __future__ import annotations
 

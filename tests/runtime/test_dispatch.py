@@ -1,4 +1,4 @@
-"""The key of the dispatch cache: every field tells programs apart, and holds no memory of the caller's."""
+"""Signatures, the keys of the dispatch cache: every field matters, and none refers to the caller's memory."""
 
 from __future__ import annotations
 

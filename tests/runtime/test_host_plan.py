@@ -1,4 +1,4 @@
-"""Calls of a known kind on the host: what they share is worked out once, and nothing else is."""
+"""Host plans: repeated calls of one signature reuse shape computations, and nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = np.array([[3.0, 0, 5], [0, 2, 0]], np.float32)
 
 
 def entries() -> onnx.ModelProto:
-    """The entries that are not zero, times a weight; the shape of the input plus one; how many entries there are."""
+    """The non-zero entries times a weight; the input's shape plus one; the number of entries."""
     nodes = [
         helper.make_node("Reshape", ["x", "all"], ["flat"]),
         helper.make_node("Cast", ["flat"], ["chosen"], to=onnx.TensorProto.BOOL),
@@ -48,7 +48,7 @@ def test_only_shape_computations_are_cached_in_a_host_plan(monkeypatch: pytest.M
         y, more, count = m.run(None, {"x": x})
         np.testing.assert_array_equal(y, 2 * x[x != 0])
         np.testing.assert_array_equal(more, [n + 1 for n in x.shape])
-        assert count == np.count_nonzero(x)  # the shape of what data decide is not precomputed by shapes
+        assert count == np.count_nonzero(x)  # data-dependent shapes are not precomputed
     assert left == [5, 5]  # of seven nodes, for each of two shapes
 
 

@@ -1,4 +1,4 @@
-"""Loops whose number of trips depends on data: many trips at a time run compiled, and nobody sees it in the results."""
+"""Loops with data-dependent trip counts: trips run in compiled chunks, with the same results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same(proto: onnx.ModelProto, m: onnx2jax.Model, feeds: dict[str, Any]) -> No
 
 
 def walk(M: str, cond: str, *, heavy: bool = True, extra: Sequence[onnx.NodeProto] = ()) -> onnx.ModelProto:
-    """x -> its columns rotated and added to, while its counter stays below `limit`; every sum is kept."""
+    """x -> its columns rotated and incremented while a counter is below `limit`; the sums are scan outputs."""
     nodes = [
         helper.make_node("MatMul", ["s", "w"], ["p"]) if heavy else helper.make_node("Sub", ["s", "tenth"], ["p"]),
         helper.make_node("Add", ["p", "weights"], ["t"]),
@@ -45,7 +45,7 @@ def walk(M: str, cond: str, *, heavy: bool = True, extra: Sequence[onnx.NodeProt
     outs = [value("on", BOOL, []), value("t", F32, [None, None]), value("m", F32, []), value("row", F32, [])]
     body = helper.make_graph(nodes, "body", ins, [*outs, value("trip", I64, [])])
     loop = helper.make_node("Loop", [M, cond, "x", "zero"], ["last", "count", "rows", "trips"], body=body, name="it")
-    # The limit is no input of rank below 2, so that no call takes it by value.
+    # The limit has rank 2, so that calls do not specialise on it.
     nodes = [helper.make_node("ReduceSum", ["limits"], ["limit"], keepdims=0), loop]
     w = np.roll(np.eye(4, dtype=F32), 1, 0)
     constants = {"w": w, "one": F32(1), "zero": F32(0), "tenth": F32(0.1), "true": np.array(True)}
@@ -63,7 +63,7 @@ def feeds(limit: float, go: bool = True) -> dict[str, Any]:
 @pytest.mark.parametrize("heavy", [True, False])
 @pytest.mark.parametrize("M, cond", [("endless", "c"), ("seven", "c"), ("", "c"), ("endless", "true")])
 def test_data_dependent_trip_counts(M: str, cond: str, heavy: bool) -> None:
-    """None, few, as many as fill the buffers of scan outputs once and again."""
+    """No trips, a few, and enough to fill the scan output buffers repeatedly."""
     proto = walk(M, cond, heavy=heavy)
     m = onnx2jax.convert(proto)
     for limit in (0, 1, 5, 7, 100, 256, 257, 700):
@@ -75,7 +75,7 @@ def test_data_dependent_trip_counts(M: str, cond: str, heavy: bool) -> None:
 
 
 def test_trips_run_in_compiled_chunks() -> None:
-    """As fast as the steps: the host would need 20 s for these."""
+    """The host would need 20 s for these trips."""
     m = onnx2jax.convert(walk("endless", "true"))
     _, count, rows, trips = m.run(None, feeds(100_000))
     assert count == 100_000 and rows.shape == (100_000,) and np.array_equal(trips, np.arange(100_000))
@@ -106,7 +106,7 @@ def test_loops_specialise_on_captured_shapes() -> None:
     m = onnx2jax.convert(proto)
     for n in (2, 3):
         same(proto, m, {"x": np.full((n, 4), 0.01, F32), "z": np.full((1, 40), 0.1, F32)})
-    assert m.compilations == 4  # what comes before the loop, and the loop, for each shape
+    assert m.compilations == 4  # the partition before the loop, and the loop, for each shape
 
 
 def test_a_loop_with_growing_state_runs_trip_by_trip() -> None:
@@ -159,14 +159,14 @@ def test_a_gradient_through_a_while_loop_raises_with_the_fix() -> None:
             jax.jit(jax.grad(loss))(m.params, np.array(3))
         forwards = jax.jit(jax.vmap(jax.jacfwd(loss), (None, 0)))(m.params, np.array([2, 3]))["w"][1]
         if cond:
-            continue  # whether the condition holds is not known either
+            continue  # the condition is not constant either
         fixed = onnx2jax.convert(proto, static={"k": np.array(3)})
         backwards = jax.grad(lambda p, fixed=fixed: fixed.apply(p, x).sum())(fixed.params)["w"]
         np.testing.assert_allclose(forwards, backwards, rtol=1e-4, atol=1e-6)
 
 
 def test_five_nested_loops() -> None:
-    """Each makes two trips, or fewer where a sum over all ends it; the innermost multiplies and adds."""
+    """Each makes two trips, or fewer if a sum ends it; the innermost multiplies and adds."""
     nodes = [helper.make_node("MatMul", ["s5", "w"], ["p"]), helper.make_node("Add", ["p", "x"], ["t5"])]
     for d in (5, 4, 3, 2, 1):
         nodes += [
@@ -196,4 +196,6 @@ def test_many_trip_counts_do_not_recompile() -> None:
     assert m.compilations <= 12
     assert "'k', which decides Loop 'it', comes in many values" in m.explain()
     loss = jax.grad(lambda p, k: m.apply(p, k=k, **feeds(1e6))[0].sum())
-    assert all(np.isfinite(loss(m.params, np.array(k))["w"]).all() for k in (9, 11))  # a jit of one's own has no host
+    assert all(
+        np.isfinite(loss(m.params, np.array(k))["w"]).all() for k in (9, 11)
+    )  # inside the caller's jit nothing runs on the host

@@ -1,4 +1,4 @@
-"""Stages: what is compiled, what runs on the host, and that the results do not tell the difference."""
+"""Partitioned graphs: which nodes are compiled and which run on the host, with the same results."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_string_nodes_run_on_the_host_next_to_a_compiled_network() -> None:
 
 
 def test_shapes_are_constant_across_partitions() -> None:
-    """The compiled stage behind the cut reshapes to extents computed from the input's shape in front of it."""
+    """A partition after a host node reshapes to extents computed from the input's shape before it."""
     constants = {"w": RNG.normal(size=(3, 3)).astype(np.float32), "one": np.array([1])}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -160,7 +160,7 @@ def test_infinite_cost_does_not_break_explain() -> None:
 
 
 def test_the_table_groups_equal_nodes() -> None:
-    """Nodes that are cut off alike are told once, with their number."""
+    """Nodes that run on the host for the same reason are one row, with their number."""
     path = "/model/blocks.{}/attention/keep_only_what_is_not_masked_by_the_caller/NonZero"
     nodes = [helper.make_node("MatMul", ["x", "x"], ["y"])]
     nodes += [helper.make_node("NonZero", ["y"], [f"found{i}"], name=path.format(i)) for i in range(10)]
@@ -274,7 +274,7 @@ def test_max_size_of_a_detector_under_jit_and_vmap() -> None:
 
 
 def collatz() -> onnx.ModelProto:
-    """How x falls to 1: the trips depend on the value, each yields one row."""
+    """The Collatz sequence of x: the trip count depends on its value, and each trip yields a row."""
     nodes = [
         helper.make_node("Mod", ["s", "two"], ["odd"]),
         helper.make_node("Cast", ["odd"], ["is_odd"], to=TensorProto.BOOL),
@@ -313,7 +313,7 @@ def test_a_data_dependent_loop_stacks_scan_outputs() -> None:
 
 
 def test_concurrent_calls_of_a_partitioned_model() -> None:
-    """Two may find a cut at the same time, and each brings shapes of its own."""
+    """Two threads may partition the graph at once, each with its own shapes."""
     proto = detector(head=True)
     images = [RNG.normal(size=(1, 3, 8 + i % 3, 8)).astype(np.float32) for i in range(24)]
     expected = [theirs(proto, {"x": x})[0] for x in images]

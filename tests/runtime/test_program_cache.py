@@ -1,4 +1,4 @@
-"""Compiled programs kept in ``cache_dir``: what finds one traces nothing, and only the same finds it."""
+"""Compiled programs in ``cache_dir``: a hit traces nothing, and only equal keys hit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when it is called on, tracing is an error."""
+    """After it is called, tracing raises."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("traced")
@@ -60,7 +60,7 @@ X = np.ones((2, 4), np.float32)
 
 
 def test_another_process_loads_without_tracing(tmp_path: Path) -> None:
-    """Whatever the order of sets is there."""
+    """With any order of sets there."""
     script = """
 import sys, jax, numpy as np, onnx2jax
 if sys.argv[2] == "again":
@@ -123,7 +123,7 @@ def test_shapes_options_and_configuration_are_part_of_the_key(tmp_path: Path) ->
     m(X), m(X[:1]), m(X.astype(np.float32))
     assert len(programs(tmp_path)) == 2
     with jax.default_matmul_precision("highest"):
-        np.testing.assert_array_equal(m(X), wanted)  # by the program at hand, traced anew
+        np.testing.assert_array_equal(m(X), wanted)  # by the present program, traced again
         np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), wanted)
     assert len(programs(tmp_path)) == 3
     with jax.disable_jit():

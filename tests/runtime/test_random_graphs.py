@@ -1,4 +1,4 @@
-"""The property of stages: however a graph is cut, its results are the reference's, call after call."""
+"""Property test of partitioning: results of random graphs match the reference, call after call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _runtime(proto: onnx.ModelProto, feeds: list[Feeds]) -> list[list[Any]]:
 
 
 def expected(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds]) -> list[list[Any]]:
-    """By the reference evaluator; by onnxruntime what is ``beyond`` that one."""
+    """The outputs of the reference evaluator, or of onnxruntime if ``beyond`` the former."""
     if not beyond:
         evaluator = ReferenceEvaluator(proto)
         return [evaluator.run(None, f) for f in feeds]
@@ -55,7 +55,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def check(proto: onnx.ModelProto, beyond: bool, feeds: list[Feeds], eager: bool, counts: Counter[str]) -> None:
-    """``eager`` compiles loops on the host from their second trip on, and makes two trips at a time."""
+    """``eager`` compiles host loops from their second trip on, two trips at a time."""
     try:
         wanted = expected(proto, beyond, feeds)
     except Exception as error:
@@ -82,7 +82,7 @@ _OPTIONS: dict[str, Any] = {
 
 
 def check_many(examples: int, **options: Any) -> None:
-    """Random graphs, of which the oracles refuse few."""
+    """Checks random graphs, few of which the oracles reject."""
     counts: Counter[str] = Counter()
 
     @settings(max_examples=examples, **options, **_OPTIONS)
@@ -96,7 +96,7 @@ def check_many(examples: int, **options: Any) -> None:
 
 
 def test_partitioned_results_match_the_reference() -> None:
-    check_many(40, phases=[Phase.generate])  # the long profile makes failures small
+    check_many(40, phases=[Phase.generate])  # the long profile shrinks failures
 
 
 @pytest.mark.long

@@ -1,1 +1,1 @@
-"""What several test files share: small models, random graphs and operands, oracles."""
+"""Shared test support: small models, random graphs and operands, oracles."""

@@ -1,4 +1,4 @@
-"""What an installed wheel has to do with nothing but its requirements: run by an environment's own Python.
+"""Checks an installed wheel with its requirements only; run by the environment's own Python.
 
 It fails by an assertion, and imports nothing of the tests.
 """
@@ -20,7 +20,7 @@ EXTRAS = ("matplotlib", "onnx", "onnxruntime", "optax", "orbax", "pytest", "rich
 
 
 def refused(work: object, extra: str) -> None:
-    """What needs an extra says which."""
+    """Asserts that an optional feature names the extra it needs."""
     try:
         work()  # type: ignore[operator]
     except ImportError as error:
@@ -30,7 +30,7 @@ def refused(work: object, extra: str) -> None:
 
 
 def main() -> None:
-    """All of it."""
+    """Runs all checks."""
     site = Path(sysconfig.get_path("purelib"))
     assert Path(onnx2jax.__file__).parent == site / "onnx2jax", onnx2jax.__file__
     assert [name for name in EXTRAS if importlib.util.find_spec(name)] == []

@@ -1,4 +1,4 @@
-"""Runs one attack at a time in a process of its own, with little memory, and tells what was opened.
+"""Runs one attack at a time in a separate process, with little memory, and reports the files it opened.
 
 Each line of standard input is a folder with m.onnx inside; each line of standard output the answer, as JSON. A child is
 forked for each, so that all share one import of JAX.
@@ -21,7 +21,7 @@ from onnx2jax.errors import OnnxError
 from onnx2jax.proto.messages import ModelProto
 
 ALLOWED = 500 * 2**20
-"""Bytes above what the imports take."""
+"""Bytes in addition to the imports' memory."""
 
 
 def attempt(folder: Path, action: Any) -> str:
@@ -39,7 +39,7 @@ def call(path: Path) -> None:
 
 
 def attack(folder: Path) -> dict[str, Any]:
-    """What check and convert (and a call, where the folder asks for it) make of a file."""
+    """The outcomes of check and convert, and of a call if the folder has inputs for one."""
     status = Path("/proc/self/status").read_text()
     data = 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -57,7 +57,7 @@ def attack(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     assert ModelProto is not None
-    gc.freeze()  # so that a child does not copy all the pages that its collector visits
+    gc.freeze()  # else the child's garbage collector would copy all pages it visits
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

@@ -1,4 +1,4 @@
-"""Running an operator in both hands: NumPy's, for known values, and JAX's, compiled."""
+"""Runs an operator in NumPy, for constant values, and in JAX, compiled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def as_jax(value: Any) -> Any:
 
 
 def in_both_hands(call: Callable[[list[Any]], Any], inputs: Sequence[Any], traced: Iterable[int]) -> tuple[Any, Any]:
-    """What a call makes of known inputs, and where some are traced; what does not fold is compiled, as one program."""
+    """The results of a call with constant inputs, and with some traced, compiled as one program unless folded."""
     free = {i: inputs[i] for i in traced if inputs[i] is not None and inputs[i].dtype != object}
     folded: dict[str, Any] = {}
 
@@ -39,7 +39,7 @@ def in_both_hands(call: Callable[[list[Any]], Any], inputs: Sequence[Any], trace
 
 
 def both(name: str, *inputs: Any, traced: tuple[int, ...] = (0,), **kwargs: Any) -> Any:
-    """What NumPy's branch returns, once JAX's (the inputs at ``traced`` are that) is seen to agree."""
+    """The NumPy result, asserted to agree with JAX's with the inputs at ``traced`` traced."""
     known, other = in_both_hands(lambda xs: run_op(name, *xs, **kwargs), inputs, traced)
     pairs = zip(known, other, strict=True) if isinstance(known, tuple) else [(known, other)]
     for a, b in pairs:

@@ -1,4 +1,4 @@
-"""What the conformance tests share: models from text, marks, and the three answers to a broken file."""
+"""Support of the conformance tests: models from text, marks, and the three outcomes for an invalid file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ rule = pytest.mark.rule
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "l" : 1, "ai.onnx.ml" : 5]>'
 MAIN = "g (float[2] x) => (float[2] y)"
 RELU = MAIN + " { y = Relu(x) }"
-"""The graph that most cases take apart."""
+"""The graph that most cases edit."""
 
 Edit = Callable[[Any], Any]
 
@@ -36,18 +36,18 @@ def parse(text: str = RELU, edit: Edit | None = None, head: str = HEAD, **fields
 
 
 def run(proto: Any, *args: Any, **named: Any) -> Any:
-    """Outputs of a call as NumPy: one bare, several as a list."""
+    """Outputs of a call as NumPy: a single output directly, several as a list."""
     results = onnx2jax.convert(proto)(*args, **named)
     return [np.asarray(r) for r in results] if isinstance(results, tuple) else np.asarray(results)
 
 
 def rules_of(proto: Any, severity: str = "error", **kwargs: Any) -> set[str]:
-    """The ids of the rules that ``check`` finds broken."""
+    """The ids of the rules that ``check`` reports as violated."""
     return {f.rule for f in onnx2jax.check(proto, **kwargs).findings if f.severity == severity}
 
 
 def refused(proto: Any, rule_id: str, *, match: str | None = None, error: type[Exception] = OnnxError) -> None:
-    """Refused by ``convert``, and named by ``check``."""
+    """``convert`` raises, and ``check`` names the rule."""
     with pytest.raises(error, match=match):
         onnx2jax.convert(proto)
     assert rule_id in rules_of(proto), onnx2jax.check(proto)
@@ -69,7 +69,7 @@ def warned(proto: Any, rule_id: str) -> onnx2jax.Model:
 
 
 def clean(proto: Any, *args: Any) -> Any:
-    """No findings at all; the outputs of a call."""
+    """``check`` has no findings; returns the outputs of a call."""
     assert onnx2jax.check(proto).findings == ()
     onnx2jax.convert(proto, strict=True)
     return run(proto, *args)

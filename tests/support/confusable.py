@@ -1,4 +1,4 @@
-"""Small models that calls could confuse, each with what it computes in NumPy, value by value."""
+"""Small models for the state machine, each with a NumPy implementation of every value."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Rng = np.random.Generator
 
 
 def real(rng: Rng, *shape: int) -> np.ndarray:
-    """Small integers but 0, so that sums are exact."""
+    """Small non-zero integers, so that sums are exact."""
     return (rng.integers(1, 5, shape) * rng.choice([-1, 1], shape)).astype(F)
 
 
 class Values(dict[str, Any]):
     """Values of a graph by name, computed when first read.
 
-    ``functions`` are what some of them go through, as in ``Model.replace``.
+    ``functions`` replace some of them, as in ``Model.replace``.
     """
 
     def __init__(self, given: Mapping[str, Any], steps: Steps, functions: Steps) -> None:
@@ -42,18 +42,18 @@ class Values(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its meaning.
+    """A model and its NumPy implementation.
 
     Attributes:
         proto: the model.
-        feeds: inputs of a size.
-        steps: what each node's output is, from the values before it.
-        sizes: that the inputs may have.
-        decides: inputs that a caller's jit must know, by ``static=``.
-        transforms: whether one program can compute it, once these are known.
-        differentiable: whether its gradient is that of the steps.
-        told: keywords of ``convert`` under which it computes the same.
-        draws: it draws random numbers.
+        feeds: returns inputs of a size.
+        steps: each node's output, as a function of the values before it.
+        sizes: valid sizes of the inputs.
+        decides: inputs that must be ``static=`` under the caller's jit.
+        transforms: whether it is one program once these are static.
+        differentiable: whether its gradient matches that of the steps.
+        told: keywords of ``convert`` that do not change its results.
+        draws: whether it draws random numbers.
     """
 
     proto: onnx.ModelProto
@@ -94,7 +94,7 @@ def square(rng: Rng, n: int) -> dict[str, Any]:
 
 
 def mean_case(*, optional: bool) -> Case:
-    """A statistic of the weights that is hoisted; ``optional``: a call may give other weights by name."""
+    """A statistic of the weights, which is hoisted; ``optional``: a call may pass other weights by name."""
     proto = text_model("g (float[n] x) => (float[n] y) { m = ReduceMean<keepdims = 0>(W)  y = Mul(x, m) }", W=W4)
     if optional:
         proto.graph.input.append(value("W", F, [4]))
@@ -236,7 +236,7 @@ def scalars() -> Case:
 
 
 def several() -> Case:
-    """Outputs that are the same, that weights alone decide, and that the shape decides."""
+    """Equal outputs, a parameter-only output, and an output computed from the shape."""
     text = """g (float[n] x) => (float[n] y, float[n] again, float[4] c, int64[1] s, float[4] W)
         { y = Neg(x)  again = Identity(y)  c = Mul(W, W)  s = Shape(x) }"""
     steps: Steps = {
@@ -255,7 +255,7 @@ NOISY: Final = text_model(
 
 @cache
 def noise(seed: int, n: int) -> np.ndarray:
-    """What a model that was just made draws."""
+    """The random numbers of a new model."""
     return np.asarray(onnx2jax.convert(NOISY, optimize=False)(np.zeros(n, F), rng=seed))
 
 
@@ -269,7 +269,7 @@ def noisy() -> Case:
 
 
 def wide() -> Case:
-    """64 bits, in numbers that 32 do not hold."""
+    """64-bit numbers that 32 bits cannot represent."""
     text = "g (int64[n] x, double[n] d) => (int64[n] y, double[n] z) { y = Add(x, W)  z = Mul(d, D) }"
     steps: Steps = {"y": lambda v: v["x"] + v["W"], "z": lambda v: v["d"] * v["D"]}
 

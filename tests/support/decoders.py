@@ -1,4 +1,4 @@
-"""Small decoders as exporters write them, made with onnx.helper: one network, its caches in every style."""
+"""Small decoders in the styles of exporters, made with onnx.helper: one network, with caches in every style."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tests.support.models import NP, model, value
 
 HIDDEN, HEADS, KV_HEADS, SIZE, VOCABULARY = 32, 4, 2, 16, 61
 CONTEXT = 128
-"""Rows of the tables of rotations."""
+"""Rows of the rotary embedding tables."""
 MS = "com.microsoft"
 
 Attend = Callable[["Net", int, str, str, str], str]
-"""Attention of a layer: from queries, keys and values [batch, new, heads * size] to [batch, new, HEADS * SIZE]."""
+"""A layer's attention: queries, keys and values [batch, new, heads * size] -> [batch, new, HEADS * SIZE]."""
 
 
 @dataclass
 class File:
-    """A decoder's file, and what whoever runs it by hand has to know.
+    """A decoder's file, and its caches for running it by hand.
 
     Attributes:
         proto: the file.
@@ -36,17 +36,17 @@ class File:
 
     @property
     def inputs(self) -> dict[str, int]:
-        """Names of inputs, and their ranks."""
+        """The ranks of inputs by name."""
         return {v.name: len(v.type.tensor_type.shape.dim) for v in self.proto.graph.input}
 
 
 @dataclass
 class Net:
-    """A graph while it is written."""
+    """A graph builder."""
 
     dtype: Any = np.float32
     bits: str = ""
-    """Weights of products: "" as they are, "symmetric" or "asymmetric" in 4 bits."""
+    """Format of weights: "" for float32, "symmetric" or "asymmetric" for 4 bits."""
     names: tuple[str, str] = ("past_key_values.{}.{}", "present.{}.{}")
     layers: int = 1
     seed: int = 0
@@ -57,7 +57,7 @@ class Net:
     caches: dict[str, tuple[str, tuple[int, ...], Any]] = field(default_factory=dict)
 
     def __call__(self, op_type: str, *inputs: Any, out: str = "", n: int = 1, domain: str = "", **more: Any) -> Any:
-        """The outputs of a new node; inputs are names or arrays."""
+        """Adds a node and returns its outputs; inputs are names or arrays."""
         names = [i if isinstance(i, str) else self.constant(i) for i in inputs]
         outputs = (
             [out or f"{op_type}_{len(self.nodes)}"]
@@ -73,7 +73,7 @@ class Net:
         return name
 
     def weight(self, name: str, *shape: int) -> np.ndarray:
-        """Numbers that depend on the name alone, so that all styles have the same."""
+        """A weight that depends on the name alone, so that all styles have equal weights."""
         rng = np.random.default_rng([self.seed, *name.encode()])
         return (rng.normal(size=shape) * (1.5 / np.sqrt(shape[0]))).astype(np.float32)
 
@@ -95,7 +95,7 @@ class Net:
         return name
 
     def present(self, layer: int, part: str) -> str:
-        """The output for a cache that the first call begins."""
+        """The output for a cache that the first call creates."""
         name = self.names[1].format(layer, part)
         self.outputs.append(value(name, self.dtype, ["batch_size", KV_HEADS, "sequence_length", SIZE]))
         return name
@@ -135,7 +135,7 @@ class Net:
     def file(self, opset: int = 21) -> File:
         return File(model(self.nodes, self.inputs, self.outputs, self.weights, opset, {MS: 1}), dict(self.caches))
 
-    # Pieces of attention.
+    # Parts of attention.
 
     def heads(self, x: str, count: int) -> str:
         """[batch, new, count * size] -> [batch, count, new, size]."""
@@ -163,7 +163,7 @@ class Net:
         return self("Concat", *parts, axis=-1)
 
     def causal(self, new: str, total: str, mask: str = "", window: int = 0, places: str = "") -> str:
-        """Which of the total places each new token sees, bool [batch or 1, 1, new, total], by places."""
+        """The causal mask, bool [batch or 1, 1, new, total], from token positions."""
         last = places or self.range(self("Sub", total, new), total)
         at, to = self("Unsqueeze", last, np.array([1])), self("Unsqueeze", self.range(0, total), np.array([0]))
         seen = self("LessOrEqual", to, at)
@@ -175,11 +175,11 @@ class Net:
         return seen
 
     def added(self, seen: str) -> str:
-        """A mask as numbers to add."""
+        """A boolean mask as an additive one."""
         return self("Where", seen, self.dtype(0), self.dtype(np.finfo(self.dtype).min / 2))
 
     def repeated(self, x: str) -> str:
-        """Keys or values, for each query head."""
+        """Keys or values repeated for each query head."""
         x = self("Tile", self("Unsqueeze", x, np.array([2])), np.array([1, 1, HEADS // KV_HEADS, 1, 1]))
         return self("Reshape", x, np.array([0, HEADS, -1, SIZE]))
 
@@ -202,7 +202,7 @@ def rotations() -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_four_bits(weight: np.ndarray, *, asymmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """[n, k] in blocks of 32 as MatMulNBits takes it: packed [n, blocks, 16], scales [n, blocks], zeros."""
+    """[n, k] quantised in blocks of 32 for MatMulNBits: packed [n, blocks, 16], scales [n, blocks], zero points."""
     blocks = weight.reshape(len(weight), -1, 32)
     low, high = blocks.min(-1), blocks.max(-1)
     scales = (high - low) / 15 if asymmetric else np.abs(blocks).max(-1) / 7
@@ -244,7 +244,7 @@ def group_query(dtype: Any = np.float32, bits: str = "", layers: int = 1) -> Fil
 
 
 def appending(*, positions: bool = True, window: int = 0, names: tuple[str, str] = Net.names, layers: int = 1) -> File:
-    """Concat(past, new), as torch exports it by way of optimum."""
+    """Concat(past, new), as optimum exports it from PyTorch."""
     net = Net(names=names, layers=layers)
     mask = net.give("attention_mask", np.int64, "batch_size", "total_sequence_length")
     where = net.give("position_ids", np.int64, "batch_size", "sequence_length") if positions else ""
@@ -253,7 +253,7 @@ def appending(*, positions: bool = True, window: int = 0, names: tuple[str, str]
 
 
 def appended(mask: str, where: str, window: int = 0, part: str = "", past: bool = True) -> Attend:
-    """Attention that appends to its cache; positions by the extent of the past where none are given."""
+    """Attention that appends to its cache; positions default to the extent of the past."""
 
     def joined(net: Net, i: int, name: str, new: str) -> str:
         if not past:
@@ -273,7 +273,7 @@ def appended(mask: str, where: str, window: int = 0, part: str = "", past: bool 
 
 
 def static(length: int, *, writer: str = "ScatterElements", mask_rank: int = 2, positions: bool = True) -> File:
-    """Caches of a length that the file says, written where cache_position says."""
+    """Caches of fixed length, written at cache_position."""
     net = Net()
     at = net.give("cache_position", np.int64, "sequence_length")
     where = net("Unsqueeze", at, np.array([0]))
@@ -351,7 +351,7 @@ def multi_head() -> File:
 
 
 def convolving() -> File:
-    """Attention as ``appending``, and behind it a short convolution whose state keeps its extents."""
+    """Attention like ``appending``, then a short convolution with a state of fixed shape."""
     net = Net()
     mask = net.give("attention_mask", np.int64, "batch_size", "total_sequence_length")
     where = net.give("position_ids", np.int64, "batch_size", "sequence_length")
@@ -370,7 +370,7 @@ def convolving() -> File:
 
 
 def cross(source: str, *, first: bool) -> Attend:
-    """Attention to an encoder, whose keys and values the first call makes and later ones are given."""
+    """Cross-attention, whose keys and values the first call computes and later calls take as inputs."""
 
     def attend(net: Net, i: int, x: str, *_: str) -> str:
         q = net.heads(net.linear(net.norm(x, f"{i}.norm3"), f"{i}.cross.q", HIDDEN, HEADS * SIZE), HEADS)
@@ -390,7 +390,7 @@ def cross(source: str, *, first: bool) -> Attend:
 
 
 def after_an_encoder(*, first: bool) -> Net:
-    """A decoder as optimum writes it: ``first`` for decoder_model.onnx, else decoder_with_past_model.onnx."""
+    """A decoder in optimum's style: ``first`` for decoder_model.onnx, else decoder_with_past_model.onnx."""
     net = Net()
     mask = net.give("decoder_attention_mask", np.int64, "batch_size", "total_sequence_length")
     where = net.give("position_ids", np.int64, "batch_size", "sequence_length")
@@ -405,7 +405,7 @@ def merged() -> File:
     """Both as one file: If over use_cache_branch, as optimum merges them."""
     first, later = after_an_encoder(first=True), after_an_encoder(first=False)
     shared = {n: w for n, w in first.weights.items() if n in later.weights and not n.startswith("constant")}
-    for name in [n for n in later.caches if ".encoder." in n]:  # the second branch hands on what it was given
+    for name in [n for n in later.caches if ".encoder." in n]:  # the second branch returns its input
         later("Identity", name, out=later.caches[name][0])
     outputs = [o.name for o in first.outputs]
     branches = {}
@@ -421,13 +421,13 @@ def merged() -> File:
 
 
 Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
-"""From inputs by name to all outputs."""
+"""A function from inputs by name to all outputs."""
 
 
 def by_onnxruntime(file: File) -> Run:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    # or it rounds what it multiplies with quantised weights (DequantizeLinear, MatMul) to 8 bits
+    # else it rounds activations of quantised products (DequantizeLinear, MatMul) to 8 bits
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(file.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return lambda feeds: session.run(None, feeds)
@@ -437,7 +437,7 @@ def by_hand(
     file: File, prompt: Sequence[int], count: int, run: Run | None = None, *, first: File | None = None,
     first_run: Run | None = None, **others: np.ndarray,
 ) -> tuple[list[int], np.ndarray]:  # fmt: skip
-    """The likeliest tokens after one prompt, and the logits of each, by a loop in which the caches grow.
+    """Greedy tokens after one prompt, and their logits, by a loop with growing caches.
 
     Args:
         file: of a step.
@@ -466,7 +466,7 @@ def by_hand(
 
 
 def _feeds(file: File, new: Sequence[int], seen: int) -> NP:
-    """What follows from the new tokens of one sequence and the count of those before."""
+    """Masks, positions and lengths for one sequence's new tokens and the number of past tokens."""
     total = seen + len(new)
     places = np.arange(seen, total)
     room = next((shape[2] for _, shape, _ in file.caches.values() if len(shape) == 4 and shape[2]), total)

@@ -1,4 +1,4 @@
-"""The part of a state machine that makes models of models, under JAX configured in many ways."""
+"""State machine rules that derive models from models, under different JAX configurations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.models import model, value
 from tests.support.subjects import FORMS, Subject, assert_same, converted, deleted, other_params, spoil
 
 MOST = 5
-"""Models that a machine keeps."""
+"""Number of models that a machine holds."""
 SETTINGS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "x64": (jax.enable_x64, (False, True)),
     "precision": (jax.default_matmul_precision, (None, "highest", "float32")),
@@ -38,33 +38,33 @@ names = st.sampled_from(sorted(CASES))
 
 
 class Derivations(RuleBasedStateMachine):
-    """Models made of models, and the results of their calls."""
+    """Models, models derived from them, and the results of their calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.subjects: list[Subject] = []
         self.kept: list[tuple[list[Any], list[np.ndarray]]] = []
-        """Results of earlier calls, and what they were."""
+        """Results of earlier calls, and copies of them."""
         self.folder, self.saved = tempfile.TemporaryDirectory(), 0
         self.configuration = {name: values[0] for name, (_, values) in SETTINGS.items()}
 
     @contextmanager
     def configured(self) -> Iterator[None]:
-        """JAX as the caller has it."""
+        """JAX in the caller's configuration."""
         with ExitStack() as stack:
             for name, setting in self.configuration.items():
                 stack.enter_context(SETTINGS[name][0](setting))
             yield
 
     def draw(self, k: int) -> tuple[Subject, Rng]:
-        """One of the models, and random numbers for it."""
+        """One of the models, and a random generator for it."""
         return self.subjects[k % len(self.subjects)], np.random.default_rng(k)
 
     def add(self, subject: Subject) -> None:
         self.subjects = [*self.subjects, subject][-MOST:]
 
     def feeds(self, subject: Subject, rng: Rng, forms: list[str]) -> tuple[dict[str, Any], list[np.ndarray], Any]:
-        """Inputs in some forms, the outputs that they give, and the random key."""
+        """Inputs in different forms, the expected outputs, and a random key."""
         sizes = (1, 2, 5) if subject.told.get("rebatch") else subject.case.sizes
         weights = np.array([0.1 if n > 100 else 1 for n in sizes])
         feeds = subject.feeds(rng, int(rng.choice(sizes, p=weights / weights.sum())))
@@ -100,7 +100,7 @@ class Derivations(RuleBasedStateMachine):
         case, rng = CASES[name], np.random.default_rng(k)
         drawn = case.feeds(rng, int(rng.choice(case.sizes[:4])))
         fixed = {n: v for n, v in drawn.items() if n in case.decides and rng.integers(2)}
-        fixed |= {"shape": np.array([2, -1])} if "shape" in fixed else {}  # it fits all sizes
+        fixed |= {"shape": np.array([2, -1])} if "shape" in fixed else {}  # it accepts all sizes
         told = dict(rng.choice(case.told)) if case.told and rng.integers(2) else {}
         if name == "single":
             told = {"rebatch": True}
@@ -111,7 +111,7 @@ class Derivations(RuleBasedStateMachine):
     def duplicate(self, k: int, way: str) -> None:
         subject, _ = self.draw(k)
         if way == "pickle" and subject.functions:
-            return  # functions of a test cannot be pickled
+            return  # a test's functions cannot be pickled
         with self.configured():
             made = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m))}
             self.add(replace(subject, model=made[way](subject.model), jitted=None))
@@ -122,7 +122,7 @@ class Derivations(RuleBasedStateMachine):
         if not subject.is_whole:
             return
         self.saved += 1
-        path = Path(self.folder.name) / f"m{self.saved}.onnx"  # it stays: data may be read when it is first asked for
+        path = Path(self.folder.name) / f"m{self.saved}.onnx"  # the file stays: data may be read on first access
         with self.configured():
             onnx2jax.save(subject.model, path, external_data=external, size_threshold=0)
             self.add(replace(subject, model=onnx2jax.convert(path), fixed={}, told={}, jitted=None))

@@ -1,4 +1,4 @@
-"""What the operands of the folding operators are drawn from: shapes, types, and numbers with extremes among them."""
+"""Strategies for operands of folding operators: shapes, types, and numbers with extremes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnx2jax.proto.dtypes import ELEMENT_TYPES, to_dtype
 
 @dataclass(frozen=True)
 class Draw:
-    """What a case draws with: hypothesis's own function, and the number of the draw, so that proportions are fixed."""
+    """Hypothesis's draw function with the number of the draw, so that proportions are fixed."""
 
     function: Callable[[st.SearchStrategy[Any]], Any]
     number: int
@@ -26,22 +26,22 @@ class Draw:
         return self.function(strategy)
 
     def turn(self, choices: Sequence[Any]) -> Any:
-        """Each choice in turn, once for floats and once for other types."""
+        """Cycles through choices, once for floats and once for other types."""
         return choices[self.number // 2 % len(choices)]
 
     @property
     def floats(self) -> bool:
-        """Floating numbers where there is a choice; otherwise what else there is."""
+        """Floating types if the operator has any; otherwise its other types."""
         return self.number % 2 == 0
 
     @property
     def extremes(self) -> bool:
-        """Infinities, NaN, signed zeros, and the integers at the ends of their types."""
+        """Whether to draw infinities, NaN, signed zeros, and extreme integers."""
         return self.number // 2 % 2 == 0
 
     @property
     def empty(self) -> bool:
-        """What can be empty is."""
+        """Whether to draw empty arrays where possible."""
         return self.number % 9 in (6, 7)
 
 
@@ -49,7 +49,7 @@ Case = Callable[[Draw, list[np.dtype]], tuple[Sequence[Any], dict[str, Any]]]
 
 FLOATS = [to_dtype(code) for code in (10, 16, 1, 11)]
 INT64 = np.dtype(np.int64)
-SIDES = st.sampled_from([2, 3, 1, 4, 2, 3, 1, 2, 3, 2, 3, 0])  # what hypothesis thinks simplest comes first
+SIDES = st.sampled_from([2, 3, 1, 4, 2, 3, 1, 2, 3, 2, 3, 0])  # hypothesis shrinks towards the first
 
 
 def is_float(dtype: np.dtype) -> bool:
@@ -65,13 +65,13 @@ SOME = st.sampled_from([2, 3, 1])
 
 
 def limits(dtype: np.dtype) -> tuple[int, int]:
-    """The least and the greatest integer of a type."""
+    """The smallest and largest integer of a type."""
     bits = next(row.bits for row in ELEMENT_TYPES.values() if row.dtype == dtype)
     return (0, 2**bits - 1) if dtype.name.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def extremes(dtype: np.dtype) -> np.ndarray:
-    """The values of a type at which operators go wrong, and some beside them."""
+    """Extreme values of a type, where operators tend to fail, and their neighbours."""
     if dtype == np.bool_:
         return np.array([False, True])
     if is_float(dtype):
@@ -93,7 +93,7 @@ def broadcast_shapes(draw: Draw, whole: tuple[int, ...], count: int) -> list[tup
 
 
 def values(draw: Draw, dtype: Any, shape: tuple[int, ...], low: float | None = None, high: float = 4) -> np.ndarray:
-    """Numbers of a type: ordinary ones, and among them, when the draw says so, extremes.
+    """Numbers of a type, with extremes among them if the draw has extremes.
 
     With ``low`` only ordinary ones, between it and ``high``.
     """
@@ -137,7 +137,7 @@ def dtype_of(draw: Draw, types: list[np.dtype]) -> np.dtype:
 
 
 def like(inputs: Sequence[Any], free: Sequence[bool]) -> Case:
-    """Other numbers in the place of the floating ones that are free, all of one type; the others stay as they are."""
+    """The operands with new numbers for the free floating ones, all of one type."""
 
     def case(draw: Draw, types: list[np.dtype]) -> Any:
         dtype = dtype_of(draw, [d for d in types if is_float(d)] or FLOATS)
@@ -149,7 +149,7 @@ def like(inputs: Sequence[Any], free: Sequence[bool]) -> Case:
 
 @functools.cache
 def types_of(domain: str, name: str) -> list[np.dtype]:
-    """What the newest schema allows for the first input, less what no compiled function takes; floats without one."""
+    """The compilable types of the first input by the newest schema; floats without a schema."""
     try:
         schema = onnx.defs.get_schema(name, domain=domain)
     except onnx.defs.SchemaError:

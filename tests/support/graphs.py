@@ -38,7 +38,7 @@ Pool = dict[str, list[str]]
 
 @dataclass
 class Scope:
-    """A graph while it grows."""
+    """A graph builder, with values by kind."""
 
     draw: Draw
     model: Model
@@ -47,7 +47,7 @@ class Scope:
     nodes: list[onnx.NodeProto] = field(default_factory=list)
 
     def add(self, op: str, *inputs: str, n: int = 1, domain: str = "", **attributes: Any) -> Any:
-        """A node; returns the name of its output, or their names."""
+        """Add a node; returns the name of its output, or names of several."""
         names = [self.model.fresh(op) for _ in range(n)]
         self.nodes.append(helper.make_node(op, inputs, names, name=names[0], domain=domain, **attributes))
         return names[0] if n == 1 else names
@@ -60,7 +60,7 @@ class Scope:
         return name
 
     def pick(self, kind: str) -> str:
-        """A value of a kind, often the newest; made from nothing where there is none."""
+        """A value of a kind, often the newest; created if there is none."""
         if not self.pool.get(kind):
             return self.keep(kind, self.made(kind))
         names = self.pool[kind][::-1]
@@ -84,11 +84,11 @@ class Scope:
                 return str(self.add("Optional", self.pick("M")))
 
     def bounded(self, name: str) -> str:
-        """A matrix whose numbers are in the range of M again."""
+        """A matrix with numbers clipped to the range of M."""
         return str(self.add("Clip", name, self.constant(-8, np.float32), self.constant(8, np.float32)))
 
     def short(self, name: str) -> str:
-        """No more rows than MOST_ROWS."""
+        """A matrix cut to at most MOST_ROWS rows."""
         return str(self.add("Slice", name, self.constant([0]), self.constant([MOST_ROWS])))
 
     def count(self, name: str) -> str:
@@ -111,7 +111,7 @@ class Scope:
         return str(self.add("Concat", self.constant([[1, -2, 3, 0]], np.float32), self.short(m), axis=0))
 
     def inner(self, formals: Sequence[tuple[str, str]], pieces: int, *, captures: bool = True) -> Scope:
-        """A scope inside this one, with its formals (kind, name)."""
+        """A scope inside this one, with formals (kind, name)."""
         pool = {k: list(v) for k, v in self.pool.items()} if captures else {}
         scope = Scope(self.draw, self.model, pool, self.depth + 1)
         for kind, name in formals:
@@ -120,7 +120,7 @@ class Scope:
         return scope
 
     def graph(self, formals: Sequence[tuple[str, str]], results: Sequence[tuple[str, str]]) -> onnx.GraphProto:
-        """This scope as a graph attribute; results are given out under names of its own."""
+        """This scope as a graph attribute; its outputs have new names."""
         outputs = [(kind, self.add("Identity", name)) for kind, name in results]
         ends = [[helper.make_value_info(n, TYPES[k]) for k, n in names] for names in (formals, outputs)]
         return helper.make_graph(self.nodes, self.model.fresh("graph"), *ends)
@@ -134,11 +134,11 @@ class Scope:
 
 @dataclass
 class Model:
-    """What all scopes of a model share."""
+    """State shared by all scopes of a model."""
 
     functions: list[onnx.FunctionProto] = field(default_factory=list)
     beyond: bool = False
-    """Whether something is in it that the reference evaluator gets wrong: scopes in scopes, functions, optionals."""
+    """Whether it has features that the reference evaluator gets wrong: nested scopes, functions, optionals."""
     names: int = 0
 
     def fresh(self, stem: str) -> str:
@@ -344,7 +344,7 @@ def numbers_of_words(s: Scope) -> None:
 
 
 def branch(s: Scope) -> None:
-    """If: the branches make the same kinds, of any extents."""
+    """If, whose branches return the same kinds, of any extents."""
     s.model.beyond = True
     kinds = s.draw(st.sampled_from(["M", "MI", "V", "T", "B", "MB"]))
     cond = s.pick("B")
@@ -358,7 +358,7 @@ def branch(s: Scope) -> None:
 
 
 def loop(s: Scope) -> None:
-    """Loop in every mode: trip count or none, condition or none, decided by data or not, states and scan outputs."""
+    """Loop in every mode: with and without trip count and condition, data-dependent or not, states and scan outputs."""
     s.model.beyond = True
     kinds = s.draw(st.sampled_from(["M", "MI", "I", "MV", "MS", "T", "MB"]))
     scans = s.draw(st.sampled_from(["", "R", "I", "RI", "B"]))
@@ -379,7 +379,7 @@ def loop(s: Scope) -> None:
     going = inside.add("Less", formals[0][1], inside.constant(s.draw(st.integers(0, 5))))
     if s.draw(st.booleans()):
         going = inside.add("And", going, inside.pick("B"))
-    if not cond:  # what the body says is ignored then, but not by onnxruntime
+    if not cond:  # then the body's condition is ignored, but not by onnxruntime
         going = inside.constant(True, bool)
     results = [("B", going), *((k, inside.pick(k)) for k in kinds)]
     for kind in scans:
@@ -419,7 +419,7 @@ def scan(s: Scope) -> None:
 
 
 def function(s: Scope) -> None:
-    """A call of a function of the model's own, with graphs inside, which captures nothing."""
+    """A call of a model-local function with inner graphs."""
     s.model.beyond = True
     formals = [("M", s.model.fresh("m")), ("I", s.model.fresh("k")), ("B", s.model.fresh("b"))]
     operands = [s.pick(k) for k, _ in formals]
@@ -446,7 +446,7 @@ INPUTS = {"M": "x", "I": "k", "B": "b", "T": "t"}
 
 @st.composite
 def models(draw: Draw) -> tuple[onnx.ModelProto, bool]:
-    """A model, and whether the reference evaluator is no oracle for it."""
+    """A random model, and whether the reference evaluator is unreliable for it."""
     shared = Model()
     scope = Scope(draw, shared, {k: [n] for k, n in INPUTS.items()} | {"W": ["w"]})
     scope.grow(draw(st.integers(2, 7)))

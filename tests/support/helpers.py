@@ -1,4 +1,4 @@
-"""What tests share: one operator run as a one-node graph, meshes over the eight virtual devices of conftest.py."""
+"""Shared helpers: runs one operator as a one-node graph; meshes over the eight virtual devices of conftest.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnx2jax.runtime.interpreter import Context, evaluate
 from onnx2jax.runtime.params import DeviceParams
 
 ON_PURPOSE = (OnnxError, ValueError, NotImplementedError, TypeError, OverflowError, MemoryError)
-"""What operators raise to refuse operands, and what NumPy and JAX raise."""
+"""Errors by which operators, NumPy and JAX reject operands."""
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
 
@@ -40,10 +40,10 @@ def run_op(
     eager: bool = False,
     **attributes: Any,
 ) -> Any:
-    """The outputs of one operator: NumPy inputs take the branch for known values, JAX arrays the other.
+    """The outputs of one operator: NumPy inputs are constants, JAX arrays are not.
 
-    ``jit=True`` passes all inputs traced. None is an absent input. One output comes bare, several as a tuple.
-    What does not fold is compiled as one program, where ``eager=True`` compiles each of JAX's operations alone.
+    ``jit=True`` traces all inputs. None is an absent input. A single output is returned directly, several as a tuple.
+    A call that does not fold is compiled as one program; ``eager=True`` compiles each JAX operation alone.
     """
     domain = normal_domain(domain)
     opset = opset or binding.NEWEST.get(domain, 1)
@@ -62,7 +62,7 @@ def run_op(
 
     values = {n: x for n, x in zip(names, inputs, strict=True) if n}
     with compat.enable_x64():
-        if eager or is_traced(values, jnp.zeros(())):  # within a trace it becomes a part of that
+        if eager or is_traced(values, jnp.zeros(())):  # inside a trace it is traced too
             results = (jax.jit(call) if jit else call)(values)
         else:
             results = compiled(call, values, values if jit else ())
@@ -70,7 +70,7 @@ def run_op(
 
 
 def compiled(call: Callable[[dict[str, Any]], Any], values: Mapping[str, Any], traced: Collection[str] = ()) -> Any:
-    """A call as one program of the JAX arrays among the values, and of those that are named; none where it folds."""
+    """A call compiled as one program of the JAX arrays among the values, and of those named; folded without any."""
     free = {n: x for n, x in values.items() if n in traced or isinstance(x, jax.Array)}
     folded: list[Any] = []
 
@@ -86,7 +86,7 @@ def compiled(call: Callable[[dict[str, Any]], Any], values: Mapping[str, Any], t
 
 
 def check_gradients(name: str, inputs: Sequence[Any], free: Mapping[int, np.ndarray], **how: Any) -> None:
-    """The reverse derivatives of one operator by some inputs, by their places, beside differences of its results.
+    """Compare gradients of one operator with respect to inputs, by position, with finite differences.
 
     ``how`` are the keywords of ``run_op``.
     """
@@ -100,7 +100,7 @@ def check_gradients(name: str, inputs: Sequence[Any], free: Mapping[int, np.ndar
 
 
 def assert_on_purpose(error: OnnxError) -> None:
-    """Behind the error stands a refusal; a KeyError, an AttributeError and the like would be a fault of ours."""
+    """Assert that an error is a deliberate rejection; a KeyError or AttributeError as its cause would be our bug."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
@@ -114,7 +114,7 @@ def mesh(**axes: int) -> jax.sharding.Mesh:
 
 
 def as_weights(values: Sequence[Any]) -> tuple[list[str], DeviceParams]:
-    """Arrays as a model's parameters: their names, and they."""
+    """Arrays as a model's parameters: names, and arrays by name."""
     named = {str(i): jnp.asarray(v) for i, v in enumerate(values)}
     types = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in named.items()}
     return list(named), DeviceParams(types, named.__getitem__, lambda _, value: value)

@@ -1,4 +1,4 @@
-"""Work that ends before one of its disk operations, as if the process had been killed there."""
+"""Stops work before one of its disk operations, as if the process had been killed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 
 class Killed(BaseException):
-    """Ends a save like a signal: from then on nothing reaches the disk, no cleaning up either."""
+    """Ends a save like SIGKILL: afterwards nothing is written, and no cleanup runs."""
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, at: int, work: Callable[[], object]) -> bool:
-    """Whether the work was ended before its disk operation of that number."""
+    """Runs work until its disk operation of a number; whether it was stopped there."""
     done = 0
 
     def limited(original: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Models with their weights in a file beside them, and what is read of it."""
+"""Models with external data, and counts of the bytes read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Reads:
 
 @contextmanager
 def counted() -> Iterator[Reads]:
-    """What is read meanwhile."""
+    """Counts the bytes read inside the scope."""
     reads, read = Reads(), File.read_runs
 
     def read_runs(file: File, starts: Any, nbytes: int) -> np.ndarray:

@@ -17,13 +17,13 @@ import onnx2jax
 from onnx2jax.runtime.values import to_host
 
 VERSION = "1.23.2"
-"""The release of onnx that the counts and the manifest are about."""
+"""The release of onnx to which the counts and the manifest apply."""
 COUNTS = {"node": 1884, "pytorch-converted": 82, "pytorch-operator": 35, "real": 9, "simple": 23}
-"""Its cases by kind; the nine `real` ones are the light models, whose weights the model itself generates."""
+"""Number of cases by kind; the nine `real` ones are the light models, which generate their weights."""
 BERNOULLI = {f"test_bernoulli{kind}{form}" for kind in ("", "_double", "_seed") for form in ("", "_expanded")}
-"""ONNX fixes no generator, not even for a given seed: these are compared by type, shape and frequencies."""
+"""ONNX specifies no random generator, not even for a seed: these are compared by type, shape and frequencies."""
 DROPOUT = {f"test_training_dropout{kind}" for kind in ("", "_mask", "_default", "_default_mask")}
-"""The same, where the ratio is not 0."""
+"""Likewise, if the ratio is not 0."""
 ROOT = Path(onnx.__file__).parent
 
 Case = Any
@@ -32,9 +32,9 @@ Case = Any
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """All cases by name, in an order that every process agrees on."""
+    """All cases by name, in an order that is the same in every process."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the cases compute their expected outputs while they are imported
+        warnings.simplefilter("ignore")  # importing the cases computes their expected outputs
         from onnx.backend.test.loader import load_model_tests
 
         found = [case for kind in COUNTS for case in load_model_tests(kind=kind)]
@@ -44,7 +44,7 @@ def cases() -> dict[str, Case]:
 
 
 def load(case: Case) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]]:
-    """The case's model, and its sets of inputs and outputs as NumPy."""
+    """A case's model, and its sets of inputs and outputs as NumPy."""
     if case.model is not None:
         return case.model, [([_value(v) for v in inputs], [_value(v) for v in out]) for inputs, out in case.data_sets]
     if case.url is not None:
@@ -56,7 +56,7 @@ def load(case: Case) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]
 
 
 def _light(path: Path) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]]:
-    """One of the nine light models; its input is what onnx's own runner feeds it."""
+    """One of the nine light models, with the input of onnx's own runner."""
     model = onnx.load(path)
     (image,) = free_inputs(model)
     shape = [d.dim_value for d in image.type.tensor_type.shape.dim]
@@ -94,7 +94,7 @@ def _value(value: Any) -> Any:
 
 
 def check(case: Case) -> onnx2jax.Model:
-    """Compare what ``run`` and a call give with what the case expects; the model, which knows how it ran."""
+    """Compare ``run`` and a call with the case's expected outputs; returns the model."""
     message, sets = load(case)
     if case.name in BERNOULLI | DROPOUT:
         message = _without_seed(message)
@@ -116,7 +116,7 @@ def run(model: onnx2jax.Model, feeds: dict[str, Any], **rng: Any) -> list[Any]:
 
 
 def call(model: onnx2jax.Model, feeds: dict[str, Any], **rng: Any) -> list[Any]:
-    """A call, on the host: what one program computes is compiled by XLA, however small."""
+    """A call's outputs on the host: computed by XLA even for the smallest programs."""
     return outputs(model(**feeds, **rng))
 
 
@@ -127,13 +127,13 @@ def outputs(results: Any) -> list[Any]:
 
 def _compare(case: Case, expected: list[Any], feeds: dict[str, Any], results: Callable[..., list[Any]]) -> None:
     if case.name in BERNOULLI:
-        # The expansion in ONNX compares the wrong way around: it draws 1 where the number is above p.
+        # ONNX's expansion has the comparison reversed: it draws 1 if the number is above p.
         _check_bernoulli(results, feeds, expected[0], flipped=case.name.endswith("_expanded"))
     elif case.name in DROPOUT:
         _check_dropout(results, feeds, expected)
     else:
         for result, value in zip(results(), expected, strict=True):
-            # What a Fourier transform gives back beside zeros is the rounding of NumPy's release.
+            # Near-zero results of Fourier transforms depend on the NumPy release's rounding.
             atol = 1e-6 if case.name.startswith("test_dft") else case.atol
             assert_same(result, value, case.rtol, atol)
 
@@ -174,7 +174,7 @@ def _assert_same_tensor(result: Any, expected: np.ndarray, rtol: float, atol: fl
 
 
 def _without_seed(message: onnx.ModelProto) -> onnx.ModelProto:
-    """With a fixed seed every draw would be the same one."""
+    """Remove the seed, with which every draw would be the same."""
     result = onnx.ModelProto()
     result.CopyFrom(message)
     for node in result.graph.node:

@@ -1,4 +1,4 @@
-"""Pages of Markdown: what they show, run in order in one namespace, and compared with what they say it prints."""
+"""Runs the code blocks of Markdown pages in order, in one namespace, and compares their output with the page."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PRINTS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class Block(NamedTuple):
-    """A fenced block: ``python``, ``sh`` with commands, or ``text`` with what the Python before it prints."""
+    """A fenced block: ``python``, ``sh`` with commands, or ``text`` with the output of the Python before it."""
 
     kind: str
     body: str
     line: int
     reason: str | None
-    """Why it cannot be run, where a comment before it says so: ``<!-- not run: the reason -->``."""
+    """The reason not to run it, from a comment before it: ``<!-- not run: the reason -->``."""
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -47,7 +47,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def run(page: Path) -> dict[str, Any]:
-    """Run what can be run of a page; the names that its Python defines."""
+    """Run the blocks of a page; returns the namespace of its Python."""
     names: dict[str, Any] = {"__name__": "example"}
     printed = ""
     for block in blocks(page):
@@ -71,7 +71,7 @@ def run(page: Path) -> dict[str, Any]:
 
 
 def check_command(line: str, where: str) -> None:
-    """Hold a command line to what would take it: this package's parser, the Makefile, pyproject.toml, a module."""
+    """Check a command line against this package's parser, the Makefile, pyproject.toml, or a module."""
     match shlex.split(line, comments=True):
         case [] | ["cd" | "git", *_]:
             return

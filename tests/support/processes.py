@@ -1,4 +1,4 @@
-"""One of several processes over which models run and train: what ``tests/sharding/test_processes.py`` starts.
+"""One of several processes of a distributed run, started by ``tests/sharding/test_processes.py``.
 
 ``python -m tests.support.processes TASK PROCESS PROCESSES PORT FOLDER``: what it finds goes to a file of the folder.
 """
@@ -27,7 +27,7 @@ from tests.support.loading import counted
 from tests.support.models import mlp
 
 STEPS, KILLED, SAVED = 50, 25, 20
-"""Steps in all, after how many a process is killed, and the last checkpoint before that."""
+"""Number of steps, the step at which a process is killed, and the last checkpoint before that."""
 RULES = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model")}
 RNG = np.random.default_rng(0)
 X, LABELS = RNG.normal(size=(STEPS, 8, 4)).astype(np.float32), RNG.integers(0, 2, (STEPS, 8))
@@ -47,7 +47,7 @@ def tuning(**options: Any) -> onnx2jax.FineTuning:
 
 
 def trained(tuned: onnx2jax.FineTuning, state: Any, steps: Iterable[int], of: Any = batch) -> tuple[Any, list[float]]:
-    """The state after these steps, and the loss of each."""
+    """The state after some steps, and their losses."""
     losses = []
     for i in steps:
         state, metrics = tuned.step(state, of(i))
@@ -56,7 +56,7 @@ def trained(tuned: onnx2jax.FineTuning, state: Any, steps: Iterable[int], of: An
 
 
 def described(trainer: onnx2jax.TrainingModel) -> list[float]:
-    """The losses of training as the file describes it."""
+    """The losses of the training that the file defines."""
     rows = [slice(8 * i, 8 * i + 8) for i in range(5)]
     batches = [{"x": resumption.IMAGES[r], "label": resumption.LABELS[r]} for r in rows]
     return [float(trainer.train_step(b)["loss"]) for b in batches]
@@ -72,7 +72,7 @@ def refused(call: Callable[[], Any]) -> str:
 
 
 def compute(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, Any]:
-    """What processes that agree find; the checkpoint of the folder is one that others have left."""
+    """The results of processes with equal inputs; the folder has a checkpoint of other processes."""
     found: dict[str, Any] = {}
     for plan in PLANS:
         model = onnx2jax.convert(mlp(), mesh=mesh, shardings=plan)
@@ -112,7 +112,7 @@ def compute(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, An
 
 
 def disagree(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, str]:
-    """The errors of processes that differ."""
+    """The errors of processes with different inputs."""
     model, tuned = onnx2jax.convert(mlp(), mesh=mesh), tuning(mesh=mesh)
     other = mlp()
     other.graph.node[0].name = f"node {process}"
@@ -134,14 +134,14 @@ def disagree(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, s
         "other rules": refused(lambda: tuning(mesh=mesh, shardings=RULES if process else {})),
         "another order of calls": refused(lambda: model(X[0]) if process else tuned.step(tuned.init(), batch(0))),
     }
-    assert model.run(None, {"x": X[0]})[0].shape == (8, 2)  # it can go on
+    assert model.run(None, {"x": X[0]})[0].shape == (8, 2)  # it can continue
     if process == 0:
         found["one that ends"] = refused(lambda: model(X[0]))
     return found
 
 
 def die(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, Any]:
-    """Training in whose middle the second process is killed."""
+    """Training during which the second process is killed."""
     tuned = tuning(mesh=mesh, shardings=RULES)
     state, losses = tuned.init(), []
     with onnx2jax.Checkpoints(folder / "series") as checkpoints:

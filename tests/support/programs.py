@@ -1,4 +1,4 @@
-"""Passes applied to what ``jax.make_jaxpr`` traces."""
+"""Applies passes to jaxprs from ``jax.make_jaxpr``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
 
 
 def rewritten(rewrite: Callable[[Program], Program], closed: Any, parameters: int = 0) -> Any:
-    """The program after a pass, which is shown to be valid; the same object where the pass returns its own."""
+    """The program after a pass, checked to be valid; the same object if the pass returns its argument."""
     program = Program.of(closed, parameters)
     new = rewrite(program)
     if new is program:

@@ -1,4 +1,4 @@
-"""Run as a process: a model's results without interfaces of JAX, which are removed before the package is imported.
+"""A script: a model's results after interfaces of JAX are removed, before the package is imported.
 
 python -m tests.support.removal jax.interpreters.mlir jax.core.eval_context
 """
@@ -20,7 +20,7 @@ X = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
 
 
 def remove(path: str) -> None:
-    """Remove a module, or an attribute of a module or of a class in one; nothing where this JAX has it not."""
+    """Remove a module, or an attribute of a module or class, if this JAX has it."""
     owner_path, _, name = path.rpartition(".")
     try:
         owner = importlib.import_module(owner_path)
@@ -36,7 +36,7 @@ def remove(path: str) -> None:
 
 
 def results(onnx2jax: Any) -> dict[str, Any]:
-    """What a model gives called, transformed and exported."""
+    """A model's results: called, transformed and exported."""
     model = onnx2jax.convert(mlp())
     with tempfile.TemporaryDirectory() as folder:
         exported = onnx2jax.load_exported(model.export(folder, platforms=["cpu"]))(X)
@@ -53,7 +53,7 @@ def results(onnx2jax: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare with the network by hand."""
+    """Compare with the hand-written network."""
     jax.devices()  # JAX itself needs some of them to start
     for path in sys.argv[1:]:
         remove(path)

@@ -1,4 +1,4 @@
-"""Training that stops in the middle of an epoch; as a script, the other process that takes it up from there."""
+"""Training interrupted in the middle of an epoch; as a script, the process that resumes it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def network() -> onnx.ModelProto:
 
 
 def finetuning(**options: Any) -> Training:
-    """Adam with averages, batch statistics and dropout: everything of a state that changes."""
+    """Adam with averages, batch statistics and dropout: every changing part of a state."""
 
     def loss(logits: Any, batch: Any) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
@@ -107,7 +107,7 @@ def batches(position: dict[str, int]) -> Iterator[tuple[dict[str, Any], dict[str
 
 
 def run(training: Training, state: Any, position: dict[str, int], steps: int) -> tuple[Any, dict[str, int]]:
-    """So many steps from a position on."""
+    """Runs a number of steps from a position."""
     after = position
     for batch, after in islice(batches(position), steps):  # noqa: B007
         state, _ = training.step(state, batch)
@@ -115,7 +115,7 @@ def run(training: Training, state: Any, position: dict[str, int], steps: int) ->
 
 
 def main(folder: Path) -> None:
-    """Go on from every checkpoint in the folder, to the end."""
+    """Resume from every checkpoint in the folder, to the end."""
     jax.config.update("jax_num_cpu_devices", 8)
     for name, make in TRAININGS.items():
         training = make()

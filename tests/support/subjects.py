@@ -1,4 +1,4 @@
-"""Models under test beside what they compute, the forms in which arrays are given, and how results are compared."""
+"""Models under test with their expected values, forms of input arrays, and comparison of results."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.support.confusable import Case, Rng, Steps, Values, real
 
 @dataclass
 class Subject:
-    """A model and its meaning, as far as it was changed from its case's.
+    """A model derived from a case, and the changes to the case's values.
 
     Attributes:
-        model: under test.
-        case: what it was made of.
-        params: values that its parameters have.
-        fixed: inputs given by ``static=``.
+        model: the model under test.
+        case: the case that it was derived from.
+        params: its parameter values.
+        fixed: inputs fixed by ``static=``.
         told: other keywords of ``convert``.
         given: values that became inputs by ``cut``.
         outputs: names of its outputs.
-        functions: of values that were replaced.
-        joined: steps of the model that was joined.
-        is_whole: whether a file holds it.
-        jitted: its ``apply`` in a jit that is kept.
+        functions: functions of replaced values.
+        joined: steps of the joined model.
+        is_whole: whether it can be saved.
+        jitted: a jit of its ``apply``.
     """
 
     model: onnx2jax.Model
@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def inner(self) -> list[str]:
-        """Values that the nodes of its graph make."""
+        """Names of its node outputs."""
         made = {name for node in self.model.graph.nodes for name in node.outputs}
         return [n for n in self.case.steps if n in made]
 
@@ -62,11 +62,11 @@ class Subject:
         return {n: np.array(inner[n]) for n in sorted(wanted)}
 
     def values(self, feeds: Mapping[str, Any], seed: int = 0) -> Values:
-        """All values that these inputs give."""
+        """All values for some inputs."""
         return self._values({**self.fixed, **feeds}, seed)
 
     def expected(self, feeds: Mapping[str, Any], seed: int = 0) -> list[np.ndarray]:
-        """The outputs."""
+        """The expected outputs."""
         with np.errstate(all="ignore"):
             if self.told.get("rebatch"):
                 rows = [self._values({"x": row[None]}, seed) for row in feeds["x"]]
@@ -79,7 +79,7 @@ class Subject:
 
 
 def converted(case: Case, *, fixed: Mapping[str, Any] | None = None, **told: Any) -> Subject:
-    """A case's model with keywords of ``convert``; ``fixed`` becomes static, in arrays that are written into."""
+    """A case's model with keywords of ``convert``; ``fixed`` become static, in arrays that are overwritten."""
     static = {n: np.array(v) for n, v in (fixed or {}).items()}
     model = onnx2jax.convert(case.proto.SerializeToString(), static=static, **told)
     for array in static.values():
@@ -128,7 +128,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def spoil(value: Any) -> None:
-    """Write into an array of NumPy's, through whatever can be written."""
+    """Write to a NumPy array, through its base if necessary."""
     if not isinstance(value, np.ndarray):
         return
     while isinstance(value, np.ndarray) and not value.flags.writeable:
@@ -143,7 +143,7 @@ def spoil(value: Any) -> None:
 
 
 def spoil_all(feeds: Mapping[str, Any]) -> None:
-    """Write into the arrays of a call that has returned."""
+    """Write to the arguments of a call that has returned."""
     for array in feeds.values():
         spoil(array)
 
@@ -152,7 +152,7 @@ def spoil_all(feeds: Mapping[str, Any]) -> None:
 
 
 def assert_same(results: Sequence[Any], expected: Sequence[np.ndarray], *, exact_types: bool = True) -> None:
-    """Shapes, element types and numbers."""
+    """Assert equal shapes, element types and numbers."""
     assert len(results) == len(expected), (len(results), len(expected))
     for ours, theirs in zip(results, expected, strict=True):
         ours = np.asarray(ours)
@@ -165,7 +165,7 @@ def assert_same(results: Sequence[Any], expected: Sequence[np.ndarray], *, exact
 
 
 def as_list(results: Any) -> list[Any]:
-    """The outputs of a call: one comes bare."""
+    """The outputs of a call as a list."""
     return list(results) if isinstance(results, tuple) else [results]
 
 
@@ -177,6 +177,6 @@ def other_params(rng: Rng, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def deleted(array: jax.Array) -> jax.Array:
-    """As an array is after it was donated."""
+    """A deleted array, like after donation."""
     array.delete()
     return array

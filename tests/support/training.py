@@ -13,7 +13,7 @@ PREVIEW = ("Gradient", "Adam", "Adagrad", "Momentum", "GraphCall")
 
 
 def parse(text: str) -> onnx.ModelProto:
-    """A model; the operators of ai.onnx.preview.training may be written without their domain."""
+    """Parses a model; operators of ai.onnx.preview.training may omit their domain."""
     for name in PREVIEW:
         text = text.replace(f"= {name}", f"= ai.onnx.preview.training.{name}")
     return parser.parse_model(HEAD + text)

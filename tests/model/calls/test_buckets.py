@@ -1,4 +1,4 @@
-"""Buckets: where padding changes the numbers it is refused by the node; where a mask covers it, it is not."""
+"""Buckets: padding that changes results is rejected with the node's name; masked padding is accepted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def growing() -> onnx.ModelProto:
 
 
 def over(*nodes: Any, **constants: np.ndarray) -> onnx.ModelProto:
-    """x [batch, seq, 4] -> y, declared as x is."""
+    """x [batch, seq, 4] -> y of the same declared type."""
     return model(nodes, [value("x", F, ["b", "n", 4])], [value("y", F, ["b", "n", 4])], constants)
 
 
@@ -105,7 +105,7 @@ def test_unmasked_padding_is_rejected(proto: onnx.ModelProto, said: str) -> None
 @pytest.mark.parametrize("turned", [1, -1])
 @pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin", "ArgMax", "GlobalMaxPool"])
 def test_padding_is_verified_with_negated_inputs(op_type: str, turned: int) -> None:
-    """With zeros behind them it is the same, and of numbers below zero it is not."""
+    """Padding with zeros does not change the maximum of positive numbers, but that of negative ones."""
     dtype = np.int64 if op_type == "ArgMax" else F
     how: dict[str, Any] = {} if op_type == "GlobalMaxPool" else {"keepdims": 0}
     how |= {"axis": 2} if op_type == "ArgMax" else {}
@@ -144,7 +144,7 @@ def test_attention_without_a_mask_is_rejected(masked: bool) -> None:
 
 
 def test_constant_inputs_do_not_verify_padding() -> None:
-    """The mean of zeros is that of more zeros: a warm-up must not open the way for wrong numbers."""
+    """The mean of zeros does not depend on their number: a warm-up call must not disable verification."""
     proto = model(
         [node("ReduceMean", "x one", keepdims=0)], [value("x", F, ["b", "n"])], [value("y", F, ["b"])],
         {"one": np.array([1])},

@@ -1,4 +1,4 @@
-"""``convert(weights="packed")``: weights behind DequantizeLinear stay packed, and results stay."""
+"""``convert(weights="packed")``: weights behind DequantizeLinear stay packed, and results do not change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tensor(name: str, array: np.ndarray, kind: str) -> onnx.TensorProto:
 def file(
     kind: str, scale: tuple[int, ...], *, turned: str = "", zeros: bool = False, bias: bool = False, **attributes: Any
 ) -> onnx.ModelProto:
-    """x [n, 96] -> y [n, 10], by a weight of integers that is stored the other way round where ``turned``."""
+    """x [n, 96] -> y [n, 10], by an integer weight, stored transposed if ``turned``."""
     shape = (N, K) if turned else (K, N)
     stored = [tensor("w", RNG.integers(*RANGES[kind], shape), kind)]
     operands, product = ["w", "s"], "w.float"
@@ -70,7 +70,7 @@ def test_results_are_unchanged(name: str, tmp_path: Path) -> None:
     wanted = np.asarray(floating(X))
     for rows in (X, X[:1]):
         np.testing.assert_allclose(packed(rows), wanted[: len(rows)], atol=1e-5 * np.abs(wanted).max())
-    path = onnx2jax.save(packed, tmp_path / "same.onnx")  # the file as it was, whatever convert was told
+    path = onnx2jax.save(packed, tmp_path / "same.onnx")  # saves the file unchanged, whatever the options of convert
     np.testing.assert_array_equal(onnx2jax.convert(path)(X), wanted)
 
 

@@ -1,4 +1,4 @@
-"""Values inside a model: shown in one call, replaced inside the program; in stages and in groups too."""
+"""``values``, ``replace`` and ``cut``; in partitioned and rebatched models too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain() -> Model:
 
 @pytest.fixture(scope="module")
 def staged() -> Model:
-    """NonZero decides a shape, so this runs in stages."""
+    """A partitioned model: NonZero determines a shape."""
     return made(
         "g (float[n] x) => (float[m] y) <int64[1] flat = {-1}>\n"
         "{ big = Mul(x, x)\n at = NonZero(big)\n i = Reshape(at, flat)\n some = Gather(x, i)\n y = Exp(some) }"
@@ -110,7 +110,7 @@ def test_replace_applies_to_all_readers(plain: Model) -> None:
     np.testing.assert_array_equal(patched(X), want)
     np.testing.assert_array_equal(jax.jit(patched)(X), want)
     np.testing.assert_array_equal(patched.values(X, names="r")["r"], want - X)
-    np.testing.assert_array_equal(plain(X), np.maximum(X @ W, 0) + X)  # it is as it was
+    np.testing.assert_array_equal(plain(X), np.maximum(X @ W, 0) + X)  # unchanged
 
 
 def test_several_patterns_apply_in_order(plain: Model) -> None:

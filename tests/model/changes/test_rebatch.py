@@ -1,4 +1,4 @@
-"""Models made for one batch size, with a batch of several."""
+"""``convert(rebatch=)``: models of a fixed batch size with larger batches."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def with_token() -> onnx.ModelProto:
 
 
 def sliced(opset: int) -> onnx.ModelProto:
-    """The whole batch by its number, in a Slice and an Expand; the shape of a Reshape in an attribute below opset 5."""
+    """The batch size as a constant of Slice, Expand, and a Reshape attribute below opset 5."""
     if opset < 5:
         nodes = [
             helper.make_node("Slice", ["x"], ["s"], "all", starts=[0, 1], ends=[1, 3], axes=[0, 1]),
@@ -118,7 +118,7 @@ def constant() -> onnx.ModelProto:
 
 
 def known() -> onnx.ModelProto:
-    """The same anchors for every sample, known before anything is compiled."""
+    """The same anchors for every sample, constant at compile time."""
     return made([helper.make_node("Identity", ["anchors"], ["y"])], [1, 3], {"anchors": ints([[1, 2]])})
 
 

@@ -1,4 +1,4 @@
-"""``convert(weights=...)``: packed weights become floating ones, and results stay."""
+"""``convert(weights=...)``: packed weights are unpacked to floats, and results do not change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_results_are_unchanged(bits: str, dtype: Any, rtol: float) -> None:
     assert (weight.dtype, weight.shape) == (np.dtype(dtype) if dtype != "bfloat16" else weight.dtype, (32, 64))
     assert str(weight.dtype) == str(np.dtype(dtype) if dtype != "bfloat16" else "bfloat16")
     assert "0.q.scales" not in floating.params
-    assert "0.q.packed" in {m.name for m in linear_maps(floating.graph)}  # adapters find it
+    assert "0.q.packed" in {m.name for m in linear_maps(floating.graph)}  # adapters match it by name
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float4711", object])

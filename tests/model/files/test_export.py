@@ -1,4 +1,4 @@
-"""Programs of ``jax.export``: read in a process without onnx2jax, for all platforms, with symbols; what is refused."""
+"""``Model.export``: loaded in a process without onnx2jax, for all platforms, with symbolic dimensions; errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FREE: dict[str, int | str] = {
     "total_sequence_length": "past_sequence_length + sequence_length",
     "past_sequence_length": "p - 1",
 }
-"""How extents of a decoder hang together; the past may be empty."""
+"""Relations between a decoder's extents; the past may be empty."""
 
 
 def transformer() -> onnx.ModelProto:
@@ -91,7 +91,7 @@ def int8() -> onnx.ModelProto:
 
 
 def narrow() -> onnx.ModelProto:
-    """i [n] of int64 and bfloat16, float8 and int4 weights: what NumPy's format, and 32 bits, do not hold."""
+    """i [n] of int64, and bfloat16, float8 and int4 weights, which NumPy's format cannot store."""
     nodes = [
         helper.make_node("Mul", ["i", "k"], ["a/b:0"]),
         helper.make_node("Add", ["w", "w"], ["file"]),
@@ -188,7 +188,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[onnx2ja
 
 @pytest.fixture(scope="module")
 def alone(folders: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[np.ndarray]]]:
-    """What a process that knows jax alone computes, by case and call."""
+    """The results of a process that imports jax alone, by case and call."""
     place = tmp_path_factory.mktemp("alone")
     calls: dict[str, list[str]] = {}
     for name, (_, folder) in folders.items():
@@ -241,7 +241,7 @@ def test_a_program_without_weights_is_small(folders: Any) -> None:
 
 
 def test_each_platform_has_its_own_lowering(folders: Any) -> None:
-    """One module for all says which index of the platform goes where."""
+    """A multi-platform module selects the lowering by platform index."""
     program = onnx2jax.load_exported(folders["cnn"][1]).exported
     assert "_platform_index" in program.mlir_module()
 
@@ -349,7 +349,7 @@ def test_exporting_to_a_file_path_raises(tmp_path: Path) -> None:
 
 
 def test_inconclusive_dimensions_raise_with_the_fix(tmp_path: Path) -> None:
-    """A mask of its own length beside a past and new tokens."""
+    """A mask's length is independent of the past and the new tokens."""
     m = onnx2jax.convert(decoders.appending().proto)
     with pytest.raises(OnnxError) as caught:
         m.export(tmp_path)
@@ -421,7 +421,7 @@ def test_weights_can_be_replaced(artifact: Path) -> None:
 
 
 def test_weight_names_that_npz_cannot_store_are_rejected(tmp_path: Path) -> None:
-    """``np.load`` finds w.npy.npy and w.npy both as "w.npy"."""
+    """``np.load`` calls both w.npy.npy and w.npy "w.npy"."""
     nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("Add", ["a", "w.npy"], ["y"])]
     weights = {"w": np.ones(2, np.float32), "w.npy": np.zeros(2, np.float32)}
     m = onnx2jax.convert(model(nodes, [value("x", np.float32, [2])], [value("y", np.float32, [2])], weights))
@@ -472,7 +472,7 @@ def test_a_program_for_another_platform_is_rejected(artifact: Path) -> None:
 
 
 def test_random_numbers_come_from_the_key(tmp_path: Path) -> None:
-    """Also where an input has the keyword's name."""
+    """Also if an input is called ``rng``."""
     nodes = [helper.make_node("RandomNormalLike", ["rng"], ["r"]), helper.make_node("Add", ["r", "rng"], ["y"])]
     m = onnx2jax.convert(model(nodes, [value("rng", np.float32, ["n"])], [value("y", np.float32, ["n"])]))
     loaded = onnx2jax.load_exported(m.export(tmp_path, platforms=["cpu"]))

@@ -1,4 +1,4 @@
-"""Two models joined: the numbers of one after the other, in a file that others run too."""
+"""``join``: the composition of two models, in a file that onnxruntime runs too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ F = np.float32
 def layer(seed: int = 0, **names: str) -> onnx.ModelProto:
     """x [n, 4] -> y [n, 4]: tanh(x w) in a branch that is always taken, and a function; other names by keyword."""
     n = {"x": "x", "y": "y", "n": "n", "w": "w", **names}
-    inner = helper.make_node("Tanh", ["h"], ["t"], name="act")  # h is from outside
+    inner = helper.make_node("Tanh", ["h"], ["t"], name="act")  # h is captured
     then, other = (helper.make_graph([inner], g, [], [value("t", F, None)]) for g in ("then", "else"))
     nodes = [
         helper.make_node("MatMul", [n["x"], n["w"]], ["h"], name="product"),
@@ -106,7 +106,7 @@ def test_an_input_that_is_also_an_output() -> None:
 
 
 def test_a_joined_input_replaces_its_default() -> None:
-    """r has a default in the file; what is joined takes its place."""
+    """r has a default in the file; the joined output replaces it."""
     ends = [value("l", F, [2]), value("r", F, [2])], [value("s", F, [2])]
     second = plain("Add", *ends, initializers={"r": F([5, 5])})
     both = join(plain("Abs", [value("x", F, [2])], [value("y", F, [2])]), second, {"y": "r"})
@@ -114,7 +114,7 @@ def test_a_joined_input_replaces_its_default() -> None:
 
 
 def test_joined_dimensions_are_unified() -> None:
-    """A number on either side; a name that both have and that does not meet stays two."""
+    """An extent on either side is unified; a variable name of both models that is not joined stays two variables."""
     first = plain("Relu", [value("x", F, ["n", "k"])], [value("y", F, ["n", "k"])])
     second = plain("MatMul", [value("a", F, ["k", 4]), value("w", F, [4, "n"])], [value("z", F, ["k", "n"])])
     both = join(first, second, {"y": "a"})
@@ -127,7 +127,7 @@ def test_joined_dimensions_are_unified() -> None:
 
 
 def test_external_data_of_both_models_is_kept(tmp_path: Path) -> None:
-    """Of two folders, in files of the same name."""
+    """The data files are in two folders and have the same name."""
     paths = []
     for seed, folder in enumerate(("one", "two")):
         (tmp_path / folder).mkdir()
@@ -151,7 +151,7 @@ def test_initializers_listed_as_inputs_below_ir_4() -> None:
 
 
 def test_a_function_does_not_shadow_the_other_models_operator() -> None:
-    """The first has a function with the name of an operator that the second takes from its domain."""
+    """The first model has a function with the name of an operator that the second uses."""
     body = [helper.make_node("Neg", ["a"], ["b"])]
     own = helper.make_function("com.microsoft", "QuickGelu", ["a"], ["b"], body, [helper.make_opsetid("", 21)])
 

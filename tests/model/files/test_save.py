@@ -1,4 +1,4 @@
-"""Writing: faithful copies, new weights in the old encoding, external data, and nothing half written (rules EX-*)."""
+"""``save``: exact copies, new weights in the old encoding, external data, atomic writes (rules EX-*)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
 def reference(path: Any, **feeds: np.ndarray) -> np.ndarray:
-    """What onnxruntime computes."""
+    """The outputs of onnxruntime."""
     (result,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, feeds)
     return result
 
@@ -109,7 +109,7 @@ def big(dtype: Any = np.float32) -> np.ndarray:
 
 def test_unknown_fields_are_kept(tmp_path: Path) -> None:
     message = model([helper.make_node("Add", ["x", "w"], ["y"])], *ends(np.float32), {"w": big()})
-    unknown = b"\xaa\xff\x07\x03new"  # field 16373, a text
+    unknown = b"\xaa\xff\x07\x03new"  # field 16373, a string
     node = message.graph.node[0].SerializeToString() + unknown
     message.graph.node[0].ParseFromString(node)
     message.graph.initializer[0].MergeFromString(unknown)
@@ -202,7 +202,7 @@ def test_64_bit_weights_accept_32_bit_jax_arrays(tmp_path: Path) -> None:
 
 
 def sample(code: int) -> np.ndarray:
-    """All 3 x 5 elements differ where the type has enough of them."""
+    """3 x 5 elements, all different if the type has enough values."""
     dtype = ELEMENT_TYPES[code].dtype
     if dtype == object:
         return np.array([[f"é{i}{j}" for j in range(5)] for i in range(3)], object)
@@ -294,14 +294,14 @@ def test_weights_of_branches_constants_and_functions(tmp_path: Path) -> None:
     again = onnx2jax.convert(path)
     assert {n: v.tolist() for n, v in again.params.items()} == {n: v.tolist() for n, v in new.items()}
     message = onnx.load(path)
-    message.graph.node[1].name = "other"  # onnxruntime wants names that do not repeat
+    message.graph.node[1].name = "other"  # onnxruntime requires unique names
     for c in (np.bool_(True), np.bool_(False)):
         np.testing.assert_array_equal(reference(message.SerializeToString(), c=np.asarray(c), x=x), again(c, x))
         np.testing.assert_array_equal(ours.apply(new, c, x), again(c, x))
 
 
 def test_ambiguous_weight_names_are_rejected() -> None:
-    """Legal, but one would silently take the other's value."""
+    """Legal, but one would silently get the other's value."""
     message = with_branches()
     message.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.float32), "if.then_branch/w"))
     with pytest.raises(UnsupportedError, match=r"'if\.then_branch/w'.*rename"):
@@ -561,7 +561,7 @@ def test_save_is_atomic_when_interrupted(before: str, tmp_path: Path, monkeypatc
             assert before == "nothing"
         if not ended:
             break
-        if before == "the same data file":  # the next save takes away what is left, but for what nobody can tell
+        if before == "the same data file":  # the next save removes leftover files that are recognisably its own
             save_new()
             assert {p.name for p in folder.iterdir() if p.suffix != ".tmp"} >= {"m.onnx", "data"}
             np.testing.assert_array_equal(onnx2jax.convert(path).params["w"], big() + 1)
@@ -644,7 +644,7 @@ def test_bfloat16_weights(tmp_path: Path) -> None:
 
 
 def test_equally_sized_buffers_are_written_separately(tmp_path: Path) -> None:
-    """They are told apart by their names, not by where Python has them in memory for a moment."""
+    """They are identified by name, not by memory address, which Python reuses."""
     names = [f"w{i}" for i in range(40)]
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
     tensors = [TensorProto(name=n, data_type=TensorProto.FLOAT, dims=[4]) for n in names]

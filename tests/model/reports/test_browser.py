@@ -1,4 +1,4 @@
-"""The page of ``Model.draw`` in a browser: what is shown, found, opened and closed."""
+"""The page of ``Model.draw`` in a browser: views, search, expanding and collapsing scopes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ document.body.append(result)
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the page of a thousand nodes looks like, step by step, to a script behind its own."""
+    """The state of a page of a thousand nodes after each step, recorded by a script."""
     if CHROMIUM is None:
         pytest.skip("no chromium on PATH to open a page with")
     folder = tmp_path_factory.mktemp("browser")

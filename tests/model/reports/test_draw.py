@@ -1,4 +1,4 @@
-"""Pages that show graphs, and what a notebook shows of a model."""
+"""``Model.draw`` and the card that notebooks show."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_blocks_are_layered_without_overlap(tmp_path: Path) -> None:
 
 
 def test_labels_show_types(tmp_path: Path) -> None:
-    """Those that the file declares: of the input, and of one value."""
+    """The declared types of the input and of one value."""
     (picture,) = pictures(onnx2jax.convert(chain(["a", "b", "c"])).draw(tmp_path / "page.html"))
     types = [t.text or "" for t in picture.iter(f"{SVG}text") if t.get("class") == "type"]
     assert types == ["float32[n, 3]", "float32[n, 3]", "", "float32[n, 3]", ""]
@@ -78,7 +78,7 @@ def test_labels_show_types(tmp_path: Path) -> None:
         (["a", "b", "c"], [["Relu", "Relu", "Relu"]]),
         (["/e/q/0", "/e/q/1", "/e/r/2", "/d/3"], [["e", "Relu"], ["e/q", "Relu", "Relu"], ["Relu"] * 4]),
         (["m.0.a", "m.0.b", "m.1.a", "m.1.b"], [["m"], ["m/0", "m/1"], ["Relu"] * 4]),
-        (["a/0", "b/1", "a/2", "b/3"], [["a", "b"], ["Relu"] * 4]),  # two scopes in a circle
+        (["a/0", "b/1", "a/2", "b/3"], [["a", "b"], ["Relu"] * 4]),  # two scopes in a cycle
     ],
 )
 def test_scopes_are_boxes(tmp_path: Path, names: list[str], views: list[list[str]]) -> None:
@@ -111,7 +111,7 @@ def test_the_script_is_valid_javascript(tmp_path: Path) -> None:
 
 
 def test_a_thousand_nodes(tmp_path: Path) -> None:
-    """Deep and wide, in every scope a few; a first view that is no larger than a page."""
+    """Deep and wide, with a few nodes per scope; the first view fits a page."""
     names = [f"/layer.{i // 40}/part.{i % 40 // 8}/n{i}" for i in range(1000)]
     found = pictures(onnx2jax.convert(chain(names)).draw(tmp_path / "page.html"))
     assert [len(boxes(p)) for p in found] == [27, 127, 1002]

@@ -1,4 +1,4 @@
-"""Time by node, from XLA's own profile."""
+"""``Model.profile``: time by node, from XLA's profiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def heavy() -> Profile:
     rng = np.random.default_rng(0)
     weights = {n: rng.normal(size=(128, k)).astype(np.float32) for n, k in (("large", 128), ("small", 2))}
     nodes = [
-        helper.make_node("MatMul", ["x", "large"], ["h"], name="/layer 0/a node 7"),  # no name is a problem
+        helper.make_node("MatMul", ["x", "large"], ["h"], name="/layer 0/a node 7"),  # empty names are supported
         helper.make_node("Tanh", ["h"], ["t"], name="between"),
         helper.make_node("MatMul", ["t", "small"], ["y"], name="last"),
     ]
@@ -61,7 +61,7 @@ def test_host_nodes_are_profiled() -> None:
 
 
 def test_a_loop_is_counted_once() -> None:
-    """Its operations are recorded one by one, and the loop around them too; of a fusion only the whole is."""
+    """XLA records a loop and its operations, but a fusion only as a whole."""
     trace = xspace.Trace(
         [xspace.Execution("f", n, start, end) for n, start, end in (("while", 0, 10), ("dot", 1, 4), ("sum", 5, 9))],
         [(f"{MARK}2", 20, 22)],
@@ -128,7 +128,7 @@ def test_work_on_other_threads_is_attributed() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nodes = [helper.make_node("MatMul", ["calls", "w"], ["y"], name="product")]  # named as an argument is
+    nodes = [helper.make_node("MatMul", ["calls", "w"], ["y"], name="product")]  # named like an argument
     ends = [value("calls", np.float32, ["n", 4])], [value("y", np.float32, ["n", 2])]
     onnx.save(model(nodes, *ends, {"w": np.ones((4, 2), np.float32)}), tmp_path / "m.onnx")
     assert cli.main(["profile", str(tmp_path / "m.onnx"), "--dim", "n=8", "--calls", "2"]) == 0

@@ -1,4 +1,4 @@
-"""What ``model.summary`` says of nodes: shapes, parameters, FLOPs and bytes, counted by hand."""
+"""``Model.summary``: shapes, parameters, FLOPs and bytes of nodes, against counts by hand."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_flops_of_loops() -> None:
         y = Loop(m, , x) <body = b (int64 i, bool c, float[3] s) => (bool o, float[3] t) { o = Identity(c)
         t = Exp(s) }> }"""
     ).summary()
-    assert 12 <= (found.nodes[0].flops or 0) <= 20  # and the trips themselves
+    assert 12 <= (found.nodes[0].flops or 0) <= 20  # and the loop counter
 
 
 def test_costs_of_a_partitioned_model() -> None:

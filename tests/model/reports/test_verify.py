@@ -1,4 +1,4 @@
-"""Models compared with others: planted bugs are found at their node, in stages and inside bodies."""
+"""``Model.verify``: planted bugs are found at their node, also in partitioned models and inner graphs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def proto(text: str) -> onnx.ModelProto:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """Make an operator wrong for what is converted from here on."""
+    """Replace an operator by a wrong one for models converted afterwards."""
 
     def wrong(name: str) -> None:
         operator = registry.resolve("", name)
@@ -140,7 +140,7 @@ def test_operands_are_saved_under_any_name(plant: Plant, tmp_path: Path) -> None
 
 
 def test_only_the_wrong_node_differs(plant: Plant) -> None:
-    """Those behind it read what the other computed."""
+    """Its consumers read the other implementation's values."""
     plant("Tanh")
     found = onnx2jax.convert(proto(PLAIN)).verify(against="reference")
     assert [c.value for c in found.nodes["inputs"] if not c.ok] == ["r"]
@@ -154,7 +154,7 @@ def test_verify_uses_the_models_present_weights() -> None:
 
 
 def with_data(folder: Path, scale: float = 1.0) -> Path:
-    """A model's file with a set of test data beside it."""
+    """A model's file next to a set of test data."""
     onnx.save(proto(PLAIN), folder / "model.onnx")
     data = folder / "test_data_set_0"
     data.mkdir()
@@ -177,7 +177,7 @@ def test_differing_expected_outputs_are_reported(tmp_path: Path) -> None:
     model = onnx2jax.convert(with_data(tmp_path, 1.01))
     found = model.verify()
     assert not found and not any(c.ok for c in found.outputs["test_data_set_0"])
-    assert all(c.ok for c in found.nodes["test_data_set_0"])  # onnxruntime is with us
+    assert all(c.ok for c in found.nodes["test_data_set_0"])  # onnxruntime agrees with us
 
 
 def test_random_numbers_are_compared_by_type() -> None:
@@ -215,7 +215,7 @@ F = np.float32
         (F([1, np.nan, np.inf]), F([1, np.nan, np.inf]), True, ""),
         (F([1, np.nan]), F([1, 0]), False, "1 of 2 numbers differ, by up to inf absolutely"),
         (F([np.inf]), F([-np.inf]), False, "1 of 1 numbers"),
-        (F([1, 1e-7]), F([1, 0]), True, ""),  # small beside the largest
+        (F([1, 1e-7]), F([1, 0]), True, ""),  # small relative to the largest
         (F([1.001]), F([1]), False, r"by up to 0.001 absolutely and 0.001 relatively; at \[0\]"),
         (np.float16([1.001]), np.float16([1]), True, ""),
         (np.array([1.02], ml_dtypes.bfloat16), np.array([1], ml_dtypes.bfloat16), True, ""),
