@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import OnnxError
 from ..model.caches import Caches, extents
 from ..model.calls.cache_pairs import Pair
+from ..model.changes.dtype import narrowed_again
 from ..model.changes.parts import with_graph
 from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
@@ -48,7 +49,7 @@ class Graphs:
             graph = in_place.shift_positions(graph, slopes(self._probes), self.model.params)
         if self._masks_softmax:
             graph = in_place.mask_softmax(graph, self._probes)
-        return with_graph(self.model, graph)
+        return with_graph(self.model, narrowed_again(self.model, graph))
 
     @cached_property
     def _shifts_positions(self) -> bool:
@@ -76,7 +77,8 @@ class Graphs:
         model, mask = self.model, self.caches.roles.get("mask")
         if self._appended or self._two_files or mask is None or not in_place.reads_extents(model.graph, [mask.name]):
             return model
-        return with_graph(model, in_place.shift_positions(model.graph, slopes(self._probes), model.params))
+        graph = in_place.shift_positions(model.graph, slopes(self._probes), model.params)
+        return with_graph(model, narrowed_again(model, graph))
 
     @cached_property
     def _probes(self) -> list[Probe]:

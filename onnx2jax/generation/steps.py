@@ -30,6 +30,7 @@ from .. import compat
 from ..errors import InputNameError, InputShapeError, InputTypeError, UnsupportedError
 from ..model.caches import Caches, caches, extents
 from ..model.calls.cache_pairs import BY_OPERATOR, Pair, namesake
+from ..model.changes.dtype import with_narrow_ends
 from ..model.changes.parts import with_graph
 from ..model.model import Model
 from ..ops.arrays import identical
@@ -66,6 +67,8 @@ class Steps(Graphs):
                 with_graph(model, inline_branch(model.graph, flag.name, past), {flag.name: np.array([past])})
                 for past in (False, True)
             )
+        ends = {n for p in caches(model).pairs for n in (p.past.name, p.present)}
+        model, first = with_narrow_ends(model, ends), None if first is None else with_narrow_ends(first, ends)
         self.caches = found = caches(model)
         self.embedding = Embedding(embed) if embed is not None else None
         self.pairs = {p.past.name: p for p in found.pairs}

@@ -99,8 +99,13 @@ class VerifiedSteps(Steps):
         want = self._prefill(rows, room, layout, choose, controls, others).logits
         state = self._prefill([r[:-1] for r in rows], room, layout, choose, controls, others)
         state = replace(state, last=jax.numpy.asarray([r[-1] for r in rows], np.int32))
-        check_close(want, self._programs.loop(state, 2, choose, controls, others).logits, room, rounds=self.rounds)
+        check_close(want, self._programs.loop(state, 2, choose, controls, others).logits, room, **self._precision)
         self._verified.add(key)
+
+    @property
+    def _precision(self) -> dict[str, Any]:
+        """What decides by how much logits may differ."""
+        return {"rounds": self.rounds, "dtype": self.model.settings.dtype}
 
     def _verify_resume(
         self, cache: Cache, more: np.ndarray, state: State, choose: Sampler, controls: Mapping[str, Any], others: Any
@@ -117,7 +122,7 @@ class VerifiedSteps(Steps):
         for last in more.T:
             again = replace(own, last=last.astype(np.int32), count=np.int32(1), done=np.zeros(len(last), bool))
             own = self._programs.loop(again, 2, choose, controls, others)
-        check_close(state.logits, own.logits, cache.length, rounds=self.rounds)
+        check_close(state.logits, own.logits, cache.length, **self._precision)
         self._verified.add(key)
 
     def _verify_extend(self, state: State, rows: list[np.ndarray], count: int, others: Any) -> None:
@@ -136,17 +141,17 @@ class VerifiedSteps(Steps):
         stale = self._programs.resume(state.cache, more[:, ::-1] // 2, choose, controls, others).cache
         stale = replace(stale, live=state.cache.live, end=state.cache.end)
         again = self._programs.resume(stale, more, choose, controls, others)
-        check_close(after.logits, again.logits, state.cache.length, rounds=self.rounds)
+        check_close(after.logits, again.logits, state.cache.length, **self._precision)
         self._verified.add(key)
 
 
-def check_close(want: Any, ours: Any, room: int, *, rounds: bool) -> None:
-    """Checks the logits of a cache of length ``room`` against the expected ones.
+def check_close(want: Any, ours: Any, room: int, *, rounds: bool, dtype: np.dtype | None = None) -> None:
+    """Checks the logits of a cache of length ``room`` against the expected ones, of a model that computes in ``dtype``.
 
     Raises:
         CacheError: they differ by more than the tolerance, or the expected ones are NaN.
     """
-    tolerance = max(TOLERANCE[want.dtype.itemsize], EIGHT_BIT_TOLERANCE if rounds else 0)
+    tolerance = max(TOLERANCE[(dtype or want.dtype).itemsize], EIGHT_BIT_TOLERANCE if rounds else 0)
     want, ours = np.asarray(want, np.float32), np.asarray(ours, np.float32)
     if np.isnan(want).any():
         raise CacheError("the logits after the prompt are NaN: the model overflows, or an input or weight is NaN")

@@ -234,7 +234,7 @@ class _Narrowing:
             if kind == Kind.LONG and not multiplied.isdisjoint(node.outputs):
                 kind = Kind.NARROW
             forced = [own[o] for o in node.outputs if o in own]
-            if forced and kind >= Kind.NARROW:
+            if forced and (kind >= Kind.NARROW or (kind == Kind.GIVEN and min(forced) == Kind.NARROW)):
                 kind = min(forced)
             nodes.append(replace(new, casts=self._casts(new, kind, kinds, graph.initializers)))
             kinds.update(dict.fromkeys(filter(None, node.outputs), kind))

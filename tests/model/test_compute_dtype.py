@@ -349,6 +349,33 @@ def test_branches_and_functions() -> None:
         np.testing.assert_allclose(traced, model(X, c), atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_caches_of_decoders_are_in_the_compute_dtype(dtype: str) -> None:
+    texts = []
+    for model in (onnx2jax.convert(onnx2jax.demo_decoder(), dtype=d) for d in (None, dtype)):
+        found = onnx2jax.decoder(model).generate(list(b"nineteen twenty "), 22)
+        texts.append(bytes(found.texts()[0]))
+    assert {v.dtype for v in found.cache.values.values()} == {np.dtype(dtype)}
+    assert texts == [b"twenty-one twenty-two "] * 2
+
+
+def test_verify_names_the_node_that_overflows() -> None:
+    model = onnx2jax.convert(onnx2jax.demo_model(), dtype="float16")
+    image = RNG.normal(size=(1, 1, 8, 8)).astype(np.float32)
+    assert model.verify({"image": image}, against="onnxruntime", each_node=True).ok
+    found = model.verify({"image": image * 1e5}, against="onnxruntime")
+    assert found.first is not None and "'conv1'" in found.first.node
+
+
+def test_simplified_models_keep_the_type() -> None:
+    model = onnx2jax.convert(onnx2jax.demo_model(), dtype="bfloat16")
+    simple = model.simplified()
+    assert len(simple.graph.nodes) < len(model.graph.nodes)
+    assert simple.params["conv1.weight"].dtype == jnp.bfloat16
+    image = RNG.normal(size=(1, 1, 8, 8)).astype(np.float32)
+    assert accuracy(model.run(None, {"image": image}), simple.run(None, {"image": image})).largest < 2e-2
+
+
 def test_the_demo_model_classifies_alike() -> None:
     x = RNG.normal(size=(64, 1, 8, 8)).astype(np.float32)
     plain = onnx2jax.convert(onnx2jax.demo_model()).run(None, {"image": x})

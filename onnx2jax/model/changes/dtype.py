@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Final
 
@@ -44,7 +45,7 @@ def with_dtype(imported: Imported, dtype: np.dtype, outputs: bool) -> Imported:
     return replace(imported, graph=narrowed(graph, dtype))
 
 
-def with_declared(graph: Graph, names: list[str], dtype: np.dtype) -> Graph:
+def with_declared(graph: Graph, names: Collection[str], dtype: np.dtype) -> Graph:
     """The graph with some of its float32 inputs and outputs declared in ``dtype``."""
 
     def declared(info: ValueInfo) -> ValueInfo:
@@ -54,3 +55,19 @@ def with_declared(graph: Graph, names: list[str], dtype: np.dtype) -> Graph:
         return replace(info, type=replace(kind, dtype=dtype))
 
     return replace(graph, inputs=tuple(map(declared, graph.inputs)), outputs=tuple(map(declared, graph.outputs)))
+
+
+def narrowed_again(model: Any, graph: Graph) -> Graph:
+    """A rewritten graph of a model with the casts of its new nodes; the graph itself where the model has no dtype."""
+    return graph if model.settings.dtype is None else narrowed(graph, model.settings.dtype)
+
+
+def with_narrow_ends(model: Any, names: Collection[str]) -> Any:
+    """The model with some of its float32 inputs and outputs declared in the compute dtype, where it has one."""
+    dtype, spec = model.settings.dtype, model.spec
+    if dtype is None:
+        return model
+    graph = with_declared(spec.graph, names, dtype)
+    declared = {v.name: v for v in graph.inputs}
+    inputs = tuple(replace(v, type=declared[v.name].type) if v.name in names else v for v in spec.inputs)
+    return model._replace(replace(spec, graph=narrowed(graph, dtype), inputs=inputs))

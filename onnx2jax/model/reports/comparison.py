@@ -58,6 +58,7 @@ def compared(
     *,
     rtol: float | None = None,
     atol: float | None = None,
+    dtype: np.dtype | None = None,
     only_types: bool = False,
     node: str = "",
 ) -> Comparison:
@@ -68,13 +69,14 @@ def compared(
         ours, theirs: arrays, lists, dicts, or None.
         rtol: by element type when left out (see ``tolerance``).
         atol: likewise, times the largest finite number in ``theirs``.
+        dtype: the type in which ours is computed where theirs is float32: its tolerance applies, and its type is right.
         only_types: ignore numbers, which are random.
         node: the node that computes the value.
 
     >>> compared("y", np.float32([1, 2]), np.float32([1, 3])).absolute
     1.0
     """
-    found = list(_differences(ours, theirs, rtol, atol, only_types))
+    found = list(_differences(ours, theirs, (rtol, atol, dtype), only_types))
     whys = [why for _, _, why in found if why]
     absolute, relative = None, None
     if all(a is not None for a, _, _ in found):
@@ -101,11 +103,13 @@ def described(value: Any) -> str:
     return f"{'string' if array.dtype.kind in 'OU' else array.dtype}{list(array.shape)}"
 
 
+Limits = tuple[float | None, float | None, np.dtype | None]
+"""rtol, atol and dtype, as of ``compared``."""
 Difference = tuple[Any, Any, str]
 """The largest absolute and relative differences, or None, and the difference in words."""
 
 
-def _differences(ours: Any, theirs: Any, rtol: Any, atol: Any, only_types: bool) -> Iterator[Difference]:
+def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> Iterator[Difference]:
     """The difference of each pair of arrays in two results."""
     wrong = f"{described(ours)} instead of {described(theirs)}"
     kinds = [list if isinstance(v, tuple) else dict if isinstance(v, Mapping) else type(v) for v in (ours, theirs)]
@@ -116,12 +120,14 @@ def _differences(ours: Any, theirs: Any, rtol: Any, atol: Any, only_types: bool)
             if ours.keys() != theirs.keys():
                 yield None, None, "other keys"
             else:
-                yield from (d for k in theirs for d in _differences(ours[k], theirs[k], rtol, atol, only_types))
+                yield from (d for k in theirs for d in _differences(ours[k], theirs[k], limits, only_types))
         elif theirs is not None:
             pairs = zip(ours, theirs, strict=True)
-            yield from (d for a, b in pairs for d in _differences(a, b, rtol, atol, only_types))
+            yield from (d for a, b in pairs for d in _differences(a, b, limits, only_types))
         return
     ours, theirs = np.asarray(ours), np.asarray(theirs)
+    if theirs.dtype == np.float32 and ours.dtype == limits[2]:
+        ours = ours.astype(np.float32)
     texts = [a.dtype.kind in "OU" for a in (ours, theirs)]
     if ours.shape != theirs.shape or (ours.dtype != theirs.dtype and not all(texts)):
         yield None, None, wrong
@@ -131,15 +137,17 @@ def _differences(ours: Any, theirs: Any, rtol: Any, atol: Any, only_types: bool)
         count = int((ours.astype(object) != theirs.astype(object)).sum())
         yield (None, None, f"{count} of {ours.size} texts differ") if count else (0.0, 0.0, "")
     else:
-        yield _in_numbers(ours, theirs, rtol, atol)
+        yield _in_numbers(ours, theirs, *limits)
 
 
-def _in_numbers(ours: np.ndarray, theirs: np.ndarray, rtol: float | None, atol: float | None) -> Difference:
-    dtype = theirs.dtype
+def _in_numbers(
+    ours: np.ndarray, theirs: np.ndarray, rtol: float | None, atol: float | None, narrow: np.dtype | None
+) -> Difference:
+    dtype = theirs.dtype if narrow is None or theirs.dtype != np.float32 else narrow
     exact = not jnp.issubdtype(dtype, jnp.inexact)
     if exact and np.array_equal(ours, theirs):  # float64 cannot represent all 64-bit integers
         return 0.0, 0.0, ""
-    wide = np.complex128 if dtype.kind == "c" else np.float64
+    wide = np.complex128 if theirs.dtype.kind == "c" else np.float64
     a, b = ours.astype(wide), theirs.astype(wide)
     size = np.abs(b)
     scale = size[np.isfinite(size)].max(initial=0)

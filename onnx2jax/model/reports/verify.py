@@ -173,7 +173,8 @@ def verify(
         given = given or {"inputs": (_random(model, seed) if inputs is None else dict(inputs), None)}
     if inputs is not None and recorded:
         given = {s.name: (dict(inputs), s) for s in sets[:1]}
-    return _Verifier(model, str(against), each_node, {"rtol": rtol, "atol": atol}).run(given)
+    limits = {"rtol": rtol, "atol": atol, "dtype": model.settings.dtype}
+    return _Verifier(model, str(against), each_node, limits).run(given)
 
 
 def _check(model: Any) -> None:
