@@ -11,7 +11,7 @@ TESTS  ?=
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo bench gate lint docs site notebooks clean
+.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo bench gate accelerators check-accelerators lint docs site notebooks clean
 
 help:
 	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
@@ -24,6 +24,8 @@ help:
 	@echo "make test-zoo   exports by many frameworks, made on the spot (hours); writes docs/exporters.md"
 	@echo "make bench      measure speed and memory beside other runtimes; writes docs/performance.md (MODELS=folders)"
 	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
+	@echo "make accelerators   count what networks cost on a TPU and a GPU, without one; writes docs/accelerators.md"
+	@echo "make check-accelerators  ten small rows of it against their limits (minutes)"
 	@echo "make lint       ruff and mypy alone"
 	@echo "make docs       write docs/operators.md, docs/figures.json and the figures on the pages"
 	@echo "make site       build the documentation into .venv/site; a warning is an error"
@@ -58,6 +60,12 @@ test-zoo: $(VENV)/.zoo
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.bench $(MODELS)
 
+accelerators: $(VENV)/accelerators/.installed
+	$(VENV)/accelerators/bin/python -m benchmarks.accelerators
+
+check-accelerators: $(VENV)/accelerators/.installed
+	$(VENV)/accelerators/bin/python -m benchmarks.accelerators --check
+
 gate: $(VENV)/.test
 	$(BIN)/python -m benchmarks.gate --limit $(LIMIT)
 
@@ -80,6 +88,16 @@ notebooks: $(VENV)/.test
 
 clean:
 	rm -rf $(VENV)
+
+# XLA's compilers for TPU and CUDA, without the libraries that running programs needs; apart, because JAX would look for
+# such devices. What else the benchmarks need is that of .venv.
+$(VENV)/accelerators/.installed: pyproject.toml $(VENV)/.test
+	$(PYTHON) -m venv --without-pip $(VENV)/accelerators
+	$(PYTHON) -m pip --python $(VENV)/accelerators/bin/python install --quiet --disable-pip-version-check --no-deps \
+		$$($(BIN)/python -m benchmarks.accelerators --packages)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+		> $$($(VENV)/accelerators/bin/python -c "import site; print(site.getsitepackages()[0])")/test.pth
+	touch $@
 
 # One stamp for each set of extras, so that a second run installs nothing. The environment is made without pip and
 # filled from outside, because Debian ships Python without the pieces that `venv` would put pip in with.

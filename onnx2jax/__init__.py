@@ -16,6 +16,7 @@ from .generation.sampling import Sampling
 from .ir.file import OnnxFile, read
 from .model.calls.outputs import DeclarationWarning
 from .model.convert import convert
+from .model.devices.cost import Cost, cost
 from .model.files.exported import ExportedModel, load_exported
 from .model.files.join import join
 from .model.files.save import save
@@ -42,6 +43,7 @@ __all__ = [
     "Artifacts",
     "Beams",
     "Checkpoints",
+    "Cost",
     "DeclarationWarning",
     "Decoder",
     "DeviationWarning",
@@ -67,6 +69,7 @@ __all__ = [
     "backend",
     "check",
     "convert",
+    "cost",
     "decoder",
     "demo_decoder",
     "demo_model",

@@ -1,4 +1,4 @@
-"""``onnx2jax plan model.onnx --mesh data=8,model=8``: the cost of a model on many devices, estimated without them."""
+"""``onnx2jax plan model.onnx --for v5e:2x2``: the cost of a model on devices, estimated without them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..model.devices.cost import cost
+from ..model.devices.chips import CHIPS
+from ..model.devices.cost import Cost, cost
 from ..sharding.plans import KINDS
 from .terminal import CommandError, add_command, add_dims, dims, pairs, print_json, print_table, working
 
@@ -23,12 +24,22 @@ def add(commands: Any) -> None:
         commands,
         "plan",
         _plan,
-        "estimate a model's cost on many devices: FLOPs, bytes, and collectives",
-        example="plan model.onnx --mesh data=8,model=8 --plan data+tensor --dim sequence=512",
+        "estimate a model's cost on TPUs, GPUs or many devices: memory, FLOPs, bytes, collectives",
+        example="plan model.onnx --for v5e:2x4 --mesh data=2,model=4 --plan data+tensor --dim sequence=512",
     )
     plan.add_argument("model", type=Path, help="weights are not read; external data may be missing")
     plan.add_argument(
-        "--mesh", required=True, metavar="NAME=N,...", help="mesh axes; an axis named stage makes a pipeline"
+        "--for",
+        dest="chips",
+        default="",
+        metavar="CHIP[:NxN]",
+        help=f"compile for {', '.join(CHIPS)}",
+    )
+    plan.add_argument(
+        "--mesh",
+        default="",
+        metavar="NAME=N,...",
+        help="mesh axes; an axis named stage makes a pipeline (default: data)",
     )
     plan.add_argument(
         "--plan", choices=KINDS, default="", help="how to shard the model (default: inputs along the first axis)"
@@ -38,33 +49,53 @@ def add(commands: Any) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    axes = _axes(arguments.mesh)
-    flag = f"{FLAG}{math.prod(axes.values())}"
+    if not arguments.mesh and not arguments.chips:
+        raise CommandError("plan needs devices: --for v5e:2x2, or --mesh data=8,model=8 for devices of a CPU")
+    axes = _axes(arguments.mesh) if arguments.mesh else {}
+    flag = f"{FLAG}{1 if arguments.chips else math.prod(axes.values())}"
     flags = os.environ.get("XLA_FLAGS", "")
     if flag not in flags.split():  # JAX reads the number of devices once per process
         others = [f for f in flags.split() if not f.startswith(FLAG)]
         env = {**os.environ, "XLA_FLAGS": " ".join([*others, flag]), "JAX_PLATFORMS": "cpu"}
-        own = [str(arguments.model), "--mesh", arguments.mesh, *(f"--dim={d}" for d in arguments.dim)]
+        own = [str(arguments.model), *(f"--dim={d}" for d in arguments.dim)]
+        own += [f"--mesh={arguments.mesh}"] * bool(axes) + [f"--for={arguments.chips}"] * bool(arguments.chips)
         own += [f"--plan={arguments.plan}"] * bool(arguments.plan)
         own += ["--json"] * arguments.json + ["--weights-only"] * arguments.weights_only
-        with working(f"compiling for {math.prod(axes.values())} devices"):
+        with working(f"compiling for {arguments.chips or f'{math.prod(axes.values())} devices'}"):
             return subprocess.run([sys.executable, "-m", "onnx2jax", "plan", *own], env=env, check=False).returncode
-    found = cost(arguments.model, axes, arguments.plan, dims(arguments.dim), not arguments.weights_only)
+    compiled = not arguments.weights_only
+    found = cost(arguments.model, axes, arguments.plan, dims(arguments.dim), compiled, arguments.chips)
     if arguments.json:
         print_json(found.facts())
-        return 0
-    mesh = " x ".join(f"{n}: {size}" for n, size in axes.items())
+    else:
+        _show(found)
+    return 0 if found.on_chip is None or found.on_chip.fits else 1
+
+
+def _show(found: Cost) -> None:
+    """Print the tables."""
+    mesh = " x ".join(f"{n}: {size}" for n, size in found.mesh.items())
     extents = ", ".join(f"{n}={size}" for n, size in found.dims.items())
+    title = f"mesh {mesh}{f', plan {found.plan}' if found.plan else ''}; {extents or 'no dimension variables'}"
     facts = [("parameters", found.parameters), ("bytes of weights per device", found.weight_bytes)]
     facts.append(("bytes of inputs per device", found.input_bytes))
-    if found.flops is not None and found.scratch_bytes is not None:
+    chip = found.on_chip
+    if chip is not None and chip.needed is not None:
+        facts += [("temporary bytes per chip", chip.temporary or 0), ("bytes needed per chip", chip.needed)]
+        facts += [("memory of a chip", chip.memory), ("bytes read and written by kernels", chip.moved)]
+        facts += [("kernels", chip.kernels), *[("cycles (XLA's estimate)", chip.cycles)] * bool(chip.cycles)]
+        facts.append(("lower bound, microseconds", math.ceil(chip.least_seconds * 1e6)))
+    elif chip is None and found.flops is not None and found.scratch_bytes is not None:
         facts += [("temporary bytes, on a CPU", found.scratch_bytes), ("FLOPs per device", found.flops)]
-    title = f"mesh {mesh}{f', plan {found.plan}' if found.plan else ''}; {extents or 'no dimension variables'}"
     print_table(title, ("per step", ""), [(what, f"{number:,}") for what, number in facts])
-    if not arguments.weights_only:
+    if chip is not None:
+        verdict = "fits" if chip.fits else f"does not fit: {chip.refused or 'it needs more memory than the chip has'}"
+        print(f"{chip.chip}: {verdict}")
+        nodes = [(n.name, n.operator, f"{n.share:.1%}") for n in chip.nodes]
+        print_table("costliest nodes", ("node", "operator", "share"), nodes)
+    if found.flops is not None:
         rows = [(e.kind, f"{e.number:,}", f"{e.bytes:,}") for e in found.exchanges]
         print_table("collectives", ("kind", "number", "bytes per device"), rows)
-    return 0
 
 
 def _axes(text: str) -> dict[str, int]:

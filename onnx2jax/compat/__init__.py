@@ -34,6 +34,8 @@ from .programs import onednn as onednn
 from .programs import profiled as profiled
 from .programs import scan_constants as scan_constants
 from .programs import synchronous_device as synchronous_device
+from .topologies import cuda_topology as cuda_topology
+from .topologies import tpu_topology as tpu_topology
 from .tracing import call_in_64_bits as call_in_64_bits
 from .tracing import forward_only as forward_only
 from .tracing import has_primitives as has_primitives

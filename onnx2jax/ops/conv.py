@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import check_shape, dims
+from .arrays import accumulator, check_shape, dims
 from .conv_cpu import convolve
 from .registry import Static, op, taking
 from .vision import sample_linear
-from .window import WINDOW, count_blocks, split_pads, window_of
+from .window import MAX_TAPS, WINDOW, count_blocks, split_pads, taps, window_of
+
+FEW_CHANNELS = 8
+"""A TPU computes patches of images of fewer channels as one product: 16x16 over 3 channels of 8 images of 224x224 in 27
+thousand cycles of a v5e rather than 240, 4x4 in 105 rather than 205; but 8x8 over 16 channels in 77 rather than 67."""
 
 
 def fold(columns, image, window):
@@ -37,17 +41,53 @@ def conv(x, w, window, groups=1, stretch=()):
     """
     if x.ndim != w.ndim or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ValueError(f"weights must be (M, C / group, kernel...), where group ({groups}) divides M")
-    on_cpu, default = (partial(form, window=window, groups=groups, stretch=stretch) for form in (_on_cpu, _native))
+    forms = {"cpu": _on_cpu, "default": _native}
+    if is_patches(x, window, groups, stretch):
+        forms["tpu"] = _patches
+    if groups > 1 and w.shape[:2] == (groups, 1) and not stretch and math.prod(window.kernel) <= MAX_TAPS:
+        forms["cuda"] = _shifted
+    chosen = {n: partial(form, window=window, groups=groups, stretch=stretch) for n, form in forms.items()}
     if jnp.issubdtype(x.dtype, jnp.integer):
         wide = jnp.int64 if x.dtype.itemsize == 8 else jnp.int32
-        return on_cpu(x.astype(wide), w.astype(wide))
-    return lax.platform_dependent(x, w, cpu=on_cpu, default=default)
+        return chosen["cpu"](x.astype(wide), w.astype(wide))
+    return lax.platform_dependent(x, w, **chosen)
 
 
 def _native(x, w, window, groups, stretch=()):
     return lax.conv_general_dilated(
         x, w, window.strides, window.pads, stretch or None, window.dilations, feature_group_count=groups
     )
+
+
+def is_patches(x, window, groups, stretch):
+    """Whether windows lie side by side over an image of few channels, as where a vision transformer begins."""
+    if groups > 1 or stretch or x.shape[1] >= FEW_CHANNELS or not all(isinstance(n, int) for n in x.shape):
+        return False
+    beside = window.strides == tuple(window.kernel) and set(window.dilations) <= {1} and not any(map(any, window.pads))
+    return beside and math.prod(window.kernel) > 1
+
+
+def _patches(x, w, window, **_):
+    """Each patch by the weights, as one product."""
+    blocks = count_blocks(x.shape[2:], window)
+    whole = [n * k for n, k in zip(blocks, window.kernel, strict=True)]
+    x = lax.slice(x, (0,) * x.ndim, (*x.shape[:2], *whole))
+    x = lax.reshape(x, (*x.shape[:2], *itertools.chain(*zip(blocks, window.kernel, strict=True))))
+    inside = range(3, x.ndim, 2)
+    y = lax.dot_general(x, w, (((1, *inside), tuple(range(1, w.ndim))), ((), ())), preferred_element_type=x.dtype)
+    return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
+
+
+def _shifted(x, w, window, **_):
+    """One channel a group: shifted multiply-adds, in float32 where x is shorter."""
+    wide = accumulator(x.dtype)
+    weights = lax.reshape(w, (w.shape[0], math.prod(window.kernel))).astype(wide)
+    parts = taps(x, window)
+    y = sum(
+        part.astype(wide) * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 1, keepdims=False), part.shape, (1,))
+        for i, part in enumerate(parts)
+    )
+    return y.astype(x.dtype)
 
 
 def _on_cpu(x, w, window, groups, stretch=()):

@@ -113,27 +113,28 @@ def layer(
     ``cell(direction, recurrent projection, separate bias, *activations)`` returns a step; ``names`` are the default
     activations of one direction; ``project`` is ``projections`` or its equivalent for other weights.
 
-    The input projections are split by gate: XLA:CPU does not vectorize a loop that slices one array several times per
-    step. With batch 8 a GRU of size 256 takes 41 us per step instead of 68 (batch 1: 8.4 instead of 11.9), an LSTM
-    with peepholes 60 instead of 85, and an LSTM without them the same.
+    On CPUs the input projections are split by gate outside the loop: XLA:CPU does not vectorize a loop that slices one
+    array several times per step. With batch 8 a GRU of size 256 takes 41 us per step instead of 68 (batch 1: 8.4
+    instead of 11.9), an LSTM with peepholes 60 instead of 85, and an LSTM without them the same. Elsewhere each step
+    splits its own: another copy of all projections would nearly double the temporary memory.
     """
     names = activations or names * 2, len(names)
     functions = activation_functions(*names, activation_alpha, activation_beta, clip, direction)
     gates, *rows = project(X, W, R, B, direction, layout, hidden_size, n_gates, separate)
-    cells = [cell(d, recur, bias, *f) for d, (recur, bias, f) in enumerate(zip(*rows, functions, strict=True))]
+    directions = reversals(direction)
     size = gates.shape[-1] // n_gates
     initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
     check_shape("sequence_lens", sequence_lens, gates.shape[1])
     for state in initial[:2]:  # further states have shapes of their own
-        check_shape("an initial state", state, len(cells), gates.shape[1], size)
+        check_shape("an initial state", state, len(directions), gates.shape[1], size)
     steps = jnp.arange(gates.shape[0], dtype=np.int32)
     unroll = isinstance(gates.shape[0], int) and 0 < gates.shape[0] <= UNROLL
     ends, outputs = [], []
-    for d, (cell, reverse) in enumerate(zip(cells, reversals(direction), strict=True)):
+    for d, (recur, bias, own, reverse) in enumerate(zip(*rows, functions, directions, strict=True)):
 
-        def body(states, xs, cell=cell):
+        def body(step, states, xs):
             t, gate = xs
-            new = cell(gate, states)
+            new = step(gate if isinstance(gate, list) else jnp.split(gate, n_gates, axis=-1), states)
             if sequence_lens is None:
                 return new, new[0]
             active = (t < sequence_lens)[:, None]
@@ -141,8 +142,14 @@ def layer(
             return new, jnp.where(active, new[0], 0)
 
         states = tuple(jnp.zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
-        xs = steps, jnp.split(gates[:, :, d], n_gates, axis=-1)
-        end, y = lax.scan(body, states, xs, reverse=reverse, unroll=unroll)
+
+        def run(states, projected, on_cpu, d=d, recur=recur, bias=bias, own=own, reverse=reverse, body=body):
+            step = cell(d, functools.partial(recur, on_cpu=on_cpu), bias, *own)
+            xs = steps, jnp.split(projected, n_gates, axis=-1) if on_cpu else projected
+            return lax.scan(functools.partial(body, step), states, xs, reverse=reverse, unroll=unroll)
+
+        on_cpu, default = (functools.partial(run, on_cpu=flag) for flag in (True, False))
+        end, y = lax.platform_dependent(states, gates[:, :, d], cpu=on_cpu, default=default)
         ends.append(end)
         outputs.append(y)
     Y = jnp.swapaxes(jnp.stack(outputs, 2), 0, 1) if layout else jnp.stack(outputs, 1)
@@ -157,14 +164,14 @@ def linear(x, w):
 def recurrent_projection(R, batch):
     """``recur(first, last)``, which returns the recurrent projection of gates [first, last) as a function of h.
 
-    Batch 1 is fastest with R as stored, larger batches with its transpose. The slice and the transpose are computed
-    outside the loop (a GRU of size 256 takes 9 us per step instead of 29).
+    XLA:CPU is fastest with R as stored for batch 1, with its transpose for larger batches. The slice and the transpose
+    are computed outside the loop (a GRU of size 256 takes 9 us per step instead of 29). Others read R as it is stored.
     """
 
-    def recur(first=0, last=None):
+    def recur(first=0, last=None, *, on_cpu):
         size = R.shape[1]
         gates = R[first * size : None if last is None else last * size]
-        if batch == 1:
+        if batch == 1 or not on_cpu:
             return lambda h: lax.dot_general(h, gates, (((1,), (1,)), ((), ())))
         transposed = gates.T
         return lambda h: linear(h, transposed)

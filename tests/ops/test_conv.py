@@ -189,3 +189,53 @@ def test_integer_offsets_of_deform_conv_are_shifts():
 def test_errors_name_mismatched_shapes(name, inputs, attributes, words):
     with pytest.raises(ValueError, match=words):
         run_op(name, *inputs, **attributes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel"),
+    [((2, 3, 16, 16), (4, 4)), ((1, 1, 17, 10), (3, 5)), ((2, 5, 9), (2,)), ((1, 2, 4, 5, 6), (2, 2, 3))],
+)
+def test_patches_are_one_product(shape, kernel):
+    """The form for TPUs of windows that lie side by side; pixels beyond the last whole patch are left out."""
+    x, w = f32(*shape), f32(6, shape[1], *kernel)
+    rank = len(kernel)
+    window = Window(kernel, kernel, ((0, 0),) * rank, (1,) * rank)
+    assert conv.is_patches(x, window, 1, ())
+    expected = plain(x, w, strides=kernel, pads=[(0, 0)] * rank, dilations=(1,) * rank, groups=1)
+    np.testing.assert_allclose(conv._patches(x, w, window), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"strides": (2, 4)}, {"pads": ((1, 0), (0, 0))}, {"dilations": (1, 2)}, {"kernel": (1, 1), "strides": (1, 1)}],
+)
+def test_other_windows_are_no_patches(change):
+    window = Window((4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1))._replace(**change)
+    assert not conv.is_patches(f32(1, 3, 16, 16), window, 1, ())
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 8e-3)])
+def test_depthwise_by_shifted_multiply_adds(dtype, rtol):
+    """The form for CUDA of one channel a group; half precision is summed in float32."""
+    x, w = f32(2, 6, 9, 10).astype(dtype), f32(6, 1, 3, 3).astype(dtype)
+    window = Window((3, 3), (2, 1), ((1, 1), (0, 2)), (1, 2))
+    expected = plain(x, w, strides=(2, 1), pads=[(1, 1), (0, 2)], dilations=(1, 2), groups=6)
+    y = conv._shifted(x, w, window)
+    assert y.dtype == dtype
+    np.testing.assert_allclose(y.astype(np.float32), expected, rtol=rtol, atol=rtol / 8)
+
+
+@pytest.mark.parametrize(
+    ("platform", "w", "window"),
+    [
+        ("tpu", (8, 3, 4, 4), Window((4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1))),
+        ("cuda", (3, 1, 3, 3), Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))),
+    ],
+)
+def test_forms_of_accelerators_are_lowered_without_a_convolution(platform, w, window):
+    x = jax.ShapeDtypeStruct((1, 3, 16, 16), np.float32)
+    groups = 3 if w[1] == 1 else 1
+    traced = jax.jit(lambda x, w: conv.conv(x, w, window, groups)).trace(x, jax.ShapeDtypeStruct(w, np.float32))
+    others = {"tpu": "cuda", "cuda": "tpu"}
+    assert "stablehlo.convolution" not in traced.lower(lowering_platforms=(platform,)).as_text()
+    assert "stablehlo.convolution" in traced.lower(lowering_platforms=(others[platform],)).as_text()

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
+import numpy as np
 
 from ... import compat
 from ...errors import InputNameError, ShardingError
@@ -21,10 +22,17 @@ from ...proto.tensors import EXTERNAL
 from ...proto.types import TensorType
 from ...proto.walk import tensors
 from ...sharding.rules import Placement
-from ...sharding.stages import AXIS
+from ...sharding.stages import AXIS, Staged
+from ..changes.parts import with_graph
 from ..convert import convert
-from .explained import bytes_held, programs
+from ..reports.summary import mark, node_of, traced
+from . import hlo
+from .chips import Slice, slice_of
+from .explained import Stage, bytes_held, programs
 from .pipeline import batch_axes
+
+COSTLIEST: Final = 5
+"""Nodes that are named."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,52 @@ class Exchange:
     kind: str
     number: int
     bytes: int
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """What the kernels of a node cost in a step, on one device; a fused kernel counts for the node of its result.
+
+    Attributes:
+        name, operator: of the node.
+        share: of the program's cycles where XLA estimates them (TPU), of its bytes elsewhere.
+    """
+
+    name: str
+    operator: str
+    share: float
+
+
+@dataclass(frozen=True)
+class OnChip:
+    """A program compiled for an accelerator, per chip.
+
+    Attributes:
+        chip: as its maker names it.
+        memory: of the chip, bytes.
+        needed: bytes of weights, inputs, outputs, temporary memory and code; None where XLA refused to compile.
+        temporary: bytes of it that are neither weights, inputs, outputs nor code; None likewise.
+        fits: whether the program fits into the chip's memory.
+        moved: bytes that its kernels read and write in a step.
+        kernels: number of kernels in a step.
+        cycles: XLA's estimate of a step's cycles; 0 where it makes none (CUDA).
+        least_seconds: lower bound of a step by the chip's published peaks: its FLOPs, or the bytes of its weights,
+            inputs and outputs, whichever takes longer.
+        nodes: those that cost most.
+        refused: why XLA could not compile it; empty where it could.
+    """
+
+    chip: str
+    memory: int
+    needed: int | None = None
+    temporary: int | None = None
+    fits: bool = False
+    moved: int = 0
+    kernels: int = 0
+    cycles: int = 0
+    least_seconds: float = 0.0
+    nodes: tuple[NodeCost, ...] = ()
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +104,7 @@ class Cost:
         scratch_bytes: temporary memory of the CPU program, on the device with most; None without programs.
         flops: of a step on one device, of the stage that has most, by XLA's count; None without programs.
         exchanges: of a step, of all stages.
+        on_chip: the program for an accelerator; None for a CPU.
     """
 
     mesh: Mapping[str, int]
@@ -61,6 +116,7 @@ class Cost:
     scratch_bytes: int | None
     flops: int | None
     exchanges: tuple[Exchange, ...]
+    on_chip: OnChip | None = None
 
     def facts(self) -> dict[str, Any]:
         """The cost as a dict for JSON."""
@@ -68,23 +124,40 @@ class Cost:
 
 
 def cost(
-    source: Path, axes: Mapping[str, int], plan: str = "", dims: Mapping[str, int] | None = None, compiled: bool = True
+    source: str | Path,
+    axes: Mapping[str, int] | None = None,
+    plan: str = "",
+    dims: Mapping[str, int] | None = None,
+    compiled: bool = True,
+    chips: str = "",
 ) -> Cost:
     """The cost of a step. Allocates nothing, and external data need not exist.
 
     Args:
-        source: an ONNX file.
-        axes: the mesh; an axis "stage" cuts the model into stages.
+        source: the path of an ONNX file.
+        axes: the mesh; an axis "stage" cuts the model into stages. All chips along "data" when left out.
         plan: as ``convert(shardings=)`` takes one by name.
         dims: extents of dimension variables: where they are left out that of the batch is the number of devices, and
             that of any other is 1.
         compiled: whether programs are compiled, for all but the bytes of weights and inputs.
+        chips: accelerators to compile for, such as "v5e:2x2" or "h100"; the devices of this process when empty.
 
     Raises:
         InputNameError: the model has no such dimension variable.
-        ShardingError: there are fewer devices than the mesh has.
+        ShardingError: there are fewer devices than the mesh has, or no such chips.
+        ImportError: XLA's compiler for the chips is not installed.
+
+    >>> import onnx2jax
+    >>> found = onnx2jax.cost(onnx2jax.demo_model(), {"data": 1}, dims={"batch": 32})
+    >>> found.parameters, found.input_bytes
+    (33882, 8192)
     """
-    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes))
+    source, target = Path(source), slice_of(chips) if chips else None
+    devices = target.devices if target else jax.devices()
+    axes = dict(axes or {"data": len(devices)})
+    if math.prod(axes.values()) > len(devices):
+        raise ShardingError(f"the mesh {axes} has {math.prod(axes.values())} devices; there are {len(devices)}")
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices[: math.prod(axes.values())])
     with present(source) as folder:
         model = convert(source, mesh=mesh, shardings=plan or None, stages=axes.get(AXIS), external_data_dir=folder)
         placement = model.placement
@@ -92,13 +165,15 @@ def cost(
         extents, inputs = _inputs(model, dims or {}, mesh.size)
         last = getattr(placement, "parts", [placement])[-1]
         shardings = last.of_inputs(inputs, False)
-        found = programs(model, (), inputs) if compiled else []
+        marked = _marked(model)
+        found, refused = _compiled(marked, inputs) if compiled else ([], "")
+        on_chip = _on_chip(target, model, marked, inputs, found, refused) if target and compiled else None
         types: Mapping[str, Any] = model.types
         exchanges: dict[str, list[int]] = {}
         for exchange in (e for program in found for e in program.exchanges()):
             exchanges.setdefault(exchange.kind, []).append(exchange.bytes)
         return Cost(
-            dict(axes),
+            axes,
             plan,
             extents,
             sum(math.prod(t.shape) for t in types.values()),
@@ -107,7 +182,65 @@ def cost(
             max((p.compiled.memory_analysis().temp_size_in_bytes for p in found), default=0) if found else None,
             max(int(compat.cost_analysis(p.compiled).get("flops", 0)) for p in found) if found else None,
             tuple(Exchange(kind, len(sizes), sum(sizes)) for kind, sizes in sorted(exchanges.items())),
+            on_chip,
         )
+
+
+def _marked(model: Any) -> Any:
+    """The model with nodes named by position, for the names of kernels; in stages as it is."""
+    if isinstance(model.placement, Staged):
+        return model
+    return with_graph(model, mark(model.graph), placement=model.placement)
+
+
+def _compiled(model: Any, inputs: Mapping[str, Any]) -> tuple[list[Stage], str]:
+    """The programs of a call; or why XLA refuses to compile them: they need more memory than the chip has."""
+    try:
+        return programs(model, (), inputs), ""
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return [], str(error).splitlines()[0]
+
+
+def _on_chip(
+    target: Slice, model: Any, marked: Any, inputs: Mapping[str, Any], found: list[Stage], refused: str
+) -> OnChip:
+    """What a chip does in a step; in a pipeline, that of the stage which needs most memory."""
+    chip = target.chip
+    if refused:
+        return OnChip(chip.title, chip.memory, refused=refused)
+    if isinstance(model.placement, Staged):
+        compiled = [stage.compiled for stage in found]
+        stages = [_of_program(target, model, c, compat.cost_analysis(c).get("flops", 0.0)) for c in compiled]
+        return max(stages, key=lambda s: s.needed or 0)
+    zeros = {n: np.broadcast_to(np.zeros((), t.dtype), t.shape) for n, t in inputs.items()}
+    flops = sum(traced(marked, dict(model.types), zeros, marked.graph.nodes)[1].values())
+    return _of_program(target, model, found[0].compiled, flops / model.placement.mesh.size)
+
+
+def _of_program(target: Slice, model: Any, compiled: Any, flops: float) -> OnChip:
+    chip, memory = target.chip, compiled.memory_analysis()
+    ends = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    needed = ends + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    counts = hlo.count(compiled.as_text() or "")
+    nodes, shares = model.graph.nodes, Counter[int]()
+    for scope, cost in counts.by_scope.items():
+        if (i := node_of(scope)) is not None and i < len(nodes):
+            shares[i] += cost
+    whole = sum(counts.by_scope.values()) or 1
+    return OnChip(
+        chip.title,
+        chip.memory,
+        needed,
+        memory.temp_size_in_bytes,
+        needed <= chip.memory,
+        counts.bytes,
+        counts.kernels,
+        counts.cycles,
+        max(flops / chip.flops, ends / chip.bandwidth),
+        tuple(NodeCost(nodes[i].name, nodes[i].op_type, n / whole) for i, n in shares.most_common(COSTLIEST)),
+    )
 
 
 def _held(types: Mapping[str, Any], placement: Placement) -> Counter[jax.Device]:

@@ -15,11 +15,10 @@ import jax
 
 from ... import compat
 from ...errors import UnsupportedError
-from ...ir.graph import Graph
 from ...proto.xspace import Trace, read_trace
 from ..changes.parts import with_graph
 from ..changes.rebatch import group_of, within_groups
-from .summary import MARK, node_of
+from .summary import MARK, mark, node_of
 from .table import table
 
 SHOWN: Final = 25
@@ -179,10 +178,6 @@ def profile(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any,
 
 def _marked(model: Any) -> Any:
     """The model with nodes named by position, to find them in scopes; shares the model's weights on devices."""
-
-    def mark(graph: Graph) -> Graph:
-        return replace(graph, nodes=tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(graph.nodes)))
-
     options = {"bucket": model.spec.bucket, "max_size": model.spec.max_size}
     settings = replace(model.settings, annotate=True)
     marked = with_graph(model, within_groups(model.graph, mark), settings=settings, **options)

@@ -117,8 +117,8 @@ def short(number: float) -> str:
 def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int] | None) -> Summary:
     """See ``Model.summary``."""
     feeds = feeds_of(model, inputs or {}, dims or {})
-    nodes = tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(model.graph.nodes))
-    marked = replace(model.graph, nodes=nodes)
+    marked = mark(model.graph)
+    nodes = marked.nodes
     # Tracing needs no devices; a model with pipeline stages would be several programs.
     placement = None if isinstance(model.placement, Staged) else model.placement
     try:
@@ -257,6 +257,11 @@ def _counted(program: Program, owner: int | None, times: int) -> Iterator[tuple[
                 yield from _counted(part, found, trips)
         else:
             yield found, times * _flops(equation, kind)
+
+
+def mark(graph: Graph) -> Graph:
+    """The graph with nodes named by position, so that a scope in which one is traced names it whatever its name."""
+    return replace(graph, nodes=tuple(replace(n, name=f"{MARK}{i}") for i, n in enumerate(graph.nodes)))
 
 
 def node_of(stack: str) -> int | None:

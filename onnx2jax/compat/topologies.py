@@ -1,0 +1,45 @@
+"""Devices that XLA compiles for without one at hand, from the compilers in libtpu and in JAX's CUDA plugin."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+_TPU_WITHOUT_HOST: Final = {
+    "TPU_SKIP_MDS_QUERY": "1",  # no metadata server to ask
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile at once
+}
+
+
+def tpu_topology(name: str, chips: tuple[int, ...]) -> list[Any]:
+    """Abstract TPU devices.
+
+    Args:
+        name: the generation, such as ``v5e``.
+        chips: their number along each axis of the torus.
+    """
+    from jax.experimental import topologies
+
+    for variable, value in _TPU_WITHOUT_HOST.items():
+        os.environ.setdefault(variable, value)
+    grid = (*chips, *(1,) * (3 - len(chips)))
+    bounds = {"chips_per_host_bounds": (1, 1, 1)} if grid == (1, 1, 1) else {}
+    topology = topologies.get_topology_desc(
+        platform="tpu", topology_name=f"{name}:{'x'.join(map(str, grid))}", **bounds
+    )
+    return list(topology.devices)
+
+
+def cuda_topology(target: str, count: int) -> list[Any]:
+    """Abstract CUDA devices of one host.
+
+    Args:
+        target: XLA's GpuTargetConfigProto as text.
+        count: number of GPUs.
+    """
+    from jax.experimental import topologies
+
+    topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{count}")
+    return list(topology.devices)

@@ -1,0 +1,185 @@
+"""What a compiled program does, counted from the text of its optimised HLO.
+
+XLA's own cost analysis counts the body of a loop once and leaves out calls of libraries on CUDA. Here a kernel's bytes
+are those of its operands and results, and what a loop does is multiplied by its number of trips.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+_COMPUTATION: Final = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION: Final = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_OPCODE: Final = re.compile(r" ?([a-z][a-z0-9\-]*)\((.*)$")
+_ARRAY: Final = re.compile(r"\b([a-z]+[0-9a-z]*)\[([0-9,]*)\]")
+_NAME: Final = re.compile(r"%([\w.\-]+)")
+_BRANCHES: Final = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
+
+_SIZES: Final = {"pred": 1.0, "token": 0.0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25}
+_FREE: Final = frozenset(
+    (
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "bitcast-convert", "after-all"),
+        *("opt-barrier", "partition-id", "replica-id", "iota"),
+    )
+)
+"""Opcodes that are no kernels."""
+
+
+class Instruction(NamedTuple):
+    """One instruction.
+
+    Attributes:
+        shape: the type of its result, as text.
+        opcode: such as ``fusion``.
+        operands: names of instructions of the same computation.
+        line: its whole text.
+    """
+
+    shape: str
+    opcode: str
+    operands: Sequence[str]
+    line: str
+
+
+@dataclass
+class Counts:
+    """What a run of a program does on one device.
+
+    Attributes:
+        bytes: operands and results of all kernels.
+        kernels: how many run.
+        cycles: the TPU compiler's estimate; 0 for other targets.
+        bytes_by_scope, cycles_by_scope: the same by ``op_name``, the stack of scopes in which a kernel was traced.
+    """
+
+    bytes: int = 0
+    kernels: int = 0
+    cycles: int = 0
+    bytes_by_scope: Counter[str] = field(default_factory=Counter)
+    cycles_by_scope: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def by_scope(self) -> Counter[str]:
+        """What a kernel costs, by scope: cycles where the compiler estimates them, bytes elsewhere."""
+        return self.cycles_by_scope or self.bytes_by_scope
+
+
+def count(text: str) -> Counts:
+    """The counts of a compiled program, from ``compiled.as_text()``.
+
+    >>> text = '''ENTRY %main (a: f32[8]) -> f32[8] {
+    ...   %a = f32[8]{0} parameter(0)
+    ...   ROOT %b = f32[8]{0} negate(%a)
+    ... }'''
+    >>> counts = count(text)
+    >>> counts.bytes, counts.kernels
+    (64, 1)
+    """
+    computations, entry = _computations(text)
+    found = Counts()
+    if entry:
+        _run(entry, 1, computations, found)
+    return found
+
+
+def nbytes(shape: str) -> int:
+    """The bytes of a type of HLO, of a tuple those of all its elements.
+
+    >>> nbytes("(f32[2,3]{1,0}, bf16[4]{0:T(256)})")
+    32
+    """
+    arrays = _ARRAY.findall(shape)
+    return int(sum(_itemsize(dtype) * math.prod(int(n) for n in extents.split(",") if n) for dtype, extents in arrays))
+
+
+def _itemsize(dtype: str) -> float:
+    if dtype in _SIZES:
+        return _SIZES[dtype]
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) / 8 if bits else 0.0
+
+
+def _computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
+    """Instructions by name, by computation; and the name of the entry computation."""
+    found: dict[str, dict[str, Instruction]] = {}
+    current, entry = dict[str, Instruction](), ""
+    for line in text.splitlines():
+        if head := _COMPUTATION.match(line):
+            current = found[head[2]] = {}
+            entry = head[2] if head[1] else entry
+        elif instruction := _INSTRUCTION.match(line):
+            end = _type_end(instruction[2])
+            if rest := _OPCODE.match(instruction[2][end:]):
+                operands = _NAME.findall(rest[2][: _closing(rest[2])])
+                current[instruction[1]] = Instruction(instruction[2][:end], rest[1], operands, line)
+    return found, entry
+
+
+def _type_end(text: str) -> int:
+    """Where the type of a result ends: a tuple's is in parentheses, an array's has no space."""
+    return 1 + _closing(text[1:]) + 1 if text.startswith("(") else text.find(" ")
+
+
+def _closing(text: str) -> int:
+    """The position of the parenthesis that closes one opened before the text."""
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return i
+    return len(text)
+
+
+def _run(name: str, times: int, computations: Mapping[str, Mapping[str, Instruction]], found: Counts) -> None:
+    """Add what a computation does, so many times."""
+    own = computations.get(name, {})
+    for key, instruction in own.items():
+        line, opcode = instruction.line, instruction.opcode
+        if opcode == "while":
+            body = re.search(r"body=%?([\w.\-]+)", line)
+            if body:
+                _run(body[1], times * _trips(line, computations), computations, found)
+        elif opcode == "conditional":
+            branches = [
+                n.strip().lstrip("%") for pair in _BRANCHES.findall(line) for n in (pair[0] or pair[1]).split(",")
+            ]
+            for branch in branches[:1]:  # one of them runs
+                _run(branch, times, computations, found)
+        elif opcode == "call":
+            for called in re.findall(r"to_apply=%?([\w.\-]+)", line):
+                _run(called, times, computations, found)
+        elif opcode not in _FREE and not opcode.endswith(("-done", "-update")):
+            if opcode.endswith("-start") and not opcode.startswith(("all-", "collective-")):
+                continue  # a copy between memories of the chip: who reads it is counted
+            size = nbytes(instruction.shape) + sum(nbytes(own[n].shape) for n in instruction.operands if n in own)
+            scope = re.search(r'op_name="([^"]*)"', line)
+            cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
+            where = scope[1] if scope else key
+            found.bytes += times * size
+            found.kernels += times
+            found.bytes_by_scope[where] += times * size
+            if cycles:
+                found.cycles += times * int(cycles[1])
+                found.cycles_by_scope[where] += times * int(cycles[1])
+
+
+def _trips(line: str, computations: Mapping[str, Mapping[str, Instruction]]) -> int:
+    """How often the body of a loop runs; 1 where nobody knows."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
+        return int(known[1])
+    condition = re.search(r"condition=%?([\w.\-]+)", line)
+    todo, bounds, seen = [condition[1]] if condition else [], [1], set[str]()
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            for instruction in computations.get(name, {}).values():
+                if instruction.opcode == "constant" and (value := re.search(r"constant\((\d+)\)", instruction.line)):
+                    bounds.append(int(value[1]))
+                todo += re.findall(r"calls=%?([\w.\-]+)", instruction.line)
+    return max(bounds)

@@ -1,0 +1,87 @@
+"""Counts from the text of optimised HLO, as XLA writes it for TPU, CUDA and CPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from onnx2jax.model.devices import hlo
+
+TPU = """HloModule jit_f, is_scheduled=true
+
+%fused_computation (param_0: f32[8,128]) -> bf16[8,128] {
+  %param_0 = f32[8,128]{1,0:T(8,128)S(1)} parameter(0)
+  ROOT %convert.1 = bf16[8,128]{1,0:T(8,128)(2,1)} convert(%param_0)
+}
+
+%body (arg: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %arg = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %x = f32[8,128]{1,0:T(8,128)} get-tuple-element(%arg), index=1
+  %fusion.2 = f32[8,128]{1,0:T(8,128)} fusion(%x), kind=kLoop, calls=%fused_computation, metadata={op_name="jit(f)/node 3/mul"}, backend_config={"estimated_cycles":"50"}
+  ROOT %tuple = (s32[]{:T(128)}, f32[8,128]{1,0:T(8,128)}) tuple(%i, %fusion.2)
+}
+
+%condition (arg: (s32[], f32[8,128])) -> pred[] {
+  %bound = s32[] constant(7)
+  ROOT %less = pred[] compare(%i, %bound), direction=LT
+}
+
+ENTRY %main (a: f32[8,128], b: s4[64]) -> bf16[8,128] {
+  %a = f32[8,128]{1,0:T(8,128)} parameter(0)
+  %b = s4[64]{0} parameter(1)
+  %copy-start.1 = (f32[8,128]{1,0:T(8,128)S(1)}, f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)
+  %copy-done.1 = f32[8,128]{1,0:T(8,128)S(1)} copy-done(%copy-start.1)
+  %convert.5 = s8[64]{0} convert(%b)
+  %init = (s32[], f32[8,128]) tuple(%zero, %copy-done.1)
+  %while.3 = (s32[], f32[8,128]) while(%init), condition=%condition, body=%body%TRIPS%
+  %y = f32[8,128]{1,0:T(8,128)} get-tuple-element(%while.3), index=1
+  ROOT %fusion.9 = bf16[8,128]{1,0:T(8,128)(2,1)} fusion(%y), kind=kLoop, calls=%fused_computation, metadata={op_name="jit(f)/node 4/convert"}, backend_config={"estimated_cycles":"30"}
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("known", "trips"), [("", 7), (', backend_config={"known_trip_count":{"n":"5"}}', 5)], ids=["bound", "known"]
+)
+def test_loops_count_by_their_trips(known: str, trips: int) -> None:
+    found = hlo.count(TPU.replace("%TRIPS%", known))
+    array = 8 * 128 * 4
+    # The loop's kernel reads and writes the array; the last one writes half; 64 numbers of 4 bits become 8.
+    assert found.bytes == trips * 2 * array + (array + array // 2) + (32 + 64)
+    assert found.kernels == trips + 2
+    assert found.cycles == trips * 50 + 30
+    assert found.cycles_by_scope == {"jit(f)/node 3/mul": trips * 50, "jit(f)/node 4/convert": 30}
+
+
+def test_one_branch_of_a_conditional_counts() -> None:
+    text = """
+%one (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %n = f32[4]{0} negate(%p)
+}
+
+%two (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %n = f32[4]{0} negate(%p)
+}
+
+ENTRY %main (a: f32[4], i: s32[]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %c = f32[4]{0} conditional(%i, %a, %a), branch_computations={%one, %two}
+}
+"""
+    assert (hlo.count(text).kernels, hlo.count(text).bytes) == (1, 32)
+
+
+def test_a_program_of_this_machine() -> None:
+    """Kernels of XLA:CPU: one product, and what is fused behind it."""
+    compiled = jax.jit(lambda a, b: jnp.tanh(a @ b) + 1).lower(jnp.ones((64, 32)), jnp.ones((32, 16))).compile()
+    found = hlo.count(compiled.as_text() or "")
+    assert found.kernels >= 2
+    assert found.bytes >= 4 * (64 * 32 + 32 * 16 + 64 * 16 + 2 * 64 * 16)
+
+
+def test_text_without_an_entry() -> None:
+    assert hlo.count("") == hlo.Counts()
