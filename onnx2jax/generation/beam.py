@@ -102,9 +102,9 @@ def _initial(cache: Cache, logits: Any, controls: Any, *, pairs: Mapping[str, Pa
     cache = replace(cache, values=values, live=_repeat(cache.live, width, 0))
     tokens = jnp.zeros((batch, width, room), np.int32)
     sums = jnp.where(jnp.arange(width) == 0, 0.0, jnp.float32(-np.inf)) + jnp.zeros((batch, 1), np.float32)
-    nothing = jnp.full((batch, width), -np.inf, np.float32)
+    scores = jnp.full((batch, width), -np.inf, np.float32)
     lengths = jnp.zeros((batch, width), np.int32)
-    search = Search(cache, tokens, sums, jnp.int32(0), tokens, nothing, lengths, jnp.zeros(batch, bool))
+    search = Search(cache, tokens, sums, jnp.int32(0), tokens, scores, lengths, jnp.zeros(batch, bool))
     return _advance(search, _repeat(logits, width, 0), pairs, controls)
 
 

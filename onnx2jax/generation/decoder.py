@@ -206,13 +206,13 @@ class Decoder(VerifiedSteps):
         small, _ = draft._begin(rows, max_new_tokens, **options, **shared)
         small = replace(small, last=state.last)
         with compat.enable_x64():
-            given = jax.tree.map(jax.numpy.array, (others, shared))
+            inputs = jax.tree.map(jax.numpy.array, (others, shared))
         if state.cache.aligned or small.cache.aligned:
             raise UnsupportedError("the model needs a right-aligned cache, which cannot be rolled back: use generate")
-        self._verify_extend(state, rows, count + 1, given[0])
+        self._verify_extend(state, rows, count + 1, inputs[0])
         controls = {"stop": self._stop_array(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
-            done = speculate(self._programs, state, draft._programs, small, count, max_new_tokens, controls, given)
+            done = speculate(self._programs, state, draft._programs, small, count, max_new_tokens, controls, inputs)
         lengths = np.asarray(done.lengths, np.int64)
         texts = np.asarray(done.tokens).astype(np.int64)[:, : int(lengths.max())]
         texts = np.where(np.arange(texts.shape[1]) < lengths[:, None], texts, self.pad)
@@ -257,8 +257,8 @@ class Decoder(VerifiedSteps):
             more = np.concatenate([after.last, stacked(rows, len(after.last))], axis=1)
             self._check_room(after.cache, more.shape[1] + count)
             cache = self._resumed_cache(after, more, choose, controls, others)
-            given = more if self.embedding is None else self.embedding.embed_prompts(more, others)
-            state = self._programs.resume(cache, given, choose, controls, others)
+            fed = more if self.embedding is None else self.embedding.embed_prompts(more, others)
+            state = self._programs.resume(cache, fed, choose, controls, others)
             self._verify_resume(cache, more, state, choose, controls, others)
             return state, run
         if not self.pads:

@@ -156,8 +156,8 @@ def check_close(want: Any, ours: Any, room: int, *, rounds: bool, dtype: np.dtyp
     if np.isnan(want).any():
         raise CacheError("the logits after the prompt are NaN: the model overflows, or an input or weight is NaN")
     scale = np.abs(want[np.isfinite(want)]).max(initial=0)
-    apart = np.subtract(ours, want, where=ours != want, out=np.zeros_like(want))  # some logits are -inf
-    off = np.abs(apart).max(initial=0)
+    difference = np.subtract(ours, want, where=ours != want, out=np.zeros_like(want))  # some logits are -inf
+    off = np.abs(difference).max(initial=0)
     if not off <= tolerance * scale + 1e-6:
         raise CacheError(
             f"with a fixed-length cache ({room} slots) the logits differ by {off:.3g}, and the largest is {scale:.3g}: "

@@ -101,7 +101,7 @@ class Model(Views, Exports):
 
     def changed(self) -> dict[str, Any]:
         """Parameters that differ from the file, by name, in its element types."""
-        types = self.spec.types  # an integer variable of training is no parameter
+        types = self.spec.types  # without integer variables of a TrainingModel
         dtypes = {n: types[n].dtype if n in types else v.dtype for n, v in self.spec.changes.items()}
         return {n: v if v.dtype == dtypes[n] else v.astype(dtypes[n]) for n, v in self.spec.changes.items()}
 

@@ -177,7 +177,7 @@ class CompiledStep:
         placement = self.training._placement
         if placement is None or is_traced(batch):
             return self.bind(batch)
-        with together(placement.mesh, "a step of training", EQUAL) as processes:
+        with together(placement.mesh, "a training step", EQUAL) as processes:
             bound = self.bind(batch)
             processes.same({**batch, "rng": list(rest)})
         return bound

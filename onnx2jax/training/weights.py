@@ -74,8 +74,8 @@ def _visit(graph: Graph, outside: Collection[str], keys: _Uses) -> _Uses:
             fixed.update(node.outputs)
         if node.op_type in INTEGERS or (node.op_type == "Cast" and not integer_results.isdisjoint(node.inputs)):
             integer_results.update(node.outputs)
-    rooted = {n.inputs[0] for n in graph.nodes if n.op_type == "Sqrt"}  # variance + epsilon
-    trigonometric = [{n.inputs[0] for n in graph.nodes if n.op_type == kind} for kind in ("Cos", "Sin")]
+    variances = {n.inputs[0] for n in graph.nodes if n.op_type == "Sqrt"}  # with an epsilon added
+    trigonometric = [{n.inputs[0] for n in graph.nodes if n.op_type == op} for op in ("Cos", "Sin")]
     uses = _Uses()
     uses.angles |= trigonometric[0] & trigonometric[1]
     for node in reversed(graph.nodes):
@@ -88,7 +88,7 @@ def _visit(graph: Graph, outside: Collection[str], keys: _Uses) -> _Uses:
         if (
             node.op_type in BIASES_AND_SCALES
             and integer_results.isdisjoint(node.inputs)
-            and rooted.isdisjoint(node.outputs)
+            and variances.isdisjoint(node.outputs)
         ):
             one = {n for n in node.inputs if node.op_type == "Mul" and np.size(graph.initializers.get(n, (0, 0))) == 1}
             uses.operands.update(n for n in node.inputs if n not in one)

@@ -118,7 +118,7 @@ ERRORS = {
     "another argument": f"ProcessError: {DIFFER}convert: another argument is ",
     "other values": f"ProcessError: {DIFFER}a call of the model: x is float32[8, 4] ",
     "other rows": f"ProcessError: {DIFFER}arrays from processes: x is ",
-    "another batch": f"ProcessError: {DIFFER}a step of training: x is float32[8, 4] ",
+    "another batch": f"ProcessError: {DIFFER}a training step: x is float32[8, 4] ",
     "other rules": f"ProcessError: {DIFFER}finetune: mesh= or shardings= is ",
     "another order of calls": "ProcessError: process {me} is at a ",
 }

@@ -85,7 +85,7 @@ TYPES = [
 
 
 @either_format
-def test_every_bit_of_every_type_comes_back(through: Format, tmp_path: Path) -> None:
+def test_bitwise_round_trip_of_every_dtype(through: Format, tmp_path: Path) -> None:
     default = jnp.zeros(1).dtype
     with jax.enable_x64(True):
         arrays = {t: jnp.asarray(np.array([[1, 1, 0], [1, 0, 1]]).astype(t)) for t in TYPES}
@@ -96,11 +96,11 @@ def test_every_bit_of_every_type_comes_back(through: Format, tmp_path: Path) -> 
     assert_same(state, again)
     assert position is None
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(again))
-    assert jnp.zeros(1).dtype == default  # the process is as it was
+    assert jnp.zeros(1).dtype == default  # the global 64-bit flag is unchanged
 
 
 @either_format
-def test_states_of_every_kind(through: Format, tmp_path: Path) -> None:
+def test_round_trip_of_nested_states(through: Format, tmp_path: Path) -> None:
     params = {"/enc/layer.0/W:0": jnp.ones((3, 2)), "..": jnp.zeros(()), "": jnp.ones(2), 'ü "<>?*|\\': jnp.ones(1)}
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3), optax.ema(0.9))
     keys = {impl: jax.random.split(jax.random.key(3, impl=impl), 4) for impl in ("threefry2x32", "rbg", "unsafe_rbg")}
@@ -111,7 +111,7 @@ def test_states_of_every_kind(through: Format, tmp_path: Path) -> None:
 
 
 @either_format
-def test_arrays_of_numpy_stay_numpy_and_are_copied(through: Format, tmp_path: Path) -> None:
+def test_numpy_arrays_stay_numpy_and_are_copied(through: Format, tmp_path: Path) -> None:
     w = np.arange(6.0).reshape(2, 3)
     state = {"w": w, "t": w.T, "x": jnp.ones(2), "scalar": np.float16(3)}
     again, _ = through(tmp_path, state, state)

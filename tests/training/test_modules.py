@@ -1,4 +1,4 @@
-"""Models as modules of flax.nnx and equinox: the same numbers, gradients, jit, training with optax, and back."""
+"""Models as flax.nnx and equinox modules: results, gradients, jit, training with optax, and conversion back."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.models import mlp, model, value
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-KINDS = ["nnx", "equinox"]
+LIBRARIES = ["nnx", "equinox"]
 
 
 def library(kind: str) -> Any:
-    """The library itself, where it is installed."""
+    """The imported library; skips if it is not installed."""
     return pytest.importorskip("flax.nnx" if kind == "nnx" else "equinox", reason=f"pip install 'onnx2jax[{kind}]'")
 
 
-def made(kind: str, source: Any, **told: Any) -> tuple[Any, onnx2jax.Model, Any]:
-    """The library, a Model, and the Model as one of its modules."""
+def convert(kind: str, source: Any, **options: Any) -> tuple[Any, onnx2jax.Model, Any]:
+    """The library, the Model, and the Model as a module of the library."""
     its, m = library(kind), onnx2jax.convert(source)
-    return its, m, (onnx2jax.to_nnx if kind == "nnx" else onnx2jax.to_equinox)(m, **told)
+    return its, m, (onnx2jax.to_nnx if kind == "nnx" else onnx2jax.to_equinox)(m, **options)
 
 
 def arrays(module: Any) -> dict[str, Any]:
@@ -45,9 +45,9 @@ def gradients(its: Any, kind: str, loss: Any, module: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_calls_and_gradients_are_the_models(kind: str) -> None:
-    its, m, module = made(kind, mlp())
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_calls_and_gradients_match_the_model(kind: str) -> None:
+    its, m, module = convert(kind, mlp())
     jit = its.jit if kind == "nnx" else its.filter_jit
     want = np.asarray(m(X))
     np.testing.assert_allclose(module(X), want, rtol=1e-5)
@@ -59,7 +59,7 @@ def test_calls_and_gradients_are_the_models(kind: str) -> None:
 
 
 def test_nnx_trains_with_optax() -> None:
-    nnx, m, module = made("nnx", mlp())
+    nnx, m, module = convert("nnx", mlp())
     optimizer = nnx.Optimizer(module, optax.adam(0.05), wrt=nnx.Param)
 
     @nnx.jit
@@ -72,7 +72,7 @@ def test_nnx_trains_with_optax() -> None:
 
 
 def test_equinox_trains_with_optax() -> None:
-    eqx, m, module = made("equinox", mlp())
+    eqx, m, module = convert("equinox", mlp())
     optimizer = optax.adam(0.05)
     state = optimizer.init(eqx.filter(module, eqx.is_inexact_array))
 
@@ -96,23 +96,23 @@ def check_trained(m: onnx2jax.Model, module: Any, losses: list[float]) -> None:
     np.testing.assert_allclose(trained(X), module(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_weight_stays(kind: str) -> None:
-    """Running statistics would become negative variances; integers have no gradient."""
-    _, m, module = made(kind, onnx2jax.demo_model())
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_parameters_that_are_not_weights_are_constant(kind: str) -> None:
+    """Training would make running variances negative; integers have no gradient."""
+    _, m, module = convert(kind, onnx2jax.demo_model())
     assert m.params.keys() - arrays(module).keys() == {f"bn{i}.{n}" for i in (1, 2, 3) for n in ("mean", "var")}
-    _, _, module = made(kind, onnx2jax.demo_model(), trainable="fc.*")
+    _, _, module = convert(kind, onnx2jax.demo_model(), trainable="fc.*")
     assert arrays(module).keys() == {"fc.weight", "fc.bias"}
     with pytest.raises(InputNameError, match="which no parameter matches"):
-        made(kind, mlp(), trainable="nothing*")
+        convert(kind, mlp(), trainable="nothing*")
     ends = [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 4])]
-    _, _, module = made(kind, model([helper.make_node("Relu", ["x"], ["y"])], *ends))
+    _, _, module = convert(kind, model([helper.make_node("Relu", ["x"], ["y"])], *ends))
     np.testing.assert_array_equal(module(X), np.maximum(X, 0))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_a_part_of_other_modules_and_can_be_copied(kind: str) -> None:
-    its, m, module = made(kind, mlp())
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_modules_nest_and_can_be_copied(kind: str) -> None:
+    its, m, module = convert(kind, mlp())
     for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         np.testing.assert_allclose(again(X), m(X), rtol=1e-5)
     if kind == "nnx":
@@ -125,11 +125,11 @@ def test_it_is_a_part_of_other_modules_and_can_be_copied(kind: str) -> None:
         np.testing.assert_allclose(whole(X), np.tanh(m(X)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_numbers_come_from_their_keys(kind: str) -> None:
+@pytest.mark.parametrize("kind", LIBRARIES)
+def test_random_numbers_use_the_given_keys(kind: str) -> None:
     node = helper.make_node("RandomNormalLike", ["x"], ["y"])
     ends = [value("x", np.float32, ["n", 4])], [value("y", np.float32, ["n", 4])]
-    its, m, module = made(kind, model([node], *ends))
+    its, m, module = convert(kind, model([node], *ends))
     key = jax.random.key(3)
     by_key = module(X, rngs=key) if kind == "nnx" else module(X, key=key)
     np.testing.assert_array_equal(by_key, m(X, rng=key))
@@ -138,19 +138,19 @@ def test_random_numbers_come_from_their_keys(kind: str) -> None:
         assert (np.asarray(module(X, rngs=rngs)) != np.asarray(module(X, rngs=rngs))).any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LIBRARIES)
 @pytest.mark.usefixtures("in_32_bits")
-def test_64_bits_stay(kind: str) -> None:
+def test_64_bit_types_are_preserved(kind: str) -> None:
     w = np.array([[1 + 2**-40, 0], [0, 1]])
     ends = [value("x", np.float64, ["n", 2])], [value("y", np.float64, ["n", 2])]
-    _, _, module = made(kind, model([helper.make_node("MatMul", ["x", "w"], ["y"])], *ends, {"w": w}))
+    _, _, module = convert(kind, model([helper.make_node("MatMul", ["x", "w"], ["y"])], *ends, {"w": w}))
     x = np.eye(2)
     assert np.asarray(module(x)).dtype == np.float64
     np.testing.assert_array_equal(module(x), w)
     np.testing.assert_array_equal(module.to_model().params["w"], w)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LIBRARIES)
 def test_without_the_library(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from onnx2jax.training import modules
 
