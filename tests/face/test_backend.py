@@ -19,9 +19,9 @@ from tests.support.official import BERNOULLI, DROPOUT
 
 A_SLICE = "^test_(add|and|cast_FLOAT_|clip|concat|div|gather|if|loop1[13]|max_|optional|reduce_sum|scan_|top_k)"
 RANDOM = {*BERNOULLI, *DROPOUT}
-"""ONNX fixes no generator, so nobody can give the numbers in these cases; tests/conformance compares frequencies."""
+"""ONNX specifies no random generator, so values cannot be compared; tests/conformance compares frequencies."""
 UNCOMPARED = {"test_loop16_seq_none"}
-"""Its output is a list of numbers, and the runner asks for the length of each."""
+"""Its output is a list of scalars, of which the runner takes the length."""
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def runner() -> Any:
 
 
 def run(*kinds: str) -> tuple[unittest.TestResult, int]:
-    """The cases of kinds, each on the CPU, and how many were not skipped: some Pythons' `testsRun` counts those too."""
+    """Run cases on the CPU; returns the result and the number not skipped, which some Pythons' `testsRun` includes."""
     suite = [
         t for t in runner().test_suite if t.id().endswith("_cpu") and any(k in type(t).__name__ for k in kinds or ("",))
     ]
@@ -57,7 +57,7 @@ def test_onnx_runs_a_slice_of_its_cases() -> None:
 
 @pytest.mark.long
 def test_onnx_runs_all_its_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ONNX_MODELS", str(tmp_path))  # where it writes inputs for the light models
+    monkeypatch.setenv("ONNX_MODELS", str(tmp_path))  # the runner writes inputs of the light models there
     runner.cache_clear()
     for name in sorted(RANDOM | UNCOMPARED):
         runner().exclude(f"^{name}_cpu$")

@@ -104,7 +104,7 @@ def test_a_file_trains_by_its_training_info(capsys: Capture, tmp_path: Path) -> 
     assert cli.main(["train", str(demo_training_model()), str(tmp_path / "d.npz"), str(output), "--epochs", "3"]) == 0
     losses = [float(line.split("loss ")[1]) for line in capsys.readouterr().out.splitlines() if "loss" in line]
     assert losses[0] > losses[1] > losses[2]
-    assert onnx2jax.TrainingModel(output).algorithms  # it can go on
+    assert onnx2jax.TrainingModel(output).algorithms  # training can continue
 
 
 @pytest.mark.usefixtures("standard_promotion")
@@ -123,7 +123,7 @@ def test_mean_squares_and_adapters(capsys: Capture, tmp_path: Path) -> None:
         (["--loss", "mse", "--target", "nothing"], "--target nothing: the data has ['image', 'label']"),
         (["--loss", "mse", "--of", "nothing"], "no output 'nothing'; it has ['logits']"),
         (["--loss", "mse", "--resume"], "--resume needs --checkpoint"),
-        (["--loss", "mse", "--algorithm", "a"], "no algorithm to name"),
+        (["--loss", "mse", "--algorithm", "a"], "no --algorithm to choose"),
     ],
 )
 @pytest.mark.usefixtures("standard_promotion")
@@ -140,15 +140,15 @@ def test_invalid_data_is_an_error(capsys: Capture, tmp_path: Path) -> None:
         return capsys.readouterr().err
 
     (tmp_path / "d.npz").write_bytes(b"not a file of arrays")
-    assert "no .npy or .npz file that can be read" in said(str(tmp_path / "t.onnx"))
+    assert "not a readable .npy or .npz file" in said(str(tmp_path / "t.onnx"))
     assert "cannot be written" in said(str(tmp_path))
     assert "cannot be written" in said(str(tmp_path / "t.onnx"), "--checkpoint", str(tmp_path / "no" / "c"))
     np.savez(tmp_path / "d.npz", image=np.zeros((4, 1, 8, 8)), label=np.zeros(3))
     assert "{'image': 4, 'label': 3}" in said(str(tmp_path / "t.onnx"))
     np.savez(tmp_path / "d.npz", image=np.zeros((0, 1, 8, 8)), label=np.zeros(0))
-    assert "holds no samples: {'image': (0, 1, 8, 8), 'label': (0,)}" in said(str(tmp_path / "t.onnx"))
-    (tmp_path / "d.npz").write_bytes((tmp_path / "d.npz").read_bytes()[:-100])  # copied in part
-    assert "no .npy or .npz file that can be read" in said(str(tmp_path / "t.onnx"))
+    assert "contains no samples: {'image': (0, 1, 8, 8), 'label': (0,)}" in said(str(tmp_path / "t.onnx"))
+    (tmp_path / "d.npz").write_bytes((tmp_path / "d.npz").read_bytes()[:-100])  # truncated
+    assert "not a readable .npy or .npz file" in said(str(tmp_path / "t.onnx"))
     with open(tmp_path / "d.npz", "wb") as file:
         np.save(file, np.zeros(4))
     assert "one unnamed array" in said(str(tmp_path / "t.onnx"))
@@ -161,12 +161,12 @@ def test_an_error_inside_a_step_is_one_sentence(capsys: Capture, tmp_path: Path)
     assert cli.main(arguments) == 1
     said = capsys.readouterr().err
     assert "float32[batch, 1, 8, 8] is given as float64[2, 1, 8, 8]" in said
-    assert "JAX" not in said  # which notes that it has shortened the traceback
+    assert "JAX" not in said  # JAX's note about the filtered traceback is omitted
 
 
 @pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize(
-    ("labels", "says"), [([0, 10], "classes 0 to 10; the output is of 0 to 9"), ([0.0, 1.0], "float64")]
+    ("labels", "says"), [([0, 10], "classes 0 to 10; the output has classes 0 to 9"), ([0.0, 1.0], "float64")]
 )
 def test_invalid_classes_are_errors(capsys: Capture, tmp_path: Path, labels: list[Any], says: str) -> None:
     np.savez(tmp_path / "d.npz", image=np.zeros((2, 1, 8, 8), np.float32), label=labels)
@@ -208,5 +208,5 @@ def test_operators_of_a_file(capsys: Capture, tmp_path: Path) -> None:
 def test_demo_names_missing_packages(capsys: Capture, tmp_path: Path) -> None:
     assert cli.main(["demo", "--output", str(tmp_path / "d.png")]) == 1
     assert "pip install 'onnx2jax[demo]'" in capsys.readouterr().err
-    assert cli.main(["demo", "--json"]) == 0  # for which it needs neither
+    assert cli.main(["demo", "--json"]) == 0  # which needs neither
     assert json.loads(capsys.readouterr().out)["right"] >= 15

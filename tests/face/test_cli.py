@@ -1,4 +1,4 @@
-"""The commands ``run`` and ``inspect``: what they print, save, refuse, and with which exit status."""
+"""The commands ``run`` and ``inspect``: output, saved files, errors and exit statuses."""
 
 from __future__ import annotations
 

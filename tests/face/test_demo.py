@@ -1,4 +1,4 @@
-"""The demo: right numbers, a picture, and a plain word when its extras are not installed."""
+"""The demo: correct results, a picture, and a clear message if its extras are missing."""
 
 from __future__ import annotations
 

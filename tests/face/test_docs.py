@@ -1,4 +1,4 @@
-"""What the pages show is true: README.md, CONTRIBUTING.md and those of the site."""
+"""The code and output on the pages are correct: README.md, CONTRIBUTING.md and the site."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 @functools.cache
 def shared(make: Any, source: Path) -> Any:
-    """What pages make of a file in the box, compiled once for all of them."""
+    """Convert a bundled model once for all pages."""
     return make(source)
 
 
 @pytest.fixture
 def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A reader's empty folder, and models in the box that pages share."""
+    """An empty folder, and bundled models that pages share."""
     monkeypatch.chdir(tmp_path)
     others = {key: served for key, served in registry._OPERATORS.items() if key[0] != "com.example"}
-    monkeypatch.setattr(registry, "_OPERATORS", others)  # without what other pages of this process have registered
+    monkeypatch.setattr(registry, "_OPERATORS", others)  # without operators that other pages have registered
     for make in (onnx2jax.convert, onnx2jax.decoder):
 
         def made(source: Any, make: Any = make, **told: Any) -> Any:
@@ -69,7 +69,7 @@ def test_every_command_is_on_its_page() -> None:
 
 
 def test_links_of_the_readme_resolve() -> None:
-    """The site's own are checked where it is built."""
+    """Links of the site are checked when it is built."""
     links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text())
     assert [link for link in links if not link.startswith("https://") and not (ROOT / link).exists()] == []
 
@@ -87,7 +87,7 @@ def test_the_site_builds_without_warnings_and_network(tmp_path: Path) -> None:
     assert '<span class="gp">' in reference and "<blockquote>" not in reference  # examples of docstrings are code
     gallery = (tmp_path / "notebooks" / "index.html").read_text()
     for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-        assert gallery.count(f'href="{notebook.stem}.html"') > 1  # beside the one in the table, that of the navigation
+        assert gallery.count(f'href="{notebook.stem}.html"') > 1  # in the table and in the navigation
         assert f'src="pictures/{notebook.stem}_0.png"' in (tmp_path / "notebooks" / f"{notebook.stem}.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loads = re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=.?((?:https?:)?//[^\s\"'>]+)", page.read_text())
@@ -102,7 +102,7 @@ def run_contributing() -> dict[str, Any]:
 @settings(max_examples=1, database=None, deadline=None, phases=[Phase.generate])
 @given(data=st.data())
 def test_the_row_of_contributing(data: st.DataObject) -> None:
-    """What CONTRIBUTING promises of one row: the operator of the page goes through the tests that rows are for."""
+    """The table row of CONTRIBUTING's operator passes the tests that rows generate."""
     row = run_contributing()["soft_clip_row"]
     with pytest.MonkeyPatch.context() as patch:
         test_opset_matrix.test_numpy_and_jax_agree_with_onnxruntime(row, patch)

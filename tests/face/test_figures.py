@@ -1,4 +1,4 @@
-"""Figures on pages are those of docs/figures.json, and that file is what its sources give."""
+"""Figures on pages match docs/figures.json, and that file matches its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``generate``: tokens or text, as they come, and what ends them."""
+"""The command ``generate``: streamed tokens or text, and stop conditions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def counting() -> Decoder:
 
 @pytest.fixture
 def compiled(counting: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if files were converted anew, without the time."""
+    """Replaces conversion by a decoder that is already compiled."""
     monkeypatch.setattr(generate, "decoder", lambda _, **__: counting)
 
 

@@ -1,4 +1,4 @@
-"""Inputs on the command line: test data, images, texts, random numbers that fit what is given."""
+"""Inputs on the command line: test data, images, texts, random numbers that fit given inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def same(path: Path, kind: Any, shape: list[Any], *more: Any) -> str:
-    """A model that gives back x."""
+    """An identity model."""
     nodes = [helper.make_node("Identity", [n], [f"{n}_again"]) for n in ("x", *(m.name for m in more))]
     outputs = [value(n.output[0], kind, shape) for n in nodes]
     onnx.save(model(nodes, [value("x", kind, shape), *more], outputs), path / "m.onnx")
@@ -30,7 +30,7 @@ def same(path: Path, kind: Any, shape: list[Any], *more: Any) -> str:
 
 
 def ran(capsys: Capture, *arguments: Any) -> dict[str, Any]:
-    """What ``run --json`` gives."""
+    """The output of ``run --json``."""
     assert cli.main(["run", *map(str, arguments), "--json"]) == 0, capsys.readouterr().err
     outputs: dict[str, Any] = json.loads(capsys.readouterr().out)["outputs"]
     return outputs

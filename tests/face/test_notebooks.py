@@ -1,6 +1,6 @@
-"""The notebooks run from top to bottom, and what is committed in them is what they give.
+"""The notebooks run from top to bottom, and reproduce their committed outputs.
 
-``python tests/face/test_notebooks.py`` executes them, all or those that are named, and keeps the outputs; the richest
+``python tests/face/test_notebooks.py`` executes all or the named notebooks and saves their outputs; the most detailed
 picture of each goes into ``notebooks/pictures`` for the list in ``notebooks/README.md``.
 """
 
@@ -32,22 +32,22 @@ def execute(path: Path) -> Any:
         kernel = Path(folder) / "this"
         kernel.mkdir()
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        # As users compile: loops over networks take three times as long in programs that XLA has not optimized.
+        # With XLA's optimizations, as for users: without them, loops over networks take three times as long.
         env = {"PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
         spec = {"argv": command, "display_name": "this", "language": "python", "env": env}
         (kernel / "kernel.json").write_text(json.dumps(spec))
         specs = KernelSpecManager(kernel_dirs=[folder], ensure_native_kernel=False)
-        sockets = str(kernel / "ipc")  # where else they would lie in the working tree
+        sockets = str(kernel / "ipc")  # instead of the working tree
         manager = AsyncKernelManager(kernel_name="this", kernel_spec_manager=specs, transport="ipc", ip=sockets)
         client = NotebookClient(notebook, km=manager, timeout=300, record_timing=False, coalesce_streams=True)
         client.owns_km = True  # so that it ends the kernel and closes its sockets
         client.execute()
-    notebook.metadata.language_info = {"name": "python"}  # without the version of whoever ran it
+    notebook.metadata.language_info = {"name": "python"}  # without the Python version
     return notebook
 
 
 def kinds(notebook: Any) -> list[list[Any]]:
-    """For each cell, what sort of outputs it has."""
+    """The kinds of outputs of each cell."""
     return [[o.get("name") or sorted(o.data) for o in cell.get("outputs", ())] for cell in notebook.cells]
 
 

@@ -1,4 +1,4 @@
-"""What pyproject.toml and CI say of the package."""
+"""pyproject.toml, constraints and CI agree with each other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_lowest_constraints_match_the_dependencies() -> None:
     assert constraints.keys() >= {"jax", "jaxlib", "ml_dtypes", "numpy", "protobuf", "optax", "matplotlib"}
     assert not constraints.keys() & {"pytest", "ruff", "torch"}  # tools
     assert f"jax>={constraints['jax']}" in PROJECT["dependencies"]
-    assert constraints["protobuf"] == "6.31.1"  # what onnx wants, which the tests want
+    assert constraints["protobuf"] == "6.31.1"  # the lowest version that onnx, a test dependency, allows
 
 
 def test_ci_runs_make_targets() -> None:

@@ -1,4 +1,4 @@
-"""The command ``plan``: what a model would cost on devices that are not there, from a file without its weights."""
+"""The command ``plan``: estimates costs on absent devices, from a file without its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.models import mlp
 
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
-    """x [batch, 4] -> Gemm, Relu, MatMul, Add; its weights stand in a file that is not there."""
+    """x [batch, 4] -> Gemm, Relu, MatMul, Add; its external data file is missing."""
     path = tmp_path / "model.onnx"
     onnx.save(mlp(), path, save_as_external_data=True, location="weights", size_threshold=0)
     (tmp_path / "weights").unlink()
@@ -28,7 +28,7 @@ def test_more_devices_than_available(described: Path, capfd: pytest.CaptureFixtu
     mesh = "data=3,model=4"
     assert cli.main(["plan", str(described), "--mesh", mesh, "--plan", "data+tensor", "--dim=batch=24", "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
-    weights = (4 * 2 + 2 + 2 * 2 + 2) * 4  # w1 by columns and its bias, w2 by rows, b2 whole
+    weights = (4 * 2 + 2 + 2 * 2 + 2) * 4  # w1 by columns and its bias, w2 by rows, b2 replicated
     sizes = {"parameters": 4 * 8 + 8 + 8 * 2 + 2, "weight_bytes": weights, "input_bytes": 8 * 4 * 4}
     assert {n: found[n] for n in ("mesh", "dims", *sizes)} == {
         **{"mesh": {"data": 3, "model": 4}, "dims": {"batch": 24}},
@@ -53,7 +53,7 @@ def test_plans_in_a_process_with_devices(described: Path) -> None:
 
 
 def test_a_table(described: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # as in the process that it starts
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # as in the subprocess of the command
     assert cli.main(["plan", str(described), "--mesh=model=2", "--plan=tensor"]) == 0
     text = capsys.readouterr().out
     assert "mesh model: 2, plan tensor; batch=2" in text

@@ -1,6 +1,6 @@
-"""What users may rely on: each public name with its signature, in a table whose changes a review sees.
+"""The public API: each name with its signature, in a table, so that changes show up in reviews.
 
-python -m tests.face.test_public   # writes the table where a change is meant: see docs/versions.md
+python -m tests.face.test_public   # writes the table after an intended change: see docs/versions.md
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tests.support.helpers import ROOT
 
 TABLE = ROOT / "tests" / "tables" / "public.txt"
 RETURNED = {"Artifacts", "Beams", "Decoder", "ExportedModel", "Generation", "Model", "PreparedModel", "Report"}
-"""Classes that functions make: how they do is their own affair."""
+"""Classes that only functions construct; their constructors are not public."""
 
 
 class Something:
-    """A default that is no literal, in a signature."""
+    """A default that is not a literal, in a signature."""
 
     def __repr__(self) -> str:
         return "..."
 
 
 def names() -> Iterator[tuple[str, Any]]:
-    """What is public, by name: ``onnx2jax.__all__``, and what the modules there define."""
+    """The public names and objects: ``onnx2jax.__all__``, and what the modules in it define."""
     for name in sorted(onnx2jax.__all__):
         value = getattr(onnx2jax, name)
         if not inspect.ismodule(value):
@@ -43,7 +43,7 @@ def names() -> Iterator[tuple[str, Any]]:
 
 
 def members(value: type) -> dict[str, Any]:
-    """The public members of a class and of its bases in this package; what only objects have is None."""
+    """The public members of a class and of its bases in this package; instance attributes map to None."""
     found: set[str] = set()
     for owner in (c for c in value.__mro__ if c.__module__.startswith("onnx2jax.")):
         found |= {*inspect.get_annotations(owner), *vars(owner)}
@@ -53,15 +53,15 @@ def members(value: type) -> dict[str, Any]:
 
 
 def attributes(function: Any) -> set[str]:
-    """What it sets of ``self``."""
+    """The attributes of ``self`` that a function sets."""
     nodes = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
     stores = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
     return {n.attr for n in stores if isinstance(n.value, ast.Name) and n.value.id == "self"}
 
 
 def parameters(value: Any) -> str:
-    """Names, kinds and defaults. Types are left out: what is taken may become more."""
-    if not callable(value) or get_origin(value):  # a property; a marker of types
+    """Names, kinds and defaults. Types are omitted, because accepted types may be extended."""
+    if not callable(value) or get_origin(value):  # a property or a type marker
         return ""
     signature = inspect.signature(value)
     literal = bool | int | float | str | tuple | type | None
@@ -74,7 +74,7 @@ def parameters(value: Any) -> str:
 
 
 def lines() -> Iterator[str]:
-    """The table."""
+    """The lines of the table."""
     for name, value in names():
         if not inspect.isclass(value):
             yield name + parameters(value)
@@ -89,7 +89,7 @@ def lines() -> Iterator[str]:
 
 def test_the_table_of_public_names_is_current() -> None:
     told = TABLE.read_text().splitlines()
-    assert list(lines()) == told, "if this change is meant: python -m tests.face.test_public"
+    assert list(lines()) == told, "if this change is intended: python -m tests.face.test_public"
 
 
 @pytest.mark.parametrize("value", [pytest.param(v, id=n) for n, v in names() if not get_origin(v)])

@@ -1,4 +1,4 @@
-"""``InferenceSession`` beside onnxruntime's: the same calls give the same things."""
+"""``InferenceSession`` compared with onnxruntime's: the same calls return the same values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FEEDS = {
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The warning has not been given yet."""
+    """Resets the warning."""
     monkeypatch.setattr(InferenceSession, "_warned", False)
     yield
 

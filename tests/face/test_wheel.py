@@ -1,4 +1,4 @@
-"""The wheel, built from the source distribution and installed beside what it requires, and nothing else."""
+"""The wheel, built from the source distribution and installed with its requirements only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA = {
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source distribution, and the wheel that is made from it."""
+    """A folder with the source distribution, and the wheel built from it."""
     folder = tmp_path_factory.mktemp("built")
     ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
     return folder
@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel. What it requires is linked from here: a copy takes a minute."""
+    """The bin folder of an environment with the wheel. Its requirements are links, because copies take a minute."""
     home = tmp_path_factory.mktemp("environment")
     venv.create(home, symlinks=True)
     places = {"base": str(home), "platbase": str(home)}
@@ -52,14 +52,14 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(*command: str | Path, cwd: Path | None = None, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """A program that came to the end that it should."""
+    """Run a program, and check its exit status."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
 
 def required(name: str) -> set[str]:
-    """The distributions that one requires, itself and those of the others included; no extras."""
+    """A distribution and its requirements, recursively, without extras."""
     needs = {name}
     for text in importlib.metadata.requires(name) or ():
         requirement = Requirement(text)
@@ -69,7 +69,7 @@ def required(name: str) -> set[str]:
 
 
 def link(distribution: importlib.metadata.Distribution, site: Path) -> None:
-    """Its folders and files as links; ``google`` is a folder that several distributions share."""
+    """Link the folders and files of a distribution; several distributions share the folder ``google``."""
     for file in distribution.files or ():
         depth = 2 if file.parts[0] == "google" else 1
         if file.parts[0] in ("..", "__pycache__"):  # programs

@@ -1,4 +1,4 @@
-"""Small networks of three layers whose products can be divided, as exporters write them."""
+"""Small networks of three layers with shardable matrix products, as exporters write them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ LAYERS, HEADS, SIZE, WORDS, BATCH, LENGTH = 3, 4, 8, 64, 8, 8
 
 @dataclass
 class Written:
-    """A file, inputs for it, and which of its weights a device has whole in every plan for tensors."""
+    """A file, its inputs, and patterns of the weights that every tensor plan replicates."""
 
     proto: onnx.ModelProto
     inputs: NP
     whole: tuple[str, ...] = ("*norm*", "places", "*.o.bias", "*.down.bias", "constant_*")
     sums: int = 2 * LAYERS + 1
-    """All-reduces of a plan for tensors: two a layer, and one for the words."""
+    """All-reduces of a tensor plan: two per layer, and one for the embedding."""
 
 
 def _linear(net: Net, x: str, name: str, rows: int, columns: int) -> str:
@@ -49,7 +49,7 @@ def _attended(net: Net, q: str, k: str, v: str, mask: str) -> str:
 
 
 def _heads(net: Net, x: str) -> str:
-    """By extents that are computed, as torch writes them."""
+    """Reshape into heads by computed extents, as torch exports it."""
     batch, length = (net("Unsqueeze", net("Gather", net("Shape", x), np.array(i)), np.array([0])) for i in (0, 1))
     shape = net("Concat", batch, length, np.array([HEADS]), np.array([SIZE]), axis=0)
     return net("Transpose", net("Reshape", x, shape), perm=[0, 2, 1, 3])
@@ -70,7 +70,7 @@ def ids() -> np.ndarray:
 
 
 def bert() -> Written:
-    """Queries, keys and values apart; normalized behind; a mask that is an input."""
+    """Separate queries, keys and values; post-normalization; the mask is an input."""
     net = Net()
     x = _normed(net, _words(net), "norm")
     seen = net("Cast", net("Unsqueeze", net.give("mask", np.int64, "batch", LENGTH), np.array([1, 2])), to=1)
@@ -87,10 +87,10 @@ def bert() -> Written:
 
 
 def gpt(packed: str = "behind") -> Written:
-    """Queries, keys and values by one Gemm of rows, and the table of words as head.
+    """Queries, keys and values by one Gemm, and a head tied to the embedding.
 
     Args:
-        packed: they lie one "behind" the other in it, or for each head "beside" each other.
+        packed: whether they are concatenated ("behind"), or interleaved by heads ("beside").
     """
     net = Net()
     x = _words(net)
@@ -117,7 +117,7 @@ def gpt(packed: str = "behind") -> Written:
 
 
 def mixture() -> Written:
-    """A decoder whose layers have four experts each; gated, and com.microsoft's attention."""
+    """A decoder with four gated experts per layer, and com.microsoft's attention."""
     net = Net()
     x = _words(net)
     for i in range(LAYERS):

@@ -1,4 +1,4 @@
-"""A user's own mesh with Explicit axes, as ``jax.make_mesh`` makes them: the numbers of one device, in its types."""
+"""A user's mesh with Explicit axes, the default of ``jax.make_mesh``: results equal those of one device."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_sharded_batch(scope: Scope) -> None:
             np.testing.assert_allclose(g, by_weight[name], rtol=1e-3, atol=1e-3)
             assert g.sharding.is_fully_replicated
     text = jax.jit(m.apply).lower(params, images).compile().as_text()
-    assert "f32[2,10]" in text and "all-gather" not in text  # each device did its part, and no more
+    assert "f32[2,10]" in text and "all-gather" not in text  # each device computes its shard only
 
 
 @in_or_out
@@ -132,7 +132,7 @@ def trained(trainer: onnx2jax.TrainingModel, state: Any, batch: Any) -> tuple[An
 
 @pytest.fixture(scope="module")
 def on_one_device() -> tuple[onnx2jax.TrainingModel, Any, list[float]]:
-    """A training model, where it starts, and its losses."""
+    """A training model, its initial state, and its losses."""
     trainer = onnx2jax.TrainingModel(onnx2jax.demo_training_model(), donate=False)
     start: Any = trainer.initialize(trainer.init(), 0)
     return trainer, start, trained(trainer, start, BATCH)[1]
@@ -149,7 +149,7 @@ def test_training_by_training_info(scope: Scope, whole: bool, on_one_device: Any
         np.testing.assert_allclose(seen, expected, rtol=1e-5)
         assert not whole or {v.sharding.mesh for v in state.variables.values()} == {DATA}
 
-        def body(state: Any, _: Any) -> Any:  # the state keeps its type, which a scan insists on
+        def body(state: Any, _: Any) -> Any:  # the state keeps its type, as scan requires
             state, outputs = trainer.step(state, batch)
             return state, outputs["loss"]
 
@@ -160,7 +160,7 @@ def test_training_by_training_info(scope: Scope, whole: bool, on_one_device: Any
 
 
 def fine_tuned(batch: Any, start: Callable[[Any], Any], options: dict[str, Any]) -> list[float]:
-    """The losses of three steps, and that behind them."""
+    """The losses of three steps, and the loss afterwards."""
 
     def loss(logits: Any, batch: dict[str, Any]) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()

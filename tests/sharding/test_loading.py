@@ -1,4 +1,4 @@
-"""Weights in files: of each no more is read, and no more lies on a device, than the part that belongs there."""
+"""Sharded loading: a process reads, and a device holds, only its own shards of the weights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_each_shard_is_read_once(plan: str, tmp_path: Path) -> None:
         assert set(bytes_per_device(dict(spread.weights)).values()) == {size // 8}
         tuned = onnx2jax.finetune(spread, lambda y, _: (y**2).mean(), optax.adam(0.1))
         state = tuned.init()
-        # A state has numbers of its own; the first row of each weight tells that it is no table of rotations.
+        # Beyond the shards, conversion reads the first row of each weight, to detect tables of rotations.
         assert 2 * size < (before := reads.bytes) < 2.01 * size and reads.largest == part
         assert max(bytes_per_device(state).values()) < 3 * size // 8 * 1.1
         changed = tuned.to_model(tuned.step(state, {"x": x})[0])
@@ -71,7 +71,7 @@ import onnx2jax
 from onnx2jax.sharding.rules import bytes_per_device
 mesh = jax.make_mesh((8,), (sys.argv[2],))
 jax.block_until_ready(jax.device_put(jax.numpy.zeros(8), jax.sharding.NamedSharding(mesh, jax.P(sys.argv[2]))))
-# Of this program alone: what getrusage tells begins with the peak of the process that started it.
+# Of this process only: getrusage starts with the peak of the parent process.
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 before = peak()
 model = onnx2jax.convert(sys.argv[1], mesh=mesh, shardings=sys.argv[3])
@@ -89,6 +89,6 @@ def test_peak_memory_is_that_of_the_shards(tmp_path: Path) -> None:
         command = [sys.executable, "-c", PEAK, str(tmp_path / "m.onnx"), axis, plan]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
         host, device = map(int, done.stdout.split())
-        # The devices are the host's memory, so all of their parts are in it, and no whole weight beside them.
+        # CPU devices share the host's memory, so all shards are in it, but no complete weight.
         assert size <= host < size * 1.1
         assert device == size // 8

@@ -1,4 +1,4 @@
-"""Plans from the graph: the numbers of one device, a part of the weights on each, exchanges as the books say."""
+"""Plans: results equal those of one device, weights are sharded, and collectives are those of the textbook."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NETWORKS: dict[str, Callable[[], networks.Written]] = {
 }
 PLANS = {"data": {"data": 8}, "fsdp": {"data": 4}, "tensor": {"model": 2}, "data+tensor": {"data": 4, "model": 2}}
 ROUTED = Counter({"all-gather": networks.LAYERS})
-"""XLA chooses experts by a sort that it does not divide: along the batch, it gathers the numbers of each router."""
+"""XLA does not shard the sort that selects experts, so it gathers each router's logits along the batch."""
 
 
 @cache
@@ -49,7 +49,7 @@ def alone(name: str) -> list[np.ndarray]:
 
 
 def compiled(model: onnx2jax.Model, inputs: dict[str, Any]) -> tuple[list[Any], list[Collective]]:
-    """What the model gives, and the exchanges in its program."""
+    """The results of a model, and the collectives of its program."""
     assert model.placement is not None
     with jax.enable_x64(True):
         operands = model.placement.put_params(model.params), model.placement.put_inputs(inputs)
@@ -85,7 +85,7 @@ def test_results_shards_and_collectives(name: str, plan: str) -> None:
     gathered = Counter({"all-gather": len(divided)}) if plan == "fsdp" else Counter[str]()
     summed = Counter({"all-reduce": network.sums}) if "tensor" in plan else Counter[str]()
     assert Counter(c.kind for c in found) == routed + gathered + summed
-    # Each sum is of a value [batch, length, hidden] in float32; a weight is gathered whole.
+    # Each all-reduce is of a value [batch, length, hidden] in float32; all-gathers are of weights.
     hidden = networks.BATCH * networks.LENGTH * networks.HIDDEN * 4 // axes.get("data", 1)
     assert {c.bytes for c in found if c.kind == "all-reduce"} <= {hidden}
     if plan == "fsdp" and not routed:
@@ -127,7 +127,7 @@ def test_attention_and_its_caches_are_sharded_by_heads(file: Callable[[], decode
     caches = {n: np.zeros((4, *shape[1:]), dtype) for n, (_, shape, dtype) in written.caches.items()}
     for placed in model.placement.put_inputs(caches).values():
         assert placed.sharding.spec == P("data", "model", None, None)
-    # A vocabulary of 61 is listed with the reason, in the table as in the head.
+    # The vocabulary of 61 is indivisible: listed with the reason for the embedding and the head.
     text = "\n".join(model.placement.notes)
     assert "'embedding' is not sharded over 'model': axis 0 of 61 cannot be divided evenly over 2 devices" in text
     assert "'head' is not sharded over 'model': the 61 columns of MatMul" in text

@@ -1,5 +1,4 @@
-"""Two processes of four devices each: the numbers of one device, an error on both where they differ, no waiting for one
-that has ended."""
+"""Two processes of four devices: results equal those of one device; differences raise on both, without a hang."""
 
 from __future__ import annotations
 
@@ -25,11 +24,11 @@ from tests.support.models import mlp
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 PATIENCE = 300
-"""Seconds after which a process has hung."""
+"""Seconds after which a process counts as hanging."""
 
 
 def run(task: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
-    """Two processes side by side, until both have ended."""
+    """Run two processes until both have ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,7 +55,7 @@ def run(task: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
 
 
 def found(task: str, folder: Path) -> list[dict[str, Any]]:
-    """What both processes found."""
+    """The results of both processes."""
     ended = run(task, folder)
     assert [p.returncode for p in ended] == [0, 0], "\n".join(p.stderr[-3000:] for p in ended)
     return [pickle.loads((folder / f"{task}{i}.pickle").read_bytes()) for i in range(2)]
@@ -72,7 +71,7 @@ def test_two_processes_give_the_results_of_one_even_after_a_kill(tmp_path: Path)
     assert second.returncode == -signal.SIGKILL
     assert first.returncode != 0 and "another task died" in first.stderr
     size = written(tmp_path / "wide.onnx")
-    both = found("compute", tmp_path)  # goes on from what the others left
+    both = found("compute", tmp_path)  # resumes from the files of the killed processes
 
     outputs = onnx2jax.convert(mlp())(script.X[0])
     for each in both:
@@ -122,7 +121,7 @@ ERRORS = {
     "other rules": f"ProcessError: {DIFFER}finetune: mesh= or shardings= is ",
     "another order of calls": "ProcessError: process {me} is at a ",
 }
-"""How the error on each process begins."""
+"""The start of the error on each process."""
 OF_ONE = {
     "an axis of a plan": (
         "ShardingError: plan 'tensor' shards over axis 'model', the mesh has ['data']",

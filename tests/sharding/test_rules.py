@@ -1,4 +1,4 @@
-"""Rules by name: where a user wants arrays to lie, and models that run there as on one device."""
+"""Sharding rules by name, and models that give the results of one device with them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_shapes_without_arrays_are_accepted() -> None:
 
 
 def test_explicit_axes_become_auto() -> None:
-    # An Explicit mesh, which jax.make_mesh makes, would put shardings into the types of every value in the model.
+    # With Explicit axes, the default of jax.make_mesh, shardings would be part of the type of every value.
     explicit = mesh(data=2)
     assert by_name(PARAMS, explicit, {})["scale"].mesh.axis_types == (AxisType.Auto,)
     assert batch_sharding(explicit).mesh.axis_types == (AxisType.Auto,)
@@ -120,7 +120,7 @@ assert (jax.device_put(array, sharding) == array).all() and len(jax.devices("cpu
 # ---------------------------------------------------------------------------------------------- models
 
 RULES = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model", None)}
-"""The first layer by columns, the second by rows, so that one all-reduce a pass is all."""
+"""The first layer by columns, the second by rows: one all-reduce per pass."""
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 MESHES: Any = {"data": ({"data": 8}, {}), "data and model": ({"data": 4, "model": 2}, RULES), "one": ({"data": 1}, {})}
 
@@ -134,7 +134,7 @@ def test_a_model_over_devices_computes_the_same(axes: dict[str, int], rules: Any
     assert result.sharding.shard_shape(result.shape) == (8 // axes["data"], 2)
     np.testing.assert_allclose(spread.run(None, {"x": X})[0], alone(X), rtol=1e-5)
     np.testing.assert_allclose(spread.apply(spread.params, X), alone(X), rtol=1e-5)
-    np.testing.assert_allclose(spread(X[:5]), alone(X[:5]), rtol=1e-5)  # divides by no axis: each device gets it whole
+    np.testing.assert_allclose(spread(X[:5]), alone(X[:5]), rtol=1e-5)  # indivisible, hence replicated
 
 
 def test_each_device_holds_its_shards_of_the_weights() -> None:
@@ -207,7 +207,7 @@ with ThreadPoolExecutor() as threads:
 
 
 def test_concurrent_calls_on_cpu_devices_do_not_deadlock() -> None:
-    """By themselves such calls hang, and XLA ends the process: hence one of its own, and steps enough to meet it."""
+    """Without serialization such calls deadlock, and XLA ends the process; hence a subprocess, with many steps."""
     subprocess.run([sys.executable, "-c", OVERLAPPING], check=True, cwd=ROOT)
 
 

@@ -1,4 +1,4 @@
-"""Pipelines: stages on devices of their own give the numbers of one device, in calls, gradients and training."""
+"""Pipeline stages on separate devices give the results of one device, in calls, gradients and training."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ NETWORKS = {
     "4 bits": lambda: networks.in_four_bits("symmetric"),
 }
 SIZES = {"4 bits": (4, 4)}
-"""Words and layers: stages are cut between layers, and words in float32 weigh much beside layers in 4 bits."""
+"""Vocabulary size and layers: embeddings in float32 are large compared with 4-bit layers, and shift the cuts."""
 MICROBATCHES = {("bert", 1): 4, ("gpt", 2): 2}
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 
 
 @cache
 def written(name: str, words: int = 8, layers: int = 2) -> networks.Written:
-    """Two layers and few words, so that two stages can be alike."""
+    """Two layers and a small vocabulary, so that two stages can be balanced."""
     with mock.patch.multiple(networks, WORDS=words, LAYERS=layers):
         return NETWORKS[name]()
 
@@ -110,7 +110,7 @@ def test_values_between_stages() -> None:
 
 
 def tied() -> onnx.ModelProto:
-    """A table of words in the first stage, and in the last."""
+    """An embedding used by the first stage and, tied, by the last."""
     rng = np.random.default_rng(0)
     weights = {n: rng.normal(size=s).astype(np.float32) for n, s in {"words": (8, 4), "w": (4, 4)}.items()}
     nodes = [
@@ -177,7 +177,7 @@ def test_training_that_stages_do_not_support() -> None:
 
 
 def shapes_across() -> onnx.ModelProto:
-    """The shape of the input, taken in the first stage, is that of the output of the second."""
+    """The second stage reshapes to the input's shape, which the first stage reads."""
     rng = np.random.default_rng(0)
     weights = {f"w{i}": rng.normal(size=(4, 4)).astype(np.float32) for i in range(2)}
     nodes = [
@@ -224,7 +224,7 @@ def test_a_file_whose_stages_alternate() -> None:
 
 
 def mixing() -> onnx.ModelProto:
-    """Each sample less the mean over the batch."""
+    """Subtracts the mean over the batch, so microbatches would differ."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0]),
         helper.make_node("Sub", ["x", "mean"], ["y"]),

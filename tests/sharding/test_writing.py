@@ -1,4 +1,4 @@
-"""A placement written into a file as a device configuration, which gives it back."""
+"""Placements survive a round trip through a device configuration in a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.models import mlp
 
 
 def again(model: onnx2jax.Model, folder: Path) -> onnx2jax.Model:
-    """What the file says of where the model lies."""
+    """The model, saved with its configuration and converted again."""
     path = onnx2jax.save(model, folder / "model.onnx", configuration="written")
     assert str(onnx2jax.check(path)) == "no findings"
     return onnx2jax.convert(path, device_configuration="written")
@@ -52,8 +52,8 @@ def test_products_by_columns_and_rows(name: str, tmp_path: Path) -> None:
         results = program.compiled(placement.put_params(read.params), placement.put_inputs(network.inputs), key)
     same(jax.tree.leaves(results), alone(name, networks.WORDS))
     found = Counter(c.kind for c in program.exchanges())
-    # Two for each of two layers, and one for the words. A file cannot say that a device takes a part of what it has
-    # whole, so of packed queries, keys and values parts are sent from one to the other.
+    # Two per layer, and one for the embedding. A file cannot express that a device slices a replicated value, so
+    # shards of concatenated queries, keys and values are permuted between devices.
     assert found == {"all-reduce": 5, **({"collective-permute": 4} if name == "gpt" else {})}
 
 
