@@ -1,8 +1,8 @@
 """Measure everything and write docs/performance.md: ``python -m benchmarks.bench [model folders] [--only names]``.
 
-Rows are ``group/name``: real models, synthetic networks, single operators, calls, start-up with memory. Without
-``--only`` all of them, which takes about an hour on two cores; with it, those whose key contains one of the names, the
-others keeping the figures that the JSON file has. ``--quick`` measures roughly and writes only where ``--json`` says.
+Rows are ``group/name``: real models, synthetic networks, single operators, calls, start-up and memory. Without
+``--only`` all of them, which takes about an hour on two cores; with it, rows whose key contains one of the names, the
+others keep their figures in the JSON file. ``--quick`` measures roughly and writes only with ``--json``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, groups: dict[str, Any]) -> bool:
-    """Fill in the rows wanted, saying each as it comes; whether all of them could be measured."""
+    """Measure the selected rows, printing each; returns whether all of them could be measured."""
     rounds, repeats = (3, 1) if options.quick else (harness.ROUNDS, 3)
     settings = Settings(tuple(options.paths), rounds, repeats, not options.no_torch)
     whole = True
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace, groups: dict[str, Any]) -> bool:
 
 
 def guarded(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The row, or what kept it from being measured: one model does not stop the others. Files without their folders."""
+    """The row, or its error, without local folders: one failing model does not stop the others."""
     try:
         return measured()
     except Exception as e:
@@ -111,7 +111,7 @@ def explain(name: str, batch: int) -> None:
 
 
 def main(given: list[str] | None = None) -> int:
-    """0 where all rows could be measured."""
+    """The exit code: 0 if all rows could be measured."""
     options = arguments(given)
     file: Path | None = options.json or (None if options.quick or options.list else FILE)
     with harness.pinned(options.cores):

@@ -1,4 +1,4 @@
-"""What a call costs where there is almost nothing to compute."""
+"""The overhead of a call: models with almost nothing to compute."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WEIGHTS: Final = (2, 10, 50, 200, 500)
 
 
 def bare(x: np.ndarray) -> Call:
-    """The least that a call of JAX costs: one argument, one addition."""
+    """The smallest jitted call: one argument, one addition."""
     plus = jax.jit(lambda a: a + 1)
     return lambda: plus(x).block_until_ready()
 
 
 def both(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, Call]:
-    """``run`` and the call itself, beside onnxruntime and the bare call."""
+    """``run`` and a call, compared with onnxruntime and the bare jitted call."""
     model = onnx2jax.convert(path)
     (x,) = feeds.values()
     calls: dict[str, Call] = {
@@ -41,7 +41,7 @@ def both(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, Call]:
 
 
 def mlp(folder: Path) -> dict[str, Call]:
-    """784-128-10 at batch 1, with the hand-written one."""
+    """An MLP 784-128-10 at batch 1, compared with the hand-written one."""
     network = networks.NETWORKS["mlp"](folder, 1)
     feeds: dict[str, Any] = dict(network.feeds)
     assert network.by_hand is not None
@@ -49,7 +49,7 @@ def mlp(folder: Path) -> dict[str, Call]:
 
 
 def sums(folder: Path, weights: int) -> dict[str, Call]:
-    """Vectors of 4 are added to the input, one after the other; larger than a constant that could be folded away."""
+    """A chain of additions of vectors of 4, which are too large to be folded as constants."""
     net = Net(OPSET, ir=8)
     x = net.input("x", [4])
     for _ in range(weights):

@@ -1,10 +1,10 @@
-"""Generation beside onnxruntime-genai and onnxruntime: tokens per second, seconds to the first token, and memory.
+"""Generation compared with onnxruntime-genai and onnxruntime: tokens/s, time to the first token, and memory.
 
     python -m benchmarks.decoders [--size tiny|125m] [--batch 1 8] [--tokens 64] [--weights float32 int4] [--memory]
 
-The decoders are made here with random weights, as the builder of onnxruntime-genai writes those of llama: each is
-first shown to give the same tokens. onnxruntime-genai runs where it is installed; otherwise onnxruntime runs a loop by
-hand, whose caches grow. ``--memory`` measures that of a process of its own, with the file's bytes beside it.
+The decoders have random weights, in the format of onnxruntime-genai's builder for llama; the tokens of all rivals are
+first checked to be equal. onnxruntime-genai is used if it is installed; otherwise a loop by hand around onnxruntime,
+with growing caches. ``--memory`` measures the memory of a separate process, compared with the size of the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROMPT: Final = 32
 
 @dataclass(frozen=True)
 class Size:
-    """Of a decoder: vocabulary, layers, width, heads, heads of keys, width of the feed-forward part."""
+    """The size of a decoder: vocabulary, layers, width, heads, key-value heads, feed-forward width."""
 
     vocabulary: int
     layers: int
@@ -50,7 +50,7 @@ SIZES: Final = {"tiny": Size(512, 2, 128, 4, 2, 256), "125m": Size(32000, 12, 76
 
 
 class Writer:
-    """A graph while it is written."""
+    """A graph builder."""
 
     def __init__(self, size: Size, bits: int) -> None:
         self.size, self.bits = size, bits
@@ -202,7 +202,7 @@ class Genai:
 
 
 class ByHand:
-    """A loop around onnxruntime's session, whose caches grow."""
+    """A loop around onnxruntime's session, with growing caches."""
 
     def __init__(self, folder: Path) -> None:
         import onnxruntime
@@ -223,7 +223,7 @@ class ByHand:
 
 
 def rival(folder: Path) -> tuple[str, Any]:
-    """What we are compared with."""
+    """onnxruntime-genai if it is installed, otherwise the loop by hand."""
     try:
         return "onnxruntime-genai", Genai(folder)
     except ImportError:
@@ -272,7 +272,7 @@ print(after["RssAnon"] - before["RssAnon"], after["VmHWM"] - before["VmHWM"])
 
 
 def memory(folder: Path) -> None:
-    """Print the memory that a process takes for a decoder, beside its file; then with programs of such a process."""
+    """Print a process's memory for a decoder and the size of its file; then with cached programs."""
     file = (folder / "model.onnx.data").stat().st_size / 1e6
     cache = str(folder / "programs")
     for what, more in (("compiled", []), ("and kept", [cache]), ("found in cache_dir", [cache])):

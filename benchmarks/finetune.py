@@ -1,10 +1,10 @@
-"""What a step of training costs beside hand-written JAX and PyTorch: `python -m benchmarks.finetune`.
+"""The time of a training step, compared with hand-written JAX and PyTorch: `python -m benchmarks.finetune`.
 
-One convolutional network and one transformer, made as ONNX graphs; the same mathematics written by hand in JAX with the
-same optimizer, donated like ours; and in PyTorch, eager and through torch.compile, where torch is at hand. All start
-from the same weights; the losses after a few steps are compared before anything is timed.
+One convolutional network and one transformer as ONNX graphs; the same networks written by hand in JAX with the
+same optimizer and donated buffers; and in PyTorch, eager and by torch.compile, if torch is installed. All start
+from the same weights; the losses after a few steps are compared before timing.
 
-The ratios are by the clock and by the seconds that the processor worked for us.
+The ratios are of wall time and of processor time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RNG = np.random.default_rng(0)
 
 
 class Task(NamedTuple):
-    """A network with its batch: the ONNX graph, the forward pass in JAX and, given torch, in PyTorch."""
+    """A network and its batch: the ONNX graph, and the forward pass in JAX and in PyTorch."""
 
     name: str
     proto: onnx.ModelProto
@@ -40,14 +40,14 @@ class Task(NamedTuple):
 
 
 def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Normal numbers, scaled by what they are summed over."""
+    """Normal numbers, scaled by the square root of the fan-in."""
     return {
         n: (RNG.normal(size=s) / np.sqrt(max(np.prod(s) / max(s), 1))).astype(np.float32) for n, s in shapes.items()
     }
 
 
 def made(nodes: Sequence[Any], shape: Sequence[Any], constants: dict[str, np.ndarray]) -> onnx.ModelProto:
-    """A model of opset 21 from x to y."""
+    """A model of opset 21 with input x and output y."""
     info = partial(helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
     tensors = [numpy_helper.from_array(v, k) for k, v in constants.items()]
     graph = helper.make_graph(nodes, "step", [info("x", shape=shape)], [info("y", shape=None)], tensors)
@@ -162,7 +162,7 @@ def transformer(layers: int = 4, length: int = 32, width: int = 128, heads: int 
 
 
 def entropy(logits: Any, batch: dict[str, Any]) -> Any:
-    """The loss of all."""
+    """The loss that all implementations use."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
 
 
@@ -183,7 +183,7 @@ def here(task: Task) -> Step:
 
 
 def hand_written(task: Task) -> Step:
-    """The step that a user of JAX would write."""
+    """A step as a user of JAX would write it."""
     model = onnx2jax.convert(task.proto)
     params = {n: jnp.array(v) for n, v in model.params.items() if v.ndim}
     optimizer = optax.sgd(RATE, MOMENTUM)
@@ -227,7 +227,7 @@ def in_pytorch(task: Task, torch: Any, compiled: bool) -> Step:
 
 
 def steps(task: Task) -> dict[str, Step]:
-    """All there are, each having made five steps to the same loss."""
+    """All implementations, after five steps to the same loss."""
     found = {"finetune": here(task), "JAX by hand": hand_written(task)}
     try:
         import torch

@@ -1,11 +1,11 @@
-"""A decoder in 4 bits trained with adapters, beside the same weights in float32 and beside PyTorch with peft.
+"""Trains adapters of a 4-bit decoder, compared with the same weights in float32 and with PyTorch and peft.
 
     python -m benchmarks.finetune_decoder [--size tiny|125m] [--steps 50] [--rank 8] [--torch PYTHON]
 
-The decoder is that of benchmarks/decoders.py, with random weights. All three begin with the same adapters, take the
-same batches and the same steps of Adam. It fails where a loss in 4 bits, or PyTorch's, is off by more than 2 % from
-ours in float32, or a bit of the packed weights has changed. PYTHON is one that has torch, transformers and peft, this
-one when left out; without them PyTorch is left out.
+The decoder is that of benchmarks/decoders.py, with random weights. All three start from the same adapters, with the
+same batches and Adam steps. It fails if a loss in 4 bits, or PyTorch's, differs by more than 2 % from
+ours in float32, or a bit of the packed weights has changed. PYTHON is an interpreter with torch, transformers and
+peft, by default this one; without them PyTorch is skipped.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ print(json.dumps({"losses": losses, "seconds": float(np.median(seconds))}))
 
 
 def batches(vocabulary: int) -> np.ndarray:
-    """int64[batches, rows, tokens]: counting in steps of 1 to 5, from anywhere, among the first 200 tokens."""
+    """int64[batches, rows, tokens]: arithmetic sequences with steps of 1 to 5 among the first 200 tokens."""
     rng = np.random.default_rng(1)
     start, step = rng.integers(0, 200, (BATCHES, ROWS, 1)), rng.integers(1, 6, (BATCHES, ROWS, 1))
     return (start + step * np.arange(TOKENS)) % min(200, vocabulary)
@@ -79,7 +79,7 @@ def batches(vocabulary: int) -> np.ndarray:
 def trained(
     model: onnx2jax.Model, rank: int, steps: int, data: np.ndarray
 ) -> tuple[dict[str, Any], list[float], float]:
-    """The adapters at first, the losses, and the median seconds of a step; the weights beside them stay."""
+    """The initial adapters, the losses, and the median seconds of a step; checks that packed weights are unchanged."""
     tuned = onnx2jax.finetune(model, "next_token", optax.adam(RATE), lora={"*_proj*": rank})
     state = tuned.init(0)
     first = {n: np.array(v) for n, v in state.params.items()}
@@ -99,7 +99,7 @@ def trained(
 def in_torch(
     python: str, floating: onnx2jax.Model, first: dict[str, Any], size: Size, rank: int, steps: int, data: np.ndarray
 ) -> tuple[list[float], float] | None:
-    """The losses and seconds of PyTorch, from the same weights and adapters; None where a package is missing."""
+    """The losses and seconds of PyTorch, from the same weights and adapters; None if a package is missing."""
     given: dict[str, Any] = {"batches": data}
     given |= {f"base {_module(n)}.weight": v.T for n, v in floating.params.items() if n.endswith("_proj_Q4")}
     given["base model.embed_tokens.weight"] = floating.params["embedding"]
@@ -121,7 +121,7 @@ def in_torch(
 
 
 def _module(name: str) -> str:
-    """What transformers calls the linear map whose weight has this name."""
+    """The name in transformers of the linear layer whose weight has this name."""
     *rest, kind = name.split("_proj")[0].split(".")
     return ".".join([*rest, "self_attn" if kind in "qkvo" else "mlp", f"{kind}_proj"])
 

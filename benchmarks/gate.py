@@ -1,9 +1,9 @@
-"""Fail where a file runs slower than the same network by hand: ``python -m benchmarks.gate``, about two minutes.
+"""Fails if a file runs slower than the same network by hand: ``python -m benchmarks.gate``, about two minutes.
 
-Both are XLA programs in one process, so what else the machine does slows both, and their ratio stays. Processor time
-stays best: on two cores with a load of 8, a program beside its twin was within 0.95 and 1.04 of it, by the clock within
-0.93 and 1.15. So the limit is on processor time, and by the clock, which alone sees cores that idle, there is a wider
-one. What is below is measured again with more rounds before that counts.
+Both are XLA programs in one process, so other load slows both, and their ratio is stable. Processor time
+is the most stable: on two cores with a load of 8, two equal programs were within 0.95 and 1.04, by wall time within
+0.93 and 1.15. So the limit is on processor time; wall time, which alone shows idle cores, has a wider
+one. Networks below the limit are measured again with more rounds before they fail.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .networks.transformers import bert
 from .rivals import BY_HAND, OURS, rivals
 
 LIMIT: Final = 0.9
-"""Of processor time. CI, whose machines are busy, takes a lower one: it finds a pass that has stopped to work."""
+"""The limit on the ratio of processor time. CI, whose machines are busy, uses a lower one to find broken passes."""
 BY_THE_CLOCK: Final = 0.15
-"""So much lower is the limit by the clock."""
+"""The limit on wall time is lower by this."""
 ROUNDS: Final = (7, 21, 41)
 GATED: Final[dict[str, Make]] = {
     "resnet50": networks.NETWORKS["resnet50"],
@@ -38,7 +38,7 @@ GATED: Final[dict[str, Make]] = {
 
 
 class Verdict(NamedTuple):
-    """How many times as fast as by hand."""
+    """Speed relative to the network by hand, in processor and wall time."""
 
     work: float
     wall: float
@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 def judged(calls: dict[str, Call], limit: float = LIMIT) -> Verdict:
-    """The medians within rounds; more rounds as long as it is too slow."""
+    """The median ratios within rounds, with more rounds while it is too slow."""
     for rounds in ROUNDS:
         compared = compare(calls, rounds=rounds, discard=0.02)  # nobody's threads spin
         verdict = Verdict(compared.work(OURS, BY_HAND), compared.paired(OURS, BY_HAND).median)

@@ -1,4 +1,4 @@
-"""The groups of ``benchmarks.bench``: each gives rows, a name with what measures it, built only when it is wanted."""
+"""The groups of ``benchmarks.bench``: each yields rows, names with a function that measures them when selected."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Row = dict[str, Any]
 Rows = Iterator[tuple[str, Callable[[], Row]]]
 BATCHES: Final = (1, 8)
 TOLERANCE: Final = 1e-3
-"""Of real models, whose weights are what they are."""
+"""Tolerance of real models, whose weights are not scaled for comparison."""
 COARSE: Final = 0.05
-"""Of those with weights of 8 or 16 bits, where what is rounded when is left to the runtime."""
+"""Tolerance of models with 8- or 16-bit weights, whose intermediate roundings depend on the runtime."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for.
+    """The command's options.
 
     Attributes:
         paths: real models: files, and folders of them.
-        rounds: blocks of each rival.
-        repeats: processes of each kind, for start-up and memory.
-        torch: whether PyTorch takes part where it is installed.
+        rounds: number of blocks for each rival.
+        repeats: number of processes for each start-up and memory row.
+        torch: whether to measure PyTorch, if it is installed.
     """
 
     paths: tuple[Path, ...] = ()
@@ -43,12 +43,12 @@ class Settings:
     torch: bool = True
 
     def compared(self, found: Mapping[str, Call]) -> Row:
-        """The row of these calls."""
+        """The row that compares these calls."""
         return harness.compare(found, rounds=self.rounds).to_json(OURS)
 
 
 def real(settings: Settings) -> Rows:
-    """Real models: those named, the light ones of the onnx package, those in installed packages."""
+    """Real models: the ones named, the light ones of the onnx package, those in installed packages."""
     for name, path in (*models.found(settings.paths), *models.in_packages(), *models.shipped()):
         yield name, partial(_real, settings, name, path)
 
@@ -61,8 +61,8 @@ def _real(settings: Settings, name: str, path: Path) -> Row:
     try:
         checked(runs, COARSE if coarse else TOLERANCE, name)
     except Mismatch:
-        # A value between two steps of 8 bits falls to one of them by the last bit of a sum, and hundreds of roundings
-        # make another image of that. Then each node has to give the same of the same operands.
+        # A value between two 8-bit steps is rounded by the last bit of a sum, and hundreds of roundings
+        # change the output. Then each node must agree on equal operands.
         found = model.verify(feeds, against=ORT, each_node=True).nodes.values() if coarse else ()
         if not found or not all(c.ok for nodes in found for c in nodes):
             raise
@@ -94,7 +94,7 @@ def single(settings: Settings) -> Rows:
 
 
 def called(settings: Settings) -> Rows:
-    """Calls with almost nothing to compute."""
+    """Calls dominated by overhead."""
     yield "MLP 784-128-10", partial(_called, settings, calls.mlp)
     for count in calls.WEIGHTS:
         yield f"{count} weights of 4 numbers", partial(_called, settings, partial(calls.sums, weights=count))
@@ -106,11 +106,11 @@ def _called(settings: Settings, make: Callable[[Path], Mapping[str, Call]]) -> R
 
 
 READY: Final = ("mlp", "resnet50", "mobilenet_v2", "unet", "bert", "gpt2_step", "lstm", "int8_qdq")
-"""Networks whose start-up and memory are measured; real models that were named are too."""
+"""Networks whose start-up and memory are measured, in addition to the real models named."""
 
 
 def ready(settings: Settings) -> Rows:
-    """Processes from the file to the first result: seconds, and bytes at the peak."""
+    """Seconds and peak bytes of processes from the file to the first result."""
     for name, path in models.found(settings.paths):
         yield name, partial(_ready_model, settings, path)
     for name in READY:

@@ -1,12 +1,12 @@
-"""Callables timed side by side, in one process.
+"""Times callables against each other in one process.
 
-Every benchmark of this folder measures with ``compare``. Calls come in blocks of at least 0.1 s, the contestants take
-turns in a shuffled order, and the first part of a block is not counted: onnxruntime's threads spin for about 40 ms
-after its last call and take a core from whoever is next, and XLA's first calls after a pause are slow. Single calls in
-turn would measure each other.
+Every benchmark of this folder measures by ``compare``. Calls are timed in blocks of at least 0.1 s, the contestants
+alternate in a shuffled order, and the first part of a block is discarded: onnxruntime's threads spin for about 40 ms
+after its last call and take a core from the next contestant, and XLA's first calls after a pause are slow. Alternating
+single calls would disturb each other.
 
-A ratio of two medians says how long things take; the median of the ratios within each round is steadier on a machine
-that others use too, because what disturbs a round disturbs both.
+A ratio of two medians compares typical times; the median of the ratios within each round is more stable on a shared
+machine, because a disturbance affects both contestants of a round.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import numpy as np
 
 ROUNDS: Final = 9
 BLOCK: Final = 0.1
-"""Seconds of calls that are counted, at least."""
+"""Minimum seconds of counted calls in a block."""
 DISCARD: Final = 0.06
-"""Seconds of calls before them that are not: onnxruntime's threads spin for 40 ms."""
+"""Seconds of discarded calls before them: onnxruntime's threads spin for 40 ms."""
 MOST_CALLS: Final = 1_000_000
 
 Call = Callable[[], Any]
@@ -35,7 +35,7 @@ Settle = Callable[[Any], Any]
 
 
 class Quartiles(NamedTuple):
-    """Of some seconds."""
+    """The quartiles of some durations."""
 
     lower: float
     median: float
@@ -44,9 +44,9 @@ class Quartiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Timing:
-    """One contestant: seconds a call in each round, by the clock and of this process's processor time.
+    """One contestant: seconds per call in each round, of wall time and of this process's processor time.
 
-    Processor time includes what threads of another contestant still burn; the discarded part keeps that small.
+    Processor time includes still spinning threads of another contestant; the discarded part keeps that small.
     """
 
     wall: tuple[float, ...]
@@ -63,21 +63,21 @@ class Timing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured, by name, and the load average of the last minute, before and after."""
+    """The timings by name, and the load average of the last minute, before and after."""
 
     timings: Mapping[str, Timing]
     load: tuple[float, float]
 
     def ratio(self, one: str, other: str) -> float:
-        """How many times as fast ``one`` is as ``other``: the ratio of their median times. Above 1 it is faster."""
+        """The speed of ``one`` relative to ``other``: the ratio of their median times; above 1 it is faster."""
         return self.timings[other].median / self.timings[one].median
 
     def paired(self, one: str, other: str) -> Quartiles:
-        """The same as quartiles of the ratios within each round."""
+        """The quartiles of that ratio within each round."""
         return self._within_rounds("wall", one, other)
 
     def work(self, one: str, other: str) -> float:
-        """The same of processor time: the median of the ratios within each round."""
+        """The median of the ratios of processor time within each round."""
         return self._within_rounds("work", one, other).median
 
     def _within_rounds(self, kind: str, one: str, other: str) -> Quartiles:
@@ -85,7 +85,7 @@ class Comparison:
         return Quartiles(*map(float, np.quantile(theirs / np.maximum(ours, 1e-12), (0.25, 0.5, 0.75))))
 
     def to_json(self, one: str) -> dict[str, Any]:
-        """Numbers of every contestant, and how much faster ``one`` is than each other."""
+        """The timings of every contestant, and the speed of ``one`` relative to the others."""
         seconds = {
             name: {
                 "median": t.median,
@@ -102,7 +102,7 @@ class Comparison:
 
 
 def _nothing(_: Any) -> None:
-    """Calls return when their work is done."""
+    """For synchronous calls: nothing to wait for."""
 
 
 def compare(
@@ -116,18 +116,18 @@ def compare(
     clock: Clock = time.perf_counter,
     worked: Clock = time.process_time,
 ) -> Comparison:
-    """Time callables beside each other.
+    """Time callables against each other.
 
     Args:
-        calls: what to time, by name.
-        rounds: blocks of each.
-        block: seconds of calls that a block counts, at least; one call if that takes longer.
-        discard: seconds of calls before them that it does not count; one call at least.
-        settle: waits for the last result of a block. Nothing to do where calls return when their work is done; steps of
-            training may overlap.
-        seed: of the order, which is another one in every round.
-        clock: seconds that pass.
-        worked: seconds of processor time of this process.
+        calls: the callables, by name.
+        rounds: number of blocks of each.
+        block: minimum seconds of counted calls in a block; one call if that takes longer.
+        discard: seconds of discarded calls before them; at least one call.
+        settle: waits for the last result of a block; needed only for asynchronous calls, such as steps of
+            training.
+        seed: seed of the order, which is shuffled in every round.
+        clock: returns wall time in seconds.
+        worked: returns the processor time of this process in seconds.
     """
     before = _load()
     shuffled = random.Random(seed)
@@ -149,14 +149,14 @@ def one_block(
     clock: Clock = time.perf_counter,
     worked: Clock = time.process_time,
 ) -> tuple[float, float]:
-    """Seconds a call by the clock and of processor time, over a block of calls without a look at the clock between."""
+    """Seconds per call of wall and processor time, over a block of calls without reading the clock between."""
     quick, calls, start = float("inf"), 0, clock()
     now = start
     while calls == 0 or (now - start < discard and calls < MOST_CALLS):
         before = now
         settle(call())
         calls, now = calls + 1, clock()
-        quick = min(quick, now - before)  # a slow first call would make the block short
+        quick = min(quick, now - before)  # a slow first call would shorten the block
     count = min(max(1, int(np.ceil(block / max(quick, 1e-9)))), MOST_CALLS)
     start, working = clock(), worked()
     for _ in repeat(None, count):
@@ -166,7 +166,7 @@ def one_block(
 
 
 def median(call: Call, times: int = ROUNDS, clock: Clock = time.perf_counter) -> float:
-    """The median seconds of single calls: for work too long for blocks, or whose every call is a first one."""
+    """The median seconds of single calls, for calls that are too long for blocks, or that are first calls."""
     taken = []
     for _ in range(times):
         start = clock()
@@ -176,15 +176,15 @@ def median(call: Call, times: int = ROUNDS, clock: Clock = time.perf_counter) ->
 
 
 def cores() -> int:
-    """Cores that this process may use, which is the number of threads that everyone is given."""
+    """The number of cores that this process may use, and of threads for each contestant."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def pinned(to: Collection[int]) -> Iterator[None]:
-    """A scope on some cores only; nothing where the system cannot do that, or ``to`` is empty.
+    """A scope pinned to some cores; does nothing if the system cannot pin, or ``to`` is empty.
 
-    Thread pools keep the cores that they had when they were made: enter it before the first call.
+    Thread pools keep the cores that they were created with: enter it before the first call.
     """
     if not to or not hasattr(os, "sched_setaffinity"):
         yield

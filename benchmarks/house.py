@@ -1,6 +1,6 @@
-"""The house in words: rooms on storeys with their code lines and arrows, and the code lines per operator.
+"""Reports the architecture: packages by layer with code lines and imports, and code lines per operator.
 
-Code lines are those without blank lines, comments and docstrings. The lint step runs this; it fails above the ratchet.
+Blank lines, comments and docstrings are not counted. The lint step runs this; it fails above the ratchet.
 
 python benchmarks/house.py
 """
@@ -28,7 +28,7 @@ STOREYS: Final = (
     ("proto", ("proto",)),
     ("ground", ("errors", "compat")),
 )
-"""Rooms, top down. A module imports from its own room and from storeys below; tests/test_architecture.py sees to it."""
+"""Layers, top down. A module imports from its own package and from layers below (tests/test_architecture.py)."""
 MOST_LINES_PER_OPERATOR: Final = 19.1
 """The ratchet. It was 14.4 before operators of language models with caches, packed weights, forests laid out for
 walking and tables of ai.onnx.ml, and 18.2 before the lowering of convolutions for CPUs moved here from the runtime."""
@@ -38,7 +38,7 @@ PACKAGE: Final = Path(onnx2jax.__file__).parent
 
 
 def code_lines(source: str) -> int:
-    """How many lines hold code.
+    """The number of lines with code.
 
     >>> code_lines('# comment\\n\\nx = (\\n    1\\n)\\n"a docstring"\\n')
     3
@@ -66,7 +66,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(module: str, path: Path) -> Iterator[str]:
-    """Absolute names of what a module imports, wherever in the file."""
+    """The absolute names that a module imports, anywhere in the file."""
     here = ["onnx2jax", *filter(None, module.split("."))]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -80,7 +80,7 @@ def imports(module: str, path: Path) -> Iterator[str]:
 
 
 def room_of(name: str) -> str:
-    """The room of a dotted name inside the package; the public names are in "".
+    """The subpackage of a dotted name inside the package; "" for the public names.
 
     >>> room_of("ir.graph.Graph"), room_of("convert")
     ('ir', '')
@@ -90,7 +90,7 @@ def room_of(name: str) -> str:
 
 
 def arrows() -> dict[str, set[str]]:
-    """For each room those that it imports from."""
+    """The subpackages that each subpackage imports from."""
     found: dict[str, set[str]] = {room: set() for _, rooms in STOREYS for room in rooms}
     for module, path in modules().items():
         inner = (name.removeprefix("onnx2jax.") for name in imports(module, path) if name.startswith("onnx2jax."))
@@ -99,7 +99,7 @@ def arrows() -> dict[str, set[str]]:
 
 
 def main() -> int:
-    """Print the house; 1 when operators take more lines than the ratchet allows."""
+    """Print the report; 1 if operators take more lines than the ratchet allows."""
     lines: Counter[str] = Counter()
     for module, path in modules().items():
         lines[room_of(module)] += code_lines(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""The synthetic networks in PyTorch, eager and by torch.compile, where torch is installed.
+"""The synthetic networks in PyTorch, eager and by torch.compile, if torch is installed.
 
-The nodes of the file, one call of ``torch.nn.functional`` each, weights as the file has them: what a module written for
-it would run. A network with an operator that is not here has no such rival, as those in int8 have none.
+Each node of the file is one call of ``torch.nn.functional``, with weights as in the file, like a module written by
+hand. Networks with operators that are missing here, such as those in int8, have no such rival.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ COMPILED: Final = "torch.compile"
 
 
 def rivals(network: Network) -> dict[str, Call]:
-    """Those that run here; none without torch, or where an operator is missing.
+    """The PyTorch rivals that run here; empty without torch, or if an operator is missing.
 
     Raises:
-        Mismatch: they compute something else than the network by hand.
+        Mismatch: their results differ from the network's by hand.
     """
     if importlib.util.find_spec("torch") is None or network.by_hand is None:
         return {}
@@ -94,7 +94,7 @@ def _function(
 
 
 def _table(torch: Any) -> dict[str, Callable[[list[Any], dict[str, Any], list[Any]], Any]]:
-    """From operands, attributes and those operands that are known to results."""
+    """Functions by operator, from operands, attributes and constant operands to results."""
     f = torch.nn.functional
 
     def conv(x: Any, a: Any, _: Any) -> Any:

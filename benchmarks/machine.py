@@ -1,4 +1,4 @@
-"""The machine that figures come from, in words."""
+"""Describes the machine of the measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 from .harness import cores
 
 TOLD: Final = ("avx2", "fma", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "asimd", "sve")
-"""Instruction sets that decide how fast products are, as Linux names them."""
+"""Instruction sets that determine the speed of matrix products, as named by Linux."""
 PACKAGES: Final = ("jax", "jaxlib", "numpy", "onnx", "onnxruntime", "torch")
 
 
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
 
 
 def sentence(machine: dict[str, Any]) -> str:
-    """The same as a line of text."""
+    """The description in one line."""
     versions = ", ".join(f"{n} {v}" for n, v in machine["versions"].items())
     sets = ", ".join(machine["instructions"]) or "not known"
     processor = f"{machine['cores']} cores of {machine['processor']} (instruction sets: {sets})"
@@ -42,7 +42,7 @@ def sentence(machine: dict[str, Any]) -> str:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Of the first core; empty where the system has no such file."""
+    """The entries of the first core in /proc/cpuinfo; empty without that file."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return {}

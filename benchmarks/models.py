@@ -1,4 +1,4 @@
-"""Real models: files on disk with their inputs, those of the onnx package, those that come in other packages."""
+"""Real models: files on disk with inputs, models of the onnx package and of other installed packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import numpy_helper
 import onnx2jax
 
 NOT_MODELS: Final = ("onnx", "onnx2jax", "onnxruntime", "skl2onnx")
-"""Packages whose .onnx files are there to be tested with."""
+"""Packages with .onnx files for tests."""
 
 
 def found(paths: Iterable[Path]) -> Iterator[tuple[str, Path]]:
@@ -36,7 +36,7 @@ def shipped() -> Iterator[tuple[str, Path]]:
 
 
 def in_packages() -> Iterator[tuple[str, Path]]:
-    """Models that installed packages bring along."""
+    """Models in installed packages."""
     for package in importlib.metadata.distributions():
         name = package.metadata["Name"]
         for file in package.files or ():
@@ -45,10 +45,10 @@ def in_packages() -> Iterator[tuple[str, Path]]:
 
 
 def inputs(path: Path, model: onnx2jax.Model) -> dict[str, np.ndarray]:
-    """Those beside the file, or random ones.
+    """The inputs next to a model's file, or random ones.
 
-    Beside it may lie ``test_data_set_0/input_*.pb`` in the order of the inputs; a ``case0.npz`` with ``names`` and
-    ``in_0``, ``in_1``, ...; or an .npz of the model's own name, by input.
+    These are ``test_data_set_0/input_*.pb`` in the order of the inputs; a ``case0.npz`` with ``names`` and
+    ``in_0``, ``in_1``, ...; or an .npz with the model's name, by input.
     """
     sets = sorted(path.parent.glob("test_data_set_*"))
     if sets:
@@ -65,7 +65,7 @@ def inputs(path: Path, model: onnx2jax.Model) -> dict[str, np.ndarray]:
 
 
 def random_inputs(model: onnx2jax.Model, seed: int = 0) -> dict[str, np.ndarray]:
-    """Dimensions that are free are 1; integers are 0 or 1."""
+    """Random inputs: free dimensions are 1, integers 0 or 1."""
     rng = np.random.default_rng(seed)
     result = {}
     for value in model.inputs:
@@ -78,9 +78,9 @@ def random_inputs(model: onnx2jax.Model, seed: int = 0) -> dict[str, np.ndarray]
 
 
 def live_bytes(path: Path) -> int:
-    """The most bytes of activations that are alive at one node, as shape inference knows them; free extents are 1.
+    """The peak bytes of live activations over the nodes, by shape inference; free extents are 1.
 
-    What any runtime needs that computes node by node and shares no memory; one that fuses may need less.
+    A runtime that computes node by node without sharing memory needs as much; with fusion it may need less.
     """
     model = onnx.shape_inference.infer_shapes(onnx.load(path))
     graph = model.graph

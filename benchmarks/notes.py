@@ -1,7 +1,7 @@
-"""Where the time goes in rows that are slower than a rival, and what was tried: by row.
+"""Notes on rows that are slower than a rival: where the time goes, and what was tried.
 
 Keys are ``group/row`` as docs/performance.json has them; a ``*`` stands for any text, and the first that fits counts.
-Figures are measured anew; these sentences are kept. Where none names a processor, it was an AMD EPYC (Zen 4) with two
+Figures are measured again; these notes are kept. Unless a note names a processor, it was an AMD EPYC (Zen 4) with two
 cores.
 """
 
@@ -170,5 +170,5 @@ NOTES: Final[dict[str, str]] = {
 
 
 def note(key: str) -> str:
-    """What is known of a row."""
+    """The note on a row."""
     return next((text for name, text in NOTES.items() if fnmatchcase(key, name)), "not looked into yet.")

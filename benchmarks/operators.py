@@ -1,4 +1,4 @@
-"""Single operators of sizes that networks have, as ONNX files and by hand in JAX."""
+"""Single operators at sizes of real networks, as ONNX files and by hand in JAX."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .networks.recurrent import gru, lstm
 
 
 class Operator(NamedTuple):
-    """A row: shapes of the inputs, the node, and from weights and inputs to the same in JAX.
+    """A row: shapes of the inputs, the node, and the same in JAX, as a function of weights and inputs.
 
-    ``prepare`` lays out the weights, as the file has them, for that.
+    ``prepare`` rearranges the weights of the file for that function.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Operator(NamedTuple):
 
 
 def network(operator: Operator, folder: Path, _batch: int = 1) -> Network:
-    """A network of one operator; its shapes are what they are."""
+    """A network of one operator."""
     net, rng = Net(OPSET, ir=8), np.random.default_rng(1)
     names = [net.input(f"x{i}", shape) for i, shape in enumerate(operator.inputs)]
     feeds = {n: rng.standard_normal(s).astype(np.float32) for n, s in zip(names, operator.inputs, strict=True)}
@@ -47,7 +47,7 @@ def network(operator: Operator, folder: Path, _batch: int = 1) -> Network:
 def _conv(
     name: str, shape: tuple[int, ...], channels: int, kernel: int = 3, stride: int = 1, group: int = 1
 ) -> Operator:
-    """By hand channels last; in groups that are not depthwise, one convolution for each of them."""
+    """By hand channels last; one convolution for each group, unless depthwise."""
 
     def by_hand(p: Any, x: Any) -> Any:
         x = x.transpose(0, 2, 3, 1)
@@ -69,7 +69,7 @@ def _conv_1d(net: Net, x: list[str]) -> str:
 
 
 def _by_hand_1d(weights: Any, x: Any) -> Any:
-    """As two-dimensional, channels last: that is what XLA has a fast kernel for."""
+    """As a 2-D convolution, channels last, for which XLA has a fast kernel."""
     w, b = weights
     numbers = ("NHWC", "HWIO", "NHWC")
     last = x.transpose(0, 2, 1)[:, None]
@@ -78,7 +78,7 @@ def _by_hand_1d(weights: Any, x: Any) -> Any:
 
 
 def _conv_transpose(weights: Any, x: Any) -> Any:
-    """Each pixel becomes four, by one product."""
+    """One product; each pixel becomes four."""
     w, b = weights
     n, c, height, width = x.shape
     y = (x.transpose(0, 2, 3, 1).reshape(-1, c) @ w.reshape(c, -1)).reshape(n, height, width, -1, 2, 2)

@@ -1,4 +1,4 @@
-"""docs/performance.md and its plot from docs/performance.json."""
+"""Writes docs/performance.md and its plot from docs/performance.json."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def page(figures: Mapping[str, Any], plot: str | None = None) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Three digits, in milliseconds."""
+    """A time in milliseconds, with three significant digits."""
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -105,7 +105,7 @@ def _ready(rows: Mapping[str, Row]) -> Iterator[str]:
 
 
 def _below(group: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    """What is slower than a rival, and why."""
+    """The rows that are slower than a rival, with their notes."""
     alike: dict[str, list[str]] = {}
     for name, row in rows.items():
         slower = {r: v["paired"][1] for r, v in row.get("ratios", {}).items() if v["paired"][1] < 1}
@@ -124,7 +124,7 @@ def _failed(rows: Mapping[str, Row]) -> Iterator[str]:
 
 
 def plot(figures: Mapping[str, Any], path: Path) -> bool:
-    """Ratios as dots on a logarithmic axis, an SVG; False without matplotlib or anything to draw."""
+    """Plot the ratios as dots on a logarithmic axis, as SVG; False without matplotlib or without rows."""
     groups = {g: {n: r["ratios"] for n, r in rows.items() if r.get("ratios")} for g, rows in figures["groups"].items()}
     groups = {g: rows for g, rows in groups.items() if rows and g != "calls"}
     if not groups or importlib.util.find_spec("matplotlib") is None:

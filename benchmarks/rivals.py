@@ -1,4 +1,4 @@
-"""Who computes a model: this compiler, hand-written JAX, onnxruntime. NumPy in, a list of NumPy out, for all alike."""
+"""Implementations to compare: this compiler, hand-written JAX, onnxruntime; from NumPy to lists of NumPy."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ORT: Final = "onnxruntime"
 
 
 class Mismatch(AssertionError):
-    """Two rivals do not compute the same, so their times say nothing."""
+    """The results of two rivals differ, so their times cannot be compared."""
 
 
 def session(model: str | Path | bytes) -> onnxruntime.InferenceSession:
-    """onnxruntime's, with as many threads as there are cores."""
+    """An onnxruntime session with a thread for each core."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cores()
     options.log_severity_level = 3
@@ -35,7 +35,7 @@ def session(model: str | Path | bytes) -> onnxruntime.InferenceSession:
 
 
 def by_hand(function: Callable[..., Any], params: Any, feeds: Sequence[Any]) -> Call:
-    """A call of hand-written JAX, compiled once."""
+    """A function that calls hand-written JAX, compiled once."""
     jitted = jax.jit(function)
 
     def call() -> list[np.ndarray]:
@@ -45,9 +45,9 @@ def by_hand(function: Callable[..., Any], params: Any, feeds: Sequence[Any]) -> 
 
 
 def difference(results: Sequence[Any], expected: Sequence[Any]) -> float:
-    """The largest difference over the largest number of each output; infinite where shapes or NaN differ.
+    """The largest difference relative to the largest number of each output; infinite if shapes or NaNs differ.
 
-    Sequences and maps, as classifiers give them, are compared number by number.
+    Sequences and maps, as classifiers return them, are compared number by number.
     """
     results, expected = jax.tree.leaves(list(results)), jax.tree.leaves(list(expected))
     if len(results) != len(expected):
@@ -71,10 +71,10 @@ def difference(results: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def checked(calls: Mapping[str, Call], tolerance: float, name: str, reference: str = ORT) -> dict[str, Call]:
-    """The calls, each of which gives what the reference gives.
+    """The calls, after checking their results against the reference.
 
     Raises:
-        Mismatch: one does not.
+        Mismatch: a result differs.
     """
     expected = calls[reference]()
     for rival, call in calls.items():
@@ -85,10 +85,10 @@ def checked(calls: Mapping[str, Call], tolerance: float, name: str, reference: s
 
 
 def rivals(network: Network, only: Sequence[str] = (OURS, BY_HAND, ORT)) -> dict[str, Call]:
-    """All that compute the network, compared with onnxruntime, and those of them that are wanted.
+    """The selected rivals for a network, after checking that all agree with onnxruntime.
 
     Raises:
-        Mismatch: they do not agree.
+        Mismatch: they disagree.
     """
     feeds = dict(network.feeds)
     model = onnx2jax.convert(network.path)

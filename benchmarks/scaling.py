@@ -1,9 +1,9 @@
-"""What decoders of 7 and 70 billion parameters cost on many devices, on paper: writes docs/scaling.md.
+"""Estimates the cost of decoders of 7 and 70 billion parameters on many devices: writes docs/scaling.md.
 
     python -m benchmarks.scaling
 
-The decoders are described as ONNX with shapes alone: their weights are external data in a file that is not there. Each
-row is what `onnx2jax plan` says, in a process of its own.
+The decoders are ONNX files with shapes only: their weights are external data in a file that does not exist. Each
+row is the output of `onnx2jax plan`, in a separate process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DIMS: Final = {
 
 
 class Description(Writer):
-    """A decoder whose large weights are shapes: their data would lie in a file that nobody writes."""
+    """A decoder whose large weights are external data in a file that is never written."""
 
     def __init__(self, size: Size) -> None:
         super().__init__(size, 0)
@@ -64,7 +64,7 @@ def described(size: Size, path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Machine:
-    """An accelerator, by its data sheet: bytes of memory, FLOP/s in bfloat16, bytes/s to its neighbours, one way."""
+    """An accelerator by its data sheet: bytes of memory, bfloat16 FLOP/s, one-way bytes/s to its neighbours."""
 
     memory: float
     flops: float
@@ -72,7 +72,7 @@ class Machine:
 
     @property
     def balance(self) -> float:
-        """FLOPs for each byte moved, below which exchanges take longer than the computation."""
+        """FLOPs per transferred byte below which collectives take longer than the computation."""
         return self.flops / self.link
 
 
@@ -83,7 +83,7 @@ MACHINES: Final = {
     "TPU v5p": Machine(95e9, 459e12, 600e9),
 }
 MOVED: Final = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1}
-"""How often a ring moves the bytes of a result, to a part in the number of devices."""
+"""The factor by which a ring algorithm transfers the bytes of a result, for many devices."""
 ROWS: Final = (
     ("7B", "data=8", "data"),
     ("7B", "data=8", "fsdp"),
@@ -101,7 +101,7 @@ ROWS: Final = (
 
 @dataclass(frozen=True)
 class Found:
-    """What a step of a whole decoder costs on one device, in bfloat16."""
+    """The cost of a decoder's step on one device, in bfloat16."""
 
     weights: float
     flops: float
@@ -110,7 +110,7 @@ class Found:
 
 
 def measured(size: Size, mesh: str, plan: str, folder: Path) -> Found:
-    """Bytes of the whole decoder, and what one layer and two cost, from which the cost of all follows."""
+    """The bytes of the whole decoder, and its cost extrapolated from one and two layers."""
     axes = {name: int(n) for name, n in (a.split("=") for a in mesh.split(","))}
     inside = {n: extent for n, extent in axes.items() if n != "stage"}
     stages, parts = axes.get("stage", 1), axes.get("data", 1)
@@ -188,10 +188,10 @@ COLUMNS: Final = (
 
 
 def in_a_process(number: int) -> str:
-    """A row of the table; JAX counts devices once in a process."""
+    """A row of the table, in a separate process: JAX fixes the number of devices at its start."""
     mesh = ROWS[number][1]
     devices = math.prod(int(a.split("=")[1]) for a in mesh.split(","))
-    # LLVM's optimiser changes no exchange, and takes most of the time.
+    # LLVM's optimiser does not change collectives, and takes most of the time.
     env = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu"}
     env |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     command = [sys.executable, "-m", "benchmarks.scaling", "--row", str(number)]

@@ -1,9 +1,9 @@
-"""What shapes that change and shapes that depend on data cost: `python -m benchmarks.stages`.
+"""The cost of changing shapes and of data-dependent shapes: `python -m benchmarks.stages`.
 
-Three tables. The first calls a small transformer with 50 different lengths, as text comes: compilations and time a
-call, with and without `bucket`, beside onnxruntime. The second runs a detector (a convolutional network, boxes kept by
-NonMaxSuppression) end to end and with its tail cut off: what the cut between compiled and host costs. The third runs a
-loop that data ends, and that keeps a row of every trip.
+Three tables. The first calls a small transformer with 50 different lengths, as in text: compilations and time per
+call, with and without `bucket`, and onnxruntime. The second runs a detector (a convolutional network, boxes selected by
+NonMaxSuppression) whole and without its tail: the cost of the partition between device and host. The third runs a
+data-dependent loop with a scan output.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def detection() -> None:
 
 
 def stepping(width: int = 64) -> onnx.ModelProto:
-    """x [batch, width] -> tanh(x w), until as many trips as `limits` sum up to are made; a sum of each is kept."""
+    """x [batch, width] -> tanh(x w), repeated as often as the sum of `limits`; sums are a scan output."""
     nodes = [
         helper.make_node("MatMul", ["s", "w"], ["p"]),
         helper.make_node("Tanh", ["p"], ["t"]),

@@ -1,8 +1,8 @@
-"""Time until a model is ready and the memory that takes, each in a process of its own.
+"""Start-up time and memory of a model, each measured in a separate process.
 
-``python -m benchmarks.startup ours|onnxruntime MODEL INPUTS.npz`` measures one and prints JSON; ``measured`` asks
-for several and takes medians. Imports are done and a small program has run before the clock starts, so what counts
-is what the model itself needs. The cache is ``convert``'s ``cache_dir`` where it has one, and JAX's own otherwise.
+``python -m benchmarks.startup ours|onnxruntime MODEL INPUTS.npz`` measures one and prints JSON; ``measured`` runs
+several and returns medians. Imports and a small program run before the clock starts, so only the time of the
+model itself is measured. The cache is ``convert``'s ``cache_dir`` if it has one, and JAX's own otherwise.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 
 def measured(kind: str, model: Path, inputs: Path, repeats: int, cache: Path | None = None) -> dict[str, float]:
-    """Medians over processes, by what was measured.
+    """Medians over processes, by quantity.
 
     Raises:
-        RuntimeError: a process failed; the last line of what it said.
+        RuntimeError: a process failed; with the last line of its output.
     """
     command = [sys.executable, "-m", "benchmarks.startup", kind, str(model), str(inputs)]
     command += [str(cache)] if cache else []
@@ -38,14 +38,14 @@ def measured(kind: str, model: Path, inputs: Path, repeats: int, cache: Path | N
 
 
 def timed(call: Callable[[], Any]) -> tuple[dict[str, float], Any]:
-    """Seconds by the clock and of processor time, and the result."""
+    """Wall and processor time in seconds, and the result of a call."""
     start, working = time.perf_counter(), time.process_time()
     result = call()
     return {"wall": time.perf_counter() - start, "work": time.process_time() - working}, result
 
 
 def ours(path: str, feeds: dict[str, np.ndarray], cache: str | None) -> dict[str, float]:
-    """Seconds to convert, for the first call, and of that processor time to compile; bytes before and at the peak."""
+    """Seconds of convert, of the first call, and of its compilation in processor time; bytes before and at the peak."""
     import jax
 
     import onnx2jax
@@ -57,7 +57,7 @@ def ours(path: str, feeds: dict[str, np.ndarray], cache: str | None) -> dict[str
         jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.jit(lambda x: x + 1)(np.zeros(3, np.float32))
-    marks: list[float] = []  # processor time when lowering ends and when compiling ends, in turn
+    marks: list[float] = []  # processor time at the end of lowering and of compiling, alternately
     ends = "jaxpr_to_mlir_module_duration", "backend_compile_duration"
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: marks.append(time.process_time()) if event.endswith(ends) else None
@@ -85,12 +85,12 @@ def theirs(path: str, feeds: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def resident() -> float:
-    """Bytes that the process holds now."""
+    """The process's present resident bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
 
 
 def peak() -> float:
-    """The most bytes that it held. (``getrusage`` would count the parent's too, from before the program started.)"""
+    """The process's peak resident bytes. (``getrusage`` would include the parent's, from before exec.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -1,4 +1,4 @@
-"""What the numbers in onnx2jax/runtime/limits.py weigh against each other, measured on this machine.
+"""Measures the trade-offs behind the thresholds in onnx2jax/runtime/limits.py on this machine.
 
 python -m benchmarks.thresholds
 """
@@ -22,7 +22,7 @@ def milliseconds(work: Callable[[], object], times: int = 9) -> float:
 
 
 def chain(nodes: int, *, host: bool) -> onnx2jax.Model:
-    """A chain of light nodes, compiled as one program, or kept on the host by one whose shape depends on data."""
+    """A chain of light nodes, compiled as one program, or run on the host after a node with a data-dependent shape."""
     made = [helper.make_node("Abs", [f"v{i}"], [f"v{i + 1}"]) for i in range(nodes)]
     if host:
         made.append(helper.make_node("NonZero", [f"v{nodes}"], ["y"]))
@@ -34,7 +34,7 @@ def chain(nodes: int, *, host: bool) -> onnx2jax.Model:
 
 
 def constant(size: int) -> tuple[float, float]:
-    """Compiling a product with a known array: with it inside the program, and with it as an argument."""
+    """Compile times of a product with a constant array: compiled in, and as an argument."""
     x = jnp.ones(size)
 
     def inside() -> object:
@@ -49,7 +49,7 @@ def constant(size: int) -> tuple[float, float]:
 
 
 def signature(size: int) -> float:
-    """Microseconds to tell a call by the bytes of an array."""
+    """Microseconds to compare signatures with an array's bytes."""
     array = np.ones(size, np.uint8)
     return milliseconds(lambda: [hash(array.tobytes()) for _ in range(1000)])
 
@@ -60,7 +60,7 @@ def main() -> None:
     fresh = chain(20, host=False)
     compiling = milliseconds(lambda: fresh(np.ones(next(sizes), np.float32)))
     print(f"MOST_SHAPES, MOST_VALUES: a program of 20 light nodes is compiled for a new shape in {compiling:.1f} ms")
-    ones = np.ones(64, np.float32)  # more than can be part of the compile key
+    ones = np.ones(64, np.float32)  # larger than values that calls specialise on
     on_host, one = chain(200, host=True), chain(0, host=True)
     for _ in range(3):
         on_host(ones), one(ones)

@@ -1,7 +1,7 @@
-"""Where XLA spends its time: a trace by ``jax.profiler``, as a table by operation of the compiled program.
+"""XLA's time by operation of the compiled program, from a trace by ``jax.profiler``.
 
-Beside each operation stands the node of the file that its result comes from, which XLA's own text of the program says;
-an operation that holds others (a loop) counts theirs too.
+The table has the ONNX node of each operation's result, from XLA's text of the program;
+an operation that contains others (a loop) includes their time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ CALLS = 20
 
 
 def dumping(folder: Path) -> None:
-    """Have XLA write its programs as text; before anything is compiled."""
+    """Make XLA dump its programs as text; call it before anything is compiled."""
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_dump_to={folder} --xla_dump_hlo_as_text".strip()
 
 
 def traced(call: Call, calls: int = CALLS) -> Counter[str]:
-    """Seconds a call in each operation, as ``program/operation``; the call has been made before."""
+    """Seconds per call in each operation, by ``program/operation``, of a warmed-up call."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(calls):
@@ -44,7 +44,7 @@ def traced(call: Call, calls: int = CALLS) -> Counter[str]:
 
 
 def origins(folder: Path) -> dict[str, str]:
-    """For each operation, where in the traced function it comes from, out of what ``dumping`` had written."""
+    """The source of each operation in the traced function, from the dump of ``dumping``."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob("*after_optimizations.txt")):
         module = path.name.split(".")[1]
@@ -56,7 +56,7 @@ def origins(folder: Path) -> dict[str, str]:
 
 
 def table(spent: Mapping[str, float], origins: Mapping[str, str], most: int = 25) -> str:
-    """The operations that take longest, with their share."""
+    """A table of the operations that take longest, with their share."""
     total = sum(spent.values()) or 1.0
     rows = sorted(spent.items(), key=lambda item: -item[1])
     lines = [f"{'ms a call':>10} {'share':>6}  operation, and where it comes from"]

@@ -1,7 +1,7 @@
 """Train the demo decoder: a transformer of two layers that counts in English, letter by letter.
 
-Writes ``onnx2jax/data/counting.onnx`` (opset 21, checked), laid out as onnxruntime-genai's builder lays out large
-models: GroupQueryAttention over caches, with rotations inside. A token is a letter's ASCII code. Seeded; a few minutes
+Writes ``onnx2jax/data/counting.onnx`` (opset 21, checked), in the format of onnxruntime-genai's builder for large
+models: GroupQueryAttention with KV caches and rotary embedding. A token is a letter's ASCII code. Seeded; a few minutes
 on one core:
 
     python benchmarks/train_counting.py
@@ -25,7 +25,7 @@ BATCH: Final = 16
 TOKENS: Final = 256
 """Letters of a training text."""
 CONTEXT: Final = 256
-"""The longest text: rows of the tables of rotations."""
+"""The maximum length of a text: rows of the rotary embedding tables."""
 LAYERS: Final = 2
 HIDDEN: Final = 48
 HEADS: Final = 4
@@ -55,7 +55,7 @@ def word(number: int) -> str:
 
 
 def counted(start: int, letters: int) -> str:
-    """A text of so many letters that counts from a number on; after ninety-nine it begins anew, at zero."""
+    """A text of some length that counts from a number; after ninety-nine it continues at zero."""
     text = ""
     while len(text) < letters:
         text += f"{word(start % 100)} "
@@ -70,7 +70,7 @@ def texts(rng: np.random.Generator) -> np.ndarray:
 
 
 class Network:
-    """The graph of the decoder while it is written, with random weights."""
+    """A builder of the decoder's graph, with random weights."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(SEED)
@@ -94,7 +94,7 @@ class Network:
         return self.add("LayerNormalization", [x, gain], name, axis=-1, epsilon=1e-5)
 
     def lengths(self, mask: str) -> list[str]:
-        """What GroupQueryAttention is told of the tokens there are, from attention_mask."""
+        """GroupQueryAttention's inputs seqlens_k and total_sequence_length, from attention_mask."""
         one, axes = self.constant("one", np.int64(1)), self.constant("axes", np.array([1]))
         counts = self.add("ReduceSum", [mask, axes], "lengths/counts", keepdims=0)
         last = self.add("Cast", [self.add("Sub", [counts, one], "lengths/last")], "lengths/seqlens_k", to=6)

@@ -27,7 +27,7 @@ EPOCHS: Final = 60
 BATCH: Final = 128
 CHANNELS: Final = (16, 32, 64)
 POOL_AFTER: Final = 2
-"""The block (counted from 1) behind which the image is halved."""
+"""The block (counted from 1) after which the image is halved."""
 EPSILON: Final = 1e-5
 DATA: Final = Path(__file__).resolve().parent.parent / "onnx2jax" / "data"
 
@@ -42,7 +42,7 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def initial(key: jax.Array) -> tuple[Arrays, Arrays]:
-    """Trainable parameters and running statistics, under the names the ONNX file will give them."""
+    """Trainable parameters and running statistics, by their names in the ONNX file."""
     params: Arrays = {}
     stats: Arrays = {}
     before = 1
@@ -59,7 +59,7 @@ def initial(key: jax.Array) -> tuple[Arrays, Arrays]:
 
 
 def forward(params: Arrays, stats: Arrays, x: jax.Array, training: bool = False) -> tuple[jax.Array, Arrays]:
-    """The logits, and the statistics each normalisation used (the batch's own while training)."""
+    """The logits, and the statistics that each normalisation used (those of the batch while training)."""
     used: Arrays = {}
     for i in range(1, len(CHANNELS) + 1):
         x = jax.lax.conv(x, params[f"conv{i}.weight"], (1, 1), "SAME")
@@ -75,7 +75,7 @@ def forward(params: Arrays, stats: Arrays, x: jax.Array, training: bool = False)
 
 
 def shifted(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Each image moved by up to one pixel either way: all the augmentation that 8x8 pixels bear."""
+    """Each image shifted by up to one pixel in each direction."""
     corners = jax.random.randint(key, (len(x), 2), 0, 3)
     padded = jnp.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     return jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, (0, *at), x.shape[1:]))(padded, corners)
@@ -166,7 +166,7 @@ def main() -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (reference,) = session.run(None, {"image": test_images})
     agreement = float(np.abs(reference - logits).max())
-    # Sixteen in the order they come, so the samples are no better than the rest.
+    # The first sixteen, so that the samples are not selected for accuracy.
     np.savez_compressed(
         DATA / "digits_samples.npz", images=test_images[:16], labels=test_labels[:16], logits=reference[:16]
     )

@@ -1,4 +1,4 @@
-"""A training step of ``TrainingModel`` beside the same network by hand in JAX, and in PyTorch where that is installed.
+"""A training step of ``TrainingModel``, compared with the same network by hand in JAX, and in PyTorch if installed.
 
 Medians of the times, and of the ratios within each round, time by hand / time here (above 1 is faster).
 
@@ -23,7 +23,7 @@ ROUNDS: Final = 41
 
 
 def wide_mlp() -> onnx.ModelProto:
-    """The digits' network of layers 64, 1024 and 10, for batches of 512: a step that is work."""
+    """A network with layers of 64, 1024 and 10 for the digits, in batches of 512: a step dominated by computation."""
     return zoo.digits_mlp(width=1024)
 
 
@@ -48,7 +48,7 @@ def by_hand(model: onnx.ModelProto, plain: zoo_by_hand.Plain, batch: zoo_by_hand
 
 
 def in_torch(batch: zoo_by_hand.Batch, width: int, compiled: bool) -> Callable[[], Any] | None:
-    """The digits' MLP in PyTorch; None without it."""
+    """The digits' MLP in PyTorch; None if it is not installed."""
     try:
         import torch
     except ImportError:
@@ -69,7 +69,7 @@ def in_torch(batch: zoo_by_hand.Batch, width: int, compiled: bool) -> Callable[[
 
 
 def ratio(compared: Comparison, name: str) -> str:
-    """How many times as long ``name`` takes as a step here."""
+    """The time of ``name`` relative to a step of ours."""
     return f"{compared.paired('here', name).median:.2f}" if name in compared.timings else "-"
 
 

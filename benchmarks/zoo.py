@@ -1,6 +1,6 @@
-"""Models that hold their own training, made with onnx: what ``onnx2jax.TrainingModel`` runs.
+"""Models with training_info for ``onnx2jax.TrainingModel``, made with onnx.
 
-    python -m benchmarks.zoo          writes onnx2jax/data/digits_training.onnx, the one that ships
+    python -m benchmarks.zoo          writes onnx2jax/data/digits_training.onnx, the bundled model
     python -m benchmarks.zoo FOLDER   writes all of them into a folder
 
 Each function returns an ``onnx.ModelProto``; ``dtype`` is its floating type, float32 or float64.
@@ -83,7 +83,7 @@ def digits_cnn(dtype: Any = np.float32) -> onnx.ModelProto:
 
 
 def factorization(dtype: Any = np.float32) -> onnx.ModelProto:
-    """A matrix as a product of two, each improved in turn by an algorithm of its own: target [12, 9] -> product."""
+    """Matrix factorization, with an alternating algorithm for each factor: target [12, 9] -> product."""
     rng = np.random.default_rng(0)
     weights = {"left": rng.normal(size=(12, 3)).astype(dtype), "right": rng.normal(size=(3, 9)).astype(dtype)}
     model = _model("factorization () => (T[12,9] product) { product = MatMul(left, right) }", weights, dtype)
@@ -97,7 +97,7 @@ def factorization(dtype: Any = np.float32) -> onnx.ModelProto:
 
 
 def called(dtype: Any = np.float32) -> onnx.ModelProto:
-    """Logistic regression in the form of ONNX 1.7, whose algorithm calls the main graph: X [n, 4], Z [n] in {0, 1}."""
+    """Logistic regression in the style of ONNX 1.7, whose algorithm calls the main graph: X [n, 4], Z [n] in {0, 1}."""
     main = "logistic (T[n,4] X, T[4] W) => (T[n] P) { S = MatMul(X, W)  P = Sigmoid(S) }"
     descent = """descent (T[n,4] X_1, T[n] Z_1) => (T L, T[4] W_1) {
         P_1 = GraphCall <graph_name = "logistic"> (X_1)
@@ -111,7 +111,7 @@ def called(dtype: Any = np.float32) -> onnx.ModelProto:
 
 
 def smooth(dtype: Any = np.float32) -> onnx.ModelProto:
-    """A curve whose slope counts in its loss, a second-order gradient, by Adagrad: x [n], target [n] -> y [n]."""
+    """A curve with a slope penalty in its loss, a second-order gradient, by Adagrad: x [n], target [n] -> y [n]."""
     rng = np.random.default_rng(0)
     shapes = {"inner": (1, 16), "shift": (16,), "outer": (16, 1)}
     weights = {n: rng.normal(size=s).astype(dtype) for n, s in shapes.items()}

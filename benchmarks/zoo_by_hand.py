@@ -1,4 +1,4 @@
-"""The training of the zoo's models written by hand in JAX: what their loss curves and steps are compared with."""
+"""Hand-written JAX training of the zoo's models, the reference for their loss curves and steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Batch = dict[str, np.ndarray]
 
 
 def single(value: float) -> float:
-    """An attribute's value: ONNX keeps it in float32, for double tensors too."""
+    """An attribute's value, which ONNX stores in float32, also for double tensors."""
     return float(np.float32(value))
 
 
 class Plain(NamedTuple):
-    """A training written by hand: batches, and a step from (params, optimizer's state, batch) to (both, loss)."""
+    """Hand-written training: batches, and a step from (params, optimizer state, batch) to (both, loss)."""
 
     batches: Callable[[Any], Iterator[Batch]]
     step: Callable[[Any, Any, Batch], tuple[Any, Any, Any]]
@@ -33,7 +33,7 @@ def zeros(params: Any) -> Any:
 
 
 def count(params: Any) -> Any:
-    """The number of steps so far, of the parameters' type."""
+    """The number of steps so far, in the parameters' dtype."""
     return jnp.zeros((), jax.tree.leaves(params)[0].dtype)
 
 

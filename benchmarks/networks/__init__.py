@@ -1,7 +1,7 @@
 """Synthetic networks with seeded random weights: an ONNX file, and the same written by hand in JAX.
 
-Hand-written JAX is the limit of a compiler to XLA: where a file is slower than that, something is left to do here, and
-where both are slower than onnxruntime, XLA is.
+Hand-written JAX is the limit of a compiler to XLA: if a file is slower, this compiler can be improved;
+if both are slower than onnxruntime, XLA is the limit.
 """
 
 from __future__ import annotations

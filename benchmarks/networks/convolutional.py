@@ -1,4 +1,4 @@
-"""Convolutional networks, with batch normalisation as files have it; by hand it is folded into the convolutions.
+"""Convolutional networks, with BatchNormalization in the files; by hand it is folded into the convolutions.
 
 By hand images are channels last, convolutions of 1 x 1 are products, depthwise ones are sums of shifted images, because
 XLA runs grouped convolutions on a CPU slowly.
@@ -24,7 +24,7 @@ Layer = Mapping[str, Any]
 
 
 def conv_weights(weights: Weights, *, normed: bool = True) -> dict[str, np.ndarray]:
-    """The next convolution, its normalisation folded in: w [height, width, in, out], b [out]."""
+    """The next convolution with its normalisation folded: w [height, width, in, out], b [out]."""
     w = weights()
     if normed:
         variance, scale, bias, mean = weights.several(4)
@@ -36,7 +36,7 @@ def conv_weights(weights: Weights, *, normed: bool = True) -> dict[str, np.ndarr
 
 
 def conv(p: Layer, x: Any, stride: int = 1) -> Any:
-    """x [n, height, width, in], padded so that the extent stays (divided by the stride)."""
+    """x [n, height, width, in], with padding that preserves the extent (divided by the stride)."""
     w, b = p["w"], p["b"]
     k, before = w.shape[0], w.shape[2]
     if before == 1 and x.shape[-1] == w.shape[3]:
@@ -180,7 +180,7 @@ EFFICIENT = (
 
 
 def efficientnet(folder: Path, batch: int, size: int = 224) -> Network:
-    """Like B0 of Tan and Le (2019): squeeze and excitation, x sigmoid(x); padded alike on all sides."""
+    """Like B0 of Tan and Le (2019): squeeze and excitation, x sigmoid(x); symmetric padding."""
     net = Net(OPSET, ir=8)
 
     def block(x: str, channels: int, kernel: int = 3, stride: int = 1, group: int = 1) -> str:
@@ -289,7 +289,7 @@ def unet(folder: Path, batch: int, size: int = 128, base: int = 32, depth: int =
 
 
 def mlp(folder: Path, batch: int) -> Network:
-    """784-128-10: almost nothing but the call."""
+    """784-128-10: dominated by call overhead."""
     net = Net(OPSET, ir=8)
     x = net.input("data", [batch, 784])
     y = net.dense(net("Relu", net.dense(x, 784, 128)), 128, 10)

@@ -1,4 +1,4 @@
-"""What a synthetic network is: an ONNX file, its inputs, and the same written by hand in JAX."""
+"""A synthetic network: an ONNX file, its inputs, and the same written by hand in JAX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from tests.zoo.net import Net
 
 OPSET = 17
-"""Has LayerNormalization, and is what exporters wrote for long."""
+"""The first opset with LayerNormalization, which exporters used for long."""
 
 ByHand = Callable[..., Any]
 """From prepared weights and the inputs, in the order of the graph, to the outputs."""
@@ -24,12 +24,12 @@ class Network:
     """A network at one batch size.
 
     Attributes:
-        name: what its row is called.
+        name: the name of its row.
         path: the ONNX file.
         feeds: inputs by name, in the order of the graph.
-        by_hand: the same in JAX as one would write it for speed; None where there is no such form.
-        params: its weights, laid out as it wants them.
-        tolerance: of outputs, over their largest element.
+        by_hand: the same in JAX, written for speed; None if there is none.
+        params: its weights, arranged for ``by_hand``.
+        tolerance: tolerance of outputs, relative to their largest element.
     """
 
     name: str
@@ -45,7 +45,7 @@ Make = Callable[[Path, int], Network]
 
 
 class Weights:
-    """The weights of a net in the order in which they were made; shapes and axes are none."""
+    """The weights of a network in order of creation, without shapes and axes."""
 
     def __init__(self, net: Net) -> None:
         self._left: Iterator[np.ndarray] = (v for n, v in net.weights.items() if n.startswith("W_"))

@@ -1,7 +1,7 @@
 """Networks in int8, as onnxruntime's own tools make them.
 
-There is no form by hand: which arithmetic int8 should become on a CPU (a product of int8, one of float32) is what the
-compiler has to decide, and onnxruntime is the one to compare with.
+There is no hand-written form: choosing the arithmetic of int8 on a CPU (int8 or float32 products) is the task of the
+compiler, and onnxruntime is the reference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 
 
 def _resnet18(folder: Path, batch: int, size: int) -> Path:
-    """With normalisation already in the convolutions, as it is before quantising."""
+    """ResNet-18 with BatchNormalization folded, as before quantisation."""
     net = Net(OPSET, ir=8)
     x = net.pool(net("Relu", net.conv(net.image(size, batch), 64, 7, 2)), 3, 2, pads=[1] * 4)
     for width, stride in STAGES:
@@ -60,7 +60,7 @@ def qlinear(folder: Path, batch: int) -> Network:
 
 
 def dynamic(folder: Path, batch: int, length: int = 128, layers: int = 6) -> Network:
-    """Six layers of width 384, whose products are MatMulInteger of what DynamicQuantizeLinear makes."""
+    """Six layers of width 384, with MatMulInteger of DynamicQuantizeLinear's outputs."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     width, inner = 384, 1536

@@ -1,4 +1,4 @@
-"""LSTM and GRU: by hand the inputs' products for all steps at once, and one scan over the rest."""
+"""LSTM and GRU: by hand one product of the inputs for all steps, and a scan over the rest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS, WIDTH, LAYERS = 100, 256, 2
 def _layers(
     folder: Path, batch: int, kind: str, gates: int, by_hand: Callable[[Any, Any], Any], **more: Any
 ) -> Network:
-    """Two layers over x [100, batch, 256]; by_hand is one of them."""
+    """Two layers over x [100, batch, 256]; ``by_hand`` computes one of them."""
     net = Net(OPSET, ir=8)
     x = net.input("x", [STEPS, batch, WIDTH])
     size, axes = WIDTH**-0.5, net.array([1], dtype=np.int64)

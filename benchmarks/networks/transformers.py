@@ -1,4 +1,4 @@
-"""Transformers as exporters write them, and by hand with one product for query, key and value."""
+"""Transformers in the style of exporters, and by hand with one product for query, key and value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Layer = Mapping[str, Any]
 
 
 class Transformer(Net):
-    """A net of a width and a number of heads."""
+    """A builder of a transformer with a width and a number of heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(OPSET, ir=8)
@@ -56,7 +56,7 @@ class Transformer(Net):
         return str(self("Mul", self("Mul", x, self("Add", erf, self.number(1))), self.number(0.5)))
 
     def gelu_tanh(self, x: str) -> str:
-        """By tanh, as GPT-2 has it."""
+        """By tanh, as in GPT-2."""
         cube = self("Mul", self("Pow", x, self.number(3)), self.number(0.044715))
         inner = self("Tanh", self("Mul", self("Add", x, cube), self.number((2 / np.pi) ** 0.5)))
         return str(self("Mul", self("Mul", x, self.number(0.5)), self("Add", inner, self.number(1))))
@@ -240,7 +240,7 @@ def gpt2_step(folder: Path, batch: int) -> Network:
 
 
 def vit(folder: Path, batch: int, size: int = 224, patch: int = 16, layers: int = 12) -> Network:
-    """ViT-small of patches of 16 x 16 (Dosovitskiy et al., 2020)."""
+    """ViT-small with patches of 16 x 16 (Dosovitskiy et al., 2020)."""
     width, inner, heads = 384, 1536, 6
     net, count = Transformer(width, heads), (size // patch) ** 2
     pixels = net.conv(net.image(size, batch), width, patch, patch, pads=[0] * 4)
