@@ -261,7 +261,7 @@ class Decoder(VerifiedSteps):
             state = self._programs.resume(cache, fed, choose, controls, others)
             self._verify_resume(cache, more, state, choose, controls, others)
             return state, run
-        if not self.pads:
+        if not self.supports_padding:
             stacked(rows, why=self._padding_unsupported)
         room = self._room(max(map(len, rows)) + count, length)
         layout = self._layout(rows, room, choose, controls, others)
@@ -270,7 +270,9 @@ class Decoder(VerifiedSteps):
     def _resumed_cache(self, after: Generation, more: np.ndarray, choose: Sampler, controls: Any, others: Any) -> Cache:
         """The cache of ``after`` in a layout that can be extended by ``more``, int[batch, count]."""
         cache = after.cache
-        if len(set(after.lengths.tolist())) > 1 and (cache.aligned or not (self.masks or self.pads)):
+        if len(set(after.lengths.tolist())) > 1 and (
+            cache.aligned or not (self.masks_padding or self.supports_padding)
+        ):
             raise InputShapeError(
                 f"the texts of after have {sorted(set(after.lengths.tolist()))} tokens, and the model cannot mask the "
                 "padding of the shorter ones: generate from each separately"

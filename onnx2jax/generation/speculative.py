@@ -34,7 +34,7 @@ def check_can_roll_back(steps: Steps) -> None:
         if kind == "state" or sliding:
             what = "is a sliding window" if sliding else "is a recurrent state"
             raise UnsupportedError(f"the cache {name!r} {what}, which cannot be rolled back: use generate")
-    if not (steps.masks or steps.pads):
+    if not (steps.masks_padding or steps.supports_padding):
         raise UnsupportedError("the model has no mask to hide rejected tokens: use generate")
 
 

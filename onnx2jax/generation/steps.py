@@ -115,30 +115,32 @@ class Steps(Graphs):
         return [n for n, v in theirs.items() if n not in ours or not identical(v, ours[n])]
 
     @cached_property
-    def rounds(self) -> bool:
+    def quantises_activations(self) -> bool:
         """Whether the model quantises activations or caches to 8 bits, which can amplify the smallest difference."""
         nodes = (node for graph in self.model.graph.walk() for node in graph.nodes)
         rounded = re.compile("(Dynamic)?Quantize|QLinear|QAttention|QGemm|MatMulInteger")
         return any(rounded.match(n.op_type) for n in nodes) or any(p.dtype.itemsize == 1 for p in self.pairs.values())
 
     @property
-    def masks(self) -> bool:
+    def masks_padding(self) -> bool:
         """Whether the model masks padding: it has a mask input, and no recurrent state that padding would change."""
         return bool(self._roles_read & {"mask", "lengths"}) and not self._has_state
 
     @property
-    def pads(self) -> bool:
+    def supports_padding(self) -> bool:
         """Whether prompts may be padded on the right."""
         hides = (self._masks_softmax and self._in_place_model is not None) or (
             "places" in self._roles_read and not self._has_state
         )
-        return (self.masks or hides) and not self._last_logits_only
+        return (self.masks_padding or hides) and not self._last_logits_only
 
     @cached_property
-    def shares_places(self) -> bool:
+    def shares_slots(self) -> bool:
         """Whether sequences of different lengths may share cache slots: padding is masked, positions are inputs."""
         return (
-            self.masks and not self._shifts_positions and not (self._has_fixed and "positions" not in self._roles_read)
+            self.masks_padding
+            and not self._shifts_positions
+            and not (self._has_fixed and "positions" not in self._roles_read)
         )
 
     @property
@@ -155,7 +157,7 @@ class Steps(Graphs):
             aligned: right-align tokens in their buffers, which copies the cache for every token; for models that append
                 to their caches and have a sliding window measured in slots. ``generate`` detects this.
             apart: run each sequence separately, which is slower; for sequences of different lengths in models that do
-                not mask padding or have no position input (``shares_places`` is False).
+                not mask padding or have no position input (``shares_slots`` is False).
 
         Raises:
             UnsupportedError: the file declares another cache length, or does not determine the shape of a cache.
@@ -186,7 +188,7 @@ class Steps(Graphs):
             tokens, params, others = self._embed(params, tokens, others)
             batch, count = tokens.shape[:2]
             _check_room(count, cache)
-            misplaces = lengths is not None and not (self.shares_places or cache.apart)
+            misplaces = lengths is not None and not (self.shares_slots or cache.apart)
             lengths = jnp.full(batch, count, np.int32) if lengths is None else jnp.asarray(lengths, np.int32)
             slots = jnp.arange(count, dtype=np.int32)
             live = slots < lengths[:, None]

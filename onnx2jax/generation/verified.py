@@ -50,7 +50,7 @@ class VerifiedSteps(Steps):
         return self._programs.prefill(padded, lengths, room, choose, controls, others, layout)
 
     def _padded(self, rows: list[np.ndarray], room: int) -> np.ndarray:
-        if not self.pads:
+        if not self.supports_padding:
             return np.stack(rows)
         longest = max(map(len, rows))
         size = min(max(SMALLEST_PREFILL, 1 << (longest - 1).bit_length()), room)
@@ -66,9 +66,9 @@ class VerifiedSteps(Steps):
         """
         uneven = len(set(map(len, rows))) > 1
         if (layouts := self._candidate_layouts.get((room, uneven))) is None:
-            layouts = [""] if self.shares_places or not uneven else []
+            layouts = [""] if self.shares_slots or not uneven else []
             layouts += ["apart"] if uneven else []
-            if self.masks and {"appended"} <= set(self.kinds.values()) <= {"appended", "cross"}:
+            if self.masks_padding and {"appended"} <= set(self.kinds.values()) <= {"appended", "cross"}:
                 layouts.append("aligned")
         for k, layout in enumerate(layouts):
             try:
@@ -104,8 +104,8 @@ class VerifiedSteps(Steps):
 
     @property
     def _precision(self) -> dict[str, Any]:
-        """What decides by how much logits may differ."""
-        return {"rounds": self.rounds, "dtype": self.model.settings.dtype}
+        """Keyword arguments of ``check_close`` that select its tolerance."""
+        return {"quantised": self.quantises_activations, "dtype": self.model.settings.dtype}
 
     def _verify_resume(
         self, cache: Cache, more: np.ndarray, state: State, choose: Sampler, controls: Mapping[str, Any], others: Any
@@ -145,13 +145,13 @@ class VerifiedSteps(Steps):
         self._verified.add(key)
 
 
-def check_close(want: Any, ours: Any, room: int, *, rounds: bool, dtype: np.dtype | None = None) -> None:
+def check_close(want: Any, ours: Any, room: int, *, quantised: bool, dtype: np.dtype | None = None) -> None:
     """Checks the logits of a cache of length ``room`` against the expected ones, of a model that computes in ``dtype``.
 
     Raises:
         CacheError: they differ by more than the tolerance, or the expected ones are NaN.
     """
-    tolerance = max(TOLERANCE[(dtype or want.dtype).itemsize], EIGHT_BIT_TOLERANCE if rounds else 0)
+    tolerance = max(TOLERANCE[(dtype or want.dtype).itemsize], EIGHT_BIT_TOLERANCE if quantised else 0)
     want, ours = np.asarray(want, np.float32), np.asarray(ours, np.float32)
     if np.isnan(want).any():
         raise CacheError("the logits after the prompt are NaN: the model overflows, or an input or weight is NaN")

@@ -115,7 +115,7 @@ def test_unequal_prompts_without_positions_are_nan_unless_apart() -> None:
     file = decoders.appending(positions=False)
     decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
     wanted = [by_hand(file, prompt, 2) for prompt in (P, Q)]
-    assert not decoder.shares_places
+    assert not decoder.shares_slots
 
     def run(apart: bool) -> Any:
         given = np.array([P, [*Q, 0, 0]]), np.array([5, 3])
@@ -151,7 +151,7 @@ def test_int4_weights_stay_packed_and_are_stored_once() -> None:
     decoder = onnx2jax.decoder(onnx2jax.convert(decoders.group_query(bits="asymmetric").proto))
     decoder.generate([[1, 2, 3]], 4, stop=())
     weights = decoder.weights
-    held = sum(v.nbytes for v in (*weights._placed.values(), *weights.made._values.values()))
+    held = sum(v.nbytes for v in (*weights._placed.values(), *weights.shared._values.values()))
     assert held <= 1.1 * sum(v.nbytes for v in decoder.model.params.values())
 
 

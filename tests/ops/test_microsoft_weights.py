@@ -78,7 +78,7 @@ FILES = {
 
 def held(m: onnx2jax.Model) -> list[Any]:
     """The arrays that stay in memory for a model's programs."""
-    return [*m.weights._placed.values(), *m.weights.made._values.values()]
+    return [*m.weights._placed.values(), *m.weights.shared._values.values()]
 
 
 @pytest.mark.parametrize("name", FILES)
