@@ -120,7 +120,8 @@ class Views:
             within the rounding of scaled weights.
 
         Raises:
-            UnsupportedError: the model is on a mesh or rebatched, or its file has training_info.
+            UnsupportedError: the model is on a mesh, rebatched, of another ``dtype`` or of unpacked weights, or its
+                file has training_info.
 
         >>> import numpy as np, onnx.parser, onnx2jax
         >>> model = onnx2jax.convert(onnx.parser.parse_model('''<ir_version: 10, opset_import: ["" : 22]>

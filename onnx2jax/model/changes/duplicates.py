@@ -61,4 +61,6 @@ def _key(value: Any) -> Any:
     """A value by its type and bits."""
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value.dtype, value.shape, value.tobytes()
-    return type(value), repr(value) if isinstance(value, float) else value
+    if isinstance(value, tuple):
+        return tuple(map(_key, value))
+    return type(value), repr(value) if isinstance(value, float) else value  # 0.0 == -0.0

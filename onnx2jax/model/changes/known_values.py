@@ -17,6 +17,7 @@ from jax import export, lax
 from ... import compat
 from ...ir.graph import Graph, Node
 from ...ops.arrays import is_string
+from ...ops.conv import native_conv
 from ...proto.mapped import load
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.interpreter import Context, run_node
@@ -26,6 +27,8 @@ Values = Mapping[str, Any]
 
 LARGEST_KNOWN: Final = 16
 """Elements of a parameter whose values operators may ask for, such as the scales of Resize."""
+LARGEST_KEPT: Final = 2**16
+"""Elements of a constant that other nodes may ask for; masks over all positions take too much memory."""
 EXACT: Final = {"Shape", "Size", "Gather", "Slice", "Concat", "Identity", "Cast", "Add", "Sub", "Mul"} | {
     "Reshape",
     "Squeeze",
@@ -98,7 +101,10 @@ def _results(node: Node, scope: Mapping[str, Any], context: Context) -> dict[str
     if free and not exact:
         operands = {n: _opaque(v) if _is_extents(v) else v for n, v in operands.items()}
     try:
-        results = run_node(node, operands, context)
+        if (node.domain, node.op_type) == ("", "Conv"):
+            results: Any = [native_conv(*(operands[n] for n in node.inputs[:2]), **node.attributes)]
+        else:
+            results = run_node(node, operands, context)
     except Exception:  # for these types; a call will say what is wrong, if anything is
         return {}
     known = {n: v for n, v in zip(node.outputs, results, strict=False) if n and v is not None}
@@ -111,7 +117,7 @@ def _settled(value: Any, is_exact: bool) -> Any:
         return value
     if value.dtype.hasobject and all(isinstance(d, int) for d in value.ravel().tolist()):
         value = value.astype(np.int64)
-    return value if is_exact else _opaque(value)
+    return value if is_exact and value.size <= LARGEST_KEPT else _opaque(value)
 
 
 def _opaque(value: np.ndarray) -> jax.Array:

@@ -27,7 +27,8 @@ def simplified(model: Any) -> Any:
     """The model with a simplified graph, which ``save`` writes.
 
     Raises:
-        UnsupportedError: it is on a mesh, rebatched, or its file has training_info.
+        UnsupportedError: it is on a mesh, rebatched, of another ``dtype`` or of unpacked weights, or its file has
+            training_info.
     """
     spec, graph = model.spec, model.graph
     _check(model)
@@ -49,7 +50,13 @@ def simplified(model: Any) -> Any:
 
 
 def _check(model: Any) -> None:
-    options = {"mesh": model.placement, "rebatch": group_of(model.graph) is not model.graph}
+    nodes = model.graph.nodes
+    options = {
+        "mesh": model.placement,
+        "rebatch": group_of(model.graph) is not model.graph,
+        "dtype": model.settings.dtype,
+        "weights": len({n.name for n in nodes}) < len(nodes),  # several replace one of the file
+    }
     if given := [n for n, v in options.items() if v]:
         raise UnsupportedError(
             f"a model converted with {given[0]}= cannot be simplified: save(convert(file).simplified(), path), and "

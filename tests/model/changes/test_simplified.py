@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 import onnx2jax
 from onnx2jax import Model
 from onnx2jax.errors import UnsupportedError
+from tests.support import decoders
 from tests.support.models import model, text_model, value
 
 RNG = np.random.default_rng(0)
@@ -454,10 +455,12 @@ def test_a_bucket_and_static_values_are_kept() -> None:
     np.testing.assert_array_equal(small(np.float32([1, 2])), [1, 2])
 
 
-def test_training_info_and_rebatched_models_are_refused() -> None:
+def test_training_info_and_options_that_change_the_graph_are_refused() -> None:
     proto = text_model("g (float[1, 2] x) => (float[1, 2] y) { y = Mul(x, w) }", w=normal(2))
     with pytest.raises(UnsupportedError, match="converted with rebatch= cannot be simplified"):
         onnx2jax.convert(proto, rebatch=True).simplified()
+    with pytest.raises(UnsupportedError, match="converted with dtype= cannot be simplified"):
+        onnx2jax.convert(proto, dtype="bfloat16").simplified()
     proto.training_info.add()
     with pytest.raises(UnsupportedError, match="training_info"):
         onnx2jax.convert(proto).simplified()
@@ -588,3 +591,33 @@ def test_swapped_extents_of_reshape_are_computed(tmp_path: Path) -> None:
     proto = text_model(text, zero=np.array([0]), one=np.array([1]), two=np.array([2]))
     small, _ = check(proto, tmp_path, x=normal(3, 5))
     assert operators(small) == ["Shape", "Slice", "Slice", "Concat", "Reshape"]
+
+
+def test_attributes_that_differ_in_the_sign_of_zero_are_not_equal(tmp_path: Path) -> None:
+    text = (
+        "g (float[n] x) => (float[n] y) { a = Constant<value_floats = [0.0]>() b = Constant<value_floats = [-0.0]>() "
+        "c = Div(x, a) d = Div(x, b) y = Concat<axis = 0>(c, d) }"
+    )
+    check(text_model(text.replace("(float[n] y)", "(float[m] y)")), tmp_path, x=np.float32([1]))
+
+
+def test_packed_weights_that_were_unpacked_are_refused() -> None:
+    proto = decoders.group_query(bits="symmetric").proto
+    small = onnx2jax.convert(proto).simplified()
+    assert "MatMulNBits" in operators(small)
+    with pytest.raises(UnsupportedError, match="converted with weights= cannot be simplified"):
+        onnx2jax.convert(proto, weights="bfloat16").simplified()
+
+
+def test_parameters_take_new_shapes_before_and_after(tmp_path: Path) -> None:
+    text = "g (float[n, 4] x) => (float[n, 6] y) { h = MatMul(x, w) i = Identity(h) y = Add(i, b) }"
+    plain = onnx2jax.convert(text_model(text, w=normal(4, 6), b=normal(6)))
+    head, x = {"w": normal(4, 3), "b": normal(3)}, normal(2, 4)
+    for small in (
+        plain.with_params(head, new_shapes=True).simplified(),
+        plain.simplified().with_params(head, new_shapes=True),
+    ):
+        assert operators(small) == ["MatMul", "Add"]
+        again = onnx2jax.convert(onnx2jax.save(small, tmp_path / "small.onnx"))
+        assert again.outputs[0].shape == ("n", 3)
+        np.testing.assert_allclose(again(x), x @ head["w"] + head["b"], rtol=1e-5)
