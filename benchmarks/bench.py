@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace, groups: dict[str, Any]) -> bool:
             row = guarded(measured)
             whole &= "error" not in row
             groups.setdefault(group, {})[name] = row
-            print(f"{key:52} {said(row)}", flush=True)
+            print(f"{key:52} {described(row)}", flush=True)
             jax.clear_caches()
             gc.collect()
     return whole
@@ -72,11 +72,11 @@ def guarded(measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return measured()
     except Exception as e:
-        said = re.sub(r"(?<!\S)/\S*/", "", (str(e).splitlines() or [""])[0])
-        return {"error": f"{type(e).__name__}: {said[:200]}"}
+        text = re.sub(r"(?<!\S)/\S*/", "", (str(e).splitlines() or [""])[0])
+        return {"error": f"{type(e).__name__}: {text[:200]}"}
 
 
-def said(row: dict[str, Any]) -> str:
+def described(row: dict[str, Any]) -> str:
     """A row in one line of text."""
     if "error" in row:
         return row["error"]

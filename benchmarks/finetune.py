@@ -46,7 +46,7 @@ def weights(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     }
 
 
-def made(nodes: Sequence[Any], shape: Sequence[Any], constants: dict[str, np.ndarray]) -> onnx.ModelProto:
+def model(nodes: Sequence[Any], shape: Sequence[Any], constants: dict[str, np.ndarray]) -> onnx.ModelProto:
     """A model of opset 21 with input x and output y."""
     info = partial(helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
     tensors = [numpy_helper.from_array(v, k) for k, v in constants.items()]
@@ -85,7 +85,7 @@ def convolutional(size: int = 16, classes: int = 10) -> Task:
 
     x = RNG.normal(size=(32, 3, size, size)).astype(np.float32)
     batch: dict[str, Any] = {"x": x, "label": RNG.integers(0, classes, 32)}
-    return Task("six convolutions, batch 32", made(nodes, ["n", 3, size, size], constants), batch, by_hand, in_torch)
+    return Task("six convolutions, batch 32", model(nodes, ["n", 3, size, size], constants), batch, by_hand, in_torch)
 
 
 def transformer(layers: int = 4, length: int = 32, width: int = 128, heads: int = 4, classes: int = 10) -> Task:
@@ -154,7 +154,7 @@ def transformer(layers: int = 4, length: int = 32, width: int = 128, heads: int 
     batch: dict[str, Any] = {"x": x, "label": RNG.integers(0, classes, 16)}
     return Task(
         f"{layers} layers of attention, batch 16",
-        made(nodes, ["n", length, width], constants),
+        model(nodes, ["n", length, width], constants),
         batch,
         by_hand,
         in_torch,

@@ -35,18 +35,18 @@ import numpy as np, torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-said = json.loads(sys.argv[2])
+options = json.loads(sys.argv[2])
 given = np.load(sys.argv[1])
 config = LlamaConfig(
-    vocab_size=said["vocabulary"], hidden_size=said["hidden"], intermediate_size=said["inner"],
-    num_hidden_layers=said["layers"], num_attention_heads=said["heads"], num_key_value_heads=said["kv_heads"],
+    vocab_size=options["vocabulary"], hidden_size=options["hidden"], intermediate_size=options["inner"],
+    num_hidden_layers=options["layers"], num_attention_heads=options["heads"], num_key_value_heads=options["kv_heads"],
     rms_norm_eps=1e-5, max_position_embeddings=2048, tie_word_embeddings=False,
 )
 model = LlamaForCausalLM(config)
 state = {n[5:]: torch.from_numpy(given[n].copy()) for n in given.files if n.startswith("base ")}
 model.load_state_dict(model.state_dict() | state)
 kinds = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-settings = LoraConfig(r=said["rank"], lora_alpha=said["rank"], lora_dropout=0.0, target_modules=kinds)
+settings = LoraConfig(r=options["rank"], lora_alpha=options["rank"], lora_dropout=0.0, target_modules=kinds)
 model = get_peft_model(model, settings)
 adapters = dict(model.named_parameters())
 with torch.no_grad():
@@ -54,9 +54,9 @@ with torch.no_grad():
         for full, value in adapters.items():
             if name[5:] in full:
                 value.copy_(torch.from_numpy(given[name].copy()))
-optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], said["rate"])
+optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], options["rate"])
 losses, seconds = [], []
-for step in range(said["steps"]):
+for step in range(options["steps"]):
     ids = torch.from_numpy(given["batches"][step % len(given["batches"])])
     start = time.perf_counter()
     optimizer.zero_grad()

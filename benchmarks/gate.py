@@ -67,8 +67,8 @@ def main(given: list[str] | None = None) -> int:
         with TemporaryDirectory() as folder:
             verdict = judged(rivals(GATED[name](Path(folder), 1), (OURS, BY_HAND)), options.limit)
         slow += verdict.slow(options.limit)
-        said = f"{verdict.work:5.2f} by processor time, {verdict.wall:5.2f} by the clock"
-        print(f"{name:20} {said}{'   too slow' if verdict.slow(options.limit) else ''}", flush=True)
+        ratios = f"{verdict.work:5.2f} by processor time, {verdict.wall:5.2f} by the clock"
+        print(f"{name:20} {ratios}{'   too slow' if verdict.slow(options.limit) else ''}", flush=True)
     return slow
 
 

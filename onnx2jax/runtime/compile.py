@@ -121,7 +121,7 @@ class Subprogram:
         constants: Constants,
         as_numpy: bool,
     ) -> BoundCall | None:
-        """What a call without a random key was bound to; None where it took more than one optimised program."""
+        """The bound call that a call without a random key used; None if it ran several optimised programs."""
         pinned, rest = self._divided(scope, fixed)
         if self.specialised & rest.keys() or self.specialised & pinned.keys() - set(fixed):
             return None  # the caller's signature does not hold these values
@@ -138,7 +138,7 @@ class Subprogram:
         x32: bool,
         as_numpy: bool,
     ) -> tuple[Signature | None, list[Any]]:
-        """The signature of a call that an optimised program may serve, and its arrays; None for other calls."""
+        """The signature of a call and its arrays; None if no optimised program supports the call."""
         if x32 or not self.settings.optimize or not isinstance(params, DeviceParams):
             return None, []
         if params.device is None or compat.watches() or not compat.context_mesh().empty:
@@ -162,7 +162,7 @@ class Subprogram:
         leaves: Any,
     ) -> BoundCall:
         """The optimised program for a signature, bound to parameter values."""
-        shared = key._replace(as_numpy=False)  # one program serves both
+        shared = key._replace(as_numpy=False)  # one program for both
         executable = self.executables.get(shared)
         if executable is None:
             executable = self.executables[shared] = self._executable(constants, params, values, rng, leaves)

@@ -49,7 +49,7 @@ class Program:
         self._impossible: set[Node] = set()
         """Loops that cannot be compiled."""
         self._host_steps: dict[Graph, dict[Node, Step] | None] = {}
-        """The host nodes as steps, of the graph as it is partitioned now."""
+        """The host nodes as steps, by partitioned graph."""
         self._partition()
 
     def outputs(
@@ -90,9 +90,9 @@ class Program:
     def bound_call(
         self, values: Mapping[str, Any], params: Any, constants: Constants, *, as_numpy: bool = False
     ) -> BoundCall | None:
-        """What a call of ``outputs`` without a random key was bound to, while ``partitioned`` stands.
+        """The bound call that a call of ``outputs`` without a random key used, for the present ``partitioned``.
 
-        None where it took more than one optimised program, or host nodes that need more than their operands.
+        None if it ran several optimised programs, or host nodes that need more than their operands.
         """
         parts = self.partitioned
         if (body := self._single(parts)) is None:
@@ -104,7 +104,7 @@ class Program:
     def _host_call(
         self, parts: Graph, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, as_numpy: bool
     ) -> BoundCall | None:
-        """A call that runs on the host, as steps; values that follow from shapes are computed once."""
+        """A bound call that runs on the host, as steps; values computed from shapes are cached."""
         if parts not in self._host_steps:
             self._host_steps = {parts: host_steps(parts, Context({}, None, self.settings))}
         bound = self._host_steps[parts]

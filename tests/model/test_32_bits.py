@@ -19,7 +19,7 @@ from tests.support.models import model, value
 X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
 
-def made(nodes: list[Any], constants: dict[str, np.ndarray], shape: tuple[int, ...] = (3, 4)) -> onnx.ModelProto:
+def model_proto(nodes: list[Any], constants: dict[str, np.ndarray], shape: tuple[int, ...] = (3, 4)) -> onnx.ModelProto:
     return model(nodes, [value("x", np.float32, list(shape))], [value("y", np.float32, None)], constants)
 
 
@@ -30,7 +30,7 @@ def chain(*nodes: tuple[str, list[str], dict[str, Any]], **constants: Any) -> on
         name = "y" if i == len(nodes) - 1 else f"v{i}"
         built.append(helper.make_node(op_type, [last if n == "_" else n for n in inputs], [name], **attributes))
         last = name
-    return made(built, {n: np.asarray(v) for n, v in constants.items()})
+    return model_proto(built, {n: np.asarray(v) for n, v in constants.items()})
 
 
 def scan() -> onnx.ModelProto:
@@ -41,7 +41,7 @@ def scan() -> onnx.ModelProto:
         [value("t", np.float32, [4]), value("o", np.float32, [4])],
     )
     node = helper.make_node("Scan", ["first", "x"], ["last", "y"], body=body, num_scan_inputs=1)
-    return made([node], {"first": np.ones(4, np.float32)})
+    return model_proto([node], {"first": np.ones(4, np.float32)})
 
 
 def scaled_by_argmax(dtype: int) -> onnx.ModelProto:

@@ -73,7 +73,7 @@ class Confusion(Derivations):
     @rule(k=whole, name_all=st.booleans())
     def values(self, k: int, name_all: bool) -> None:
         subject, rng = self.draw(k)
-        if subject.case.draws or subject.told or subject.joined:
+        if subject.case.draws or subject.options or subject.joined:
             return
         feeds, _, _ = self.feeds(subject, rng, ["numpy"])
         wanted = subject.inner if name_all else [str(rng.choice(subject.inner))]
@@ -112,7 +112,7 @@ class Confusion(Derivations):
         feeds, expected, seed = self.feeds(subject, rng, ["numpy"])
         if not (self.is_transformable(subject, True) and subject.case.differentiable and "x" in feeds):
             return
-        if subject.told.get("rebatch") or subject.told.get("bucket") or seed is not None:
+        if subject.options.get("rebatch") or subject.options.get("bucket") or seed is not None:
             return
         floats = [i for i, v in enumerate(expected) if v.dtype == np.float32]
         point = {n: subject.params[n] for n, v in subject.model.params.items() if v.dtype == np.float32}
@@ -142,7 +142,7 @@ class Confusion(Derivations):
     @rule(k=whole)
     def batch(self, k: int) -> None:
         subject, rng = self.draw(k)
-        if not self.is_transformable(subject, True) or subject.case.draws or subject.told:
+        if not self.is_transformable(subject, True) or subject.case.draws or subject.options:
             return
         feeds, expected, _ = self.feeds(subject, rng, ["numpy"])
         shift = np.float32(1)

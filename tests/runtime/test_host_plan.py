@@ -75,7 +75,7 @@ def test_host_plans_use_the_weights_and_defaults_of_the_call() -> None:
 
 
 def test_host_plans_raise_the_errors_of_the_first_call() -> None:
-    def told(m: onnx2jax.Model) -> str:
+    def message_of(m: onnx2jax.Model) -> str:
         with pytest.raises(OperatorError) as caught:
             m.run(None, {"x": np.array(["many"], object)})
         return str(caught.value)
@@ -83,4 +83,4 @@ def test_host_plans_raise_the_errors_of_the_first_call() -> None:
     cast = one_node("Cast", {"x": (np.object_, ["n"])}, to=onnx.TensorProto.INT64)
     first, second = onnx2jax.convert(cast), onnx2jax.convert(cast)
     assert second.run(None, {"x": np.array(["7"], object)})[0] == [7]
-    assert told(first) == told(second)
+    assert message_of(first) == message_of(second)

@@ -19,13 +19,13 @@ RNG = np.random.default_rng(0)
 I64, BOOL, F32 = np.int64, bool, np.float32
 
 
-def theirs(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+def reference(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, feeds))
 
 
-def same(proto: onnx.ModelProto, m: onnx2jax.Model, feeds: dict[str, Any]) -> None:
-    for ours, expected in zip(m.run(None, feeds), theirs(proto, feeds), strict=True):
+def assert_same(proto: onnx.ModelProto, m: onnx2jax.Model, feeds: dict[str, Any]) -> None:
+    for ours, expected in zip(m.run(None, feeds), reference(proto, feeds), strict=True):
         assert ours.shape == expected.shape and ours.dtype == expected.dtype
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
 
@@ -67,9 +67,9 @@ def test_data_dependent_trip_counts(M: str, cond: str, heavy: bool) -> None:
     proto = walk(M, cond, heavy=heavy)
     m = onnx2jax.convert(proto)
     for limit in (0, 1, 5, 7, 100, 256, 257, 700):
-        same(proto, m, feeds(limit))
+        assert_same(proto, m, feeds(limit))
     if cond == "c":
-        same(proto, m, feeds(5, go=False))
+        assert_same(proto, m, feeds(5, go=False))
     assert m.compilations <= 3
     assert ("host" in m.explain()) and "compiled" in m.explain()
 
@@ -105,7 +105,7 @@ def test_loops_specialise_on_captured_shapes() -> None:
     proto = model([*shape, loop], inputs, [value("y", F32, None), value("rows", F32, None)], constants)
     m = onnx2jax.convert(proto)
     for n in (2, 3):
-        same(proto, m, {"x": np.full((n, 4), 0.01, F32), "z": np.full((1, 40), 0.1, F32)})
+        assert_same(proto, m, {"x": np.full((n, 4), 0.01, F32), "z": np.full((1, 40), 0.1, F32)})
     assert m.compilations == 4  # the partition before the loop, and the loop, for each shape
 
 
@@ -126,7 +126,7 @@ def test_a_loop_with_growing_state_runs_trip_by_trip() -> None:
     proto = model([*before, loop], inputs, [value("y", F32, None), value("rows", F32, None)], constants)
     m = onnx2jax.convert(proto)
     for limit in (0.1, 0.5, 40):
-        same(proto, m, {"x": np.full((2, 4), 0.01, F32), "z": np.full((1, 40), limit / 40, F32)})
+        assert_same(proto, m, {"x": np.full((2, 4), 0.01, F32), "z": np.full((1, 40), limit / 40, F32)})
     assert m.compilations <= 8
 
 
@@ -184,7 +184,7 @@ def test_five_nested_loops() -> None:
     proto = model(nodes, inputs, [value("y", F32, None), value("rows1", F32, None)], constants)
     m = onnx2jax.convert(proto)
     for limit in (1e6, 100, 20):
-        same(proto, m, {"x": np.ones((2, 4), F32), "limits": limit * np.eye(1, 40, dtype=F32)})
+        assert_same(proto, m, {"x": np.ones((2, 4), F32), "limits": limit * np.eye(1, 40, dtype=F32)})
 
 
 def test_many_trip_counts_do_not_recompile() -> None:
@@ -192,7 +192,7 @@ def test_many_trip_counts_do_not_recompile() -> None:
     proto.graph.input.append(value("k", I64, []))
     m = onnx2jax.convert(proto)
     for k in range(20):
-        same(proto, m, feeds(1e6) | {"k": np.array(k)})
+        assert_same(proto, m, feeds(1e6) | {"k": np.array(k)})
     assert m.compilations <= 12
     assert "'k', which decides Loop 'it', comes in many values" in m.explain()
     loss = jax.grad(lambda p, k: m.apply(p, k=k, **feeds(1e6))[0].sum())

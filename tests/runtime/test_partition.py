@@ -24,7 +24,7 @@ def kinds(m: onnx2jax.Model) -> list[str]:
     return [row[0] for row in m._runtime.program.rows()]
 
 
-def theirs(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
+def reference(proto: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return list(session.run(None, feeds))
 
@@ -61,7 +61,7 @@ def test_a_detector_is_compiled_except_for_its_light_tail() -> None:
     m = onnx2jax.convert(proto)
     for _ in range(3):
         x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
-        np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(m.run(None, {"x": x})[0], reference(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
     assert kinds(m) == ["jit", "host"] and m.compilations == 1
     assert not m.jitted
     assert "NonMaxSuppression 'nms' needs the value of 'boxes'" in [why for _, _, why, *_ in m._runtime.program.rows()]
@@ -72,7 +72,7 @@ def test_heavy_nodes_after_a_host_node_are_compiled_per_count() -> None:
     m = onnx2jax.convert(proto)
     for _ in range(3):
         x = RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)
-        np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(m.run(None, {"x": x})[0], reference(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
     assert kinds(m) == ["jit", "host", "jit"]
 
 
@@ -118,7 +118,7 @@ def test_shapes_are_constant_across_partitions() -> None:
     proto = model(nodes, inputs, [value("y", np.float32, None)], constants)
     m = onnx2jax.convert(proto)
     feeds = {"x": RNG.normal(size=(2, 3)).astype(np.float32), "m": RNG.integers(0, 2, (2, 50)).astype(np.float32)}
-    np.testing.assert_allclose(m.run(None, feeds)[0], theirs(proto, feeds)[0], rtol=1e-5)
+    np.testing.assert_allclose(m.run(None, feeds)[0], reference(proto, feeds)[0], rtol=1e-5)
     assert kinds(m)[-1] == "jit"
 
 
@@ -148,7 +148,7 @@ def test_a_loop_with_growing_state_is_not_recompiled_per_length() -> None:
     proto = decoder(64)
     m = onnx2jax.convert(proto)
     feeds = {"start": np.array([1, 2, 3] * 20)}
-    np.testing.assert_array_equal(m.run(None, feeds)[0], theirs(proto, feeds)[0])
+    np.testing.assert_array_equal(m.run(None, feeds)[0], reference(proto, feeds)[0])
     assert m.compilations <= 8
 
 
@@ -316,7 +316,7 @@ def test_concurrent_calls_of_a_partitioned_model() -> None:
     """Two threads may partition the graph at once, each with its own shapes."""
     proto = detector(head=True)
     images = [RNG.normal(size=(1, 3, 8 + i % 3, 8)).astype(np.float32) for i in range(24)]
-    expected = [theirs(proto, {"x": x})[0] for x in images]
+    expected = [reference(proto, {"x": x})[0] for x in images]
     m = onnx2jax.convert(proto)
     with ThreadPoolExecutor(8) as pool:
         for ours, wanted in zip(pool.map(lambda x: m.run(None, {"x": x})[0], images), expected, strict=True):
@@ -330,7 +330,7 @@ def test_a_failed_call_does_not_change_the_model() -> None:
     for _ in range(2):
         with pytest.raises(onnx2jax.errors.OperatorError, match="does not fit"):
             m(np.zeros((1, 3, 0, 8), np.float32))
-        np.testing.assert_allclose(m.run(None, {"x": x})[0], theirs(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(m.run(None, {"x": x})[0], reference(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
 def test_buckets_pad_strings_with_empty_strings() -> None:
@@ -346,7 +346,7 @@ def test_buckets_pad_strings_with_empty_strings() -> None:
     m = onnx2jax.convert(proto, bucket={"n": [4, 8]})
     for n in (1, 3, 4, 7):
         feeds = {"x": RNG.normal(size=(n, 4)).astype(np.float32), "t": np.array(["k"] * n, object)}
-        assert m.run(None, feeds)[0].tolist() == theirs(proto, feeds)[0].tolist()
+        assert m.run(None, feeds)[0].tolist() == reference(proto, feeds)[0].tolist()
     assert m.compilations == 2
 
 

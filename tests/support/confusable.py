@@ -52,7 +52,7 @@ class Case:
         decides: inputs that must be ``static=`` under the caller's jit.
         transforms: whether it is one program once these are static.
         differentiable: whether its gradient matches that of the steps.
-        told: keywords of ``convert`` that do not change its results.
+        options: keywords of ``convert`` that do not change its results.
         draws: whether it draws random numbers.
     """
 
@@ -63,7 +63,7 @@ class Case:
     decides: tuple[str, ...] = ()
     transforms: bool = True
     differentiable: bool = True
-    told: tuple[dict[str, Any], ...] = ()
+    options: tuple[dict[str, Any], ...] = ()
     draws: bool = False
     params: dict[str, np.ndarray] = field(init=False)
 
@@ -103,7 +103,7 @@ def mean_case(*, optional: bool) -> Case:
         return vector(rng, n) | ({"W": real(rng, 4)} if optional and rng.integers(2) else {})
 
     steps: Steps = {"m": lambda v: v["W"].mean(), "y": lambda v: v["x"] * v["m"]}
-    return Case(proto, feeds, steps, told=() if optional else (BUCKET,))
+    return Case(proto, feeds, steps, options=() if optional else (BUCKET,))
 
 
 def reshaped() -> Case:
@@ -226,13 +226,13 @@ def quantised() -> Case:
         "y": lambda v: v["d"] @ v["f"],
     }
     proto = text_model(text, w=weights, s=F(0.5), z=np.int8(0), t=F(2))
-    return Case(proto, matrix, steps, differentiable=False, told=({"weights": "packed"},))
+    return Case(proto, matrix, steps, differentiable=False, options=({"weights": "packed"},))
 
 
 def scalars() -> Case:
     text = "g (float[n] x) => (float[n] y) { p = Mul(x, a)  y = Add(p, b) }"
     steps: Steps = {"p": lambda v: v["x"] * v["a"], "y": lambda v: v["p"] + v["b"]}
-    return Case(text_model(text, a=F(3), b=F([2])), vector, steps, told=(BUCKET,))
+    return Case(text_model(text, a=F(3), b=F([2])), vector, steps, options=(BUCKET,))
 
 
 def several() -> Case:

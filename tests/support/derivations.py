@@ -65,7 +65,7 @@ class Derivations(RuleBasedStateMachine):
 
     def feeds(self, subject: Subject, rng: Rng, forms: list[str]) -> tuple[dict[str, Any], list[np.ndarray], Any]:
         """Inputs in different forms, the expected outputs, and a random key."""
-        sizes = (1, 2, 5) if subject.told.get("rebatch") else subject.case.sizes
+        sizes = (1, 2, 5) if subject.options.get("rebatch") else subject.case.sizes
         weights = np.array([0.1 if n > 100 else 1 for n in sizes])
         feeds = subject.feeds(rng, int(rng.choice(sizes, p=weights / weights.sum())))
         seed = int(rng.integers(3)) if subject.case.draws else None
@@ -73,10 +73,10 @@ class Derivations(RuleBasedStateMachine):
         given = {n: FORMS[forms[i % len(forms)]](v) for i, (n, v) in enumerate(feeds.items())}
         return {**feeds, **given}, expected, seed
 
-    def check(self, results: Any, expected: list[np.ndarray], **told: Any) -> None:
+    def check(self, results: Any, expected: list[np.ndarray], **options: Any) -> None:
         """Compare results, and keep them for later comparisons."""
-        assert_same(results, expected, **told)
-        if not told:
+        assert_same(results, expected, **options)
+        if not options:
             self.kept = [*self.kept, (results, expected)][-6:]
 
     @invariant()
@@ -101,11 +101,11 @@ class Derivations(RuleBasedStateMachine):
         drawn = case.feeds(rng, int(rng.choice(case.sizes[:4])))
         fixed = {n: v for n, v in drawn.items() if n in case.decides and rng.integers(2)}
         fixed |= {"shape": np.array([2, -1])} if "shape" in fixed else {}  # it accepts all sizes
-        told = dict(rng.choice(case.told)) if case.told and rng.integers(2) else {}
+        options = dict(rng.choice(case.options)) if case.options and rng.integers(2) else {}
         if name == "single":
-            told = {"rebatch": True}
+            options = {"rebatch": True}
         with self.configured():
-            self.add(converted(case, fixed=fixed, optimize=optimize, **told))
+            self.add(converted(case, fixed=fixed, optimize=optimize, **options))
 
     @rule(k=whole, way=st.sampled_from(["copy", "deepcopy", "pickle"]))
     def duplicate(self, k: int, way: str) -> None:
@@ -125,7 +125,7 @@ class Derivations(RuleBasedStateMachine):
         path = Path(self.folder.name) / f"m{self.saved}.onnx"  # the file stays: data may be read on first access
         with self.configured():
             onnx2jax.save(subject.model, path, external_data=external, size_threshold=0)
-            self.add(replace(subject, model=onnx2jax.convert(path), fixed={}, told={}, jitted=None))
+            self.add(replace(subject, model=onnx2jax.convert(path), fixed={}, options={}, jitted=None))
             params = self.subjects[-1].model.params
             assert_same([*params.values()], [subject.params[n] for n in params])
 
@@ -151,7 +151,7 @@ class Derivations(RuleBasedStateMachine):
     @rule(k=whole)
     def cut_at_outputs(self, k: int) -> None:
         subject, rng = self.draw(k)
-        if subject.case.draws or subject.told or subject.joined:
+        if subject.case.draws or subject.options or subject.joined:
             return
         available = subject.inner
         chosen = [n for n in available if rng.integers(2)] or available[:1]
@@ -163,7 +163,7 @@ class Derivations(RuleBasedStateMachine):
     def cut_at_inputs(self, k: int) -> None:
         subject, rng = self.draw(k)
         inner = [n for n in subject.inner if n not in subject.outputs]
-        if subject.case.draws or subject.told or subject.joined or not inner:
+        if subject.case.draws or subject.options or subject.joined or not inner:
             return
         chosen = str(rng.choice(inner))
         with self.configured():
@@ -177,7 +177,7 @@ class Derivations(RuleBasedStateMachine):
         subject, rng = self.draw(k)
         fixed = {"where", "r" if subject.case.decides else "where", *subject.functions}
         inner = [n for n in subject.inner if n not in fixed]
-        if subject.case.draws or subject.told or subject.joined or subject.case is CASES["texts"] or not inner:
+        if subject.case.draws or subject.options or subject.joined or subject.case is CASES["texts"] or not inner:
             return
         chosen = str(rng.choice(inner))
 
@@ -192,7 +192,7 @@ class Derivations(RuleBasedStateMachine):
     @rule(k=whole)
     def join(self, k: int) -> None:
         subject, _ = self.draw(k)
-        if not subject.is_whole or subject.told or subject.fixed or subject.joined:
+        if not subject.is_whole or subject.options or subject.fixed or subject.joined:
             return
         if subject.case is CASES["texts"] or "y" not in subject.outputs:
             return

@@ -24,7 +24,7 @@ class Subject:
         case: the case that it was derived from.
         params: its parameter values.
         fixed: inputs fixed by ``static=``.
-        told: other keywords of ``convert``.
+        options: other keywords of ``convert``.
         given: values that became inputs by ``cut``.
         outputs: names of its outputs.
         functions: functions of replaced values.
@@ -38,7 +38,7 @@ class Subject:
     params: dict[str, np.ndarray]
     outputs: list[str]
     fixed: dict[str, np.ndarray] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     given: tuple[str, ...] = ()
     functions: Steps = field(default_factory=dict)
     joined: Steps = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Subject:
         drawn |= {n: v for n, v in self.fixed.items() if n in drawn}
         inner = self._values(drawn, 0)
         wanted = {v.name for v in self.model.inputs} | {n for n in self.model.optional if n in drawn}
-        if self.told.get("rebatch"):
+        if self.options.get("rebatch"):
             return {"x": real(rng, size, 4)}
         return {n: np.array(inner[n]) for n in sorted(wanted)}
 
@@ -68,7 +68,7 @@ class Subject:
     def expected(self, feeds: Mapping[str, Any], seed: int = 0) -> list[np.ndarray]:
         """The expected outputs."""
         with np.errstate(all="ignore"):
-            if self.told.get("rebatch"):
+            if self.options.get("rebatch"):
                 rows = [self._values({"x": row[None]}, seed) for row in feeds["x"]]
                 return [np.concatenate([v[n] for v in rows]) for n in self.outputs]
             values = self.values(feeds, seed)
@@ -78,14 +78,14 @@ class Subject:
         return Values({**self.params, **given, "rng": seed}, {**self.case.steps, **self.joined}, self.functions)
 
 
-def converted(case: Case, *, fixed: Mapping[str, Any] | None = None, **told: Any) -> Subject:
+def converted(case: Case, *, fixed: Mapping[str, Any] | None = None, **options: Any) -> Subject:
     """A case's model with keywords of ``convert``; ``fixed`` become static, in arrays that are overwritten."""
     static = {n: np.array(v) for n, v in (fixed or {}).items()}
-    model = onnx2jax.convert(case.proto.SerializeToString(), static=static, **told)
+    model = onnx2jax.convert(case.proto.SerializeToString(), static=static, **options)
     for array in static.values():
         spoil(array)
     fixed = {n: np.array(v) for n, v in (fixed or {}).items()}
-    return Subject(model, case, dict(case.params), case.outputs, fixed, told)
+    return Subject(model, case, dict(case.params), case.outputs, fixed, options)
 
 
 # ------------------------------------------------------------------------------------------------- forms of arrays

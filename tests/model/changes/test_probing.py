@@ -17,14 +17,14 @@ import onnx2jax
 from onnx2jax import Model, errors
 
 
-def made(text: str) -> Model:
+def model_of(text: str) -> Model:
     message = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]>\n{text}')
     return onnx2jax.convert(message)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Model:
-    return made(
+    return model_of(
         "g (float[n, 3] x) => (float[n, 3] y) <float[3, 3] w = {2, 0, 0, 0, 3, 0, 0, 0, 4}>\n"
         "{ h = MatMul(x, w)\n r = Relu(h)\n s = Shape(r)\n y = Add(r, x) }"
     )
@@ -33,7 +33,7 @@ def plain() -> Model:
 @pytest.fixture(scope="module")
 def staged() -> Model:
     """A partitioned model: NonZero determines a shape."""
-    return made(
+    return model_of(
         "g (float[n] x) => (float[m] y) <int64[1] flat = {-1}>\n"
         "{ big = Mul(x, x)\n at = NonZero(big)\n i = Reshape(at, flat)\n some = Gather(x, i)\n y = Exp(some) }"
     )
@@ -168,7 +168,7 @@ def test_a_replaced_model_can_be_pickled(plain: Model) -> None:
 
 
 def test_a_replaced_sequence_must_stay_a_list() -> None:
-    model = made("g (float[n] x) => (seq(float[m]) s) { p = SequenceConstruct(x, x)\n s = SequenceInsert(p, x) }")
+    model = model_of("g (float[n] x) => (seq(float[m]) s) { p = SequenceConstruct(x, x)\n s = SequenceInsert(p, x) }")
     x = np.float32([1, 2])
     doubled = model.replace({"p": lambda parts: [2 * part for part in parts]})
     np.testing.assert_array_equal(np.array(doubled(x)), [2 * x, 2 * x, x])
@@ -177,7 +177,7 @@ def test_a_replaced_sequence_must_stay_a_list() -> None:
 
 
 def test_cut_at_one_of_several_outputs_of_a_node() -> None:
-    m = made("g (float[4] x) => (float[2] y) { a, b = Split <num_outputs = 2> (x)  y = Sub(a, b) }")
+    m = model_of("g (float[4] x) => (float[2] y) { a, b = Split <num_outputs = 2> (x)  y = Sub(a, b) }")
     part = m.cut(inputs=["a"])
     assert [v.name for v in part.inputs] == ["a", "x"]
     given = np.float32([10, 20]), np.float32([1, 2, 3, 4])

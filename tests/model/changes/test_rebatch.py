@@ -27,7 +27,9 @@ def ints(*values: Any) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def made(nodes: list[Any], shape: list[Any], constants: dict[str, np.ndarray], opset: int = 17) -> onnx.ModelProto:
+def model_proto(
+    nodes: list[Any], shape: list[Any], constants: dict[str, np.ndarray], opset: int = 17
+) -> onnx.ModelProto:
     """x -> y; the outputs' shape is not declared."""
     return model(nodes, [value("x", np.float32, shape)], [value("y", np.float32, None)], constants, opset)
 
@@ -38,7 +40,7 @@ def flattened(shape: Any = (1, 12), first: Any = 1) -> onnx.ModelProto:
         helper.make_node("Reshape", ["r", "shape"], ["f"], "flat"),
         helper.make_node("MatMul", ["f", "w"], ["y"]),
     ]
-    return made(nodes, [first, 3, 2, 2], {"shape": ints(*shape), "w": weight(12, 5)})
+    return model_proto(nodes, [first, 3, 2, 2], {"shape": ints(*shape), "w": weight(12, 5)})
 
 
 def attention(batch: Any = 1) -> onnx.ModelProto:
@@ -58,7 +60,7 @@ def attention(batch: Any = 1) -> onnx.ModelProto:
         helper.make_node("Transpose", ["u"], ["y"], perm=[1, 0, 2]),
     ]
     constants = {"heads": ints(4, 2, 3), "rows": ints(4, 6), "back": ints(4, 1, 6), "w": weight(6, 6)}
-    return made(nodes, [batch, 4, 6], constants)
+    return model_proto(nodes, [batch, 4, 6], constants)
 
 
 def with_token() -> onnx.ModelProto:
@@ -71,7 +73,7 @@ def with_token() -> onnx.ModelProto:
     ]
     constants = {"token": weight(1, 1, 3), "lw": weight(1, 8, 3), "lr": weight(1, 8, 2), "zero": ints(0)}
     constants |= {"h0": weight(1, 1, 2), "c0": np.zeros((1, 1, 2), np.float32)}
-    return made(nodes, [1, 4, 3], constants)
+    return model_proto(nodes, [1, 4, 3], constants)
 
 
 def sliced(opset: int) -> onnx.ModelProto:
@@ -81,12 +83,12 @@ def sliced(opset: int) -> onnx.ModelProto:
             helper.make_node("Slice", ["x"], ["s"], "all", starts=[0, 1], ends=[1, 3], axes=[0, 1]),
             helper.make_node("Reshape", ["s"], ["y"], "flat", shape=[1, -1]),
         ]
-        return made(nodes, [1, 4, 3], {}, opset)
+        return model_proto(nodes, [1, 4, 3], {}, opset)
     nodes = [
         helper.make_node("Slice", ["x", "starts", "ends"], ["s"], "all"),
         helper.make_node("Expand", ["s", "shape"], ["y"], "wide"),
     ]
-    return made(nodes, [1, 4, 1], {"starts": ints(0, 1), "ends": ints(1, 3), "shape": ints(1, 2, 5)}, opset)
+    return model_proto(nodes, [1, 4, 1], {"starts": ints(0, 1), "ends": ints(1, 3), "shape": ints(1, 2, 5)}, opset)
 
 
 def pairs() -> onnx.ModelProto:
@@ -95,7 +97,7 @@ def pairs() -> onnx.ModelProto:
         helper.make_node("Reshape", ["x", "shape"], ["r"], "flat"),
         helper.make_node("Expand", ["r", "wider"], ["y"], "wide"),
     ]
-    return made(nodes, [2, 3, 2], {"shape": ints(2, 6, 1), "wider": ints(2, 6, 4)})
+    return model_proto(nodes, [2, 3, 2], {"shape": ints(2, 6, 1), "wider": ints(2, 6, 4)})
 
 
 def coupled() -> onnx.ModelProto:
@@ -105,21 +107,21 @@ def coupled() -> onnx.ModelProto:
         helper.make_node("Expand", ["m", "one"], ["e"]),
         helper.make_node("Sub", ["x", "e"], ["y"]),
     ]
-    return made(nodes, [2, 3], {"zero": ints(0), "one": ints(1)}, 18)
+    return model_proto(nodes, [2, 3], {"zero": ints(0), "one": ints(1)}, 18)
 
 
 def mixed() -> onnx.ModelProto:
     """Sums along the batch: shapes follow another size, numbers do not."""
-    return made([helper.make_node("CumSum", ["x", "zero"], ["y"], "sums")], [1, 3], {"zero": ints(0)[0]})
+    return model_proto([helper.make_node("CumSum", ["x", "zero"], ["y"], "sums")], [1, 3], {"zero": ints(0)[0]})
 
 
 def constant() -> onnx.ModelProto:
-    return made([helper.make_node("Mul", ["x", "none"], ["y"])], [1, 3], {"none": np.zeros(1, np.float32)})
+    return model_proto([helper.make_node("Mul", ["x", "none"], ["y"])], [1, 3], {"none": np.zeros(1, np.float32)})
 
 
 def known() -> onnx.ModelProto:
     """The same anchors for every sample, constant at compile time."""
-    return made([helper.make_node("Identity", ["anchors"], ["y"])], [1, 3], {"anchors": ints([[1, 2]])})
+    return model_proto([helper.make_node("Identity", ["anchors"], ["y"])], [1, 3], {"anchors": ints([[1, 2]])})
 
 
 MODELS = {
@@ -260,7 +262,7 @@ def test_a_scalar_per_sample_becomes_a_vector() -> None:
 
 
 def test_each_group_draws_its_own_random_numbers() -> None:
-    free = onnx2jax.convert(made([helper.make_node("RandomNormalLike", ["x"], ["y"])], [1, 3], {}), rebatch=True)
+    free = onnx2jax.convert(model_proto([helper.make_node("RandomNormalLike", ["x"], ["y"])], [1, 3], {}), rebatch=True)
     x = np.zeros((4, 3), np.float32)
     drawn = np.asarray(free(x, rng=1))
     assert len(np.unique(drawn)) == drawn.size
@@ -295,14 +297,14 @@ def test_rebatched_training_recomputes_nodes_without_batch_statistics() -> None:
         onnx2jax.finetune(free, loss, optax.sgd(1.0), remat="missing")
     constants = {n: weight(3) for n in ("scale", "bias", "mean")} | {"var": np.ones(3, np.float32)}
     norm = helper.make_node("BatchNormalization", ["x", *constants], ["y"])
-    free = onnx2jax.convert(made([norm], [1, 3, 2, 2], constants), rebatch=True)
+    free = onnx2jax.convert(model_proto([norm], [1, 3, 2, 2], constants), rebatch=True)
     with pytest.raises(TrainingFormError, match=r"with rebatch, a group of samples.*leave batchnorm='frozen'"):
         onnx2jax.finetune(free, loss, optax.sgd(1.0), batchnorm="train")
 
 
 def taken_apart() -> onnx.ModelProto:
     """The first sample by its index."""
-    return made([helper.make_node("Gather", ["x", "zero"], ["y"], "first")], [1, 3], {"zero": ints(0)[0]})
+    return model_proto([helper.make_node("Gather", ["x", "zero"], ["y"], "first")], [1, 3], {"zero": ints(0)[0]})
 
 
 def listed() -> onnx.ModelProto:
@@ -321,10 +323,10 @@ def texts() -> onnx.ModelProto:
     [
         (taken_apart(), r"output y: .* is computed as \[3\]: its axis 0 is not the batch"),
         (
-            made([helper.make_node("NonZero", ["x"], ["y"], "find")], [1, 3], {}),
+            model_proto([helper.make_node("NonZero", ["x"], ["y"], "find")], [1, 3], {}),
             "cannot be compiled as one program: node 'find'.* must be known before compiling",
         ),
-        (made([helper.make_node("Relu", ["x"], ["y"])], None, {}), "no tensor of numbers with a declared rank"),  # type: ignore[arg-type]
+        (model_proto([helper.make_node("Relu", ["x"], ["y"])], None, {}), "no tensor of numbers with a declared rank"),  # type: ignore[arg-type]
         (flattened((1, 13)), "does not run at batch size 1, which its inputs declare: node 'flat'"),
         (listed(), "output y: .* is no tensor of numbers"),
         (texts(), "x: string.* is no tensor of numbers"),

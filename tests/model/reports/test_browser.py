@@ -21,8 +21,8 @@ FLAGS = [
 ]
 
 SCRIPT = """
-const said = {errors: []}
-onerror = message => said.errors.push(message)
+const states = {errors: []}
+onerror = message => states.errors.push(message)
 const look = () => ({
   views: views.filter(v => !v.hidden).length,
   blocks: [...shown().querySelectorAll('.block')].filter(b => b.getBoundingClientRect().width > 0).length,
@@ -36,30 +36,30 @@ const inside = block => {
   const a = block.getBoundingClientRect(), b = shown().getBoundingClientRect()
   return a.top >= b.top && a.bottom <= b.bottom
 }
-said.first = look()
+states.first = look()
 shown().querySelector('.scope').dispatchEvent(new MouseEvent('click', {bubbles: true}))
-said.opened = look()
+states.opened = look()
 pick(views.length - 1)
-said.all = look()
+states.all = look()
 type('/layer.17/part.3/n704')
-said.searched = look()
+states.searched = look()
 const match = shown().querySelector('.match')
-said.before = inside(match)
+states.before = inside(match)
 search.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))
-said.after = inside(match)
+states.after = inside(match)
 pick(0)
-said.closed = look()
+states.closed = look()
 type('no such thing')
-said.nothing = look()
+states.nothing = look()
 const result = document.createElement('pre')
 result.id = 'result'
-result.textContent = JSON.stringify(said)
+result.textContent = JSON.stringify(states)
 document.body.append(result)
 """
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The state of a page of a thousand nodes after each step, recorded by a script."""
     if CHROMIUM is None:
         pytest.skip("no chromium on PATH to open a page with")
@@ -76,19 +76,19 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return facts
 
 
-def test_the_first_view_is_no_larger_than_a_page(said: dict[str, Any]) -> None:
-    assert said["errors"] == []
-    assert said["first"] == {"views": 1, "blocks": 27, "depth": "1 (27)", "found": "", "marked": 0}
+def test_the_first_view_is_no_larger_than_a_page(states: dict[str, Any]) -> None:
+    assert states["errors"] == []
+    assert states["first"] == {"views": 1, "blocks": 27, "depth": "1 (27)", "found": "", "marked": 0}
 
 
-def test_scopes_expand_and_collapse(said: dict[str, Any]) -> None:
-    assert (said["opened"]["blocks"], said["opened"]["depth"]) == (127, "2 (127)")
-    assert (said["all"]["blocks"], said["all"]["depth"]) == (1002, "all nodes (1002)")
-    assert (said["closed"]["blocks"], said["closed"]["views"]) == (27, 1)
+def test_scopes_expand_and_collapse(states: dict[str, Any]) -> None:
+    assert (states["opened"]["blocks"], states["opened"]["depth"]) == (127, "2 (127)")
+    assert (states["all"]["blocks"], states["all"]["depth"]) == (1002, "all nodes (1002)")
+    assert (states["closed"]["blocks"], states["closed"]["views"]) == (27, 1)
 
 
-def test_search_finds_and_scrolls_to_names(said: dict[str, Any]) -> None:
-    assert (said["searched"]["found"], said["searched"]["marked"]) == ("1 found", 1)
-    assert (said["before"], said["after"]) == (False, True)
-    assert said["closed"]["found"] == "1 found"  # the scope that holds it
-    assert said["nothing"]["found"] == "0 found"
+def test_search_finds_and_scrolls_to_names(states: dict[str, Any]) -> None:
+    assert (states["searched"]["found"], states["searched"]["marked"]) == ("1 found", 1)
+    assert (states["before"], states["after"]) == (False, True)
+    assert states["closed"]["found"] == "1 found"  # the scope that holds it
+    assert states["nothing"]["found"] == "0 found"

@@ -14,13 +14,13 @@ import onnx2jax
 from onnx2jax import errors
 
 
-def made(text: str) -> onnx2jax.Model:
+def model_of(text: str) -> onnx2jax.Model:
     return onnx2jax.convert(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]>\n{text}'))
 
 
 @pytest.fixture(scope="module")
 def plain() -> onnx2jax.Model:
-    return made(
+    return model_of(
         """g (float[n, 3] x, float[1, 2, k, k] image) => (float[n, 5] y, float[1, 4, a, b] z, float s)
         <float[3, 5] w, float[4, 2, 3, 3] filters>
         { h = MatMul(x, w)
@@ -64,7 +64,7 @@ def test_inputs_without_declared_type_take_the_given_shape(plain: onnx2jax.Model
 
 
 def test_flops_of_loops() -> None:
-    found = made(
+    found = model_of(
         """g (float[3] x) => (float[3] y) { m = Constant<value = int64 {4}>()
         y = Loop(m, , x) <body = b (int64 i, bool c, float[3] s) => (bool o, float[3] t) { o = Identity(c)
         t = Exp(s) }> }"""
@@ -73,7 +73,7 @@ def test_flops_of_loops() -> None:
 
 
 def test_costs_of_a_partitioned_model() -> None:
-    model = made(
+    model = model_of(
         """g (float[n] x) => (float[m] y) <int64[1] flat = {-1}>
         { big = Mul(x, x)\n at = NonZero(big)\n i = Reshape(at, flat)\n some = Gather(x, i)\n y = Exp(some) }"""
     )
@@ -87,7 +87,7 @@ def test_costs_of_a_partitioned_model() -> None:
 
 
 def test_types_of_lists_and_strings() -> None:
-    found = made(
+    found = model_of(
         "g (float[2, 3] x, string[2] s) => (seq(float) y, string[2] t) { y = SplitToSequence(x)\n t = Identity(s) }"
     )
     outputs = [dict(n.outputs) for n in found.summary().nodes]
@@ -110,7 +110,7 @@ def test_mismatched_inputs_raise(plain: onnx2jax.Model) -> None:
 
 
 def test_types_of_computed_strings() -> None:
-    model = made("g (float[2] x, string[2] s) => (string[2] t, float[2] y) { t = StringConcat(s, s)\n y = Exp(x) }")
+    model = model_of("g (float[2] x, string[2] s) => (string[2] t, float[2] y) { t = StringConcat(s, s)\n y = Exp(x) }")
     found = model.summary({"s": np.array(["a", "b"], object)})
     assert [dict(n.outputs) for n in found.nodes] == [{"t": "string[2]"}, {"y": "float32[2]"}]
     assert found.nodes[1].flops == 2
