@@ -23,14 +23,14 @@ ARITHMETIC: Final = frozenset(("Add", "Sub", "Mul", "Div"))
 
 
 class _Affine(NamedTuple):
-    """What a node does to each channel of its first operand that is no constant: ``x * scale + shift``."""
+    """A node as an affine function of each channel of its non-constant operand: ``x * scale + shift``."""
 
     data: str
     scale: Any
     """One number, or a vector over channels, in float64; so is ``shift``."""
     shift: Any
     name: str
-    """The initializer that is added."""
+    """The initializer of the shift, whose name the new bias takes."""
 
 
 def with_affine_folded(graph: Graph, constant: Callable[[str], Any], taken: set[str]) -> Graph:
@@ -62,7 +62,7 @@ class _Folding:
         self._readers.update((*graph.captures, *(v.name for v in graph.outputs)))
 
     def add(self, node: Node) -> None:
-        """Add a node; it is folded into the one before it, or that into it, where that is possible."""
+        """Add a node, folded with its producer if possible."""
         for name in dict.fromkeys(node.inputs):
             before = self.nodes.get(name) if self._readers[name] == 1 else None
             if before is None:
@@ -143,7 +143,7 @@ class _Folding:
         return replace(product, inputs=(*product.inputs[:2], name), outputs=outputs)
 
     def _free(self, name: str) -> str:
-        """The name, or a longer one where the model has it."""
+        """The name, with a suffix if it is taken."""
         while name in self._taken:
             name += "_"
         self._taken.add(name)

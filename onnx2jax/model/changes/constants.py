@@ -1,4 +1,4 @@
-"""Constant folding: what initializers and declared shapes determine becomes initializers."""
+"""Constant folding: values computed from initializers and declared shapes become initializers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ...runtime.values import to_host
 from .known_values import Values
 
 SMALL: Final = 16 * 1024
-"""Bytes up to which a node's results may become initializers although they are larger than what they are made of."""
+"""Bytes of a node's results up to which they become initializers even if larger than the constants they replace."""
 KEPT: Final = frozenset({"DequantizeLinear"})
-"""Operators whose results take a multiple of their operands' memory, and which runtimes look for."""
+"""Operators whose results take a multiple of their operands' memory, and which runtimes pattern-match."""
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a node's outputs follow from its inputs, and a file can hold the node."""
+    """Whether a node's outputs depend on its inputs alone, and the node can be saved."""
     target = node.target
     return (
         isinstance(target, Operator)
@@ -36,26 +36,26 @@ def is_pure(node: Node) -> bool:
 
 
 def folded(graph: Graph, constants: Mapping[str, Any], weights: Collection[str], values: Values) -> Graph:
-    """The graph without the nodes whose outputs are known, and without those that nothing reads.
+    """The graph with foldable nodes replaced by initializers, and without unread nodes.
 
     Args:
         graph: the graph.
         constants: the current values of the initializers that it has or captures, and that no caller can override.
-        weights: those that are parameters. One that another node reads as well is not folded: it would be two.
-        values: what is known of its values.
+        weights: names of parameters. One that another node reads too is not folded: it would be duplicated.
+        values: its known values.
     """
-    made, new = _Made(graph, constants, weights, values), set[str]()
+    known, new = _Constants(graph, constants, weights, values), set[str]()
     outputs = {v.name for v in graph.outputs}
     wanted, nodes = set(outputs), list[Node]()
     for node in reversed(graph.nodes):
         results = wanted.intersection(node.outputs)
-        if results and results.isdisjoint(outputs) and made.is_worth(results):
+        if results and results.isdisjoint(outputs) and known.is_foldable(results):
             new |= results
         elif results:
             nodes.append(node)
             wanted.update(node.reads)
-    arrays = made.arrays(new)
-    of_weights = {n for n in new if any(w in weights for w in made.leaves[n])}
+    arrays = known.arrays(new)
+    of_weights = {n for n in new if any(w in weights for w in known.leaves[n])}
     return replace(
         graph,
         nodes=tuple(nodes[::-1]),
@@ -64,11 +64,11 @@ def folded(graph: Graph, constants: Mapping[str, Any], weights: Collection[str],
     )
 
 
-class _Made:
-    """Values that follow from constants.
+class _Constants:
+    """Values computed from constants.
 
     Attributes:
-        leaves: the initializers of which each is made; none of those that follow from shapes alone.
+        leaves: the initializers that each value is computed from; none for values computed from shapes alone.
     """
 
     def __init__(self, graph: Graph, constants: Mapping[str, Any], weights: Collection[str], values: Values) -> None:
@@ -79,9 +79,9 @@ class _Made:
         read = {*graph.captures, *(v.name for v in graph.outputs)}
         for node in graph.nodes:
             outputs = [n for n in node.outputs if n]
-            made = self.leaves.keys() >= set(filter(None, node.inputs))
-            made = made or all(type(values.get(n)) is np.ndarray for n in outputs)
-            if made and is_pure(node) and node.op_type not in KEPT:
+            is_constant = self.leaves.keys() >= set(filter(None, node.inputs))
+            is_constant = is_constant or all(type(values.get(n)) is np.ndarray for n in outputs)
+            if is_constant and is_pure(node) and node.op_type not in KEPT:
                 leaves = frozenset[str]().union(*(self.leaves.get(n, ()) for n in _values_read(node)))
                 self.leaves.update(dict.fromkeys(outputs, leaves))
             else:
@@ -89,8 +89,8 @@ class _Made:
         self._shared = {n for n in read if n in constants}
         self._tied = {n for n in self._shared.intersection(weights) if constants[n].size > 1}
 
-    def is_worth(self, names: set[str]) -> bool:
-        """Whether outputs of a node are known, and take little memory or that of what they replace."""
+    def is_foldable(self, names: set[str]) -> bool:
+        """Whether a node's outputs are constants that take little memory, or no more than they replace."""
         if not self.leaves.keys() >= names:
             return False
         types = [self._values.get(n) for n in names]
@@ -116,6 +116,6 @@ class _Made:
 
 
 def _values_read(node: Node) -> Iterator[str]:
-    """The inputs of which more than the shape counts."""
+    """The inputs of which a node reads more than the shape."""
     operator: Any = node.target
     return (n for i, n in enumerate(node.inputs) if n and operator.parameter(i) not in operator.shaped)

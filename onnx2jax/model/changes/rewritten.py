@@ -1,4 +1,4 @@
-"""Writes a simplified graph into the message of the file that it was made from."""
+"""Writes a simplified graph into the message of its file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rewriting:
     """The differences between two graphs, as a change of a ModelProto.
 
     Attributes:
-        gone: outputs of nodes that are removed.
+        gone: outputs of removed nodes.
         edits: by an output of a node.
         new: initializers that are new, or have new values.
         lifted: those of them that become Constant nodes, so that they are no parameters.
