@@ -36,7 +36,7 @@ from .networks.transformers import bert, vit
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 PAGE, KEPT = DOCS / "accelerators.md", DOCS / "accelerators.json"
 CHIPS: Final = ("v5e", "h100")
-BATCHES: Final = (1, 8)
+BATCHES: Final = (8, 1)
 SECONDS: Final = 600
 """A row that takes longer is given up, and says so."""
 FAST: Final = -1.0
@@ -53,10 +53,11 @@ NETWORKS: Final[Mapping[str, Make]] = {
 HEAD: Final = """Written by `make accelerators`, on a machine with neither: XLA's compilers for both are Python
 packages. Each row compiles an ONNX file under a caller's `jax.jit` of `model.apply`, weights as arguments, and the same
 network written by hand in JAX, for the same chip with the same options (`jax_exec_time_optimization_effort` {effort}).
-Nothing is run: bytes read and written by kernels, kernels, temporary memory, and the TPU compiler's estimate of cycles
-compare two programs and are no times. A ratio is ours over by hand, below 1 ours costs less; bold ones are above 1.05.
+Nothing is run: bytes read and written by kernels, temporary memory, and the TPU compiler's estimate of cycles compare
+two programs and are no times. A ratio is ours over by hand, below 1 ours costs less; bold ones are above 1.05.
 `simplified` is the same of `model.simplified()`, whose BatchNormalization and constants are folded into its weights, as
-those of the network by hand are. The last column is what kernels of the simplified program move."""
+those of the network by hand are. The last columns are what kernels of the simplified program read and write, and the
+part of it that is left with `convert(..., dtype="bfloat16")`."""
 
 
 def packages() -> list[str]:
@@ -119,7 +120,9 @@ def row(name: str, chip: str, batch: int) -> dict[str, Any]:
         network = NETWORKS[name](Path(folder), batch)
         model = onnx2jax.convert(network.path)
         feeds = {n: jax.numpy.asarray(v) for n, v in network.feeds.items()}
-        found = {n: _ours(m, feeds, chip) for n, m in (("ours", model), ("simplified", model.simplified()))}
+        forms = {"ours": model, "simplified": model.simplified()}
+        forms["bfloat16"] = onnx2jax.convert(network.path, dtype="bfloat16").simplified()
+        found = {n: _ours(m, feeds, chip) for n, m in forms.items()}
         if network.by_hand is not None:
             hand = counted(network.by_hand, (network.params, *feeds.values()), chip)
             found["by hand"] = hand._asdict()
@@ -174,17 +177,19 @@ def lines(rows: Mapping[str, Mapping[str, Any]], effort: float) -> Iterator[str]
     yield f"jax {jax.__version__}; peaks of the chips as in `onnx2jax plan --for`."
     for chip in CHIPS:
         yield from ("", f"## {chips.CHIPS[chip].title}", "")
-        yield f"| network | batch | {' | '.join(MEASURES)} | {' | '.join(f'{m}, simplified' for m in MEASURES)} | MB |"
-        yield f"|{'---|' * (3 + 2 * len(MEASURES))}"
+        simplified = " | ".join(f"{m}, simplified" for m in MEASURES)
+        yield f"| network | batch | {' | '.join(MEASURES)} | {simplified} | MB | bfloat16 |"
+        yield f"|{'---|' * (4 + 2 * len(MEASURES))}"
         for key, found in rows.items():
             name, of, batch = key.split("; ")
             if of != chip:
                 continue
             if "failed" in found:
-                yield f"| {name} | {batch} | {found['failed']} |{' |' * (1 + 2 * len(MEASURES) - 1)}"
+                yield f"| {name} | {batch} | {found['failed']} |{' |' * (1 + 2 * len(MEASURES))}"
                 continue
             cells = [_cell(ratios(found, form).get(m)) for form in ("ours", "simplified") for m in MEASURES]
-            yield f"| {name} | {batch} | {' | '.join(cells)} | {found['simplified']['bytes'] / 1e6:.1f} |"
+            moved, half = (found[form]["bytes"] for form in ("simplified", "bfloat16"))
+            yield f"| {name} | {batch} | {' | '.join(cells)} | {moved / 1e6:.1f} | {half / moved:.2f} |"
 
 
 def _cell(ratio: float | None) -> str:
@@ -215,9 +220,9 @@ def main(given: list[str] | None = None) -> int:
     if options.check:
         return check(options.effort)
     rows = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    for name in NETWORKS:
-        for chip in options.chip or CHIPS:
-            for batch in BATCHES:
+    for batch in BATCHES:
+        for name in NETWORKS:
+            for chip in options.chip or CHIPS:
                 if not options.only or any(o in name for o in options.only):
                     found = rows[f"{name}; {chip}; {batch}"] = in_a_process(name, chip, batch, options.effort)
                     print(name, chip, batch, ratios(found) or found.get("failed", ""), flush=True)
