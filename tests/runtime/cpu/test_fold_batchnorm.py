@@ -61,8 +61,8 @@ def changed(function: Callable[..., Any], *weights: Any, x: Any = X) -> tuple[Cl
 def results(program: ClosedJaxpr, weights: Sequence[Any], x: Any) -> np.ndarray:
     """What it gives, prepared."""
     parts = hoisted(program, len(weights))
-    handed = parts.prepare(*as_weights([*weights, x]))
-    return np.asarray(jax.jit(lambda *args: jaxpr_as_fun(parts.main)(*args)[0])(*handed, x))
+    arguments = parts.hoisted_arguments(*as_weights([*weights, x]))
+    return np.asarray(jax.jit(lambda *args: jaxpr_as_fun(parts.main)(*args)[0])(*arguments, x))
 
 
 def in_another_order(p: P, x: Any) -> Any:
@@ -218,8 +218,8 @@ def test_a_model_holds_its_weights_once_and_fewer_of_them(plain: onnx2jax.Model)
     model = onnx2jax.convert(network())
     for call in (lambda m: m(X), lambda m: m.run(None, {"x": X})[0]):
         np.testing.assert_allclose(call(model), call(plain), rtol=1e-5, atol=1e-5)
-    (handed,) = model.weights.hoisted.values()
-    assert sorted(v.size for v in handed) == [4, W.size]
+    (arguments,) = model.weights.hoisted.values()
+    assert sorted(v.size for v in arguments) == [4, W.size]
     assert not plain.weights.hoisted
 
 

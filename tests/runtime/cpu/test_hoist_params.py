@@ -33,12 +33,12 @@ def halves(function: Callable[..., Any], *weights: Any, inputs: tuple[Any, ...] 
     """The two halves of a function of weights and inputs, shown to compute what it computes."""
     closed = jax.make_jaxpr(function)(*weights, *inputs)
     parts = hoisted(closed, len(weights))
-    handed = parts.prepare(*as_weights([*weights, *inputs]))
-    ours = jaxpr_as_fun(parts.main)(*handed, *inputs)
+    arguments = parts.hoisted_arguments(*as_weights([*weights, *inputs]))
+    ours = jaxpr_as_fun(parts.main)(*arguments, *inputs)
     for a, b in zip(ours, jax.tree.leaves(function(*weights, *inputs)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
         assert a.dtype == b.dtype
-    return parts.main, [np.asarray(v) for v in handed]
+    return parts.main, [np.asarray(v) for v in arguments]
 
 
 def primitives(main: Any) -> list[str]:
@@ -46,14 +46,14 @@ def primitives(main: Any) -> list[str]:
 
 
 def test_parameter_only_equations_are_hoisted() -> None:
-    main, handed = halves(lambda w, s, x: (w.astype(jnp.float16).astype(jnp.float32) * s).T.T @ x, W, S)
+    main, arguments = halves(lambda w, s, x: (w.astype(jnp.float16).astype(jnp.float32) * s).T.T @ x, W, S)
     assert primitives(main) == ["dot_general"]
-    np.testing.assert_array_equal(handed[0], W * S)
+    np.testing.assert_array_equal(arguments[0], W * S)
 
 
 def test_cheap_expansions_stay_in_the_program() -> None:
-    main, handed = halves(lambda w, x: jnp.broadcast_to(-w[0], (500, 4)) + x, W)
-    assert [v.shape for v in handed] == [(4,)]
+    main, arguments = halves(lambda w, x: jnp.broadcast_to(-w[0], (500, 4)) + x, W)
+    assert [v.shape for v in arguments] == [(4,)]
     assert set(primitives(main)) == {"broadcast_in_dim", "add"}
 
 
@@ -63,21 +63,21 @@ def test_results_much_larger_than_their_weights_stay_in_the_program() -> None:
 
     for size, prepared in ((64, True), (512, False)):  # 16 KB are no matter; 1 MB from 2 KB is
         w = np.linspace(0, 1, size, dtype=np.float32)
-        _, handed = halves(outer, w, inputs=(w,))
-        assert [v.shape for v in handed] == [(size, size) if prepared else (size,)]
+        _, arguments = halves(outer, w, inputs=(w,))
+        assert [v.shape for v in arguments] == [(size, size) if prepared else (size,)]
 
 
 def test_equations_of_no_parameter_are_not_hoisted() -> None:
-    _, handed = halves(lambda w, x: jnp.arange(4.0, dtype=np.float32) + 1 + x + w[0], W)
-    assert [v.shape for v in handed] == [(3, 4)]
+    _, arguments = halves(lambda w, x: jnp.arange(4.0, dtype=np.float32) + 1 + x + w[0], W)
+    assert [v.shape for v in arguments] == [(3, 4)]
 
 
 def test_large_matrices_of_one_number_are_handed_to_products() -> None:
     """As ConstantOfShape gives them: XLA would write them anew in every call. Kept programs hold the number alone."""
     x = np.arange(150.0, dtype=np.float32)
     rows = np.broadcast_to(x, (150, 150))
-    main, handed = halves(lambda w, x: (x @ rows, x @ rows.T, x + rows, x[:4] @ rows[:4, :4] + w[0]), W, inputs=(x,))
-    assert [v.shape for v in handed] == [(150, 150), (150, 150), (3, 4)]
+    main, arguments = halves(lambda w, x: (x @ rows, x @ rows.T, x + rows, x[:4] @ rows[:4, :4] + w[0]), W, inputs=(x,))
+    assert [v.shape for v in arguments] == [(150, 150), (150, 150), (3, 4)]
     assert [c.shape for c in main.consts] == [(4, 4)]
     plan = hoisted(jax.make_jaxpr(lambda x: x @ rows)(x), 0)
     assert len(pickle.dumps(replace(plan, main=None))) < rows.nbytes / 10
@@ -92,26 +92,26 @@ def test_intermediate_values_are_freed() -> None:
 
     parts = hoisted(jax.make_jaxpr(function)(*weights, weights[0][:, :1]), 12)
     tracemalloc.start()
-    handed = parts.prepare(*as_weights(weights))
+    arguments = parts.hoisted_arguments(*as_weights(weights))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(handed) == 12
+    assert len(arguments) == 12
     assert most < 8 * weights[0].nbytes
 
 
 def test_an_inner_jit_used_twice() -> None:
     scaled = jax.jit(lambda w, by: (w * by).T)
-    main, handed = halves(lambda w, s, x: (x[:3] @ scaled(w, s).T, x[:3] @ scaled(w, s + 1).T), W, S)
+    main, arguments = halves(lambda w, s, x: (x[:3] @ scaled(w, s).T, x[:3] @ scaled(w, s + 1).T), W, S)
     assert primitives(main).count("dot_general") == 2
-    assert len(handed) == 2
+    assert len(arguments) == 2
 
 
 def test_a_choice_by_platform_is_that_for_the_cpu() -> None:
     def function(w: Any, x: Any) -> Any:
         return lax.platform_dependent(w, x, cpu=lambda w, x: (w * 2) @ x, default=lambda w, x: w @ x * 0)
 
-    main, handed = halves(function, W)
-    np.testing.assert_array_equal(handed[0], W * 2)
+    main, arguments = halves(function, W)
+    np.testing.assert_array_equal(arguments[0], W * 2)
     assert "cond" not in primitives(main)
 
 

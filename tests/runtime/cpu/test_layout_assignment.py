@@ -38,7 +38,7 @@ def transposes(function: Callable[..., Any], *inputs: Any, rtol: float = 1e-5) -
     with compat.enable_x64():
         closed = jax.jit(function).trace(W, *inputs).jaxpr
         parts = hoisted(rewritten(assign_layouts, closed, 1), 1)
-        prepared = parts.prepare(*as_weights([W, *inputs]))
+        prepared = parts.hoisted_arguments(*as_weights([W, *inputs]))
         both = jax.jit(lambda prepared, w, *xs: (jaxpr_as_fun(parts.main)(*prepared, *xs), function(w, *xs)))
         ours, wanted = both(prepared, W, *inputs)
         for a, b in zip(ours, jax.tree.leaves(wanted), strict=True):
@@ -207,7 +207,7 @@ def test_integer_convolutions_are_one_of_int8_and_exact(signed: bool, asymmetric
     with compat.enable_x64():
         closed = jax.jit(function).trace(w, x).jaxpr
         parts = hoisted(rewritten(assign_layouts, closed, 1), 1)
-        (ours,) = jax.jit(jaxpr_as_fun(parts.main))(*parts.prepare(*as_weights([w, x])), x)
+        (ours,) = jax.jit(jaxpr_as_fun(parts.main))(*parts.hoisted_arguments(*as_weights([w, x])), x)
         kinds = [
             e.invars[0].aval.dtype
             for e in parts.main.jaxpr.eqns

@@ -44,12 +44,12 @@ def primitives(closed: Any) -> list[str]:
 def results(options: Options) -> tuple[list[str], Any]:
     """The primitives of the program after the passes, which is shown to compute what it computed before."""
     hoisted = run(traced(), 3, options)
-    handed = hoisted.prepare(*as_weights([W, SCALE, BIAS, X]))
+    arguments = hoisted.hoisted_arguments(*as_weights([W, SCALE, BIAS, X]))
     assert hoisted.main is not None
     np.testing.assert_allclose(
-        jaxpr_as_fun(hoisted.main)(*handed, X)[0], network(W, SCALE, BIAS, X)[0], rtol=1e-4, atol=1e-4
+        jaxpr_as_fun(hoisted.main)(*arguments, X)[0], network(W, SCALE, BIAS, X)[0], rtol=1e-4, atol=1e-4
     )
-    return primitives(hoisted.main), handed
+    return primitives(hoisted.main), arguments
 
 
 # ------------------------------------------------------------------------------------------------------ options
@@ -97,9 +97,9 @@ def test_onednn_is_for_cpus_and_for_this_process(monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_platforms_fold_and_hoist_alone() -> None:
-    names, handed = results(Options(platform="cuda"))
+    names, arguments = results(Options(platform="cuda"))
     assert sorted({*names} - {"platform_index"}) == ["add", "broadcast_in_dim", "conv_general_dilated"]
-    assert [v.shape for v in handed] == [W.shape, (4,)]
+    assert [v.shape for v in arguments] == [W.shape, (4,)]
 
 
 def test_other_platforms_take_their_own_branch() -> None:
