@@ -29,7 +29,7 @@ STOREYS: Final = (
     ("ground", ("errors", "compat")),
 )
 """Layers, top down. A module imports from its own package and from layers below (tests/test_architecture.py)."""
-MOST_LINES_PER_OPERATOR: Final = 19.1
+MOST_LINES_PER_OPERATOR: Final = 19.2
 """The ratchet. It was 14.4 before operators of language models with caches, packed weights, forests laid out for
 walking and tables of ai.onnx.ml, and 18.2 before the lowering of convolutions for CPUs moved here from the runtime."""
 
