@@ -142,7 +142,8 @@ def in_a_process(name: str, chip: str, batch: int, effort: float) -> dict[str, A
     except subprocess.TimeoutExpired:
         return {"failed": f"more than {SECONDS} s to compile"}
     if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:200]}
+        errors = [line for line in done.stderr.splitlines() if "Error:" in line]
+        return {"failed": f"`{errors[-1][:200]}`" if errors else "XLA does not compile it"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
