@@ -69,7 +69,7 @@ def bounded(value: Any, dtype: Any) -> Any:
     over nothing else; at a quarter of the range several of them can be added.
 
     >>> bounded(np.array([1.5, -1e9, -np.inf], np.float32), np.float16)
-    array([ 1.5e+00, -1.6376e+04, -inf], dtype=float32)
+    array([ 1.5000e+00, -1.6376e+04,        -inf], dtype=float32)
     """
     limit, size = float(jnp.finfo(dtype).max), abs(value)
     beyond = (size > limit) & (size < np.inf)

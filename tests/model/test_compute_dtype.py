@@ -367,9 +367,13 @@ def test_verify_names_the_node_that_overflows() -> None:
     assert found.first is not None and "'conv1'" in found.first.node
 
 
-def test_simplified_models_keep_the_type() -> None:
+def test_simplified_files_are_converted_to_the_type(tmp_path: Path) -> None:
+    """A converted model is refused, with this way to do it."""
     model = onnx2jax.convert(onnx2jax.demo_model(), dtype="bfloat16")
-    simple = model.simplified()
+    with pytest.raises(UnsupportedError, match=r"save\(convert\(file\)\.simplified\(\), path\)"):
+        model.simplified()
+    path = onnx2jax.save(onnx2jax.convert(onnx2jax.demo_model()).simplified(), tmp_path / "simple.onnx")
+    simple = onnx2jax.convert(path, dtype="bfloat16")
     assert len(simple.graph.nodes) < len(model.graph.nodes)
     assert simple.params["conv1.weight"].dtype == jnp.bfloat16
     image = RNG.normal(size=(1, 1, 8, 8)).astype(np.float32)

@@ -171,7 +171,7 @@ def test_training_that_stages_do_not_support() -> None:
 
     with pytest.raises(ShardingError, match="leave out accumulate="):
         tuned(accumulate=2)
-    with pytest.raises(ShardingError, match="for a line search, takes one program"):
+    with pytest.raises(ShardingError, match="a line search re-evaluate the loss, which is unsupported"):
         search = tuned(optax.lbfgs())
         search.step(search.init(), {"x": X})
 

@@ -146,7 +146,7 @@ def test_a_batch_that_cannot_be_divided_raises() -> None:
         ({"shardings": {"w1": P()}}, "needs the mesh that its specs name"),
         ({"mesh": {"data": 8}, "shardings": {"w3": P()}}, "'w3' matches none of the"),
         ({"mesh": {"data": 8}, "shardings": {"v2": P(None, "data")}}, "'v2' of shape .* axis 1 of 2 cannot be divided"),
-        ({"mesh": {"data": 8}, "device_configuration": "c"}, "give one"),
+        ({"mesh": {"data": 8}, "device_configuration": "c"}, "pass one of them"),
         ({"device_configuration": "c"}, r"'c' is not one of the model's, which are \[\]"),
     ],
     ids=str,
