@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from ..proto.walk import graphs_of
+
 
 @dataclass(frozen=True, eq=False)
 class Place:
@@ -59,7 +61,7 @@ class Place:
     def inside(self, i: int) -> Iterator[Place]:
         """The subgraphs of a node."""
         for a in self.graph.node[i].attribute:
-            for graph in [*([a.g] if a.HasField("g") else []), *a.graphs]:
+            for graph in graphs_of(a):
                 where = f"{self.node(i)}, graph {(graph.name or a.name)[:80]!r}"
                 yield Place(graph, where, "subgraph", (*self.outer, (self, i)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 
@@ -18,6 +18,17 @@ def node_names(nodes: Iterable[Any]) -> list[str]:
             name = f"{name}_{i}"
         names[name] = None
     return list(names)
+
+
+def unused_name(name: str, taken: Container[str], suffix: str = "_") -> str:
+    """The name, with the suffix as often as it takes to be none of those taken.
+
+    >>> unused_name("w", {"w", "w_"})
+    'w__'
+    """
+    while name in taken:
+        name += suffix
+    return name
 
 
 def inside(path: str, name: str) -> str:

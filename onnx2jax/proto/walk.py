@@ -1,8 +1,8 @@
-"""Iterates over the tensors of a model's message: all of them, or the weights with their keys."""
+"""Iterates over a model's message: tensors, weights with their keys, graphs of attributes; filters repeated fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from google.protobuf.message import Message
@@ -36,6 +36,28 @@ def weights(model: Any) -> Iterator[tuple[str, Any]]:
     for i, info in enumerate(model.training_info):
         for part in ("initialization", "algorithm"):
             yield from _of_graph(getattr(info, part), f"training_info[{i}].{part}")
+
+
+def graphs_of(attribute: Any) -> Iterator[Any]:
+    """The GraphProtos of an AttributeProto."""
+    if attribute.HasField("g"):
+        yield attribute.g
+    yield from attribute.graphs
+
+
+def subgraphs(node: Any) -> Iterator[Any]:
+    """The GraphProtos of the attributes of a NodeProto."""
+    for attribute in node.attribute:
+        yield from graphs_of(attribute)
+
+
+def keep(field: Any, wanted: Callable[[Any], bool]) -> None:
+    """Remove the other entries of a repeated field."""
+    kept = [v for v in field if wanted(v)]
+    if len(kept) < len(field):
+        copies = [type(v).FromString(v.SerializeToString()) for v in kept]
+        del field[:]
+        field.extend(copies)
 
 
 def _of_graph(graph: Any, path: str) -> Iterator[tuple[str, Any]]:

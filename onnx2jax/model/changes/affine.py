@@ -17,6 +17,7 @@ import numpy as np
 
 from ...ir.graph import Graph, Node
 from ...proto.immutable import owned
+from ...proto.names import unused_name
 from .no_ops import with_inputs
 
 ARITHMETIC: Final = frozenset(("Add", "Sub", "Mul", "Div"))
@@ -137,17 +138,11 @@ class _Folding:
         if not name and not np.any(moved):
             return replace(product, outputs=outputs)
         if not name or self._readers[name] != 1:
-            name = like if self._readers[like] == 1 else self._free(f"{product.inputs[1]}.bias")
+            name = like if self._readers[like] == 1 else unused_name(f"{product.inputs[1]}.bias", self._taken)
+            self._taken.add(name)
         self.new[name] = owned(new[1])
         self._readers[name] = 1
         return replace(product, inputs=(*product.inputs[:2], name), outputs=outputs)
-
-    def _free(self, name: str) -> str:
-        """The name, with a suffix if it is taken."""
-        while name in self._taken:
-            name += "_"
-        self._taken.add(name)
-        return name
 
     def _channels(self, node: Node) -> tuple[int, int, int] | None:
         """Of a product by a constant weight: its channels, the rank of its result, and their axis; None of others."""

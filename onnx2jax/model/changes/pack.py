@@ -12,6 +12,7 @@ import numpy as np
 from ...ir.graph import Graph, Imported, Node
 from ...ops import registry
 from ...proto.mapped import load
+from ...proto.names import unused_name
 
 MICROSOFT: Final = "com.microsoft"
 BITS: Final = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
@@ -35,7 +36,7 @@ def with_packed(imported: Imported) -> Imported:
     for i, node in enumerate(graph.nodes):
         found = _quantized_operand(graph, node, makers, readers)
         if found is not None:
-            packed = {_unused_name(n, taken - {found.name}): v for n, v in found.packed().items()}
+            packed = {unused_name(n, taken - {found.name}, ".packed"): v for n, v in found.packed().items()}
             initializers |= packed
             nodes[i] = found.product(node, list(packed))
     gone = {n for node in graph.nodes for n in node.reads}
@@ -159,13 +160,6 @@ def _pack_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
     shifted = whole << (np.arange(per, dtype=np.uint8) * np.uint8(bits))
     joined: np.ndarray = np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint8)
     return joined
-
-
-def _unused_name(name: str, taken: set[str]) -> str:
-    """The name, with a suffix if it is taken."""
-    while name in taken:
-        name += ".packed"
-    return name
 
 
 def _without_unread(nodes: list[Node], wanted: set[str]) -> list[Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from ...ir.graph import Graph, Node
 from ...proto.messages import AttributeProto, NodeProto, TensorProto
 from ...proto.names import node_names, normal_domain
 from ...proto.tensors import from_array
+from ...proto.walk import graphs_of, keep, subgraphs
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Rewriting:
         self._fix_extents(graph)
         if message.ir_version < 4:  # there weights are inputs, and IR 4 reads them as defaults
             weights = {t.name for t in graph.initializer}
-            _keep(graph.input, lambda v: v.name not in weights)
+            keep(graph.input, lambda v: v.name not in weights)
             message.ir_version = 4
             if not message.opset_import:  # optional below IR 3 (rule MV-03)
                 message.opset_import.add(version=1)
@@ -68,8 +69,8 @@ class Rewriting:
 
     def _write(self, graph: Any) -> None:
         self._write_nodes(graph)
-        _keep(graph.initializer, lambda t: t.name not in self.new)
-        _keep(graph.sparse_initializer, lambda t: t.values.name not in self.new)
+        keep(graph.initializer, lambda t: t.name not in self.new)
+        keep(graph.sparse_initializer, lambda t: t.values.name not in self.new)
         arrays = {n: TensorProto(**from_array(v, n)) for n, v in self.new.items()}
         graph.initializer.extend(t for n, t in arrays.items() if n not in self.lifted)
         value = partial(AttributeProto, name="value", type=AttributeProto.TENSOR)
@@ -81,10 +82,10 @@ class Rewriting:
 
     def _write_nodes(self, graph: Any) -> None:
         for node, name in zip(graph.node, node_names(graph.node), strict=True):
-            if any(a.HasField("g") or a.graphs for a in node.attribute):
+            if any(True for _ in subgraphs(node)):
                 node.name = name  # weights inside go by it
         constants = self.new.keys()
-        _keep(graph.node, lambda n: not any(o in self.gone or (_is_constant(n) and o in constants) for o in n.output))
+        keep(graph.node, lambda n: not any(o in self.gone or (_is_constant(n) and o in constants) for o in n.output))
         for node in graph.node:
             edit = next((self.edits[o] for o in node.output if o in self.edits), None)
             if edit is None:
@@ -97,10 +98,9 @@ class Rewriting:
             node.output[:] = [edit.outputs.get(n, n) for n in node.output]
             for spec in (s for entry in node.device_configurations for s in entry.sharding_spec):
                 spec.tensor_name = {**edit.inputs, **edit.outputs}.get(spec.tensor_name, spec.tensor_name)
-            _keep(node.attribute, lambda a, edit=edit: a.name not in edit.attributes)  # type: ignore[misc]
+            keep(node.attribute, lambda a, edit=edit: a.name not in edit.attributes)  # type: ignore[misc]
             for attribute in node.attribute:
-                inner = [attribute.g] if attribute.HasField("g") else attribute.graphs
-                for rewriting, message in zip(edit.graphs.get(attribute.name, ()), inner, strict=True):
+                for rewriting, message in zip(edit.graphs.get(attribute.name, ()), graphs_of(attribute), strict=True):
                     rewriting._write(message)
             for key, value in edit.attributes.items():
                 node.attribute.add(name=key, type=AttributeProto.INTS, ints=value)
@@ -140,15 +140,6 @@ def _graphs(before: Any, after: Any) -> tuple[Rewriting, ...]:
     return tuple(Rewriting.between(a, b) for a, b in pairs)
 
 
-def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:
-    """Only some entries of a repeated field."""
-    kept = [v for v in field if wanted(v)]
-    if len(kept) < len(field):
-        copies = [type(v).FromString(v.SerializeToString()) for v in kept]
-        del field[:]
-        field.extend(copies)
-
-
 def _is_constant(node: Any) -> bool:
     return (normal_domain(node.domain), node.op_type) == ("", "Constant")
 
@@ -157,20 +148,19 @@ def _drop_unread(graph: Any) -> None:
     """Remove initializers and Constant nodes that nothing reads, and what is said of values that are gone."""
     read = {v.name for v in (*graph.output, *graph.input)} | set(_reads(graph))
     read |= {e.value for a in graph.quantization_annotation for e in a.quant_parameter_tensor_names}
-    _keep(graph.initializer, lambda t: t.name in read)
-    _keep(graph.sparse_initializer, lambda t: t.values.name in read)
-    _keep(graph.node, lambda n: not _is_constant(n) or not read.isdisjoint(n.output))
+    keep(graph.initializer, lambda t: t.name in read)
+    keep(graph.sparse_initializer, lambda t: t.values.name in read)
+    keep(graph.node, lambda n: not _is_constant(n) or not read.isdisjoint(n.output))
     made = {n for node in graph.node for n in node.output} | {v.name for v in graph.input}
-    _keep(graph.value_info, lambda v: v.name in made)
+    keep(graph.value_info, lambda v: v.name in made)
     made |= {t.name for t in graph.initializer}
-    _keep(graph.quantization_annotation, lambda a: a.tensor_name in made)
+    keep(graph.quantization_annotation, lambda a: a.tensor_name in made)
 
 
 def _reads(graph: Any) -> Iterator[str]:
     """Names that nodes of a graph, and of those inside, read."""
     for node in graph.node:
         yield from node.input
-        for attribute in node.attribute:
-            for inner in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-                yield from _reads(inner)
-                yield from (v.name for v in inner.output)
+        for inner in subgraphs(node):
+            yield from _reads(inner)
+            yield from (v.name for v in inner.output)

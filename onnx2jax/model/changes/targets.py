@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.graph import Graph, Node
+from ...proto.names import unused_name
 from .known_values import Values
 
 
@@ -27,9 +28,7 @@ def with_constant_targets(
     for node in graph.nodes:
         target = _target(node, values, extents)
         if target is not None:
-            name = f"{node.outputs[0]}.shape"
-            while name in taken:
-                name += "_"
+            name = unused_name(f"{node.outputs[0]}.shape", taken)
             taken.add(name)
             new[name] = np.array(target, np.int64)
             node = replace(node, inputs=(node.inputs[0], name))

@@ -11,6 +11,7 @@ from typing import Any, Final
 from jax import export
 
 from ...errors import InputNameError, InputShapeError, UnsupportedError
+from ...proto.names import unused_name
 from ...proto.types import TensorType, ValueInfo
 
 RESERVED: Final = {"mod", "floordiv", "max", "min"}
@@ -67,7 +68,7 @@ def _names(inputs: Sequence[ValueInfo]) -> dict[tuple[str, int], str]:
             )
         for axis, extent in enumerate(info.type.shape):
             if not isinstance(extent, int):
-                names[info.name, axis] = extent or _unused_name(f"{info.name}_{axis}", given)
+                names[info.name, axis] = extent or unused_name(f"{info.name}_{axis}", given)
     return names
 
 
@@ -82,7 +83,7 @@ class _Extents:
             if name not in plain and not _is_expression(name, plain):
                 word = re.sub(r"\W", "_", name).strip("_")
                 word = word if word.isidentifier() and word not in RESERVED else f"dim_{word}"
-                self._symbols[name] = _unused_name(word, {*self._symbols.values()})
+                self._symbols[name] = unused_name(word, {*self._symbols.values()})
         try:
             self._scope = export.SymbolicScope(tuple(constraints))
         except (ValueError, TypeError) as e:
@@ -133,9 +134,3 @@ def _value(node: ast.expr, of: Callable[[str], Any]) -> Any:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
             return OPERATIONS[type(op)](_value(left, of), _value(right, of))
     raise ValueError(f"{ast.unparse(node)!r} is not made of integers, names, +, -, *, // and %")
-
-
-def _unused_name(word: str, taken: set[str]) -> str:
-    while word in taken:
-        word += "_"
-    return word

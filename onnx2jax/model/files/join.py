@@ -14,7 +14,7 @@ from ...proto.names import normal_domain
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, to_value_info
-from ...proto.walk import tensors
+from ...proto.walk import keep, subgraphs, tensors
 from ..changes.rebatch import group_of
 from ..convert import convert
 from ..model import Model
@@ -86,17 +86,9 @@ def _opened(model: Any, which: str) -> Opened:
         )
     if message.ir_version < 4:
         weights = {t.name for t in message.graph.initializer}
-        _keep(message.graph.input, lambda v: v.name not in weights)
+        keep(message.graph.input, lambda v: v.name not in weights)
     del message.configuration[:]
     return opened
-
-
-def _keep(field: Any, wanted: Any) -> None:
-    """Remove the other entries of a repeated field."""
-    kept = [v for v in field if wanted(v)]
-    copies = [type(v).FromString(v.SerializeToString()) for v in kept]
-    del field[:]
-    field.extend(copies)
 
 
 def _connections(one: Any, other: Any, names: Mapping[str, str | Sequence[str]]) -> dict[str, str]:
@@ -158,15 +150,15 @@ def _merge(one: Any, other: Any, connections: Mapping[str, str], prefix: str) ->
         values[f"{node.name}/output"] = public.get(value.name, value.name)
         value.name = f"{node.name}/output"
         node.output.append(value.name)
-    _keep(other.graph.initializer, lambda t: t.name not in connections)
-    _keep(other.graph.sparse_initializer, lambda t: t.values.name not in connections)
-    _keep(other.graph.value_info, lambda v: v.name not in connections)
-    _keep(other.graph.input, lambda v: v.name not in connections)
+    keep(other.graph.initializer, lambda t: t.name not in connections)
+    keep(other.graph.sparse_initializer, lambda t: t.values.name not in connections)
+    keep(other.graph.value_info, lambda v: v.name not in connections)
+    keep(other.graph.input, lambda v: v.name not in connections)
     for graph in _graphs(other.graph):
         _rename(graph, values, nodes)
     joined, declared = set(connections.values()), {v.name for v in one.graph.value_info}
     one.graph.value_info.extend(v for v in one.graph.output if v.name in joined - declared)
-    _keep(one.graph.output, lambda v: v.name not in joined)
+    keep(one.graph.output, lambda v: v.name not in joined)
     for field in ("node", "initializer", "sparse_initializer", "input", "output", "value_info"):
         getattr(one.graph, field).extend(getattr(other.graph, field))
     one.graph.quantization_annotation.extend(other.graph.quantization_annotation)
@@ -219,7 +211,7 @@ def _nodes(message: Any) -> Iterator[Any]:
     for function in message.functions:
         for node in function.node:
             yield node
-            for inner in _inner(node):
+            for inner in subgraphs(node):
                 for graph in _graphs(inner):
                     yield from graph.node
 
@@ -237,15 +229,8 @@ def _graphs(graph: Any) -> Iterator[Any]:
     """A graph and those inside its nodes."""
     yield graph
     for node in graph.node:
-        for inner in _inner(node):
+        for inner in subgraphs(node):
             yield from _graphs(inner)
-
-
-def _inner(node: Any) -> Iterator[Any]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _values(graph: Any) -> Iterator[str]:
