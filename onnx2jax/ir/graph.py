@@ -63,10 +63,14 @@ class Node:
         return (*self.graphs, self.target.body) if isinstance(self.target, Function) else self.graphs
 
     @cached_property
+    def captures(self) -> tuple[str, ...]:
+        """Names that it reads beyond its inputs: the captures of its graphs, and its implicit inputs."""
+        return (*(n for g in self.graphs for n in sorted(g.captures)), *self.implicit_inputs)
+
+    @cached_property
     def reads(self) -> tuple[str, ...]:
-        """Names that it reads: its inputs, the captures of its graphs, and its implicit inputs."""
-        captured = (n for g in self.graphs for n in sorted(g.captures))
-        return (*filter(None, self.inputs), *captured, *self.implicit_inputs)
+        """Names that it reads: its inputs and its captures."""
+        return (*filter(None, self.inputs), *self.captures)
 
     @property
     def differentiates(self) -> bool:

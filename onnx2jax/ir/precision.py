@@ -107,13 +107,15 @@ def _operator(node: Node) -> Operator | None:
 
 
 def _is_product(node: Node) -> bool:
-    return isinstance(node.target, Operator) and node.target.product
+    operator = _operator(node)
+    return operator is not None and operator.product
 
 
 def _is_wide(node: Node) -> bool:
     """Whether a node computes in float32: by its operator, or as a square, which leaves the range of float16 at 256."""
+    operator = _operator(node)
     squares = node.op_type == "Mul" and len(set(node.inputs)) == 1
-    return squares or (isinstance(node.target, Operator) and node.target.wide)
+    return squares or (operator is not None and operator.wide)
 
 
 def _looks_up(node: Node, constants: Mapping[str, Any]) -> bool:
@@ -142,10 +144,6 @@ def _exact(node: Node) -> frozenset[int]:
     return frozenset(i for i in range(len(node.inputs)) if operator.parameter(i) in names)
 
 
-def _captured(node: Node) -> Iterator[str]:
-    yield from (n for g in node.graphs for n in g.captures)
-
-
 @dataclass
 class _Narrowing:
     """The analysis of a graph and of the graphs and functions inside it."""
@@ -165,7 +163,7 @@ class _Narrowing:
         return self._active[key]
 
     def _active_outputs(self, node: Node, active: Iterable[str], constants: Mapping[str, Any]) -> Iterable[str]:
-        reads = {n for _, n in _values(node)}.union(_captured(node))
+        reads = {n for _, n in _values(node)}.union(node.captures)
         if isinstance(node.target, Function):
             body = node.target.body
             inside = self.active(body, frozenset(f for f, n in _formals(node) if n in active))
@@ -189,7 +187,7 @@ class _Narrowing:
     def _operand_needs(self, node: Node, active: frozenset[str], needs: Needs) -> Iterator[tuple[str, Need]]:
         exact = _exact(node)
         yield from ((node.inputs[i], Need.EXACT) for i in exact if node.inputs[i])
-        yield from ((n, Need.ANY) for n in _captured(node))
+        yield from ((n, Need.ANY) for n in node.captures)
         if isinstance(node.target, Function):
             body = node.target.body
             wanted = {v.name: needs.get(o, Need.EXACT) for o, v in zip(node.outputs, body.outputs, strict=False)}
@@ -249,7 +247,7 @@ class _Narrowing:
     ) -> tuple[Node, Kind]:
         """The node with what is inside it narrowed, and the kind of its results."""
         names = [n for i, n in _values(node)]
-        kind = max((kinds[n] for n in (*names, *_captured(node))), default=Kind.CONSTANT)
+        kind = max((kinds[n] for n in (*names, *node.captures)), default=Kind.CONSTANT)
         if isinstance(node.target, Function):
             function, results = self._function(node, kinds, active, needs)
             return replace(node, target=function), max(results, default=kind)

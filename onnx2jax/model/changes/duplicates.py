@@ -10,7 +10,7 @@ import numpy as np
 
 from ...ir.graph import Graph, Node
 from .constants import KEPT, SMALL, is_pure
-from .no_ops import captured, with_inputs
+from .no_ops import with_inputs
 
 
 def without_duplicates(graph: Graph, constants: Mapping[str, np.ndarray]) -> Graph:
@@ -24,7 +24,7 @@ def without_duplicates(graph: Graph, constants: Mapping[str, np.ndarray]) -> Gra
         constants: the current values of those of its initializers that no caller can override, and that are no
             parameters: each of these stays one of its own.
     """
-    held = {v.name for v in graph.outputs}.union(*(captured(node) for node in graph.nodes))
+    held = {v.name for v in graph.outputs}.union(*(node.captures for node in graph.nodes))
     renamed, nodes, first = dict[str, str](), list[Node](), dict[Any, str | Node]()
     for name, value in constants.items():
         if name not in held and value.nbytes <= SMALL and not value.dtype.hasobject:

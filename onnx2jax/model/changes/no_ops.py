@@ -24,7 +24,7 @@ def without_no_ops(graph: Graph, values: Values) -> Graph:
     """
     readers = Counter(n for node in graph.nodes for n in node.reads)
     readers.update(v.name for v in graph.outputs)
-    held = {v.name for v in graph.outputs}.union(*(captured(node) for node in graph.nodes))
+    held = {v.name for v in graph.outputs}.union(*(node.captures for node in graph.nodes))
     renamed, nodes, makers = dict[str, str](), list[Node](), dict[str, Node]()
     for node in graph.nodes:
         node = with_inputs(node, renamed)
@@ -43,11 +43,6 @@ def without_no_ops(graph: Graph, values: Values) -> Graph:
             nodes.append(node)
             makers.update((n, node) for n in node.outputs if n)
     return replace(graph, nodes=tuple(nodes))
-
-
-def captured(node: Node) -> set[str]:
-    """Names that a node reads beyond its inputs."""
-    return set(node.implicit_inputs).union(*(g.captures for g in node.graphs))
 
 
 def with_inputs(node: Node, names: Mapping[str, str]) -> Node:

@@ -14,7 +14,6 @@ from ...runtime.values import to_host
 from ..spec import Spec
 from .affine import with_affine_folded
 from .constants import folded
-from .dtype import narrowed_again
 from .duplicates import without_duplicates
 from .known_values import Values, known_values
 from .no_ops import without_no_ops
@@ -40,7 +39,7 @@ def simplified(model: Any) -> Any:
     stored = [{g.key(n): v for g in graphs.walk() for n, v in g.initializers.items()} for graphs in (graph, new)]
     return model._replace(
         spec.with_graph(
-            narrowed_again(model, new),
+            new,
             changes={n: v for n, v in spec.changes.items() if stored[1].get(n) is stored[0][n]},
             bucket=spec.bucket,
             max_size=spec.max_size,
