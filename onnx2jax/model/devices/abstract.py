@@ -20,11 +20,10 @@ from ...proto.mapped import load
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.interpreter import Context, Scope, run_node
 from ...sharding.shapes import ALONG, Extents, is_elementwise
+from ..changes.known_values import LARGEST_KNOWN
 
 LIKE_FIRST: Final = ALONG | {"Attention", "GroupQueryAttention", "MoE", "MultiHeadAttention", "QMoE"}
 """Operators whose result has the shape of their first input, even if other inputs do not match the extents."""
-LARGEST_KNOWN: Final = 16
-"""Elements of a parameter up to which operators get its value, such as the scales of Resize."""
 
 
 def abstract_values(graph: Graph, extents: Extents) -> dict[str, Any]:

@@ -165,9 +165,12 @@ def cost(
         extents, inputs = _inputs(model, dims or {}, mesh.size)
         last = getattr(placement, "parts", [placement])[-1]
         shardings = last.of_inputs(inputs, False)
-        marked = _marked(model)
-        found, refused = _compiled(marked, inputs) if compiled else ([], "")
-        on_chip = _on_chip(target, model, marked, inputs, found, refused) if target and compiled else None
+        found: list[Stage] = []
+        on_chip = None
+        if compiled and target:
+            found, on_chip = _on_chip(target, model, inputs)
+        elif compiled:
+            found = programs(model, (), inputs)
         types: Mapping[str, Any] = model.types
         exchanges: dict[str, list[int]] = {}
         for exchange in (e for program in found for e in program.exchanges()):
@@ -186,37 +189,25 @@ def cost(
         )
 
 
-def _marked(model: Any) -> Any:
-    """The model with nodes named by position, for the names of kernels; in stages as it is."""
-    if isinstance(model.placement, Staged):
-        return model
-    return with_graph(model, mark(model.graph), placement=model.placement)
-
-
-def _compiled(model: Any, inputs: Mapping[str, Any]) -> tuple[list[Stage], str]:
-    """The programs of a call; or why XLA refuses to compile them: they need more memory than the chip has."""
+def _on_chip(target: Slice, model: Any, inputs: Mapping[str, Any]) -> tuple[list[Stage], OnChip]:
+    """The programs of a call, and what a chip does in a step; in a pipeline, in the stage that needs most memory."""
+    is_staged = isinstance(model.placement, Staged)
+    # Nodes named by position, for the names of kernels.
+    marked = model if is_staged else with_graph(model, mark(model.graph), placement=model.placement)
     try:
-        return programs(model, (), inputs), ""
+        found = programs(marked, (), inputs)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return [], str(error).splitlines()[0]
-
-
-def _on_chip(
-    target: Slice, model: Any, marked: Any, inputs: Mapping[str, Any], found: list[Stage], refused: str
-) -> OnChip:
-    """What a chip does in a step; in a pipeline, that of the stage which needs most memory."""
-    chip = target.chip
-    if refused:
-        return OnChip(chip.title, chip.memory, refused=refused)
-    if isinstance(model.placement, Staged):
-        compiled = [stage.compiled for stage in found]
-        stages = [_of_program(target, model, c, compat.cost_analysis(c).get("flops", 0.0)) for c in compiled]
-        return max(stages, key=lambda s: s.needed or 0)
-    zeros = {n: np.broadcast_to(np.zeros((), t.dtype), t.shape) for n, t in inputs.items()}
-    flops = sum(traced(marked, dict(model.types), zeros, marked.graph.nodes)[1].values())
-    return _of_program(target, model, found[0].compiled, flops / model.placement.mesh.size)
+        return [], OnChip(target.chip.title, target.chip.memory, refused=str(error).splitlines()[0])
+    if is_staged:
+        flops = [compat.cost_analysis(stage.compiled).get("flops", 0.0) for stage in found]
+    else:
+        zeros = {n: np.broadcast_to(np.zeros((), t.dtype), t.shape) for n, t in inputs.items()}
+        counted = traced(marked, dict(model.types), zeros, marked.graph.nodes)[1]
+        flops = [counted.total() / model.placement.mesh.size]
+    stages = [_of_program(target, model, stage.compiled, n) for stage, n in zip(found, flops, strict=True)]
+    return found, max(stages, key=lambda s: s.needed or 0)
 
 
 def _of_program(target: Slice, model: Any, compiled: Any, flops: float) -> OnChip:
