@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 
 from .arrays import accumulator, check_shape, dims
-from .conv_cpu import convolve
+from .conv_cpu import convolve, multiply_adds
 from .registry import Static, op, taking
 from .vision import sample_linear
-from .window import MAX_TAPS, WINDOW, count_blocks, split_pads, taps, window_of
+from .window import MAX_TAPS, WINDOW, count_blocks, split_pads, window_of
 
 FEW_CHANNELS = 8
 """A TPU computes patches of images of fewer channels as one product: 16x16 over 3 channels of 8 images of 224x224 in 27
@@ -81,13 +81,7 @@ def _patches(x, w, window, **_):
 def _shifted(x, w, window, **_):
     """One channel a group: shifted multiply-adds, in float32 where x is shorter."""
     wide = accumulator(x.dtype)
-    weights = lax.reshape(w, (w.shape[0], math.prod(window.kernel))).astype(wide)
-    parts = taps(x, window)
-    y = sum(
-        part.astype(wide) * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 1, keepdims=False), part.shape, (1,))
-        for i, part in enumerate(parts)
-    )
-    return y.astype(x.dtype)
+    return multiply_adds(x.astype(wide), w.astype(wide), window, axis=2).astype(x.dtype)
 
 
 def _on_cpu(x, w, window, groups, stretch=()):

@@ -232,13 +232,19 @@ def depthwise(x: Any, w: Any, window: Window, groups: int) -> Any:
     if any(map(any, window.pads)):
         before, after = window.pads[-1]
         window = window._replace(pads=(*window.pads[:-1], (before, after + window.strides[-1])))
-    weights = lax.reshape(kernel_first(w), (math.prod(window.kernel), w.shape[0]))  # each tap's are adjacent
-    products = (
-        part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 0, keepdims=False), part.shape, (part.ndim - 1,))
-        for i, part in enumerate(taps(x, window, axis=1))
-    )
-    y = functools.reduce(lax.add, products)
+    y = multiply_adds(x, w, window, axis=1)
     return lax.slice(y, (0,) * y.ndim, (y.shape[0], *blocks, y.shape[-1]))
+
+
+def multiply_adds(x: Any, w: Any, window: Window, axis: int) -> Any:
+    """Each channel of x by its kernel in w (C, 1, kernel...), tap by tap; spatial axes start at ``axis``."""
+    weights = lax.reshape(kernel_first(w), (math.prod(window.kernel), w.shape[0]))  # each tap's are adjacent
+    channels = (1 if axis == 2 else x.ndim - 1,)
+    products = (
+        part * lax.broadcast_in_dim(lax.index_in_dim(weights, i, 0, keepdims=False), part.shape, channels)
+        for i, part in enumerate(taps(x, window, axis=axis))
+    )
+    return functools.reduce(lax.add, products)
 
 
 def piecewise(x: Any, w: Any, window: Window, groups: int) -> Any:
