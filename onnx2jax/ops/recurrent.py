@@ -104,6 +104,30 @@ def lstm_cell(P, input_forget, d, recur, _, f, g, h):
     return step
 
 
+def scan(cell, recur, rest, n_gates, sequence_lens, reverse, on_cpu, states, projections):
+    """(Final states, outputs) of one direction, whose ``rest`` are the separate bias and the activations.
+
+    On CPUs the input projections are split by gate outside the loop: XLA:CPU does not vectorize a loop that slices one
+    array several times per step. With batch 8 a GRU of size 256 takes 41 us per step instead of 68 (batch 1: 8.4
+    instead of 11.9), an LSTM with peepholes 60 instead of 85, and an LSTM without them the same. Elsewhere each step
+    splits its own: another copy of all projections would nearly double the temporary memory.
+    """
+    step = cell(recur(on_cpu), *rest)
+
+    def body(states, xs):
+        t, gates = xs
+        new = step(gates if on_cpu else jnp.split(gates, n_gates, axis=-1), states)
+        if sequence_lens is None:
+            return new, new[0]
+        active = (t < sequence_lens)[:, None]
+        new = tuple(jnp.where(active, a, b) for a, b in zip(new, states, strict=True))
+        return new, jnp.where(active, new[0], 0)
+
+    count = projections.shape[0]
+    xs = jnp.arange(count, dtype=np.int32), jnp.split(projections, n_gates, axis=-1) if on_cpu else projections
+    return lax.scan(body, states, xs, reverse=reverse, unroll=isinstance(count, int) and 0 < count <= UNROLL)
+
+
 def layer(
     cell, names, n_gates, project, X, W, R, B, sequence_lens, initial,
     *, activation_alpha, activation_beta, activations, clip, direction, hidden_size, layout, separate=0,
@@ -112,11 +136,6 @@ def layer(
 
     ``cell(direction, recurrent projection, separate bias, *activations)`` returns a step; ``names`` are the default
     activations of one direction; ``project`` is ``projections`` or its equivalent for other weights.
-
-    On CPUs the input projections are split by gate outside the loop: XLA:CPU does not vectorize a loop that slices one
-    array several times per step. With batch 8 a GRU of size 256 takes 41 us per step instead of 68 (batch 1: 8.4
-    instead of 11.9), an LSTM with peepholes 60 instead of 85, and an LSTM without them the same. Elsewhere each step
-    splits its own: another copy of all projections would nearly double the temporary memory.
     """
     names = activations or names * 2, len(names)
     functions = activation_functions(*names, activation_alpha, activation_beta, clip, direction)
@@ -127,28 +146,11 @@ def layer(
     check_shape("sequence_lens", sequence_lens, gates.shape[1])
     for state in initial[:2]:  # further states have shapes of their own
         check_shape("an initial state", state, len(directions), gates.shape[1], size)
-    steps = jnp.arange(gates.shape[0], dtype=np.int32)
-    unroll = isinstance(gates.shape[0], int) and 0 < gates.shape[0] <= UNROLL
     ends, outputs = [], []
-    for d, (recur, bias, own, reverse) in enumerate(zip(*rows, functions, directions, strict=True)):
-
-        def body(step, states, xs):
-            t, gate = xs
-            new = step(gate if isinstance(gate, list) else jnp.split(gate, n_gates, axis=-1), states)
-            if sequence_lens is None:
-                return new, new[0]
-            active = (t < sequence_lens)[:, None]
-            new = tuple(jnp.where(active, a, b) for a, b in zip(new, states, strict=True))
-            return new, jnp.where(active, new[0], 0)
-
+    for d, (recur, bias, chosen, reverse) in enumerate(zip(*rows, functions, directions, strict=True)):
         states = tuple(jnp.zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
-
-        def run(states, projected, on_cpu, d=d, recur=recur, bias=bias, own=own, reverse=reverse, body=body):
-            step = cell(d, functools.partial(recur, on_cpu=on_cpu), bias, *own)
-            xs = steps, jnp.split(projected, n_gates, axis=-1) if on_cpu else projected
-            return lax.scan(functools.partial(body, step), states, xs, reverse=reverse, unroll=unroll)
-
-        on_cpu, default = (functools.partial(run, on_cpu=flag) for flag in (True, False))
+        own = functools.partial(cell, d), recur, (bias, *chosen), n_gates, sequence_lens, reverse
+        on_cpu, default = (functools.partial(scan, *own, flag) for flag in (True, False))
         end, y = lax.platform_dependent(states, gates[:, :, d], cpu=on_cpu, default=default)
         ends.append(end)
         outputs.append(y)
@@ -162,21 +164,21 @@ def linear(x, w):
 
 
 def recurrent_projection(R, batch):
-    """``recur(first, last)``, which returns the recurrent projection of gates [first, last) as a function of h.
+    """From whether it is for a CPU to ``recur(first, last)``: the projection of gates [first, last), a function of h.
 
     XLA:CPU is fastest with R as stored for batch 1, with its transpose for larger batches. The slice and the transpose
     are computed outside the loop (a GRU of size 256 takes 9 us per step instead of 29). Others read R as it is stored.
     """
+    return lambda on_cpu: functools.partial(_recurrent_projection, R, batch == 1 or not on_cpu)
 
-    def recur(first=0, last=None, *, on_cpu):
-        size = R.shape[1]
-        gates = R[first * size : None if last is None else last * size]
-        if batch == 1 or not on_cpu:
-            return lambda h: lax.dot_general(h, gates, (((1,), (1,)), ((), ())))
-        transposed = gates.T
-        return lambda h: linear(h, transposed)
 
-    return recur
+def _recurrent_projection(R, as_stored, first=0, last=None):
+    size = R.shape[1]
+    gates = R[first * size : None if last is None else last * size]
+    if as_stored:
+        return lambda h: lax.dot_general(h, gates, (((1,), (1,)), ((), ())))
+    transposed = gates.T
+    return lambda h: linear(h, transposed)
 
 
 def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):

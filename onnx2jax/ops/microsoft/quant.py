@@ -255,7 +255,7 @@ def dynamic_quantize_lstm(
             X = jnp.where(steps < jnp.max(jnp.asarray(sequence_lens)), X, 0)
         gates = jnp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
         gates = gates if B is None else gates + B[:, : 4 * size] + B[:, 4 * size :]
-        recurs = [lambda *, on_cpu, d=d: times(R, R_scale, R_zero_point, d) for d in range(count)]  # noqa: ARG005
-        return gates, recurs, [None] * count
+        recur = [lambda _, d=d: partial(times, R, R_scale, R_zero_point, d) for d in range(count)]
+        return gates, recur, [None] * count
 
     return lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, layout=0, **attributes)
