@@ -79,7 +79,7 @@ class Limit(NamedTuple):
 CHECKED: Final[Mapping[tuple[str, str, int], Limit]] = {
     ("mlp", "v5e", 8): Limit(),
     ("mlp", "h100", 8): Limit(),
-    ("vit, 2 layers", "h100", 8): Limit(),
+    ("vit, 2 layers", "v5e", 8): Limit(),
     ("bert, 2 layers", "v5e", 8): Limit(),
     ("bert, 2 layers", "h100", 8): Limit(),
     ("lstm", "v5e", 8): Limit(),
