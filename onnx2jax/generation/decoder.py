@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from .. import compat
@@ -16,7 +15,17 @@ from ..model.model import Model
 from .beam import Beams, search
 from .cache import Cache
 from .loop import State, stop_array
-from .prompts import Prompts, as_sampler, check_outside, prompt_rows, stacked, stop_sequences, whole_number
+from .prompts import (
+    Prompts,
+    as_array,
+    as_sampler,
+    check_outside,
+    device_arrays,
+    prompt_rows,
+    stacked,
+    stop_sequences,
+    whole_number,
+)
 from .sampling import Sampler, Sampling
 from .speculative import check_can_roll_back, speculate
 from .verified import VerifiedSteps
@@ -106,6 +115,7 @@ class Decoder(VerifiedSteps):
         >>> bytes(texts.texts()[0])
         b'twenty-one twenty-two '
         """
+        max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         options = {"sampling": sampling, "stop": stop, "rng": rng, "length": length, "after": after}
         state, run = self._begin(tokens, max_new_tokens, **options, **others)
         state = run(state, max_new_tokens)
@@ -123,9 +133,10 @@ class Decoder(VerifiedSteps):
         Yields:
             The next token of each text, int64[batch]; ``pad`` for texts that have ended.
         """
+        max_new_tokens = whole_number("max_new_tokens", max_new_tokens)
         state, run = self._begin(tokens, max_new_tokens, **options)
         ended = np.zeros_like(state.done)
-        for count in range(2, int(max_new_tokens) + 2):
+        for count in range(2, max_new_tokens + 2):
             last = np.asarray(state.last, np.int64)
             self._check_chosen(last[~ended])
             yield last
@@ -150,9 +161,12 @@ class Decoder(VerifiedSteps):
         Raises:
             InputError, CacheError: as for ``generate``.
         """
-        beams, power = whole_number("beams", beams), np.asarray(length_penalty)
+        beams, max_new_tokens = whole_number("beams", beams), whole_number("max_new_tokens", max_new_tokens)
+        power = as_array("length_penalty", length_penalty)
         if power.ndim or power.dtype.kind not in "iuf" or not np.isfinite(power):
             raise InputValueError(f"length_penalty is {length_penalty!r}, not a finite number")
+        if not isinstance(early_stopping, bool | np.bool_):
+            raise InputValueError(f"early_stopping is {early_stopping!r}, not True or False")
         state, _ = self._begin(tokens, max_new_tokens, stop=stop, length=length, **others)
         others.pop("attention_mask", None)
         controls = {
@@ -161,9 +175,7 @@ class Decoder(VerifiedSteps):
             "early": np.bool_(early_stopping),
         }
         with compat.enable_x64():
-            found = search(
-                self._programs, state, beams, max_new_tokens, controls, jax.tree.map(jax.numpy.array, others)
-            )
+            found = search(self._programs, state, beams, max_new_tokens, controls, device_arrays(others))
         lengths = np.asarray(found.lengths, np.int64)
         texts = np.asarray(found.finished).astype(np.int64)[:, :, : int(found.count)]
         padding = np.arange(texts.shape[2]) >= lengths[..., None]
@@ -189,7 +201,7 @@ class Decoder(VerifiedSteps):
             UnsupportedError: a cache of either decoder cannot be rolled back: a recurrent state, or a sliding window.
             InputError, CacheError: as for ``generate``.
         """
-        count = whole_number("count", count)
+        count, max_new_tokens = whole_number("count", count), whole_number("max_new_tokens", max_new_tokens)
         if not isinstance(draft, Decoder):
             raise InputTypeError(f"draft is {type(draft).__name__}, not a Decoder: draft=onnx2jax.decoder(...)")
         for each in (self, draft):
@@ -206,7 +218,7 @@ class Decoder(VerifiedSteps):
         small, _ = draft._begin(rows, max_new_tokens, **options, **shared)
         small = replace(small, last=state.last)
         with compat.enable_x64():
-            inputs = jax.tree.map(jax.numpy.array, (others, shared))
+            inputs = device_arrays(others), device_arrays(shared)
         if state.cache.aligned or small.cache.aligned:
             raise UnsupportedError("the model needs a right-aligned cache, which cannot be rolled back: use generate")
         self._verify_extend(state, rows, count + 1, inputs[0])
@@ -236,13 +248,13 @@ class Decoder(VerifiedSteps):
         length: int | None = None, after: Generation | None = None, **others: Any,
     ) -> tuple[State, Callable[[State, int], State]]:  # fmt: skip
         """The state after the prompts with its first token, and a function that runs it until a number of tokens."""
+        tokens = list(tokens) if isinstance(tokens, Iterator) else tokens
         check_outside((tokens, rng, others))
         rows = prompt_rows(tokens, others.pop("attention_mask", None), self.vocabulary)
-        count = whole_number("max_new_tokens", count)
         choose, controls = as_sampler(sampling, rng)
         controls |= {"stop": self._stop_array(stop), "pad": np.int32(self.pad)}
         with compat.enable_x64():
-            others = {n: jax.numpy.array(v) for n, v in others.items()}
+            others = device_arrays(others)
 
         def run(state: State, limit: int) -> State:
             return self._programs.loop(state, limit, choose, controls, others)
@@ -327,7 +339,7 @@ class Decoder(VerifiedSteps):
         if length is None:
             length = self.fixed_length or -(-wanted // 64) * 64
             length = length if self.context is None else min(length, self.context)
-        if wanted > whole_number("length", length, 0):
+        if wanted > (length := whole_number("length", length, 0)):
             raise InputShapeError(
                 f"prompt and text are {wanted} tokens, and the cache has room for {length}: length={wanted}"
                 + (", but this file declares a fixed length" if self.fixed_length else "")

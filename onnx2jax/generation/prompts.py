@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,30 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     return int(number)
 
 
+def as_array(name: str, value: Any) -> np.ndarray:
+    """An argument as a NumPy array.
+
+    Raises:
+        InputValueError: it has none, as nested lists that differ in length.
+    """
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputValueError(f"{name} is {value!r}, which is no array: {error}") from error
+
+
+def device_arrays(inputs: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Copies of further inputs of a model on the device.
+
+    Raises:
+        InputTypeError: one is no array.
+    """
+    found = {n: v if hasattr(v, "dtype") else as_array(n, v) for n, v in inputs.items()}
+    if wrong := [n for n, v in found.items() if v.dtype == object or v.dtype.kind in "SU"]:
+        raise InputTypeError(f"input {wrong[0]!r} is {inputs[wrong[0]]!r}, not an array of numbers")
+    return {n: jnp.array(v) for n, v in found.items()}
+
+
 def prompt_rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.ndarray]:
     """The prompts as int32 arrays without padding.
 
@@ -54,11 +78,17 @@ def prompt_rows(tokens: Prompts, mask: Any, vocabulary: int | None) -> list[np.n
     """
     if not hasattr(tokens, "ndim") and not isinstance(tokens, Iterable):
         raise InputValueError(f"tokens is {tokens!r}: token ids of a prompt, [5, 17, 3], or of several, [[5, 17], [3]]")
+    tokens = tokens if hasattr(tokens, "ndim") else list(tokens)
     if hasattr(tokens, "ndim") or not any(isinstance(t, Sequence) or np.ndim(t) for t in tokens):
         tokens = np.atleast_2d(np.asarray(tokens))
-    rows = [np.asarray(row) for row in tokens]
+    rows = [as_array(f"prompt {i}", row) for i, row in enumerate(tokens)]
     if mask is not None:
-        live, lengths = np.atleast_2d(np.asarray(mask)) > 0, sorted({r.size for r in rows})
+        live = np.atleast_2d(as_array("attention_mask", mask))
+        if live.dtype.kind not in "biuf":
+            raise InputValueError(
+                f"attention_mask is {mask!r}: 1 for tokens, 0 for padding, in the shape of the tokens"
+            )
+        live, lengths = live > 0, sorted({r.size for r in rows})
         if live.shape != (len(rows), *lengths):
             shape = (len(rows), *lengths) if len(lengths) == 1 else f"{len(rows)} lists of {lengths} tokens"
             raise InputShapeError(f"attention_mask {live.shape} does not match the tokens' shape {shape}")
@@ -104,9 +134,13 @@ def stop_sequences(stop: Any) -> list[list[int]]:
     stop = stop.tolist() if hasattr(stop, "tolist") else stop
     several = [s.tolist() if hasattr(s, "tolist") else s for s in (stop if isinstance(stop, Sequence) else [stop])]
     found = [s if isinstance(s, Sequence) else [s] for s in several]
-    if any(not s or not all(isinstance(t, int | np.integer) and t is not True and t >= 0 for t in s) for s in found):
+    if any(not s or not all(_is_token(t) for t in s) for s in found):
         raise InputValueError(f"stop is {stop!r}: a token, or several, each a token or a list of tokens, 0 or more")
     return [[int(t) for t in s] for s in found]
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and value is not True and bool(0 <= value <= np.iinfo(np.int32).max)
 
 
 def as_sampler(sampling: Any, rng: Any) -> tuple[Sampler, dict[str, Any]]:

@@ -40,6 +40,10 @@ class VerifiedSteps(Steps):
         """Whether sequences differ in length, so that slots are not positions."""
         return len(set(np.asarray(cache.lengths).tolist())) > 1
 
+    def _cache_key(self, cache: Cache) -> tuple[int, bool, bool, bool]:
+        """What decides, of a cache of given batch size, how the model is run on it: length and layout."""
+        return cache.length, cache.aligned, cache.apart, self._ragged(cache)
+
     def _prefill(
         self, rows: list[np.ndarray], room: int, layout: str, choose: Sampler, controls: Any, others: Any
     ) -> State:
@@ -110,12 +114,12 @@ class VerifiedSteps(Steps):
     def _verify_resume(
         self, cache: Cache, more: np.ndarray, state: State, choose: Sampler, controls: Mapping[str, Any], others: Any
     ) -> None:
-        """Compares extending by several tokens at once with one step per token, once per shape.
+        """Compares extending by several tokens at once with one step per token, once per shape and cache layout.
 
         Raises:
             CacheError: the logits differ.
         """
-        if more.shape[1] == 1 or (key := (more.shape, cache.length, self._ragged(cache))) in self._verified:
+        if more.shape[1] == 1 or (key := ("resume", more.shape, self._cache_key(cache))) in self._verified:
             return
         controls = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
         own = jax.tree.map(jax.numpy.copy, replace(state, cache=cache))
@@ -131,7 +135,7 @@ class VerifiedSteps(Steps):
         Raises:
             CacheError: the logits differ.
         """
-        if (key := ("extension", len(rows), count, state.cache.length, state.cache.apart)) in self._verified:
+        if (key := ("extension", len(rows), count, self._cache_key(state.cache))) in self._verified:
             return
         more = np.stack([np.resize(r, count) for r in rows])
         choose, controls = as_sampler("greedy", None)

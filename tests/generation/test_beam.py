@@ -98,5 +98,11 @@ def test_invalid_arguments_raise() -> None:
             decoder("shared").beam_search([1], 3, beams=beams)  # type: ignore[arg-type]
     with pytest.raises(InputValueError, match="length_penalty is nan"):
         decoder("shared").beam_search([1], 3, length_penalty=float("nan"))
+    with pytest.raises(InputValueError, match="length_penalty is 'long'"):
+        decoder("shared").beam_search([1], 3, length_penalty="long")  # type: ignore[arg-type]
+    with pytest.raises(InputValueError, match="max_new_tokens is '3'; it is a whole number"):
+        decoder("shared").beam_search([1], "3")  # type: ignore[arg-type]
+    with pytest.raises(InputValueError, match="early_stopping is 'never', not True or False"):
+        decoder("shared").beam_search([1], 3, early_stopping="never")  # type: ignore[arg-type]
     with pytest.raises(InputShapeError, match=r"are 23 tokens, and the cache has room for 16: length=23"):
         decoder("shared").beam_search([1] * 20, 3, length=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,7 @@ from onnx2jax.errors import (
     InputValueError,
     UnsupportedError,
 )
+from onnx2jax.generation import verified
 from tests.support import decoders
 from tests.support.decoders import by_hand, by_onnxruntime
 from tests.support.models import mlp, value
@@ -62,6 +64,27 @@ def test_other_lengths_and_settings_do_not_recompile(decoder: Decoder) -> None:
     decoder.generate([P, Q], 3, sampling=Sampling(temperature=0.3, top_k=7, top_p=0.8, min_p=0.1), rng=1)
     decoder.generate([P, Q], 7, sampling="top_p", stop=4)
     assert decoder.compilations == 4
+
+
+def test_prompts_and_counts_of_other_types(decoder: Decoder) -> None:
+    """An iterator is read once, and whole numbers may be floats or arrays."""
+    want = [wanted(*P, count=3), wanted(*Q, count=3)]
+    assert decoder.generate(iter([P, Q]), 3).texts() == want
+    assert decoder.generate([P, Q], np.array([3.0]), length=64.0).texts() == want  # type: ignore[arg-type]
+
+
+def test_each_cache_layout_is_verified_on_resuming(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model runs differently on sequences apart, so what held for shared slots says nothing of them."""
+    calls = []
+    check = verified.check_close
+    monkeypatch.setattr(verified, "check_close", lambda *a, **k: (calls.append(1), check(*a, **k)))
+    together = decoder.read([P, Q], 32)
+    apart = replace(together, cache=replace(together.cache, apart=True))
+    for before, count in ((together, 1), (apart, 1), (together, 0), (apart, 0)):
+        calls.clear()
+        texts = decoder.generate([[1, 4, 6], [7, 2, 6]], 3, after=before).texts()
+        assert texts == [wanted(*P, 1, 4, 6, count=3), wanted(*Q, 7, 2, 6, count=3)]
+        assert len(calls) == count
 
 
 LEFT = np.array([P, [0, 0, *Q]]), np.array([[1] * 5, [0, 0, 1, 1, 1]])
@@ -197,6 +220,7 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (P, {"stop": "end"}, InputValueError, "stop is 'end'"),
     (P, {"stop": [1.5]}, InputValueError, r"stop is \[1\.5\]"),
     (P, {"stop": [[1], [[2]]]}, InputValueError, "stop is"),
+    (P, {"stop": 2**40}, InputValueError, "stop is 1099511627776"),
     (P, {"stop": 61}, InputValueError, "stop has token 61; tokens are 0 to 60"),
     (None, {}, InputValueError, r"tokens is None: token ids of a prompt, \[5, 17, 3\]"),
     (5, {}, InputValueError, "tokens is 5"),
@@ -211,6 +235,10 @@ BAD: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     (P, {"sampling": lambda logits, _: logits.argmax(-1) + 100}, InputValueError, "tokens are 0 to 60"),
     (P, {"stop": True}, InputValueError, "stop is True"),
     (P, {"after": [1]}, InputTypeError, "after is list"),
+    ([[1, [2]]], {}, InputValueError, r"prompt 0 is \[1, \[2\]\], which is no array"),
+    (P, {"attention_mask": "all"}, InputValueError, "attention_mask is 'all'"),
+    ([P, P[:2]], {"attention_mask": [[1] * 5, [1] * 2]}, InputValueError, "attention_mask is .* no array"),
+    (P, {"pixels": "image"}, InputTypeError, "input 'pixels' is 'image', not an array"),
     (P, {"rng": "seed"}, onnx2jax.errors.OnnxError, "rng|seed|key"),
 ]
 

@@ -82,5 +82,7 @@ def test_invalid_arguments_raise() -> None:
         own.speculate(PROMPTS, 3, decoder("state"))
     with pytest.raises(InputValueError, match="count is 0; it is a whole number, 1 or more"):
         own.speculate(PROMPTS, 3, own, count=0)
+    with pytest.raises(InputValueError, match="max_new_tokens is 'x'; it is a whole number, 1 or more"):
+        own.speculate(PROMPTS, "x", own)  # type: ignore[arg-type]
     with pytest.raises(InputTypeError, match="draft is Model, not a Decoder"):
         own.speculate(PROMPTS, 3, own.model)  # type: ignore[arg-type]
