@@ -18,7 +18,7 @@ from typing import Final
 
 import onnx2jax
 
-STOREYS: Final = (
+LAYERS: Final = (
     ("face", ("", "__main__", "backend", "cli", "data", "demo", "session")),
     ("training", ("training", "generation")),
     ("model", ("model",)),
@@ -79,40 +79,40 @@ def imports(module: str, path: Path) -> Iterator[str]:
             yield from (f"{dotted}.{a.name}" for a in node.names)
 
 
-def room_of(name: str) -> str:
+def package_of(name: str) -> str:
     """The subpackage of a dotted name inside the package; "" for the public names.
 
-    >>> room_of("ir.graph.Graph"), room_of("convert")
+    >>> package_of("ir.graph.Graph"), package_of("convert")
     ('ir', '')
     """
     first = name.split(".")[0]
-    return first if any(first in rooms for _, rooms in STOREYS) else ""
+    return first if any(first in packages for _, packages in LAYERS) else ""
 
 
 def arrows() -> dict[str, set[str]]:
     """The subpackages that each subpackage imports from."""
-    found: dict[str, set[str]] = {room: set() for _, rooms in STOREYS for room in rooms}
+    found: dict[str, set[str]] = {package: set() for _, packages in LAYERS for package in packages}
     for module, path in modules().items():
         inner = (name.removeprefix("onnx2jax.") for name in imports(module, path) if name.startswith("onnx2jax."))
-        found[room_of(module)].update(room_of(name) for name in inner)
-    return {room: targets - {room} for room, targets in found.items()}
+        found[package_of(module)].update(package_of(name) for name in inner)
+    return {package: targets - {package} for package, targets in found.items()}
 
 
 def main() -> int:
     """Print the report; 1 if operators take more lines than the ratchet allows."""
     lines: Counter[str] = Counter()
     for module, path in modules().items():
-        lines[room_of(module)] += code_lines(path.read_text(encoding="utf-8"))
+        lines[package_of(module)] += code_lines(path.read_text(encoding="utf-8"))
     targets = arrows()
-    for storey, rooms in STOREYS:
-        print(f"{storey}:")
-        for room in rooms:
-            below = ", ".join(n for _, names in STOREYS for n in names if n in targets[room])
-            print(f"  {room or 'onnx2jax':<9} {lines[room]:>5} lines" + (f"  -> {below}" if below else ""))
-    compiler = sum(n for room, n in lines.items() if room not in ("ops", "proto", "checker"))
+    for layer, packages in LAYERS:
+        print(f"{layer}:")
+        for package in packages:
+            below = ", ".join(n for _, names in LAYERS for n in names if n in targets[package])
+            print(f"  {package or 'onnx2jax':<9} {lines[package]:>5} lines" + (f"  -> {below}" if below else ""))
+    compiler = sum(n for package, n in lines.items() if package not in ("ops", "proto", "checker"))
     operators = sum(map(len, onnx2jax.supported().values()))
     each = lines["ops"] / operators
-    print(f"{sum(map(len, targets.values()))} arrows between {len(targets)} rooms, none upwards")
+    print(f"{sum(map(len, targets.values()))} arrows between {len(targets)} packages, none upwards")
     print(f"{sum(lines.values())} code lines, {compiler} of them the compiler's (without ops, proto, checker)")
     print(f"ops/: {lines['ops']} code lines for {operators} operators, {each:.1f} each")
     if each > MOST_LINES_PER_OPERATOR:

@@ -22,6 +22,7 @@ from typing import Final
 from onnx import TensorProto
 
 from benchmarks.decoders import Size, Writer
+from onnx2jax.model.devices.chips import CHIPS, Chip
 from onnx2jax.model.devices.cost import Cost, cost
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
@@ -64,23 +65,22 @@ def described(size: Size, path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Machine:
-    """An accelerator by its data sheet: bytes of memory, bfloat16 FLOP/s, one-way bytes/s to its neighbours."""
+    """An accelerator by its data sheet, and the one-way bytes/s to its neighbours."""
 
-    memory: float
-    flops: float
+    chip: Chip
     link: float
 
     @property
     def balance(self) -> float:
         """FLOPs per transferred byte below which collectives take longer than the computation."""
-        return self.flops / self.link
+        return self.chip.flops / self.link
 
 
 MACHINES: Final = {
-    "TPU v5e": Machine(16e9, 197e12, 200e9),
-    "H100 (NVLink)": Machine(80e9, 989e12, 450e9),
-    "H100 (400 Gbit/s)": Machine(80e9, 989e12, 50e9),
-    "TPU v5p": Machine(95e9, 459e12, 600e9),
+    "TPU v5e": Machine(CHIPS["v5e"], 200e9),
+    "H100 (NVLink)": Machine(CHIPS["h100"], 450e9),
+    "H100 (400 Gbit/s)": Machine(CHIPS["h100"], 50e9),
+    "TPU v5p": Machine(Chip("TPU v5p", 459e12, 2.765e12, 95 * 10**9), 600e9),  # XLA cannot compile for one chip of it
 }
 MOVED: Final = {"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1, "all-to-all": 1}
 """The factor by which a ring algorithm transfers the bytes of a result, for many devices."""
@@ -130,7 +130,7 @@ def measured(size: Size, mesh: str, plan: str, folder: Path) -> Found:
 
 def row(name: str, mesh: str, plan: str, found: Found) -> str:
     devices = math.prod(int(a.split("=")[1]) for a in mesh.split(","))
-    fits = [n for n, m in MACHINES.items() if found.weights < 0.8 * m.memory]
+    fits = [n for n, m in MACHINES.items() if found.weights < 0.8 * m.chip.memory]
     share = found.flops / found.moved if found.moved else math.inf
     bound = [n for n in fits if MACHINES[n].balance > share]
     cells = (
@@ -208,7 +208,7 @@ def main() -> None:
             print(row(name, mesh, plan, measured(SIZES[name], mesh, plan, Path(folder))))
         return
     lines = [
-        f"| {n} | {m.memory / 1e9:.0f} | {m.flops / 1e12:.0f} | {m.link / 1e9:.0f} | {m.balance:,.0f} |"
+        f"| {n} | {m.chip.memory / 1e9:.0f} | {m.chip.flops / 1e12:.0f} | {m.link / 1e9:.0f} | {m.balance:,.0f} |"
         for n, m in MACHINES.items()
     ]
     lines += ["", f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]

@@ -21,13 +21,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 75
-ROOMS = ("onnx2jax", "tests", "docs", "benchmarks")
+FOLDERS = ("onnx2jax", "tests", "docs", "benchmarks")
 ALWAYS = ("tests/test_architecture.py", "tests/face/test_public.py", "tests/model/test_model.py")
 
 
 def sources() -> dict[str, Path]:
     """Python files by the dotted name that imports them."""
-    files = (p.relative_to(ROOT) for room in ROOMS for p in (ROOT / room).rglob("*.py"))
+    files = (p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
     return {".".join(p.with_suffix("").parts).removesuffix(".__init__"): p for p in files}
 
 

@@ -9,47 +9,47 @@ import sys
 import pytest
 
 import onnx2jax
-from benchmarks.house import STOREYS, imports, modules, room_of
+from benchmarks.house import LAYERS, imports, modules, package_of
 from tests.support.helpers import ROOT
 
 MODULES = modules()
-STOREY = {room: k for k, (_, rooms) in enumerate(reversed(STOREYS)) for room in rooms}
+LAYER = {package: k for k, (_, packages) in enumerate(reversed(LAYERS)) for package in packages}
 
 
 def test_every_module_has_a_layer() -> None:
-    assert {m.split(".")[0] for m in MODULES} == STOREY.keys()
+    assert {m.split(".")[0] for m in MODULES} == LAYER.keys()
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_go_down(module: str) -> None:
     inner = {i.removeprefix("onnx2jax.") for i in imports(module, MODULES[module]) if i.startswith("onnx2jax.")}
-    here = room_of(module)
-    rooms = [room_of(i) for i in inner]
-    beside = STOREYS[0][1] if here in STOREYS[0][1] else (here,)  # the face is one package of several files
-    assert [r for r in rooms if r not in beside and STOREY[r] >= STOREY[here]] == []
+    here = package_of(module)
+    packages = [package_of(i) for i in inner]
+    beside = LAYERS[0][1] if here in LAYERS[0][1] else (here,)  # the face is one package of several files
+    assert [r for r in packages if r not in beside and LAYER[r] >= LAYER[here]] == []
 
 
 def test_packages_of_a_layer_do_not_import_each_other() -> None:
-    assert STOREY["checker"] == STOREY["sharding"] == STOREY["runtime"]
-    assert room_of("runtime.partition") == "runtime"
+    assert LAYER["checker"] == LAYER["sharding"] == LAYER["runtime"]
+    assert package_of("runtime.partition") == "runtime"
     assert "onnx2jax.ir.graph.Graph" in set(imports("runtime.partition", MODULES["runtime.partition"]))
 
 
 def test_packages_inside_model_are_layered() -> None:
     order = ["calls", "changes", "files", "reports", "devices"]
-    place = {f"model.{room}": k for k, room in enumerate(order)}
-    rooms = {m.rpartition(".")[0] for m in MODULES if m.count(".") == 2 and m.startswith("model.")}
-    assert rooms == place.keys()
-    for module in (m for m in MODULES if m.rpartition(".")[0] in rooms):
+    place = {f"model.{package}": k for k, package in enumerate(order)}
+    packages = {m.rpartition(".")[0] for m in MODULES if m.count(".") == 2 and m.startswith("model.")}
+    assert packages == place.keys()
+    for module in (m for m in MODULES if m.rpartition(".")[0] in packages):
         here = place[module.rpartition(".")[0]]
         inner = {".".join(i.split(".")[1:3]) for i in imports(module, MODULES[module]) if i.startswith("onnx2jax.")}
         assert [i for i in inner if place.get(i, here) > here] == [], module
 
 
-@pytest.mark.parametrize("room", ["ops", "proto"])
-def test_top_level_links_are_no_packages(room: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"import {room}"], cwd=ROOT, capture_output=True, text=True)
-    assert f"ImportError: import onnx2jax.{room}, not {room}" in done.stderr
+@pytest.mark.parametrize("package", ["ops", "proto"])
+def test_top_level_links_are_no_packages(package: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {package}"], cwd=ROOT, capture_output=True, text=True)
+    assert f"ImportError: import onnx2jax.{package}, not {package}" in done.stderr
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -59,7 +59,7 @@ def test_onnx_and_onnxruntime_are_not_imported(module: str) -> None:
 
 
 def test_proto_does_not_import_jax() -> None:
-    names = [m for m in MODULES if room_of(m) == "proto"]
+    names = [m for m in MODULES if package_of(m) == "proto"]
     assert names
     assert not any(i.split(".")[0] in ("jax", "jaxlib") for m in names for i in imports(m, MODULES[m]))
 
@@ -67,7 +67,7 @@ def test_proto_does_not_import_jax() -> None:
 KNOWS_NO_OPERATOR = ["ir.analysis", "ir.graph", "model.calls.arguments", "model.model"]
 
 
-@pytest.mark.parametrize("module", [*KNOWS_NO_OPERATOR, *(m for m in sorted(MODULES) if room_of(m) == "runtime")])
+@pytest.mark.parametrize("module", [*KNOWS_NO_OPERATOR, *(m for m in sorted(MODULES) if package_of(m) == "runtime")])
 def test_the_interpreter_names_no_operator(module: str) -> None:
     operators = {name for names in onnx2jax.supported().values() for name in names}
     constants = [n for n in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(n, ast.Constant)]
@@ -78,7 +78,7 @@ FIELDS = {"eqns", "invars", "outvars", "constvars", "primitive", "source_info", 
 CLASSES = {"ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Var", "primitives"}
 
 
-READERS = sorted(m for m in MODULES if room_of(m) != "compat" and m != "runtime.cpu.jaxpr_rewrite")
+READERS = sorted(m for m in MODULES if package_of(m) != "compat" and m != "runtime.cpu.jaxpr_rewrite")
 
 
 @pytest.mark.parametrize("module", READERS)

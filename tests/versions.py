@@ -84,7 +84,7 @@ def lowest(tools: bool = True) -> list[str]:
     return [f"{name}=={version}" for name, version in bounds.items()]
 
 
-def run(name: str, python: str, rooms: Sequence[str] = (), constraints: Sequence[str] = ()) -> Row:
+def run(name: str, python: str, tests: Sequence[str] = (), constraints: Sequence[str] = ()) -> Row:
     """Make an environment, run the suite or a part of it there, and count."""
     folder = ENVIRONMENTS / name
     report = folder / "report.xml"
@@ -93,7 +93,7 @@ def run(name: str, python: str, rooms: Sequence[str] = (), constraints: Sequence
     constrained = dict(os.environ)
     if constraints:
         constrained["PIP_CONSTRAINT"] = written(folder / "constraints.txt", constraints)
-    make = ["make", f"VENV={folder.relative_to(ROOT)}", f"PYTHON={python}", f"TESTS={' '.join(rooms)}"]
+    make = ["make", f"VENV={folder.relative_to(ROOT)}", f"PYTHON={python}", f"TESTS={' '.join(tests)}"]
     # Constraints are for the environment alone: tests that call pip themselves want other versions.
     if subprocess.run([*make, f"{folder.relative_to(ROOT)}/.test"], cwd=ROOT, env=constrained, check=False).returncode:
         return Row(name, versions(folder))

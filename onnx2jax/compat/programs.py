@@ -101,7 +101,7 @@ def synchronous_device() -> Any:
 
 
 def has_onednn() -> bool:
-    """Whether ``onednn`` serves: its targets are internal to XLA, and other releases read their settings otherwise."""
+    """Whether ``onednn`` is supported: its targets are internal to XLA, and other releases read other settings."""
     return version("jaxlib").startswith("0.10.")
 
 
@@ -119,8 +119,8 @@ def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *oper
 
 
 def scan_constants(scan: Any) -> int:
-    """How many operands of a scan, the first of them, each step reads as they are; 0 where ``onednn`` does not serve,
-    whose releases write it otherwise."""
+    """Number of leading operands that every step of a scan reads unchanged; 0 in releases without ``onednn``,
+    which store it elsewhere."""
     return int(scan.params.get("num_consts", 0)) if has_onednn() else 0
 
 

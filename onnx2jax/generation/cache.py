@@ -67,7 +67,7 @@ def cache_kind(pair: Pair) -> Kind:
         return "cross"
     if pair.axis is None:
         return "state"
-    if pair.maker is not None and pair.maker.op_type in SHARED_OPERATORS:
+    if pair.producer is not None and pair.producer.op_type in SHARED_OPERATORS:
         return "shared"
     return "fixed" if isinstance(pair.dims[pair.axis], int) else "appended"
 

@@ -64,20 +64,20 @@ MASK: Final = _operator("MaskScores", mask_scores, ("scores", "live", "start"))
 
 def write_to_buffers(graph: Graph, pairs: Mapping[str, Pair]) -> Graph | None:
     """The graph with the Concat of each cache as an in-place write; None if a cache is appended in another way."""
-    makers = {p.maker: n for n, p in pairs.items()}
-    if not makers or len(makers) < len(pairs):
+    producers = {p.producer: n for n, p in pairs.items()}
+    if not producers or len(producers) < len(pairs):
         return None
-    for maker, name in makers.items():
-        if maker is None or maker.op_type != "Concat" or maker.domain or maker.inputs[0] != name:
+    for producer, name in producers.items():
+        if producer is None or producer.op_type != "Concat" or producer.domain or producer.inputs[0] != name:
             return None
-        if len(maker.inputs) != 2:
+        if len(producer.inputs) != 2:
             return None
 
     def written(node: Node) -> Node:
-        if node not in makers:
+        if node not in producers:
             return node
-        inputs = BUFFER + makers[node], node.inputs[1], START
-        return _with_operator(node, WRITE, inputs, axis=pairs[makers[node]].axis)
+        inputs = BUFFER + producers[node], node.inputs[1], START
+        return _with_operator(node, WRITE, inputs, axis=pairs[producers[node]].axis)
 
     buffers = [ValueInfo(BUFFER + n, TensorType(p.dtype, None)) for n, p in pairs.items()]
     inputs = (*graph.inputs, *buffers, _scalar(START))

@@ -29,8 +29,8 @@ def check_can_roll_back(steps: Steps) -> None:
         UnsupportedError: a cache is a recurrent state or a sliding window, or the model cannot mask removed tokens.
     """
     for name, kind in steps.kinds.items():
-        maker = steps.pairs[name].maker
-        sliding = maker is not None and maker.attributes.get("sliding_window_cache")
+        producer = steps.pairs[name].producer
+        sliding = producer is not None and producer.attributes.get("sliding_window_cache")
         if kind == "state" or sliding:
             what = "is a sliding window" if sliding else "is a recurrent state"
             raise UnsupportedError(f"the cache {name!r} {what}, which cannot be rolled back: use generate")

@@ -393,8 +393,8 @@ def _check_decoder(model: Model, found: Caches, pairs: Mapping[str, Pair]) -> No
     if found.logits is None:
         raise UnsupportedError(f"model {model.graph.name!r} has no output of rank 3 for logits")
     if not pairs:
-        makers = ", ".join(sorted({o for _, o in BY_OPERATOR}))
+        producers = ", ".join(sorted({o for _, o in BY_OPERATOR}))
         raise UnsupportedError(
             f"model {model.graph.name!r} has no KV cache: no input leads to an output of its type by Concat or "
-            f"{makers}; export the decoder with KV caches (optimum: --task text-generation-with-past)"
+            f"{producers}; export the decoder with KV caches (optimum: --task text-generation-with-past)"
         )

@@ -104,7 +104,7 @@ def _with_sizes(model: Model, pair: Pair, sizes: dict[str, int]) -> Pair:
 
 def _update_shape(model: Model, pair: Pair) -> Sequence[int]:
     """The shape of a cache's update for one token; () if it cannot be inferred."""
-    node = pair.maker
+    node = pair.producer
     if node is None:
         return ()
     place = 1 if len(node.inputs) > 1 and node.inputs[1] else 0  # a packed query contains keys and values

@@ -180,8 +180,8 @@ class Model(Views, Exports):
                 results = self._call(given, key, x32, as_numpy=True)
                 runtime.bind(signature, values, given, key)
         found = [to_host(results[i]) for i in wanted]
-        is_private = bound is not None and bound.path != "host"  # compiled programs return arrays of their own
-        return found if is_private else unshared(found, feeds.values())
+        owned = bound is not None and bound.path != "host"  # compiled programs return arrays that share no memory
+        return found if owned else unshared(found, feeds.values())
 
     def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
         """Compile for input shapes, and hoist parameter-only subexpressions, ahead of the first call.

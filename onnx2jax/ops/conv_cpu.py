@@ -34,7 +34,7 @@ from jax import lax
 
 from .arrays import accumulator
 from .window import MAX_TAPS, Window, count_blocks, padded, taps
-from .winograd import is_served, winograd
+from .winograd import is_supported, winograd
 
 HELD: Final = 32
 """Windows of up to so many numbers go by columns, whatever the image: 3x3 over 3 channels in 0.75 ms rather than 1.8,
@@ -104,7 +104,7 @@ def chosen(x: Any, w: Any, window: Window, groups: int) -> Form:
     if count <= MAX_TAPS and (pixels <= few or count * channels <= held):
         return columns
     large = min(blocks) >= LONG_SIDE and min(outputs, channels) >= MANY_CHANNELS
-    return winograd if large and pixels * w.size >= MANY_PRODUCTS and is_served(x, window) else native
+    return winograd if large and pixels * w.size >= MANY_PRODUCTS and is_supported(x, window) else native
 
 
 def _grouped(x: Any, window: Window, groups: int, channels: int) -> Form:
@@ -122,7 +122,7 @@ def native(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...]
     """By lax.conv_general_dilated. What has one spatial axis gets a second: only then XLA has a fast kernel for it.
 
     XLA decides how it computes one of int8 before it takes the padding around the image into it, and writes nothing, or
-    fails, where the kernel that it has chosen does not serve so much padding: a barrier keeps that outside.
+    fails, where the kernel that it has chosen does not support so much padding: a barrier keeps the padding apart.
     """
     if x.ndim == 3:
         flat = Window((1, *window.kernel), (1, *window.strides), ((0, 0), *window.pads), (1, *window.dilations))

@@ -2,7 +2,7 @@
 
 They are not ONNX operators: `convert(..., max_size={"node": size})` substitutes them. Padding repeats the first entry
 (index 0), so that consumers stay in range. The first output counts all entries, including those beyond ``size``, so
-that too small a size is detected. Trips serves loops on the host.
+that too small a size is detected. ``Trips`` runs blocks of a loop whose condition is on the host.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ POINTS: Final = (0.0, 0.75, -0.75, 1.5, -1.5)
 2e-6 for 128 channels; with 0, 1, -1, 2, -2 it is 8e-6, and 5e-7 for a plain convolution."""
 
 
-def is_served(x: Any, window: Window) -> bool:
-    """Whether ``winograd`` serves an image and a window."""
+def is_supported(x: Any, window: Window) -> bool:
+    """Whether ``winograd`` supports an image and a window."""
     return x.dtype == np.float32 and window == ((3, 3), (1, 1), window.pads, (1, 1))
 
 

@@ -1,6 +1,6 @@
 """Lazy arrays: tensor data that stays in its file until it is needed.
 
-A lazy array is a view of a memory map, but serves only as a placeholder: ``load`` reads its values from the open file
+A lazy array is a view of a memory map, but only a placeholder: ``load`` reads its values from the open file
 and raises if that has changed since. Reading the map itself would end the process (SIGBUS) if the file was truncated,
 so every reader of ``Graph.initializers`` has to go through ``load``.
 """

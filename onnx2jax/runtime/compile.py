@@ -247,8 +247,8 @@ class Subprogram:
             ):
                 results.append(ConstantOutput(_read_only(value)) if _is_constant(value) else to_device(value))
                 if not is_jax(value):
-                    makers = [node for node in self.graph.nodes if declared.name in node.outputs]
-                    raise NeedsHost(makers, f"{declared.name!r} holds strings or maps")
+                    producers = [node for node in self.graph.nodes if declared.name in node.outputs]
+                    raise NeedsHost(producers, f"{declared.name!r} holds strings or maps")
         self.compiles += not jax.config.jax_disable_jit  # type: ignore[attr-defined]
         return unaliased(results, jax.tree.leaves((params, values)))
 

@@ -1,4 +1,4 @@
-"""The dispatch cache: from the signature of a call to the compiled program that serves it.
+"""The dispatch cache: from the signature of a call to the compiled program that runs it.
 
 ``Signature`` is the only key. It holds all that decides which program a call gets and what that program computes, and
 ``signature`` is the only function that makes one. Two dictionaries are keyed by it: ``DeviceParams.bound`` maps it to a
@@ -23,7 +23,7 @@ from .interpreter import Settings
 class Constants:
     """Values compiled into a program: scalar parameters, fixed inputs, and inputs specialised on.
 
-    Arrays are private copies, so a caller who writes into his own changes neither key nor program.
+    Arrays are owned copies, so a caller who writes into an array changes neither key nor program.
 
     Attributes:
         params: scalar parameters by Graph.key.
@@ -34,8 +34,8 @@ class Constants:
     def __init__(
         self, params: Mapping[str, Any], inputs: Mapping[str, Any] | None = None, caller_traces: bool = False
     ) -> None:
-        self.params = {n: _private(v) for n, v in params.items()}
-        self.inputs = {n: _private(v) for n, v in (inputs or {}).items()}
+        self.params = {n: _owned_copy(v) for n, v in params.items()}
+        self.inputs = {n: _owned_copy(v) for n, v in (inputs or {}).items()}
         self.caller_traces = caller_traces
         arrays = [(kind, n, v) for kind in ("params", "inputs") for n, v in getattr(self, kind).items()]
         self._key = (caller_traces, *((kind, n, v.dtype.str, v.shape, _content(v)) for kind, n, v in arrays))
@@ -56,7 +56,7 @@ class Constants:
         return f"Constants{self._key}"
 
 
-def _private(value: Any) -> np.ndarray:
+def _owned_copy(value: Any) -> np.ndarray:
     """A read-only array whose memory nobody else can write."""
     array = np.array(value, order="C")
     array.flags.writeable = False

@@ -62,8 +62,8 @@ def _values(walk: Walk, node: Node, operands: Sequence[Along | None]) -> Sequenc
     one = common_axis([a, b])
     if one is not None and one[0] < -2:
         for name, operand in zip(node.inputs, (a, b), strict=False):
-            if operand is None and name in walk.makers:  # keys that all heads share are replicated
-                walk.constrain(*walk.makers[name], one[0], "replicated")
+            if operand is None and name in walk.producers:  # keys that all heads share are replicated
+                walk.constrain(*walk.producers[name], one[0], "replicated")
         return [one]
     for side, operand in enumerate((a, b)):
         if operand is not None and operand[0] == kept[side] and operands[1 - side] is None:

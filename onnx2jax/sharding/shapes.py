@@ -50,7 +50,7 @@ class Extents(dict[str, int]):
         return self[name]
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> tuple[int, ...]:
-        """A declared shape with extents substituted; ``name`` of the value serves for unnamed dimensions."""
+        """A declared shape with extents substituted; unnamed dimensions are keyed by the value's ``name``."""
         return tuple(d if isinstance(d, int) else self[d or f"{name}, axis {i}"] for i, d in enumerate(declared))
 
 

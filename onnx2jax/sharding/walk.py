@@ -58,7 +58,7 @@ class Walk:
         self.concatenated: set[str] = set()
         """Replicated values that concatenate queries, keys and values."""
         self.failed: dict[int, str] = {}
-        self.makers = {n: (node, i) for node in graph.nodes for i, n in enumerate(node.outputs) if n}
+        self.producers = {n: (node, i) for node in graph.nodes for i, n in enumerate(node.outputs) if n}
         self.inputs = {v.name for v in graph.inputs} - graph.initializers.keys()
         self.largest = self._largest()
 

@@ -181,12 +181,12 @@ def adapters(
 def linear_maps(graph: Graph) -> Iterator[LinearMap]:
     """The products with a stored matrix in the main graph."""
     nodes, constants = group_of(graph).nodes, graph.initializers
-    makers = {v: n for n in nodes for v in n.outputs}
+    producers = {v: n for n in nodes for v in n.outputs}
     for node in nodes:
         operator = node.domain, node.op_type
         if operator not in PRODUCTS | PACKED or node.inputs[0] in constants:
             continue
-        name, between = _stored_weight(node.inputs[1], makers, constants)
+        name, between = _stored_weight(node.inputs[1], producers, constants)
         if name in constants:
             packed = operator in PACKED
             found = _packed_map(node, name, constants) if packed else _product_map(node, name, between, constants)
@@ -195,14 +195,14 @@ def linear_maps(graph: Graph) -> Iterator[LinearMap]:
 
 
 def _stored_weight(
-    name: str, makers: Mapping[str, Node], constants: Mapping[str, np.ndarray]
+    name: str, producers: Mapping[str, Node], constants: Mapping[str, np.ndarray]
 ) -> tuple[str, list[Node]]:
     """The name of the stored array from which a weight is computed, and the nodes between, last first."""
     between: list[Node] = []
-    while name in makers:
-        node = makers[name]
+    while name in producers:
+        node = producers[name]
         if node.op_type in BY_HAND:  # follow the stored integer matrix, not the scale or zero point
-            found = [(*_stored_weight(v, makers, constants), v) for v in node.inputs[: 1 + (node.op_type == "Mul")]]
+            found = [(*_stored_weight(v, producers, constants), v) for v in node.inputs[: 1 + (node.op_type == "Mul")]]
             matrices = [f for f in found if f[0] in constants and _is_integers(constants[f[0]])]
             if len(matrices) != 1:
                 break

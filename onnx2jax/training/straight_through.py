@@ -122,10 +122,10 @@ def with_straight_through(graph: Graph) -> Graph:
 
     def change(graph: Graph) -> Graph:
         nonlocal count
-        makers = {n.outputs[0]: n for n in graph.nodes if n.op_type == "QuantizeLinear"}
+        producers = {n.outputs[0]: n for n in graph.nodes if n.op_type == "QuantizeLinear"}
         nodes = []
         for node in graph.nodes:
-            before = makers.get(node.inputs[0]) if node.op_type == "DequantizeLinear" else None
+            before = producers.get(node.inputs[0]) if node.op_type == "DequantizeLinear" else None
             if before is None:
                 nodes.append(node)
                 continue

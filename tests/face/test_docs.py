@@ -36,7 +36,7 @@ def shared(make: Any, source: Path) -> Any:
 def box(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty folder, and bundled models that pages share."""
     monkeypatch.chdir(tmp_path)
-    others = {key: served for key, served in registry._OPERATORS.items() if key[0] != "com.example"}
+    others = {key: one for key, one in registry._OPERATORS.items() if key[0] != "com.example"}
     monkeypatch.setattr(registry, "_OPERATORS", others)  # without operators that other pages have registered
     for make in (onnx2jax.convert, onnx2jax.decoder):
 

@@ -11,9 +11,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_top_level_links_point_into_the_package() -> None:
-    for room in ("ops", "proto"):
-        assert (ROOT / room).is_symlink()
-        assert (ROOT / room).resolve() == ROOT / "onnx2jax" / room
+    for package in ("ops", "proto"):
+        assert (ROOT / package).is_symlink()
+        assert (ROOT / package).resolve() == ROOT / "onnx2jax" / package
 
 
 def test_runtime_dependencies_are_few() -> None:

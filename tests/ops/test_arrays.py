@@ -51,11 +51,11 @@ def test_broadcast_to_symbolic_extents() -> None:
 def thirds() -> Any:
     """An operator whose roundings show: in float16 itself (1 + x) * 3 - 3 loses the digits of a small x."""
 
-    def serve(x: Any) -> Any:
+    def thirds_of(x: Any) -> Any:
         return (1 + x) * 3 - 3, (x > 0)
 
-    registry.op("Thirds", domain="test.arrays", half="float32")(serve)
-    yield serve
+    registry.op("Thirds", domain="test.arrays", half="float32")(thirds_of)
+    yield thirds_of
     del registry._OPERATORS["test.arrays", "Thirds"]
 
 

@@ -55,8 +55,8 @@ def interleaved(hidden: Any) -> Any:
     return hidden[:, 0::2], hidden[:, 1::2]
 
 
-def served(name: str, inputs: list[Any], **attributes: Any) -> Any:
-    """For all tokens, and the same for the first one alone, which gathers its experts."""
+def checked(name: str, inputs: list[Any], **attributes: Any) -> Any:
+    """The result for all tokens, checked against that for the first token alone, which gathers its experts."""
     run = jax.jit(lambda inputs: run_op(name, *inputs, domain=MICROSOFT, **attributes))
     y, first = run(inputs), run([x[:1] if x is not None and len(x) == TOKENS else x for x in inputs])
     np.testing.assert_allclose(first, y[:1], rtol=1e-4, atol=1e-5)
@@ -80,7 +80,7 @@ SHAPED = {"activation_alpha": 1.3, "activation_beta": 0.7, "swiglu_limit": 0.5}
 def test_experts_match_onnxruntime(attributes: dict[str, Any], fc1: Any) -> None:
     inputs = [X, ROUTER, *fc1, *FC2]
     (expected,) = onnxruntime_says("MoE", inputs, 1, attributes)
-    np.testing.assert_allclose(served("MoE", inputs, **attributes), expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(checked("MoE", inputs, **attributes), expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_experts_without_a_cpu_kernel_in_onnxruntime(attributes: Any, act: Any, 
     """As the schema writes them out."""
     inputs = [X, ROUTER, *fc1, *FC2, *(fc3 or ())]
     expected = mixture(routed(ROUTER, 2, 0), act, fc1, FC2, fc3)
-    np.testing.assert_allclose(served("MoE", inputs, k=2, **attributes), expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(checked("MoE", inputs, k=2, **attributes), expected, rtol=2e-4, atol=2e-5)
 
 
 def packed(values: Any, bits: int) -> Any:
@@ -125,7 +125,7 @@ def test_experts_with_packed_weights(bits: int, block: int, zeros: bool) -> None
     inputs = [X, ROUTER, w1, s1, JOINED[1], w2, s2, FC2[1], None, None, None, z1, z2]
     attributes = {"activation_type": "swiglu", "swiglu_fusion": 1, "k": 2, "normalize_routing_weights": 1}
     attributes |= {"expert_weight_bits": bits} | ({"block_size": block} if block else {})
-    y = served("QMoE", inputs, **attributes)
+    y = checked("QMoE", inputs, **attributes)
     exact = mixture(routed(ROUTER, 2, 1), lambda h: swiglu(*interleaved(h)), (real1, JOINED[1]), (real2, FC2[1]))
     np.testing.assert_allclose(y, exact, rtol=2e-4, atol=2e-5)
     np.testing.assert_allclose(y, onnxruntime_says("QMoE", inputs, 1, attributes)[0], rtol=2e-3, atol=2e-3)
@@ -144,7 +144,7 @@ def test_router_weights_as_an_input(normalized: int) -> None:
     for more, weights in ((None, None), (given, given)):
         warned = more is None and not normalized  # onnxruntime's CPU provider does otherwise
         with pytest.warns(DeviationWarning, match="does") if warned else nullcontext():
-            y = served("QMoE", [*MIXED, None, more], **BITS | {"normalize_routing_weights": normalized})
+            y = checked("QMoE", [*MIXED, None, more], **BITS | {"normalize_routing_weights": normalized})
         expected = mixture(routed(ROUTER, 2, normalized, weights), SIMPLE["relu"], *layers)
         np.testing.assert_allclose(y, expected, rtol=2e-4, atol=2e-5)
 
@@ -153,7 +153,7 @@ def test_ties_between_experts_go_to_the_last() -> None:
     router = np.array([[1, 1, 1, 1], [0, 1, 1, 0], [2, 2, 1, 2], [0, 0, 0, 0], [3, 0, 0, 0]], np.float32)
     inputs = [X, router, *FC1, *FC2]
     (expected,) = onnxruntime_says("MoE", inputs, 1, {"k": 2})
-    np.testing.assert_allclose(served("MoE", inputs, k=2), expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(checked("MoE", inputs, k=2), expected, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize(

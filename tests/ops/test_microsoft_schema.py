@@ -27,7 +27,7 @@ SCHEMAS = {
     for s in onnxruntime_state.get_all_operator_schema()
     if s.domain == ("" if s.name in ELSEWHERE else MICROSOFT)
 }
-SERVED = sorted(onnx2jax.supported()[MICROSOFT].keys() & SCHEMAS.keys())
+SUPPORTED = sorted(onnx2jax.supported()[MICROSOFT].keys() & SCHEMAS.keys())
 YOUNG = {
     *("ConvStateReplay", "GatedDeltaNetStateReplay", "HyperConnectionLowRankMix", "MatMulNBitsQLoRA"),
     *("MoEGroupRouter", "PackedSparseAttentionIndexerMerge", "RMSNormRotary", "RouterGateUpProj", "SwiGLU"),
@@ -53,7 +53,7 @@ def test_operators_missing_in_the_installed_schemas_are_recent() -> None:
     assert onnx2jax.supported()[MICROSOFT].keys() - SCHEMAS.keys() <= YOUNG
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_signature(name: str) -> None:
     operator = registry.resolve(MICROSOFT, name, 1)
     assert operator is not None
@@ -63,7 +63,7 @@ def test_signature(name: str) -> None:
 def test_string_operators() -> None:
     takes = {
         name: [i for i, f in enumerate(SCHEMAS[name].inputs) if "tensor(string)" in f.types]
-        for name in SERVED
+        for name in SUPPORTED
         if name != "GridSample"  # strings are refused, there
     }
     assert {n for n, places in takes.items() if places} == signatures._FIRST_MAY_BE_STRINGS[MICROSOFT]

@@ -60,8 +60,8 @@ BEHIND_UFUNCS = {"elementwise._on_dims": (("", "Div"), ("", "Mod"))}
 
 def test_unsupported_operators_have_a_reason() -> None:
     """Of onnxruntime's operators."""
-    served = make_operators.own()["com.microsoft"].keys()
-    assert test_microsoft_types.SCHEMAS.keys() - served <= make_operators.MISSING.keys()
+    supported = make_operators.own()["com.microsoft"].keys()
+    assert test_microsoft_types.SCHEMAS.keys() - supported <= make_operators.MISSING.keys()
 
 
 def test_the_operator_page_is_current() -> None:

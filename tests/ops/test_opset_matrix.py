@@ -26,15 +26,15 @@ IR_VERSION = 10
 @pytest.mark.parametrize("case", [pytest.param(r, id=f"{r.name}-{n}") for n, r in enumerate(rows())])
 def test_numpy_and_jax_agree_with_onnxruntime(case: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
-    served: dict[Operator, dict[str, list[Any]]] = {}
+    results_of: dict[Operator, dict[str, list[Any]]] = {}
     for opset in case.opsets():
         operator = registry.resolve(case.domain, case.name, opset)
         assert operator is not None
         expected = list(case.expected) or _onnxruntime(case, opset)
-        if operator not in served or "opset" in operator.fixtures:
+        if operator not in results_of or "opset" in operator.fixtures:
             text = any(e.dtype == object for e in expected if isinstance(e, np.ndarray))
-            served[operator] = _branches(case, opset, operator, traces=not text)
-        for branch, results in served[operator].items():
+            results_of[operator] = _branches(case, opset, operator, traces=not text)
+        for branch, results in results_of[operator].items():
             try:
                 assert_same(results, expected, case.tolerance, case.tolerance)
             except AssertionError as e:

@@ -1,4 +1,4 @@
-"""Every version of every operator that ONNX defines, against the signature of the function that serves it."""
+"""Every version of every operator that ONNX defines, against the signature of the function that implements it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OUTSIDE = {
     "ScaledTanh": _WITHDRAWN,
     "SimplifiedLayerNormalization": "onnxruntime writes it into ONNX's own domain",
 }
-"""What is served in ONNX's domains although onnx.defs does not know it."""
+"""Supported operators in ONNX's domains that onnx.defs does not define."""
 
 
 def _full_name(schema: Schema) -> str:
@@ -81,14 +81,14 @@ def _history() -> dict[str, list[Schema]]:
 HISTORY = _history()
 
 
-def _serving(schema: Schema) -> Operator | None:
+def _implementing(schema: Schema) -> Operator | None:
     return registry.resolve(schema.domain, schema.name, schema.since_version)
 
 
 def test_every_operator_is_supported() -> None:
     assert len(HISTORY) == 227
     assert sum(map(len, HISTORY.values())) == 659
-    assert [str(v) for versions in HISTORY.values() for v in versions if _serving(v) is None] == []
+    assert [str(v) for versions in HISTORY.values() for v in versions if _implementing(v) is None] == []
 
 
 @pytest.mark.rule("ND-11")
@@ -96,12 +96,12 @@ def test_every_operator_is_supported() -> None:
 def test_signatures(name: str) -> None:
     groups: dict[int, list[Schema]] = defaultdict(list)
     for version in HISTORY[name]:
-        operator = _serving(version)
+        operator = _implementing(version)
         assert operator is not None
         groups[operator.since].append(version)
     table = onnx2jax.supported()[HISTORY[name][0].domain][HISTORY[name][0].name]
     assert set(table) == set(groups), (
-        "a registration that serves no version, or begins where the schema does not change"
+        "a registration that implements no version, or begins where the schema does not change"
     )
     deviations = {attribute for operator, attribute in DEVIATIONS if operator == name}
     problems = {(about, text) for versions in groups.values() for about, text in _problems(versions, HISTORY[name])}
@@ -111,15 +111,17 @@ def test_signatures(name: str) -> None:
 
 def test_defaults_are_among_the_choices() -> None:
     for name, versions in HISTORY.items():
-        for operator in {o.since: o for v in versions if (o := _serving(v)) and o.function}.values():
+        for operator in {o.since: o for v in versions if (o := _implementing(v)) and o.function}.values():
             defaults = {n: p.default for n, p in inspect.signature(operator.function).parameters.items()}
             odd = [k for k, choices in operator.choices.items() if defaults[k] not in (REQUIRED, *choices)]
             assert odd == [], name
 
 
 def test_every_operator_is_defined_by_onnx() -> None:
-    served = {f"{d}.{n}" if d else n for d, names in onnx2jax.supported().items() if d in binding.NEWEST for n in names}
-    assert served - set(HISTORY) == set(OUTSIDE)
+    supported = {
+        f"{d}.{n}" if d else n for d, names in onnx2jax.supported().items() if d in binding.NEWEST for n in names
+    }
+    assert supported - set(HISTORY) == set(OUTSIDE)
 
 
 def test_newest_versions() -> None:
@@ -132,8 +134,8 @@ def test_newest_versions() -> None:
 
 
 def _problems(versions: list[Schema], history: list[Schema]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the function that serves these versions of one operator: (parameter, sentence)."""
-    operator = _serving(versions[0])
+    """What is wrong with the function that implements these versions of one operator: (parameter, sentence)."""
+    operator = _implementing(versions[0])
     assert operator is not None
     for v in versions:
         if v.deprecated != (operator.function is None):

@@ -22,10 +22,10 @@ _kept: list[Any] = []
 
 def torchvision() -> Any:
     """The module, with its operators declared and the two of detectors written in torch where they are missing."""
-    import torch
+    from torch.library import Library
 
     if not _kept and not _loads():
-        library = torch.library.Library("torchvision", "DEF")
+        library = Library("torchvision", "DEF")
         for schema in _SCHEMAS:
             library.define(schema)
         library.impl("nms", _nms, "CPU")

@@ -163,13 +163,13 @@ def _same(ours: np.ndarray, want: np.ndarray) -> bool:
 
 def _first_differing(graph: Graph, run: Any, values: dict[str, Any], padded: dict[str, Any], name: str) -> Node | None:
     """The first node on the way to a value whose output differs but whose operands do not."""
-    makers = {n: node for node in graph.nodes for n in node.outputs if n}
-    every = replace(graph, outputs=tuple(map(ValueInfo, makers)))
-    both = zip(makers, run(every, padded), run(every, values), strict=True)
+    producers = {n: node for node in graph.nodes for n in node.outputs if n}
+    every = replace(graph, outputs=tuple(map(ValueInfo, producers)))
+    both = zip(producers, run(every, padded), run(every, values), strict=True)
     other = {n for n, ours, want in both if not is_close(_corner(ours, want), want)} | {name}
     node = None
-    while name in other and name in makers:
-        node = makers[name]
+    while name in other and name in producers:
+        node = producers[name]
         name = next((n for n in node.reads if n in other), "")
     return node
 

@@ -51,13 +51,13 @@ class Pair:
         past: the input.
         present: the name of the output.
         axis: the token axis; None for a state of constant shape, such as a convolution's.
-        maker: the node that computes the output from the input; None if several nodes do.
+        producer: the node that computes the output from the input; None if several nodes do.
     """
 
     past: ValueInfo
     present: str
     axis: int | None
-    maker: Node | None = field(default=None, compare=False)
+    producer: Node | None = field(default=None, compare=False)
 
     @property
     def batch(self) -> int | None:
@@ -68,7 +68,7 @@ class Pair:
     @property
     def window(self) -> int:
         """The length in tokens of a sliding-window cache; 0 for one that grows."""
-        attributes = self.maker.attributes if self.maker is not None else {}
+        attributes = self.producer.attributes if self.producer is not None else {}
         return int(attributes.get("local_window_size", 0)) if attributes.get("sliding_window_cache") else 0
 
     @property
@@ -86,17 +86,17 @@ class Pair:
 def pairs_of(graph: Graph, inputs: Sequence[ValueInfo]) -> Iterator[Pair]:
     """The caches among the inputs, each with the output that is its next state."""
     outputs = {v.name: v for v in graph.outputs}
-    makers = {name: node for node in graph.nodes for name in node.outputs if name}
+    producers = {name: node for node in graph.nodes for name in node.outputs if name}
     names = {v.name for v in inputs}
     by_graph: dict[str, tuple[str, Node | None]] = {}
     for output in graph.outputs:
-        found, maker = _origin(output.name, makers, names)
+        found, producer = _origin(output.name, producers, names)
         if found is not None:
-            by_graph.setdefault(found, (output.name, maker))
+            by_graph.setdefault(found, (output.name, producer))
     for past in inputs:
         if not isinstance(past.type, TensorType) or past.shape is None or len(past.shape) < 2:
             continue
-        present, maker = by_graph.get(past.name, (namesake(past.name, outputs), None))
+        present, producer = by_graph.get(past.name, (namesake(past.name, outputs), None))
         if present is None:
             continue
         kind = outputs[present].type
@@ -105,14 +105,14 @@ def pairs_of(graph: Graph, inputs: Sequence[ValueInfo]) -> Iterator[Pair]:
             and kind.dtype == past.type.dtype
             and len(kind.shape or past.shape) == len(past.shape)
         ):
-            yield Pair(past, present, _axis(past, outputs[present], maker), maker)
+            yield Pair(past, present, _axis(past, outputs[present], producer), producer)
 
 
-def _origin(name: str, makers: Mapping[str, Node], inputs: set[str]) -> tuple[str | None, Node | None]:
+def _origin(name: str, producers: Mapping[str, Node], inputs: set[str]) -> tuple[str | None, Node | None]:
     """The input whose next state a value is, and the node that updates it, if a single node does."""
     changes: list[Node] = []
-    while name in makers:
-        node = makers[name]
+    while name in producers:
+        node = producers[name]
         place = BY_OPERATOR.get((node.domain, node.op_type), {}).get(node.outputs.index(name))
         if place is None:
             if node.domain or node.op_type not in FOLLOWED:
@@ -141,16 +141,17 @@ def namesake(name: str, outputs: Mapping[str, ValueInfo]) -> str | None:
     return next((c for c in candidates if c != name and c in outputs), None)
 
 
-def _axis(past: ValueInfo, present: ValueInfo, maker: Node | None) -> int | None:
+def _axis(past: ValueInfo, present: ValueInfo, producer: Node | None) -> int | None:
     """The token axis."""
     before, after = past.shape or (), present.shape or ()
-    if maker is not None and maker.op_type == "Concat" and not maker.domain:
-        return int(maker.attributes["axis"]) % len(before)
+    if producer is not None and producer.op_type == "Concat" and not producer.domain:
+        return int(producer.attributes["axis"]) % len(before)
     named = [i for i, d in enumerate(before) if isinstance(d, str) and re.search("past|seq|len|cache_", d) and i]
     grown = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if i and a != b and not isinstance(a, int)]
     if found := named or grown:
         return found[0]
-    in_operator = maker is not None and maker.op_type.endswith("Attention") and not maker.op_type.startswith("Linear")
+    operator = "" if producer is None else producer.op_type
+    in_operator = operator.endswith("Attention") and not operator.startswith("Linear")
     if len(before) == 4 and (in_operator or re.search("key|value", past.name)) and not re.search("state", past.name):
         return 2  # [batch, heads, tokens, size]
     return None

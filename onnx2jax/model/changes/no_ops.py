@@ -25,23 +25,23 @@ def without_no_ops(graph: Graph, values: Values) -> Graph:
     readers = Counter(n for node in graph.nodes for n in node.reads)
     readers.update(v.name for v in graph.outputs)
     held = {v.name for v in graph.outputs}.union(*(node.captures for node in graph.nodes))
-    renamed, nodes, makers = dict[str, str](), list[Node](), dict[str, Node]()
+    renamed, nodes, producers = dict[str, str](), list[Node](), dict[str, Node]()
     for node in graph.nodes:
         node = with_inputs(node, renamed)
-        node = _merged(node, makers, readers)
+        node = _merged(node, producers, readers)
         source, output = _source(node, values, readers), node.outputs[0] if node.outputs else ""
         if source and output and output not in held:
             renamed[output] = source
-        elif source and source in makers and source not in held and not makers[source].graphs:
+        elif source and source in producers and source not in held and not producers[source].graphs:
             renamed[source] = output  # an output of the graph keeps its name
-            maker = makers[source]
-            outputs = tuple(output if n == source else n for n in maker.outputs)
-            nodes = [replace(n, outputs=outputs) if n is maker else with_inputs(n, renamed) for n in nodes]
-            makers = {n: m for m in nodes for n in m.outputs}
+            producer = producers[source]
+            outputs = tuple(output if n == source else n for n in producer.outputs)
+            nodes = [replace(n, outputs=outputs) if n is producer else with_inputs(n, renamed) for n in nodes]
+            producers = {n: m for m in nodes for n in m.outputs}
             renamed |= {old: output for old, new in renamed.items() if new == source}
         else:
             nodes.append(node)
-            makers.update((n, node) for n in node.outputs if n)
+            producers.update((n, node) for n in node.outputs if n)
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -102,9 +102,9 @@ def _perm(node: Node, values: Values) -> list[int] | None:
     return None if value is None else list(range(len(value.shape)))[::-1]
 
 
-def _merged(node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]) -> Node:
+def _merged(node: Node, producers: Mapping[str, Node], readers: Mapping[str, int]) -> Node:
     """A Transpose of a Transpose that nothing else reads, or that it undoes, as one."""
-    before = makers.get(node.inputs[0]) if (node.domain, node.op_type) == ("", "Transpose") else None
+    before = producers.get(node.inputs[0]) if (node.domain, node.op_type) == ("", "Transpose") else None
     if before is None or (before.domain, before.op_type) != ("", "Transpose"):
         return node
     if "perm" not in node.attributes or "perm" not in before.attributes:

@@ -29,12 +29,12 @@ def with_packed(imported: Imported) -> Imported:
     """
     graph = imported.graph
     initializers, nodes = dict(graph.initializers), list(graph.nodes)
-    makers = {v: n for n in nodes for v in n.outputs}
+    producers = {v: n for n in nodes for v in n.outputs}
     readers = Counter(v for g in graph.walk() for n in g.nodes for v in n.reads)
     readers.update(v.name for v in graph.outputs)
     taken = {n for g in graph.walk() for n in g.defines}
     for i, node in enumerate(graph.nodes):
-        found = _quantized_operand(graph, node, makers, readers)
+        found = _quantized_operand(graph, node, producers, readers)
         if found is not None:
             packed = {unused_name(n, taken - {found.name}, ".packed"): v for n, v in found.packed().items()}
             initializers |= packed
@@ -93,23 +93,24 @@ class _QuantizedMatrix:
 
 
 def _quantized_operand(
-    graph: Graph, node: Node, makers: Mapping[str, Node], readers: Mapping[str, int]
+    graph: Graph, node: Node, producers: Mapping[str, Node], readers: Mapping[str, int]
 ) -> _QuantizedMatrix | None:
     """The quantised matrix that a MatMul or Gemm multiplies by; None for other nodes."""
     if (node.domain, node.op_type) not in {("", "MatMul"), ("", "Gemm")} or not _is_plain(graph, node):
         return None
     name, transposed, constants = node.inputs[1], bool(node.attributes.get("transB", 0)), graph.initializers
-    while name in makers and readers[name] == 1:
-        maker = makers[name]
-        name = maker.inputs[0]
-        if (maker.domain, maker.op_type) == ("", "Transpose") and tuple(maker.attributes.get("perm", (1, 0))) == (1, 0):
+    while name in producers and readers[name] == 1:
+        producer = producers[name]
+        name = producer.inputs[0]
+        perm = tuple(producer.attributes.get("perm", (1, 0)))
+        if (producer.domain, producer.op_type) == ("", "Transpose") and perm == (1, 0):
             transposed = not transposed
-        elif maker.op_type == "DequantizeLinear":
-            scale_and_zero = maker.inputs[1:]
+        elif producer.op_type == "DequantizeLinear":
+            scale_and_zero = producer.inputs[1:]
             if name not in constants or readers[name] != 1 or any(n and n not in constants for n in scale_and_zero):
                 return None
             return _quantized_matrix(
-                name, maker, [load(constants[n]) if n else None for n in (name, *scale_and_zero)], transposed
+                name, producer, [load(constants[n]) if n else None for n in (name, *scale_and_zero)], transposed
             )
         else:
             return None
@@ -125,11 +126,11 @@ def _is_plain(graph: Graph, node: Node) -> bool:
     return not bias or (bias in graph.initializers and graph.initializers[bias].ndim == 1)
 
 
-def _quantized_matrix(name: str, maker: Node, operands: list[Any], transposed: bool) -> _QuantizedMatrix | None:
+def _quantized_matrix(name: str, producer: Node, operands: list[Any], transposed: bool) -> _QuantizedMatrix | None:
     """The operands of a DequantizeLinear as a matrix; ``transposed`` if they are stored as [out, in]."""
     weight, scale, zero = (*operands, None)[:3]
     bits = BITS.get(weight.dtype.name)
-    given = maker.attributes
+    given = producer.attributes
     if bits is None or weight.ndim != 2 or given.get("output_dtype", 0) or scale.dtype.itemsize not in (2, 4):
         return None
     middle = 0 if weight.dtype.name[0] == "u" else 2 ** (bits - 1)

@@ -16,7 +16,7 @@ class Chip:
     """One accelerator.
 
     Attributes:
-        title: as its maker names it.
+        title: as its vendor names it.
         flops: peak of bfloat16 matrix products with float32 accumulation, dense, a second.
         bandwidth: of its main memory, bytes a second.
         memory: bytes.

@@ -63,7 +63,7 @@ class OnChip:
     """A program compiled for an accelerator, per chip.
 
     Attributes:
-        chip: as its maker names it.
+        chip: as its vendor names it.
         memory: of the chip, bytes.
         needed: bytes of weights, inputs, outputs, temporary memory and code; None where XLA refused to compile.
         temporary: bytes of it that are neither weights, inputs, outputs nor code; None likewise.

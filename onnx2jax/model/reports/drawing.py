@@ -106,7 +106,7 @@ def blocks_of(
     blocks = [
         Block(v.name, "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
     ]  # others have defaults
-    makers = {b.title: i for i, b in enumerate(blocks)}
+    producers = {b.title: i for i, b in enumerate(blocks)}
     scopes: dict[tuple[str, ...], int] = {}
     homes: list[int] = []
     for node in graph.nodes:
@@ -118,13 +118,13 @@ def blocks_of(
             blocks.append(Block(name if grouped else node.op_type, kind, name))
         blocks[home].nodes.append(node)
         homes.append(home)
-        makers.update((n, home) for n in node.outputs if n)
+        producers.update((n, home) for n in node.outputs if n)
     for block in blocks:
         _describe(block, types)
     edges: dict[tuple[int, int], list[str]] = {}
 
     def join(name: str, end: int) -> None:
-        start = makers.get(name)
+        start = producers.get(name)
         if start is not None and start != end and name not in edges.setdefault((start, end), []):
             edges[start, end].append(name)
 

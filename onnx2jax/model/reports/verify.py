@@ -228,8 +228,10 @@ class _Verifier:
                 theirs = whole.run(feeds)
             else:
                 theirs = read_values(folder, "output", self.model.outputs) if folder is not None else {}
-            makers = {n: str(node) for node in self.model.graph.nodes for n in node.outputs if n}
-            outputs[name] = [self._compared(n, ours[n], theirs[n], makers, self.random) for n in names if n in theirs]
+            producers = {n: str(node) for node in self.model.graph.nodes for n in node.outputs if n}
+            outputs[name] = [
+                self._compared(n, ours[n], theirs[n], producers, self.random) for n in names if n in theirs
+            ]
             if self.each_node or not all(c.ok for c in outputs[name]):
                 try:
                     nodes[name], found = self._by_node(feeds)
@@ -241,8 +243,8 @@ class _Verifier:
                 first = first or found
         return Verification(self.against, outputs, nodes, first, self.notes)
 
-    def _compared(self, name: str, ours: Any, theirs: Any, makers: Mapping[str, str], random: Any) -> Comparison:
-        return compared(name, ours, theirs, only_types=name in random, node=makers.get(name, ""), **self.limits)
+    def _compared(self, name: str, ours: Any, theirs: Any, producers: Mapping[str, str], random: Any) -> Comparison:
+        return compared(name, ours, theirs, only_types=name in random, node=producers.get(name, ""), **self.limits)
 
     def _by_node(self, feeds: Mapping[str, Any]) -> tuple[list[Comparison], Difference | None]:
         """Comparisons of the main graph's nodes, each on the other's operands, and the first difference."""
@@ -281,8 +283,8 @@ class _Verifier:
         rng = jax.random.key(0) if graph.draws else None
         results = program.run(None, {n: v for n, v in feeds.items() if n not in program.static}, rng=rng)
         ours = dict(zip(names, results, strict=True))
-        makers = {n: str(node) for node in graph.nodes for n in node.outputs if n}
-        return [self._compared(n, ours[n], theirs[n], makers, drawn) for n in names], ours
+        producers = {n: str(node) for node in graph.nodes for n in node.outputs if n}
+        return [self._compared(n, ours[n], theirs[n], producers, drawn) for n in names], ours
 
     def _first(
         self,

@@ -14,7 +14,7 @@ from .onednn import convolution as by_onednn
 
 
 class Narrow(NamedTuple):
-    """Convolutions that oneDNN serves: of so many channels at most, and so many pixels at least."""
+    """Convolutions for which oneDNN is used: at most this many input channels, at least this many pixels."""
 
     inputs: int
     pixels: int

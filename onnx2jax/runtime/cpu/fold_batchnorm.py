@@ -77,7 +77,7 @@ class _Uses:
         self.roots: dict[Any, frozenset[Any]] = {v: frozenset() for v in program.constants}
         """The parameters of each value that follows from parameters alone."""
         self.roots |= {v: frozenset((v,)) for v in program.inputs[: program.parameters]}
-        self.makers: dict[Any, Equation] = {}
+        self.producers: dict[Any, Equation] = {}
         self.reader: dict[Any, Equation] = {}
         self.reads = Counter(variables(program.outputs))
         self.root_reads = Counter[Any]()
@@ -86,7 +86,7 @@ class _Uses:
             operands = variables(equation.inputs)
             self.reads.update(operands)
             self.reader.update(dict.fromkeys(operands, equation))
-            self.makers.update(dict.fromkeys(equation.outputs, equation))
+            self.producers.update(dict.fromkeys(equation.outputs, equation))
             roots = frozenset[Any]().union(*(self.roots.get(v, ()) for v in operands))
             if can_evaluate(equation) and all(v in self.roots for v in operands):
                 self.roots.update(dict.fromkeys(equation.outputs, roots))
@@ -127,9 +127,9 @@ class _Uses:
     def _by_channel(self, operand: Any, channel: int) -> Any:
         """The scalar, or one number a channel, that an operand broadcasts; None where it varies otherwise."""
         axes = [*range(len(operand.aval.shape))]
-        while not is_literal(operand) and (maker := self._broadcast(operand)) is not None:
-            axes = [axes[axis] for axis in maker.params["broadcast_dimensions"]]
-            (operand,) = maker.inputs
+        while not is_literal(operand) and (producer := self._broadcast(operand)) is not None:
+            axes = [axes[axis] for axis in producer.params["broadcast_dimensions"]]
+            (operand,) = producer.inputs
         if not is_literal(operand) and operand not in self.roots:
             return None
         extents = zip(axes, operand.aval.shape, strict=True)
@@ -137,9 +137,9 @@ class _Uses:
         return operand if alike and operand.aval.dtype == np.float32 else None
 
     def _broadcast(self, variable: Any) -> Equation | None:
-        maker = self.makers.get(variable)
-        is_one = maker is not None and maker.name == "broadcast_in_dim" and len(maker.inputs) == 1
-        return maker if is_one else None
+        producer = self.producers.get(variable)
+        is_one = producer is not None and producer.name == "broadcast_in_dim" and len(producer.inputs) == 1
+        return producer if is_one else None
 
 
 def _folded(

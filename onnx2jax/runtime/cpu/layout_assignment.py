@@ -78,7 +78,7 @@ def _channels_last(program: Program, rules: ConvRules, onednn: bool, known: int 
     return flat.replace(equations=layout.equations, outputs=outputs, constants=constants)
 
 
-SERVED: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.bfloat16, np.int8)))
+SUPPORTED_DTYPES: Final = frozenset(map(np.dtype, (np.float32, np.float16, jnp.bfloat16, np.int8)))
 
 
 def _can_lower(equation: Equation) -> bool:
@@ -87,7 +87,7 @@ def _can_lower(equation: Equation) -> bool:
     return (
         equation.name == "conv_general_dilated"
         and given["batch_group_count"] == 1
-        and equation.inputs[0].aval.dtype in SERVED
+        and equation.inputs[0].aval.dtype in SUPPORTED_DTYPES
         and (set(given["lhs_dilation"]) <= {1} or _is_transposed(given))
     )
 

@@ -34,24 +34,24 @@ FEWEST: Final = 1 << 14
 def materialise_shared(program: Program) -> Program:
     """The program with bounded values that several equations read as a select, which XLA does not recompute."""
     readers = Counter(v for e in program.equations for v in set(variables(e.inputs)))
-    makers: dict[Any, Equation] = {}
+    producers: dict[Any, Equation] = {}
     constants = dict(program.constants)
     equations: list[Equation] = []
     for equation in program.equations:
-        makers.update(dict.fromkeys(equation.outputs, equation))
+        producers.update(dict.fromkeys(equation.outputs, equation))
         shared = any(readers[v] > 1 and math.prod(getattr(v.aval, "shape", ())) >= FEWEST for v in equation.outputs)
-        bounded = _bounded(equation, makers) if shared else None
+        bounded = _bounded(equation, producers) if shared else None
         equations += [equation] if bounded is None else _selected(equation, *bounded, constants)
     return program.replace(equations=equations, constants=constants)
 
 
-def _bounded(equation: Equation, makers: dict[Any, Equation]) -> tuple[Any, Any] | None:
+def _bounded(equation: Equation, producers: dict[Any, Equation]) -> tuple[Any, Any] | None:
     """The value that an equation gives or converts, and a number that bounds it; None where no number does.
 
     Beyond the range of integers XLA's ways of converting differ.
     """
     dtype = equation.outputs[0].aval.dtype
-    source = makers.get(equation.inputs[0]) if equation.name == "convert_element_type" else equation
+    source = producers.get(equation.inputs[0]) if equation.name == "convert_element_type" else equation
     if source is None or source.name not in ("max", "min", "clamp"):
         return None
     bounds = [literal_value(v) for v in source.inputs if is_literal(v) and not v.aval.shape]

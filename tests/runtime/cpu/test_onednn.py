@@ -43,7 +43,7 @@ def multiplied(x: Any, w: Any, axes: Any = ((-1,), (0,))) -> Any:
     return lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=np.int32)
 
 
-SERVED: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+SUPPORTED: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "a product": (multiplied, int8(65, 130), int8(130, 67)),
     "one row": (multiplied, int8(1, 1027), int8(1027, 1030)),
     "a stack of rows": (multiplied, int8(2, 33, 130), int8(130, 67)),
@@ -72,9 +72,9 @@ def kernels(function: Callable[..., Any], *operands: Any) -> tuple[int, Any, Any
     return sum(e.primitive.name == "ffi_call" for e in changed.jaxpr.eqns), closed, changed
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_onednn_is_called_for(name: str) -> None:
-    assert kernels(*SERVED[name])[0] == 1
+    assert kernels(*SUPPORTED[name])[0] == 1
 
 
 def loop(w: Any, x: Any) -> Any:
@@ -120,13 +120,13 @@ def test_other_products_stay(name: str) -> None:
 
 @NEEDS_IT
 def test_sums_are_exact() -> None:
-    operands = [jax.tree.map(jnp.asarray, operands) for _, *operands in SERVED.values()]
-    programs = [kernels(*case)[1:] for case in SERVED.values()]
+    operands = [jax.tree.map(jnp.asarray, operands) for _, *operands in SUPPORTED.values()]
+    programs = [kernels(*case)[1:] for case in SUPPORTED.values()]
 
     def both(operands: Any) -> Any:
         return [[jaxpr_as_fun(p)(*two)[0] for p in pair] for pair, two in zip(programs, operands, strict=True)]
 
-    for name, (before, after) in zip(SERVED, jax.jit(both)(operands), strict=True):
+    for name, (before, after) in zip(SUPPORTED, jax.jit(both)(operands), strict=True):
         np.testing.assert_array_equal(before, after, err_msg=name)
 
 
@@ -198,11 +198,11 @@ def images(extent: int) -> onnx.ModelProto:
 
 
 @NEEDS_IT
-@pytest.mark.parametrize(("extent", "serves"), [(512, True), (64, False)], ids=["long", "short"])
-def test_it_serves_narrow_images_of_long_programs(extent: int, serves: bool) -> None:
+@pytest.mark.parametrize(("extent", "uses_onednn"), [(512, True), (64, False)], ids=["long", "short"])
+def test_narrow_images_of_long_programs_use_onednn(extent: int, uses_onednn: bool) -> None:
     m, plain = onnx2jax.convert(images(extent)), onnx2jax.convert(images(extent), optimize=False)
     x = RNG.normal(size=(1, 3, extent, extent)).astype(np.float32)
     w = RNG.normal(size=(32, 3, 3, 3)).astype(np.float32)
     np.testing.assert_allclose(m(x, w), plain(x, w), rtol=1e-5, atol=1e-5)
     (executable,) = next(iter(m._runtime.program._compiled.values())).executables.values()  # type: ignore[union-attr]
-    assert ("onednn" in executable.main.lower([], [w, x]).as_text()) == serves  # type: ignore[attr-defined]
+    assert ("onednn" in executable.main.lower([], [w, x]).as_text()) == uses_onednn  # type: ignore[attr-defined]
