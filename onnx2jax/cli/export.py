@@ -1,13 +1,15 @@
-"""``onnx2jax export model.onnx out/``: a serialized ``jax.export`` program, which runs without this library."""
+"""``onnx2jax export model.onnx out/``: a program of ``jax.export`` or StableHLO, which runs without this library."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
-from ..model.files.export import PLATFORMS
+from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
 from .terminal import add_command, add_dims, extents, loading, print_json, working
 
@@ -33,9 +35,11 @@ def add(commands: Any) -> None:
     export.add_argument(
         "--platforms",
         type=lambda text: text.split(","),
-        default=["cpu", "cuda", "tpu"],
         metavar="cpu,cuda,tpu",
-        help=f"some of {', '.join(PLATFORMS)} (default: cpu,cuda,tpu)",
+        help=f"some of {', '.join(PLATFORMS)} (default: cpu,cuda,tpu; cpu for StableHLO)",
+    )
+    export.add_argument(
+        "--format", choices=["jax", "stablehlo"], default="jax", help="stablehlo: for other compilers, such as IREE"
     )
     export.add_argument("--weights", choices=["beside", "inside"], default="beside", help="(default: %(default)s)")
     export.add_argument("--text", action="store_true", help="write the program as StableHLO too")
@@ -45,7 +49,7 @@ def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
     with loading(arguments.model):
         model = convert(arguments.model)
-    with working(f"lowering for {', '.join(arguments.platforms)}"):
+    with working("lowering"):
         folder = model.export(
             arguments.folder,
             dims=sizes,
@@ -53,13 +57,33 @@ def _export(arguments: argparse.Namespace) -> int:
             platforms=arguments.platforms,
             weights=arguments.weights,
             text=arguments.text,
+            format=arguments.format,
         )
-    program, files = load_exported(folder), {str(f): f.stat().st_size for f in sorted(folder.iterdir())}
+    files = {str(f): f.stat().st_size for f in sorted(folder.iterdir())}
+    if arguments.format == "stablehlo":
+        return _print_stablehlo(json.loads((folder / ABOUT).read_text()), files, as_json=arguments.json)
+    program = load_exported(folder)
     if arguments.json:
         inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
         print_json({"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files})
         return 0
     print(program)
+    _print_files(files)
+    return 0
+
+
+def _print_stablehlo(about: Mapping[str, Any], files: Mapping[str, int], *, as_json: bool) -> int:
+    if as_json:
+        print_json({**{key: about[key] for key in ("arguments", "results", "platform")}, "files": files})
+        return 0
+    arguments = ", ".join(f"{a['name']}: {a['dtype']}{a['shape']}" for a in about["arguments"] if a["kind"] != "weight")
+    weights = sum(a["kind"] == "weight" for a in about["arguments"])
+    beside = f", {weights} weights" if weights else ""
+    print(f"StableHLO: main({arguments}{beside}) -> ({', '.join(r['name'] for r in about['results'])})")
+    _print_files(files)
+    return 0
+
+
+def _print_files(files: Mapping[str, int]) -> None:
     for file, size in files.items():
         print(f"  {file}  {size:,} bytes")
-    return 0

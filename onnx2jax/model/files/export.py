@@ -21,6 +21,7 @@ from ...ir.graph import Graph
 from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
+from . import stablehlo
 from .extents import symbolic
 
 ABOUT: Final = "about.json"
@@ -28,8 +29,10 @@ ABOUT: Final = "about.json"
 PROGRAM: Final = "program.bin"
 """The serialized ``jax.export.Exported``: a function of weights by name, inputs by name and, if it draws, a key."""
 WEIGHTS: Final = "weights.npz"
+BYTECODE: Final = "program.mlirbc"
+"""Portable StableHLO: a function ``main`` of positional arrays, which about.json lists."""
 TEXT: Final = "program.mlir"
-FILES: Final = (PROGRAM, WEIGHTS, TEXT)
+FILES: Final = (PROGRAM, BYTECODE, WEIGHTS, TEXT)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 
 
@@ -49,9 +52,10 @@ class Exports:
         *,
         dims: Mapping[str, int | str] | None = None,
         constraints: Sequence[str] = (),
-        platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+        platforms: Sequence[str] | None = None,
         weights: Literal["beside", "inside"] = "beside",
         text: bool = False,
+        format: Literal["jax", "stablehlo"] = "jax",
     ) -> Path:
         """Write the model as a program of ``jax.export``, for machines that have jax and not this library.
 
@@ -66,15 +70,21 @@ class Exports:
             with jax.enable_x64(True):  # if an input has 64 bits
                 outputs = exported.call(weights, {"image": images})  # by name; a random key comes third
 
+        ``format="stablehlo"`` writes portable StableHLO bytecode for other compilers, such as IREE: ``program.mlirbc``
+        with a function ``main`` of positional arrays, whose names, dtypes and shapes ``about.json`` lists under
+        ``arguments`` (inputs, two words of a random key, weights) and ``results``. All extents are fixed there.
+
         Args:
             path: the folder, created if it does not exist.
             dims: by dimension variable an extent, ``{"batch": 8}``, or an expression of others and of new symbols:
                 ``{"total": "past + sequence"}``; ``{"past": "p - 1"}`` may be 0. A dimension without a name is called
                 ``input_axis``; characters that are invalid in Python's identifiers become ``_`` in symbols.
             constraints: constraints on symbols, as for ``jax.export.symbolic_shape``: ``["sequence <= 512"]``.
-            platforms: platforms to lower for: ``cpu``, ``cuda``, ``rocm``, ``tpu``; none of them need be available.
+            platforms: platforms to lower for: ``cpu``, ``cuda``, ``rocm``, ``tpu``; none of them need be available. The
+                default is cpu, cuda and tpu; a StableHLO program is for one, by default cpu.
             weights: ``"inside"`` makes them constants of the program; there is no ``weights.npz`` then.
-            text: write the program as StableHLO too, ``program.mlir``.
+            text: write the program as StableHLO's text too, ``program.mlir``.
+            format: ``"jax"``, which ``load_exported`` reads, or ``"stablehlo"``.
 
         Returns:
             The folder.
@@ -82,8 +92,9 @@ class Exports:
         Raises:
             InputNameError, InputShapeError: ``dims`` or ``constraints`` do not match the model; an unknown platform.
             KnownValueError: the model is no single program: see ``explain``.
-            UnsupportedError: an input is no tensor of numbers, or JAX cannot lower an operation for a platform.
-            ImportError: flatbuffers is not installed.
+            UnsupportedError: an input is no tensor of numbers, JAX cannot lower an operation for a platform, or a
+                StableHLO program calls functions that only XLA has.
+            ImportError: flatbuffers is not installed, which the format of jax needs.
 
         >>> import numpy as np, onnx2jax, tempfile
         >>> model = onnx2jax.convert(onnx2jax.demo_model())
@@ -92,28 +103,49 @@ class Exports:
         >>> again(np.zeros((2, 1, 8, 8), np.float32)).shape
         (2, 10)
         """
-        compat.optional("flatbuffers", "export")
-        if unknown := sorted(set(platforms) - set(PLATFORMS)) or (not platforms and ["nothing"]):
-            raise InputNameError(f"platforms names {unknown}; there are {', '.join(PLATFORMS)}")
-        if weights not in ("beside", "inside"):
-            raise InputNameError(f"weights is {weights!r}; it is 'beside' (a file next to the program) or 'inside'")
+        _check_arguments(format, platforms, weights)
         folder = Path(path)
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
+        _check(self)
         params = dict(self.params) if weights == "beside" else {}
+        shapes = symbolic(self.inputs, dict(dims or {}), constraints)
+        names = {"inputs": [v.name for v in self.inputs], "outputs": [v.name for v in self.outputs]}
+        about = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
         with compat.enable_x64():
-            exported = _exported(self, params, dict(dims or {}), constraints, platforms)
-        _write(folder, self, exported, params, list(constraints), text)
+            if format == "stablehlo":
+                exported = _lowered(stablehlo.function(self, params, shapes), platforms or ("cpu",), shapes)
+                name, program = BYTECODE, exported.mlir_module_serialized
+                about |= stablehlo.about(self, exported, params)
+            else:
+                exported = _lowered(_function(self, params, shapes), platforms or ("cpu", "cuda", "tpu"), shapes)
+                name, program = PROGRAM, _serialized(exported)
+        files: dict[str, atomic.Write] = {name: lambda file: file.write(program)}
+        if params:
+            files[WEIGHTS] = partial(_write_weights, params)
+        if text:
+            files[TEXT] = lambda file: file.write(exported.mlir_module().encode())
+        _write(folder, {**about, "sha256": digest(names, program)}, files)
         return folder
 
 
-def _exported(
-    model: Exports, params: Mapping[str, Any], dims: Mapping[str, int | str], constraints: Sequence[str],
-    platforms: Sequence[str],
-) -> export.Exported:  # fmt: skip
-    """The function of weights, inputs and a key, exported; call it in 64-bit mode."""
-    _check(model)
-    shapes = symbolic(model.inputs, dims, constraints)
+def _check_arguments(format: str, platforms: Sequence[str] | None, weights: str) -> None:
+    if format not in ("jax", "stablehlo"):
+        raise InputNameError(f"format is {format!r}; it is 'jax' or 'stablehlo'")
+    if format == "jax":
+        compat.optional("flatbuffers", "export")
+    if platforms is not None and (
+        unknown := sorted(set(platforms) - set(PLATFORMS)) or (not platforms and ["nothing"])
+    ):
+        raise InputNameError(f"platforms names {unknown}; there are {', '.join(PLATFORMS)}")
+    if format == "stablehlo" and platforms is not None and len(platforms) > 1:
+        raise InputNameError(f"platforms is {list(platforms)}; a StableHLO program is lowered for one: ['cpu']")
+    if weights not in ("beside", "inside"):
+        raise InputNameError(f"weights is {weights!r}; it is 'beside' (a file next to the program) or 'inside'")
+
+
+def _function(model: Exports, params: Mapping[str, Any], shapes: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """The model as a jitted function of weights by name, inputs by name and perhaps a key; and the arguments' types."""
 
     def program(weights: Mapping[str, Any], inputs: Mapping[str, Any], *rng: Any) -> dict[str, Any]:
         results = model.apply(weights, *(inputs[v.name] for v in model.inputs), rng=rng[0] if rng else None)
@@ -121,11 +153,19 @@ def _exported(
         return {v.name: r for v, r in zip(model.outputs, results, strict=True)}
 
     program.__name__ = re.sub(r"\W", "_", model.graph.name) or "onnx_model"
-    kinds = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in params.items()}
+    weights = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in params.items()}
     inputs = {v.name: jax.ShapeDtypeStruct(shapes[v.name], v.type.dtype) for v in model.inputs}  # type: ignore[union-attr]
     keys = [jax.eval_shape(lambda: jax.random.key(0))] if model.graph.draws else []
+    return jax.jit(program), [weights, inputs, *keys]
+
+
+def _lowered(
+    program: tuple[Any, Sequence[Any]], platforms: Sequence[str], shapes: Mapping[str, Any]
+) -> export.Exported:  # fmt: skip
+    """The exported program of a jitted function and its arguments' types; call it in 64-bit mode."""
+    function, arguments = program
     try:
-        return export.export(jax.jit(program), platforms=platforms)(kinds, inputs, *keys)
+        return export.export(function, platforms=platforms)(*arguments)
     except KnownValueError as e:
         e.add_note("export writes a model that is one program; model.explain() shows its stages after a call")
         raise
@@ -133,7 +173,7 @@ def _exported(
         error = e if isinstance(e, OnnxError) else UnsupportedError(f"JAX cannot export the model: {e}")
         # Keep our notes, drop JAX's about its traceback filtering.
         vars(error)["__notes__"] = [n for n in getattr(e, "__notes__", ()) if not n.startswith("---")]
-        if free := dict.fromkeys(str(d) for shape in shapes.values() for d in shape if not isinstance(d, int)):
+        if free := stablehlo.free(shapes):
             error.add_note(
                 f"dimensions {', '.join(free)} were symbolic: fix some (dims={{'batch': 8}}), express some by others "
                 "(dims={'total': 'past + sequence'}), or add constraints (constraints=['sequence <= 512'])"
@@ -153,30 +193,22 @@ def _check(model: Exports) -> None:
             raise UnsupportedError(f"input {info} is no tensor of numbers; an exported program takes only those{fix}")
 
 
-def _write(
-    folder: Path, model: Exports, exported: export.Exported, params: Mapping[str, Any], constraints: Sequence[str],
-    text: bool,
-) -> None:  # fmt: skip
+def _serialized(exported: export.Exported) -> bytes:
     try:
-        program = bytes(exported.serialize())
+        return bytes(exported.serialize())
     except KeyError as e:
         raise UnsupportedError(f"an input or output is of {e.args[0]}, which jax.export cannot store") from None
-    names = {"inputs": [v.name for v in model.inputs], "outputs": [v.name for v in model.outputs]}
-    about = {**names, "constraints": constraints, "sha256": digest(names, program), "jax": jax.__version__}
-    data: dict[Path, atomic.Write] = {folder / PROGRAM: lambda file: file.write(program)}
-    if params:
-        data[folder / WEIGHTS] = partial(_write_weights, params)
-    if text:
-        data[folder / TEXT] = lambda file: file.write(exported.mlir_module().encode())
 
+
+def _write(folder: Path, about: Mapping[str, Any], files: Mapping[str, atomic.Write]) -> None:
     def described(placed: Mapping[Path, Path]) -> bytes:
-        files = {path.name: own.name for path, own in placed.items() if own != path}
-        return json.dumps({**about, **({"files": files} if files else {})}, indent=2).encode()
+        provisional = {path.name: own.name for path, own in placed.items() if own != path}
+        return json.dumps({**about, **({"files": provisional} if provisional else {})}, indent=2).encode()
 
     folder.mkdir(parents=True, exist_ok=True)
     older = {*FILES, *files_of(folder).values()}
-    atomic.replace_all(folder / ABOUT, data, described)
-    for name in older - {path.name for path in data}:  # of an older program
+    atomic.replace_all(folder / ABOUT, {folder / name: write for name, write in files.items()}, described)
+    for name in older - files.keys():  # of an older program
         (folder / name).unlink(missing_ok=True)
 
 

@@ -18,7 +18,7 @@ from ...errors import InputShapeError, InputTypeError, ModelError, OnnxError, Ra
 from ...proto.types import TensorType, ValueInfo
 from ..calls import arguments
 from ..calls.outputs import bundled, field_names
-from .export import ABOUT, PROGRAM, WEIGHTS, digest, files_of
+from .export import ABOUT, BYTECODE, PROGRAM, WEIGHTS, digest, files_of
 
 
 class ExportedModel:
@@ -108,6 +108,8 @@ def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
     compat.optional("flatbuffers", "export")
     folder = Path(path)
     files = files_of(folder)
+    if (folder / files[BYTECODE]).is_file() and not (folder / files[PROGRAM]).is_file():
+        raise ModelError(f"{str(folder)!r} is a StableHLO program for other compilers: export(..., format='jax')")
     if missing := [n for n in (ABOUT, files[PROGRAM]) if not (folder / n).is_file()]:
         raise ModelError(f"{str(folder)!r} is no exported model: it has no {missing[0]}")
     program = (folder / files[PROGRAM]).read_bytes()

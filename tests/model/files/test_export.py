@@ -11,17 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import iree.compiler.tools
+import iree.runtime
 import jax
 import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from jax import export
+from jax.extend import backend
 from onnx import helper
 
 import onnx2jax
 from onnx2jax import cli
 from onnx2jax.errors import (
+    InputError,
     InputNameError,
     InputShapeError,
     InputTypeError,
@@ -431,6 +435,126 @@ def test_weight_names_that_npz_cannot_store_are_rejected(tmp_path: Path) -> None
     np.testing.assert_array_equal(loaded(np.zeros(2, np.float32)), [1, 1])
 
 
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"format": "tflite"}, "format is 'tflite'; it is 'jax' or 'stablehlo'"),
+    ({"format": "stablehlo", "platforms": ["cpu", "tpu"]}, "lowered for one"),
+    ({"format": "stablehlo", "platforms": []}, "there are cpu, cuda"),
+    ({"format": "stablehlo"}, r"dimensions batch are free.*dims=\{'batch': 1\}"),
+]
+
+
+@pytest.mark.parametrize(("keywords", "match"), INVALID)
+def test_invalid_formats_are_rejected(tmp_path: Path, keywords: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        onnx2jax.convert(onnx2jax.demo_model()).export(tmp_path / "out", **keywords)
+    assert not (tmp_path / "out").exists()
+
+
+def run_stablehlo(folder: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run a StableHLO program as docs/guides/export.md says, by jax without this library."""
+    about = json.loads((folder / "about.json").read_text())
+    stored = np.load(folder / "weights.npz") if (folder / "weights.npz").exists() else {}
+    arrays = [
+        (stored if a["kind"] == "weight" else feeds)[a["name"]].view(jax.dtypes.canonicalize_dtype(a["dtype"]))
+        for a in about["arguments"]
+    ]
+    assert [list(a.shape) for a in arrays] == [a["shape"] for a in about["arguments"]]
+    client = backend.get_backend("cpu")
+    program = (folder / "program.mlirbc").read_bytes()
+    compiled = client.compile_and_load(program, tuple(jax.devices("cpu")[:1]), backend.get_compile_options(1, 1))
+    results = compiled.execute([jax.device_put(a) for a in arrays])
+    assert [[*r.shape] for r in results] == [r["shape"] for r in about["results"]]
+    assert [str(r.dtype) for r in results] == [r["dtype"] for r in about["results"]]
+    return {r["name"]: np.asarray(v) for r, v in zip(about["results"], results, strict=True)}
+
+
+@pytest.mark.parametrize("weights", ["beside", "inside"])
+def test_stablehlo_runs_without_this_library(artifact: Path, weights: Any) -> None:
+    """The folder may contain another program; an unused input stays an argument."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Erf", ["h"], ["y"])]
+    nodes += [helper.make_node("TopK", ["h", "k"], ["values", "indices"])]
+    params = {"w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8, "k": np.array([2])}
+    ends = [value("unused", np.int32, [1]), value("x", np.float32, ["n", 3])]
+    outs = [
+        value("values", np.float32, ["n", 2]),
+        value("indices", np.int64, ["n", 2]),
+        value("y", np.float32, ["n", 4]),
+    ]
+    m = onnx2jax.convert(model(nodes, ends, outs, params))
+    m.export(artifact, format="stablehlo", dims={"n": 2}, weights=weights)
+    files = {"about.json", "program.mlirbc"} | ({"weights.npz"} if weights == "beside" else set())
+    assert {p.name for p in artifact.iterdir()} == files
+    feeds = {"unused": np.zeros(1, np.int32), "x": np.float32([[1, 2, 3], [-1, 0, 1]])}
+    found = run_stablehlo(artifact, feeds)
+    for name, wanted in zip(found, m.run(None, feeds), strict=True):
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5)
+    with pytest.raises(ModelError, match=r"is a StableHLO program.*format='jax'"):
+        onnx2jax.load_exported(artifact)
+
+
+def test_stablehlo_runs_in_iree(tmp_path: Path) -> None:
+    """Another compiler reads the bytecode: an LSTM, whose loop is a while, and 64-bit indices."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"]),
+        helper.make_node("LSTM", ["x", "w", "r", "b"], ["h", "last"], hidden_size=5),
+        helper.make_node("ArgMax", ["last"], ["y"], axis=2),
+    ]
+    shapes = {"table": (9, 3), "w": (1, 20, 3), "r": (1, 20, 5), "b": (1, 40)}
+    params = {n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()}
+    outs = [value("h", np.float32, None), value("last", np.float32, None), value("y", np.int64, None)]
+    m = onnx2jax.convert(model(nodes, [value("ids", np.int64, ["t", "n"])], outs, params))
+    m.export(tmp_path / "out", format="stablehlo", dims={"t": 4, "n": 2}, weights="inside")
+    binary = iree.compiler.tools.compile_file(
+        str(tmp_path / "out" / "program.mlirbc"),
+        input_type="stablehlo",
+        target_backends=["llvm-cpu"],
+        extra_args=["--iree-llvmcpu-target-cpu=host"],
+    )
+    context = iree.runtime.SystemContext(config=iree.runtime.Config("local-sync"))
+    module = iree.runtime.VmModule.copy_buffer(context.instance, binary)
+    context.add_vm_module(module)
+    ids = rng.integers(9, size=(4, 2))
+    found = context.modules[module.name]["main"](ids)
+    for ours, wanted in zip(found, m.run(None, {"ids": ids}), strict=True):
+        assert ours.to_host().dtype == wanted.dtype
+        np.testing.assert_allclose(ours.to_host(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_stablehlo_takes_the_words_of_a_random_key(tmp_path: Path) -> None:
+    nodes = [helper.make_node("RandomUniformLike", ["x"], ["r"]), helper.make_node("Add", ["x", "r"], ["y"])]
+    m = onnx2jax.convert(model(nodes, [value("x", np.float32, [8])], [value("y", np.float32, [8])]))
+    m.export(tmp_path / "out", format="stablehlo")
+    x, key = np.zeros(8, np.float32), jax.random.key(3)
+    found = run_stablehlo(tmp_path / "out", {"x": x, "rng": np.asarray(jax.random.key_data(key))})
+    np.testing.assert_allclose(found["y"], m(x, rng=key), rtol=1e-6)
+
+
+def test_stablehlo_without_functions_of_xla(tmp_path: Path) -> None:
+    """A determinant by LAPACK on a CPU, which another compiler cannot call."""
+    m = onnx2jax.convert(
+        model([helper.make_node("Det", ["x"], ["y"])], [value("x", np.float32, [4, 4])], [value("y", np.float32, [])])
+    )
+    with pytest.raises(UnsupportedError, match=r"calls lapack_sgetrf_ffi.*platforms=\['tpu'\]"):
+        m.export(tmp_path / "out", format="stablehlo")
+
+
+def test_the_command_writes_stablehlo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "export",
+        str(onnx2jax.demo_model()),
+        str(tmp_path / "out"),
+        "--format",
+        "stablehlo",
+        "--dim",
+        "batch=2",
+    ]
+    assert cli.main(arguments) == 0
+    assert "main(image: float32[2, 1, 8, 8], 17 weights) -> (logits)" in capsys.readouterr().out
+    assert cli.main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"] == [{"name": "logits", "dtype": "float32", "shape": [2, 10]}]
+
+
 def test_a_second_export_removes_files_of_the_first(artifact: Path) -> None:
     (artifact / "notes.txt").write_text("mine")
     onnx2jax.convert(mlp()).export(artifact, weights="inside", platforms=["cpu"], text=True)
@@ -441,13 +565,18 @@ def test_a_second_export_removes_files_of_the_first(artifact: Path) -> None:
 def test_export_is_atomic_when_killed(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     m = onnx2jax.convert(mlp())
     other = m.with_params({"b2": m.params["b2"] + 1})
-    exported = export.deserialize(bytearray((artifact / "program.bin").read_bytes()))
+    about, program = json.loads((artifact / "about.json").read_text()), (artifact / "program.bin").read_bytes()
+    files = {
+        "program.bin": lambda file: file.write(program),
+        "weights.npz": lambda file: np.savez(file, **other.params),
+        "program.mlir": lambda file: file.write(b"module {}"),
+    }
     met = set()
     for at in range(99):
         folder = shutil.copytree(artifact, tmp_path / str(at))
 
         def export_new(folder: Path = folder) -> None:
-            write(folder, other, exported, dict(other.params), [], True)
+            write(folder, about, files)
 
         ended = killed(monkeypatch, at, export_new)
         met.add(float((onnx2jax.load_exported(folder).params["b2"] - m.params["b2"]).max()))
