@@ -109,6 +109,8 @@ class Views:
           convolution or Gemm before; BatchNormalization into those of a convolution without padding behind, too.
         - Identity, Dropout in inference, Cast to the same type, Reshape to the same shape, two Transposes that cancel,
           and the like are removed, and so are nodes and initializers that nothing reads; equal nodes become one.
+        - An If of the main graph whose condition is constant becomes the nodes of the branch taken, with unique names;
+          unless these draw random numbers.
         - The target of a Reshape is a constant, where dimension variables in it are copied or inferred.
 
         That goes for the branches and bodies of If, Loop and Scan, too. Names of inputs, outputs and of the weights

@@ -1,8 +1,8 @@
-"""Iterates over a model's message: tensors, weights with their keys, graphs of attributes; filters repeated fields."""
+"""Iterates over a model's message: tensors, weights with their keys, graphs; renames, filters repeated fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
@@ -49,6 +49,35 @@ def subgraphs(node: Any) -> Iterator[Any]:
     """The GraphProtos of the attributes of a NodeProto."""
     for attribute in node.attribute:
         yield from graphs_of(attribute)
+
+
+def nested_graphs(graph: Any) -> Iterator[Any]:
+    """A GraphProto and those inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from nested_graphs(inner)
+
+
+def rename(graph: Any, values: Mapping[str, str], nodes: Mapping[str, str]) -> None:
+    """Rename values and nodes of one GraphProto, without those inside."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = values.get(value.name, value.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = values.get(sparse.values.name, sparse.values.name)
+    for annotation in graph.quantization_annotation:
+        annotation.tensor_name = values.get(annotation.tensor_name, annotation.tensor_name)
+        for entry in annotation.quant_parameter_tensor_names:
+            entry.value = values.get(entry.value, entry.value)
+    for node in graph.node:
+        node.name = nodes.get(node.name, node.name)
+        for names in (node.input, node.output):
+            names[:] = [values.get(n, n) for n in names]
+        if (node.domain, node.op_type) == ("ai.onnx.preview.training", "Gradient"):  # its attributes name values
+            for attribute in node.attribute:
+                attribute.strings[:] = [values.get(n.decode(), n.decode()).encode() for n in attribute.strings]
+                if attribute.HasField("s"):
+                    attribute.s = values.get(attribute.s.decode(), attribute.s.decode()).encode()
 
 
 def keep(field: Any, wanted: Callable[[Any], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Folds constants, removes no-ops and folds BatchNormalization into weights: ``Model.simplified``."""
+"""Folds constants, inlines branches, removes no-ops and folds BatchNormalization into weights: ``Model.simplified``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..spec import Spec
 from .affine import with_affine_folded
 from .constants import folded
 from .duplicates import without_duplicates
+from .inlined import with_branches_inlined
 from .known_values import Values, known_values
 from .no_ops import without_no_ops
 from .rebatch import group_of
@@ -35,7 +36,8 @@ def simplified(model: Any) -> Any:
         return model
     declared = {v.name: v for v in (*spec.inputs, *spec.optional.values())}
     inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name in declared or v.name in spec.static)
-    new = _Simplification(spec, {n for g in graph.walk() for n in g.defines}).of(replace(graph, inputs=inputs))
+    spec, graph = with_branches_inlined(spec, replace(graph, inputs=inputs))
+    new = _Simplification(spec, {n for g in graph.walk() for n in g.defines}).of(graph)
     stored = [{g.key(n): v for g in graphs.walk() for n, v in g.initializers.items()} for graphs in (graph, new)]
     return model._replace(
         spec.with_graph(

@@ -14,7 +14,7 @@ from ...proto.names import normal_domain
 from ...proto.origin import Opened, nbytes
 from ...proto.tensors import EXTERNAL
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, to_value_info
-from ...proto.walk import keep, subgraphs, tensors
+from ...proto.walk import keep, nested_graphs, rename, subgraphs, tensors
 from ..changes.rebatch import group_of
 from ..convert import convert
 from ..model import Model
@@ -140,8 +140,8 @@ def _merge(one: Any, other: Any, connections: Mapping[str, str], prefix: str) ->
     taken = set(_values(one.graph))
     clashes = (set(_values(other.graph)) & taken) - connections.keys()
     values = _new_names(clashes, taken | set(_values(other.graph)), prefix) | dict(connections)
-    labels = {n.name for g in _graphs(one.graph) for n in g.node}
-    own = {n.name for g in _graphs(other.graph) for n in g.node}
+    labels = {n.name for g in nested_graphs(one.graph) for n in g.node}
+    own = {n.name for g in nested_graphs(other.graph) for n in g.node}
     nodes = _new_names((labels & own) - {""}, labels | own, prefix)
     passed = [v for v in other.graph.output if v.name in connections]
     public = _new_names({v.name for v in passed} & taken, taken | set(values.values()), prefix)
@@ -154,8 +154,8 @@ def _merge(one: Any, other: Any, connections: Mapping[str, str], prefix: str) ->
     keep(other.graph.sparse_initializer, lambda t: t.values.name not in connections)
     keep(other.graph.value_info, lambda v: v.name not in connections)
     keep(other.graph.input, lambda v: v.name not in connections)
-    for graph in _graphs(other.graph):
-        _rename(graph, values, nodes)
+    for graph in nested_graphs(other.graph):
+        rename(graph, values, nodes)
     joined, declared = set(connections.values()), {v.name for v in one.graph.value_info}
     one.graph.value_info.extend(v for v in one.graph.output if v.name in joined - declared)
     keep(one.graph.output, lambda v: v.name not in joined)
@@ -206,13 +206,13 @@ def _calls(message: Any) -> Iterator[Key]:
 
 def _nodes(message: Any) -> Iterator[Any]:
     """All nodes of a model, those of functions included."""
-    for graph in _graphs(message.graph):
+    for graph in nested_graphs(message.graph):
         yield from graph.node
     for function in message.functions:
         for node in function.node:
             yield node
             for inner in subgraphs(node):
-                for graph in _graphs(inner):
+                for graph in nested_graphs(inner):
                     yield from graph.node
 
 
@@ -225,17 +225,9 @@ def _rename_functions(message: Any, keys: set[Key], prefix: str) -> None:
             node.op_type = f"{prefix}_{node.op_type}"
 
 
-def _graphs(graph: Any) -> Iterator[Any]:
-    """A graph and those inside its nodes."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _graphs(inner)
-
-
 def _values(graph: Any) -> Iterator[str]:
     """Every name of a value in a graph and those inside."""
-    for inner in _graphs(graph):
+    for inner in nested_graphs(graph):
         yield from (v.name for v in (*inner.input, *inner.output, *inner.initializer))
         yield from (s.values.name for s in inner.sparse_initializer)
         yield from (n for node in inner.node for n in (*node.input, *node.output) if n)
@@ -251,27 +243,6 @@ def _new_names(clashes: Iterable[str], taken: set[str], prefix: str) -> dict[str
         found[name] = new
         taken = taken | {new}
     return found
-
-
-def _rename(graph: Any, values: Mapping[str, str], nodes: Mapping[str, str]) -> None:
-    """Rename values and nodes of one graph."""
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = values.get(value.name, value.name)
-    for sparse in graph.sparse_initializer:
-        sparse.values.name = values.get(sparse.values.name, sparse.values.name)
-    for annotation in graph.quantization_annotation:
-        annotation.tensor_name = values.get(annotation.tensor_name, annotation.tensor_name)
-        for entry in annotation.quant_parameter_tensor_names:
-            entry.value = values.get(entry.value, entry.value)
-    for node in graph.node:
-        node.name = nodes.get(node.name, node.name)
-        for names in (node.input, node.output):
-            names[:] = [values.get(n, n) for n in names]
-        if (node.domain, node.op_type) == ("ai.onnx.preview.training", "Gradient"):  # its attributes name values
-            for attribute in node.attribute:
-                attribute.strings[:] = [values.get(n.decode(), n.decode()).encode() for n in attribute.strings]
-                if attribute.HasField("s"):
-                    attribute.s = values.get(attribute.s.decode(), attribute.s.decode()).encode()
 
 
 def _unified_dimensions(
@@ -324,7 +295,7 @@ def _extent_pairs(given: Any, wanted: Any, where: str) -> Iterator[tuple[Any, An
 
 def _types(graph: Any) -> Iterator[Any]:
     """The shapes of all declared types in a graph and those inside."""
-    for inner in _graphs(graph):
+    for inner in nested_graphs(graph):
         for value in (*inner.input, *inner.output, *inner.value_info):
             yield from _shapes(value.type)
 

@@ -495,6 +495,67 @@ def test_branches_are_simplified_with_what_they_capture(tmp_path: Path) -> None:
     assert [n.rpartition("/")[2] for n in small.params] == ["table", "w", "z", "w.bias"]
 
 
+BRANCHES = (
+    "then_branch = t () => (float[n, 2] t) <float[2] w = {1, 2}, float[2] d = {3, 4}> "
+    "{ u = Add(x, w) k = Mul(d, d) v = Mul(u, k) t = If (yes) <"
+    "then_branch = tt () => (float[n, 2] w2) { e = Exp(v) w2 = Loop (trips, yes, e) <"
+    "body = b (int64 i, bool go, float[n, 2] a) => (bool on, float[n, 2] l) <float[2] wb = {5, 6}> "
+    "{ on = Identity(go) h = Mul(a, wb) l = Sub(h, v) }> }, "
+    "else_branch = te () => (float[n, 2] o) { o = Neg(v) }> }, "
+    "else_branch = e () => (float[n, 2] q) { u = Sub(x, other) q = Relu(u) }"
+)
+INLINED = (
+    "g (float[n, 2] x) => (float[n, 2] y) { s = Shape(x) r = Size(s) c = Equal(r, rank) z = If (c) <"
+    f"{BRANCHES}> m = MatMul(z, f) y = If (yes) <"
+    "then_branch = t2 () => (float[n, 2] p) <float[2] d = {7, 8}> { u = Mul(m, d) p = Sub(u, x) }, "
+    "else_branch = e2 () => (float[n, 2] p) { p = Neg(m) }> }"
+)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_branches_that_are_always_taken_are_inlined(rank: int, tmp_path: Path) -> None:
+    """With unique names: branches of both Ifs have a value u and an initializer d."""
+    constants = {"rank": np.int64(rank), "yes": np.array(True), "trips": np.int64(2)}
+    proto = text_model(INLINED, **constants, f=normal(2, 2), other=normal(2))
+    small, file = check(proto, tmp_path, 1e-6, x=normal(3, 2) / 9)
+    inner = ["Add", "Mul", "Exp", "Loop"] if rank == 2 else ["Sub", "Relu"]
+    assert operators(small) == [*inner, "MatMul", "Mul", "Sub"]
+    assert [n.op_type for n in file.graph.node] == operators(small)
+    params = {"f", "w", "k", "w2.body/wb", "d"} if rank == 2 else {"f", "other", "d"}
+    assert set(small.params) == params == set(onnx2jax.convert(tmp_path / "small.onnx").params)
+    changed = {n: np.asarray(v) + 1 for n, v in onnx2jax.convert(proto).params.items()}
+    x = normal(3, 2) / 9
+    wanted = onnx2jax.convert(proto).with_params(changed)
+    again = onnx2jax.save(wanted.simplified(), tmp_path / "again.onnx")
+    np.testing.assert_allclose(onnx2jax.convert(again)(x), wanted(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("branch", "left"),
+    [
+        ("<float[2] w = {1, 2}> { k = Constant<value = float[2] {3, 4}>() p = Mul(k, w) }", []),
+        ("<float[2] p = {1, 2}> { }", []),
+        ("{ p = Constant<value = float[2] {3, 4}>() }", []),
+        ("{ p = Identity(x) }", []),
+        ("{ p = RandomNormalLike(x) }", ["If"]),  # other numbers would be drawn
+    ],
+)
+def test_branches_of_constants_and_of_random_numbers(branch: str, left: list[str], tmp_path: Path) -> None:
+    text = (
+        f"g (float[2] x) => (float[2] y, float[2] z) {{ y = If (yes) <then_branch = t () => (float[2] p) {branch}, "
+        "else_branch = e () => (float[2] q) { q = Neg(x) }> z = Sub(x, y) }"
+    )
+    proto, x = text_model(text, yes=np.array(True)), normal(2)
+    plain = onnx2jax.convert(proto)
+    small = plain.simplified()
+    assert [n for n in operators(small) if n == "If"] == left
+    path = onnx2jax.save(small, tmp_path / "small.onnx")
+    onnx.checker.check_model(path, full_check=True)
+    for ours in (small, onnx2jax.convert(path)):
+        for a, b in zip(ours(x, rng=0), plain(x, rng=0), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_the_body_of_a_loop_is_simplified_for_any_trip(tmp_path: Path) -> None:
     text = (
         "g (int64 trips, float[1] x) => (float[m] y) { y = Loop (trips, yes, x) <"
