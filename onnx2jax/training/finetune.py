@@ -25,10 +25,11 @@ from ..sharding import rules
 from ..sharding.processes import together
 from ..sharding.stages import Staged
 from . import lora as low_rank
+from . import loss_scale
 from .checkpoint import load_checkpoint, save_checkpoint
 from .engine import CompiledStep, TrainingEngine, check_not_donated, summary
 from .finetune_arguments import Metrics, as_loss, check_options, checked_batch, master_dtype, select_trainable
-from .form import select_outputs, training_form
+from .form import select_outputs, stored_in, training_form
 from .objective import Objective, accumulated
 from .progress import bar
 from .state import FineTuningState
@@ -53,7 +54,8 @@ class FineTuning(TrainingEngine):
     """Fine-tunes a model with your own loss and optimizer, as pure functions of a state.
 
     Args:
-        model: the Model to train; it is not modified.
+        model: the Model to train; it is not modified. Of one that computes in bfloat16 or float16 (``convert(dtype=)``)
+            parameters, gradients and optimizer are float32 in the state; they are cast inside the step.
         loss: ``loss(outputs, batch)`` returns a floating-point scalar, or the scalar and a dict of metrics.
             ``outputs`` is the result of ``model(...)``, ``batch`` the dict passed to ``step``. It is traced with 64-bit
             types enabled, so int64 labels stay int64. "next_token" is ``next_token_loss`` of the output ``logits``.
@@ -147,6 +149,7 @@ class FineTuning(TrainingEngine):
             compute_dtype=compute_dtype,
             remat=remat,
             rounding=with_straight_through if straight_through else None,
+            dtype=model.settings.dtype,
         )
         # Without the omitted outputs, parameters may be trainable that determine shapes in the full model.
         self._params = analysis.parameters(self._form.plain)
@@ -196,7 +199,8 @@ class FineTuning(TrainingEngine):
     def _frozen(self) -> dict[str, Any]:
         """Constants that are passed as arguments rather than embedded in the program."""
         others = self._initial.keys() | self._scalars.keys()
-        return self._put_params({n: v for n, v in self._params.items() if n not in others})
+        frozen = {n: v for n, v in self._params.items() if n not in others}
+        return self._put_params(stored_in(self._model.settings.dtype, frozen, self._form))
 
     @property
     def _compile_options(self) -> dict[str, Any]:
@@ -227,7 +231,8 @@ class FineTuning(TrainingEngine):
             stats = {n: values[n] for n in self._form.statistics}
             begin = Spread(self._optimizer.init) if self._in_stages else partial(self._init_optimizer, self._optimizer)
             opt_state = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.asarray(leaf).dtype), begin(self._put(params)))
-            return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key))
+            scale = loss_scale.initial(self._model.settings.dtype)
+            return self._put(FineTuningState(params, stats, opt_state, jnp.zeros((), jnp.int32), key, scale))
 
     def step(self, state: FineTuningState, batch: Mapping[str, Any]) -> tuple[FineTuningState, Metrics]:
         """One optimizer step. Compiled once for each signature of the batch; donates ``state``.
@@ -241,7 +246,8 @@ class FineTuning(TrainingEngine):
 
         Returns:
             The new state, and the metrics of the batch before the update: ``loss``, ``grad_norm``, and the loss
-            function's own.
+            function's own; of a model in float16 also ``loss_scale``. There a ``grad_norm`` that is not finite means
+            that the gradients overflowed: the step changed nothing but the scale.
 
         Raises:
             InputError: the batch does not fit the model, or the state was donated to an earlier step.
@@ -355,7 +361,7 @@ class FineTuning(TrainingEngine):
         key = jax.random.fold_in(state.key, state.step)
 
         total = partial(self._objective.total, graph=self._form.training, frozen=frozen)
-        gradient = jax.value_and_grad(total, has_aux=True)
+        gradient = loss_scale.gradient(total, state.loss_scale)
         if self._accumulate > 1:
             gradient = accumulated(gradient, self._accumulate, getattr(self._loss, "weight", lambda _: 1))
         (loss, (metrics, stats)), grads = gradient(state.params, state.stats, batch, key)
@@ -372,16 +378,21 @@ class FineTuning(TrainingEngine):
     ) -> tuple[FineTuningState, Metrics]:
         """The next state from gradients and (loss, metrics, statistics); ``reevaluate(params)`` returns the loss."""
         loss, metrics, stats = found
+        scale = state.loss_scale
+        grads = loss_scale.unscaled(grads, scale)
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
         optax = compat.optional("optax", "train")
         updates, opt_state = optax.with_extra_args_support(self._optimizer).update(
             grads, state.opt_state, state.params, value=loss, grad=grads, value_fn=reevaluate
         )
         # The state keeps its dtypes, so that the step compiles once and its buffers can be donated.
         opt_state = jax.tree.map(lambda new, old: jnp.array(new, old.dtype), opt_state, state.opt_state)
-        params = optax.apply_updates(state.params, updates)
-        new = FineTuningState(params, stats, opt_state, state.step + 1, state.key)
-        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
-        return new, {"loss": loss, "grad_norm": norm, **metrics}
+        params, finite = optax.apply_updates(state.params, updates), jnp.isfinite(norm)
+        new, old = (params, stats, opt_state), (state.params, state.stats, state.opt_state)
+        new = loss_scale.chosen(scale, finite, new, old)
+        own = {"loss": loss, "grad_norm": norm} | ({} if scale is None else {"loss_scale": scale})
+        next_scale = loss_scale.updated(scale, finite, state.step)
+        return FineTuningState(*new, state.step + 1, state.key, next_scale), {**own, **metrics}
 
     def _eval_step(self, state: FineTuningState, frozen: dict[str, Any], batch: dict[str, Any]) -> Metrics:
         """The function that ``evaluate`` compiles."""

@@ -148,10 +148,10 @@ def checked_loss(result: Any) -> tuple[Any, Metrics]:
         raise LossError(f"the loss has shape {list(value.shape)}; it must be a scalar: loss.mean()")
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise LossError(f"the loss is {value.dtype}, which has no gradient; it must have a floating dtype")
-    if not isinstance(metrics, Mapping) or metrics.keys() & {"loss", "grad_norm"}:
+    if not isinstance(metrics, Mapping) or metrics.keys() & {"loss", "grad_norm", "loss_scale"}:
         raise LossError(
-            f"the loss returns {metrics!r:.60} as metrics, not a dict of metrics in which the names 'loss' and "
-            "'grad_norm' are reserved"
+            f"the loss returns {metrics!r:.60} as metrics, not a dict of metrics in which the names 'loss', "
+            "'grad_norm' and 'loss_scale' are reserved"
         )
     return value, {n: jnp.asarray(v) for n, v in metrics.items()}
 

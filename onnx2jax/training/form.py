@@ -1,4 +1,4 @@
-"""Rewrites graphs for fine-tuning: batch statistics, dropout, rematerialisation, and bfloat16 products."""
+"""Rewrites graphs for fine-tuning: batch statistics, dropout, rematerialisation, and dtypes of computation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputNameError, InputTypeError, TrainingFormError
+from ..ir.casts import bounded
 from ..ir.graph import Function, Graph, Node, ancestors, descendants, with_graphs
+from ..ir.precision import narrow_parameters, narrowed
 from ..model.changes.rebatch import within_groups
 from ..ops.arrays import is_known
 from ..ops.registry import Operator, resolve
+from ..proto.mapped import load
 from ..proto.types import ValueInfo
 
 PRIVATE: Final = "onnx2jax.finetune"
@@ -45,8 +48,14 @@ def training_form(
     compute_dtype: Any,
     remat: bool | str | Sequence[str],
     rounding: Callable[[Graph], Graph] | None = None,
+    dtype: np.dtype | None = None,
 ) -> Form:
-    """The graph rewritten as the options of ``finetune`` request; ``rounding`` adds straight-through estimators."""
+    """The graph rewritten as the options of ``finetune`` request.
+
+    Args:
+        rounding: adds straight-through estimators.
+        dtype: that in which the model computes; None for the types of its file.
+    """
     plain, training, statistics = graph, graph if rounding is None else rounding(graph), tuple[str, ...]()
     if batchnorm == "train":
         training, statistics = with_batch_statistics(training)
@@ -56,10 +65,22 @@ def training_form(
         if dropout is not True and not 0 <= dropout < 1:
             raise TrainingFormError(f"dropout is {dropout}; it is True, False, or a rate: 0 <= rate < 1")
         training = with_dropout(training, None if dropout is True else dropout)
-    if compute_dtype is not None:
-        dtype = _compute_dtype(compute_dtype)
-        plain, training = with_compute_dtype(plain, dtype), with_compute_dtype(training, dtype)
+    if dtype is not None:  # decided anew, because nodes were added
+        if compute_dtype is not None:
+            raise InputTypeError(f"the model computes in {dtype}, convert(dtype=): leave out compute_dtype=")
+        plain, training = narrowed(plain, dtype), narrowed(training, dtype)
+    elif compute_dtype is not None:
+        products = _compute_dtype(compute_dtype)
+        plain, training = with_compute_dtype(plain, products), with_compute_dtype(training, products)
     return Form(plain, within_groups(training, lambda graph: with_remat(graph, remat)), statistics)
+
+
+def stored_in(dtype: np.dtype | None, params: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    """The parameters, those in ``dtype`` that neither graph of the form reads in float32."""
+    if dtype is None:
+        return dict(params)
+    narrow = narrow_parameters(form.plain) & narrow_parameters(form.training)
+    return {n: bounded(load(v), dtype).astype(dtype) if n in narrow else v for n, v in params.items()}
 
 
 def rematerialized(*, body: Any) -> Any:

@@ -71,6 +71,8 @@ class FineTuningState(State):
         opt_state: the optimizer's state.
         step: int32, the number of steps taken.
         key: the PRNG key from which the key of each step is derived.
+        loss_scale: by what the loss is multiplied before it is differentiated; None unless the model computes in
+            float16.
     """
 
     params: dict[str, jax.Array]
@@ -78,3 +80,4 @@ class FineTuningState(State):
     opt_state: Any
     step: jax.Array
     key: jax.Array
+    loss_scale: jax.Array | None = None

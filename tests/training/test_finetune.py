@@ -342,7 +342,7 @@ def test_invalid_arguments_raise(options: Any, error: Any, message: str) -> None
         (lambda y, _: y.sum(-1), {}, {}, LossError, "the loss has shape [8]; it must be a scalar: loss.mean()"),
         (lambda y, _: (y > 0).sum(), {}, {}, LossError, "the loss is int64"),
         (lambda y, _: (y.sum(), [1]), {}, {}, LossError, "a dict of metrics"),
-        (lambda y, _: (y.sum(), {"loss": 1}), {}, {}, LossError, "'loss' and 'grad_norm' are reserved"),
+        (lambda y, _: (y.sum(), {"loss": 1}), {}, {}, LossError, "'loss', 'grad_norm' and 'loss_scale' are reserved"),
         (cross_entropy, None, {}, InputTypeError, "a dict of arrays by name, not NoneType"),
         (cross_entropy, {"x": None}, {}, InputNameError, "no entry 'x'; it has ['label']"),
         (cross_entropy, {"x": np.zeros((8, 4))}, {}, InputTypeError, "float64"),
