@@ -88,7 +88,7 @@ class Confusion(Derivations):
     @rule(k=whole, new=st.booleans(), form=st.sampled_from(["numpy", "jax"]), in_jit=st.booleans())
     def apply(self, k: int, new: bool, form: str, in_jit: bool) -> None:
         subject, rng = self.draw(k)
-        params = other_params(rng, subject.model.params) if new else {}
+        params = other_params(rng, subject) if new else {}
         other = replace(subject, params=subject.params | params)
         feeds, expected, seed = self.feeds(other, rng, [form])
         narrow = not self.configuration["x64"] and in_jit

@@ -132,7 +132,7 @@ class Derivations(RuleBasedStateMachine):
     @rule(k=whole, kind=st.sampled_from(["same", "other", "numpy", "view", "rewritten", "jax", "donated"]))
     def with_params(self, k: int, kind: str) -> None:
         subject, rng = self.draw(k)
-        new = other_params(rng, subject.model.params)
+        new = other_params(rng, subject)
         new = {n: np.array(subject.params[n]) for n in new} if kind == "same" else new
         if kind == "view":
             new = {n: np.broadcast_to(real(rng, 1), v.shape) for n, v in new.items()}

@@ -169,8 +169,9 @@ def as_list(results: Any) -> list[Any]:
     return list(results) if isinstance(results, tuple) else [results]
 
 
-def other_params(rng: Rng, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Other values for some floating parameters."""
+def other_params(rng: Rng, subject: Subject) -> dict[str, np.ndarray]:
+    """Other values for some floating parameters; not for the scales of packed ones, which the reference lacks."""
+    params = {n: v for n, v in subject.model.params.items() if n in subject.params}
     floats = [n for n, v in params.items() if v.dtype == np.float32 and n not in ("var", "s", "t")]
     chosen = [n for n in floats if rng.integers(2)] or floats[:1]
     return {n: real(rng, *params[n].shape) for n in chosen}
