@@ -53,7 +53,8 @@ def type_mismatch(title: str, opset: int, types: Sequence[Type]) -> str:
         name = variable.rstrip("&")
         allowed = own.allowed.get(name, frozenset({name}))
         if given not in allowed:
-            return f"input {i} is {given}, and {title} takes {', '.join(sorted(allowed))} there: put a Cast before it"
+            fix = "give one array" if given.startswith("seq(") else "put a Cast before it"
+            return f"input {i} is {given}, and {title} takes {', '.join(sorted(allowed))} there: {fix}"
         first, same = bound.setdefault(name, (i, given))
         if same != given and name == variable:
             return f"inputs {first} and {i} are {same} and {given}, and {title} takes one type: put a Cast before one"
@@ -61,7 +62,10 @@ def type_mismatch(title: str, opset: int, types: Sequence[Type]) -> str:
 
 
 def type_of_array(value: Any) -> Type:
-    """The element type of an array in short notation; None for other values."""
+    """The element type of an array, or the type of a sequence of arrays, in short notation; None for other values."""
+    if isinstance(value, list):
+        types = set(map(type_of_array, value))
+        return f"seq({types.pop()})" if len(types) == 1 and None not in types else None
     return _BY_DTYPE.get(value.dtype) if hasattr(value, "dtype") else None
 
 

@@ -544,3 +544,16 @@ def test_random_arrays_of_negative_extents_are_rejected(shape: list[int]) -> Non
     proto = model([helper.make_node("RandomNormal", [], ["y"], shape=shape)], [], [value("y", np.float32, None)])
     with pytest.raises(OperatorError, match=r"shape \("):
         onnx2jax.convert(proto)()
+
+
+def test_lists_for_an_input_of_undeclared_type() -> None:
+    """A list of arrays is a sequence; numbers have no dtype, and a wrong guess would be cast in silence."""
+    nodes = [helper.make_node("Neg", ["x"], ["h"]), helper.make_node("Neg", ["h"], ["y"], name="y")]
+    file = model(nodes, [value("x", np.float32, [3])], [value("y", np.float32, [3])])
+    cut = onnx2jax.convert(file).cut(inputs=["h"])
+    assert cut.inputs[0].type is None
+    np.testing.assert_array_equal(cut(np.ones(3, np.float32)), [-1, -1, -1])
+    with pytest.raises(InputTypeError, match=r"float \(1\.0\).*np.float32"):
+        cut([1.0, 2.0, 3.0])
+    with pytest.raises(OperatorError, match=r"node 'y'.*(?s:.*)input 0 is seq\(float\).*give one array"):
+        cut([np.ones(3, np.float32)])

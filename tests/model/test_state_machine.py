@@ -191,7 +191,7 @@ class Confusion(Derivations):
             return
         wrong = dict(feeds)
         array = feeds[name]
-        if how == "dtype":
+        if how == "dtype" and name in subject.typed:
             wrong[name] = array.astype(np.uint16) if array.dtype != object else np.zeros(array.shape, np.uint16)
         elif how == "rank" and subject.given == ():
             wrong[name] = array[None, None, None, None, None]

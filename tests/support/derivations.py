@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import tempfile
 from collections.abc import Iterator
@@ -70,7 +71,11 @@ class Derivations(RuleBasedStateMachine):
         feeds = subject.feeds(rng, int(rng.choice(sizes, p=weights / weights.sum())))
         seed = int(rng.integers(3)) if subject.case.draws else None
         expected = [np.array(v) for v in subject.expected(feeds, seed or 0)]
-        given = {n: FORMS[forms[i % len(forms)]](v) for i, (n, v) in enumerate(feeds.items())}
+        typed = subject.typed
+        given = {
+            n: FORMS[form if n in typed or form != "list" else "numpy"](v)
+            for (n, v), form in zip(feeds.items(), itertools.cycle(forms), strict=False)
+        }
         return {**feeds, **given}, expected, seed
 
     def check(self, results: Any, expected: list[np.ndarray], **options: Any) -> None:
@@ -135,7 +140,7 @@ class Derivations(RuleBasedStateMachine):
         new = other_params(rng, subject)
         new = {n: np.array(subject.params[n]) for n in new} if kind == "same" else new
         if kind == "view":
-            new = {n: np.broadcast_to(real(rng, 1), v.shape) for n, v in new.items()}
+            new = {n: np.broadcast_to(real(rng), v.shape) for n, v in new.items()}
         given = {n: FORMS["jax"](v) if kind in ("jax", "donated") else FORMS["aligned"](v) for n, v in new.items()}
         given = {n: np.broadcast_to(v.ravel()[:1], v.shape) if kind == "view" else v for n, v in given.items()}
         for array in given.values():

@@ -61,6 +61,11 @@ class Subject:
             return {"x": real(rng, size, 4)}
         return {n: np.array(inner[n]) for n in sorted(wanted)}
 
+    @property
+    def typed(self) -> set[str]:
+        """The inputs that the file declares a type for; cutting makes inputs of values that it does not."""
+        return {v.name for v in [*self.model.inputs, *self.model.optional.values()] if v.type is not None}
+
     def values(self, feeds: Mapping[str, Any], seed: int = 0) -> Values:
         """All values for some inputs."""
         return self._values({**self.fixed, **feeds}, seed)

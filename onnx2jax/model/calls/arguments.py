@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,16 +101,24 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
         return {k: item.dtype.type(v) if np.ndim(v) == 0 else v for k, v in value.items()}
     if not isinstance(kind, TensorType):
         check_readable(f"input {declared}", value)
-        if kind is None and not hasattr(value, "dtype") and not isinstance(value, list | tuple | Mapping):
+        if kind is None and (plain := [v for v in _leaves(value) if not hasattr(v, "dtype")]):
             raise InputTypeError(
-                f"input {declared} is given {type(value).__name__} ({value!r:.60}), and the model declares no element "
-                f"type for it. Give an array of the right type, such as np.float32({value!r:.60})"
+                f"input {declared} is given {type(plain[0]).__name__} ({plain[0]!r:.60}), and the model declares no "
+                f"element type for it. Give an array of the right type, such as np.float32({value!r:.60})"
             )
         return value
     array = _as_array(declared, kind, value)
     if kind.shape is not None:
         _check_shape(declared, kind.shape, array.shape, extents)
     return array
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What a sequence of sequences contains; maps contain nothing that needs a type."""
+    if isinstance(value, list | tuple):
+        yield from itertools.chain.from_iterable(map(_leaves, value))
+    elif not isinstance(value, Mapping):
+        yield value
 
 
 def check_readable(what: str, value: Any) -> None:
