@@ -15,6 +15,7 @@ from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
 from .indexing import gather
 from .registry import op
+from .row_blocks import block_size, over_blocks
 
 Precision = Literal[None, 1, 10, 11, 16]  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
 
@@ -84,17 +85,30 @@ def _weigh(weights, v):
     return y.reshape(batch, heads, queries, v.shape[3]).astype(weights.dtype)
 
 
-def attend(q, k, v, *, scale=None, softcap=0.0, biases=(), masks=(), sink=None, dtype=None, precision=None):
+def attend(q, k, v, *, biases=(), masks=(), keep_scores=False, **options):
     """Softmax attention of q [batch, heads, queries, size] over k and v, which may have fewer heads (grouped query).
 
-    ``masks`` are True for keys to attend to; ``sink`` is an extra logit per head without a value. ``dtype`` is that of
-    the scores, ``precision`` that of the softmax. Returns the output and the intermediate scores: scaled, capped,
-    biased, masked, weights.
+    ``masks`` are True for keys to attend to. A bias or mask is an array that broadcasts to the scores, or a function of
+    ``rows``, which selects the queries at hand from such an array. Returns the output and, if ``keep_scores``, the
+    intermediate scores: scaled, capped, biased, masked, weights. Otherwise long sequences go by blocks of queries.
+    """
+    size = None if keep_scores else block_size((*q.shape[:3], k.shape[2]))
+    if size is None:
+        return _attend(q, k, v, biases, masks, lambda x: x, **options)
+    return over_blocks(lambda q, rows: _attend(q, k, v, biases, masks, rows, **options)[0], q, size), (None,) * 5
+
+
+def _attend(q, k, v, biases, masks, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None):
+    """``attend`` for the queries that ``rows`` selects.
+
+    ``sink`` is an extra logit per head without a value. ``dtype`` is that of the scores, ``precision`` that of the
+    softmax.
     """
     dtype = dtype or accumulator(q.dtype)
     raw = _scores(q, k, v, scale, dtype)
     capped = jnp.tanh(raw / softcap) * softcap if softcap > 0 else raw
-    masked = biased = sum((jnp.asarray(b, dtype) for b in biases if b is not None), capped)
+    biases, masks = ([m(rows) if callable(m) else rows(m) for m in given if m is not None] for given in (biases, masks))
+    masked = biased = sum((jnp.asarray(b, dtype) for b in biases), capped)
     for mask in masks:
         masked = jnp.where(mask, masked, -np.inf)
     if masked.shape != raw.shape:
@@ -108,9 +122,13 @@ def attend(q, k, v, *, scale=None, softcap=0.0, biases=(), masks=(), sink=None, 
 
 def window(queries, keys, offset, left, right):
     """Masks of the keys in [position - left, position + right] of each query; a negative side is unbounded."""
-    distance = lax.broadcasted_iota(np.int32, (queries, keys), 0) - lax.broadcasted_iota(np.int32, (queries, keys), 1)
-    distance = distance + jnp.asarray(offset, np.int32)
-    return ([distance <= left] if left >= 0 else []) + ([distance >= -right] if right >= 0 else [])
+    offset = jnp.asarray(offset, np.int32)
+
+    def distance(rows):
+        return rows(lax.broadcasted_iota(np.int32, (queries, 1), 0)) - lax.iota(np.int32, keys) + offset
+
+    before = [lambda rows: distance(rows) <= left] if left >= 0 else []
+    return before + ([lambda rows: distance(rows) >= -right] if right >= 0 else [])
 
 
 def _bias_and_mask(mask, keys, may_end_early):
@@ -119,14 +137,14 @@ def _bias_and_mask(mask, keys, may_end_early):
     if may_end_early and mask.shape[-1] != keys:  # otherwise an extent of 1 broadcasts
         widths = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
         mask = jnp.pad(mask, widths, constant_values=False if boolean else -np.inf)
-    return (None, mask) if boolean else (mask, ~jnp.isneginf(mask))
+    return (None, mask) if boolean else (mask, lambda rows: ~jnp.isneginf(rows(mask)))
 
 
 @op("Attention", since=23, product=True, limits="always compiled; a fully masked query yields zeros")
 def attention(
     Q, K, V, attn_mask=None, past_key=None, past_value=None, nonpad_kv_seqlen=None, *, is_causal=0, kv_num_heads=None,
     left_window_size=-1, q_num_heads=None, qk_matmul_output_mode: Literal[0, 1, 2, 3] = 0, right_window_size=-1,
-    scale=None, softcap=0.0, softmax_precision: Precision = None, opset,
+    scale=None, softcap=0.0, softmax_precision: Precision = None, opset, n_outputs=1,
 ):  # fmt: skip
     """Scaled dot-product attention; a fully masked query yields zeros."""
     if nonpad_kv_seqlen is not None and past_key is not None:
@@ -149,7 +167,7 @@ def attention(
         masks.append(mask)
     y, (raw, capped, _, scores, weights) = attend(
         q, k, v, scale=scale, softcap=softcap, biases=[bias], masks=masks, dtype=Q.dtype,
-        precision=softmax_precision and to_dtype(softmax_precision),
+        precision=softmax_precision and to_dtype(softmax_precision), keep_scores=n_outputs > 3,
     )  # fmt: skip
     return y if Q.ndim == 4 else merged(y), k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
 

@@ -97,8 +97,9 @@ def append_to_buffers(past, new, length, mask):
 
 
 def split_attention(
-    q, k, v, *, num_heads, mask, past, bias, scale, mask_filter_value, unidirectional=0, length=None, beams=None
-):
+    q, k, v, *, num_heads, mask, past, bias, scale, mask_filter_value, unidirectional=0, length=None, beams=None,
+    n_outputs=1,
+):  # fmt: skip
     """(output, present keys, present values, scores) of attention over projected operands and the past.
 
     With ``length`` the past is a pair of buffers whose first ``length`` tokens are valid; ``beams`` select the beam of
@@ -129,10 +130,11 @@ def split_attention(
         v = jnp.where(masks[-1][:, None], v, 0)
         mask, bias = pad_last_axis(mask, keys), pad_last_axis(bias, keys)
     biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
-    y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks)
+    keep = n_outputs > 3
+    y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks, keep_scores=keep)
     if length is not None and total is None:
         y = jnp.where((used <= keys) & ((given == keys) | (given == used)), y, np.nan)
-    return merged(y), *present, scores[..., :total].astype(q.dtype)
+    return merged(y), *present, scores[..., :total].astype(q.dtype) if keep else None
 
 
 def self_attention(qkv, past, **options):
@@ -192,6 +194,7 @@ def multi_head_attention(
     elif key is not None and key.ndim == 5:
         key, value = (jnp.asarray(key)[:, :, :, i].reshape(*key.shape[:2], -1) for i in range(2))
     options |= {"past": (past_key, past_value), "length": past_sequence_length, "beams": cache_indirection}
+    options["n_outputs"] = n_outputs
     return split_attention(*with_bias(bias, query, key, value), mask=key_padding_mask, bias=attention_bias, **options)
 
 

@@ -99,7 +99,7 @@ def dynamic_sparse_attention(
     k, v = (cache[:, :, :keys] for cache in caches)
     indices, offset = jnp.asarray(selected_indices), starts.reshape(-1, 1, 1, 1)
     near = window(new, keys, offset, local_window_size - 1 if both else -1, 0)
-    attended = functools.reduce(jnp.logical_and, near)
+    attended = functools.reduce(jnp.logical_and, (mask(lambda rows: rows) for mask in near))
     if both:
         auxiliary_value = auxiliary_key if auxiliary_value is None else auxiliary_value
         mask, valid = _selected(indices, selected_counts, batch, auxiliary_key.shape[2], auxiliary_key.shape[2])
