@@ -42,6 +42,7 @@ from .tracing import has_primitives as has_primitives
 from .tracing import in_a_program as in_a_program
 from .tracing import outside as outside
 from .tracing import primal as primal
+from .tracing import repeated_axes as repeated_axes
 from .tracing import scaled as scaled
 
 

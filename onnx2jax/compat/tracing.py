@@ -38,6 +38,21 @@ def in_a_program(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer) and isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
+def repeated_axes(x: Any) -> tuple[int, ...]:
+    """Axes along which a traced array repeats one value, as what was broadcast just before; none where JAX hides it."""
+    found = tuple(range(x.ndim))
+    try:
+        while (equation := x.parent).primitive.name == "convert_element_type":
+            (x,) = equation.in_tracers
+        if equation.primitive.name != "broadcast_in_dim":
+            return ()
+        extents, kept = equation.in_tracers[0].shape, equation.params["broadcast_dimensions"]
+        varying = {axis for axis, n in zip(kept, extents, strict=True) if not (isinstance(n, int) and n == 1)}
+    except (AttributeError, KeyError, IndexError, ValueError):  # of eager calls, transformations, other releases
+        return ()
+    return tuple(axis for axis in found if axis not in varying)
+
+
 @functools.cache
 def _rules(module: str) -> Any:
     """A module with primitives of our own; None where JAX does not let packages define their rules."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
+from onnx2jax import compat
+from onnx2jax.ops import indexing
+from onnx2jax.ops.indexing import _rows
 from tests.support.branches import as_jax, both
 from tests.support.helpers import run_op
 
@@ -221,3 +226,69 @@ def test_trilu(k, upper):
         expected = (np.triu if upper else np.tril)(x, min(max(k or 0, -9), 9))
         y = both("Trilu", x, None if k is None else np.array(k), upper=upper, traced=(0, 1))
         np.testing.assert_array_equal(y, expected, strict=True)
+
+
+ROWS = {
+    # the shape of data, that of the indices before Expand and after it, the axis
+    "columns": ((5, 3), (4, 1), (4, 3), 0),
+    "rows": ((3, 5), (1, 4), (3, 4), 1),
+    "batched": ((2, 5, 3), (2, 4, 1), (2, 4, 3), 1),
+    "in the middle": ((2, 5, 3), (2, 1, 3), (2, 5, 3), 2),
+    "one index": ((5, 3), (1, 1), (4, 3), 0),
+    "fewer columns than data": ((5, 3), (4, 1), (4, 2), 0),
+}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("reduction", [None, "none", "add", "mul", "max", "min"])
+@pytest.mark.parametrize("case", ROWS)
+def test_expanded_indices_select_rows(case, reduction, known):
+    shape, column, whole, axis = ROWS[case]
+    rng = np.random.default_rng(0)
+    data, updates = (rng.standard_normal(s).astype(np.float32) for s in (shape, whole))
+    limit = shape[axis] if min(column) > 1 or len(column) < 3 else 3
+    indices = rng.integers(-limit, limit, column)
+
+    def call(data, indices, updates):
+        indices = run_op("Expand", indices, np.array(whole))
+        if reduction is None:
+            return run_op("GatherElements", data, indices, axis=axis)
+        return run_op("ScatterElements", data, indices, updates, axis=axis, reduction=reduction)
+
+    expected = call(data, indices, updates)
+    with compat.enable_x64():
+        if known:
+            got = jax.jit(lambda data, updates: call(data, indices, updates))(data, updates)
+        else:
+            got = jax.jit(call)(data, indices, updates)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("case", ROWS)
+def test_index_arrays_leave_out_axes_along_which_they_repeat(case, known):
+    shape, column, whole, axis = ROWS[case]
+    found = []
+
+    def trace(indices):
+        expanded = run_op("Expand", indices, np.array(whole))
+        found.append(len(_rows(jnp.zeros(shape), expanded, axis)[0]))
+
+    indices = np.arange(np.prod(column), dtype=np.int32).reshape(column) * 2 // 3 % shape[axis]
+    jax.eval_shape(lambda: trace(indices)) if known else jax.eval_shape(trace, indices)
+    assert found == [len(shape) - (case != "fewer columns than data")]
+
+
+def test_gradients_through_rows_are_those_through_elements(monkeypatch):
+    def loss(data, updates, indices):
+        indices = run_op("Expand", indices, np.array((4, 3)))
+        y = run_op("ScatterElements", data, indices, updates, axis=0, reduction="mul")
+        return (run_op("GatherElements", y, indices, axis=0) ** 2).sum()
+
+    data, updates = np.float32(np.arange(15).reshape(5, 3) / 10), np.float32(np.arange(12).reshape(4, 3) / 10)
+    operands = data, updates, np.array([[0], [2], [0], [4]])
+    of_rows = jax.jit(jax.grad(loss, (0, 1)))(*operands)
+    monkeypatch.setattr(indexing, "_repeated", lambda _: ())
+    of_elements = jax.jit(jax.grad(lambda *x: loss(*x), (0, 1)))(*operands)
+    for got, want in zip(of_rows, of_elements, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
