@@ -17,7 +17,7 @@ from ..model.convert import convert
 from ..model.reports.comparison import compared
 from ..model.reports.profile import duration
 from .inputs import add_inputs, filled, given
-from .terminal import add_command, add_dims, dims, loading, note, print_json, print_table, whole, working
+from .terminal import add_command, add_dims, add_dtype, dims, loading, note, print_json, print_table, whole, working
 
 BLOCK: Final = 0.1
 """Minimum seconds of a timed block of calls."""
@@ -40,6 +40,7 @@ def add(commands: Any) -> None:
     bench.add_argument("model", type=Path)
     add_inputs(bench)
     add_dims(bench)
+    add_dtype(bench)
     bench.add_argument("--rounds", type=whole, default=9, metavar="N", help="blocks per runtime (default: %(default)s)")
     bench.add_argument("--alone", action="store_true", help="without onnxruntime")
 
@@ -47,17 +48,15 @@ def add(commands: Any) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model, load_time = _timed(lambda: convert(arguments.model, dim_overrides=sizes))
+        model, load_time = _timed(lambda: convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype))
     feeds = filled(model, given(model, arguments), arguments.seed)
     with working("compiling"):
         ours, first = _timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
     if not arguments.alone and (session := _session(arguments.model, feeds)) is not None:
         theirs = dict(zip((v.name for v in session.get_outputs()), session.run(None, feeds), strict=True))
-        draws = model.graph.draws
-        found = [
-            compared(v.name, o, theirs[v.name], only_types=draws) for v, o in zip(model.outputs, ours, strict=True)
-        ]
+        options: dict[str, Any] = {"only_types": model.graph.draws, "dtype": model.settings.dtype}
+        found = [compared(v.name, o, theirs[v.name], **options) for v, o in zip(model.outputs, ours, strict=True)]
         if bad := [c for c in found if not c.ok]:
             note(f"output {bad[0].value!r} differs from onnxruntime's: {bad[0].why}; see onnx2jax verify")
             return 1

@@ -13,7 +13,7 @@ from typing import Any
 from ..model.devices.chips import CHIPS
 from ..model.devices.cost import Cost, cost
 from ..sharding.plans import KINDS
-from .terminal import CommandError, add_command, add_dims, dims, pairs, print_json, print_table, working
+from .terminal import CommandError, add_command, add_dims, add_dtype, dims, pairs, print_json, print_table, working
 
 FLAG = "--xla_force_host_platform_device_count="
 
@@ -45,6 +45,7 @@ def add(commands: Any) -> None:
         "--plan", choices=KINDS, default="", help="how to shard the model (default: inputs along the first axis)"
     )
     plan.add_argument("--weights-only", action="store_true", help="only bytes of weights and inputs, without compiling")
+    add_dtype(plan)
     add_dims(plan, "the extent of a dimension variable (default: the number of devices for the batch, 1 for others)")
 
 
@@ -60,11 +61,12 @@ def _plan(arguments: argparse.Namespace) -> int:
         own = [str(arguments.model), *(f"--dim={d}" for d in arguments.dim)]
         own += [f"--mesh={arguments.mesh}"] * bool(axes) + [f"--for={arguments.chips}"] * bool(arguments.chips)
         own += [f"--plan={arguments.plan}"] * bool(arguments.plan)
+        own += [f"--dtype={arguments.dtype}"] * bool(arguments.dtype)
         own += ["--json"] * arguments.json + ["--weights-only"] * arguments.weights_only
         with working(f"compiling for {arguments.chips or f'{math.prod(axes.values())} devices'}"):
             return subprocess.run([sys.executable, "-m", "onnx2jax", "plan", *own], env=env, check=False).returncode
     compiled = not arguments.weights_only
-    found = cost(arguments.model, axes, arguments.plan, dims(arguments.dim), compiled, arguments.chips)
+    found = cost(arguments.model, axes, arguments.plan, dims(arguments.dim), compiled, arguments.chips, arguments.dtype)
     if arguments.json:
         print_json(found.facts())
     else:

@@ -9,7 +9,7 @@ from typing import Any
 from ..model.convert import convert
 from ..model.reports.profile import HEAD, SHOWN, duration
 from .inputs import add_inputs, filled, given
-from .terminal import CommandError, add_command, add_dims, dims, loading, print_table, whole, working
+from .terminal import CommandError, add_command, add_dims, add_dtype, dims, loading, print_table, whole, working
 
 
 def add(commands: Any) -> None:
@@ -24,6 +24,7 @@ def add(commands: Any) -> None:
     profile.add_argument("model", type=Path)
     add_inputs(profile)
     add_dims(profile)
+    add_dtype(profile)
     profile.add_argument("--calls", type=whole, default=20, metavar="N", help="calls to record (default: %(default)s)")
     profile.add_argument("--all", action="store_true", help=f"list every node, not the first {SHOWN}")
 
@@ -33,7 +34,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         raise CommandError("--calls must be at least 1")
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes)
+        model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
     feeds = filled(model, given(model, arguments), arguments.seed)
     by_place = [feeds.pop(v.name) for v in model.inputs]  # by position: a name may be that of an argument
     with working("compiling and recording"):

@@ -16,6 +16,7 @@ from .terminal import (
     CommandError,
     add_command,
     add_dims,
+    add_dtype,
     dims,
     loading,
     note,
@@ -44,6 +45,7 @@ def add(commands: Any) -> None:
         help="fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
     )
     add_dims(run)
+    add_dtype(run)
     run.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
     run.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
 
@@ -55,7 +57,7 @@ MOST: int = 1000
 def _run(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes)
+        model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
     feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:

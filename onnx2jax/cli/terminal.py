@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..model.changes.dtype import DTYPES
 from ..proto.types import TensorType
 
 STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
@@ -64,6 +65,13 @@ def whole(text: str) -> int:
 def add_dims(parser: argparse.ArgumentParser, help: str = "the extent of a dimension variable (default: 1)") -> None:
     """Add ``--dim NAME=SIZE``, which ``dims`` reads."""
     parser.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help=f"{help}; repeatable")
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dtype``, which ``convert`` takes."""
+    parser.add_argument(
+        "--dtype", choices=[*DTYPES, "float32"], help="compute a float32 model in it (default: the file's types)"
+    )
 
 
 def dims(options: Iterable[str]) -> dict[str, int]:

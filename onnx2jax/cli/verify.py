@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.convert import convert
 from .inputs import add_inputs, filled, given
-from .terminal import add_command, add_dims, dims, loading, note, working
+from .terminal import add_command, add_dims, add_dtype, dims, loading, note, working
 
 
 def add(commands: Any) -> None:
@@ -33,6 +33,7 @@ def add(commands: Any) -> None:
     verify.add_argument("--atol", type=float, help="absolute tolerance (default: by element type and size)")
     add_inputs(verify)
     add_dims(verify)
+    add_dtype(verify)
     verify.add_argument(
         "--operands", type=Path, metavar="FILE.npz", help="where to save the operands of the first node that differs"
     )
@@ -41,7 +42,7 @@ def add(commands: Any) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes)
+        model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
     feeds = given(model, arguments)
     with working("comparing"):
         found = model.verify(

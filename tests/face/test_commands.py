@@ -15,10 +15,11 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-from onnx2jax import __version__, cli, convert, demo_model
+from onnx2jax import __version__, cli, convert, demo_decoder, demo_model, load_exported
 from onnx2jax.ops import registry
 
 MODEL = str(demo_model())
+HALF = ("--dtype", "float16")
 
 
 def test_verify_a_correct_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -159,3 +160,39 @@ def test_simplify_writes_a_smaller_file_and_counts(capsys: pytest.CaptureFixture
     assert ["Shape", "1", "0"] in rows
     assert not any(row[:1] == ["MatMul"] for row in rows)
     assert [d.dim_value for d in onnx.load(small).graph.input[0].type.tensor_type.shape.dim] == [3, 2]
+
+
+@pytest.mark.usefixtures("standard_promotion")  # optax
+def test_commands_take_a_dtype(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It reaches the model: results are rounded, weights take half the bytes, and tolerances are its own."""
+
+    def out(*arguments: str) -> str:
+        assert cli.main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    values = {}
+    for dtype in ("float32", "bfloat16"):
+        found = json.loads(out("run", MODEL, "--random", "--json", "--dtype", dtype))
+        values[dtype] = np.array(found["outputs"]["logits"]["values"])
+        folder = tmp_path / dtype
+        out("export", MODEL, str(folder), "--platforms", "cpu", "--dtype", dtype)
+        assert load_exported(folder).params["conv1.weight"].dtype == dtype
+    error = abs(values["bfloat16"] - values["float32"]).max()
+    assert 0 < error < 0.05 * abs(values["float32"]).max()
+    assert "1 outputs compared with onnxruntime, 0 differ" in out("verify", MODEL, "--dtype", "bfloat16")
+    found = json.loads(out("bench", MODEL, "--rounds", "1", "--dtype", "bfloat16", "--json"))
+    assert {"onnx2jax", "onnxruntime"} == found["seconds"].keys()  # which are timed if outputs agree
+    decoder = str(demo_decoder())
+    tokens = [out("generate", decoder, "--prompt-ids", "110,105,110", "--max-new-tokens", "3", *d) for d in ([], HALF)]
+    assert tokens[0] == tokens[1]
+    np.savez(tmp_path / "data.npz", image=np.ones((8, 1, 8, 8), np.float32), label=np.zeros(8, int))
+    trained = tmp_path / "trained.onnx"
+    out("train", MODEL, str(tmp_path / "data.npz"), str(trained), "--loss", "cross_entropy", *HALF)
+    assert convert(trained).params["fc.weight"].dtype == np.float32
+    assert "conv1" in out("profile", MODEL, "--calls", "1", "--dtype", "bfloat16")
+
+
+def test_other_dtypes_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", MODEL, "--dtype", "int8"])
+    assert "invalid choice: 'int8'" in capsys.readouterr().err

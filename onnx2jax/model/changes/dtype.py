@@ -15,6 +15,7 @@ from ...ir.precision import narrowed
 from ...ops.arrays import HALF
 from ...proto.types import TensorType, ValueInfo
 
+DTYPES: Final = ("bfloat16", "float16")
 OUTPUTS: Final = ("declared", "compute")
 
 

@@ -130,6 +130,7 @@ def cost(
     dims: Mapping[str, int] | None = None,
     compiled: bool = True,
     chips: str = "",
+    dtype: str | None = None,
 ) -> Cost:
     """The cost of a step. Allocates nothing, and external data need not exist.
 
@@ -141,6 +142,7 @@ def cost(
             that of any other is 1.
         compiled: whether programs are compiled, for all but the bytes of weights and inputs.
         chips: accelerators to compile for, such as "v5e:2x2" or "h100"; the devices of this process when empty.
+        dtype: as ``convert(dtype=)`` takes it.
 
     Raises:
         InputNameError: the model has no such dimension variable.
@@ -159,7 +161,9 @@ def cost(
         raise ShardingError(f"the mesh {axes} has {math.prod(axes.values())} devices; there are {len(devices)}")
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), devices=devices[: math.prod(axes.values())])
     with present(source) as folder:
-        model = convert(source, mesh=mesh, shardings=plan or None, stages=axes.get(AXIS), external_data_dir=folder)
+        model = convert(
+            source, mesh=mesh, shardings=plan or None, stages=axes.get(AXIS), dtype=dtype, external_data_dir=folder
+        )
         placement = model.placement
         assert placement is not None
         extents, inputs = _inputs(model, dims or {}, mesh.size)
