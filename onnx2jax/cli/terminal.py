@@ -67,7 +67,7 @@ def add_dims(parser: argparse.ArgumentParser, help: str = "the extent of a dimen
     parser.add_argument("--dim", action="append", default=[], metavar="NAME=SIZE", help=f"{help}; repeatable")
 
 
-def add_dtype(parser: argparse.ArgumentParser) -> None:
+def add_dtype(parser: Any) -> None:
     """Add ``--dtype``, which ``convert`` takes."""
     parser.add_argument(
         "--dtype", choices=[*DTYPES, "float32"], help="compute a float32 model in it (default: the file's types)"

@@ -20,11 +20,23 @@ def product(a, b, dtype):
     return jnp.matmul(a, b, preferred_element_type=dtype)
 
 
+def rounded(multiply, a, b):
+    """``multiply(a, b, dtype)`` accumulated in float32 and returned in the dtype of a.
+
+    Accelerators round inside the unit: from a cast after it XLA would omit the rounding, and write float32.
+    """
+    dtype = accumulator(a.dtype)
+    if dtype == a.dtype or is_known((a, b)):
+        return multiply(a, b, dtype).astype(a.dtype)
+    return lax.platform_dependent(
+        a, b, cpu=lambda a, b: multiply(a, b, dtype).astype(a.dtype), default=lambda a, b: multiply(a, b, a.dtype)
+    )
+
+
 @op("MatMul", product=True)
 def matmul(A, B, *, wide=False):
     """The product of two (stacks of) matrices, by the rules of numpy.matmul."""
-    y = product(A, B, accumulator(A.dtype))
-    return y if wide else y.astype(A.dtype)
+    return product(A, B, accumulator(A.dtype)) if wide else rounded(product, A, B)
 
 
 def times(x, factor):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import check_shape
+from .arrays import accumulator, check_shape, widen
 from .registry import op, taking
 
 CLIP = "clip bounds the input of each activation, in LSTM also the cell state before h, as specified"
@@ -94,7 +94,7 @@ def lstm_cell(P, input_forget, d, recur, _, f, g, h):
 
     def step(gates, states):
         hidden, cell = states
-        p = None if P is None else jnp.asarray(P)[d].reshape(3, cell.shape[1])
+        p = None if P is None else jnp.asarray(widen(P))[d].reshape(3, cell.shape[1])
         i, o, forget, c = (x + y for x, y in zip(gates, jnp.split(product(hidden), 4, axis=-1), strict=True))
         i, forget = (i, forget) if p is None else (i + p[0] * cell, forget + p[2] * cell)
         i, forget = f(i), f(forget)
@@ -134,6 +134,7 @@ def layer(
 ):  # fmt: skip
     """(Y, final states...) of a recurrent layer; beyond its length a sequence keeps its state and outputs zeros.
 
+    Half precision is multiplied as it is; gates and states are float32, and results are rounded once.
     ``cell(direction, recurrent projection, separate bias, *activations)`` returns a step; ``names`` are the default
     activations of one direction; ``project`` is ``projections`` or its equivalent for other weights.
     """
@@ -142,7 +143,7 @@ def layer(
     gates, *rows = project(X, W, R, B, direction, layout, hidden_size, n_gates, separate)
     directions = reversals(direction)
     size = gates.shape[-1] // n_gates
-    initial = [s if s is None or not layout else jnp.swapaxes(s, 0, 1) for s in initial]
+    initial = [s if s is None else widen(jnp.swapaxes(s, 0, 1) if layout else s) for s in initial]
     check_shape("sequence_lens", sequence_lens, gates.shape[1])
     for state in initial[:2]:  # further states have shapes of their own
         check_shape("an initial state", state, len(directions), gates.shape[1], size)
@@ -155,28 +156,32 @@ def layer(
         ends.append(end)
         outputs.append(y)
     Y = jnp.swapaxes(jnp.stack(outputs, 2), 0, 1) if layout else jnp.stack(outputs, 1)
-    return Y, *(jnp.stack(s, 1 if layout else 0) for s in zip(*ends, strict=True))
+    results = Y, *(jnp.stack(s, 1 if layout else 0) for s in zip(*ends, strict=True))
+    return tuple(r.astype(X.dtype) for r in results)
 
 
 def linear(x, w):
-    """``x @ w``, contracting the last dimension of x, in the dtype of x."""
-    return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=x.dtype)
+    """``x @ w``, contracting the last dimension of x: multiplied in the dtype of w, accumulated in float32."""
+    dtype = accumulator(w.dtype)
+    return lax.dot_general(x.astype(w.dtype), w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
 
 
 def recurrent_projection(R, batch):
     """From whether it is for a CPU to ``recur(first, last)``: the projection of gates [first, last), a function of h.
 
     XLA:CPU is fastest with R as stored for batch 1, with its transpose for larger batches. The slice and the transpose
-    are computed outside the loop (a GRU of size 256 takes 9 us per step instead of 29). Others read R as it is stored.
+    are computed outside the loop (a GRU of size 256 takes 9 us per step instead of 29). Others read R as it is stored,
+    where h is rounded to the dtype of R; CPUs widen R to float32 outside the loop, too.
     """
-    return lambda on_cpu: functools.partial(_recurrent_projection, R, batch == 1 or not on_cpu)
+    return lambda on_cpu: functools.partial(_recurrent_projection, widen(R) if on_cpu else R, batch == 1 or not on_cpu)
 
 
 def _recurrent_projection(R, as_stored, first=0, last=None):
     size = R.shape[1]
     gates = R[first * size : None if last is None else last * size]
     if as_stored:
-        return lambda h: lax.dot_general(h, gates, (((1,), (1,)), ((), ())))
+        contraction, dtype = (((1,), (1,)), ((), ())), accumulator(gates.dtype)
+        return lambda h: lax.dot_general(h.astype(gates.dtype), gates, contraction, preferred_element_type=dtype)
     transposed = gates.T
     return lambda h: linear(h, transposed)
 
@@ -197,22 +202,22 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     X, W, R = map(jnp.asarray, (X, W, R))
     X = jnp.swapaxes(X, 0, 1) if layout else X
     y = linear(X, W.reshape(directions * gates, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
-    bias = jnp.zeros((directions, separate * size), X.dtype)
+    bias = jnp.zeros((directions, separate * size), y.dtype)
     if B is not None:
-        B, split = jnp.asarray(B), gates - separate * size
+        B, split = jnp.asarray(widen(B)), gates - separate * size
         bias = B[:, gates + split :]
         y = y + B[:, :gates] + jnp.concatenate([B[:, gates : gates + split], jnp.zeros_like(bias)], axis=-1)
     return y, [recurrent_projection(R[d], X.shape[1]) for d in range(directions)], bias
 
 
-@op("RNN", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
+@op("RNN", since=7, product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER | {"activations": ("Tanh", "Tanh")})
 def rnn(X, W, R, B=None, sequence_lens=None, initial_h=None, **attributes):
     """A simple recurrent layer."""
     return layer(rnn_cell, ("Tanh",), 1, projections, X, W, R, B, sequence_lens, [initial_h], **attributes)
 
 
-@op("GRU", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
+@op("GRU", since=7, product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER)
 def gru(X, W, R, B=None, sequence_lens=None, initial_h=None, *, linear_before_reset=0, **attributes):
     """A layer of gated recurrent units (GRU)."""
@@ -227,7 +232,7 @@ def lstm_layer(project, X, W, R, B, sequence_lens, initial_h, initial_c, P, *, i
     return layer(cell, names, 4, project, X, W, R, B, sequence_lens, states, **attributes)
 
 
-@op("LSTM", since=7, half="float32", product=True, unsharded=True, limits=CLIP)
+@op("LSTM", since=7, product=True, unsharded=True, limits=CLIP)
 @taking(**LAYER, input_forget=0)
 def lstm(X, W, R, B=None, sequence_lens=None, initial_h=None, initial_c=None, P=None, **attributes):
     """A long short-term memory (LSTM) layer."""
@@ -247,4 +252,4 @@ def with_output_sequence(function):
 
 
 for _name, _function in (("RNN", rnn), ("GRU", gru), ("LSTM", lstm)):
-    op(_name, half="float32")(with_output_sequence(_function))
+    op(_name)(with_output_sequence(_function))

@@ -80,7 +80,24 @@ def norm() -> onnx.ModelProto:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_read_the_compute_dtype_and_accumulate_in_float32(dtype: str) -> None:
     model = onnx2jax.convert(norm(), dtype=dtype)
-    assert types_of(model, "dot_general", X) == [(dtype, dtype, "float32")] * 3
+    on_cpu, elsewhere = (dtype, dtype, "float32"), (dtype, dtype, dtype)  # rounded inside of the unit
+    found = types_of(model, "dot_general", X)
+    assert found == [on_cpu, elsewhere] * 2 + [on_cpu]
+
+
+def test_recurrent_layers_multiply_the_compute_dtype_and_keep_their_state_in_float32() -> None:
+    """Each of 64 steps adds 2^-10 to a state of 1: bfloat16 would lose it."""
+    text = "agraph (float[64,1,4] x, float[1,1,3] h0, float[1,1,3] c0) => (float[1,1,3] c) { "
+    text += ", ".join(("y", "h", "c")) + " = LSTM<hidden_size = 3>(x, w, r, b, , h0, c0) }"
+    bias = np.repeat(np.float32([20, 0, 20, 2**-10]), 3)[None]
+    operands = {"w": np.zeros((1, 12, 4)), "r": np.zeros((1, 12, 3)), "b": np.concatenate([bias, 0 * bias], 1)}
+    proto = text_model(text, **{n: v.astype(np.float32) for n, v in operands.items()})
+    model = onnx2jax.convert(proto, dtype="bfloat16")
+    args = np.zeros((64, 1, 4), np.float32), np.zeros((1, 1, 3), np.float32), np.ones((1, 1, 3), np.float32)
+    np.testing.assert_allclose(model(*args), 1 + 64 / 1024, rtol=1e-3)
+    assert model.params["r"].dtype == jnp.bfloat16
+    on_cpu, elsewhere = ("float32",) * 3, ("bfloat16", "bfloat16", "float32")
+    assert sorted(types_of(model, "dot_general", *args)) == [elsewhere, elsewhere, on_cpu]
 
 
 def test_a_decomposed_norm_is_computed_in_float32() -> None:
@@ -203,7 +220,7 @@ def test_softmax_is_computed_in_float32() -> None:
     model = onnx2jax.convert(proto, dtype="bfloat16")
     args = X, X, X, np.zeros((3, 3), np.float32)
     assert types_of(model, "exp", *args) == [("float32", "float32")]
-    assert types_of(model, "dot_general", *args)[1] == ("bfloat16", "bfloat16", "float32")
+    assert types_of(model, "dot_general", *args)[-1] == ("bfloat16", "bfloat16", "float32")
 
 
 def test_outputs_and_inputs_come_in_either_type() -> None:
