@@ -214,6 +214,39 @@ def test_other_windows_are_no_patches(change):
     assert not conv.is_patches(f32(1, 3, 16, 16), window, 1, ())
 
 
+FILTERS = {
+    "one axis": ((2, 1, 700), Window((33,), (1,), ((0, 0),), (1,))),
+    "strides and pads": ((2, 1, 701), Window((40,), (2,), ((3, 20),), (1,))),
+    "few results": ((1, 1, 70), Window((64,), (3,), ((0, 0),), (1,))),
+    "along columns": ((2, 1, 300, 3), Window((32, 1), (1, 1), ((5, 0), (0, 1)), (1, 1))),
+    "along rows": ((2, 1, 3, 300), Window((1, 32), (1, 2), ((0, 0), (0, 0)), (1, 1))),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("case", FILTERS)
+def test_long_filters_are_toeplitz_products(case, dtype):
+    """The form for TPUs of many taps along one axis of one channel."""
+    shape, window = FILTERS[case]
+    x, w = f32(*shape).astype(dtype), f32(2, 1, *window.kernel).astype(dtype)
+    assert conv.is_long_filter(x, w, window, 1, ())
+    expected = plain(x, w, strides=window.strides, pads=window.pads, dilations=window.dilations, groups=1)
+    y = conv._toeplitz(x, w, window)
+    assert y.dtype == dtype
+    tolerance = 1e-4 if dtype == np.float32 else 0.1
+    np.testing.assert_allclose(np.float32(y), np.float32(expected), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "change", [{"kernel": (16,)}, {"strides": (8,)}, {"dilations": (2,)}, {"kernel": (32, 2), "strides": (1, 1)}]
+)
+def test_other_windows_are_no_long_filters(change):
+    window = FILTERS["one axis"][1]._replace(**change)
+    shape = (300,) * len(window.kernel)
+    assert not conv.is_long_filter(f32(1, 1, *shape), f32(1, 1, *window.kernel), window, 1, ())
+    assert not conv.is_long_filter(f32(1, 2, *shape), f32(1, 2, *window.kernel), window, 1, ())
+
+
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 8e-3)])
 def test_depthwise_by_shifted_multiply_adds(dtype, rtol):
     """The form for CUDA of one channel a group; half precision is summed in float32."""
@@ -229,12 +262,13 @@ def test_depthwise_by_shifted_multiply_adds(dtype, rtol):
     ("platform", "w", "window"),
     [
         ("tpu", (8, 3, 4, 4), Window((4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1))),
+        ("tpu", (2, 1, 32, 1), Window((32, 1), (1, 1), ((16, 16), (0, 0)), (1, 1))),
         ("cuda", (3, 1, 3, 3), Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))),
     ],
 )
 def test_forms_of_accelerators_are_lowered_without_a_convolution(platform, w, window):
-    x = jax.ShapeDtypeStruct((1, 3, 16, 16), np.float32)
-    groups = 3 if w[1] == 1 else 1
+    groups = 3 if platform == "cuda" else 1
+    x = jax.ShapeDtypeStruct((1, w[1] * groups, 16, 16), np.float32)
     traced = jax.jit(lambda x, w: conv.conv(x, w, window, groups)).trace(x, jax.ShapeDtypeStruct(w, np.float32))
     others = {"tpu": "cuda", "cuda": "tpu"}
     assert "stablehlo.convolution" not in traced.lower(lowering_platforms=(platform,)).as_text()
