@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from ..errors import ModelError, OnnxError
+from ..ir import loops
 from ..ir.binding import NEWEST
 from ..ir.file import Reading, opened
 from ..ir.graph import Unsupported
@@ -124,6 +125,8 @@ def check_message(
         read_training(model, imported.graph, importer)
         check_graphs(model, importer.opsets, files, collector.note)
         check_types(model, importer.opsets, collector.note)
+        for loop in loops.ignored_conditions(imported.graph):
+            collector.note("SC-13", "warning", f"node {loop.name!r}", loops.IGNORED_CONDITION)
     except OnnxError as e:
         collector.error(e, "model")
     for node in importer.unsupported:

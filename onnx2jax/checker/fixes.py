@@ -94,7 +94,7 @@ FIXES: Final = {
     "SC-10": "Name the inputs and outputs",
     "SC-11": "Give the graph the inputs that the operator supplies",
     "SC-12": "Let both branches return the node's outputs, each of the same type",
-    "SC-13": "Let the body return the condition, the states, and the scan outputs",
+    "SC-13": "Let the body return the condition, the states, and the scan outputs; give a condition input if it counts",
     "SC-14": "Let the body return the states and the scan outputs",
     "SH-13": "Leave the extent out when it is unknown",
     "TD-01": "Store the data once",

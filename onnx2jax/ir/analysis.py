@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..ops.registry import Operator
+from . import loops
 from .graph import Graph, Node, ancestors
 
 MAX_TABLE: Final = 32
@@ -37,7 +38,15 @@ def static_names(graph: Graph) -> set[str]:
             elif inner not in node.graphs:
                 names.update(n for n, formal in zip(node.inputs, formals, strict=False) if n and formal in inside)
             names.update(inside & inner.captures)
+        names.update(_deciding_scalars(node, graph))
     return names.union(chain.from_iterable(map(_values_read, ancestors(graph.nodes, names, reads=_values_read))))
+
+
+def _deciding_scalars(node: Node, graph: Graph) -> set[str]:
+    """Scalar initializers that, with shapes alone, decide how often a loop runs."""
+    found = sources(graph.nodes, loops.deciding(node))
+    scalars = {n for n in found if n in graph.initializers and graph.initializers[n].size <= 1}
+    return scalars if scalars == found else set()
 
 
 def _values_read(node: Node) -> Iterator[str]:

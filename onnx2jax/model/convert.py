@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,15 +13,16 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
-from ..errors import ShardingError
-from ..ir import binding
+from ..errors import InputNameError, ShardingError
+from ..ir import binding, loops
 from ..ir.file import Reading, opened
-from ..ir.graph import Imported
+from ..ir.graph import Graph, Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
 from ..runtime.cpu import pipeline
 from ..runtime.interpreter import Settings
+from ..runtime.node_errors import DeviationWarning
 from ..sharding.configurations import by_count, placement
 from ..sharding.plans import Plan
 from ..sharding.processes import several, together
@@ -45,6 +47,7 @@ def convert(
     bucket: Mapping[str, Sequence[int]] | None = None,
     max_size: Mapping[str, int] | None = None,
     max_trips: int | None = None,
+    loop_cond: Literal["onnx", "onnxruntime"] = "onnx",
     rebatch: bool | Mapping[str, int] = False,
     weights: Any = None,
     dtype: Any = None,
@@ -77,6 +80,8 @@ def convert(
             adds an output ``name/count``, the number of entries before padding; a plain call raises when it exceeds
             the size, in your own jit compare it yourself.
         max_trips: trips after which a Loop raises; without it an endless loop runs for ever.
+        loop_cond: what a Loop without condition input makes of the condition that its body returns: ignores it ("onnx",
+            with a DeviationWarning), or ends when it is false ("onnxruntime", and meant by files of onnxscript).
         rebatch: accept any multiple of the model's batch size (1 where its inputs leave it free), and return what each
             group of that many samples returns alone: one program, by ``jax.vmap``. True: the batch is the first
             axis of every input; otherwise its axis by input, ``{"x": 0, "state": 1}``; inputs left out are the same
@@ -138,10 +143,14 @@ def convert(
     """
     folder = None if cache_dir is None else Path(cache_dir)
     options = pipeline.parse(optimize)
+    if loop_cond not in ("onnx", "onnxruntime"):
+        raise InputNameError(f"loop_cond is {loop_cond!r}; it is 'onnx' or 'onnxruntime'")
     with together(mesh, "convert") as agreed:
         importer = open_model(source, reading)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
+        if loop_cond == "onnx":
+            _warn_of_ignored_conditions(imported.graph)
         imported = with_max_size(imported, max_size or {})
         if isinstance(weights, str) and weights == "packed":
             imported = with_packed(imported)
@@ -161,6 +170,7 @@ def convert(
             max_size=dict(max_size or {}),
             settings=Settings(
                 max_trips,
+                loop_cond,
                 warn_after,
                 placed.constrain if placed else None,
                 options is not None,
@@ -172,12 +182,28 @@ def convert(
             placement=placed,
         )
         model = Model(spec)
-        arguments = (static, dim_overrides, bucket, max_size, max_trips, rebatch, str(weights), optimize, stages)
+        arguments = (
+            static,
+            dim_overrides,
+            bucket,
+            max_size,
+            max_trips,
+            loop_cond,
+            rebatch,
+            str(weights),
+            optimize,
+            stages,
+        )
         agreed.same(process_state(placed, model.origin, arguments))
     if mesh is None and placed is not None:  # a configuration of the file: the devices are known only now
         with together(placed.mesh, "convert") as agreed:
             agreed.same(process_state(placed, model.origin, arguments))
     return model
+
+
+def _warn_of_ignored_conditions(graph: Graph) -> None:
+    for node in loops.ignored_conditions(graph):
+        warnings.warn(f"{node}: {loops.IGNORED_CONDITION}", DeviationWarning, stacklevel=3)
 
 
 def _placed(

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
-from .arrays import axis_of, is_traced, shape_vector, xp
+from .arrays import axis_of, dims, is_known, is_traced, shape_vector, xp
 from .iteration import FIX, equal, is_text, iterate, results, strongly_typed, truth, type_string
 from .registry import op
 
@@ -29,10 +29,47 @@ def step_of(body, n, *, has_cond):
     def step(i, state, _):
         state = [true, *state] if has_cond else state
         go, *values = results(body(i.reshape((1,) * ranks[0]), *state, step=i))
-        return (go, values[:n], values[n:]) if has_cond else (np.True_, [go, *values[:n]], values[n:])
+        if has_cond:
+            return go, values[:n], values[n:]
+        go = (
+            go.reshape(true.shape) if np.size(go) == 1 else go
+        )  # bodies declare bool[1] and return bool[], or vice versa
+        return np.True_, [go, *values[:n]], values[n:]
 
     return step, true
 
+
+def endless(step):
+    """The step of a loop whose trips are counted: its condition is true."""
+
+    def counted(i, state, x):
+        _, *rest = step(i, state, x)
+        return np.True_, *rest
+
+    return counted
+
+
+def known_trips(body, states, limit, go):
+    """The number of trips of a Loop whose condition depends on known values alone, such as counters; None if unknown.
+
+    Evaluates, trip by trip, those nodes of the body that compute the condition and the states that it depends on.
+    """
+    part, needed = body.condition()
+    if part is None or not all(is_known(states[k]) for k in needed) or not isinstance(limit, int | None):
+        return None
+    states, i = list(states), 0
+    while go and (limit is None or i < limit):
+        cond, *new = results(part(np.array(i, np.int64), np.True_, *states))
+        if i == MOST_COUNTED or not is_known((cond, *new)):
+            return None
+        for k, value in zip(needed, new, strict=True):
+            states[k] = value
+        go, i = truth(cond), i + 1
+    return i
+
+
+MOST_COUNTED = 10_000
+"""Trips that are counted before a loop is compiled."""
 
 FORWARD_ONLY = (
     "JAX cannot differentiate a loop with a traced trip count in reverse mode. Specialise on the inputs that determine "
@@ -41,18 +78,24 @@ FORWARD_ONLY = (
 
 
 @op("Loop", unsharded=True, limits=f"{_TRACED_TRIPS}; strings in its states on the host")
-def loop(M=None, cond=None, *v_initial, body, max_trips, compiled, forward_only):
+def loop(M=None, cond=None, *v_initial, body, max_trips, loop_cond, compiled, forward_only):
     """Loop: `lax.scan` for a known trip count, otherwise `lax.while_loop`.
 
     On the host, where shapes or the trip count depend on data, blocks of trips run compiled.
-    Without `cond` it is a for-loop: the body's condition is carried to the next trip and ignored.
+    Without `cond` it is a for-loop: the body's condition is carried to the next trip and ignored (SC-13), unless
+    `loop_cond` is onnxruntime's: there it ends the loop.
     """
-    if M is None and cond is None:
+    if M is None and cond is None and loop_cond == "onnx":
         raise ValueError("a Loop without trip count and without condition never ends; give it M or cond")
-    n, has_cond = len(v_initial), cond is not None
+    n, has_cond = len(v_initial), cond is not None or loop_cond == "onnxruntime"
+    go = True if cond is None else cond
     # The body only runs while the condition holds, so inside it the condition is the constant True.
     step, true = step_of(body, n, has_cond=has_cond)
     state = list(v_initial) if has_cond else [true, *v_initial]
+    if has_cond and compiled is None and not is_traced(M, go):
+        limit = None if M is None else dims(M)[0]
+        if (count := known_trips(body, state, limit, truth(go))) is not None:
+            M, go, step = np.array(count, np.int64), True, endless(step)
 
     def run_block(i, state, last):
         operands = (np.array(i, np.int64), np.array(last, np.int64), *state)
@@ -63,7 +106,7 @@ def loop(M=None, cond=None, *v_initial, body, max_trips, compiled, forward_only)
         return int(count), go, values[: len(state)], [rows[:count] for rows in values[len(state) :]]
 
     declared = body.outputs[1 + n :]
-    limits = {"trips": M, "go": cond if has_cond else True, "max_trips": max_trips}
+    limits = {"trips": M, "go": go, "max_trips": max_trips}
     hooks = {
         "run_block": run_block if compiled is not None else None,
         "finalize": partial(forward_only, why=FORWARD_ONLY),

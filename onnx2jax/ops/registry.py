@@ -32,6 +32,7 @@ FIXTURES = frozenset(
         "n_outputs",
         "opset",
         "max_trips",
+        "loop_cond",
         "derivatives",
         "compiled",
         "forward_only",

@@ -23,7 +23,7 @@ import numpy as np
 
 from .. import compat
 from ..errors import OperatorError
-from ..ir import binding
+from ..ir import binding, loops
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
 from ..ops.arrays import check_room, is_known, is_traced
 from ..ops.registry import Operator, Shards
@@ -53,6 +53,8 @@ class Settings:
 
     max_trips: int | None = None
     """Iterations after which a Loop raises; None for no limit."""
+    loop_cond: str = "onnx"
+    """Whose meaning the condition of a Loop's body has without condition input: "onnx" (ignored) or "onnxruntime"."""
     warn_after: int = field(default=16, compare=False)
     """Compilations of one program after which a RecompilationWarning names the input and the fix."""
     place: Place | None = None
@@ -157,6 +159,14 @@ class Closure:
                 return context.host.run_graph(self.graph, named, self.scope, context.rng)
             context = replace(context, host=None)
         return evaluate(self.graph, named, context, self.scope)
+
+    def condition(self) -> tuple[Closure | None, list[int]]:
+        """Of a Loop's body the part that computes its condition (see ``ir.loops``); None if it computes none.
+
+        A part that draws random numbers is none, too.
+        """
+        part, needed = loops.condition(self.graph)
+        return (replace(self, graph=part) if part.nodes and not part.draws else None), needed
 
     def compiled(self) -> tuple[Any, ...]:
         """The graph's outputs, from one compiled program: only on the host."""
@@ -312,6 +322,7 @@ def _shards(node: Node, _: Scope, context: Context) -> Shards:
 _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "opset": lambda node, *_: node.opset,
     "n_outputs": lambda node, *_: len(node.outputs),
+    "loop_cond": lambda _node, _scope, context: context.settings.loop_cond,
     "max_trips": lambda _node, _scope, context: context.settings.max_trips,
     "derivatives": lambda node, scope, context: Derivatives(node, scope, context.derivation),
     "compiled": _trips,

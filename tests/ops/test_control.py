@@ -26,6 +26,9 @@ class Body:
         self.steps.append(step)
         return tuple(self.function(*args))
 
+    def condition(self):
+        return None, []
+
 
 def if_(cond, then_branch, else_branch):
     n = len(then_branch.outputs)

@@ -187,7 +187,12 @@ def test_max_trips_is_part_of_the_key(tmp_path: Path) -> None:
 
 def test_every_semantic_setting_is_part_of_the_key() -> None:
     graph = onnx2jax.convert(BASE).graph
-    decides: dict[str, Any] = {"max_trips": 3, "optimize": False, "skip": frozenset({"layout_assignment"})}
+    decides: dict[str, Any] = {
+        "loop_cond": "onnxruntime",
+        "max_trips": 3,
+        "optimize": False,
+        "skip": frozenset({"layout_assignment"}),
+    }
     decides["dtype"] = np.dtype(np.float16)
     changed = decides | {"warn_after": 3, "annotate": True, "cache_dir": Path("elsewhere")}
     keys = {name: fingerprint(graph, (), Settings(**{name: value})) for name, value in changed.items()}
