@@ -15,6 +15,7 @@ from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime import debug
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature
+from ..runtime.memory import copied
 from ..runtime.params import DeviceParams
 from ..runtime.partition import Program
 from ..runtime.values import to_host
@@ -200,7 +201,7 @@ def _from_arguments(bound: BoundCall, names: list[str], arguments: Sequence[Any]
 
     def run(values: list[Any]) -> list[Any]:
         if copies:
-            values = [v.copy() if type(v) is np.ndarray else v for v in values]
+            values = [copied(v) if type(v) is np.ndarray else v for v in values]
         if texts:
             values = [v.astype(object) if _is_text(v) else v for v in values]
         return call(values if order is None else [values[i] for i in order])

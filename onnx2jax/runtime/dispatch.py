@@ -18,6 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from .. import compat
 from ..ir.graph import Graph
 from .interpreter import Settings
+from .memory import copied
 
 
 class Constants:
@@ -147,6 +148,11 @@ class BoundCall(NamedTuple):
     """The pytree structure of the outputs, where it is more than a list of arrays."""
 
 
+def is_wide(value: Any) -> bool:
+    """Whether a value is a NumPy array that a compiled program accepts in 64-bit mode alone."""
+    return isinstance(value, np.ndarray) and value.dtype.itemsize > 4
+
+
 def with_x64(call: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
     """The call in 64-bit mode."""
 
@@ -164,5 +170,5 @@ def snapshot(value: Any) -> Any:
     for the results of a program of 16 KB takes 30 us and gives up asynchronous dispatch.
     """
     if type(value) is np.ndarray:
-        return value.copy()
-    return jax.tree.map(lambda v: v.copy() if isinstance(v, np.ndarray) else v, value)
+        return copied(value)
+    return jax.tree.map(lambda v: copied(v) if isinstance(v, np.ndarray) else v, value)

@@ -134,7 +134,7 @@ class Executable:
         """
         hoisted = self.hoisted(params)
         if not as_numpy or self.options.platform != "cpu":
-            return BoundCall(partial(self.main, hoisted), names, "compiled", self._structure)
+            return BoundCall(partial(self._compiled(hoisted, leaves), hoisted), names, "compiled", self._structure)
         run, path = self._to_host(hoisted, list(map(np.asarray, leaves)))
         if all(isinstance(v, np.ndarray) for v in leaves):
             return BoundCall(run, names, path, self._structure)
@@ -144,18 +144,26 @@ class Executable:
         """The program as a function from and to NumPy arrays, and its path: "numpy", "inline" or "compiled"."""
         if self._numpy is not None:
             return self._numpy.bound(hoisted), "numpy"
-        whole, main = self._whole, self.main
-        is_new = hasattr(whole, "lower")
+        whole, is_new = self._whole, hasattr(self._whole, "lower")
         run = synchronous(whole.lower(hoisted, leaves) if is_new else whole, hoisted, self._code)
         if run is not None:
             return run, "inline"
+        compiled = self._compiled(hoisted, leaves)
         if is_new:
             trim_heap()  # compiling takes 40 to 100 MB, and the call is about to take its own
 
         def waiting(leaves: Sequence[Any]) -> list[Any]:
-            return list(map(np.asarray, main(hoisted, leaves)))
+            return list(map(np.asarray, compiled(hoisted, leaves)))
 
         return waiting, "compiled"
+
+    def _compiled(self, hoisted: list[Any], leaves: Sequence[Any]) -> Callable[..., list[Any]]:
+        """The program compiled for these arguments.
+
+        jit would look it up by JAX's configuration, which the Signature holds, and would have to be called in 64-bit
+        mode: entering that scope, and finding the program in another context than the caller's, takes 2 of 10 us.
+        """
+        return self._whole.lower(hoisted, leaves).compile() if hasattr(self._whole, "lower") else self._whole
 
     def kept(self, params: DeviceParams, leaves: list[Any]) -> Kept | None:
         """Compile for these arguments, and return the state for another process; None if code cannot be serialized.

@@ -21,7 +21,7 @@ from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, Operator, resolve
 from ..proto.types import ValueInfo
 from .compile import NeedsHost, Subprogram, is_small
-from .dispatch import BoundCall, Constants, with_x64
+from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed
 from .interpreter import Context, Scope, Settings, evaluate
 from .limits import MOST_SHAPES, PATIENCE
@@ -99,7 +99,9 @@ class Program:
             return self._host_call(parts, values, params, constants, as_numpy)
         values, fixed = {**values, **constants.inputs}, constants.inputs.keys()
         bound = self._subprogram(body).bound_call(values, fixed, params, constants, as_numpy)
-        return bound if bound is None or bound.path == "numpy" else bound._replace(call=with_x64(bound.call))
+        if bound is None or bound.path == "numpy" or not any(is_wide(values[n]) for n in bound.names):
+            return bound
+        return bound._replace(call=with_x64(bound.call))
 
     def _host_call(
         self, parts: Graph, values: Mapping[str, Any], params: Mapping[str, Any], constants: Constants, as_numpy: bool
