@@ -15,9 +15,10 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.ir.graph import Graph
+from onnx2jax.runtime import memory
 from onnx2jax.runtime.dispatch import Callee, Constants, Signature, signature, snapshot
 from onnx2jax.runtime.interpreter import Settings
-from tests.support.models import mlp, model, value
+from tests.support.models import mlp, model, text_model, value
 
 GRAPH = Graph("g", "", (), (), {}, ())
 X = np.ones((3, 4), np.float32)
@@ -158,3 +159,32 @@ def test_debug_levels_print_nodes_and_paths(
 def test_signatures_without_jax_trace_context_use_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "trace_context", compat.configuration)
     assert configured() != signed()
+
+
+@pytest.mark.parametrize("name", ["rows", "columns", "every other", "reversed", "scalar", "empty"])
+def test_large_snapshots_are_aligned_copies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA:CPU reads an array at a multiple of 64 bytes in place, and makes a second copy of any other."""
+    monkeypatch.setattr(memory, "LARGE", 0)
+    x = np.arange(12.0).reshape(3, 4)
+    arrays = {"rows": x, "columns": x.T, "every other": x[:, ::2], "reversed": x[::-1], "scalar": x[0, 1:2].reshape(())}
+    array = arrays.get(name, x[:0])
+    copies = [snapshot(array) for _ in range(9)]
+    for copy in copies:
+        assert copy.ctypes.data % memory.ALIGNMENT == 0 and copy.flags.c_contiguous
+        assert not np.shares_memory(copy, array)
+        np.testing.assert_array_equal(copy, array, strict=True)
+
+
+@pytest.mark.parametrize("as_numpy", [False, True])
+def test_bound_calls_take_64_bit_arrays_in_32_bit_mode(as_numpy: bool) -> None:
+    """The program is called outside JAX's 64-bit mode unless NumPy arrays need it."""
+    called = onnx2jax.convert(text_model("g (int64[2] x, int64[2] y) => (int64[2] z) { z = Add(x, y) }"))
+    x, large = np.array([1, 2]), np.array([2**40, 2**41])
+    with compat.enable_x64():
+        on_device = jnp.asarray(large)
+    for y in (large, on_device, on_device, large):
+        found = called.run(None, {"x": x, "y": y})[0] if as_numpy else called(x, y)
+        assert found.dtype == np.int64
+        np.testing.assert_array_equal(np.asarray(found), x + large)
+    path = called.explain_call(x, on_device)
+    assert "compiled" in path, path

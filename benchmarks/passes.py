@@ -1,0 +1,143 @@
+"""What each pass gains: the time of a network with it, relative to the time without: ``python -m benchmarks.passes``.
+
+Below 1 the pass pays. One that gains less than 3 % on the networks it was made for should go. Processor time is stable
+on a busy machine; wall time shows what passes do for idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+import onnx2jax
+from onnx2jax.runtime.cpu import pipeline
+from tests.zoo.net import Net
+
+from . import networks
+from .harness import Call, Comparison, compare
+from .networks import Network
+from .networks.convolutional import mobilenet_v2
+from .networks.network import OPSET
+from .networks.transformers import bert
+
+WITH: Final = "with"
+WITHOUT: Final = "without"
+ROUNDS: Final = 15
+
+
+class Case(NamedTuple):
+    """A network that a pass was made for."""
+
+    name: str
+    make: Callable[..., Any]
+    batch: int = 1
+
+
+def dequantised(folder: Path, batch: int, width: int = 384, layers: int = 12) -> Network:
+    """Linear layers whose weights are int8 behind DequantizeLinear, for one row."""
+    net = Net(OPSET, ir=8)
+    x = net.input("x", [batch, width])
+    rng = np.random.default_rng(0)
+    for _ in range(layers):
+        packed = net.array(rng.integers(-127, 128, (width, width)).astype(np.int8))
+        scale = net.array(np.float32(1e-3))
+        x = net("Relu", net("MatMul", x, net("DequantizeLinear", packed, scale)))
+    feeds = {"x": rng.standard_normal((batch, width)).astype(np.float32)}
+    return Network("linear layers, int8 weights", net.export(folder, [], x).path, feeds)
+
+
+CASES: Final[dict[str, tuple[Case, ...]]] = {
+    "dequantize": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
+    "fold_batchnorm": (
+        Case("MobileNetV2", networks.NETWORKS["mobilenet_v2"]),
+        Case("ResNet-50", networks.NETWORKS["resnet50"]),
+    ),
+    "layout_assignment": (
+        Case("ResNet-50", networks.NETWORKS["resnet50"]),
+        Case("MobileNetV2", networks.NETWORKS["mobilenet_v2"]),
+    ),
+    "dot_layout": (Case("GPT-2, a step", networks.NETWORKS["gpt2_step"]),),
+    "onednn": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
+    "hoist_params": (Case("linear layers, int8 weights", dequantised),),
+    "prevent_recompute": (Case("ResNet-50", networks.NETWORKS["resnet50"]),),
+    "microbatch": (
+        Case("MobileNetV2", networks.NETWORKS["mobilenet_v2"], 8),
+        Case("ResNet-50", networks.NETWORKS["resnet50"], 8),
+    ),
+}
+TRAINING: Final[dict[str, tuple[Case, ...]]] = {
+    "layout_assignment": (Case("MobileNetV2 of 64 x 64", partial(mobilenet_v2, size=64), 8),),
+    "dot_transpose": (Case("BERT of 2 layers", partial(bert, length=32, layers=2, vocabulary=1000), 8),),
+}
+
+
+def calls(case: Case, skip: str, folder: Path) -> dict[str, Call]:
+    """The network with all passes, and without one."""
+    network = case.make(folder, case.batch)
+    feeds = dict(network.feeds)
+    found: dict[str, Call] = {}
+    for name, optimize in ((WITH, True), (WITHOUT, {"skip": [skip]})):
+        model = onnx2jax.convert(network.path, optimize=optimize)
+        found[name] = partial(model.run, None, feeds)
+    return found
+
+
+def steps(case: Case, skip: str, folder: Path) -> dict[str, Call]:
+    """A step of gradient descent with all training passes, and without one."""
+    network = case.make(folder, case.batch)
+    model = onnx2jax.convert(network.path)
+
+    def loss(params: Any, feeds: Any) -> Any:
+        return (model.apply(params, **feeds) ** 2).mean()
+
+    def step(params: Any, feeds: Any) -> Any:
+        value, slopes = jax.value_and_grad(loss)(params, feeds)
+        return value, jax.tree.map(lambda p, g: p - 1e-3 * g, params, slopes)
+
+    floating = {n: v for n, v in model.params.items() if v.dtype == np.float32}
+    leaves, structure = jax.tree.flatten((floating, dict(network.feeds)))
+    closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(structure, flat))))(*leaves)
+    found: dict[str, Call] = {}
+    for name, options in ((WITH, pipeline.Options()), (WITHOUT, pipeline.Options().skipping(skip))):
+        run = jax.jit(jaxpr_as_fun(pipeline.run_training(closed, len(floating), options)))
+        found[name] = partial(_settled, run, leaves)
+    return found
+
+
+def _settled(run: Callable[..., Any], leaves: list[Any]) -> Any:
+    return jax.block_until_ready(run(*leaves))
+
+
+def row(name: str, case: Case, found: dict[str, Call], rounds: int) -> str:
+    """A row of the table: the pass, the network, and time with over time without."""
+    compared: Comparison = compare(found, rounds=rounds, discard=0.02)
+    work, wall = compared.work(WITHOUT, WITH), compared.paired(WITHOUT, WITH).median
+    return f"| {name} | {case.name}, batch {case.batch} | {work:.2f} | {wall:.2f} |"
+
+
+def main(given: list[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser("python -m benchmarks.passes", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="pass", help=f"these alone: {', '.join(pipeline.NAMES)}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    options = parser.parse_args(given)
+    print("| pass | network | processor time | wall time |\n|---|---|---|---|")
+    for name in options.names or pipeline.NAMES:
+        for case in CASES.get(name, ()):
+            with TemporaryDirectory() as folder:
+                print(row(name, case, calls(case, name, Path(folder)), options.rounds), flush=True)
+        for case in TRAINING.get(name, ()):
+            with TemporaryDirectory() as folder:
+                print(row(f"{name} (training)", case, steps(case, name, Path(folder)), options.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
