@@ -11,8 +11,9 @@ import onnx
 import pytest
 
 import onnx2jax
-from benchmarks import bench, gate, groups, harness, models, notes, report, rivals, startup, thunks
+from benchmarks import bench, gate, groups, harness, models, notes, passes, report, rivals, startup, thunks
 from benchmarks.groups import Settings
+from onnx2jax.runtime.cpu import pipeline
 from tests.zoo.net import Net
 
 FIGURES = {
@@ -179,3 +180,8 @@ def test_the_gate_checks_processor_and_wall_time(work: float, wall: float, slow:
 def test_quick_settings() -> None:
     assert Settings().rounds > 3
     assert bench.arguments(["--quick", "--only", "a", "--only", "b", "folder"]).only == ["a", "b"]
+
+
+def test_every_pass_is_measured() -> None:
+    assert {*passes.CASES} == {p.name for p in pipeline.PASSES}
+    assert {*passes.TRAINING} == {p.name for p in pipeline.TRAINING_PASSES}
