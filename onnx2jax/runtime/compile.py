@@ -162,10 +162,9 @@ class Subprogram:
         leaves: Any,
     ) -> BoundCall:
         """The optimised program for a signature, bound to parameter values."""
-        shared = key._replace(as_numpy=False)  # one program for both
-        executable = self.executables.get(shared)
+        executable = self.executables.get(key.program)
         if executable is None:
-            executable = self.executables[shared] = self._executable(constants, params, values, rng, leaves)
+            executable = self.executables[key.program] = self._executable(constants, params, values, rng, leaves)
         try:
             executable.hoisted(params)
         except Unfoldable:  # scales beyond the range of float32

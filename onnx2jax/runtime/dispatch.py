@@ -114,6 +114,15 @@ class Signature(NamedTuple):
     as_numpy: bool
     """Whether the results are wanted as NumPy arrays."""
 
+    @property
+    def program(self) -> Signature:
+        """The key of the traced program: NumPy's arrays, and JAX's on the device of the parameters, share one."""
+        arrays = ((*a, False) if len(a) == 2 else a[:3] if self._is_local(*a[3:]) else a for a in self.arrays)
+        return self._replace(arrays=tuple(arrays), as_numpy=False)
+
+    def _is_local(self, sharding: Any, committed: bool) -> bool:
+        return not committed or sharding.device_set == {self.device}
+
 
 def signature(
     callee: Callee, inputs: Any, values: Sequence[Any], device: jax.Device | None, as_numpy: bool

@@ -78,6 +78,21 @@ def test_signatures_include_weak_type_device_and_commitment() -> None:
     assert len({signed(x) for x in arrays}) == len(arrays)
 
 
+def test_arrays_of_numpy_and_jax_share_a_program() -> None:
+    first, second, *_ = jax.devices()
+    own = signed(device=first).program
+    for x in (jnp.asarray(X), jax.device_put(X, first)):
+        assert signed(x, device=first).program == own == signed(device=first, as_numpy=True).program
+    others = [jax.device_put(X, second), jnp.full((3, 4), 1.0), jnp.asarray(X[:2])]
+    assert len({own, *(signed(x, device=first).program for x in others)}) == 4
+    called = onnx2jax.convert(mlp())
+    x = np.ones((3, 4), np.float32)
+    for given in (x, jnp.asarray(x), jax.device_put(x, first)):
+        called(given)
+        called.run(None, {called.inputs[0].name: given})
+    assert called.compilations == 1
+
+
 def test_traced_and_sharded_arguments_have_no_signature() -> None:
     callee = Callee(**CALLEE)
     found: list[Any] = []
