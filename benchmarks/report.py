@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from .machine import sentence
-from .notes import MEMORY, READY, STEPS, note
-from .rivals import OURS
+from .notes import CLASSES, EXPLANATIONS, MEMORY, READY, STEPS, Explanation, class_of, explanations
+from .rivals import ORT, OURS
 
 Row = Mapping[str, Any]
+Rows = Mapping[str, Row]
 
-TITLES = {
+TITLES: Final = {
     "models": "Real models",
     "networks": "Synthetic networks",
     "operators": "Single operators",
     "calls": "Calls with almost nothing to compute",
     "ready": "Until a model is ready",
-    "memory": "Memory until then",
 }
-HEAD = """# Performance
+HEAD: Final = """# Performance
 
-Written by `make bench`. Times are medians of a call from NumPy to NumPy, all rivals in one process and in turns, as
-`benchmarks/harness.py` says; with each rival's stands how many times as fast this compiler is: the median of the ratios
-within each round. Above 1 it is faster. Before a row is timed, all rivals have given the same numbers; where roundings
-to 8 bits add up over hundreds of nodes, as in yolox_nano_int8_qdq, every node has, on the same operands. Hand-written
-JAX is the limit of a compiler to XLA; `benchmarks/networks/` holds it."""
+How fast models run here, beside onnxruntime and the same networks by hand in JAX. A ratio is a rival's time over ours:
+**above 1, onnx2jax is faster**. All rivals run in one process and in turns, from NumPy to NumPy; a ratio is the median
+of the ratios within each round. Rivals must agree on the numbers before they are timed; in quantised files, where
+roundings add up, each node must agree on the same operands. Hand-written JAX is the limit of a compiler to XLA.
+
+`make bench` writes this page. TPUs and GPUs: [Accelerators](accelerators.md)."""
+SUMMARY: Final = """## Summary
+
+Time of onnxruntime over ours, by class of model, on a CPU. The last column is the choice for inference alone: onnx2jax
+adds gradients, vmap, sharding, TPUs and GPUs for all of them."""
+FAST: Final = 0.95
+"""Median ratio from which onnx2jax is no slower in practice."""
+CLOSE: Final = 0.7
+"""Median ratio below which onnxruntime is the better choice on a CPU."""
 
 
 def page(figures: Mapping[str, Any], plot: str | None = None) -> str:
     """The page."""
-    loads = [row["load"][0] for rows in figures["groups"].values() for row in rows.values() if "load" in row]
+    groups: Mapping[str, Rows] = figures["groups"]
+    loads = [row["load"][0] for rows in groups.values() for row in rows.values() if "load" in row]
     load = f" Load average while measuring: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
-    parts = [HEAD, f"Measured on {sentence(figures['machine'])}{load}"]
+    parts = [HEAD, f"Measured on {sentence(figures['machine'])}{load}", SUMMARY, _summary(groups)]
     if plot:
-        parts.append(f"![How many times as fast as each rival]({plot})")
-    for group, rows in figures["groups"].items():
-        parts += [*_ready(rows)] if group == "ready" else [f"## {TITLES.get(group, group)}", _table(rows)]
-        parts += [*_below(group, rows), *_failed(rows)]
-    parts += ["## Steps of training", STEPS]
+        parts.append(f"![Models by their time relative to onnxruntime's]({plot})")
+    used: set[Explanation] = set()
+    for group, rows in groups.items():
+        if group != "ready":
+            parts += [f"## {TITLES.get(group, group)}", _folded(f"{len(_timed(rows))} rows", _table(group, rows, used))]
+            parts += _failed(rows)
+        else:
+            parts += _ready(rows)
+    parts += ["## Where the time goes", "Rows that are slower than a rival link to these paragraphs."]
+    parts += [part for each in EXPLANATIONS if each in used for part in _explained(each, "###")]
+    parts += _explained(STEPS, "##")
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,32 +69,84 @@ def ms(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _lines(head: list[str], rows: list[list[str]]) -> str:
+def anchor(title: str) -> str:
+    """The anchor of a heading, as MkDocs and GitHub make it."""
+    return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+
+
+def by_class(groups: Mapping[str, Rows]) -> dict[str, list[tuple[float, str]]]:
+    """For each class of models the ratios to onnxruntime with the rows' names, ascending."""
+    found: dict[str, list[tuple[float, str]]] = {name: [] for name in CLASSES}
+    for group in ("models", "networks"):
+        for name, row in _timed(groups.get(group, {})).items():
+            kind = class_of(f"{group}/{name}")
+            if kind is not None and ORT in row["ratios"]:
+                found[kind].append((row["ratios"][ORT]["paired"][1], name))
+    return {name: sorted(rows) for name, rows in found.items() if rows}
+
+
+def _summary(groups: Mapping[str, Rows]) -> str:
+    lines = []
+    for kind, rows in by_class(groups).items():
+        low, middle, high = np.quantile([ratio for ratio, _ in rows], (0.25, 0.5, 0.75))
+        choice = "onnx2jax" if middle >= FAST else "either" if middle >= CLOSE else "onnxruntime"
+        cells = [kind, str(len(rows)), f"**{middle:.2f}** ({low:.2f} to {high:.2f})"]
+        lines.append([*cells, *(f"{name} {ratio:.2f}" for ratio, name in (rows[0], rows[-1])), choice])
+    return _lines(["class", "rows", "median (quartiles)", "slowest", "fastest", "on a CPU pick"], lines)
+
+
+def _lines(head: list[str], rows: Iterable[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
-def _table(rows: Mapping[str, Row]) -> str:
-    timed = {name: row for name, row in rows.items() if "seconds" in row}
+def _folded(title: str, text: str) -> str:
+    return f'<details markdown="1"><summary>{title}</summary>\n\n{text}\n\n</details>'
+
+
+def _timed(rows: Rows) -> dict[str, Row]:
+    return {name: row for name, row in rows.items() if "seconds" in row}
+
+
+def _table(group: str, rows: Rows, used: set[Explanation]) -> str:
+    """Rows sorted by their ratio to onnxruntime, slowest first; adds the explanations they link to ``used``."""
+    timed = _timed(rows)
     rivals = list(dict.fromkeys(r for row in timed.values() for r in row["seconds"] if r != OURS))
     lines = []
-    for name, row in timed.items():
+    for name, row in sorted(timed.items(), key=lambda item: _ratio(item[1], rivals)):
         low, high = row["seconds"][OURS]["quartiles"]
         cells = [name, f"{ms(row['seconds'][OURS]['median'])} ({ms(low)} to {ms(high)})"]
         for rival in rivals:
             seconds = row["seconds"].get(rival)
             cells.append(f"{ms(seconds['median'])} / **{row['ratios'][rival]['paired'][1]:.2f}**" if seconds else "")
-        lines.append(cells)
-    return _lines(["", f"{OURS}, ms (quartiles)", *(f"{r}, ms / ratio" for r in rivals)], lines)
+        slower = any(v["paired"][1] < 1 for v in row["ratios"].values())
+        found = explanations(f"{group}/{name}") if slower else ()
+        used.update(found)
+        lines.append([*cells, ", ".join(f"[{each.title}](#{anchor(each.title)})" for each in found)])
+    return _lines(["", f"{OURS}, ms (quartiles)", *(f"{r}, ms / ratio" for r in rivals), "where the time goes"], lines)
 
 
-def _ready(rows: Mapping[str, Row]) -> Iterator[str]:
+def _ratio(row: Row, rivals: list[str]) -> float:
+    ratios = row["ratios"]
+    return float(next(ratios[r]["paired"][1] for r in (ORT, *rivals) if r in ratios))
+
+
+def _explained(each: Explanation, level: str) -> Iterator[str]:
+    yield f"{level} {each.title}"
+    yield each.text
+    if each.tried:
+        yield _folded("What was tried", "\n".join(f"- {tried}" for tried in each.tried))
+
+
+def _ready(rows: Rows) -> Iterator[str]:
     """Two tables: seconds and bytes."""
     timed = {name: row for name, row in rows.items() if "ready" in row}
     kinds = list(dict.fromkeys(k for row in timed.values() for k in row["ready"]))
-    yield f"## {TITLES['ready']}"
+    heading, text, *tried = _explained(READY, "##")
+    yield heading
     yield (
-        "Seconds in a fresh process from the file to the first result, imports done; in brackets, of processor time: "
-        "converting, tracing with the call itself, compiling; for onnxruntime the session and its first run."
+        "Seconds from the file to the first result in a fresh process, without imports. In brackets, seconds of "
+        "processor time: converting, tracing with the call itself, compiling; for onnxruntime, the session and its "
+        "first run."
     )
     lines = []
     for name, row in timed.items():
@@ -87,11 +158,12 @@ def _ready(rows: Mapping[str, Row]) -> Iterator[str]:
             cells.append(f"{t['convert wall'] + t['call wall']:.2f} ({' + '.join(f'{p:.2f}' for p in parts)})")
         lines.append(cells)
     yield _lines(["", *kinds], lines)
-    yield READY
-    yield f"## {TITLES['memory']}"
+    yield from (text, *tried)
+    heading, text, *tried = _explained(MEMORY, "##")
+    yield heading
     yield (
-        "MB that a process grows by at most from before `convert` to after the first call, and how many times that is "
-        "the weights and the activations that live at once when nodes run one by one."
+        "MB by which a process grows at most from before `convert` to after the first call, and the ratio to the "
+        "weights and the activations that are live at once when nodes run one by one."
     )
     lines = []
     for name, row in timed.items():
@@ -101,59 +173,48 @@ def _ready(rows: Mapping[str, Row]) -> Iterator[str]:
         used = [f"{memory[k] / 1e6:.0f} / **{memory[k] / needed:.1f}**" for k in others]
         lines.append([name, f"{memory['weights'] / 1e6:.0f}", f"{needed / 1e6:.0f}", *used])
     yield _lines(["", "weights", "weights and activations", OURS, "onnxruntime"], lines)
-    yield MEMORY
+    yield from (text, *tried)
 
 
-def _below(group: str, rows: Mapping[str, Row]) -> Iterator[str]:
-    """The rows that are slower than a rival, with their notes."""
-    alike: dict[str, list[str]] = {}
-    for name, row in rows.items():
-        slower = {r: v["paired"][1] for r, v in row.get("ratios", {}).items() if v["paired"][1] < 1}
-        if slower and group != "calls":
-            against = ", ".join(f"{ratio:.2f} of {rival}" for rival, ratio in slower.items())
-            alike.setdefault(note(f"{group}/{name}"), []).append(f"**{name}** ({against})")
-    if alike:
-        lines = [f"- {'; '.join(names)}: {text}" for text, names in alike.items()]
-        yield "Below 1, where the time goes and what was tried:\n\n" + "\n".join(lines)
-
-
-def _failed(rows: Mapping[str, Row]) -> Iterator[str]:
+def _failed(rows: Rows) -> Iterator[str]:
     failed = [f"- **{name}**: {row['error']}" for name, row in rows.items() if "error" in row]
     if failed:
-        yield "Not measured:\n\n" + "\n".join(failed)
+        yield _folded(f"{len(failed)} not measured", "\n".join(failed))
 
 
 def plot(figures: Mapping[str, Any], path: Path) -> bool:
-    """Plot the ratios as dots on a logarithmic axis, as SVG; False without matplotlib or without rows."""
-    groups = {g: {n: r["ratios"] for n, r in rows.items() if r.get("ratios")} for g, rows in figures["groups"].items()}
-    groups = {g: rows for g, rows in groups.items() if rows and g != "calls"}
-    if not groups or importlib.util.find_spec("matplotlib") is None:
+    """Plot the ratios to onnxruntime by class, as sorted bars with labels on a logarithmic axis, as SVG.
+
+    False without matplotlib or without rows.
+    """
+    found = by_class(figures["groups"])
+    if not found or importlib.util.find_spec("matplotlib") is None:
         return False
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams |= {"svg.hashsalt": "performance", "svg.fonttype": "none"}
     from matplotlib import pyplot
-    from matplotlib.lines import Line2D
 
-    heights = [len(rows) + 2 for rows in groups.values()]
+    heights = [len(rows) + 1.5 for rows in found.values()]
     figure, axes = pyplot.subplots(
-        len(groups), 1, figsize=(8, 0.2 * sum(heights) + 1), squeeze=False, height_ratios=heights, layout="constrained"
+        len(found), 1, figsize=(5, 0.17 * sum(heights) + 1), squeeze=False, height_ratios=heights, layout="constrained"
     )
-    rivals = list(dict.fromkeys(r for rows in groups.values() for ratios in rows.values() for r in ratios))
-    for (group, rows), axis in zip(groups.items(), axes[:, 0], strict=True):
-        for k, rival in enumerate(rivals):
-            points = [(v[rival]["paired"][1], i) for i, v in enumerate(rows.values()) if rival in v]
-            axis.plot(*zip(*points, strict=True), "o", color=f"C{k}", ms=4) if points else None
-        axis.axvline(1, color="0.5", lw=1)
+    ratios = [ratio for rows in found.values() for ratio, _ in rows]
+    for (kind, rows), axis in zip(found.items(), axes[:, 0], strict=True):
+        values = [ratio for ratio, _ in rows]
+        bars = axis.barh(range(len(rows)), [v - 1 for v in values], left=1, height=0.7)
+        for bar, value in zip(bars, values, strict=True):
+            bar.set_color("C0" if value >= 1 else "C1")
+            side = {"ha": "left", "x": value * 1.04} if value >= 1 else {"ha": "right", "x": value / 1.04}
+            axis.text(y=bar.get_y() + bar.get_height() / 2, s=f"{value:.2f}", va="center", fontsize=6, **side)
+        axis.axvline(1, color="0.5", lw=0.8)
         axis.set_xscale("log")
-        axis.set_yticks(range(len(rows)), list(rows), fontsize=7)
-        axis.invert_yaxis()
-        axis.set_title(TITLES.get(group, group), fontsize=9)
-    dots = [Line2D([], [], marker="o", ls="", ms=4, color=f"C{k}") for k in range(len(rivals))]
-    figure.legend(
-        dots, [f"as {r}" for r in rivals], loc="outside lower center", ncols=4, fontsize=8, title="times as fast"
-    )
+        axis.set_xlim(min(ratios) / 1.6, max(ratios) * 1.6)
+        axis.set_yticks(range(len(rows)), [name for _, name in rows], fontsize=6)
+        axis.xaxis.set_visible(False)
+        axis.set_title(kind, fontsize=8, loc="left")
+    figure.supxlabel("time of onnxruntime / time of onnx2jax (to the right, onnx2jax is faster)", fontsize=7)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
     return True

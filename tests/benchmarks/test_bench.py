@@ -48,19 +48,35 @@ FIGURES = {
 }
 
 
-def test_the_page_lists_slower_rows_with_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(notes.NOTES, "networks/slow", "It waits for memory.")
+def test_the_page_links_slower_rows_to_one_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = notes.Explanation("Waiting, for memory", "It waits.", ("Not waiting: no gain.",))
+    monkeypatch.setitem(notes.NOTES, "networks/slow", (waits,))
+    monkeypatch.setattr(report, "EXPLANATIONS", (waits, notes.HOST))
     page = report.page(FIGURES)
-    assert "| fast | 1 (0.9 to 1.2) | 2 / **2.00** |  |" in page
-    assert "- **slow** (0.50 of JAX by hand): It waits for memory." in page
+    assert "| fast | 1 (0.9 to 1.2) | 2 / **2.00** |  |  |" in page
+    assert "|  | 100 / **0.50** | [Waiting, for memory](#waiting-for-memory) |" in page
+    assert page.count("### Waiting, for memory\n\nIt waits.") == 1
+    assert notes.HOST.text not in page
     assert "- **wrong**: Mismatch: wrong: onnx2jax differs" in page
     assert "Load average while measuring: 0.1 to 0.2." in page
-    assert "- **fast**" not in page
+
+
+def test_the_summary_groups_models_by_class() -> None:
+    row = FIGURES["groups"]["networks"]["fast"]  # type: ignore[index]
+    groups = {"networks": {"bert, batch 1": row}, "models": {"xgb_digits": row, "a file": row}}
+    assert {kind: [n for _, n in rows] for kind, rows in report.by_class(groups).items()} == {
+        "Transformers": ["bert, batch 1"],
+        "Tree ensembles": ["xgb_digits"],
+        "Small networks": ["a file"],
+    }
+    page = report.page({**FIGURES, "groups": groups})
+    assert "| Tree ensembles | 1 | **2.00** (2.00 to 2.00) | xgb_digits 2.00 | xgb_digits 2.00 | onnx2jax |" in page
 
 
 def test_the_plot_is_deterministic(tmp_path: Path) -> None:
     first, second = tmp_path / "a.svg", tmp_path / "b.svg"
-    assert report.plot(FIGURES, first) and report.plot(FIGURES, second)
+    figures = {"groups": {"models": FIGURES["groups"]["networks"]}}  # type: ignore[index]
+    assert report.plot(figures, first) and report.plot(figures, second)
     assert first.read_bytes() == second.read_bytes()
     assert not report.plot({"groups": {}}, first)
 
