@@ -69,8 +69,8 @@ QUOTES: Final[Mapping[str, tuple[str, ...]]] = {
     "docs/limits.md": (
         "the median of {files} real files runs at {files / onnxruntime} of its speed",
         "files of int8 at {int8 least} to {int8 most}",
-        "grow a process by {memory bert} times the weights and activations of BERT-base and {memory resnet50} times those of "
-        "ResNet-50; onnxruntime's by {memory bert, onnxruntime} and {memory resnet50, onnxruntime}",
+        "grow a process by {memory bert} times the weights and activations of BERT-base and {memory resnet50} times "
+        "those of ResNet-50; onnxruntime's by {memory bert, onnxruntime} and {memory resnet50, onnxruntime}",
         "by {memory 4 bits} times its file of {file 4 bits} MB, by {memory 4 bits, cached} where",
         "and by at most {memory 4 bits, peak}.",
         "some 100 MB whatever the weights",
