@@ -11,10 +11,10 @@ TESTS  ?=
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo bench gate accelerators check-accelerators lint docs site notebooks clean
+.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo bench gate accelerators check-accelerators lint docs site notebooks release clean
 
 help:
-	@echo "make demo       convert the model in the box, classify, differentiate; writes demo.png"
+	@echo "make demo       convert the bundled model, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and all tests but the long ones"
 	@echo "make quick      the tests that a change touches, nearest first, for 75 seconds"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
@@ -30,6 +30,7 @@ help:
 	@echo "make docs       write docs/operators.md, docs/figures.json and the figures on the pages"
 	@echo "make site       build the documentation into .venv/site; a warning is an error"
 	@echo "make notebooks  execute the notebooks and keep their outputs"
+	@echo "make release    build the wheel twice, compare, and run README from it on each Python; uploads nothing"
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m onnx2jax.demo
@@ -85,6 +86,9 @@ site: $(VENV)/.docs
 
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/face/test_notebooks.py
+
+release: $(VENV)/.test
+	$(BIN)/python -m tests.release
 
 clean:
 	rm -rf $(VENV)
