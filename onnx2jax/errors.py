@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
@@ -37,6 +39,29 @@ def with_rules(text: str, *rules: str) -> str:
     'the graph has no name (rule MV-04)'
     """
     return f"{text} (rule{'s' * (len(rules) > 1)} {', '.join(rules)})" if rules else text
+
+
+def did_you_mean(given: str | Iterable[str], valid: Iterable[str]) -> str:
+    """The valid names closest to those given, as the end of a message; empty where none is close.
+
+    >>> did_you_mean("imge", ["image", "mask"])
+    "; did you mean 'image'?"
+    >>> did_you_mean(["qqq"], ["image", "mask"])
+    ''
+    """
+    names, by_lower = [given] if isinstance(given, str) else given, {name.lower(): name for name in valid}
+    near = [difflib.get_close_matches(name.lower(), by_lower, 1) for name in names]
+    found = dict.fromkeys(by_lower[n] for some in near for n in some)
+    return f"; did you mean {', '.join(map(repr, found))}?" if found else ""
+
+
+def names_list(names: str | Iterable[str]) -> list[str]:
+    """Names as a list; a single string is one name, not its characters.
+
+    >>> names_list("logits"), names_list(("a", "b"))
+    (['logits'], ['a', 'b'])
+    """
+    return [names] if isinstance(names, str) else list(names)
 
 
 class OnnxError(Exception):

@@ -89,6 +89,9 @@ class InferenceSession:
                 stacklevel=3,
             )
 
+    def __repr__(self) -> str:
+        return f"InferenceSession({self.model!r})"
+
     def run(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: Any = None
     ) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from . import (
     train,
     verify,
 )
-from .terminal import CommandError
+from .terminal import CommandError, Parser
 
 COMMANDS = (
     run,
@@ -85,8 +84,8 @@ def _message(error: Exception) -> str:
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="onnx2jax",
         description="Run, inspect, check, verify, time, train, join, simplify and export ONNX models; generate text.",
         epilog="onnx2jax COMMAND --help has an example and the exit statuses",

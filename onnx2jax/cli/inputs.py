@@ -11,11 +11,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from .. import compat
-from ..errors import InputTypeError, ModelError
+from ..errors import InputTypeError, ModelError, did_you_mean
 from ..generation.files import tokenizer
 from ..model.reports.samples import data_sets, random_value, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
-from .terminal import CommandError, pairs, whole
+from .terminal import CommandError, note, pairs, whole
 
 IMAGES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 CHANNELS: Final = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -94,7 +94,8 @@ def _random(info: ValueInfo, extents: Mapping[str, int], rng: np.random.Generato
 
 def _known(name: str, declared: Mapping[str, ValueInfo]) -> ValueInfo:
     if name not in declared:
-        raise CommandError(f"the model has no input {name!r}; it has {', '.join(map(repr, declared)) or 'none'}")
+        own = ", ".join(map(repr, declared)) or "none"
+        raise CommandError(f"the model has no input {name!r}; it has {own}{did_you_mean(name, declared)}")
     return declared[name]
 
 
@@ -200,6 +201,8 @@ def _image(info: ValueInfo, path: Path, mean: list[float] | None, std: list[floa
     places = [i for i, d in enumerate(inner) if d in CHANNELS] if len(inner) == 3 else []
     if len(inner) == 3 and not places:
         raise CommandError(f"input {info} declares no axis of 1, 3 or 4 channels; pass the image as .npy")
+    if len(places) > 1 and {0, 2} <= {*places}:
+        raise CommandError(f"input {info} may be channels first or last: {path} is ambiguous; pass the image as .npy")
     axis = None if len(inner) == 2 else (0 if 0 in places else places[-1])
     count = 1 if axis is None else int(inner[axis] or 1)
     height, width = (d for i, d in enumerate(inner) if i != axis)
@@ -210,6 +213,13 @@ def _image(info: ValueInfo, path: Path, mean: list[float] | None, std: list[floa
     size = (width if isinstance(width, int) else image.width, height if isinstance(height, int) else image.height)
     pixels = np.asarray(image if image.size == size else image.resize(size)).reshape(size[1], size[0], count)
     dtype = info.type.dtype
+    layout = "height, width" if axis is None else "channels first" if axis == 0 else "channels last"
+    normalised = ", normalised by --mean and --std" if mean or std else ""
+    scale = "0 to 255" if dtype.kind in "iu" else f"scaled to 0 to 1{normalised}"
+    note(
+        f"{info.name}: {path.name}, {image.width} x {image.height}, as {size[0]} x {size[1]} pixels of {count} "
+        f"channel{'s' * (count > 1)} ({layout}), {scale}"
+    )
     if dtype.kind not in "iu":
         scaled = pixels / 255
         for name, numbers in (("mean", mean), ("std", std)):

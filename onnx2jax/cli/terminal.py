@@ -12,11 +12,32 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..errors import did_you_mean
 from ..model.changes.dtype import DTYPES
 from ..proto.types import TensorType
 
 STATUSES: Final = {0: "success", 1: "the model or the data is invalid", 2: "the command line is invalid"}
 """Exit statuses of every command."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that suggests commands and options, and reports unknown options with the usage of their command."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser = getattr(found, "parser", self)
+            flags = [text.partition("=")[0] for text in unknown if text.startswith("-")]
+            near = did_you_mean(flags, parser._option_string_actions)
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return found
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = did_you_mean(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}{near}") from None
 
 
 class CommandError(Exception):
@@ -32,7 +53,7 @@ def add_command(
     example: str,
     statuses: dict[int, str] | None = None,
     json: str | None = "print everything as JSON",
-) -> argparse.ArgumentParser:
+) -> Parser:
     """Add a command's parser, whose help ends with an example and the exit statuses.
 
     Args:
@@ -42,14 +63,14 @@ def add_command(
         json: the help of ``--json``; None for a command that has none.
     """
     table = "\n".join(f"  {status}  {what}" for status, what in {**STATUSES, **(statuses or {})}.items())
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         name,
         help=help,
         description=f"{help[0].upper()}{help[1:]}.",
         epilog=f"example:\n  onnx2jax {example}\n\nexit status:\n{table}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run, parser=parser)
     if json is not None:
         parser.add_argument("--json", action="store_true", help=json)
     return parser

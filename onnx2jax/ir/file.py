@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from ..errors import did_you_mean
 from ..proto.detached import Detached
 from ..proto.external import ExternalFiles
 from ..proto.files import label_of, parse, read_bytes
@@ -102,16 +103,17 @@ def read(source: Any, **reading: Unpack[Reading]) -> OnnxFile:
     return OnnxFile(source, **reading)
 
 
-def opened(source: Any, reading: Reading) -> tuple[OnnxFile, Any, ExternalFiles]:
+def opened(source: Any, reading: Reading, own: Iterable[str] = ()) -> tuple[OnnxFile, Any, ExternalFiles]:
     """The source as an OnnxFile, its message, and its external data files.
+
+    ``own`` are the other keywords of the function that was called.
 
     Raises:
         TypeError: unknown keywords, or keywords of ``read`` with a file that has been read already.
     """
     if unknown := sorted(reading.keys() - Reading.__annotations__.keys()):
-        raise TypeError(
-            f"unknown keyword {', '.join(unknown)}; the keywords of onnx2jax.read are {list(Reading.__annotations__)}"
-        )
+        valid = [*own, *Reading.__annotations__]
+        raise TypeError(f"unknown keyword {', '.join(unknown)}{did_you_mean(unknown, valid)}; keywords are {valid}")
     if not isinstance(source, OnnxFile):
         file = OnnxFile(source, **reading)
         return file, *file._open(last=True)

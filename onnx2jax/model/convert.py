@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -146,7 +147,7 @@ def convert(
     if loop_cond not in ("onnx", "onnxruntime"):
         raise InputNameError(f"loop_cond is {loop_cond!r}; it is 'onnx' or 'onnxruntime'")
     with together(mesh, "convert") as agreed:
-        importer = open_model(source, reading)
+        importer = open_model(source, reading, KEYWORDS)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
         if loop_cond == "onnx":
@@ -235,13 +236,16 @@ def process_state(placed: Placement | None, origin: Origin | None, arguments: An
     return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": arguments}
 
 
-def open_model(source: Any, reading: Reading) -> Importer:
-    """The importer of a source, checked by the options of ``read``.
+KEYWORDS: Final = tuple(n for n, p in inspect.signature(convert).parameters.items() if p.kind is p.KEYWORD_ONLY)
+
+
+def open_model(source: Any, reading: Reading, own: Iterable[str] = ()) -> Importer:
+    """The importer of a source, checked by the options of ``read``; ``own`` are other keywords of the caller.
 
     Raises:
         ModelError: the file is no ONNX model, or breaks a rule of the format.
     """
-    file, message, files = opened(source, reading)
+    file, message, files = opened(source, reading, own)
     newer, documents = file.allow_newer_opset, file.documents
     if file.strict:
         check_message(message, files, allow_newer_opset=newer, documents=documents).raise_errors()

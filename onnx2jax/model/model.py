@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from .. import compat
-from ..errors import InputNameError, RandomKeyError
+from ..errors import InputNameError, RandomKeyError, did_you_mean, names_list
 from ..ir import analysis
 from ..ir.graph import Graph, read_constants
 from ..ops.arrays import is_traced
@@ -119,7 +119,7 @@ class Model(Views, Exports):
         """Run the model, compiled for the shapes of this call.
 
         Args:
-            *args: required inputs in order.
+            *args: required inputs in order, or a dict of inputs by name.
             rng: random key, or a seed for one, for models that draw random numbers; a fresh one when left out. If the
                 model has an input called ``rng``, anything but a typed key (``jax.random.key``) is that input.
             **named: inputs by name.
@@ -141,6 +141,8 @@ class Model(Views, Exports):
         if rng is None and (bound := runtime.params.bound.get(signature)) is not None:
             runtime.note("call", bound.path)
             return bundled(runtime.fields, runtime.call(bound, signature, given))
+        if (feeds := arguments.as_feeds(self.inputs, args, named)) is not None:
+            return self(**feeds) if rng is None else self(rng=rng, **feeds)
         runtime.note("call", "full")
         x32 = compat.in_32_bits()
         with compat.enable_x64():
@@ -150,13 +152,13 @@ class Model(Views, Exports):
             runtime.bind(signature, given, values, key)
             return as_outputs(runtime.fields, results)
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
+    def run(self, output_names: str | Sequence[str] | None, feeds: Mapping[str, Any], *, rng: Any = None) -> list[Any]:
         """Run the model as onnxruntime's ``InferenceSession.run`` does: NumPy in, a list of NumPy out.
 
         On a mesh over several processes, the outputs are gathered to each; a call leaves them sharded.
 
         Args:
-            output_names: names of the outputs to return, in order; None for all.
+            output_names: names of the outputs to return, in order, or one name; None for all.
             feeds: inputs by name.
             rng: random key; a fresh one when left out.
         """
@@ -230,6 +232,7 @@ class Model(Views, Exports):
         >>> gradients = jax.grad(loss)(model.params, np.zeros((1, 1, 8, 8), np.float32))
         """
         arguments.check_names(params, self.types)
+        args, named = ((), feeds) if (feeds := arguments.as_feeds(self.inputs, args, named)) else (args, named)
         x32 = compat.in_32_bits()
         with compat.enable_x64():
             mesh = None if is_traced(list(params.values()), args, list(named.values())) else self._mesh
@@ -323,11 +326,14 @@ class Model(Views, Exports):
     def __reduce__(self) -> Any:
         return _restored, (self.spec, self.params)  # programs and device arrays are not pickled
 
-    def _positions(self, output_names: Sequence[str]) -> Sequence[int]:
-        names = [v.name for v in self.outputs]
-        if unknown := [n for n in output_names if n not in names]:
-            raise InputNameError(f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}")
-        return [names.index(n) for n in output_names]
+    def _positions(self, output_names: str | Sequence[str]) -> Sequence[int]:
+        names, wanted = [v.name for v in self.outputs], names_list(output_names)
+        if unknown := [n for n in wanted if n not in names]:
+            raise InputNameError(
+                f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}"
+                f"{did_you_mean(unknown, names)}"
+            )
+        return [names.index(n) for n in wanted]
 
     def _bind(self, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> tuple[dict[str, Any], Any]:
         """A call's arguments by input name, and its random key."""

@@ -46,6 +46,19 @@ class Params(Mapping[str, Any]):
     def __ror__(self, other: Mapping[str, Any]) -> dict[str, Any]:
         return {**other, **self._values}
 
+    @property
+    def floating(self) -> dict[str, Any]:
+        """The floating-point parameters, for ``jax.grad``: a model with packed weights has integer ones, too.
+
+        >>> import jax, numpy as np, onnx2jax
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> loss = lambda params, x: model.apply(params, x).sum()
+        >>> slopes = jax.grad(loss)(model.params.floating, np.zeros((1, 1, 8, 8), np.float32))
+        >>> slopes.keys() == model.params.keys()
+        True
+        """
+        return {n: v for n, v in self.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+
     def __setitem__(self, name: str, value: Any) -> NoReturn:
         raise TypeError(
             f"a model's parameters are read-only; to change {name!r}: model.with_params({{{name!r}: array}})"

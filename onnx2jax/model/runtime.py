@@ -137,7 +137,8 @@ class Runtime:
         call = program.bound_call(bound, self.params, self.constants, as_numpy=key.as_numpy)
         if call is not None:
             key = key._replace(callee=self._current(program), device=self.params.device)
-            self.params.bound[key] = _from_arguments(call, list(bound), arguments, key.as_numpy)
+            cast = list(map(_cast_to, arguments, bound.values()))
+            self.params.bound[key] = _from_arguments(call, list(bound), arguments, cast, key.as_numpy)
 
     def _current(self, program: Program) -> Callee:
         """The callee of the current partition of the graph."""
@@ -184,26 +185,33 @@ def put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any
 
 
 def _is_unchanged(argument: Any, bound: Any) -> bool:
-    """Whether binding passed an argument on unchanged, or as strings of dtype object."""
-    return argument is bound or _is_text(argument)
+    """Whether binding passed an argument on unchanged, or a NumPy array in another dtype."""
+    return argument is bound or _cast_to(argument, bound) is not None
 
 
-def _is_text(value: Any) -> bool:
-    return type(value) is np.ndarray and value.dtype.kind == "U"
+def _cast_to(argument: Any, bound: Any) -> np.dtype | None:
+    """The dtype to which binding cast a NumPy array: strings to object, int32 to int64; None for other arguments."""
+    kinds = (argument.dtype.kind, bound.dtype.kind) if type(argument) is np.ndarray is type(bound) else None
+    return bound.dtype if kinds in (("U", "O"), ("i", "i")) and argument.dtype != bound.dtype else None
 
 
-def _from_arguments(bound: BoundCall, names: list[str], arguments: Sequence[Any], as_numpy: bool) -> BoundCall:
-    """The bound call for arguments in the caller's order; copies NumPy arrays unless it waits (``as_numpy``)."""
+def _from_arguments(
+    bound: BoundCall, names: list[str], arguments: Sequence[Any], cast: Sequence[np.dtype | None], as_numpy: bool
+) -> BoundCall:
+    """The bound call for arguments in the caller's order.
+
+    Casts them as binding does, and copies other NumPy arrays unless it waits (``as_numpy``).
+    """
     call, order = bound.call, None if names == list(bound.names) else [names.index(n) for n in bound.names]
-    texts, copies = any(map(_is_text, arguments)), not as_numpy and any(type(v) is np.ndarray for v in arguments)
-    if order is None and not texts and not copies:
+    casts, copies = any(cast), not as_numpy and any(type(v) is np.ndarray for v in arguments)
+    if order is None and not casts and not copies:
         return bound
 
     def run(values: list[Any]) -> list[Any]:
         if copies:
             values = [copied(v) if type(v) is np.ndarray else v for v in values]
-        if texts:
-            values = [v.astype(object) if _is_text(v) else v for v in values]
+        if casts:
+            values = [v if dtype is None else v.astype(dtype) for v, dtype in zip(values, cast, strict=True)]
         return call(values if order is None else [values[i] for i in order])
 
     return bound._replace(call=run)

@@ -28,7 +28,7 @@ class Views:
     _runtime: Any
     _replace: Callable[[Spec], Self]
 
-    def cut(self, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> Self:
+    def cut(self, *, inputs: str | Sequence[str] = (), outputs: str | Sequence[str] = ()) -> Self:
         """The subgraph between some values of the main graph, as a model.
 
         Args:

@@ -132,12 +132,12 @@ class FineTuning(TrainingEngine):
         compute_dtype: Any = None,
         remat: bool | str | Sequence[str] = (),
         straight_through: bool = False,
-        outputs: Sequence[str] | None = None,
+        outputs: str | Sequence[str] | None = None,
         mesh: Mesh | None = None,
         shardings: Mapping[str, PartitionSpec] | None = None,
     ) -> None:
         compat.optional("optax", "train")
-        check_options(optimizer, accumulate, mesh, shardings)
+        check_options(model, optimizer, accumulate, mesh, shardings)
         loss, outputs = as_loss(loss, outputs, model)
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else select_outputs(model.graph, outputs)

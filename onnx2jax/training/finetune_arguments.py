@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -32,14 +33,21 @@ from .weights import reasons_untrained
 Metrics = dict[str, jax.Array]
 
 
-def check_options(optimizer: Any, accumulate: int, mesh: Mesh | None, shardings: Mapping[str, Any] | None) -> None:
-    """Checks optimizer, number of microbatches, and shardings.
+def check_options(
+    model: Any, optimizer: Any, accumulate: int, mesh: Mesh | None, shardings: Mapping[str, Any] | None
+) -> None:
+    """Checks model, optimizer, number of microbatches, and shardings.
 
     Raises:
-        InputTypeError: the optimizer is not an optax optimizer.
+        InputTypeError: the model is not a Model, or the optimizer not an optax optimizer.
         InputShapeError: ``accumulate`` is below 1.
         ShardingError: shardings without a mesh.
     """
+    if not isinstance(model, Model):
+        source = repr(str(model)) if isinstance(model, str | os.PathLike) else "source"
+        raise InputTypeError(
+            f"finetune takes a Model, not {type(model).__name__}: finetune(onnx2jax.convert({source}), loss, optimizer)"
+        )
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise InputTypeError(f"optimizer is {optimizer!r:.60}, not an optax optimizer such as optax.adam(1e-3)")
     if accumulate < 1:
@@ -49,8 +57,8 @@ def check_options(optimizer: Any, accumulate: int, mesh: Mesh | None, shardings:
 
 
 def as_loss(
-    loss: Any, outputs: Sequence[str] | None, model: Model
-) -> tuple[Callable[[Any, dict[str, Any]], Any], Sequence[str] | None]:
+    loss: Any, outputs: str | Sequence[str] | None, model: Model
+) -> tuple[Callable[[Any, dict[str, Any]], Any], str | Sequence[str] | None]:
     """The loss function, and the outputs that it needs (None for all).
 
     Raises:

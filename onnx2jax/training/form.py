@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputNameError, InputTypeError, TrainingFormError
+from ..errors import InputNameError, InputTypeError, TrainingFormError, did_you_mean, names_list
 from ..ir.casts import bounded
 from ..ir.graph import Function, Graph, Node, ancestors, descendants, with_graphs
 from ..ir.precision import narrow_parameters, narrowed
@@ -341,12 +341,13 @@ def _in_compute_dtype(operator: Operator, dtype: Any, *values: Any, **named: Any
     return jax.tree.map(lambda r: r.astype(wide) if getattr(r, "dtype", None) == dtype else r, results)
 
 
-def select_outputs(graph: Graph, outputs: Sequence[str]) -> Graph:
+def select_outputs(graph: Graph, outputs: str | Sequence[str]) -> Graph:
     """The graph with only these outputs and the nodes that they need."""
-    declared = {v.name: v for v in graph.outputs}
+    declared, outputs = {v.name: v for v in graph.outputs}, names_list(outputs)
     unknown = sorted(set(outputs) - set(declared))
     if unknown:
-        raise InputNameError(f"outputs has {unknown}; the model's outputs are {list(declared)}")
+        near = did_you_mean(unknown, declared)
+        raise InputNameError(f"outputs has {unknown}; the model's outputs are {list(declared)}{near}")
     nodes = tuple(ancestors(graph.nodes, outputs))
     return replace(graph, nodes=nodes, outputs=tuple(declared[name] for name in outputs))
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
-from ..errors import InputError, InputNameError, UnsupportedError
+from ..errors import InputError, InputNameError, UnsupportedError, did_you_mean, names_list
 from ..ir import analysis
 from ..ir.file import Reading
 from ..ir.graph import Graph
@@ -85,7 +85,7 @@ class TrainingModel(TrainingEngine):
         device_configuration: str | None = None,
         devices: Mapping[Any, jax.Device] | Sequence[jax.Device] | None = None,
         rng: Any = None,
-        outputs: Iterable[str] | None = None,
+        outputs: str | Iterable[str] | None = None,
         donate: bool = True,
         max_trips: int | None = None,
         optimize: bool = True,
@@ -105,7 +105,7 @@ class TrainingModel(TrainingEngine):
         if strings := [n for n, v in self._variables.items() if v.dtype.hasobject]:
             raise UnsupportedError(f"variables {strings} hold strings, which JAX does not support")
         self._rng = jnp.copy(arguments.as_key(0 if rng is None else rng))
-        self._outputs, self._donate = None if outputs is None else frozenset(outputs), donate
+        self._outputs, self._donate = None if outputs is None else frozenset(names_list(outputs)), donate
 
         graphs = [imported.graph, *(g for info in infos for g in (info.algorithm, info.initialization))]
         constants = {n: v for g in graphs for n, v in analysis.parameters(g).items() if n not in self._variables}
@@ -119,7 +119,10 @@ class TrainingModel(TrainingEngine):
         self.step_inputs = {info.path: self._program_of(info.algorithm).inputs for info in infos}
         given = {v.name for info in infos for v in info.algorithm.outputs}
         if unknown := sorted((self._outputs or set()) - given):
-            raise InputNameError(f"outputs has {unknown}; the outputs of main graph and algorithms are {sorted(given)}")
+            raise InputNameError(
+                f"outputs has {unknown}; the outputs of main graph and algorithms are {sorted(given)}"
+                f"{did_you_mean(unknown, given)}"
+            )
         self.state = self.init()
 
     @cached_property

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...errors import InputNameError, InputShapeError, InputTypeError
+from ...errors import InputNameError, InputShapeError, InputTypeError, did_you_mean
 from ...ops.arrays import is_traced
 from ...proto.immutable import owned
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
@@ -24,7 +24,10 @@ def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> 
     variables = sorted({d for v in inputs for d in v.shape or () if isinstance(d, str)})
     unknown = sorted(set(overrides) - set(variables))
     if unknown:
-        raise InputNameError(f"dim_overrides names {unknown}; the model's dimension variables are {variables}")
+        raise InputNameError(
+            f"dim_overrides names {unknown}; the model's dimension variables are {variables}"
+            f"{did_you_mean(unknown, variables)}"
+        )
     if negative := {n: size for n, size in overrides.items() if size < 0}:
         raise InputShapeError(f"dim_overrides: an extent must not be negative ({negative})")
     return tuple(v.reshaped([overrides.get(d, d) if isinstance(d, str) else d for d in v.shape or ()]) for v in inputs)
@@ -53,8 +56,8 @@ def bind(
         raise InputTypeError(f"inputs must be a dict of arrays by name, not {type(named).__name__}")
     names = [v.name for v in inputs]
 
-    def mismatch(what: str) -> InputNameError:
-        return InputNameError(f"{what}; the model's inputs are ({', '.join(map(str, inputs))})")
+    def mismatch(what: str, near: str = "") -> InputNameError:
+        return InputNameError(f"{what}; the model's inputs are ({', '.join(map(str, inputs))}){near}")
 
     if len(args) > len(names):
         raise mismatch(f"{len(args)} positional arguments given")
@@ -63,7 +66,7 @@ def bind(
         if name in given:
             raise mismatch(f"input {name!r} is given by position and by name")
         if name not in names and name not in optional:
-            raise mismatch(f"there is no input {name!r}")
+            raise mismatch(f"there is no input {name!r}", did_you_mean(name, [*names, *optional]))
         given[name] = value
     missing = [n for n in names if n not in given]
     if missing:
@@ -71,6 +74,14 @@ def bind(
     declared = {v.name: v for v in inputs} | dict(optional)
     extents: dict[str, tuple[Any, str]] = {}
     return {name: _checked(_given_as(declared[name], value, narrow), value, extents) for name, value in given.items()}
+
+
+def as_feeds(inputs: Sequence[ValueInfo], args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The inputs by name of a call ``model(feeds)``, whose only argument is a dict; None for other calls."""
+    if len(args) != 1 or named or not isinstance(args[0], Mapping):
+        return None
+    takes_map = inputs and isinstance(inputs[0].type, MapType)
+    return None if takes_map or not all(isinstance(n, str) for n in args[0]) else dict(args[0])
 
 
 def _given_as(declared: ValueInfo, value: Any, narrow: np.dtype | None) -> ValueInfo:
@@ -152,6 +163,8 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
         value = _from_python(declared, kind, value)
     if kind.dtype == object and getattr(value.dtype, "kind", "") in "OUT":
         return np.asarray(value).astype(object, copy=False)
+    if kind.dtype == np.int64 and value.dtype == np.int32:  # exact, and what JAX makes of integers
+        return value.astype(np.int64)
     if value.dtype != kind.dtype:
         fix = f"nothing is cast silently. Convert it: {declared.name}.astype({str(kind.dtype)!r})"
         if kind.dtype == object:
@@ -173,7 +186,8 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if not isinstance(params, Mapping):
         raise InputTypeError(f"params must be a dict of arrays by name, like model.params, not {type(params).__name__}")
     if unknown := sorted(params.keys() - own.keys()):
-        raise InputNameError(f"unknown parameters {unknown[:5]}; model.params has the names")
+        near = did_you_mean(unknown, own)
+        raise InputNameError(f"unknown parameters {unknown[:5]}; model.params has the names{near}")
 
 
 def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -185,7 +199,9 @@ def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict
     declared = {v.name: v for v in inputs}
     unknown = sorted(set(static) - set(declared))
     if unknown:
-        raise InputNameError(f"static names {unknown}; the model's inputs are {sorted(declared)}")
+        raise InputNameError(
+            f"static names {unknown}; the model's inputs are {sorted(declared)}{did_you_mean(unknown, declared)}"
+        )
     bound = bind([declared[n] for n in static], {}, tuple(static.values()), {})
     return {n: owned(np.asarray(v)) for n, v in bound.items()}
 

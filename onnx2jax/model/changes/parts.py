@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from ...errors import InputNameError
+from ...errors import InputNameError, did_you_mean, names_list
 from ...ir.graph import Graph, Node, ancestors
 from ...ops.registry import Operator
 from ...proto.types import ValueInfo
@@ -27,9 +27,11 @@ def cut(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     Raises:
         InputNameError: there is no such value.
     """
-    wanted = tuple(outputs) or tuple(v.name for v in graph.outputs)
+    inputs, wanted = names_list(inputs), tuple(names_list(outputs)) or tuple(v.name for v in graph.outputs)
     if unknown := sorted({*inputs, *wanted} - graph.defines):
-        raise InputNameError(f"the main graph has no value {', '.join(map(repr, unknown))}{_hidden(graph)}")
+        raise InputNameError(
+            f"the main graph has no value {', '.join(map(repr, unknown))}{_hint(graph, unknown, graph.defines)}"
+        )
     nodes = tuple(_without(inputs, node) for node in ancestors(graph.nodes, wanted, given=inputs))
     reads = {*wanted, *(n for node in nodes for n in node.reads)} | set(inputs)
     known = {v.name: v for v in (*graph.value_info.values(), *graph.inputs, *graph.outputs)}
@@ -50,11 +52,14 @@ def _without(given: Sequence[str], node: Node) -> Node:
     return replace(node, outputs=tuple(f"{n}/replaced by an input" if n in given else n for n in node.outputs))
 
 
-def _hidden(graph: Graph) -> str:
-    """A hint for messages about a rebatched model, whose nodes are inside one node."""
-    if group_of(graph) is graph:
-        return ""
-    return "; rebatch= runs its nodes per group of samples: use the model converted without rebatch="
+def _hint(graph: Graph, unknown: Sequence[str], values: Iterable[str]) -> str:
+    """The end of a message about unknown values: they are nodes, or nodes of a rebatched model, or misspelt."""
+    if group_of(graph) is not graph:
+        return "; rebatch= runs its nodes per group of samples: use the model converted without rebatch="
+    nodes = [node for node in graph.nodes if node.name in unknown]
+    if nodes:
+        return "; " + "; ".join(f"{n.name!r} is a node, whose outputs are {list(n.outputs)}" for n in nodes[:3])
+    return did_you_mean(unknown, values)
 
 
 def node_outputs(graph: Graph) -> list[str]:
@@ -68,14 +73,14 @@ def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
     Raises:
         InputNameError: a pattern matches none of them.
     """
-    patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+    patterns = names_list(patterns)
     names = node_outputs(graph)
     found = {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
     if missed := [p for p in patterns if not found[p]]:
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         raise InputNameError(
             f"no node output of the main graph matches {', '.join(map(repr, missed))}; the outputs are {shown}"
-            f"{_hidden(graph)}"
+            f"{_hint(graph, missed, names)}"
         )
     chosen = set().union(*found.values())
     return [n for n in names if n in chosen]

@@ -23,6 +23,7 @@ from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
 from . import stablehlo
 from .extents import symbolic
+from .save import save
 
 ABOUT: Final = "about.json"
 """The order of inputs and outputs, which JAX sorts, and the checksum of the program."""
@@ -37,7 +38,7 @@ PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
 
 
 class Exports:
-    """The method of a Model that writes a program."""
+    """The methods of a Model that write files."""
 
     graph: Graph
     inputs: tuple[ValueInfo, ...]
@@ -45,6 +46,21 @@ class Exports:
     placement: Placement | None
     params: Any
     apply: Callable[..., Any]
+
+    def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write the model with its present weights to an ONNX file: ``onnx2jax.save(model, path)``.
+
+        Args:
+            path: the file to write.
+            **options: keywords of ``onnx2jax.save``.
+
+        >>> import onnx2jax, tempfile
+        >>> model = onnx2jax.convert(onnx2jax.demo_model())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/digits.onnx").name
+        'digits.onnx'
+        """
+        return save(self, path, **options)
 
     def export(
         self,

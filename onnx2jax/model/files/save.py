@@ -89,6 +89,8 @@ def save(
     >>> all((again.params[name] == halved[name]).all() for name in halved)
     True
     """
+    if isinstance(model, str | os.PathLike) and not isinstance(path, str | os.PathLike):
+        raise InputTypeError(f"the arguments are swapped: save(model, {str(model)!r})")
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; give the path of a file")
