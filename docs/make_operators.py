@@ -15,7 +15,7 @@ import onnx
 
 import onnx2jax
 from onnx2jax.ir import binding
-from onnx2jax.ops import registry
+from onnx2jax.ops import qonnx, registry
 from onnx2jax.ops.registry import PADDED, Operator
 from tests.ops.test_branches import folds, without_a_case
 from tests.ops.test_gradients import TABLE, WITHOUT, gradient_rows
@@ -44,6 +44,7 @@ ALSO_CHECKED = {
     ("ai.onnx.ml", "Normalizer"): "tests/ops/test_ml.py",
     ("ai.onnx.preview.training", "Adagrad"): "tests/ops/test_preview_training.py",
     ("com.microsoft", "CDist"): "tests/ops/test_microsoft.py",
+    **{(qonnx.DOMAINS[0], name): "tests/ops/test_qonnx.py" for name in qonnx.ROUNDED},
     **{
         ("com.microsoft", name): f"tests/ops/{file.__name__.rpartition('.')[2]}.py"
         for file in FAMILIES
@@ -221,7 +222,7 @@ def folding() -> frozenset[tuple[str, str]]:
 
 def own() -> dict[str, dict[str, tuple[int, ...]]]:
     """The package's own operators; a user of the same process may have added others."""
-    domains = (*binding.NEWEST, "com.microsoft", PADDED)
+    domains = (*binding.NEWEST, "com.microsoft", qonnx.DOMAINS[0], PADDED)
     return {domain: onnx2jax.supported()[domain] for domain in domains}
 
 

@@ -19,6 +19,9 @@ from .registry import Static, op
 DOMAINS: Final = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """The domain's present name, and those that older versions of Brevitas and FINN write."""
 
+ROUNDED: Final = frozenset({"BipolarQuant", "FloatQuant", "IntQuant", "Quant", "Trunc"})
+"""The operators, all with the gradient of what they round."""
+
 _HALF = "float16 and bfloat16 are computed in float32"
 _BIPOLAR = f"{_HALF}; the gradient is that of `X * scale`, as of Brevitas' BinaryQuant"
 

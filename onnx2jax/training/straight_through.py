@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import TrainingFormError
 from ..ir.graph import Graph, Node
+from ..ops import qonnx
 from ..ops.cast import is_integer
 from ..ops.quant import broadcast_qparam
 from ..ops.registry import Operator
@@ -113,10 +114,10 @@ STRAIGHT: Final = Operator(
 def with_straight_through(graph: Graph) -> Graph:
     """The graph with a straight-through estimator for each QuantizeLinear followed by a DequantizeLinear.
 
-    The outputs are unchanged.
+    The outputs are unchanged. Operators of QONNX have such gradients by themselves.
 
     Raises:
-        TrainingFormError: there is no such pair.
+        TrainingFormError: there is neither such a pair nor one of these operators.
     """
     count = 0
 
@@ -125,6 +126,7 @@ def with_straight_through(graph: Graph) -> Graph:
         producers = {n.outputs[0]: n for n in graph.nodes if n.op_type == "QuantizeLinear"}
         nodes = []
         for node in graph.nodes:
+            count += node.domain in qonnx.DOMAINS
             before = producers.get(node.inputs[0]) if node.op_type == "DequantizeLinear" else None
             if before is None:
                 nodes.append(node)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..ir.graph import Function, Graph, Node
+from ..ops import qonnx
 from ..proto.mapped import load
 from ..runtime.values import to_host
 from .form import statistics_of
@@ -40,8 +41,9 @@ A factor with a single element is not a weight."""
 VIEWS: Final = {
     *("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity", "Pad", "QuantizeLinear", "Reshape", "Slice"),
     *("Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+    *qonnx.ROUNDED,
 }
-"""Operators whose output is their first input reshaped, cast or rearranged."""
+"""Operators whose output is their first input reshaped, cast, quantised or rearranged."""
 ANGLE_OPERATORS: Final = {"Add", "Concat", "Einsum", "Gemm", "MatMul", "Mul"}
 INTEGERS: Final = {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger"}
 TABLES: Final = {"cos_cache", "sin_cache"}

@@ -17,7 +17,7 @@ import pytest
 from jax.test_util import check_vjp
 
 from onnx2jax import compat
-from onnx2jax.ops import registry
+from onnx2jax.ops import qonnx, registry
 from tests.support.drawing import types_of
 from tests.support.helpers import run_op
 from tests.tables.operators import Row, rows
@@ -192,8 +192,11 @@ def test_gradient(name: str, inputs: tuple[Any, ...], attributes: dict[str, Any]
 
 
 def gradient_rows() -> list[Row]:
-    """The last row, of finite numbers, of each operator that TABLE has not and that takes float64."""
-    named = {("", name) for name, *_ in TABLE}
+    """The last row, of finite numbers, of each operator that TABLE has not and that takes float64.
+
+    Straight-through estimators are no derivatives: tests/ops/test_qonnx.py.
+    """
+    named = {("", name) for name, *_ in TABLE} | {(qonnx.DOMAINS[0], name) for name in qonnx.ROUNDED}
     found = {r.key: r for r in rows() if r.key not in named and np.dtype(np.float64) in types_of(*r.key) and _varied(r)}
     return list(found.values())
 

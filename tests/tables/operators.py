@@ -86,6 +86,7 @@ def rows() -> Iterator[Row]:
         recurrent,
         others,
         learning,
+        fake_quantisation,
     ):
         yield from table()
 
@@ -582,6 +583,24 @@ def others() -> Iterator[Row]:
     yield row("TensorScatter", f(2, 1, 5, 3), f(2, 1, 2, 3), i(0, 3))
     offset = f(1, 8, 3, 3)
     yield row("DeformConv", f(1, 1, 4, 4), f(1, 1, 2, 2), offset)
+
+
+def fake_quantisation() -> Iterator[Row]:
+    """Domain qonnx.custom_op.general; tests/ops/test_qonnx.py has all rounding modes."""
+    qonnx: dict[str, Any] = {"domain": "qonnx.custom_op.general", "since": 1}
+    x, half, zero, bits = np.float32([[-2.5, -0.74, 0.8], [1.2, 3.3, 9.1]]), scalar(0.5), scalar(1), scalar(3)
+    on_grid = np.float32([[-2.5, -0.5, 1.0], [1.0, 1.0, 1.0]])
+    for name in ("Quant", "IntQuant"):
+        yield row(name, x, half, zero, bits, expected=(on_grid,), **qonnx)
+    yield row("BipolarQuant", x, half, expected=(np.float32([[-0.5, -0.5, 0.5], [0.5, 0.5, 0.5]]),), **qonnx)
+    widths = zero, scalar(8), scalar(7)
+    yield row("Trunc", x, half, *widths, expected=(np.float32([[-1.5, -0.5, 0], [0, 1.5, 4.0]]),), until=1, **qonnx)
+    widths = scalar(0), scalar(8), scalar(1), bits
+    qonnx["since"] = 2
+    yield row("Trunc", x, half, *widths, expected=(np.float32([[-3, -1, 1], [1, 3, 3]]),), **qonnx)
+    qonnx["since"] = 1
+    narrow = scalar(1), scalar(2), scalar(1), scalar(1), scalar(5)
+    yield row("FloatQuant", x, *narrow, expected=(np.float32([[-2, -0.5, 1], [1, 3, 5]]),), **qonnx)
 
 
 def learning() -> Iterator[Row]:
