@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from ..ir.rules import used_fields
-from ..ops.registry import LEGACY_HINTS, resolve
+from ..ir.versions import same_schema
+from ..ops.registry import LEGACY_HINTS
 from ..proto.dtypes import ELEMENT_TYPES
 from ..proto.external import ExternalFiles
 from ..proto.names import normal_domain
@@ -87,11 +88,11 @@ def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note)
 def _check_version(
     domain: str, op_type: str, body: dict[str, int], opsets: dict[str, int], path: str, note: Note
 ) -> None:
-    """An operator must mean the same in a function as in the model (rule FN-06)."""
+    """An operator must have the same schema in a function as in the model (rule FN-06)."""
     own, outer = body.get(domain), opsets.get(domain)
     if own is None or outer is None or own == outer:
         return
-    if resolve(domain, op_type, own) is not resolve(domain, op_type, outer):
+    if not same_schema(domain, op_type, own, outer):
         text = f"{op_type} of {domain or 'ai.onnx'} {own} in the function differs from that of {outer} in the model"
         note("FN-06", "error", path, text)
 

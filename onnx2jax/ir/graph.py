@@ -240,6 +240,8 @@ class Imported:
     configurations: tuple[Configuration, ...] = ()
     rejected: tuple[Exception, ...] = ()
     """An error for each node whose attributes its operator rejects."""
+    deviations: tuple[str, ...] = ()
+    """A text for each node of a function that means something else in the versions that the model imports."""
 
 
 def read_constants(

@@ -18,7 +18,7 @@ from ..proto.names import inside, node_names, normal_domain
 from ..proto.operator_sets import OperatorSet, find
 from ..proto.tensors import to_array, to_dense
 from ..proto.types import ValueInfo, to_value_info
-from . import attributes, binding, rules
+from . import attributes, binding, rules, versions
 from .derivatives import with_implicit_inputs
 from .graph import Function, Graph, Imported, Node, Reference, Unsupported
 from .metadata import entries, metadata
@@ -68,6 +68,7 @@ class Importer:
             self.opsets = binding.opsets_of(model)
         self.unsupported: list[Unsupported] = []
         self.rejected: list[OnnxError] = []
+        self.deviations: list[str] = []
         self._depth = 0
         self._messages: dict[Key, Any] = {}
         for f in model.functions:
@@ -107,7 +108,16 @@ class Importer:
             graph = with_implicit_inputs(graph)
         configurations = read_configurations(model)
         unsupported, rejected = tuple(self.unsupported), tuple(self.rejected)
-        return Imported(graph, self.opsets, metadata(model), model.ir_version, unsupported, configurations, rejected)
+        return Imported(
+            graph,
+            self.opsets,
+            metadata(model),
+            model.ir_version,
+            unsupported,
+            configurations,
+            rejected,
+            tuple(self.deviations),
+        )
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
@@ -300,7 +310,7 @@ class Importer:
 
     def _build_function(self, key: Key, where: str, message: Any, opsets: Mapping[str, int]) -> Function:
         title = _title(key)
-        defaults: dict[str, Any] = {}
+        own, defaults = opsets, dict[str, Any]()
         parameters: Parameters = dict.fromkeys(message.attribute, 0)
         for a in message.attribute_proto:
             with self.guard(f"{where}, attribute {a.name!r}"):
@@ -313,8 +323,9 @@ class Importer:
                     rule = "FN-11" if what == "output" else "FN-12"
                     raise ModelError(f"{where} has an {what} twice in {list(given)}", rule=rule)
         with self.guard(where):
-            opsets = binding.opsets(message.opset_import) or opsets
-        nodes, constants = self._nodes(message.node, where, title, opsets, parameters)
+            own = binding.opsets(message.opset_import) or own
+        nodes, constants = self._nodes(message.node, where, title, own, parameters)
+        self.deviations += versions.deviations(nodes, opsets, where)
         inputs = tuple(map(ValueInfo, message.input))
         outputs = tuple(map(ValueInfo, message.output))
         with self.guard(where):

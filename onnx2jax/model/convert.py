@@ -17,7 +17,7 @@ from ..checker.check import check_message
 from ..errors import InputNameError, ShardingError
 from ..ir import binding, loops
 from ..ir.file import Reading, opened
-from ..ir.graph import Graph, Imported
+from ..ir.graph import Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
@@ -150,8 +150,7 @@ def convert(
         importer = open_model(source, reading, KEYWORDS)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
-        if loop_cond == "onnx":
-            _warn_of_ignored_conditions(imported.graph)
+        _warn_of_deviations(imported, loop_cond)
         imported = with_max_size(imported, max_size or {})
         if isinstance(weights, str) and weights == "packed":
             imported = with_packed(imported)
@@ -202,9 +201,10 @@ def convert(
     return model
 
 
-def _warn_of_ignored_conditions(graph: Graph) -> None:
-    for node in loops.ignored_conditions(graph):
-        warnings.warn(f"{node}: {loops.IGNORED_CONDITION}", DeviationWarning, stacklevel=3)
+def _warn_of_deviations(imported: Imported, loop_cond: str) -> None:
+    ignored = loops.ignored_conditions(imported.graph) if loop_cond == "onnx" else ()
+    for text in (*imported.deviations, *(f"{node}: {loops.IGNORED_CONDITION}" for node in ignored)):
+        warnings.warn(text, DeviationWarning, stacklevel=3)
 
 
 def _placed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -90,7 +91,34 @@ def test_versions_of_function_and_model() -> None:
     text = "g (float[1, 2, 2] x) => (float[1, 2, 2] y) { y = l.f (x) }"
     old = parse(text + '\n<domain: "l", opset_import: ["" : 11]> f (a) => (r) { r = Softmax (a) }')
     # onnxruntime and the reference evaluator silently use the model's version.
-    np.testing.assert_allclose(refused_when_strict(old, "FN-06")(np.ones((1, 2, 2), F)), np.full((1, 2, 2), 0.25))
+    with pytest.warns(onnx2jax.DeviationWarning, match="Softmax of opset 21, which the model imports"):
+        function = refused_when_strict(old, "FN-06")
+    np.testing.assert_allclose(function(np.ones((1, 2, 2), F)), np.full((1, 2, 2), 0.25))
+
+
+@rule("FN-06")
+@pytest.mark.parametrize(
+    ("operator", "version", "deviates"),
+    [
+        ("ReduceSum <axes = [1]> (a)", 11, True),  # axes are an input since 13
+        ("ReduceSum (a)", 11, False),
+        ("Clip <max = 1.0> (a)", 10, True),
+        ("Clip (a, low)", 11, False),
+        ("Relu (a)", 13, False),  # 14 only widens its types
+        ("If (c) <then_branch = t () => (e) { e = Softmax (a) }, else_branch = s () => (n) { n = Abs (a) }>", 11, True),
+    ],
+)
+def test_a_function_of_another_version(operator: str, version: int, deviates: bool) -> None:
+    """Another schema is an error of ``check``, as it is onnx.checker's; another meaning is a DeviationWarning, too."""
+    values = "low = Constant <value = float {0}> ()  c = Constant <value = bool {1}> ()"
+    body = f'\n<domain: "l", opset_import: ["" : {version}]> f (a) => (r) {{ {values}  r = {operator} }}'
+    proto = parse("g (float[N, M] x) => (float[K, L] y) { y = l.f (x) }" + body)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        refused_when_strict(proto, "FN-06")
+    assert [w.category for w in given] == [onnx2jax.DeviationWarning] * deviates
+    with pytest.raises(onnx.checker.ValidationError, match="FunctionOp imports version"):
+        onnx.checker.check_model(proto)
 
 
 @rule("FN-07")
