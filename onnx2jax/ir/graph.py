@@ -116,6 +116,11 @@ class Graph:
         return frozenset((*(v.name for v in self.inputs), *self.initializers, *computed))
 
     @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The nodes by the names of their outputs."""
+        return {name: node for node in self.nodes for name in node.outputs if name}
+
+    @cached_property
     def captures(self) -> frozenset[str]:
         """Names that it reads from the enclosing graphs."""
         defined = {v.name for v in self.inputs} | set(self.initializers)

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from jax import lax
 
 from ..errors import KnownValueError
 
+FIX: Final = "declare the model inputs it is computed from static, or call the model outside jax.jit"
+"""How to make a value known; ends an error message."""
 HALF: Final = frozenset({np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)})
 _LISTS: Final = (list, tuple)
 _KNOWN: Final = (np.ndarray, np.generic, int, float, str, type(None), dict, type, np.dtype)
@@ -30,6 +33,42 @@ def is_known(value: Any) -> bool:
                 return False
         return True
     return isinstance(value, _KNOWN)
+
+
+@dataclass(frozen=True)
+class TracedIntegers:
+    """A traced vector or scalar of integers of which something is known.
+
+    Attributes:
+        value: the traced array.
+        terms: its elements as integers and symbolic dimensions of ``jax.export``, for differences and bounds.
+    """
+
+    value: Any
+    terms: np.ndarray
+
+
+def terms(vector: Any) -> tuple[tuple[Any, ...], Any]:
+    """The elements of a vector as integers and symbolic terms, and the vector, traced if it is."""
+    if isinstance(vector, TracedIntegers):
+        return dims(vector.terms), vector.value.reshape(-1)
+    return dims(vector), np.ravel(vector)
+
+
+def difference(a: Any, b: Any) -> Any:
+    """``a - b`` of two terms: an integer, a term, or None for symbolic dimensions that have nothing in common."""
+    try:
+        return a - b
+    except ValueError:  # terms of traced values, and dimensions of an export
+        return None
+
+
+def holds(condition: Callable[[], Any]) -> bool:
+    """Whether a comparison of symbolic terms is true whatever they stand for."""
+    try:
+        return bool(condition())
+    except Exception:  # jax.export's InconclusiveDimensionOperation, which moves between releases
+        return False
 
 
 def is_traced(*values: Any) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
-from .arrays import axis_of, dims, is_known, is_traced, shape_vector, xp
-from .iteration import FIX, equal, is_text, iterate, results, strongly_typed, truth, type_string
+from .arrays import FIX, axis_of, dims, is_known, is_traced, shape_vector, xp
+from .iteration import equal, is_text, iterate, results, strongly_typed, truth, type_string
 from .registry import op
 
 _TRACED_TRIPS = "under jit, a traced trip count rules out scan outputs and states that change type"

@@ -220,8 +220,8 @@ def _variadic(*functions):
 
 
 total = op("Sum", broadcasts=True)(_variadic(np.add, lax.add))
-op("Max", broadcasts=True)(_variadic(np.maximum, lax.max, np.frompyfunc(jax.core.max_dim, 2, 1)))
-op("Min", broadcasts=True)(_variadic(np.minimum, lax.min, np.frompyfunc(jax.core.min_dim, 2, 1)))
+greatest = op("Max", broadcasts=True)(_variadic(np.maximum, lax.max, np.frompyfunc(jax.core.max_dim, 2, 1)))
+least = op("Min", broadcasts=True)(_variadic(np.minimum, lax.min, np.frompyfunc(jax.core.min_dim, 2, 1)))
 
 
 @op("Mean", broadcasts=True)
@@ -233,6 +233,9 @@ def mean(*data_0):
 @op("Clip", limits="an absent bound is the extreme of the dtype, so infinity becomes finite")
 def clip(input, min=None, max=None):
     """min(max, max(input, min)); an absent bound is the extreme of the dtype, so infinity becomes finite."""
+    if input.dtype == object:
+        raised = input if min is None else greatest(input, min)
+        return raised if max is None else least(raised, max)
     dtype, info = input.dtype, (jnp.finfo if is_float(input.dtype) else jnp.iinfo)(input.dtype)
     bounds = (min, info.min), (max, info.max)
     low, high = (np.asarray(d, dtype) if b is None else b.reshape(()).astype(dtype) for b, d in bounds)

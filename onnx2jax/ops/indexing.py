@@ -15,8 +15,23 @@ import numpy as np
 from jax import lax
 
 from .. import compat
-from .arrays import axes_of, axis_of, check_shape, dims, flatten_or_axis, is_known, is_string, xp
-from .registry import Static, deprecated, op
+from ..errors import KnownValueError
+from .arrays import (
+    FIX,
+    axes_of,
+    axis_of,
+    check_shape,
+    difference,
+    dims,
+    flatten_or_axis,
+    holds,
+    is_known,
+    is_string,
+    is_traced,
+    terms,
+    xp,
+)
+from .registry import Relative, Static, deprecated, op
 
 _BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
 _WRITES = "out-of-range indices raise if known; traced ones write nothing"
@@ -45,20 +60,51 @@ def _mesh(shape):
     return [r.reshape([-1 if i == j else 1 for j in range(len(shape))]) for i, r in enumerate(ranges)]
 
 
-@op("Slice")
-def slice_(data, starts: Static, ends: Static, axes: Static = None, steps: Static = None):
-    starts, ends = dims(starts), dims(ends)
+@op("Slice", limits="under jit, a traced start needs a known distance to its end, and bounds or a declared shape")
+def slice_(data, starts: Relative, ends: Relative, axes: Static = None, steps: Static = None, *, extents):
+    (starts, first), (ends, last) = terms(starts), terms(ends)
     axes = tuple(range(len(starts))) if axes is None else axes_of(axes, data.ndim)
     steps = (1,) * len(starts) if steps is None else dims(steps)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ValueError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} must have one length")
-    bounds = {a: _bounds(data.shape[a], *b) for a, *b in zip(axes, starts, ends, steps, strict=True)}
+    whole, bounds = data, {}
+    for k, (axis, *bound) in enumerate(zip(axes, starts, ends, steps, strict=True)):
+        if is_traced(first, last) and not is_known(bound):
+            declared = None if extents is None else extents[axis]
+            data = _dynamic_slice(data, axis, bound, (first[k], last[k]), declared)
+        else:
+            bounds[axis] = _bounds(whole.shape[axis], *bound)
     if type(data) is not np.ndarray or not all(type(e) is int for b in bounds.values() for e in b):
         static = all(is_known([data.shape[a], *b]) for a, b in bounds.items())
         if static and not is_known(data):
             return _lax_slice(data, bounds)
         data = data if static else jnp.asarray(data)
     return data[tuple(slice(*bounds.get(i, (None,))) for i in range(data.ndim))]
+
+
+def _dynamic_slice(data, axis, bound, traced, declared):
+    """The elements of one axis between two traced ends, whose distance is known.
+
+    ``bound`` has the start and end as terms, and the step. Where they may be out of range, ONNX has fewer elements;
+    then their number must be ``declared``, and those that are missing read NaN, as in gathers.
+    """
+    n, (start, end, step), (first, last) = data.shape[axis], bound, traced
+    if not isinstance(distance := difference(end, start), int) or step < 1:
+        raise KnownValueError(f"the extent of axis {axis} depends on traced ends; {FIX}")
+    count = max(-(-distance // step), 0)
+    from_start = holds(lambda: start >= 0 and end >= 0 and end <= n)
+    if from_start or holds(lambda: start >= -n and start < 0 and end >= -n and end < 0):
+        rows = lax.dynamic_slice_in_dim(data, first if from_start else first + n, max(distance, 0), axis)
+        return rows if step == 1 else lax.slice_in_dim(rows, 0, None, step, axis)
+    if declared != count:
+        raise KnownValueError(
+            f"axis {axis} of the result has {count} elements only if its traced start is in [0, {n - distance}], which "
+            f"nothing in the model shows; {FIX}; or change the model: let Clip bound the start, or declare the shape "
+            "of the result, onnx.helper.make_tensor_value_info(name, type, shape), in graph.value_info"
+        )
+    first, last = (jnp.where(v < 0, v + n, v) for v in traced)
+    index = jnp.maximum(first, 0) + np.arange(count, dtype=first.dtype) * step
+    return jnp.take(data, in_32_bits(jnp.where(index < last, index, n), n), axis, mode="fill")
 
 
 def _bounds(n, start, end, step):

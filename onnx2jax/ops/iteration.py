@@ -12,11 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
-from .arrays import dims, identical, is_known, is_traced, xp
-
-FIX = "declare the model inputs it is computed from static, or call the model outside jax.jit"
-"""How to make a value known; ends an error message."""
-
+from .arrays import FIX, dims, identical, is_known, is_traced, xp
 
 _ENDLESS = np.iinfo(np.int64).max
 MAX_ROWS, _MAX_BYTES = 256, 2**24

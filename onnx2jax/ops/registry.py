@@ -20,6 +20,9 @@ Static = Annotated[Any, "static"]
 StaticIfKnown = Annotated[Any, "static", "may be traced"]
 """Marks a Static parameter that may still arrive traced, where a caller's own jit or loop traces its source."""
 
+Relative = Annotated[Any, "static", "relative"]
+"""Marks a Static parameter that may arrive as ``TracedIntegers``, of which only differences or bounds are known."""
+
 Shaped = Annotated[Any, "shaped"]
 """Marks a parameter of which only the shape, dtype or structure is read, never the value."""
 
@@ -39,6 +42,7 @@ FIXTURES = frozenset(
         "warn",
         "once",
         "shards",
+        "extents",
         "wide",
     )
 )
@@ -107,6 +111,7 @@ class Operator:
     attributes: frozenset[str] = frozenset()
     static: frozenset[str] = frozenset()
     may_be_traced: frozenset[str] = frozenset()
+    relative: frozenset[str] = frozenset()
     shaped: frozenset[str] = frozenset()
     may_be_empty: frozenset[str] = frozenset()
     fixtures: frozenset[str] = frozenset()
@@ -309,6 +314,7 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         attributes=keywords - FIXTURES,
         static=marked("static"),
         may_be_traced=marked("may be traced"),
+        relative=marked("relative"),
         shaped=marked("shaped"),
         may_be_empty=marked("may be empty"),
         fixtures=keywords & FIXTURES,

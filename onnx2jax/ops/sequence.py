@@ -7,9 +7,8 @@ import numpy as np
 
 from ..errors import KnownValueError
 from ..proto.dtypes import to_dtype
-from .arrays import axis_of, dims, is_traced, xp
+from .arrays import FIX, axis_of, dims, is_traced, xp
 from .indexing import in_32_bits
-from .iteration import FIX
 from .registry import Shaped, Static, op
 
 

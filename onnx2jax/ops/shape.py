@@ -9,9 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..errors import KnownValueError
 from ..proto.dtypes import ELEMENT_TYPES, to_code, to_dtype
-from .arrays import axes_of, axis_of, check_room, dims, is_known, is_string, shape_vector, xp
-from .registry import Shaped, Static, op, taking
+from .arrays import (
+    FIX,
+    TracedIntegers,
+    axes_of,
+    axis_of,
+    check_room,
+    difference,
+    dims,
+    is_known,
+    is_string,
+    shape_vector,
+    terms,
+    xp,
+)
+from .registry import Relative, Shaped, Static, op, taking
 
 
 def reshaped(data, shape):
@@ -250,9 +264,14 @@ def eye_like(input: Shaped, *, dtype=None, k=0):
     return xp.eye(rows, columns, k, input.dtype if dtype is None else to_dtype(dtype))
 
 
-@op("Range")
-def range_(start: Static, limit: Static, delta: Static, *, stash_type=1):
+@op("Range", limits="under jit, a traced start needs a known distance to its limit")
+def range_(start: Relative, limit: Relative, delta: Static, *, stash_type=1):
     """start + i * delta up to limit, exclusive; half precision is computed in ``stash_type`` (opset 27)."""
+    if isinstance(start, TracedIntegers) or isinstance(limit, TracedIntegers):
+        ((low,), first), ((high,), _) = terms(start), terms(limit)
+        if not isinstance(distance := difference(high, low), int):
+            raise KnownValueError(f"its length depends on traced values; {FIX}")
+        return first + range_(np.int64(0), np.int64(distance), delta).astype(first.dtype)
     dtype = start.dtype
     start, limit, delta = (np.ravel(v)[0] for v in (start, limit, delta))
     if delta == 0:

@@ -31,7 +31,8 @@ from ..proto.types import ValueInfo
 from . import debug
 from .autodiff_tape import Derivation, Derivatives, Frame, Tape
 from .limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
-from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
+from .node_errors import NoKey, forward_only, node_error, operands, warn
+from .static_operands import static_operands
 from .values import to_host
 
 Scope = MutableMapping[str, Any]
@@ -115,19 +116,22 @@ class Context:
     caller_traces: bool = False
     """Whether values that operators would like to know are traced by the caller."""
     derivation: Derivation = field(default_factory=Derivation)
+    graphs: tuple[Graph, ...] = ()
+    """The complete graph that is being evaluated and those around it, the innermost first; empty on the host."""
 
     def within(self, graph: Graph) -> Context:
         """The context in which the nodes of a graph run."""
         whole = graph.extracted_from or graph
+        context = self if self.host is not None else replace(self, graphs=(whole, *self.graphs))
         if not whole.differentiates:
-            return self
+            return context
 
         def run(node: Node, scope: Scope) -> Sequence[Any]:
-            return run_node(node, scope, replace(self, derivation=Derivation(frames)))
+            return run_node(node, scope, replace(context, derivation=Derivation(frames)))
 
         frames = (*self.derivation.frames, Frame(whole.nodes, run))
         tape = Tape(whole, graph.nodes) if self.host is None else None
-        return replace(self, derivation=Derivation(frames, tape))
+        return replace(context, derivation=Derivation(frames, tape))
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     assert node.target is not None and node.target.function is not None
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
-        values = [_known(node, node.target, i, v, context) for i, v in enumerate(values)]
+        values = static_operands(node, node.target, values, scope, context)
     if node.target.fixtures:
         attributes = {**fixtures(node, node.target, scope, context), **attributes}
     if node.casts is not None:
@@ -294,17 +298,6 @@ def _actual(node: Node, context: Context) -> list[tuple[str, Any]]:
     return items
 
 
-def _known(node: Node, operator: Operator, position: int, value: Any, context: Context) -> Any:
-    """An operand, as NumPy when the operator must know its value before compiling."""
-    if operator.parameter(position) not in operator.static or is_known(value):
-        return value
-    if is_traced(value):
-        if context.caller_traces and operator.parameter(position) in operator.may_be_traced:
-            return value
-        raise needs_known(node, f"{operator.parameter(position)!r}", (node.inputs[position],))
-    return jax.tree.map(np.asarray, value)
-
-
 def fixtures(node: Node, operator: Operator, scope: Scope, context: Context) -> dict[str, Any]:
     """What the operator asks for by name beyond its inputs and attributes."""
     return {name: _FIXTURES[name](node, scope, context) for name in operator.fixtures}
@@ -319,6 +312,13 @@ def _shards(node: Node, _: Scope, context: Context) -> Shards:
     return Shards() if context.settings.place is None else context.settings.place.shards(node)
 
 
+def _declared(node: Node, context: Context) -> Sequence[Any] | None:
+    """The shape that the model declares of a node's first output."""
+    graph = context.graphs[0]
+    declared = {**graph.value_info, **{v.name: v for v in graph.outputs}}.get(node.outputs[0])
+    return None if declared is None else declared.shape
+
+
 _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "opset": lambda node, *_: node.opset,
     "n_outputs": lambda node, *_: len(node.outputs),
@@ -329,6 +329,7 @@ _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "forward_only": lambda node, *_: partial(forward_only, node),
     "once": lambda node, *_: partial(_once, _made.setdefault(node, {}) if node.is_plain else None),
     "shards": _shards,
+    "extents": lambda node, _, context: _declared(node, context) if context.caller_traces else None,
     "wide": lambda node, *_: node.casts is not None and node.casts.result == np.float32,
     "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
     "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
@@ -365,7 +366,7 @@ def _call_function(
     names = [v.name for v in function.body.inputs]
     named = dict(zip(names, values + [None] * (len(names) - len(values)), strict=True))
     call = FunctionCall({**function.defaults, **attributes}, context.call.depth + 1, context.call.traced)
-    context = replace(context, call=call, derivation=Derivation())
+    context = replace(context, call=call, derivation=Derivation(), graphs=())
     traced = {name: value for name, value in named.items() if isinstance(value, jax.core.Tracer)}
     known = {name: value for name, value in named.items() if name not in traced}
     signature = _signature((known, call.attributes))

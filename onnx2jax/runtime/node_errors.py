@@ -15,7 +15,7 @@ from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, 
 from ..ir.graph import Function, Node
 from ..ir.signatures import type_mismatch, type_of_array
 from ..ops.arrays import is_known, is_string, is_traced
-from ..ops.registry import PADDED, resolve
+from ..ops.registry import PADDED, Operator, resolve
 
 ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
 """Exceptions by which operators, JAX and NumPy refuse operands."""
@@ -31,7 +31,11 @@ OURS: Final = str(Path(__file__).parents[1])
 def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -> Exception:
     """The error of a node in a user's terms; a bug of this library or of a user's operator is returned unchanged."""
     if isinstance(e, KnownValueError) and e.node is None:  # the operator's own
-        return KnownValueError(f"{node}: {e}{_bound(node)}", tuple(filter(None, node.inputs)), node)
+        operator = node.target if isinstance(node.target, Operator) else None
+        named = filter(None, node.inputs)
+        if operator is not None and operator.relative:  # of these the values are needed, not of the data
+            named = filter(None, (n for i, n in enumerate(node.inputs) if operator.parameter(i) in operator.relative))
+        return KnownValueError(f"{node}: {e}{_bound(node)}", tuple(named), node)
     if isinstance(e, OnnxError):
         if isinstance(node.target, Function) or node.graphs or node.differentiates:
             e.add_note(f"inside {node}")
