@@ -23,6 +23,7 @@ from ..proto.walk import tensors
 from .graphs import check_graphs
 from .model import check_header, invalid_utf8
 from .report import Collector, Finding, Report
+from .shapes import check_shapes
 from .types import check_types
 
 __all__ = ["Finding", "Report", "check"]
@@ -125,6 +126,8 @@ def check_message(
         read_training(model, imported.graph, importer)
         check_graphs(model, importer.opsets, files, collector.note)
         check_types(model, importer.opsets, collector.note)
+        if collector.report().ok:  # otherwise the graph is incomplete
+            check_shapes(imported.graph, collector.note)
         for loop in loops.ignored_conditions(imported.graph):
             collector.note("SC-13", "warning", f"node {loop.name!r}", loops.IGNORED_CONDITION)
     except OnnxError as e:

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ir.rules import used_fields
+from ..ir.rules import VALUE_FIELDS, used_fields
+from ..ir.signatures import element, type_of
 from ..ir.versions import same_schema
 from ..ops.registry import LEGACY_HINTS
 from ..proto.dtypes import ELEMENT_TYPES
@@ -21,6 +22,10 @@ from .model import check_metadata
 from .report import Note
 from .scopes import Place, places
 
+MESSAGES: Final = frozenset(
+    number for number, name in VALUE_FIELDS.items() if name in ("t", "g", "sparse_tensor", "tp")
+)
+"""The types of attributes without a default value."""
 EXTERNAL_KEYS: Final = frozenset({"location", "offset", "length", "checksum"})
 
 
@@ -35,6 +40,8 @@ def check_graphs(model: Any, opsets: dict[str, int], files: ExternalFiles, note:
             body = {normal_domain(e.domain): e.version for e in graph.opset_import}
         elif place.kind != "subgraph":
             body = {}
+        if place.kind == "function" and not graph.opset_import:
+            note("FN-05", "error", place.where, "it imports no operator set")
         if place.kind != "function":
             _declarations(place, model.ir_version, note)
         _names(place, note)
@@ -67,6 +74,9 @@ def _control_flow(node: Any, path: str, ir_version: int, opset: int, note: Note)
         for name in (v.name for v in graph.input[:supplied] if v.name in constants):
             note("SC-09", "error", path, f"{name!r} is an initializer, but {node.op_type} supplies this input")
     if node.op_type == "Scan" and graphs:
+        scanned = next((a.i for a in node.attribute if a.name == "num_scan_inputs"), 1)
+        if not 1 <= scanned <= len(node.input) - (opset < 9):
+            note("SC-14", "error", path, f"num_scan_inputs is {scanned}, the node has {len(node.input)} inputs")
         inputs, outputs = len(graphs[0].input), len(graphs[0].output)
         if inputs < supplied or (inputs > supplied and ir_version >= 4):
             note("SC-11", "error", path, f"its body has {inputs} inputs, but the node supplies {supplied}")
@@ -105,16 +115,48 @@ def _names(place: Place, note: Note) -> None:
     hints = Counter(v.name for v in graph.value_info)
     for name in (n for n, times in hints.items() if times > 1):
         note("GR-20", "warning", where, f"value_info describes {name!r} twice")
+    if place.kind != "function":
+        _contradictions(graph, where, note)
     for name in place.definitions:
         if place.sees(name):
             rule = "TR-17" if place.kind == "training" else "SC-03"
             note(rule, "error", where, f"{name!r} is also defined in an enclosing graph")
 
 
+def _contradictions(graph: Any, where: str, note: Note) -> None:
+    """Check that all that declares one value agrees: inputs, initializers, outputs and value_info."""
+    declared: dict[str, tuple[Any, Any]] = {}
+    stored = ((t.name, element(t.data_type), list(t.dims)) for t in graph.initializer)
+    types = ((v.name, type_of(v.type), _extents(v.type)) for v in chain(graph.input, graph.output, graph.value_info))
+    for name, kind, shape in chain(stored, types):
+        other, extents = declared.setdefault(name, (kind, shape))
+        agree = shape is None or extents is None or len(shape) == len(extents)
+        if agree and shape and extents:
+            agree = all(
+                a == b for a, b in zip(shape, extents, strict=True) if isinstance(a, int) and isinstance(b, int)
+            )
+        if not agree or (kind and other and kind != other):
+            text = f"{name!r} is declared both {other}{_shown(extents)} and {kind}{_shown(shape)}"
+            note("GR-20", "warning", where, text)
+
+
+def _extents(kind: Any) -> list[int | str] | None:
+    """The declared shape of a tensor; None without one."""
+    if not kind.tensor_type.HasField("shape"):
+        return None
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param for d in kind.tensor_type.shape.dim]
+
+
+def _shown(shape: list[int | str] | None) -> str:
+    return "" if shape is None else f"[{', '.join(str(d) or '?' for d in shape)}]"
+
+
 def _declarations(place: Place, ir_version: int, note: Note) -> None:
     """Check inputs, outputs, initializers and annotations of a graph."""
     graph, where, kind = place.graph, place.where, place.kind
     inputs = {v.name for v in graph.input}
+    if kind == "subgraph" and not graph.name:
+        note("MV-04", "warning", where, "the graph has no name")
     for tensor in graph.initializer:
         if ir_version <= 3 and tensor.name not in inputs:
             rule = "GR-06" if kind == "main" else "SC-09"
@@ -176,6 +218,10 @@ def _attribute(a: Any, path: str, note: Note) -> None:
     if not a.name:
         note("AT-01", "error", path, "an attribute has no name")
     used = used_fields(a)
+    if a.ref_attr_name and not a.type:
+        note("AT-02", "error", f"{path}, attribute {a.name!r}", "the reference has no type")
+    if not a.ref_attr_name and not used and a.type in MESSAGES:
+        note("AT-01", "error", f"{path}, attribute {a.name!r}", "it has no value")
     if a.ref_attr_name and used and a.name not in LEGACY_HINTS:
         note(
             "AT-01",

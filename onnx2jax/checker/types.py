@@ -54,7 +54,10 @@ class _Checker:
             env.update((t.name, element(t.data_type)) for t in graph.initializer)
             env.update((t.values.name, element(t.values.data_type)) for t in graph.sparse_initializer)
         for name, kind in zip_longest(inputs, given[: len(inputs)]):
-            env[name] = kind or hints.get(name)
+            declared = hints.get(name)
+            if kind and declared and kind != declared:
+                self.note("GR-20", "warning", place.where, f"input {name!r} is declared {declared}, but given {kind}")
+            env[name] = kind or declared
         ends = set(outputs) if place.kind == "main" else set()
         for i, node in enumerate(graph.node):
             kinds = self.node(place, i, opsets, env)
@@ -99,6 +102,8 @@ class _Checker:
                 if first != kind:
                     text = f"input {name!r} is {kind} and {other!r} is {first}, but {node.op_type} takes one type"
                     self.note("ND-09", "error", place.node(i), text)
+        if title == "SequenceInsert" and len(types) > 1 and all(types[:2]) and types[0] != f"seq({types[1]})":
+            self.note("ND-09", "error", place.node(i), f"{types[1]} is inserted into {types[0]}")
         given = max((n for n, name in enumerate(node.output, 1) if name), default=0)
         if given and formal(found.outputs, given - 1) is None:
             text = f"{node.op_type} gives {len(found.outputs)} outputs, not {given}"

@@ -1,0 +1,64 @@
+"""Shapes that ``check`` infers: contradicting declarations are warnings, operands that an operator refuses are errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import onnx2jax
+from tests.support.cases import parse
+
+BRANCHES = """g (bool c, float[2, 3] x) => (float[a, b] y) {
+    y = If (c) <then_branch = t () => (float[p, q] e) { axes = Constant <value_ints = [0]> ()  e = Squeeze (x, axes) },
+                else_branch = s () => (float[p, q] n) { n = Neg (x) }> }"""
+LOOP = """g (float[2] x, int64 m) => (float[k] y) { y = Loop (m, "", x) <body = b (int64 i, bool go, float[3] s)
+    => (bool go, float[3] t) { t = Neg (s) }> }"""
+CALL = """g (float[2, 3] x) => (float[6] y) { y = l.f (x) }
+    <domain: "l", opset_import: ["" : 21]> f (a, b) => (r) { r = Add (a, b) }"""
+
+
+def findings(text: str) -> list[tuple[str, str]]:
+    return [(f.rule, f.severity) for f in onnx2jax.check(parse(text)).findings]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("g (float[2] x) => (float[3] y) { y = Neg (x) }", ("GR-18", "warning")),
+        ("g (float[2] x) => (float[2, 1] y) { y = Neg (x) }", ("GR-18", "warning")),
+        ("g (float[N] x) => (float[3] y) { y = Neg (x) }", None),  # N may be 3
+        ("g (float[N, 2] x) => (float[N, 3] y) { y = Neg (x) }", ("GR-18", "warning")),
+        ("g (float[2] x) => (float[2] y) <float[4] t> { t = Neg (x)  y = Neg (t) }", ("GR-20", "warning")),
+        ("g (float[2] x) => (float[2] y) <float[4] x> { y = Neg (x) }", ("GR-20", "warning")),
+        ("g (float[2] x) => (float[2] y) <int64[2] x> { y = Neg (x) }", ("GR-20", "warning")),
+        ("g (float[2] x, float[3] z) => (float[2] y) { y = Add (x, z) }", ("ND-15", "error")),
+        ("g (float[N] x, float[M] z) => (float[K] y) { y = Add (x, z) }", None),  # they may be equal
+        ("g (float[2, 3] x) => (float[a, b] y) { y = Transpose <perm = [0, 2]> (x) }", ("ND-15", "error")),
+        (
+            "g (float[2, 3] x) => (float[a] y) <int64[1] to = {7}> { y = Reshape (x, to) }",
+            ("ND-15", "error"),
+        ),
+        ("g (float[2] x) => (float[a] y) { y = Cast <to = 77> (x) }", ("ND-15", "error")),
+        (BRANCHES, None),  # the branch that refuses its operand may never be taken
+        (LOOP, ("GR-20", "warning")),
+        (CALL, ("ND-15", "error")),
+    ],
+)
+def test_shapes(text: str, found: Any) -> None:
+    given = findings(text)
+    assert (found in given and given.count(found) == len(given)) if found else not given, given
+
+
+def test_the_message_names_node_and_shapes() -> None:
+    report = onnx2jax.check(parse("g (float[N, 2] x) => (float[N, 3] y) { y = Neg (x) }"))
+    assert "node 'y': 'y' is declared float32[N, 3], but Neg gives float32[?, 2]" in str(report)
+    report = onnx2jax.check(parse("g (float[2] x, float[3] z) => (float[2] y) { y = Add (x, z) }"))
+    assert "node 'y': Add refuses its operands (float32[2], float32[3])" in str(report)
+
+
+def test_large_constants_are_types_alone() -> None:
+    """8 GB of zeros are not computed."""
+    text = """g (float[2] x) => (float[2] y) <int64[2] shape = {40000, 50000}> {
+        z = ConstantOfShape (shape)  s = Shape (z)  f = Cast <to = 1> (s)  y = Add (x, f) }"""
+    assert not findings(text)
