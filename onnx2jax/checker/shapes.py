@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -48,8 +48,8 @@ Env = dict[str, Any]
 
 def check_shapes(graph: Graph, note: Note) -> None:
     """Check the shapes of a model's values, those of its subgraphs and functions included."""
-    first = _evaluated(graph, 11)
-    second = _evaluated(graph, 13) if first.extents else first
+    first = _evaluated(graph, 199)
+    second = _evaluated(graph, 211) if first.extents else first
     for key, found in first.found.items():
         if (twin := second.found.get(key)) is not None and not found.fits(twin):
             pairs = zip(found.value.shape or (), twin.value.shape or (), strict=False)
@@ -99,7 +99,10 @@ class _Found:
 
 @dataclass
 class _Evaluation:
-    """One abstract evaluation, in which free extents are every second prime number from ``first`` on."""
+    """One abstract evaluation, in which free extents are every second prime number from ``first`` on.
+
+    They are larger than what networks halve images to, and most position tables are larger still.
+    """
 
     first: int
     found: dict[tuple[str, str], _Found] = field(default_factory=dict)
@@ -212,8 +215,7 @@ class _Evaluation:
         """The number for which a free extent stands."""
         if key not in self.extents:
             primes = (n for n in count(self.first, 2) if all(n % k for k in range(3, int(n**0.5) + 1, 2)))
-            skipped = 2 * len(self.extents) + 1 if self.extents else 0
-            self.extents[key] = next(n for i, n in enumerate(primes) if i == skipped)
+            self.extents[key] = next(islice(primes, 2 * len(self.extents), None))
         return self.extents[key]
 
 

@@ -1,4 +1,4 @@
-"""Shapes that ``check`` infers: contradicting declarations are warnings, operands that an operator refuses are errors."""
+"""Shapes that ``check`` infers: contradicting declarations are warnings, refused operands are errors."""
 
 from __future__ import annotations
 
