@@ -30,6 +30,8 @@ LARGEST_KNOWN: Final = 64
 """Elements up to which a constant is known, rather than its type alone."""
 DEEPEST: Final = 20
 """Nested calls and graphs that are evaluated."""
+MOST_NODES: Final = 20_000
+"""Nodes that are evaluated, each once for every call of a function around it; others are unknown."""
 REFUSALS: Final = (ValueError, TypeError, IndexError, ArithmeticError)
 """What operators, NumPy and JAX raise on operands that do not fit."""
 FIXTURES: Final = {
@@ -109,6 +111,7 @@ class _Evaluation:
     refused: dict[str, _Refusal] = field(default_factory=dict)
     extents: dict[Any, int] = field(default_factory=dict)
     depth: int = 0
+    nodes: int = 0
 
     def graph(
         self,
@@ -145,7 +148,8 @@ class _Evaluation:
     def node(self, node: Node, env: Env, path: str, attributes: Mapping[str, Any], quiet: bool) -> list[Any]:
         """The outputs of a node, None where unknown."""
         unknown = [None] * len(node.outputs)
-        if self.depth > DEEPEST:
+        self.nodes += 1
+        if self.depth > DEEPEST or self.nodes > MOST_NODES:
             return unknown
         own = {k: attributes.get(v.name) if isinstance(v, Reference) else v for k, v in node.attributes.items()}
         own = {k: v for k, v in own.items() if v is not None}
@@ -180,6 +184,8 @@ class _Evaluation:
             if not quiet:
                 types = ", ".join(f"{v.dtype}{list(v.shape)}" for v in values if v is not None)
                 self.refused.setdefault(path, _Refusal(node.op_type, types, str(e).partition("\n")[0]))
+            return unknown
+        except Exception:  # of a user's operator, say: a check goes on
             return unknown
 
     def body(self, node: Node, graph: Graph, env: Env, path: str, attributes: Mapping[str, Any]) -> list[Any]:
