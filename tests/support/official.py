@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import pickle
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +28,8 @@ BERNOULLI = {f"test_bernoulli{kind}{form}" for kind in ("", "_double", "_seed") 
 DROPOUT = {f"test_training_dropout{kind}" for kind in ("", "_mask", "_default", "_default_mask")}
 """Likewise, if the ratio is not 0."""
 ROOT = Path(onnx.__file__).parent
+KEPT = Path(sys.prefix) / f".official-onnx{onnx.__version__}-numpy{np.__version__}.pickle"
+"""The computed cases, in the environment whose packages they depend on."""
 
 Case = Any
 """onnx.backend.test.case.test_case.TestCase"""
@@ -33,14 +38,27 @@ Case = Any
 @functools.cache
 def cases() -> dict[str, Case]:
     """All cases by name, in an order that is the same in every process."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # importing the cases computes their expected outputs
-        from onnx.backend.test.loader import load_model_tests
+    from onnx.backend.test.loader import load_model_tests
 
-        found = [case for kind in COUNTS for case in load_model_tests(kind=kind)]
+    found = [*_computed(), *(case for kind in COUNTS if kind != "node" for case in load_model_tests(kind=kind))]
     by_name = {case.name: case for case in found}
     assert len(by_name) == len(found)
     return dict(sorted(by_name.items()))
+
+
+def _computed() -> list[Case]:
+    """The cases whose expected outputs onnx computes when it imports them: seven seconds once, then from disk."""
+    if KEPT.exists():
+        return pickle.loads(KEPT.read_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from onnx.backend.test.loader import load_model_tests
+
+        found = load_model_tests(kind="node")
+    with tempfile.NamedTemporaryFile(dir=KEPT.parent, delete=False) as file:
+        pickle.dump(found, file)
+    Path(file.name).replace(KEPT)  # other processes find all of it or nothing
+    return found
 
 
 def load(case: Case) -> tuple[onnx.ModelProto, list[tuple[list[Any], list[Any]]]]:
