@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # What Python compiles lies there too, so that a run leaves nothing in the working tree.
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/.pycache
+# Also where the environment asks for none: a hundred processes would each compile all sources for seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Which tests `make pytest` runs; all of them where none are named.
 TESTS  ?=
