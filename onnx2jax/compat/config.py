@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .mesh import context_mesh
@@ -70,6 +71,14 @@ def _trace_context() -> Callable[[], Hashable]:
 def watches() -> bool:
     """Whether JAX is to look at what each operation gives."""
     return any(getattr(jax.config, f"jax_{name}") for name in ("debug_nans", "debug_infs", "disable_jit"))
+
+
+def refused_value(array: np.ndarray) -> str:
+    """What a result must not hold by ``jax.debug_nans`` or ``debug_infs``, and this one does: "nan" or "inf"."""
+    if not jnp.issubdtype(array.dtype, np.inexact):
+        return ""
+    tests = {"nan": np.isnan, "inf": np.isinf}
+    return next((n for n, f in tests.items() if getattr(jax.config, f"jax_debug_{n}s") and f(array).any()), "")
 
 
 def keeps_programs() -> bool:

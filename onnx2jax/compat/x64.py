@@ -28,7 +28,8 @@ def _traced(function: Any, avals: Any) -> Any:
 
 
 def _impl(*args: Any, jaxpr: Any) -> Any:
-    with enable_x64():
+    # Compiled even in jax.disable_jit: JAX evaluates a jaxpr, which is all there is, without the checks of debug_nans.
+    with enable_x64(), jax.disable_jit(False):
         return _jitted(jaxpr)(*args)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from .. import compat
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
@@ -128,7 +129,7 @@ class Runtime:
             rng: its random key.
         """
         spec, program = self.spec, self.program
-        if key is None or rng is not None or not isinstance(program, Program):
+        if key is None or rng is not None or not isinstance(program, Program) or compat.watches():
             return
         if spec.graph.draws or spec.bucket or spec.max_size or spec.placement is not None:
             return

@@ -9,6 +9,7 @@ from traceback import walk_tb
 from typing import Any, Final
 
 import jax
+import numpy as np
 
 from .. import compat
 from ..errors import KnownValueError, OnnxError, OperatorError, RandomKeyError, UnsupportedError
@@ -16,6 +17,7 @@ from ..ir.graph import Function, Node
 from ..ir.signatures import type_mismatch, type_of_array
 from ..ops.arrays import is_known, is_string, is_traced
 from ..ops.registry import PADDED, Operator, resolve
+from ..proto.types import ValueInfo
 
 ON_PURPOSE: Final = (ValueError, NotImplementedError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
 """Exceptions by which operators, JAX and NumPy refuse operands."""
@@ -60,6 +62,19 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
         return OperatorError("\n".join(filter(None, (f"{node}: {e}", operands(node, values), cure))))
     e.add_note(f"inside {node}\n{operands(node, values)}")
     return e
+
+
+def refuse_special_values(outputs: Sequence[ValueInfo], results: Sequence[Any]) -> None:
+    """Check what NumPy computed for ``jax.debug_nans`` and ``debug_infs``, as JAX does for its own results.
+
+    Raises:
+        FloatingPointError: an output has such a value.
+    """
+    for output, result in zip(outputs, results, strict=False) if compat.watches() else ():
+        if isinstance(result, np.ndarray) and (what := compat.refused_value(result)):
+            raise FloatingPointError(
+                f"invalid value ({what}) in output {output.name!r}; to find its node, look at model.values(...)"
+            )
 
 
 def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:

@@ -25,6 +25,7 @@ from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed
 from .interpreter import Context, Scope, Settings, evaluate
 from .limits import MOST_SHAPES, PATIENCE
+from .node_errors import refuse_special_values
 from .values import is_jax, to_device, to_host, unaliased
 
 
@@ -80,12 +81,15 @@ class Program:
         while True:
             parts = self.partitioned  # another thread may partition the graph anew meanwhile
             try:
-                return self._evaluated(parts, values, params, constants, rng, as_numpy=as_numpy)
+                results = self._evaluated(parts, values, params, constants, rng, as_numpy=as_numpy)
             except NeedsHost as cut:
                 if {n for n in parts.nodes if body_of(n) is None}.issuperset(cut.nodes):  # and it did not help
                     raise cut.__cause__ or KnownValueError(cut.reason) from None
                 self.reasons.update(dict.fromkeys(cut.nodes, cut.reason))
                 self._partition()
+                continue
+            refuse_special_values(parts.outputs, results)
+            return results
 
     def bound_call(
         self, values: Mapping[str, Any], params: Any, constants: Constants, *, as_numpy: bool = False

@@ -79,6 +79,8 @@ class Case:
 W4: Final = np.arange(1, 5, dtype=F)
 
 BUCKET: Final = {"bucket": {"n": [4, 16]}}
+BFLOAT16: Final = {"dtype": "bfloat16"}
+"""In which small integers, their products and sums are exact."""
 
 
 def vector(rng: Rng, n: int) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def mean_case(*, optional: bool) -> Case:
         return vector(rng, n) | ({"W": real(rng, 4)} if optional and rng.integers(2) else {})
 
     steps: Steps = {"m": lambda v: v["W"].mean(), "y": lambda v: v["x"] * v["m"]}
-    return Case(proto, feeds, steps, options=() if optional else (BUCKET,))
+    return Case(proto, feeds, steps, options=() if optional else (BUCKET, BFLOAT16))
 
 
 def reshaped() -> Case:
@@ -146,7 +148,8 @@ def trips() -> Case:
 
     steps: Steps = {"t": looped, "y": lambda v: -v["t"]}
     feeds = lambda rng, n: vector(rng, n) | {"k": np.array(rng.integers(4))}  # noqa: E731
-    return Case(text_model(text, W=F([1])), feeds, steps, decides=("k",))
+    options: tuple[dict[str, Any], ...] = ({"loop_cond": "onnxruntime"}, {"max_trips": 3})
+    return Case(text_model(text, W=F([1])), feeds, steps, decides=("k",), options=options)
 
 
 def found() -> Case:
@@ -159,7 +162,7 @@ def found() -> Case:
         "where": lambda v: np.stack(np.nonzero(v["h2"])),
         "y": lambda v: v["h2"] @ v["V"],
     }
-    return Case(text_model(text, **weights), matrix, steps, transforms=False)
+    return Case(text_model(text, **weights), matrix, steps, transforms=False, options=({"max_size": {"where": 160}},))
 
 
 def texts() -> Case:
@@ -232,7 +235,7 @@ def quantised() -> Case:
 def scalars() -> Case:
     text = "g (float[n] x) => (float[n] y) { p = Mul(x, a)  y = Add(p, b) }"
     steps: Steps = {"p": lambda v: v["x"] * v["a"], "y": lambda v: v["p"] + v["b"]}
-    return Case(text_model(text, a=F(3), b=F([2])), vector, steps, options=(BUCKET,))
+    return Case(text_model(text, a=F(3), b=F([2])), vector, steps, options=(BUCKET, BFLOAT16))
 
 
 def several() -> Case:

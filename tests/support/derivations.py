@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import itertools
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +17,49 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
+from hypothesis.stateful import rule as hypothesis_rule
 from onnx import helper
 
 import onnx2jax
 from tests.support.confusable import CASES, Rng, real
 from tests.support.models import model, value
-from tests.support.subjects import FORMS, Subject, assert_same, converted, deleted, other_params, spoil
+from tests.support.subjects import FORMS, Subject, assert_same, converted, deleted, other_params, spoil, spoil_all
 
 MOST = 5
 """Number of models that a machine holds."""
+COUNTS: Counter[str] = Counter()
+"""How often each rule ran."""
+
+
+def rule(**strategies: Any) -> Callable[[Any], Any]:
+    """A counted rule of the state machine."""
+
+    def counted(function: Callable[..., None]) -> Any:
+        @functools.wraps(function)
+        def inside(self: Any, **drawn: Any) -> None:
+            function(self, **drawn)
+            COUNTS[function.__name__] += 1
+
+        return hypothesis_rule(**strategies)(inside)
+
+    return counted
+
+
+def device(number: int) -> Any:
+    """A scope with another default device of the CPU; 0: as the process started."""
+    return jax.default_device(jax.devices("cpu")[number] if number else None)
+
+
 SETTINGS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "x64": (jax.enable_x64, (False, True)),
     "precision": (jax.default_matmul_precision, (None, "highest", "float32")),
     "nans": (jax.debug_nans, (False, True)),
     "no jit": (jax.disable_jit, (False, True)),
     "promotion": (jax.numpy_dtype_promotion, ("standard", "strict")),
+    "device": (device, (0, 3)),
 }
 """Ways to configure JAX, the default first."""
 whole = st.integers(0, 2**16)
@@ -99,9 +127,14 @@ class Derivations(RuleBasedStateMachine):
     @initialize(name=names)
     def begin(self, name: str) -> None:
         self.add(converted(CASES[name]))
+        COUNTS["begin"] += 1
 
-    @rule(name=names, optimize=st.booleans(), k=whole)
-    def convert(self, name: str, optimize: bool, k: int) -> None:
+    @rule(
+        name=names,
+        optimize=st.sampled_from([False, True, {"skip": ["hoist_params"]}, {"skip": ["dot_layout", "fold_batchnorm"]}]),
+        k=whole,
+    )
+    def convert(self, name: str, optimize: Any, k: int) -> None:
         case, rng = CASES[name], np.random.default_rng(k)
         drawn = case.feeds(rng, int(rng.choice(case.sizes[:4])))
         fixed = {n: v for n, v in drawn.items() if n in case.decides and rng.integers(2)}
@@ -110,7 +143,7 @@ class Derivations(RuleBasedStateMachine):
         if name == "single":
             options = {"rebatch": True}
         with self.configured():
-            self.add(converted(case, fixed=fixed, optimize=optimize, **options))
+            self.add(converted(case, fixed=fixed, options=options, optimize=optimize))
 
     @rule(k=whole, way=st.sampled_from(["copy", "deepcopy", "pickle"]))
     def duplicate(self, k: int, way: str) -> None:
@@ -131,8 +164,56 @@ class Derivations(RuleBasedStateMachine):
         with self.configured():
             onnx2jax.save(subject.model, path, external_data=external, size_threshold=0)
             self.add(replace(subject, model=onnx2jax.convert(path), fixed={}, options={}, jitted=None))
-            params = self.subjects[-1].model.params
+            params = {n: v for n, v in self.subjects[-1].model.params.items() if n not in subject.folded}
             assert_same([*params.values()], [subject.params[n] for n in params])
+
+    @rule(k=whole)
+    def simplify(self, k: int) -> None:
+        subject, _ = self.draw(k)
+        if not subject.is_whole or subject.options.keys() & {"rebatch", "dtype", "weights", "max_size"}:
+            return
+        with self.configured():
+            other = subject.model.simplified()
+        self.add(replace(subject, model=other, folded={*subject.folded, *subject.model.params}, jitted=None))
+
+    @rule(k=whole)
+    def new_shapes(self, k: int) -> None:
+        """The mean's weights may have any extent."""
+        subject, rng = self.draw(k)
+        if subject.case is not CASES["hoisted"] or not subject.changeable:
+            return
+        new = {"W": real(rng, int(rng.integers(1, 9)))}
+        with self.configured():
+            other = subject.model.with_params({n: v.copy() for n, v in new.items()}, new_shapes=True)
+        self.add(replace(subject, model=other, params=subject.params | new, jitted=None))
+
+    @rule(k=whole)
+    def finetune(self, k: int) -> None:
+        """A step of gradient descent on the sum of y, whose gradient differences of two steps give exactly."""
+        subject, rng = self.draw(k)
+        if subject.case not in (CASES["hoisted"], CASES["scalars"]) or not subject.is_whole or subject.options:
+            return
+        if not subject.changeable or subject.joined or self.configuration["no jit"]:
+            return
+        feeds, _, _ = self.feeds(subject, rng, ["numpy"])
+        trained = {n: np.array(subject.params[n], np.float64) for n in subject.changeable}
+
+        def total(name: str, direction: np.ndarray) -> float:
+            moved = {name: trained[name] + direction}
+            return float(replace(subject, params=subject.params | moved).expected(feeds)[0].sum(dtype=np.float64))
+
+        def gradient(name: str) -> np.ndarray:
+            units = np.eye(trained[name].size).reshape(-1, *trained[name].shape)
+            return np.reshape([(total(name, u) - total(name, -u)) / 2 for u in units], trained[name].shape)
+
+        params = {n: (v - 2.0**-6 * gradient(n)).astype(np.float32) for n, v in trained.items()}
+        with self.configured():
+            tuned = onnx2jax.finetune(subject.model, lambda y, _: y.sum(), optax.sgd(2.0**-6))
+            state, _ = tuned.step(tuned.init(), feeds)
+            spoil_all(feeds)
+            other = tuned.to_model(state)
+            tuned.step(state, self.feeds(subject, rng, ["numpy"])[0])  # which donates the buffers of the state
+        self.add(replace(subject, model=other, params=subject.params | params, jitted=None))
 
     @rule(k=whole, kind=st.sampled_from(["same", "other", "numpy", "view", "rewritten", "jax", "donated"]))
     def with_params(self, k: int, kind: str) -> None:

@@ -29,6 +29,7 @@ class Subject:
         outputs: names of its outputs.
         functions: functions of replaced values.
         joined: steps of the joined model.
+        folded: parameters that may be folded into others, so that their values must stay.
         is_whole: whether it can be saved.
         jitted: a jit of its ``apply``.
     """
@@ -42,8 +43,15 @@ class Subject:
     given: tuple[str, ...] = ()
     functions: Steps = field(default_factory=dict)
     joined: Steps = field(default_factory=dict)
+    folded: set[str] = field(default_factory=set)
     is_whole: bool = True
     jitted: Any = None
+
+    @property
+    def changeable(self) -> list[str]:
+        """Its floating parameters, but for the scales of packed ones, which the reference lacks, and variances."""
+        params = {n: v for n, v in self.model.params.items() if n in self.params and n not in self.folded}
+        return [n for n, v in params.items() if v.dtype == np.float32 and n not in ("var", "s", "t")]
 
     @property
     def inner(self) -> list[str]:
@@ -77,20 +85,36 @@ class Subject:
                 rows = [self._values({"x": row[None]}, seed) for row in feeds["x"]]
                 return [np.concatenate([v[n] for v in rows]) for n in self.outputs]
             values = self.values(feeds, seed)
+            if sizes := self.options.get("max_size"):
+                for name, size in sizes.items():
+                    count = values[name].shape[-1]
+                    values[f"{name}/count"] = np.array(count)
+                    values[name] = np.pad(values[name], [(0, 0), (0, size - count)])
             return [np.asarray(values[n]) for n in self.outputs]
 
     def _values(self, given: Mapping[str, Any], seed: int) -> Values:
         return Values({**self.params, **given, "rng": seed}, {**self.case.steps, **self.joined}, self.functions)
 
 
-def converted(case: Case, *, fixed: Mapping[str, Any] | None = None, **options: Any) -> Subject:
-    """A case's model with keywords of ``convert``; ``fixed`` become static, in arrays that are overwritten."""
+def converted(
+    case: Case, *, fixed: Mapping[str, Any] | None = None, options: Mapping[str, Any] | None = None, **others: Any
+) -> Subject:
+    """A case's model.
+
+    Args:
+        case: the case.
+        fixed: static inputs, given in arrays that are overwritten afterwards.
+        options: keywords of ``convert`` that the results or later rules depend on.
+        **others: other keywords.
+    """
     static = {n: np.array(v) for n, v in (fixed or {}).items()}
-    model = onnx2jax.convert(case.proto.SerializeToString(), static=static, **options)
+    options = dict(options or {})
+    model = onnx2jax.convert(case.proto.SerializeToString(), static=static, **options, **others)
     for array in static.values():
         spoil(array)
     fixed = {n: np.array(v) for n, v in (fixed or {}).items()}
-    return Subject(model, case, dict(case.params), case.outputs, fixed, options)
+    outputs = [*case.outputs, *(f"{n}/count" for n in options.get("max_size", ()))]
+    return Subject(model, case, dict(case.params), outputs, fixed, options)
 
 
 # ------------------------------------------------------------------------------------------------- forms of arrays
@@ -175,11 +199,10 @@ def as_list(results: Any) -> list[Any]:
 
 
 def other_params(rng: Rng, subject: Subject) -> dict[str, np.ndarray]:
-    """Other values for some floating parameters; not for the scales of packed ones, which the reference lacks."""
-    params = {n: v for n, v in subject.model.params.items() if n in subject.params}
-    floats = [n for n, v in params.items() if v.dtype == np.float32 and n not in ("var", "s", "t")]
-    chosen = [n for n in floats if rng.integers(2)] or floats[:1]
-    return {n: real(rng, *params[n].shape) for n in chosen}
+    """Other values for some parameters."""
+    names = subject.changeable
+    chosen = [n for n in names if rng.integers(2)] or names[:1]
+    return {n: real(rng, *subject.params[n].shape) for n in chosen}
 
 
 def deleted(array: jax.Array) -> jax.Array:

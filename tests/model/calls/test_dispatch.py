@@ -26,7 +26,7 @@ from onnx2jax.runtime.compile import RecompilationWarning
 from onnx2jax.runtime.cpu import numpy_executor
 from tests.support import decoders
 from tests.support.helpers import mesh
-from tests.support.models import mlp, mlp_reference, model, one_node, value
+from tests.support.models import mlp, mlp_reference, model, one_node, text_model, value
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
 Y = np.random.default_rng(2).normal(size=(3, 4)).astype(np.float32)
@@ -330,6 +330,45 @@ def test_debug_nans_is_honoured_in_the_first_call() -> None:
                 with pytest.raises(FloatingPointError, match="nan"):
                     call(m)
             assert m.run(None, {"x": X[0] * 0 + 1})[0].tolist() == [0] * len(X[0])
+
+
+LOG = "g (float[n] x) => (float[n] y) { y = Log(x) }"
+DIV = "g (float[n] x) => (float[n] y) { y = Div(x, x) }"
+EAGER: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "vmap": (LOG, lambda m, x: jax.vmap(lambda x: m.apply({}, x))(x[None])),
+    "jvp": (LOG, lambda m, x: jax.jvp(lambda x: m.apply({}, x), (x,), (x,))),
+    "run, which NumPy computes": (DIV, lambda m, x: m.run(None, {"x": x})),
+    "a call": (DIV, lambda m, x: m(x)),
+}
+
+
+@pytest.mark.parametrize("case", EAGER)
+@pytest.mark.parametrize("x64", [False, True])
+def test_debug_nans_is_honoured_in_disable_jit(case: str, x64: bool) -> None:
+    text, call = EAGER[case]
+    m = onnx2jax.convert(text_model(text))
+    bad = X[0] * 0 - (1 if text == LOG else 0)
+    with jax.enable_x64(x64), jax.disable_jit():
+        call(m, bad)
+        with jax.debug_nans(True):
+            call(m, X[0] * 0 + 1)
+            with pytest.raises(FloatingPointError, match="nan"):
+                call(m, bad)
+
+
+CONSTANT = "g (float[3] x) => (float[m] y) { w = NonZero(x)  c = Cast<to = 1>(w)  d = Div(c, c)  y = Reshape(d, all) }"
+
+
+def test_debug_nans_is_honoured_by_outputs_that_numpy_computes() -> None:
+    """NonZero specialises on x, so that NumPy computes all of it while the program is traced."""
+    m, x = onnx2jax.convert(text_model(CONSTANT, all=[-1])), np.ones(3, np.float32)
+    for call in (lambda: m.run(None, {"x": x}), lambda: m(x)):
+        for _ in range(2):
+            call()
+            with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+                call()
+            with jax.debug_infs(True):
+                call()
 
 
 def test_disable_jit_is_honoured() -> None:
