@@ -56,8 +56,9 @@ test-newest:
 test-versions:
 	$(PYTHON) -m tests.versions
 
-test-zoo: $(VENV)/.zoo
+test-zoo: $(VENV)/.zoo $(VENV)/jax2onnx/.installed
 	-$(BIN)/python -m pytest tests/zoo -m "zoo or not zoo" --numprocesses auto --maxprocesses 4 --timeout 1200
+	-$(VENV)/jax2onnx/bin/python -m pytest tests/zoo/test_zoo.py -m zoo -k jax2onnx --timeout 1200
 	$(BIN)/python -m docs.make_exporters
 
 bench: $(VENV)/.test
@@ -103,6 +104,13 @@ $(VENV)/accelerators/.installed: pyproject.toml $(VENV)/.test
 		$$($(BIN)/python -m benchmarks.accelerators --packages)
 	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
 		> $$($(VENV)/accelerators/bin/python -c "import site; print(site.getsitepackages()[0])")/test.pth
+	touch $@
+
+# jax2onnx wants an older orbax than .venv has.
+$(VENV)/jax2onnx/.installed: pyproject.toml
+	$(PYTHON) -m venv --without-pip $(VENV)/jax2onnx
+	$(PYTHON) -m pip --python $(VENV)/jax2onnx/bin/python install --quiet --disable-pip-version-check \
+		--editable '.[zoo_jax]'
 	touch $@
 
 # One stamp for each set of extras, so that a second run installs nothing. The environment is made without pip and

@@ -25,6 +25,7 @@ from .ops.registry import MayBeEmpty, Shaped, Static, op, supported
 from .runtime.compile import RecompilationWarning
 from .runtime.cpu.pipeline import OptimizationWarning
 from .runtime.node_errors import DeviationWarning
+from .runtime.portable import portable
 from .session import InferenceSession
 from .sharding.plans import Plan
 from .sharding.rules import ShardingWarning
@@ -84,6 +85,7 @@ __all__ = [
     "next_token_loss",
     "op",
     "pack_texts",
+    "portable",
     "read",
     "save",
     "save_checkpoint",
