@@ -208,14 +208,6 @@ LAX: Final[dict[str, tuple[Callable[..., Any], Sizes]]] = {
 }  # fmt: skip
 
 
-def _lstm(cell: Any, x: Any) -> Any:
-    def step(carry: Any, row: Any) -> Any:
-        carry = cell(row, carry)
-        return carry, carry[0]
-
-    return lax.scan(step, (jnp.zeros(6), jnp.zeros(6)), x)
-
-
 def _gru(cell: Any, x: Any) -> Any:
     return lax.scan(lambda h, row: ((y := cell(row, h)), y), jnp.zeros(6), x)[1]
 
@@ -282,8 +274,6 @@ EQX: Final[dict[str, tuple[Callable[[], tuple[Any, Any]], Sizes]]] = {
               (_floats((3, 8, 8)),)),
     "adaptive pool": (_eqx(lambda _: eqx.nn.AdaptiveAvgPool2d(2)), (_floats((3, 8, 8)),)),
     "GRUCell": (_eqx(lambda k: eqx.nn.GRUCell(4, 6, key=k), _gru), (_floats((5, 4)),)),
-    "LSTMCell": (_eqx(lambda k: eqx.nn.LSTMCell(4, 6, key=k), _lstm), (_floats((5, 4)),)),
-    "PReLU, Dropout": (_eqx(lambda _: eqx.nn.Sequential([eqx.nn.PReLU(), eqx.nn.Dropout(inference=True)])), ROW),
 }  # fmt: skip
 
 DROPS: Final = "jax2onnx drops indices out of bounds by NonZero of a mask, whose length depends on data"

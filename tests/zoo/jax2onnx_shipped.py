@@ -29,17 +29,6 @@ def shipped() -> dict[str, Mapping[str, Any]]:
     }
 
 
-def first_of_each() -> Iterator[str]:
-    """The first case of each component that says something of numbers in 32 bits."""
-    known: set[str] = set()
-    for name, case in shipped().items():
-        component = name.split()[0]
-        odd = {"run_only_f64_variant", "skip_numeric_validation", "input_params", "enable_double_precision"}
-        if component not in known and not odd & case.keys() and "random" not in component:
-            known.add(component)
-            yield name
-
-
 def _export(name: str, folder: Path) -> Export:
     case = shipped()[name]
     function = case["callable"]
@@ -74,9 +63,7 @@ def _narrow(value: np.ndarray) -> np.ndarray:
     return value.astype({"int64": "int32", "float64": "float32"}.get(value.dtype.name, value.dtype))
 
 
-KNOWN: Final[dict[str, Mapping[str, str]]] = {}
-REFUSED: Final[dict[str, str]] = {}
 CASES: Final = tuple(
-    Case("jax2onnx's own cases", name, JAX2ONNX, partial(_export, name), ("jax2onnx",), known=KNOWN.get(name, {}))
+    Case("jax2onnx's own cases", name, JAX2ONNX, partial(_export, name), ("jax2onnx",))
     for name in TABLE.read_text().splitlines()
 )

@@ -315,16 +315,8 @@ GRAPHS: Final[dict[str, tuple[Operands, Call]]] = {
 }
 NEWER: Final[dict[str, tuple[Operands, Call]]] = {
     "gelu": (MATRIX, lambda op, x: [op.gelu(x), op.gelu(x, approximate="tanh")]),
-    "string_concat, regex_full_match": (
-        WORDS,
-        lambda op, x: [op.string_concat(x, x), op.regex_full_match(x, pattern="a.*")],
-    ),
     "attention": (SERIES, lambda op, x: op.attention(x, x, x, q_num_heads=2, kv_num_heads=2, is_causal=1)[0]),
     "RMS normalisation": (SERIES, lambda op, x: op.rmsnormalization(x, _w(op, 4))),
-    "rotary_embedding": (
-        SERIES,
-        lambda op, x: op.rotary_embedding(x, _w(op, 5, 1), _w(op, 5, 1), op.const(np.arange(5)[None]), num_heads=2),
-    ),
 }
 ML: Final[dict[str, Call]] = {
     "scaler, normalizer": lambda ml, x: ml.normalizer(ml.scaler(x, offset=[0.1] * 4, scale=[2.0] * 4), norm="L2"),
