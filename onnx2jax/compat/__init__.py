@@ -29,6 +29,7 @@ from .programs import cost_analysis as cost_analysis
 from .programs import devices_of as devices_of
 from .programs import dump_compiled as dump_compiled
 from .programs import erf as erf
+from .programs import has_narrow_arguments as has_narrow_arguments
 from .programs import has_onednn as has_onednn
 from .programs import load_compiled as load_compiled
 from .programs import onednn as onednn

@@ -65,6 +65,12 @@ def dump_compiled(compiled: Any) -> Any:
         return None
 
 
+def has_narrow_arguments(lowered: Any) -> bool:
+    """Whether arguments of a lowered or compiled function have 2 or 4 bits: compiled, it refuses their layouts."""
+    types = (aval.dtype for aval in jax.tree.leaves(lowered.in_avals))
+    return any(jnp.issubdtype(t, np.integer) and jnp.iinfo(t).bits < 8 for t in types)
+
+
 def devices_of(compiled: Any) -> list[int]:
     """The numbers of the devices that a compiled function runs on."""
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))

@@ -191,11 +191,12 @@ class Executable:
 def compiled_to_keep(jitted: Any, *args: Any) -> tuple[Callable[..., Any] | None, Any]:
     """A jitted function compiled for these arguments, and the executable in serialized form.
 
-    Both are None if the code is bound to this process; the second alone if JAX cannot serialize it.
+    Both are None if the code is bound to this process, or an argument has 4 bits; the second alone if JAX cannot
+    serialize it.
     """
     lowered = jitted.lower(*args)
-    if "custom_call" in lowered.as_text():  # of code of this process, or of libraries that lowering makes ready
-        return None, None
+    if compat.has_narrow_arguments(lowered) or "custom_call" in lowered.as_text():
+        return None, None  # code of this process, or of libraries that lowering makes ready
     compiled = lowered.compile()
     return compiled, compat.dump_compiled(compiled)
 

@@ -306,7 +306,18 @@ KINDS = {
             helper.tensor_dtype_to_np_dtype(onnx.TensorProto.INT4)), s=np.float32(0.5)),
         (X,),
     ),
+    "int4 arguments": (
+        model("r = Gather(q, i)  y = DequantizeLinear(r, s)", "int64[n] i) => (float[n, 16] y", s=np.float32(0.5),
+              q=np.arange(-32, 32).reshape(4, 16).astype(helper.tensor_dtype_to_np_dtype(onnx.TensorProto.INT4))),
+        (np.array([1, 3]),),
+    ),
 }  # fmt: skip
+
+
+def test_run_passes_parameters_of_four_bits() -> None:
+    proto, (rows,) = KINDS["int4 arguments"]
+    m = onnx2jax.convert(proto)
+    np.testing.assert_array_equal(m.run(None, {"i": rows})[0], m(rows))
 
 
 @pytest.mark.parametrize("name", KINDS)

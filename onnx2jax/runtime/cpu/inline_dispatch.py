@@ -30,7 +30,7 @@ def synchronous(lowered: Any, hoisted: Sequence[Any], code: Any = None) -> Synch
         code: the serialized executable that it was loaded from, if it was.
     """
     device = compat.synchronous_device()
-    if device is None:
+    if device is None or compat.has_narrow_arguments(lowered):
         return None
     is_new = hasattr(lowered, "compile")
     compiled = lowered.compile() if is_new else lowered
