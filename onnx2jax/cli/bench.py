@@ -17,7 +17,19 @@ from ..model.convert import convert
 from ..model.reports.comparison import compared
 from ..model.reports.profile import duration
 from .inputs import add_inputs, filled, given
-from .terminal import add_command, add_dims, add_dtype, dims, loading, note, print_json, print_table, whole, working
+from .terminal import (
+    add_command,
+    add_computing,
+    add_dims,
+    computing,
+    dims,
+    loading,
+    note,
+    print_json,
+    print_table,
+    whole,
+    working,
+)
 
 BLOCK: Final = 0.1
 """Minimum seconds of a timed block of calls."""
@@ -40,7 +52,7 @@ def add(commands: Any) -> None:
     bench.add_argument("model", type=Path)
     add_inputs(bench)
     add_dims(bench)
-    add_dtype(bench)
+    add_computing(bench)
     bench.add_argument("--rounds", type=whole, default=9, metavar="N", help="blocks per runtime (default: %(default)s)")
     bench.add_argument("--alone", action="store_true", help="without onnxruntime")
 
@@ -48,7 +60,7 @@ def add(commands: Any) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model, load_time = _timed(lambda: convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype))
+        model, load_time = _timed(lambda: convert(arguments.model, dim_overrides=sizes, **computing(arguments)))
     feeds = filled(model, given(model, arguments), arguments.seed)
     with working("compiling"):
         ours, first = _timed(lambda: model.run(None, feeds))

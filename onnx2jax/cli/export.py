@@ -11,7 +11,7 @@ from typing import Any
 from ..model.convert import convert
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
-from .terminal import add_command, add_dims, add_dtype, extents, loading, print_json, working
+from .terminal import add_command, add_computing, add_dims, computing, extents, loading, print_json, working
 
 
 def add(commands: Any) -> None:
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     export.add_argument(
         "--format", choices=["jax", "stablehlo"], default="jax", help="stablehlo: for other compilers, such as IREE"
     )
-    add_dtype(export)
+    add_computing(export)
     export.add_argument("--weights", choices=["beside", "inside"], default="beside", help="(default: %(default)s)")
     export.add_argument("--text", action="store_true", help="write the program as StableHLO too")
 
@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dtype=arguments.dtype)
+        model = convert(arguments.model, **computing(arguments))
     with working("lowering"):
         folder = model.export(
             arguments.folder,

@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from ..generation.decoder import Decoder
 from ..generation.files import decoder, tokenizer
 from ..generation.sampling import Sampling
-from .terminal import add_command, add_dtype, loading, print_json, whole, working
+from .terminal import add_command, add_computing, computing, loading, print_json, whole, working
 
 MOST = 128
 """Default maximum of new tokens, less where the model's context is shorter."""
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
         "--top-p", type=float, metavar="P", help="only the likeliest tokens of probability P together"
     )
     generate.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
-    add_dtype(generate)
+    add_computing(generate)
     generate.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep compiled programs there")
     generate.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
     generate.add_argument(
@@ -71,7 +71,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
     with loading(arguments.model):
-        model = decoder(arguments.model, cache_dir=arguments.cache_dir, dtype=arguments.dtype)
+        model = decoder(arguments.model, cache_dir=arguments.cache_dir, **computing(arguments))
     found: list[int] = []
     tokens = _noted(_tokens(model, arguments, words.encode(arguments.prompt).ids), found)
     pieces = _pieces(words, tokens, arguments.stop)
@@ -97,7 +97,7 @@ def _print_ids(arguments: argparse.Namespace) -> int:
     except argparse.ArgumentTypeError as error:
         arguments.refuse(f"argument --stop: {error}")
     with loading(arguments.model):
-        model = decoder(arguments.model, cache_dir=arguments.cache_dir, dtype=arguments.dtype)
+        model = decoder(arguments.model, cache_dir=arguments.cache_dir, **computing(arguments))
     tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
     if arguments.json:
         print_json({"tokens": list(tokens)})

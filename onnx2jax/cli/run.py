@@ -15,8 +15,9 @@ from .inputs import add_inputs, filled, given
 from .terminal import (
     CommandError,
     add_command,
+    add_computing,
     add_dims,
-    add_dtype,
+    computing,
     dims,
     loading,
     note,
@@ -45,7 +46,7 @@ def add(commands: Any) -> None:
         help="fill other inputs with random numbers: normal floats; integers 0 or 1, valid as masks and indices",
     )
     add_dims(run)
-    add_dtype(run)
+    add_computing(run)
     run.add_argument("--output-dir", type=Path, metavar="DIR", help="save each output as DIR/NAME.npy")
     run.add_argument("--output-file", type=Path, metavar="FILE.npz", help="save all outputs in one file")
 
@@ -57,7 +58,7 @@ MOST: int = 1000
 def _run(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
+        model = convert(arguments.model, dim_overrides=sizes, **computing(arguments))
     feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:

@@ -95,6 +95,19 @@ def add_dtype(parser: Any) -> None:
     )
 
 
+def add_computing(parser: Any) -> None:
+    """Add ``--dtype`` and ``--scan-layers``, which ``computing`` reads."""
+    add_dtype(parser)
+    parser.add_argument(
+        "--scan-layers", action="store_true", help="evaluate repeated layers as one loop, which compiles sooner"
+    )
+
+
+def computing(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of ``convert`` that ``add_computing`` added."""
+    return {"dtype": arguments.dtype, "scan_layers": arguments.scan_layers}
+
+
 def dims(options: Iterable[str]) -> dict[str, int]:
     """The extents of ``NAME=SIZE`` options.
 

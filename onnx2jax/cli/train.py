@@ -19,7 +19,7 @@ from ..training.finetune import FineTuning
 from ..training.progress import bar
 from ..training.training_model import TrainingModel
 from .inputs import load
-from .terminal import CommandError, add_command, add_dtype, loading, note, print_json, whole, working
+from .terminal import CommandError, add_command, add_computing, computing, loading, note, print_json, whole, working
 
 LOSSES: Final = ("cross_entropy", "mse", "next_token")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
@@ -59,7 +59,7 @@ def add(commands: Any) -> None:
     fine.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
     fine.add_argument("--learning-rate", type=float, default=1e-3, metavar="X", help="(default: %(default)s)")
     fine.add_argument("--trainable", action="append", metavar="PATTERN", help="parameters to train; repeatable")
-    add_dtype(fine)
+    add_computing(fine)
     fine.add_argument("--lora", type=whole, metavar="RANK", help="train adapters of that rank instead")
 
 
@@ -125,7 +125,7 @@ def _fine_tuning(file: Any, data: Mapping[str, Any], arguments: argparse.Namespa
     if arguments.algorithm is not None:
         raise CommandError("the file has no training_info, so there is no --algorithm to choose")
     optax = compat.optional("optax", "train")
-    model = convert(file, dtype=arguments.dtype)
+    model = convert(file, **computing(arguments))
     output = arguments.of or model.outputs[0].name
     if output not in [v.name for v in model.outputs]:
         raise CommandError(f"the model has no output {output!r}; it has {[v.name for v in model.outputs]}")

@@ -62,7 +62,7 @@ def decoder(
         source, prefill, settings = _locate(Path(source), prefill)
     embed = settings.get("embed") if embed is None else embed
     if embed is not None and not callable(embed):
-        embed = convert(embed, **converting)
+        embed = convert(embed, **{**converting, "scan_layers": False})
     model = source if isinstance(source, Model) else convert(source, **converting)
     first = prefill if prefill is None or isinstance(prefill, Model) else convert(prefill, **converting)
     return Decoder(

@@ -14,8 +14,8 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
-from ..errors import InputNameError, ShardingError
-from ..ir import binding, loops
+from ..errors import InputNameError, ShardingError, UnsupportedError
+from ..ir import binding, layers, loops
 from ..ir.file import Reading, opened
 from ..ir.graph import Imported
 from ..ir.importer import Importer
@@ -53,6 +53,7 @@ def convert(
     weights: Any = None,
     dtype: Any = None,
     outputs: Literal["declared", "compute"] = "declared",
+    scan_layers: bool = False,
     warn_after: int = 16,
     optimize: bool | Mapping[str, Sequence[str]] = True,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -98,6 +99,10 @@ def convert(
             float64, integers and all else stay as they are. Inputs may be given in either type.
         outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
             float32 outputs in ``dtype``.
+        scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: tracing and compiling
+            then take as long for 48 layers as for 2. Parameters, gradients, shardings and saved files stay those of
+            the layers, and ``model.explain()`` says which of them were rolled. Calls are slower on a CPU. With
+            ``finetune(remat=True)`` gradients recompute the values inside of each layer.
         warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
         optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into
             convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
@@ -134,6 +139,7 @@ def convert(
         OperatorError, UnsupportedError: attributes have unsupported values; the message lists all of them.
         ShardingError: a rule does not match an array or the mesh, or the device configuration does not exist.
         ProcessError: the processes of the mesh have different files or arguments.
+        UnsupportedError: ``scan_layers`` finds no repeated layers; the message names the first nodes that differ.
         RebatchError: the batch axes are ambiguous; what only compiling shows, the first call raises.
         FileNotFoundError: no such file.
 
@@ -161,6 +167,8 @@ def convert(
             imported = with_dtype(imported, compute, outputs == "compute")
         if rebatch:
             imported = rebatched(imported, rebatch, static or {})
+        if scan_layers:
+            _check_repeated(imported.graph)
         placed = _placed(imported, mesh, shardings, device_configuration, devices, stages, microbatches)
         spec = Spec.of(
             imported,
@@ -176,6 +184,7 @@ def convert(
                 options is not None,
                 frozenset() if options is None else options.skip,
                 compute,
+                scan_layers,
                 cache_dir=folder,
             ),
             origin=Origin(importer.message, importer.files),
@@ -190,6 +199,7 @@ def convert(
             max_trips,
             loop_cond,
             rebatch,
+            scan_layers,
             str(weights),
             optimize,
             stages,
@@ -205,6 +215,16 @@ def _warn_of_deviations(imported: Imported, loop_cond: str) -> None:
     ignored = loops.ignored_conditions(imported.graph) if loop_cond == "onnx" else ()
     for text in (*imported.deviations, *(f"{node}: {loops.IGNORED_CONDITION}" for node in ignored)):
         warnings.warn(text, DeviationWarning, stacklevel=3)
+
+
+def _check_repeated(graph: Graph) -> None:
+    graphs = list(graph.walk())
+    if not any(map(layers.repeated, graphs)):
+        largest = max(graphs, key=lambda g: len(g.nodes))
+        raise UnsupportedError(
+            f"scan_layers=True finds no repeated layers in {graph.name!r}: {layers.first_difference(largest)}. "
+            "Leave out scan_layers="
+        )
 
 
 def _placed(

@@ -99,7 +99,7 @@ def iterate(step, state, declared, *, trips, go=True, xs=(), max_trips=None, run
     if not truth(go) or (isinstance(trips, int) and trips <= 0):
         return state, _no_trips(step, state, declared, xs)
     try:
-        return _with_invariants(state, lambda invariant: _scan(step, state, invariant, trips, xs))
+        return scan(step, state, xs, trips)
     except _TracedCondition:
         if not declared and not xs and not _has_values(state):
             return _while_without_outs(step, state, declared, trips, go, finalize)
@@ -114,6 +114,14 @@ def iterate(step, state, declared, *, trips, go=True, xs=(), max_trips=None, run
             "with a fixed extent instead"
         )
     return _in_python(step, state, declared, trips, True, xs, concrete=False)
+
+
+def scan(step, state, xs, trips):
+    """(final state, stacked outs) of a `step` whose condition is true, as `lax.scan`; states that it keeps stay known.
+
+    Raises if the types of the others change.
+    """
+    return _with_invariants(state, lambda invariant: _scan(step, state, invariant, trips, xs))
 
 
 def _has_values(state):

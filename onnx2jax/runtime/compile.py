@@ -25,6 +25,7 @@ from .cpu.pipeline import Options
 from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
 from .interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
+from .layers import Rolling
 from .limits import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .mesh_mode import call_serially, in_auto_axes
 from .params import DeviceParams, device_of, is_cpu
@@ -42,6 +43,7 @@ class Subprogram:
     Attributes:
         graph: a whole graph, or a partition that captures what the others compute.
         specialised: names of what it captures whose values are part of the signature.
+        layers: the repeated layers of the graph, if they are evaluated as loops.
         executables: its optimised programs, shared by all parameters of the same types.
         compiles, seconds: how often it was compiled, or read from ``cache_dir``, and how long that took.
     """
@@ -50,6 +52,7 @@ class Subprogram:
         """``chosen`` are inputs whose values a caller chooses, unlike a loop's counter."""
         self.graph, self.settings = graph, settings
         self.specialised: set[str] = set()
+        self.layers = Rolling.of(settings.scan_layers)
         self.executables: dict[Signature, Executable] = {}
         self.compiles, self.seconds = 0, 0.0
         self._chosen = frozenset(chosen)
@@ -239,7 +242,8 @@ class Subprogram:
     def _trace(self, key: Constants, params: dict[str, Any], values: dict[str, Any], rng: Any) -> list[Any]:
         """The graph's outputs, as jit traces them; known ones become constant outputs."""
         with compat.enable_x64():
-            context = Context({**params, **_copies(key.params)}, rng, self.settings, caller_traces=key.caller_traces)
+            every, traces = {**params, **_copies(key.params)}, key.caller_traces
+            context = Context(every, rng, self.settings, caller_traces=traces, layers=self.layers)
             results = []
             for declared, value in zip(
                 self.graph.outputs, evaluate(self.graph, {**values, **_copies(key.inputs)}, context), strict=True

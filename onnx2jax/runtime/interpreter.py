@@ -30,6 +30,7 @@ from ..ops.registry import Operator, Shards
 from ..proto.types import ValueInfo
 from . import debug
 from .autodiff_tape import Derivation, Derivatives, Frame, Tape
+from .layers import How, Rolling
 from .limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
 from .node_errors import NoKey, forward_only, node_error, operands, warn
 from .static_operands import static_operands
@@ -66,6 +67,8 @@ class Settings:
     """Passes that do not run (see runtime/cpu/pipeline.py)."""
     dtype: np.dtype | None = None
     """The type in which float32 is computed, bfloat16 or float16; None for float32 (see ir/precision.py)."""
+    scan_layers: How = False
+    """Whether repeated layers are one loop (see runtime/layers.py)."""
     annotate: bool = field(default=False, compare=False)
     """Whether profiles also name host nodes, at 1 to 2 us each."""
     cache_dir: Path | None = field(default=None, compare=False)
@@ -118,6 +121,8 @@ class Context:
     derivation: Derivation = field(default_factory=Derivation)
     graphs: tuple[Graph, ...] = ()
     """The complete graph that is being evaluated and those around it, the innermost first; empty on the host."""
+    layers: Rolling | None = None
+    """The repeated layers that are evaluated as loops; None to evaluate each layer."""
 
     def within(self, graph: Graph) -> Context:
         """The context in which the nodes of a graph run."""
@@ -198,7 +203,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     frames, tape = context.derivation.frames, context.derivation.tape
     shown = debug.level() >= 1
     with np.errstate(all="ignore"):
-        for node in graph.nodes:
+        for node in graph.nodes if context.layers is None else context.layers.nodes(graph):
             if shown:
                 values = [scope.get(name) for name in node.inputs]
                 debug.emit(f"{'host' if context.host else 'trace'} {node}; {operands(node, values)}")

@@ -170,12 +170,13 @@ class Program:
             by_value = sorted(set().union(*(c.specialised for c in inside)))
             reasons = _alike([self.reasons[n] for n in nodes if n in self.reasons])
             fixed = f"by value: {', '.join(by_value)}" if body and by_value else ""
+            rolled = [note for c in inside if c.layers is not None for note in c.layers.notes(c.graph)]
             kinds = ", ".join(dict.fromkeys(n.op_type for n in nodes))
             rows.append(
                 (
                     "jit" if body else "host",
                     f"{len(nodes)} ({kinds if len(kinds) < 60 else kinds[:57] + '...'})",
-                    "\n".join(filter(None, (*reasons, fixed))),
+                    "\n".join(filter(None, (*reasons, fixed, *rolled))),
                     str(sum(c.compiles for c in inside)),
                     f"{sum(c.seconds for c in inside):.2f}",
                 )

@@ -81,7 +81,7 @@ class FineTuning(TrainingEngine):
             optimizer, sums, normalisations and loss stay in float32.
         remat: patterns of node names. The nodes of each pattern, and all nodes between them, are rematerialised in the
             backward pass (``jax.remat``): less memory, more time. True: the nodes of each layer, by the number in their
-            names (``/model/layers.0/...``).
+            names (``/model/layers.0/...``), or those that ``convert(scan_layers=True)`` found.
         straight_through: straight-through estimators for every QuantizeLinear followed by a DequantizeLinear
             (quantization-aware training): gradients as if nothing were rounded, zero where values saturate. Outputs are
             unchanged. Without it, these gradients are zero, as the derivative of rounding is.
@@ -142,12 +142,13 @@ class FineTuning(TrainingEngine):
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else select_outputs(model.graph, outputs)
         self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
+        in_loops = remat is True and model.settings.scan_layers
         self._form = training_form(
             low_rank.with_adapters(graph, self._adapters, model),
             batchnorm=batchnorm,
             dropout=dropout,
             compute_dtype=compute_dtype,
-            remat=remat,
+            remat=() if in_loops else remat,
             rounding=with_straight_through if straight_through else None,
             dtype=model.settings.dtype,
         )
@@ -165,6 +166,8 @@ class FineTuning(TrainingEngine):
             model.placement if mesh is None else rules.by_rules(self._params, (), mesh, rules.own_rules(shardings))
         )
         self._settings = model.settings if mesh is None else replace(model.settings, place=None)
+        if in_loops:
+            self._settings = replace(self._settings, scan_layers="remat")
         if self._in_stages and (accumulate > 1 or batchnorm == "train"):
             raise ShardingError(
                 "a model with pipeline stages has its own microbatches, convert(..., stages=n, microbatches=m): leave "

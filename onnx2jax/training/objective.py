@@ -20,6 +20,7 @@ from ..model.devices.pipeline import program_of
 from ..model.model import Model
 from ..runtime.dispatch import Constants
 from ..runtime.interpreter import Context, Settings, evaluate
+from ..runtime.layers import Rolling
 from ..sharding.rules import Placement
 from ..sharding.stages import Staged
 from .decoders import complete_feeds
@@ -64,6 +65,10 @@ class Objective:
         return {g: program_of(g, self.settings, self.placement) for g in (self.form.training, self.form.plain)}
 
     @cached_property
+    def _layers(self) -> Rolling | None:
+        return Rolling.of(self.settings.scan_layers)
+
+    @cached_property
     def _jitted_loss(self) -> Any:
         return jax.jit(self._of_loss)
 
@@ -104,7 +109,8 @@ class Objective:
                 if self.in_stages:
                     constants = Constants(self.constants, self.model.static)
                     return self._pipelines[graph].outputs(values, frozen | own, constants, key, own)
-                return evaluate(graph, values, Context({**frozen, **self.constants, **own}, key, self.settings))
+                every = {**frozen, **self.constants, **own}
+                return evaluate(graph, values, Context(every, key, self.settings, layers=self._layers))
         except KnownValueError as e:
             raise explained(e) from e
 

@@ -1,0 +1,154 @@
+"""Repeated layers evaluated as one ``jax.lax.scan`` (see ir/layers.py): compiled once rather than once for each.
+
+In the place of a run of layers stands one node, whose graph is the layer that represents them. Before, and after:
+
+    a = layer(x, w0);  b = layer(a, w1);  c = layer(b, w2)        c = scan(layer, x, stack(w0, w1, w2))
+
+Weights are stacked in the program; hoist_params then does it once for each set of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Self
+
+import jax
+import numpy as np
+from jax import lax
+
+from ..ir import layers as ir
+from ..ir.graph import Graph, Node
+from ..ops.arrays import is_known
+from ..ops.iteration import equal, results, scan
+from ..ops.registry import Operator
+from ..proto.types import ValueInfo
+
+How = bool | Literal["remat"]
+"""Whether repeated layers are loops; with "remat", gradients recompute the values inside of each layer."""
+
+
+@dataclass
+class Rolling:
+    """The repeated layers of the graphs of one program.
+
+    Attributes:
+        how: not False.
+        unrolled: the runs that were evaluated unrolled after all -> why.
+    """
+
+    how: How
+    unrolled: dict[str, str] = field(default_factory=dict)
+    _nodes: dict[Graph, tuple[Node, ...]] = field(default_factory=dict, repr=False)
+    _found: dict[Graph, list[ir.Layers]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, how: How) -> Self | None:
+        """None if layers stay as they are."""
+        return cls(how) if how else None
+
+    def nodes(self, graph: Graph) -> tuple[Node, ...]:
+        """The nodes of a graph, with one node in the place of each run of layers."""
+        if graph not in self._nodes:
+            first = {run.nodes[0]: run for run in self.runs(graph)}
+            rolled = {node for run in first.values() for node in run.nodes}
+            self._nodes[graph] = tuple(
+                self._node(graph, first[node]) if node in first else node
+                for node in graph.nodes
+                if node in first or node not in rolled
+            )
+        return self._nodes[graph]
+
+    def runs(self, graph: Graph) -> list[ir.Layers]:
+        """The runs of layers in a graph."""
+        if graph not in self._found:
+            self._found[graph] = [] if (graph.extracted_from or graph).differentiates else ir.repeated(graph)
+        return self._found[graph]
+
+    def notes(self, graph: Graph) -> Iterator[str]:
+        """What is rolled in a graph, and in the graphs inside it that were evaluated."""
+        for own in dict.fromkeys((graph, *self._nodes)):
+            for run in self.runs(own):
+                why = self.unrolled.get(str(run))
+                yield f"rolled: {run}" if why is None else f"not rolled: {run}, because {why}"
+
+    def _node(self, graph: Graph, run: ir.Layers) -> Node:
+        formals = [*(before for _, before, _ in run.carries), *run.columns]
+        body = graph.extract(run.template, [*(after for _, _, after in run.carries), *run.rows])
+        outputs = (*run.last, *(name for names in run.rows.values() for name in names))
+        attributes = {
+            "body": replace(body, inputs=tuple(map(ValueInfo, formals))),
+            "unrolled": graph.extract(run.nodes, tuple(filter(None, outputs))),
+            "run": run,
+            "rolling": self,
+        }
+        inputs = (*(first for first, _, _ in run.carries), *(n for names in run.columns.values() for n in names))
+        return Node("layers", "Layers", "onnx2jax.runtime", 1, inputs, outputs, attributes, LAYERS)
+
+
+def _layers(*values: Any, body: Any, unrolled: Any, run: ir.Layers, rolling: Rolling) -> tuple[Any, ...]:
+    """Layers as one scan; one after the other where that fails."""
+    body, unrolled = (replace(c, context=replace(c.context, layers=None)) for c in (body, unrolled))
+    state, rest = values[: len(run.carries)], values[len(run.carries) :]
+    columns = [rest[i : i + run.count] for i in range(0, len(rest), run.count)]
+    try:
+        last, rows = _scanned(state, columns, body, run.count, remat=rolling.how == "remat")
+    except Exception as error:  # types differ, or a node raises: by itself it does so with its own operands
+        rolling.unrolled[str(run)] = str(error).partition("\n")[0]
+        found = dict(zip((v.name for v in unrolled.outputs), unrolled(), strict=True))
+        every = (*run.last, *(name for names in run.rows.values() for name in names))
+        return tuple(found.get(name) for name in every)
+    rolling.unrolled.pop(str(run), None)
+    return (*last, *(v for row in rows for v in row))
+
+
+LAYERS: Final = Operator(
+    *("onnx2jax.runtime", "Layers", 1, _layers), attributes=frozenset({"body", "unrolled", "run", "rolling"})
+)
+"""The target of a node that stands for a run of layers."""
+
+
+def _scanned(
+    state: Sequence[Any], columns: Sequence[Sequence[Any]], body: Any, count: int, *, remat: bool
+) -> tuple[list[Any], list[Sequence[Any]]]:
+    """The values after the last layer, and those of each layer that are read outside.
+
+    Args:
+        state: the values before the first layer.
+        columns: each layer's own values.
+        body: the layer, as a function of its state and its values.
+        count: the number of layers.
+        remat: recompute values inside of layers for gradients.
+    """
+    same = [all(equal(column[0], v) for v in column) for column in columns]
+    stacked = [_stacked(column) for column, fixed in zip(columns, same, strict=True) if not fixed]
+    known: dict[int, Any] = {}
+
+    def step(_: Any, state: Sequence[Any], own: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+        rest = iter(own)
+        values = [*state, *(column[0] if fixed else next(rest) for column, fixed in zip(columns, same, strict=True))]
+        traced = {i: v for i, v in enumerate(values) if not is_known(v)}
+
+        def layer(traced: dict[int, Any]) -> dict[int, Any]:
+            found = dict(enumerate(results(body(*(traced.get(i, v) for i, v in enumerate(values))))))
+            known.clear()
+            known.update((i, v) for i, v in found.items() if is_known(v))
+            return {i: v for i, v in found.items() if i not in known}
+
+        found = jax.checkpoint(layer, prevent_cse=False)(traced) if remat else layer(traced)
+        new = [known[i] if i in known else found[i] for i in range(len(state))]
+        return np.True_, new, [v for i, v in found.items() if i >= len(state)]
+
+    last, outs = scan(step, list(state), stacked, count)
+    several = iter(outs)
+    rows = range(len(state), len(body.outputs))
+    return last, [[known[i]] * count if i in known else _unstacked(next(several), count) for i in rows]
+
+
+def _stacked(column: Sequence[Any]) -> Any:
+    """Each layer's own value along a new first axis."""
+    return np.stack(column) if is_known(column) else lax.concatenate([lax.expand_dims(v, (0,)) for v in column], 0)
+
+
+def _unstacked(values: Any, count: int) -> list[Any]:
+    return [lax.index_in_dim(values, k, keepdims=False) for k in range(count)]
