@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -250,19 +249,19 @@ class _Search:
         self, run: _Run, inner: Sequence[tuple[Node, ...]], k: int, columns: Any, carries: Mapping[Place, str]
     ) -> Layers:
         """A run whose layer ``k`` is the template."""
-        last, rows = [], {}
-        for _, j, output in carries:
-            name = inner[-1][j].outputs[output]
-            last.append(name if name in self._reads_outside(run) else "")
+        others = (*self.nodes[: run.first], *self.nodes[run.end :])
+        outside = {*(v.name for v in self.graph.outputs), *(n for node in others for n in node.reads)}
         leaving = {place[1:] for place in carries}
+        rows = {}
         for j, node in enumerate(inner[k]):
             for output, name in enumerate(node.outputs):
                 names = [layer[j].outputs[output] for layer in inner]
                 if (j, output) in leaving:
-                    names[-1] = ""
-                names = [n if n in self._reads_outside(run) else "" for n in names]
+                    names[-1] = ""  # it is in ``last``
+                names = [n if n in outside else "" for n in names]
                 if any(names):
                     rows[name] = tuple(names)
+        last = [inner[-1][j].outputs[output] for _, j, output in carries]
         before = [inner[k - 1][j].outputs[output] for _, j, output in carries]
         after = [inner[k][j].outputs[output] for _, j, output in carries]
         return Layers(
@@ -270,23 +269,10 @@ class _Search:
             run.count,
             inner[k],
             tuple(zip(carries.values(), before, after, strict=True)),
-            tuple(last),
+            tuple(n if n in outside else "" for n in last),
             {names[k]: names for names in columns},
             rows,
         )
-
-    def _reads_outside(self, run: _Run) -> frozenset[str]:
-        """The values that the graph returns, or that nodes outside of a run read."""
-        if run not in self._outside:
-            others = (*self.nodes[: run.first], *self.nodes[run.end :])
-            self._outside[run] = frozenset(
-                (*(v.name for v in self.graph.outputs), *(n for o in others for n in o.reads))
-            )
-        return self._outside[run]
-
-    @cached_property
-    def _outside(self) -> dict[_Run, frozenset[str]]:
-        return {}
 
 
 def _is_able(node: Node) -> bool:

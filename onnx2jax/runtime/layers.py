@@ -92,6 +92,8 @@ def _layers(*values: Any, body: Any, unrolled: Any, run: ir.Layers, rolling: Rol
     state, rest = values[: len(run.carries)], values[len(run.carries) :]
     columns = [rest[i : i + run.count] for i in range(0, len(rest), run.count)]
     try:
+        if is_known(values):  # nothing to compile, and what is known stays known
+            raise ValueError("all of their operands are known")
         last, rows = _scanned(state, columns, body, run.count, remat=rolling.how == "remat")
     except Exception as error:  # types differ, or a node raises: by itself it does so with its own operands
         rolling.unrolled[str(run)] = str(error).partition("\n")[0]
