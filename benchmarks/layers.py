@@ -1,4 +1,4 @@
-"""What a decoding step costs until it is ready, by number of layers, unrolled and rolled: ``python -m benchmarks.layers``.
+"""The cost of a decoder's first step by number of layers, unrolled and rolled: ``python -m benchmarks.layers``.
 
 Processor seconds of a child process from the parsed file to the first result, and the sizes of what it compiled.
 """
@@ -29,7 +29,7 @@ def measure(depth: int, rolled: bool) -> str:
     start = _seconds()
     jax.block_until_ready(model(**inputs))
     ready = _seconds() - start
-    (subprogram,) = model._runtime.program._compiled.values()  # type: ignore[union-attr]
+    (subprogram,) = model._runtime.program._compiled.values()
     (executable,) = subprogram.executables.values()
     with jax.enable_x64(True):
         given = [jax.device_put(inputs[n]) for n in executable._types[1]]

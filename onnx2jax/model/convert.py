@@ -99,8 +99,8 @@ def convert(
             float64, integers and all else stay as they are. Inputs may be given in either type.
         outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
             float32 outputs in ``dtype``.
-        scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: tracing and compiling
-            then take as long for 48 layers as for 2. Parameters, gradients, shardings and saved files stay those of
+        scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: the layer is traced and
+            compiled once, however many there are. Parameters, gradients, shardings and saved files stay those of
             the layers, and ``model.explain()`` says which of them were rolled. Calls are slower on a CPU. With
             ``finetune(remat=True)`` gradients recompute the values inside of each layer.
         warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
