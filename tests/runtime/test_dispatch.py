@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.ir.graph import Graph
-from onnx2jax.runtime import memory
+from onnx2jax.runtime import memory, params
 from onnx2jax.runtime.dispatch import Callee, Constants, Signature, signature, snapshot
 from onnx2jax.runtime.interpreter import Settings
 from tests.support.models import mlp, model, text_model, value
@@ -203,3 +204,16 @@ def test_bound_calls_take_64_bit_arrays_in_32_bit_mode(as_numpy: bool) -> None:
         np.testing.assert_array_equal(np.asarray(found), x + large)
     path = called.explain_call(x, on_device)
     assert "compiled" in path, path
+
+
+@pytest.mark.parametrize(("platform", "is_one_cpu"), [("cpu", True), ("gpu", False), ("tpu", False)])
+def test_a_model_without_weights_runs_where_jax_does(
+    platform: str, is_one_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it gets none of the CPU's passes; nor does one whose weights span devices."""
+    monkeypatch.setattr(params, "_default_device", lambda: SimpleNamespace(platform=platform))
+    assert params.DeviceParams({}, {}.__getitem__, lambda _, v: v).on_one_cpu is is_one_cpu
+    mesh = jax.make_mesh((2,), ("data",))
+    spread = jax.device_put(np.ones(2), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
+    types = {"w": jax.ShapeDtypeStruct((2,), spread.dtype)}
+    assert not params.DeviceParams(types, {"w": spread}.__getitem__, lambda _, v: v).on_one_cpu
