@@ -17,7 +17,7 @@ from ..checker.check import check_message
 from ..errors import InputNameError, ShardingError, UnsupportedError
 from ..ir import binding, layers, loops
 from ..ir.file import Reading, opened
-from ..ir.graph import Imported
+from ..ir.graph import Graph, Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
@@ -99,9 +99,9 @@ def convert(
             float64, integers and all else stay as they are. Inputs may be given in either type.
         outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
             float32 outputs in ``dtype``.
-        scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: the layer is traced and
-            compiled once, however many there are. Parameters, gradients, shardings and saved files stay those of
-            the layers, and ``model.explain()`` says which of them were rolled. Calls are slower on a CPU. With
+        scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: the layer is traced
+            and compiled once, however many there are. Parameters, gradients, shardings and saved files stay those
+            of the layers, and ``model.explain()`` says which of them were rolled. Calls are slower on a CPU. With
             ``finetune(remat=True)`` gradients recompute the values inside of each layer.
         warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
         optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into

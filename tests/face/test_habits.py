@@ -32,6 +32,7 @@ def test_a_dict_of_inputs_is_one_argument(model: onnx2jax.Model) -> None:
     np.testing.assert_array_equal(model({"x": X}), expected)
     np.testing.assert_allclose(model.apply(model.params, {"x": X}), expected, rtol=1e-6)
     assert model.values({"x": X}, names="y").keys() == {"y"}
+    assert "model(...)" in model.explain_call({"x": X})
     slopes = jax.grad(lambda x: model.apply(model.params, {"x": x}).sum())(X)
     assert slopes.shape == X.shape
     with pytest.raises(InputNameError, match=r"there is no input 'X'.*did you mean 'x'\?"):

@@ -408,7 +408,7 @@ def merged() -> File:
     for name in [n for n in later.caches if ".encoder." in n]:  # the second branch returns its input
         later("Identity", name, out=later.caches[name][0])
     outputs = [o.name for o in first.outputs]
-    branches = {}
+    branches: dict[str, Any] = {}
     for name, net in (("then_branch", later), ("else_branch", first)):
         own = [numpy_helper.from_array(w, n) for n, w in net.weights.items() if n not in shared]
         ends = [helper.make_empty_tensor_value_info(n) for n in outputs]
@@ -470,7 +470,7 @@ def _feeds(file: File, new: Sequence[int], seen: int) -> NP:
     total = seen + len(new)
     places = np.arange(seen, total)
     room = next((shape[2] for _, shape, _ in file.caches.values() if len(shape) == 4 and shape[2]), total)
-    mask = (np.arange(room) < total).astype(np.int64)[None]
+    mask: Any = (np.arange(room) < total).astype(np.int64)[None]
     if file.inputs.get("attention_mask") == 4:
         order = np.arange(room) <= places[:, None]
         mask = np.where(order, 0, np.finfo(np.float32).min / 2).astype(np.float32)[None, None]

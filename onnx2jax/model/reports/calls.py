@@ -8,11 +8,13 @@ from typing import Any
 import jax
 
 from ...ops.arrays import is_traced
+from ..calls.arguments import as_feeds
 from .table import table
 
 
 def explain_call(model: Any, args: Sequence[Any], named: Mapping[str, Any], rng: Any) -> str:
     """The tables of ``Model.explain_call``."""
+    args, named = ((), feeds) if (feeds := as_feeds(model.inputs, args, named)) else (args, named)
     bound = model._bind(args, named, rng)[0]
     jax.block_until_ready(model(*args, rng=rng, **named))
     model.run(None, bound, rng=rng)
