@@ -77,7 +77,8 @@ class Rolling:
         body = graph.extract(run.template, [*(after for _, _, after in run.carries), *run.rows])
         outputs = (*run.last, *(name for names in run.rows.values() for name in names))
         attributes = {
-            "body": replace(body, inputs=tuple(map(ValueInfo, formals))),
+            # No longer extracted: what computes a formal outside computes it for one of the layers.
+            "body": replace(body, inputs=tuple(map(ValueInfo, formals)), extracted_from=None),
             "unrolled": graph.extract(run.nodes, tuple(filter(None, outputs))),
             "run": run,
             "rolling": self,

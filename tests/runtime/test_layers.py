@@ -243,6 +243,28 @@ def test_constants_that_shapes_depend_on_divide_a_run() -> None:
     assert rolled(model) == [(3, 5), (3, 5)]
 
 
+def test_extents_known_of_one_layer_are_not_taken_for_those_of_others() -> None:
+    """The ends of slices lie 2 apart in two of three layers, computed from a traced start."""
+    before = "".join(
+        f"c{k} = Add(start, a{k})  lo{k} = Clip(c{k}, none, four)  hi{k} = Add(lo{k}, b{k}) " for k in range(3)
+    )
+    layer = """t{k} = Slice(table, lo{k}, hi{k}, zero)  u{k} = ReduceSum(t{k}, zero)
+               d{k} = MatMul(x{k}, w{k})  r{k} = Relu(d{k})  x{next} = Add(r{k}, u{k})"""
+    constants = {f"{n}{k}": np.array([i]) for k in range(3) for n, i in (("a", k), ("b", 2 + k // 2))}
+    constants |= {"none": np.int64(0), "four": np.int64(4)}
+    proto = text_model(
+        "slices (float[3, 8] x0, int64[1] start) => (float[3, 8] x3) {"
+        + before + "".join(layer.format(k=k, next=k + 1) for k in range(3)) + "}",
+        table=normal(8, WIDTH), zero=np.array([0]), **constants, **{f"w{k}": normal(*SQUARE) for k in range(3)},
+    )  # fmt: skip
+    plain, model = both(proto)
+    assert repeated(model.graph)
+    start = jnp.array([1], jnp.int32)
+    ours, expected = (jax.jit(m.apply)(m.params, X[0], start) for m in (model, plain))
+    assert_close(ours, expected)
+    assert "not rolled: 3 layers of 5 nodes" in " ".join(model.explain().split())
+
+
 def test_layers_of_growing_values_run_unrolled() -> None:
     layer = "d{k} = MatMul(x{k}, w{k})  a{k} = Relu(d{k})  x{next} = Concat <axis = 1> (x{k}, a{k})"
     plain, model = both(stack(4, layer, declared="float[b, l, 8] x0"))
