@@ -222,7 +222,8 @@ class Derivations(RuleBasedStateMachine):
         if kind == "view":
             new = {n: np.broadcast_to(real(rng), v.shape) for n, v in new.items()}
         given = {n: FORMS["jax"](v) if kind in ("jax", "donated") else FORMS["aligned"](v) for n, v in new.items()}
-        given = {n: np.broadcast_to(v.ravel()[:1], v.shape) if kind == "view" else v for n, v in given.items()}
+        if kind == "view":
+            given = {n: np.broadcast_to(v.ravel()[:1].reshape((1,) * v.ndim), v.shape) for n, v in given.items()}
         for array in given.values():
             if kind == "rewritten":
                 array.flags.writeable = False
