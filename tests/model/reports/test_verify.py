@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import sys
@@ -263,3 +264,86 @@ def test_sequence_inputs_must_be_given() -> None:
     with pytest.raises(errors.InputTypeError, match=re.escape("give the inputs, {'s': ...}")):
         model.verify(against="onnxruntime")
     assert model.verify({"s": [np.ones(2, np.float32)]}, against="onnxruntime")
+
+
+def chain(*, steps: int = 6) -> onnx.ModelProto:
+    """Quantised layers, each of which magnifies the steps of the one before: equal up to one step, then chaos."""
+    rng = np.random.default_rng(0)
+    nodes, weights, x = [], [], "x"
+    for i in range(steps):
+        w = numpy_helper.from_array((rng.standard_normal((64, 64)) * 2).astype(np.float32), f"w{i}")
+        weights += [w, *(numpy_helper.from_array(v, f"{n}{i}") for n, v in [("s", F(0.03)), ("z", np.int8(0))])]
+        nodes += [
+            onnx.helper.make_node("MatMul", [x, f"w{i}"], [f"m{i}"]),
+            onnx.helper.make_node("Sin", [f"m{i}"], [f"t{i}"]),
+            onnx.helper.make_node("QuantizeLinear", [f"t{i}", f"s{i}", f"z{i}"], [f"q{i}"]),
+            onnx.helper.make_node("DequantizeLinear", [f"q{i}", f"s{i}", f"z{i}"], [f"d{i}"]),
+        ]
+        x = f"d{i}"
+    nodes.append(onnx.helper.make_node("Softmax", [x], ["y"]))
+    graph = onnx.helper.make_graph(
+        nodes, "chain", [onnx.helper.make_tensor_value_info("x", 1, [8, 64])],
+        [onnx.helper.make_tensor_value_info("y", 1, [8, 64])], weights,
+    )  # fmt: skip
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.fixture
+def shift(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], Any]], None]:
+    """Pass the results of an operator through a function in models converted afterwards."""
+
+    def wrong(name: str, change: Callable[[Any], Any]) -> None:
+        operator = registry.resolve("", name, 21)
+        assert operator is not None and operator.function is not None
+        right = operator.function
+        spoilt = functools.wraps(right)(lambda *inputs, **attributes: change(right(*inputs, **attributes)))
+        monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, since=1, function=spoilt)])
+
+    return wrong
+
+
+def test_roundings_that_add_up_are_no_difference(shift: Any) -> None:
+    """A sine whose last digits are others: steps flip, and the layers behind magnify them."""
+    shift("Sin", lambda y: y * (1 + 3e-5))
+    found = onnx2jax.convert(chain()).verify(against="onnxruntime")
+    assert found and found.first is None, str(found)
+    (output,) = found.outputs["inputs"]
+    assert output.why == "roundings add up over 6 quantised nodes" and output.relative > 0.01
+    assert output.why in str(found) and json.loads(found.to_json())["ok"]
+
+
+@pytest.mark.parametrize(
+    "name, change, value",
+    [
+        ("Sin", lambda y: y * 1.01, "t0"),
+        ("Sin", lambda y: y + 0.01, "t0"),
+        ("Sin", lambda y: y.at[3, 5].set(0.5), "t0"),
+        ("Sin", lambda y: y * y, "t0"),
+        ("MatMul", lambda y: y.astype(jnp.bfloat16).astype(jnp.float32), "m0"),
+        ("MatMul", lambda y: jnp.roll(y, 1, 0), "m0"),
+        ("QuantizeLinear", lambda y: jnp.roll(y, 1, 1), "q0"),
+        ("QuantizeLinear", lambda y: jnp.where(y > 0, y - y.dtype.type(1), y), "q0"),
+        ("QuantizeLinear", lambda y: y.at[0, 0].add(2), "q0"),
+        ("DequantizeLinear", lambda y: y * 1.004, "d0"),
+        ("DequantizeLinear", lambda y: y.at[-1, -1].set(0), "d0"),
+        ("Softmax", lambda y: y * 1.001, "y"),
+    ],
+)  # fmt: skip
+def test_faults_in_a_quantised_chain_are_found_at_their_node(shift: Any, name: str, change: Any, value: str) -> None:
+    shift(name, change)
+    found = onnx2jax.convert(chain(steps=1)).verify(against="onnxruntime")
+    assert not found and found.first is not None, str(found)
+    assert found.first.value == value and name in found.first.node and not found.first.accumulated
+
+
+def test_the_last_digit_of_operands_is_no_difference(shift: Any) -> None:
+    """onnxruntime's sigmoid is 0 below -18; and a fault beside it is the one that is named."""
+    text = """g (float[4] x) => (float[4] y, float[4] z) <float[4] c = {-21, -20, -20, -20}>
+    { k = Identity(c)
+      y = Sigmoid(k)
+      z = Exp(x) }"""
+    found = onnx2jax.convert(proto(text)).verify(against="onnxruntime")
+    assert found and found.outputs["inputs"][0].relative > 1e-4, str(found)
+    shift("Exp", lambda y: y * 1.01)
+    found = onnx2jax.convert(proto(text)).verify(against="onnxruntime")
+    assert found.first is not None and found.first.value == "z"
