@@ -11,7 +11,7 @@ from typing import Any
 from ..model.convert import convert
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
-from .terminal import add_command, add_computing, add_dims, computing, extents, loading, print_json, working
+from .terminal import add_command, add_computing, add_dims, computing, extents, loading, note, print_json, working
 
 
 def add(commands: Any) -> None:
@@ -64,6 +64,8 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "stablehlo":
         return _print_stablehlo(json.loads((folder / ABOUT).read_text()), files, as_json=arguments.json)
     program = load_exported(folder)
+    for name, k in json.loads((folder / ABOUT).read_text()).get("multiples", {}).items():
+        note(f"{name} must be a multiple of {k}, which a node requires; fix it: --dim {name}={8 * k}")
     if arguments.json:
         inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]
         print_json({"inputs": inputs, "outputs": program.outputs, "platforms": program.platforms, "files": files})

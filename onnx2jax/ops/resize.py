@@ -90,16 +90,48 @@ def _extents(inputs, scales, sizes, policy, crop):
     """(output extents, scales) of the axes; an axis that keeps its extent may be symbolic."""
     if sizes is None:
         cropped = [F32(scale) * share for scale, share in zip(scales, crop, strict=True)]
-        return [n if s == 1 else int(F32(n) * s) for n, s in zip(inputs, cropped, strict=True)], scales.astype(F32)
+        outputs = [n if s == 1 else _scaled(n, s) for n, s in zip(inputs, cropped, strict=True)]
+        return outputs, scales.astype(F32)
     sizes = dims(sizes)
     if any(n == 0 != m for m, n in zip(sizes, inputs, strict=True)):
         raise ValueError(f"an empty axis cannot be resized: input {tuple(inputs)}, sizes {sizes}")
     if policy == "stretch":
-        return sizes, [F32(1) if m == n else F32(m) / F32(n) for m, n in zip(sizes, inputs, strict=True)]
+        return sizes, [F32(1) if m == n else _ratio(m, n) for m, n in zip(sizes, inputs, strict=True)]
     ratio = (min if policy == "not_larger" else max)(m / n for m, n in zip(sizes, inputs, strict=True) if n)
     return [int(np.floor(ratio * n + 0.5)) for n in inputs], [F32(ratio)] * len(inputs)
 
 
+def _scaled(n, scale):
+    """An extent times a scale; a symbolic one times a whole number only."""
+    if isinstance(n, int):
+        return int(F32(n) * scale)
+    if scale != int(scale):
+        raise ValueError(f"{_SYMBOLIC}; the scale is {scale}")
+    return n * int(scale)
+
+
+def _ratio(m, n):
+    if isinstance(m, int) and isinstance(n, int):
+        return F32(m) / F32(n)
+    ratio = next((k for k in range(2, LARGEST_RATIO + 1) if m == k * n), None)
+    if ratio is None:
+        raise ValueError(f"{_SYMBOLIC}; the extents are {n} and {m}")
+    return F32(ratio)
+
+
+def _repeats(mode, nearest_mode, scale):
+    """Whether the nearest element of each output is its own number divided by the scale, whatever the extent."""
+    times = int(scale)
+    for n in (1, 2, 3, 5):
+        x = _NEAREST[nearest_mode](_original(mode, n, n * times, scale, 0, 1), scale)
+        if not np.array_equal(np.clip(x, 0, n - 1), np.arange(n * times) // times):
+            return False
+    return True
+
+
+_SYMBOLIC = "a symbolic extent can be multiplied by a whole number only"
+LARGEST_RATIO = 64
+"""The largest ratio of symbolic extents that is looked for."""
 _CORNERS = "align_corners does not round extent * scale, as in ONNX's test cases; onnxruntime and PyTorch round it down"
 
 
@@ -140,6 +172,14 @@ def resize(
     for axis, out, scale, start, end in sorted(zip(axes, extents, scales, starts, ends, strict=True), reverse=True):
         n = X.shape[axis]
         if n == out and scale == 1 and not crop:
+            continue
+        if not (isinstance(n, int) and isinstance(out, int)):
+            if mode != "nearest" or crop or not _repeats(coordinate_transformation_mode, nearest_mode, scale):
+                raise ValueError(
+                    f"axis {axis} has the symbolic extent {n}, of which nearest elements can be repeated, and nothing "
+                    f"interpolated (mode={mode!r}, coordinate_transformation_mode={coordinate_transformation_mode!r})"
+                )
+            y = jnp.repeat(y, int(scale), axis)
             continue
         x = _original(coordinate_transformation_mode, n, out, scale, start, end)
         if n == out and np.array_equal(x, np.arange(n)):

@@ -16,13 +16,13 @@ import numpy as np
 from jax import export
 
 from ... import compat
-from ...errors import InputNameError, KnownValueError, OnnxError, ShardingError, UnsupportedError
+from ...errors import InputNameError, KnownValueError, OnnxError, OperatorError, ShardingError, UnsupportedError
 from ...ir.graph import Graph
 from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
 from . import stablehlo
-from .extents import symbolic
+from .extents import images, symbolic
 from .save import save
 
 ABOUT: Final = "about.json"
@@ -35,6 +35,8 @@ BYTECODE: Final = "program.mlirbc"
 TEXT: Final = "program.mlir"
 FILES: Final = (PROGRAM, BYTECODE, WEIGHTS, TEXT)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+STEPS: Final = 64
+"""The largest number that export tries of which an extent be a multiple."""
 
 
 class Exports:
@@ -75,7 +77,8 @@ class Exports:
     ) -> Path:
         """Write the model as a program of ``jax.export``, for machines that have jax and not this library.
 
-        Dimension variables of the file become symbolic dimensions, so one program supports all extents from 1 on. The
+        Dimension variables of the file become symbolic dimensions, so one program supports all extents from 1 on; of
+        an image's size, if need be, only the multiples of 2, 4, ... or 64, which ``about.json`` lists. The
         folder contains ``program.bin``, ``weights.npz`` with ``params`` by name, and ``about.json``. ``load_exported``
         reads it; with jax, flatbuffers and NumPy alone::
 
@@ -125,17 +128,19 @@ class Exports:
             raise NotADirectoryError(f"{str(folder)!r} is a file; export writes a folder")
         _check(self)
         params = dict(self.params) if weights == "beside" else {}
-        shapes = symbolic(self.inputs, dict(dims or {}), constraints)
+        fixed = dict(dims or {})
+        shapes = symbolic(self.inputs, fixed, constraints)
         names = {"inputs": [v.name for v in self.inputs], "outputs": [v.name for v in self.outputs]}
-        about = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
+        about: dict[str, Any] = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
         with compat.enable_x64():
             if format == "stablehlo":
                 exported = _lowered(stablehlo.function(self, params, shapes), platforms or ("cpu",), shapes)
                 name, program = BYTECODE, exported.mlir_module_serialized
                 about |= stablehlo.about(self, exported, params)
             else:
-                exported = _lowered(_function(self, params, shapes), platforms or ("cpu", "cuda", "tpu"), shapes)
+                exported, multiples = _with_multiples(self, params, fixed, constraints, platforms)
                 name, program = PROGRAM, _serialized(exported)
+                about |= {"multiples": multiples} if multiples else {}
         files: dict[str, atomic.Write] = {name: lambda file: file.write(program)}
         if params:
             files[WEIGHTS] = partial(_write_weights, params)
@@ -175,6 +180,40 @@ def _function(model: Exports, params: Mapping[str, Any], shapes: Mapping[str, An
     return jax.jit(program), [weights, inputs, *keys]
 
 
+def _with_multiples(
+    model: Exports,
+    params: Mapping[str, Any],
+    dims: Mapping[str, int | str],
+    constraints: Sequence[str],
+    platforms: Sequence[str] | None,
+) -> tuple[export.Exported, dict[str, int]]:
+    """The exported program, and the numbers of which free dimensions must be multiples: powers of two up to STEPS.
+
+    Strides halve an image, and a skip connection adds what is doubled again: an extent of 33 has no such sum, and JAX
+    refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps.
+    """
+    multiples: dict[str, int] = {}
+    candidates = images(model.inputs, dims)
+    first: Exception | None = None
+    while True:
+        shapes = symbolic(model.inputs, dims, constraints, multiples)
+        try:
+            return _lowered(_function(model, params, shapes), platforms or ("cpu", "cuda", "tpu"), shapes), multiples
+        except (UnsupportedError, OperatorError) as e:
+            first = first or e
+            named = _named(str(e), candidates) or _named("\n".join(e.__notes__), candidates)
+            steps = {n: 2 * multiples.get(n, 1) for n in named}
+            if not steps or max(steps.values()) > STEPS:
+                raise first from first.__cause__
+            multiples |= steps
+
+
+def _named(text: str, symbols: Mapping[str, str]) -> list[str]:
+    """The dimensions whose symbols a message contains."""
+    words = set(re.findall(r"\w+", text))
+    return [n for n, symbol in symbols.items() if symbol in words]
+
+
 def _lowered(
     program: tuple[Any, Sequence[Any]], platforms: Sequence[str], shapes: Mapping[str, Any]
 ) -> export.Exported:  # fmt: skip
@@ -185,14 +224,16 @@ def _lowered(
     except KnownValueError as e:
         e.add_note("export writes a model that is one program; model.explain() shows its stages after a call")
         raise
-    except (OnnxError, ValueError, TypeError, NotImplementedError, jax.errors.ConcretizationTypeError) as e:
-        error = e if isinstance(e, OnnxError) else UnsupportedError(f"JAX cannot export the model: {e}")
+    except (OnnxError, ValueError, TypeError, NotImplementedError, jax.errors.InconclusiveDimensionOperation) as e:
+        said = str(e).partition("\nThis error arises for")[0]  # JAX's own help is for those who write in JAX
+        error = e if isinstance(e, OnnxError) else UnsupportedError(f"JAX cannot export the model: {said}")
         # Keep our notes, drop JAX's about its traceback filtering.
         vars(error)["__notes__"] = [n for n in getattr(e, "__notes__", ()) if not n.startswith("---")]
         if free := stablehlo.free(shapes):
             error.add_note(
-                f"dimensions {', '.join(free)} were symbolic: fix some (dims={{'batch': 8}}), express some by others "
-                "(dims={'total': 'past + sequence'}), or add constraints (constraints=['sequence <= 512'])"
+                f"dimensions {', '.join(free)} were symbolic: fix some (dims={{'batch': 8}}, --dim batch=8), "
+                "express some by others (dims={'total': 'past + sequence'}) or as multiples "
+                "(dims={'height': '32*height'}), or add constraints (constraints=['sequence <= 512'])"
             )
         if error is e:
             raise

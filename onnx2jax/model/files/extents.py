@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from jax import export
@@ -27,7 +27,10 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
 
 
 def symbolic(
-    inputs: Sequence[ValueInfo], dims: Mapping[str, int | str], constraints: Sequence[str]
+    inputs: Sequence[ValueInfo],
+    dims: Mapping[str, int | str],
+    constraints: Sequence[str],
+    multiples: Mapping[str, int] | None = None,
 ) -> dict[str, tuple[Any, ...]]:
     """The shape of each input, in integers and symbolic dimensions.
 
@@ -38,6 +41,7 @@ def symbolic(
         inputs: tensors.
         dims: integers, or expressions of dimensions and new symbols, for some dimensions.
         constraints: constraints on symbols, as for ``jax.export.symbolic_shape``.
+        multiples: by dimension a number: it is so many times its symbol.
 
     Raises:
         InputNameError: ``dims`` names an unknown dimension.
@@ -50,7 +54,9 @@ def symbolic(
     for name, extent in dims.items():
         if isinstance(extent, bool) or not isinstance(extent, int | str) or (isinstance(extent, int) and extent < 0):
             raise InputShapeError(f"dims has {name!r}: {extent!r}; it takes integers, and strings such as 'past + 1'")
-    extents = _Extents(list(dict.fromkeys(names.values())), dims, constraints)
+    symbols = symbols_of(names.values())
+    dims = {**dims, **{n: f"{k}*{symbols[n]}" for n, k in (multiples or {}).items()}}
+    extents = _Extents(symbols, dims, constraints)
     return {
         v.name: tuple(d if isinstance(d, int) else extents[names[v.name, i]] for i, d in enumerate(v.shape or ()))
         for v in inputs
@@ -72,18 +78,31 @@ def _names(inputs: Sequence[ValueInfo]) -> dict[tuple[str, int], str]:
     return names
 
 
+def symbols_of(names: Iterable[str]) -> dict[str, str]:
+    """The symbols of dimensions; none for names that are expressions of others."""
+    names = list(dict.fromkeys(names))
+    symbols = {n: n for n in names if n.isidentifier() and n not in {*RESERVED, "_"}}
+    plain = set(symbols)
+    for name in names:
+        if name not in plain and not _is_expression(name, plain):
+            word = re.sub(r"\W", "_", name).strip("_")
+            word = word if word.isidentifier() and word not in RESERVED else f"dim_{word}"
+            symbols[name] = unused_name(word, {*symbols.values()})
+    return symbols
+
+
+def images(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> dict[str, str]:
+    """The symbols of the free dimensions that may be an image's size: those of axes from the third on only."""
+    names = _names(inputs)
+    first = {n for (_, axis), n in names.items() if axis < 2}
+    return {n: symbol for n, symbol in symbols_of(names.values()).items() if n not in {*first, *dims}}
+
+
 class _Extents:
     """Extents by the names of dimensions."""
 
-    def __init__(self, names: Sequence[str], dims: Mapping[str, int | str], constraints: Sequence[str]) -> None:
-        self._dims = dims
-        self._symbols: dict[str, str] = {n: n for n in names if n.isidentifier() and n not in {*RESERVED, "_"}}
-        plain = set(self._symbols)
-        for name in names:
-            if name not in plain and not _is_expression(name, plain):
-                word = re.sub(r"\W", "_", name).strip("_")
-                word = word if word.isidentifier() and word not in RESERVED else f"dim_{word}"
-                self._symbols[name] = unused_name(word, {*self._symbols.values()})
+    def __init__(self, symbols: dict[str, str], dims: Mapping[str, int | str], constraints: Sequence[str]) -> None:
+        self._dims, self._symbols = dims, symbols
         try:
             self._scope = export.SymbolicScope(tuple(constraints))
         except (ValueError, TypeError) as e:

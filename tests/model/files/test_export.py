@@ -646,3 +646,58 @@ def test_the_command_rejects_invalid_options(
 ) -> None:
     assert cli.main(["export", str(onnx2jax.demo_model()), str(tmp_path / "out"), *options]) == status
     assert said in capsys.readouterr().err
+
+
+SKIP = """<ir_version: 10, opset_import: ["": 21]>
+g (float[n, 2, h, w] x) => (float[n, 4, a, b] y) <float[2, 2, 1, 1] k = {1, 0.5, 2, 3}, float[4] s = {1, 1, 2, 2}>
+{ p = MaxPool<strides = [2, 2], pads = [1, 1, 1, 1], kernel_shape = [3, 3]>(x)
+  q = Conv<strides = [2, 2]>(p, k)
+  u = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(q, , s)
+  y = Concat<axis = 1>(u, p) }"""
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network that halves an image twice, and joins its second half to its first."""
+    model = onnx2jax.convert(onnx.parser.parse_model(SKIP))
+    return model.export(tmp_path_factory.mktemp("halved") / "out", platforms=["cpu"])
+
+
+def test_sizes_of_images_become_the_multiples_that_a_model_needs(halved: Path) -> None:
+    model, program = onnx2jax.convert(onnx.parser.parse_model(SKIP)), onnx2jax.load_exported(halved)
+    assert json.loads((halved / "about.json").read_text())["multiples"] == {"h": 4, "w": 4}
+    assert program.inputs[0].shape == ("n", 2, "4*h", "4*w")
+    x = np.random.default_rng(0).standard_normal((3, 2, 8, 12)).astype(np.float32)
+    np.testing.assert_allclose(program(x), model(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("h, fix", [(6, "8"), (0, "4"), (33, "36")])
+def test_other_sizes_are_rejected_by_axis(halved: Path, h: int, fix: str) -> None:
+    with pytest.raises(
+        InputShapeError, match=rf"has {h} on axis 2, .* multiples of 4 there: .* to {fix}, .*'h': {h}}}"
+    ):
+        onnx2jax.load_exported(halved)(np.zeros((1, 2, h, 8), np.float32))
+
+
+def test_multiples_may_be_given(tmp_path: Path) -> None:
+    model = onnx2jax.convert(onnx.parser.parse_model(SKIP))
+    folder = model.export(tmp_path, dims={"h": "32*h", "w": 8}, platforms=["cpu"])
+    assert onnx2jax.load_exported(folder).inputs[0].shape == ("n", 2, "32*h", 8)
+    assert "multiples" not in json.loads((folder / "about.json").read_text())
+
+
+def test_the_command_says_the_multiples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(onnx.parser.parse_model(SKIP), tmp_path / "skip.onnx")
+    assert cli.main(["export", str(tmp_path / "skip.onnx"), str(tmp_path / "out"), "--platforms", "cpu"]) == 0
+    assert "h must be a multiple of 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("axes", ["n, 3, h, w", "h, w"])
+def test_what_no_multiple_solves_names_dimension_node_and_cure(tmp_path: Path, axes: str) -> None:
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[{axes}] x, float[{axes.replace("h", "m")}] z) => (float[{axes}] y) {{ y = Max(x, z) }}"""
+    with pytest.raises(OnnxError) as caught:
+        onnx2jax.convert(onnx.parser.parse_model(text)).export(tmp_path, platforms=["cpu"])
+    said = "\n".join((str(caught.value), *caught.value.__notes__))
+    assert "(Max, opset 21)" in said and "h, w" in said and "--dim" in said and "dims={'height': '32*height'}" in said
+    assert "docs.jax.dev" not in said
