@@ -16,7 +16,7 @@ from .. import compat
 from ..model.convert import convert
 from ..model.reports.comparison import compared
 from ..model.reports.profile import duration
-from .inputs import add_inputs, filled, given
+from .inputs import add_inputs, filled, given, sized
 from .terminal import (
     add_command,
     add_computing,
@@ -62,7 +62,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
         model, load_time = _timed(lambda: convert(arguments.model, dim_overrides=sizes, **computing(arguments)))
     feeds = filled(model, given(model, arguments), arguments.seed)
-    with working("compiling"):
+    with working("compiling"), sized(model, feeds):
         ours, first = _timed(lambda: model.run(None, feeds))
     calls: dict[str, Callable[[], Any]] = {OURS: lambda: model.run(None, feeds)}
     if not arguments.alone and (session := _session(arguments.model, feeds)) is not None:

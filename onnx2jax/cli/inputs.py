@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
@@ -11,7 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from .. import compat
-from ..errors import InputTypeError, ModelError, did_you_mean
+from ..errors import InputTypeError, ModelError, OnnxError, did_you_mean
 from ..generation.files import tokenizer
 from ..model.reports.samples import data_sets, random_value, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
@@ -80,7 +81,32 @@ def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
         if isinstance(d, str)
     }
     absent = [v for v in model.inputs if v.name not in feeds]
+    say_sizes([d for v in absent for d in v.shape or () if isinstance(d, str) and d not in extents])
     return {**feeds, **{v.name: _random(v, extents, rng) for v in absent}}
+
+
+def free(model: Any, feeds: Mapping[str, Any]) -> list[str]:
+    """The named dimensions that are 1 in the feeds, or in random numbers for missing inputs."""
+    shapes = ((v.shape or (), np.shape(feeds[v.name]) if v.name in feeds else None) for v in model.inputs)
+    found = ((d, n) for shape, got in shapes for d, n in zip(shape, got or [1] * len(shape), strict=False))
+    return list(dict.fromkeys(d for d, n in found if isinstance(d, str) and n == 1))
+
+
+def say_sizes(names: Iterable[str]) -> None:
+    """Name the dimensions that are taken as 1, and the flags that choose others."""
+    if names := list(dict.fromkeys(names)):
+        note(f"taken as 1: {', '.join(names)}; other sizes: {' '.join(f'--dim {n}=SIZE' for n in names)}")
+
+
+@contextmanager
+def sized(model: Any, feeds: Mapping[str, Any]) -> Iterator[None]:
+    """Name the flags that choose sizes if a call fails on extents of 1."""
+    try:
+        yield
+    except OnnxError as e:
+        if names := free(model, feeds):
+            e.add_note(f"sizes of 1 may be too small: {' '.join(f'--dim {n}=64' for n in names)}")
+        raise
 
 
 def _random(info: ValueInfo, extents: Mapping[str, int], rng: np.random.Generator) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.convert import convert
 from ..model.reports.profile import HEAD, SHOWN, duration
-from .inputs import add_inputs, filled, given
+from .inputs import add_inputs, filled, given, sized
 from .terminal import CommandError, add_command, add_dims, add_dtype, dims, loading, print_table, whole, working
 
 
@@ -36,9 +36,10 @@ def _profile(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
         model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
     feeds = filled(model, given(model, arguments), arguments.seed)
-    by_place = [feeds.pop(v.name) for v in model.inputs]  # by position: a name may be that of an argument
-    with working("compiling and recording"):
-        found = model.profile(*by_place, calls=arguments.calls, **feeds)
+    by_place = [feeds[v.name] for v in model.inputs]  # by position: a name may be that of an argument
+    rest = {n: v for n, v in feeds.items() if n not in {v.name for v in model.inputs}}
+    with working("compiling and recording"), sized(model, feeds):
+        found = model.profile(*by_place, calls=arguments.calls, **rest)
     if arguments.json:
         print(found.to_json())
         return 0

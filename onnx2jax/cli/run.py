@@ -11,7 +11,7 @@ import numpy as np
 
 from ..model.convert import convert
 from ..proto import npz
-from .inputs import add_inputs, filled, given
+from .inputs import add_inputs, filled, given, sized
 from .terminal import (
     CommandError,
     add_command,
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")
     feeds = filled(model, feeds, arguments.seed)
-    with working("compiling and running"):
+    with working("compiling and running"), sized(model, feeds):
         results = model.run(None, feeds)
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
     if arguments.json:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
-from .inputs import add_inputs, filled, given
+from .inputs import add_inputs, filled, free, given, say_sizes, sized
 from .terminal import add_command, add_dims, add_dtype, dims, loading, note, working
 
 
@@ -44,7 +44,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
         model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
     feeds = given(model, arguments)
-    with working("comparing"):
+    with working("comparing"), sized(model, feeds):
         found = model.verify(
             filled(model, feeds, arguments.seed) if feeds else None,
             against=arguments.against,
@@ -53,6 +53,8 @@ def _verify(arguments: argparse.Namespace) -> int:
             atol=arguments.atol,
             seed=arguments.seed,
         )
+    if not feeds and "inputs" in found.outputs:  # random ones; test data have other names
+        say_sizes(free(model, {}))
     print(found.to_json() if arguments.json else found)
     if found.first is not None:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")
