@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import HALF, argmax, dims, is_known
+from .arrays import HALF, argmax, dims, is_known, xp
 from .cast import is_float
 from .indexing import in_32_bits
 from .norm import root
@@ -109,11 +109,12 @@ def _lowest(dtype):
 
 def _counts(extents, window, given, include_pad):
     """The number of elements per window [outputs...]: of the input, or of the input and its explicit padding."""
-    result = np.ones(())
+    numbers = np if all(isinstance(n, int) for n in extents) else jnp  # symbolic extents are not known
+    result = numbers.ones((), int)
     for n, b, (before, after), k, s, _, d in window.along(extents, count_blocks(extents, window), given.pads):
-        index = np.arange(b)[:, None] * s - before + np.arange(k) * d
-        low, high = (-before, n + after) if include_pad else (0, n)
-        result = np.multiply.outer(result, ((index >= low) & (index < high)).sum(1))
+        index = numbers.arange(b)[:, None] * s - before + np.arange(k) * d
+        low, high = (-before, numbers.asarray(n + after)) if include_pad else (0, numbers.asarray(n))
+        result = numbers.multiply.outer(result, ((index >= low) & (index < high)).sum(1))
     return result
 
 
@@ -123,7 +124,7 @@ def average_pool(X, *, count_include_pad=0, **attributes):
     window, given = _pool_window(X, **attributes)
     total = _pool(jnp.asarray(X), 0, lax.add, window)
     counts = _counts(X.shape[2:], window, given, count_include_pad)
-    return total / jnp.asarray(np.maximum(counts, 1), total.dtype)
+    return total / jnp.asarray(xp.maximum(counts, 1), total.dtype)
 
 
 def _norm(X, p, total):

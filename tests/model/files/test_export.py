@@ -701,3 +701,16 @@ def test_what_no_multiple_solves_names_dimension_node_and_cure(tmp_path: Path, a
     said = "\n".join((str(caught.value), *caught.value.__notes__))
     assert "(Max, opset 21)" in said and "h, w" in said and "--dim" in said and "dims={'height': '32*height'}" in said
     assert "docs.jax.dev" not in said
+
+
+def test_the_numbers_in_windows_follow_from_symbolic_extents(tmp_path: Path) -> None:
+    """An average at the border is of fewer numbers; how many depends on the size."""
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[1, 1, h, w] x) => (float[1, 1, a, b] y)
+    { y = AveragePool<strides = [2, 2], pads = [1, 1, 1, 1], kernel_shape = [3, 3]>(x) }"""
+    model = onnx2jax.convert(onnx.parser.parse_model(text))
+    program = onnx2jax.load_exported(model.export(tmp_path, platforms=["cpu"]))
+    steps = [int(str(d).partition("*")[0]) if "*" in str(d) else 1 for d in program.inputs[0].shape[2:]]
+    for times in (1, 3):
+        x = np.random.default_rng(0).standard_normal((1, 1, *(times * k for k in steps))).astype(np.float32)
+        np.testing.assert_allclose(program(x), model(x), rtol=1e-6)
