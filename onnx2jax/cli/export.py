@@ -64,7 +64,10 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "stablehlo":
         return _print_stablehlo(json.loads((folder / ABOUT).read_text()), files, as_json=arguments.json)
     program = load_exported(folder)
-    for name, k in json.loads((folder / ABOUT).read_text()).get("multiples", {}).items():
+    about = json.loads((folder / ABOUT).read_text())
+    if found := [c for c in about["constraints"] if c not in arguments.constraint]:
+        note(f"the model requires {', '.join(found)}")
+    for name, k in about.get("multiples", {}).items():
         note(f"{name} must be a multiple of {k}, which a node requires; fix it: --dim {name}={8 * k}")
     if arguments.json:
         inputs = [{"name": v.name, "type": str(v.type)} for v in program.inputs]

@@ -60,7 +60,10 @@ def _pool(x, init, combine, window):
     default, cpu = (lambda v, f=f: f(v, init, combine, window) for f in (_reduce, _reduce_by_axis))
     if combine is lax.max and x.dtype in HALF:
         cpu = functools.partial(_maxima_of_halves, init=init, window=window)
-    return lax.platform_dependent(x, cpu=cpu, default=default)
+    try:
+        return lax.platform_dependent(x, cpu=cpu, default=default)
+    except jax.errors.InconclusiveDimensionOperation:  # of symbolic extents: which end of a slice comes first
+        return _reduce(x, init, combine, window)
 
 
 def _maxima_of_halves(x, init, window):

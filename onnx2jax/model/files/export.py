@@ -35,6 +35,8 @@ BYTECODE: Final = "program.mlirbc"
 TEXT: Final = "program.mlir"
 FILES: Final = (PROGRAM, BYTECODE, WEIGHTS, TEXT)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
+SHORTENED: Final = re.compile(r"\bmin\((?:([a-zA-Z_]\w*), (\d+)|(\d+), ([a-zA-Z_]\w*))\)")
+"""A table's extent where a symbol is longer, in messages of JAX: what reads the table needs a shorter one."""
 STEPS: Final = 64
 """The largest number that export tries of which an extent be a multiple."""
 
@@ -138,9 +140,9 @@ class Exports:
                 name, program = BYTECODE, exported.mlir_module_serialized
                 about |= stablehlo.about(self, exported, params)
             else:
-                exported, multiples = _with_multiples(self, params, fixed, constraints, platforms)
+                exported, multiples, bounds = _with_multiples(self, params, fixed, constraints, platforms)
                 name, program = PROGRAM, _serialized(exported)
-                about |= {"multiples": multiples} if multiples else {}
+                about |= {"constraints": bounds} | ({"multiples": multiples} if multiples else {})
         files: dict[str, atomic.Write] = {name: lambda file: file.write(program)}
         if params:
             files[WEIGHTS] = partial(_write_weights, params)
@@ -186,21 +188,26 @@ def _with_multiples(
     dims: Mapping[str, int | str],
     constraints: Sequence[str],
     platforms: Sequence[str] | None,
-) -> tuple[export.Exported, dict[str, int]]:
-    """The exported program, and the numbers of which free dimensions must be multiples: powers of two up to STEPS.
+) -> tuple[export.Exported, dict[str, int], list[str]]:
+    """The program, the numbers of which free dimensions are multiples (powers of two up to STEPS), and constraints.
 
     Strides halve an image, and a skip connection adds what is doubled again: an extent of 33 has no such sum, and JAX
     refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps.
     """
     multiples: dict[str, int] = {}
-    candidates = images(model.inputs, dims)
+    candidates, bounds = images(model.inputs, dims), list(constraints)
     first: Exception | None = None
     while True:
-        shapes = symbolic(model.inputs, dims, constraints, multiples)
+        shapes = symbolic(model.inputs, dims, bounds, multiples)
         try:
-            return _lowered(_function(model, params, shapes), platforms or ("cpu", "cuda", "tpu"), shapes), multiples
+            function, names = _function(model, params, shapes), platforms or ("cpu", "cuda", "tpu")
+            return _lowered(function, names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError) as e:
             first = first or e
+            found = [f"{a or d} <= {b or c}" for a, b, c, d in SHORTENED.findall(str(e))]
+            if found and not set(found) <= set(bounds):
+                bounds += [c for c in dict.fromkeys(found) if c not in bounds]
+                continue
             named = _named(str(e), candidates) or _named("\n".join(e.__notes__), candidates)
             steps = {n: 2 * multiples.get(n, 1) for n in named}
             if not steps or max(steps.values()) > STEPS:

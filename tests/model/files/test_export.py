@@ -714,3 +714,18 @@ def test_the_numbers_in_windows_follow_from_symbolic_extents(tmp_path: Path) -> 
     for times in (1, 3):
         x = np.random.default_rng(0).standard_normal((1, 1, *(times * k for k in steps))).astype(np.float32)
         np.testing.assert_allclose(program(x), model(x), rtol=1e-6)
+
+
+def test_a_table_of_positions_bounds_the_length(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[n, s, 2] x) => (float[n, s, 2] y) <float[3, 2] table = {1, 2, 3, 4, 5, 6}, int64[1] zero = {0}>
+    { shape = Shape<start = 1, end = 2>(x)
+      first = Slice(table, zero, shape, zero)
+      y = Add(x, first) }"""
+    model = onnx2jax.convert(onnx.parser.parse_model(text))
+    folder = model.export(tmp_path, platforms=["cpu"])
+    assert json.loads((folder / "about.json").read_text())["constraints"] == ["s <= 3"]
+    program, x = onnx2jax.load_exported(folder), np.ones((2, 3, 2), np.float32)
+    np.testing.assert_array_equal(program(x), model(x))
+    with pytest.raises(InputShapeError, match="where s <= 3"):
+        program(np.ones((2, 4, 2), np.float32))
