@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .config import keeps_programs
+
 
 @contextmanager
 def profiled() -> Iterator[list[bytes]]:
@@ -56,7 +58,13 @@ def _of_modules(compiled: Any) -> Mapping[str, float]:
 
 
 def dump_compiled(compiled: Any) -> Any:
-    """A compiled function as something that can be pickled, for ``load_compiled`` on such a machine; None at times."""
+    """A compiled function as something that can be pickled, for ``load_compiled`` on such a machine; None at times.
+
+    With JAX's compilation cache the executable may have been read from there. Serialized again it lacks functions,
+    which only its calls report: NOT_FOUND.
+    """
+    if keeps_programs():
+        return None
     try:
         from jax.experimental import serialize_executable
 

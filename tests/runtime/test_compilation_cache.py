@@ -16,7 +16,9 @@ from onnx import parser
 
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
-onnx2jax.convert(onnx2jax.demo_model())(np.zeros((4, 1, 8, 8), np.float32))
+model, images = onnx2jax.convert(onnx2jax.demo_model()), np.ones((4, 1, 8, 8), np.float32)
+(ran,) = model.run(None, {"image": images})  # which would load the program a second time, on a client of its own
+np.testing.assert_allclose(ran, model(images), rtol=1e-5)
 staged = parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
     g (float[n, n] x) => (float[m, k] y) { p = MatMul(x, x)  i = NonZero(p)  j = Cast <to = 1> (i)
     t = Transpose(j)  y = MatMul(j, t) }''')
