@@ -56,7 +56,7 @@ def test_test_data_as_onnx_has_them(capsys: Capture, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "index"),
-    [([1, 3, 2, 4], np.s_[0, 2, 1, 3]), (["n", 2, 4, 3], np.s_[0, 1, 3, 2]), ([3, None, None], np.s_[2, 1, 3])],
+    [([1, 3, 2, None], np.s_[0, 2, 1, 3]), (["n", 2, 4, 3], np.s_[0, 1, 3, 2]), ([3, None, None], np.s_[2, 1, 3])],
 )
 def test_images_get_the_declared_layout(capsys: Capture, tmp_path: Path, shape: list[Any], index: Any) -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3) * 10
@@ -72,12 +72,14 @@ def test_images_get_the_declared_layout(capsys: Capture, tmp_path: Path, shape: 
 
 def test_images_get_the_declared_size_and_channels(capsys: Capture, tmp_path: Path) -> None:
     Image.new("RGB", (30, 20), (200, 200, 200)).save(tmp_path / "i.png")
-    got = ran(capsys, same(tmp_path, np.uint8, [1, 1, 2, 3]), "--input", f"x={tmp_path}/i.png")["x_again"]
-    assert got == {"type": "uint8[1, 1, 2, 3]", "values": [[[[200] * 3] * 2]]}
+    got = ran(capsys, same(tmp_path, np.uint8, [1, 1, 2, 5]), "--input", f"x={tmp_path}/i.png")["x_again"]
+    assert got == {"type": "uint8[1, 1, 2, 5]", "values": [[[[200] * 5] * 2]]}
     (tmp_path / "odd.png").write_bytes(b"no image")
     assert "is not a readable image" in refused(capsys, tmp_path / "m.onnx", "--input", f"x={tmp_path}/odd.png")
     options = ["--mean", "1,2", "--input", f"x={tmp_path}/i.png"]
-    assert "--mean has 2 numbers, and the image 3" in refused(capsys, same(tmp_path, np.float32, [3, 2, 3]), *options)
+    assert "--mean has 2 numbers, and the image 3" in refused(capsys, same(tmp_path, np.float32, [3, 2, 5]), *options)
+    ambiguous = refused(capsys, same(tmp_path, np.uint8, [1, 1, 2, 3]), "--input", f"x={tmp_path}/i.png")
+    assert "may be channels first or last" in ambiguous
     assert "declares no axis of 1, 3 or 4 channels" in refused(capsys, same(tmp_path, np.float32, [7, 2, 9]), *options)
 
 

@@ -38,6 +38,8 @@ from .peers import NAMES, InnerGraph, Peer, checked, step_into
 from .samples import data_sets, random_value, read_values
 from .table import table
 
+COMPARABLE: Final = 10
+"""Relative errors up to so many times smaller than the largest are as wrong: the first node of them is reported."""
 MOST_CALLS: Final = 64
 """Calls of a body (trips of a loop) in which the search looks for a difference."""
 OURS: Final = "/ours"
@@ -48,7 +50,7 @@ PRODUCTS: Final = {"Mul", "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum"}
 
 @dataclass(frozen=True)
 class Difference:
-    """The node that differs on equal operands, and most by the size of its result if several do.
+    """The node that differs on equal operands: of several the first whose error is comparable to the largest.
 
     Attributes:
         node: its name, operator and opset, followed by those of inner nodes.
@@ -341,8 +343,8 @@ class _Verifier:
         wrong = {c.value: c for c in found if not c.ok}
         if not wrong:
             return None
-        # Of equal ones max takes the first in the graph.
-        value = max(wrong, key=lambda n: np.inf if (size := wrong[n].relative) is None else size)
+        sizes = {n: np.inf if c.relative is None else c.relative for n, c in wrong.items()}
+        value = next(n for n, size in sizes.items() if size >= min(max(sizes.values()) / COMPARABLE, 1))
         node = next(node for node in graph.nodes if value in node.outputs)
         inside = self._inside(node, steps, scope) if node.graphs else None
         if inside is not None:
