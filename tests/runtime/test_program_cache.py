@@ -191,6 +191,7 @@ def test_every_semantic_setting_is_part_of_the_key() -> None:
         "loop_cond": "onnxruntime",
         "max_trips": 3,
         "optimize": False,
+        "scan_layers": True,
         "skip": frozenset({"layout_assignment"}),
     }
     decides["dtype"] = np.dtype(np.float16)

@@ -239,7 +239,7 @@ def test_64_bit_values_are_exact_with_and_without_x64(wide: bool) -> None:
             assert int(m(jnp.asarray([3], jnp.int32 if not mode else jnp.int64))[0]) == 6
             assert jax.config.jax_enable_x64 is mode
     with pytest.raises(InputTypeError):
-        m(np.array([1], np.int32))
+        m(np.array([1], np.uint32))
 
 
 def test_models_with_other_parameters_share_programs_but_no_bound_calls() -> None:
