@@ -51,12 +51,6 @@ def pytest_runtest_logfinish() -> None:
         _compiled = 0
 
 
-def pytest_collection_finish() -> None:
-    """Garbage collections leave out what importing and collecting have made: half a second each."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_configure(config: pytest.Config) -> None:
     text = "rule(*ids): the rules of the format that a test proves; see docs/conformance.md"
     config.addinivalue_line("markers", text)

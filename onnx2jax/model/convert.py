@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -154,7 +153,7 @@ def convert(
     if loop_cond not in ("onnx", "onnxruntime"):
         raise InputNameError(f"loop_cond is {loop_cond!r}; it is 'onnx' or 'onnxruntime'")
     with together(mesh, "convert") as agreed:
-        importer = open_model(source, reading, KEYWORDS)
+        importer = open_model(source, reading, convert.__kwdefaults__ or ())
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
         _warn_of_deviations(imported, loop_cond)
@@ -255,9 +254,6 @@ def process_state(placed: Placement | None, origin: Origin | None, arguments: An
     if placed is None or not several(placed.mesh):
         return {}
     return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": arguments}
-
-
-KEYWORDS: Final = tuple(n for n, p in inspect.signature(convert).parameters.items() if p.kind is p.KEYWORD_ONLY)
 
 
 def open_model(source: Any, reading: Reading, own: Iterable[str] = ()) -> Importer:

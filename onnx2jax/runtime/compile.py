@@ -165,9 +165,10 @@ class Subprogram:
         leaves: Any,
     ) -> BoundCall:
         """The optimised program for a signature, bound to parameter values."""
-        executable = self.executables.get(key.program)
+        shared = key.program
+        executable = self.executables.get(shared)
         if executable is None:
-            executable = self.executables[key.program] = self._executable(constants, params, values, rng, leaves)
+            executable = self.executables[shared] = self._executable(constants, params, values, rng, leaves)
         try:
             executable.hoisted(params)
         except Unfoldable:  # scales beyond the range of float32

@@ -319,8 +319,8 @@ def _shards(node: Node, _: Scope, context: Context) -> Shards:
 
 def _declared(node: Node, context: Context) -> Sequence[Any] | None:
     """The shape that the model declares of a node's first output."""
-    graph = context.graphs[0]
-    declared = {**graph.value_info, **{v.name: v for v in graph.outputs}}.get(node.outputs[0])
+    graph, name = context.graphs[0], node.outputs[0]
+    declared = next((v for v in graph.outputs if v.name == name), graph.value_info.get(name))
     return None if declared is None else declared.shape
 
 

@@ -8,6 +8,7 @@ traced integer that follows from no others is one, of any sign.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import jax
@@ -62,9 +63,12 @@ class _Arithmetic:
     def __init__(self, scope: Mapping[str, Any], graphs: Sequence[Graph]) -> None:
         """``graphs``: that of the scope and those around it, the innermost first."""
         self._scope, self._graphs = scope, graphs
-        self._symbols = export.SymbolicScope()
         self._count = 0
         self._found: dict[str, Any] = {}
+
+    @cached_property
+    def _symbols(self) -> export.SymbolicScope:
+        return export.SymbolicScope()
 
     def terms(self, name: str) -> Any:
         """The value of a name; None if it is no small tensor of integers."""

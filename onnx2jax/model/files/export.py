@@ -131,11 +131,11 @@ class Exports:
         _check(self)
         params = dict(self.params) if weights == "beside" else {}
         fixed = dict(dims or {})
-        shapes = symbolic(self.inputs, fixed, constraints)
         names = {"inputs": [v.name for v in self.inputs], "outputs": [v.name for v in self.outputs]}
         about: dict[str, Any] = {"format": format, **names, "constraints": list(constraints), "jax": jax.__version__}
         with compat.enable_x64():
             if format == "stablehlo":
+                shapes = symbolic(self.inputs, fixed, constraints)
                 exported = _lowered(stablehlo.function(self, params, shapes), platforms or ("cpu",), shapes)
                 name, program = BYTECODE, exported.mlir_module_serialized
                 about |= stablehlo.about(self, exported, params)

@@ -327,9 +327,8 @@ class _Verifier:
         rng = jax.random.key(0) if graph.draws else None
         results = program.run(None, {n: v for n, v in feeds.items() if n not in program.static}, rng=rng)
         ours = dict(zip(names, results, strict=True))
-        own = {n: self.model.params.get(graph.key(n), v) for n, v in graph.initializers.items()}
         producers = {n: node for node in graph.nodes for n in node.outputs if n}
-        values = {**own, **scope}
+        values = {**self._weights(graph), **scope}
         return [self._on_operands(producers[n], n, ours[n], values, drawn) for n in names], ours
 
     def _first(
@@ -351,9 +350,12 @@ class _Verifier:
             return replace(inside, node=f"{node}, inside it {inside.node}")
         return Difference(str(node), value, wrong[value], self._operands(graph, node, scope, ours))
 
+    def _weights(self, graph: Graph) -> dict[str, Any]:
+        """The initializers of a graph with the model's present parameters."""
+        return {n: self.model.params.get(graph.key(n), v) for n, v in graph.initializers.items()}
+
     def _operands(self, graph: Graph, node: Node, scope: Mapping[str, Any], ours: Any) -> dict[str, Any]:
-        own = {n: self.model.params.get(graph.key(n), v) for n, v in graph.initializers.items()}
-        values = {**self.model.graph.initializers, **self.model.params, **own, **scope}
+        values = {**self.model.graph.initializers, **self.model.params, **self._weights(graph), **scope}
         results = [n for n in node.outputs if n in ours and n in scope]
         mine, theirs = ({f"ours/{n}": to_host(ours[n]) for n in results}, {f"theirs/{n}": scope[n] for n in results})
         return {n: to_host(values[n]) for n in node.reads if n in values} | mine | theirs
