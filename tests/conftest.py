@@ -25,6 +25,8 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
 
+os.environ.pop("ONNX2JAX_CACHE_DIR", None)  # tests count compilations
+
 # In the environment like the other caches, not in the working tree.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".venv" / ".hypothesis"))
 

@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     )
     generate.add_argument("--min-p", type=float, metavar="P", help="only tokens of P times the likeliest's probability")
     add_computing(generate)
-    generate.add_argument("--cache-dir", type=Path, metavar="DIR", help="keep compiled programs there")
+    generate.add_argument("--cache-dir", type=Path, default=True, metavar="DIR", help="keep compiled programs there")
     generate.add_argument("--seed", type=whole, default=0, help="of what is drawn (default: %(default)s)")
     generate.add_argument(
         "--stop",

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import jax
@@ -20,6 +19,7 @@ from ..ir.graph import Graph, Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
 from ..proto.walk import tensors
+from ..runtime import program_cache
 from ..runtime.cpu import pipeline
 from ..runtime.interpreter import Settings
 from ..runtime.node_errors import DeviationWarning
@@ -55,7 +55,7 @@ def convert(
     scan_layers: bool = False,
     warn_after: int = 16,
     optimize: bool | Mapping[str, Sequence[str]] = True,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | bool | None = True,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
     device_configuration: str | None = None,
@@ -107,7 +107,8 @@ def convert(
             convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
             ``{"skip": [names]}`` skips some passes. Your own ``jit`` or ``grad`` around ``model.apply`` is not
             optimised.
-        cache_dir: a folder for compiled programs. A later process, of the same versions and on the same kind of CPU,
+        cache_dir: a folder for compiled programs; left out (True), that of the environment variable
+            ``ONNX2JAX_CACHE_DIR`` if it is set; None or False for none. A later process, of the same versions and on the same kind of CPU,
             loads them in place of tracing and compiling; they contain no weights. Trust the folder as you trust code;
             anything in it may be deleted. Programs for other devices, with custom operators, or that call linear
             algebra libraries are not stored: JAX's own compilation cache is for them. While that is on
@@ -148,7 +149,6 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
-    folder = None if cache_dir is None else Path(cache_dir)
     options = pipeline.parse(optimize)
     if loop_cond not in ("onnx", "onnxruntime"):
         raise InputNameError(f"loop_cond is {loop_cond!r}; it is 'onnx' or 'onnxruntime'")
@@ -185,7 +185,7 @@ def convert(
                 frozenset() if options is None else options.skip,
                 compute,
                 scan_layers,
-                cache_dir=folder,
+                cache_dir=program_cache.folder(cache_dir),
             ),
             origin=Origin(importer.message, importer.files),
             placement=placed,

@@ -19,6 +19,8 @@ from .. import compat
 from ..proto import atomic
 from .executable import Kept
 
+VARIABLE: Final = "ONNX2JAX_CACHE_DIR"
+"""The environment variable with the folder of models whose ``cache_dir`` is left out."""
 DIGEST: Final = 32
 """Bytes of a SHA-256."""
 
@@ -28,6 +30,13 @@ class Entry(NamedTuple):
 
     path: Path
     key: bytes
+
+
+def folder(cache_dir: str | os.PathLike[str] | bool | None) -> Path | None:
+    """The folder that ``convert(cache_dir=)`` means: True is that of the environment variable, if it is set."""
+    if cache_dir is True:
+        cache_dir = os.environ.get(VARIABLE) or None
+    return None if cache_dir is None or cache_dir is False else Path(cache_dir)
 
 
 class Store:
@@ -40,6 +49,10 @@ class Store:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
+
+    def __str__(self) -> str:
+        source = f" (from {VARIABLE})" if os.environ.get(VARIABLE) == str(self.folder) else ""
+        return f"{str(self.folder)!r}{source}"
 
     def path(self, *what: Any) -> Entry | None:
         """The entry for a program with this key; None where this process keeps no programs.
@@ -74,7 +87,7 @@ class Store:
             with atomic.replacing(entry.path) as file:
                 file.write(entry.key + _checksum(entry.key + data) + data)
         except (OSError, pickle.PicklingError, AttributeError, TypeError) as e:
-            warnings.warn(f"no program can be kept in cache_dir {str(self.folder)!r}: {e}", stacklevel=2)
+            warnings.warn(f"no program can be kept in cache_dir {self}: {e}", stacklevel=2)
 
 
 def _verified(entry: Entry) -> Kept:

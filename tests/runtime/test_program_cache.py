@@ -149,6 +149,28 @@ def test_an_unwritable_folder_warns(tmp_path: Path) -> None:
         onnx2jax.convert(BASE, cache_dir=tmp_path / "file")(X)
 
 
+def test_the_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For models without ``cache_dir``; an explicit one, None and False take precedence."""
+    monkeypatch.setenv("ONNX2JAX_CACHE_DIR", str(tmp_path / "named"))
+    onnx2jax.convert(BASE, cache_dir=tmp_path / "own")(X)
+    for none in (None, False):
+        onnx2jax.convert(BASE, cache_dir=none)(X)
+    assert len(programs(tmp_path / "own")) == 1 and not (tmp_path / "named").exists()
+    onnx2jax.convert(BASE)(X)
+    onnx2jax.InferenceSession(BASE.SerializeToString()).run(None, {"x": X})
+    assert len(programs(tmp_path / "named")) == 1
+    monkeypatch.setenv("ONNX2JAX_CACHE_DIR", "")
+    assert onnx2jax.convert(BASE).settings.cache_dir is None
+
+
+def test_an_unusable_folder_in_the_environment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ONNX2JAX_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match=r"cache_dir '.*file' \(from ONNX2JAX_CACHE_DIR\)"):
+        result = onnx2jax.convert(BASE)(X)
+    np.testing.assert_array_equal(result, onnx2jax.convert(BASE, cache_dir=None)(X))
+
+
 def test_custom_operators_and_library_calls_are_not_cached(tmp_path: Path) -> None:
     @op("Own", domain="test.store")
     def own(x):  # type: ignore[no-untyped-def]
