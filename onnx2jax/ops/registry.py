@@ -117,6 +117,10 @@ class Operator:
     fixtures: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """The values that an attribute annotated with ``Literal`` may take."""
+    together: Callable[..., Any] | None = None
+    """Evaluates several nodes that read the same values: (*values, nodes=[attributes and fixtures]) -> their results.
+
+    It is the attribute ``together`` of the function; None if the function has none."""
     instead: str = ""
     """The replacement, if the operator is deprecated from this opset on; it then has no function."""
     heavy: bool = False
@@ -319,4 +323,5 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         may_be_empty=marked("may be empty"),
         fixtures=keywords & FIXTURES,
         choices={k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
+        together=getattr(function, "together", None),
     )  # fmt: skip

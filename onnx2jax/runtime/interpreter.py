@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import jax
 import numpy as np
@@ -34,6 +33,7 @@ from .layers import How, Rolling
 from .limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
 from .node_errors import NoKey, forward_only, node_error, operands, warn
 from .static_operands import static_operands
+from .together import joined, once_of
 from .values import to_host
 
 Scope = MutableMapping[str, Any]
@@ -203,7 +203,7 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
     frames, tape = context.derivation.frames, context.derivation.tape
     shown = debug.level() >= 1
     with np.errstate(all="ignore"):
-        for node in graph.nodes if context.layers is None else context.layers.nodes(graph):
+        for node in _nodes(graph, context):
             if shown:
                 values = [scope.get(name) for name in node.inputs]
                 debug.emit(f"{'host' if context.host else 'trace'} {node}; {operands(node, values)}")
@@ -213,6 +213,15 @@ def evaluate(graph: Graph, inputs: Mapping[str, Any], context: Context, outer: S
                 results = run_node(node, scope, context)
             scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
     return tuple(scope[v.name] for v in graph.outputs)
+
+
+def _nodes(graph: Graph, context: Context) -> tuple[Node, ...]:
+    """The nodes of a graph as they are evaluated, with one node in the place of several where that costs less."""
+    if context.layers is not None:
+        return context.layers.nodes(graph)
+    settings = context.settings
+    plain = context.host is None and context.derivation.tape is None and settings.optimize and settings.place is None
+    return joined(graph) if plain else graph.nodes
 
 
 def run_node(node: Node, scope: Scope, context: Context) -> Sequence[Any]:
@@ -332,30 +341,13 @@ _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "derivatives": lambda node, scope, context: Derivatives(node, scope, context.derivation),
     "compiled": _trips,
     "forward_only": lambda node, *_: partial(forward_only, node),
-    "once": lambda node, *_: partial(_once, _made.setdefault(node, {}) if node.is_plain else None),
+    "once": lambda node, *_: once_of(node),
     "shards": _shards,
     "extents": lambda node, _, context: _declared(node, context) if context.caller_traces else None,
     "wide": lambda node, *_: node.casts is not None and node.casts.result == np.float32,
     "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
     "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
 }
-
-
-_made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
-"""What operators made of their nodes' attributes."""
-
-
-def _once(made: dict[Any, Any] | None, function: Callable[..., Any], *attributes: Any, dtype: Any = None) -> Any:
-    """What a function makes of a node's attributes; the first time for all, unless a caller's attributes count.
-
-    With ``dtype``, which the function takes as well, the first time for each.
-    """
-    more = {} if dtype is None else {"dtype": dtype}
-    if made is None:
-        return function(*attributes, **more)
-    if (function, dtype) not in made:
-        made[function, dtype] = function(*attributes, **more)
-    return made[function, dtype]
 
 
 def _fold(rng: Any, node: Node) -> Any:

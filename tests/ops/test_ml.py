@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx2jax.errors import KnownValueError
-from onnx2jax.ops.ml.trees import LEAF, Forest, _layout
-from onnx2jax.ops.ml.trees import _leaves as leaves
+from onnx2jax.ops.ml.forests import LEAF, Forest, _layout
+from onnx2jax.ops.ml.forests import _leaves as leaves
 from tests.support.helpers import run_op
 
 ml = partial(run_op, domain="ai.onnx.ml")

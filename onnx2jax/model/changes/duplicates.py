@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.graph import Graph, Node
+from ...ir.siblings import application, by_bits
 from .constants import KEPT, SMALL, is_pure
 from .no_ops import with_inputs
 
@@ -28,12 +29,16 @@ def without_duplicates(graph: Graph, constants: Mapping[str, np.ndarray]) -> Gra
     renamed, nodes, first = dict[str, str](), list[Node](), dict[Any, str | Node]()
     for name, value in constants.items():
         if name not in held and value.nbytes <= SMALL and not value.dtype.hasobject:
-            same = first.setdefault(_key(value), name)
+            same = first.setdefault(by_bits(value), name)
             if same != name:
                 renamed[name] = str(same)
     for node in graph.nodes:
         node = with_inputs(node, renamed)
-        same = first.setdefault(_application(node), node) if is_pure(node) and node.op_type not in KEPT else node
+        same = (
+            first.setdefault(application(node, node.inputs), node)
+            if is_pure(node) and node.op_type not in KEPT
+            else node
+        )
         if same is not node and isinstance(same, Node) and _covers(same, node) and held.isdisjoint(node.outputs):
             renamed.update((n, m) for n, m in zip(node.outputs, same.outputs, strict=False) if n)
         else:
@@ -44,23 +49,3 @@ def without_duplicates(graph: Graph, constants: Mapping[str, np.ndarray]) -> Gra
 def _covers(node: Node, other: Node) -> bool:
     """Whether a node names all outputs that another names."""
     return all(any(node.outputs[i : i + 1]) for i, n in enumerate(other.outputs) if n)
-
-
-def _application(node: Node) -> Any:
-    """What a node computes; the node itself where its attributes cannot be compared."""
-    attributes = tuple((k, _key(v)) for k, v in sorted(node.attributes.items()))
-    key = node.domain, node.op_type, node.opset, node.inputs, len(node.outputs), attributes
-    try:
-        hash(key)
-    except TypeError:
-        return node
-    return key
-
-
-def _key(value: Any) -> Any:
-    """A value by its type and bits."""
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.dtype, value.shape, value.tobytes()
-    if isinstance(value, tuple):
-        return tuple(map(_key, value))
-    return type(value), repr(value) if isinstance(value, float) else value  # 0.0 == -0.0

@@ -1,0 +1,301 @@
+"""Forests of decision trees: all rows descend all trees one level at a time, one gather per level.
+
+Ensembles that read the same rows, such as the trees of an isolation forest, descend as one forest.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..arrays import is_known, xp
+from .scores import repeat
+
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
+_COMPARE = operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne
+NEQ, MEMBER, LEAF = (MODES.index(m) for m in ("BRANCH_NEQ", "BRANCH_MEMBER", "LEAF"))
+
+
+class Votes(NamedTuple):
+    """A forest and the votes of its leaves, parallel arrays of node, target and weight."""
+
+    forest: Forest
+    nodes: Any
+    targets: Any
+    weights: Any
+
+
+class Forest(NamedTuple):
+    """Parallel arrays, one entry per node; the children of a leaf are the leaf itself."""
+
+    modes: Any
+    features: Any
+    splits: Any
+    true: Any
+    false: Any
+    missing: Any
+    """Whether NaN takes the true branch."""
+    roots: Any
+    """The root node of each tree."""
+    members: Any = np.zeros((0, 0))
+    """Per node the set tested by BRANCH_MEMBER, padded with NaN."""
+
+
+class Layout(NamedTuple):
+    """A forest laid out for descent: the roots first, then the children of each node next to each other.
+
+    Each level gathers one word per row and tree, because gathers dominate the cost. From the lowest bit, a word
+    contains the position of the true child (or of the leaf itself), the feature, the mode, whether NaN goes to the true
+    child, and whether the node has children. float32 splits are the upper half of 64-bit words.
+    """
+
+    words: Any
+    splits_in_words: bool
+    members: Any
+    modes: Any
+    """The modes that occur."""
+    shifts: tuple[int, int, int, int]
+    """The first bit of each field of a word after the child."""
+    missing: bool
+    """Whether NaN goes to the true child of any node."""
+    roots: Any
+    """The positions of the roots."""
+    depth: int
+    n_features: int
+    """The smallest number of input features."""
+    fields: Any
+    """The fields of the words and the splits as arrays, which NumPy reads faster than bits."""
+
+
+def _depth(forest):
+    """The length of the longest path from a root to a leaf."""
+    level, depth = np.unique(forest.roots), 0
+    while len(level := level[forest.modes[level] != LEAF]):
+        level, depth = np.unique(np.concatenate([forest.true[level], forest.false[level]])), depth + 1
+        if depth > len(forest.modes):
+            raise ValueError("the nodes do not form trees: a branch leads back to a node above it")
+    return depth
+
+
+_MAX_COPIES = 16
+"""Nodes shared by several branches are copied for each; the layout has at most this many times the nodes."""
+
+
+def _layout(forest):
+    """(layout, node at each position, tree at each position) of a forest."""
+    depth, levels, firsts, end = _depth(forest), [forest.roots], [], len(forest.roots)
+    trees = [np.arange(end)]
+    for _ in range(depth + 1):
+        inner = forest.modes[levels[-1]] != LEAF
+        first = np.arange(end - len(inner), end)
+        first[inner] = end + 2 * np.arange(inner.sum())
+        firsts.append(first)
+        level = levels[-1][inner]
+        levels.append(np.stack([forest.true[level], forest.false[level]], -1).ravel())
+        trees.append(np.repeat(trees[-1][inner], 2))
+        end += len(levels[-1])
+        if end > _MAX_COPIES * len(forest.modes):
+            raise ValueError(f"the nodes do not form trees: {len(forest.modes)} nodes have more than {end} branches")
+    at = np.concatenate(levels).astype(np.int64)
+    modes, features, missing = forest.modes[at], forest.features[at], forest.missing[at].astype(bool)
+    if (least := features.min(initial=0)) < 0:
+        raise ValueError(f"the trees use feature {least}, which is negative")
+    members = forest.members[at] if MEMBER in modes else None
+    roots = np.arange(len(forest.roots), dtype=np.uint32)
+    fields = np.concatenate(firsts), features, modes, missing, modes != LEAF, forest.splits[at]
+    return _packed(fields, members, roots, depth), at, np.concatenate(trees)
+
+
+def _packed(fields, members, roots, depth):
+    """The Layout whose words consist of the fields: children, features, modes, missing, whether inner, and splits."""
+    *fields, splits = fields
+    modes, inner = fields[2], fields[4]
+    used = np.unique(modes[inner != 0]).tolist()
+    fields[2] = modes if len(used) > 1 else 0 * modes
+    most = int(fields[1].max(initial=0))
+    widths = (len(modes).bit_length(), most.bit_length(), 3 if len(used) > 1 else 0, 1)
+    shifts = tuple(np.cumsum(widths).tolist())
+    words = np.zeros(len(modes), np.uint64)
+    for field, shift in zip(fields, (0, *shifts), strict=True):
+        words |= field.astype(np.uint64) << np.uint64(shift)
+    fields = *(f.astype(t) for f, t in zip(fields, "iibbb", strict=True)), splits
+    splits_in_words = shifts[-1] < 32 and splits.dtype == np.float32
+    if splits_in_words:
+        words |= splits.view(np.uint32).astype(np.uint64) << np.uint64(32)
+    elif shifts[-1] < 32:
+        words = words.astype(np.uint32)
+    missing = bool(fields[3].any())
+    return Layout(words, splits_in_words, members, used, shifts, missing, roots, depth, most + 1, fields)
+
+
+def _side_by_side(layouts):
+    """One Layout of several; the positions and the roots of each follow those of the one before."""
+    sizes = [len(layout.words) for layout in layouts]
+    starts = np.cumsum([0, *sizes[:-1]])
+    fields = [[*layout.fields] for layout in layouts]
+    for own, layout, start in zip(fields, layouts, starts, strict=True):
+        own[0] = own[0] + start
+        own[2] = own[2] if len(layout.modes) > 1 else np.full(len(own[2]), (*layout.modes, LEAF)[0])
+    members, most = None, max((v.members.shape[1] for v in layouts if v.members is not None), default=0)
+    if any(layout.members is not None for layout in layouts):
+        members = np.full((sum(sizes), most), np.nan, fields[0][-1].dtype)
+        for layout, start, size in zip(layouts, starts, sizes, strict=True):
+            if layout.members is not None:
+                members[start : start + size, : layout.members.shape[1]] = layout.members
+    roots = np.concatenate([layout.roots + start for layout, start in zip(layouts, starts, strict=True)])
+    depth = max(layout.depth for layout in layouts)
+    return _packed([*map(np.concatenate, zip(*fields, strict=True))], members, roots.astype(np.uint32), depth)
+
+
+def _get(table, at):
+    """Entries of a table at indices that are known to be in bounds."""
+    return table[at] if is_known((table, at)) else jnp.asarray(table).at[at].get(mode="promise_in_bounds")
+
+
+def _leaves(X, layout):
+    """The position of the leaf that each row reaches in each tree: [N, trees]."""
+    if layout.n_features > X.shape[1]:
+        raise ValueError(f"the trees use feature {layout.n_features - 1}, but the input has {X.shape[1]} features")
+    rows = xp(X).arange(X.shape[0], dtype=np.uint32)[:, None]  # unsigned, so that JAX does not test for negatives
+    known = is_known(X)
+
+    def field(words, k):
+        if known:
+            return layout.fields[k].take(words)
+        first, last = (0, *layout.shifts)[k], (*layout.shifts, layout.shifts[-1] + 1)[k]
+        return (words >> words.dtype.type(first) & words.dtype.type(2 ** (last - first) - 1)).astype(np.uint32)
+
+    def test(mode, x, split, at):
+        if mode == MEMBER:
+            return (x[..., None] == _get(layout.members, at)).any(-1)
+        return _COMPARE[mode](x, split)
+
+    def descend(_, at):
+        words = at if known else _get(layout.words, at)
+        if layout.splits_in_words and not known:
+            splits, words = (words >> np.uint64(32)).astype(np.uint32).view(np.float32), words.astype(np.uint32)
+        else:
+            splits = _get(layout.fields[-1], at)
+        x, is_true = _get(X, (rows, field(words, 1))), False
+        for mode in layout.modes:
+            passed = test(mode, x, splits, at)
+            is_true = passed if len(layout.modes) == 1 else xp.where(field(words, 2) == mode, passed, is_true)
+        if layout.missing or NEQ in layout.modes:  # all other modes are false for NaN
+            is_true = xp.where(x != x, field(words, 3) == 1, is_true)
+        right = ~is_true & (field(words, 4) == 1)
+        return (field(words, 0) + right.astype(np.uint32)).astype(np.uint32)
+
+    return repeat(layout.depth, descend, xp(X).zeros(rows.shape, np.uint32) + layout.roots)
+
+
+_AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.maximum, -np.inf, xp.max)}
+_SUM: tuple = np.add, 0, xp.sum
+
+
+class Tables(NamedTuple):
+    """The votes of leaves by their positions in a layout.
+
+    If each tree votes for one target, and equally many trees for each, the roots are sorted by target.
+    """
+
+    layout: Layout
+    targets: Any
+    """The targets that any leaf votes for."""
+    weights: Any
+    """The weight of a leaf for the target of its tree [positions], or for all targets [positions, targets]."""
+    voted: Any
+    """Likewise, whether it votes for the target; None if every row gets a vote for every target."""
+
+
+def _tables(votes, n_targets, aggregate, dtype):
+    """The Tables of a forest, its splits and weights in ``dtype``."""
+    forest, nodes, targets, weights = votes
+    if len(targets) and not 0 <= targets.min() <= targets.max() < n_targets:
+        raise ValueError(f"target ids {sorted(set(targets.tolist()))} must be in [0, {n_targets - 1}]")
+    forest = forest._replace(splits=forest.splits.astype(dtype), members=forest.members.astype(dtype))
+    layout, at, trees = _layout(forest)
+    used, columns = np.unique(targets, return_inverse=True)
+    merge, neutral, _ = _AGGREGATE.get(aggregate, _SUM)
+    table = np.full((len(forest.modes), len(used)), neutral, dtype)
+    merge.at(table, (nodes, columns), weights.astype(dtype))
+    voted = np.zeros(table.shape, bool)
+    voted[nodes, columns] = True
+    table, voted, leaves = table[at], voted[at], forest.modes[at] == LEAF
+    any_leaf, all_leaves = np.zeros((len(layout.roots), len(used)), bool), np.ones((len(layout.roots), len(used)), bool)
+    np.logical_or.at(any_leaf, trees[leaves], voted[leaves])
+    np.logical_and.at(all_leaves, trees[leaves], voted[leaves])
+    if (any_leaf.sum(1) == 1).all() and len(set(any_leaf.sum(0).tolist())) == 1:
+        own = any_leaf.argmax(1)
+        layout = layout._replace(roots=layout.roots[np.argsort(own, kind="stable")])
+        table, voted = (np.take_along_axis(v, own[trees][:, None], 1)[:, 0] for v in (table, voted))
+    return Tables(layout, used, table, None if all_leaves.any(0).all() else voted)
+
+
+class Ensemble(NamedTuple):
+    """The rows and the forest of a node, and how the votes of its leaves become scores."""
+
+    X: Any
+    votes: Votes
+    n_targets: int
+    aggregate: str
+    once: Any
+
+    def tables(self):
+        """Its Tables, computed in float64 if the input, the splits or the weights are float64."""
+        wide = np.float64 in (self.X.dtype, self.votes.forest.splits.dtype, self.votes.weights.dtype)
+        return self.once(_tables, self.votes, self.n_targets, self.aggregate, dtype=np.dtype("f8" if wide else "f4"))
+
+
+def scores_of(ensembles):
+    """(aggregated weights [N, targets], whether any leaf voted [N or 1, targets]) of ensembles with the same rows.
+
+    Those whose weights have the same type and width descend as one forest.
+    """
+    alike, found = {}, [None] * len(ensembles)
+    for i, ensemble in enumerate(ensembles):
+        tables = ensemble.tables()
+        alike.setdefault((tables.weights.dtype, tables.weights.shape[1:]), []).append((i, ensemble, tables))
+    for (dtype, _), group in alike.items():
+        several = [tables for *_, tables in group]
+        layout = several[0].layout if len(several) == 1 else _side_by_side([tables.layout for tables in several])
+        leaves, start = _leaves(ensembles[0].X.astype(dtype), layout), 0
+        weights = _get(_stacked([tables.weights for tables in several]), leaves)
+        voted = None
+        if any(tables.voted is not None for tables in several):
+            known = [np.ones_like(t.weights, bool) if t.voted is None else t.voted for t in several]
+            voted = _get(_stacked(known), leaves)
+        for i, ensemble, tables in group:
+            own = slice(start, start := start + len(tables.layout.roots))
+            found[i] = _aggregated(ensemble, tables, weights[:, own], None if tables.voted is None else voted[:, own])
+    return found
+
+
+def _stacked(arrays):
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _aggregated(ensemble, tables, weights, voted):
+    """The scores and votes of an ensemble from the entries of its tables at the leaves [N, trees]."""
+    used, trees, n_targets = tables.targets, len(tables.layout.roots), ensemble.n_targets
+
+    def over_trees(reduce, values):
+        if values.ndim == 3:
+            return reduce(values, axis=1)
+        return reduce(values.reshape(-1, len(used), trees // len(used)), axis=2)
+
+    scores = over_trees(_AGGREGATE.get(ensemble.aggregate, _SUM)[2], weights)
+    scores = scores / weights.dtype.type(trees) if ensemble.aggregate == "AVERAGE" else scores
+    any_vote = np.ones((1, len(used)), bool) if voted is None else over_trees(xp.any, voted)
+    if voted is not None:
+        scores = xp.where(any_vote, scores, scores.dtype.type(0))
+    if len(used) == n_targets:
+        return scores, any_vote
+    if len(used) and used[-1] - used[0] + 1 == len(used):
+        widths = (0, 0), (int(used[0]), n_targets - 1 - int(used[-1]))
+        return xp.pad(scores, widths), xp.pad(any_vote, widths)
+    columns = np.full(n_targets, len(used))
+    columns[used] = np.arange(len(used))
+    return tuple(xp.pad(v, ((0, 0), (0, 1)))[:, columns] for v in (scores, any_vote))

@@ -1,0 +1,78 @@
+"""Nodes of one operator on the same values, evaluated as one (see ir/siblings.py): trees of a forest in one loop.
+
+In the place of the first of them stands one node with the outputs of all. Operators make tables of a node's attributes
+``once``, whichever way the node is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..ir.graph import Graph, Node
+from ..ir.siblings import siblings
+from ..ops.registry import Operator
+
+_made: WeakKeyDictionary[Node, dict[Any, Any]] = WeakKeyDictionary()
+"""What operators made of their nodes' attributes."""
+
+
+def joined(graph: Graph) -> tuple[Node, ...]:
+    """The nodes of a graph, with one node in the place of those that are evaluated together."""
+    groups = {} if (graph.extracted_from or graph).differentiates else {g[0]: g for g in siblings(graph)}
+    rest = {node for group in groups.values() for node in group[1:]}
+    nodes = (node for node in graph.nodes if node not in rest)
+    return tuple(_node(graph, groups[node]) if node in groups else node for node in nodes)
+
+
+def _node(graph: Graph, group: tuple[Node, ...]) -> Node:
+    operator: Any = group[0].target
+    attributes = {"group": group, "alone": tuple(graph.extract([node], _named(node)) for node in group)}
+    together = Operator("onnx2jax.runtime", "Together", 1, _together, attributes=frozenset(attributes))
+    outputs = tuple(name for node in group for name in _named(node))
+    name = f"{group[0].name} and {len(group) - 1} other {operator.name}"
+    return replace(
+        group[0], name=name, op_type="Together", domain="onnx2jax.runtime", outputs=outputs, attributes=attributes,
+        target=together,
+    )  # fmt: skip
+
+
+def _named(node: Node) -> tuple[str, ...]:
+    return tuple(filter(None, node.outputs))
+
+
+def _together(*values: Any, group: tuple[Node, ...], alone: Any) -> tuple[Any, ...]:
+    """The outputs of all nodes of a group; of one after the other where that fails, so that errors name the node."""
+    operator: Any = group[0].target
+    try:
+        calls = []
+        for node in group:
+            operator.check_choices(node.attributes)
+            fixtures = {"once": once_of(node)} if "once" in operator.fixtures else {}
+            calls.append({**node.attributes, **fixtures})
+        several = operator.together(*values, nodes=calls)
+    except Exception:
+        return tuple(value for closure in alone for value in closure())
+    found = zip(group, (r if isinstance(r, tuple) else (r,) for r in several), strict=True)
+    return tuple(v for node, results in found for n, v in zip(node.outputs, results, strict=False) if n)
+
+
+def once_of(node: Node) -> Callable[..., Any]:
+    """The fixture ``once`` of a node."""
+    return partial(_once, _made.setdefault(node, {}) if node.is_plain else None)
+
+
+def _once(made: dict[Any, Any] | None, function: Callable[..., Any], *attributes: Any, dtype: Any = None) -> Any:
+    """What a function makes of a node's attributes; the first time for all, unless a caller's attributes count.
+
+    With ``dtype``, which the function takes as well, the first time for each.
+    """
+    more = {} if dtype is None else {"dtype": dtype}
+    if made is None:
+        return function(*attributes, **more)
+    if (function, dtype) not in made:
+        made[function, dtype] = function(*attributes, **more)
+    return made[function, dtype]
