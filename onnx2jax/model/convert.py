@@ -109,7 +109,7 @@ def convert(
             optimised.
         cache_dir: a folder for compiled programs; left out (True), that of the environment variable
             ``ONNX2JAX_CACHE_DIR`` if it is set; None or False for none. A later process, of the same versions and on
-            the same kind of CPU, loads them in place of tracing and compiling; they contain no weights. Trust the folder
+            the same kind of CPU loads them in place of tracing and compiling; they contain no weights. Trust the folder
             as you trust code; anything in it may be deleted. Programs for other devices, with custom operators, or that
             call linear algebra libraries are not stored: JAX's own compilation cache is for them. While that is on
             (``jax_compilation_cache_dir``), nothing is stored here.
