@@ -13,7 +13,7 @@ TESTS  ?=
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo bench gate accelerators check-accelerators lint docs site notebooks release clean
+.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo test-engines bench gate accelerators check-accelerators lint docs site notebooks release clean
 
 help:
 	@echo "make demo       convert the bundled model, classify, differentiate; writes demo.png"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-newest    what touches JAX's interfaces, on the newest Python of this machine (minutes)"
 	@echo "make test-versions  all tests on each Python from 3.11 on, and on the lowest versions allowed (hours)"
 	@echo "make test-zoo   exports by many frameworks, made on the spot (hours); writes docs/exporters.md"
+	@echo "make test-engines   the guide on Ray Data and Apache Beam, with killed workers (minutes)"
 	@echo "make bench      measure speed and memory beside other runtimes; writes docs/performance.md (MODELS=folders)"
 	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
 	@echo "make accelerators   count what networks cost on a TPU and a GPU, without one; writes docs/accelerators.md"
@@ -60,6 +61,9 @@ test-zoo: $(VENV)/.zoo $(VENV)/jax2onnx/.installed
 	-$(BIN)/python -m pytest tests/zoo -m "zoo or not zoo" --numprocesses auto --maxprocesses 4 --timeout 1200
 	-$(VENV)/jax2onnx/bin/python -m pytest tests/zoo/test_zoo.py -m zoo -k jax2onnx --timeout 1200
 	$(BIN)/python -m docs.make_exporters
+
+test-engines: $(VENV)/engines/.installed
+	$(VENV)/engines/bin/python -m pytest tests/face/test_engines.py
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.bench $(MODELS)
@@ -111,6 +115,13 @@ $(VENV)/jax2onnx/.installed: pyproject.toml
 	$(PYTHON) -m venv --without-pip $(VENV)/jax2onnx
 	$(PYTHON) -m pip --python $(VENV)/jax2onnx/bin/python install --quiet --disable-pip-version-check \
 		--editable '.[zoo_jax]'
+	touch $@
+
+# Apache Beam wants an older protobuf than .venv has.
+$(VENV)/engines/.installed: pyproject.toml
+	$(PYTHON) -m venv --without-pip $(VENV)/engines
+	$(PYTHON) -m pip --python $(VENV)/engines/bin/python install --quiet --disable-pip-version-check \
+		--editable '.[engines]'
 	touch $@
 
 # One stamp for each set of extras, so that a second run installs nothing. The environment is made without pip and
