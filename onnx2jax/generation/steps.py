@@ -167,7 +167,7 @@ class Steps(Graphs):
 
     def prefill(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, lengths: Any = None, **others: Any
-    ) -> tuple[Any, Cache]:
+    ) -> tuple[jax.Array, Cache]:
         """Runs full prompts and fills an empty cache. A pure function.
 
         Args:
@@ -215,7 +215,7 @@ class Steps(Graphs):
                 logits = jnp.where((lengths == state.end)[:, None, None], logits, jnp.asarray(np.nan, logits.dtype))
             return logits[:, -1], replace(state, values=values)
 
-    def step(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[Any, Cache]:
+    def step(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[jax.Array, Cache]:
         """Appends one token to each sequence: ``extend`` with a count of 1. A pure function.
 
         Args:
@@ -231,7 +231,7 @@ class Steps(Graphs):
             logits, cache = self.extend(params, cache, jnp.asarray(tokens)[:, None], **others)
             return logits[:, -1], cache
 
-    def extend(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[Any, Cache]:
+    def extend(self, params: Mapping[str, Any], cache: Cache, tokens: Any, **others: Any) -> tuple[jax.Array, Cache]:
         """Appends several tokens to each sequence, without padding. A pure function.
 
         Args:
@@ -298,7 +298,7 @@ class Steps(Graphs):
 
     def _extend_apart(
         self, params: Mapping[str, Any], cache: Cache, tokens: Any, others: Mapping[str, Any]
-    ) -> tuple[Any, Cache]:
+    ) -> tuple[jax.Array, Cache]:
         """``extend`` for each sequence separately, by ``vmap``."""
         batch, count = tokens.shape[:2]
         axes = {n: self.pairs[n].batch or 0 for n in cache.values}

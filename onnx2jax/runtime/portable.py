@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 
 from .. import compat
 from .cpu.jaxpr_rewrite import Program, as_function, branch_for
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def portable(function: Callable[..., Any]) -> Callable[..., Any]:
+
+def portable(function: Callable[P, R]) -> Callable[P, R]:
     """The function, traced into primitives that every reader of jaxprs knows.
 
     A converted model has branches by platform (``lax.platform_dependent``) and, called in JAX's 32-bit mode, a
@@ -29,13 +32,15 @@ def portable(function: Callable[..., Any]) -> Callable[..., Any]:
     False
     """
 
-    @functools.wraps(function)
+    whole: Callable[..., Any] = function
+
+    @functools.wraps(whole)
     def call(*args: Any) -> Any:
         leaves, structure = jax.tree.flatten(args)
         with compat.enable_x64():
-            traced = jax.make_jaxpr(lambda *xs: function(*jax.tree.unflatten(structure, xs)), return_shape=True)
+            traced = jax.make_jaxpr(lambda *xs: whole(*jax.tree.unflatten(structure, xs)), return_shape=True)
             closed, shapes = traced(*leaves)
             results = as_function(Program.of(closed).inlined(branch_for("")).closed())(*leaves)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
-    return call
+    return cast("Callable[P, R]", call)
