@@ -1,4 +1,4 @@
-"""``onnx2jax draw model.onnx page.html``: the main graph as an HTML page."""
+"""``onnx2jax draw model.onnx page.html``: the graph as an HTML page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         commands,
         "draw",
         _draw,
-        "write the main graph as an HTML page",
+        "write the graph, branches and bodies included, as an HTML page",
         example="draw model.onnx page.html",
         json="print the page's path and size as JSON",
     )

@@ -224,11 +224,12 @@ class Views:
         return profile(self, args, named, rng, calls)
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
-        """Write the main graph as an HTML page, which needs no network.
+        """Write the graph as an HTML page, which needs no network.
 
         Nodes are in layers below the nodes they read, with element types and shapes where the file declares them.
-        Name scopes, divided by ``/`` or ``.``, are boxes down to the depth chosen on the page; a click opens one. A
-        search field finds operators, nodes and values.
+        Name scopes, divided by ``/`` or ``.``, are boxes down to the depth chosen on the page; a click opens one. So
+        are the branches and bodies of If, Loop and Scan, inside their node. A search field finds operators, nodes and
+        values.
 
         Args:
             path: the file; replaced if it exists.

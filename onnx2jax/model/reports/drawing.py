@@ -1,10 +1,13 @@
-"""Draws the main graph as one HTML page with SVG, which needs no network: nodes in layers, grouped by name scopes."""
+"""Draws a graph as one HTML page with SVG, which needs no network.
+
+Nodes are in layers, grouped by name scopes. Branches and bodies of If, Loop and Scan are clusters inside their node.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Final
@@ -18,10 +21,23 @@ from .layout import layered
 ROW: Final = 76
 HEIGHT: Final = 30
 GAP: Final = 28
+PAD: Final = 12
+"""Between a node's border and its clusters."""
 MOST_BLOCKS: Final = 120
 """The first view is the deepest with at most this many blocks."""
 MOST_LETTERS: Final = 34
 """Letters of a block's title and label."""
+
+
+@dataclass
+class Picture:
+    """SVG elements, and the rectangle that they fill."""
+
+    parts: str
+    width: int
+    height: int
+    count: int
+    """The number of blocks, those in clusters included."""
 
 
 @dataclass
@@ -30,13 +46,15 @@ class Block:
 
     title: str
     kind: str
-    """One of input, output, node and scope."""
+    """One of input, capture (a value of the graph around), output, node and scope."""
     scope: str = ""
     nodes: list[Node] = field(default_factory=list)
     tooltip: list[str] = field(default_factory=list)
 
     types: dict[str, None] = field(default_factory=dict)
     """Types of its outputs that other blocks read."""
+    clusters: list[tuple[str, Picture]] = field(default_factory=list)
+    """The graphs of a node, by attribute, if they are drawn inside it."""
 
     @property
     def label(self) -> str:
@@ -47,7 +65,12 @@ class Block:
 
     @property
     def width(self) -> int:
-        return 24 + 8 * min(len(self.title), MOST_LETTERS)
+        inner = sum(picture.width + PAD for _, picture in self.clusters)
+        return max(24 + 8 * min(len(self.title), MOST_LETTERS), inner + PAD if inner else 0)
+
+    @property
+    def height(self) -> int:
+        return HEIGHT + max((picture.height + 2 * PAD for _, picture in self.clusters), default=0)
 
     @property
     def space(self) -> int:
@@ -56,25 +79,28 @@ class Block:
 
 
 def page(graph: Graph, title: str) -> str:
-    """The graph as an HTML page: a picture for each depth of name scopes, one of them visible."""
-    types = _types(graph)
-    deepest = max((len(scope_of(n)) for n in graph.nodes), default=0)
-    pictures: list[tuple[str, int, str]] = []
-    seen: set[int] = set()
-    for depth in (*range(1, deepest + 1), None):
-        blocks, edges = blocks_of(graph, depth, types)
-        if len(blocks) not in seen:  # else this depth opens no further scope
-            seen.add(len(blocks))
-            name = "all nodes" if depth is None else f"{depth}"
-            pictures.append((name, len(blocks), svg(blocks, edges, types)))
-    shown = max((i for i, (_, count, _) in enumerate(pictures) if count <= MOST_BLOCKS), default=0)
+    """The graph as an HTML page: a picture for each depth of name scopes, one of them visible.
+
+    If nodes have branches or bodies, there are pictures with them closed, and then pictures with them open.
+    """
+    pictures: list[tuple[str, Picture]] = []
+    for bodies in (False, True) if any(node.graphs for node in graph.nodes) else (False,):
+        deepest = max((len(scope_of(n)) for g in _graphs(graph, bodies) for n in g.nodes), default=0)
+        seen = {picture.count for _, picture in pictures} if bodies else set()
+        for depth in (*range(1, deepest + 1), None):
+            picture = picture_of(graph, depth, bodies)
+            if picture.count not in seen:  # else this depth opens no further scope
+                seen.add(picture.count)
+                name = "all nodes" if depth is None else f"{depth}"
+                pictures.append((f"{name}, bodies open" if bodies else name, picture))
+    shown = max((i for i, (_, picture) in enumerate(pictures) if picture.count <= MOST_BLOCKS), default=0)
     views = "".join(
-        f'<div class="view" {"" if i == shown else "hidden"}>{picture}</div>'
-        for i, (_, _, picture) in enumerate(pictures)
+        f'<div class="view" {"" if i == shown else "hidden"}>{_svg(picture)}</div>'
+        for i, (_, picture) in enumerate(pictures)
     )
     choices = "".join(
-        f"<option value='{i}' {'selected' if i == shown else ''}>{name} ({count})</option>"
-        for i, (name, count, _) in enumerate(pictures)
+        f"<option value='{i}' {'selected' if i == shown else ''}>{name} ({picture.count})</option>"
+        for i, (name, picture) in enumerate(pictures)
     )
     head = f"<b>{escape(title)}</b> <label>depth of scopes <select id='depth'>{choices}</select></label>"
     search = "<input id='search' placeholder='find operators, names' autocomplete='off'> <span id='found'></span>"
@@ -82,6 +108,39 @@ def page(graph: Graph, title: str) -> str:
         f"<!DOCTYPE html><html><head><meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style></head>"
         f"<body><header>{head} {search}</header>{views}<script>{SCRIPT}</script></body></html>"
     )
+
+
+def picture_of(graph: Graph, depth: int | None, bodies: bool, around: tuple[Graph, ...] = ()) -> Picture:
+    """The picture of a graph.
+
+    Args:
+        graph: the graph.
+        depth: see ``blocks_of``.
+        bodies: whether the graphs of nodes are drawn inside them.
+        around: the graphs around it; empty for the main graph.
+    """
+    types = {name: text for g in (*around, graph) for name, text in _types(g).items()}
+    weights = {name for g in around for name in g.initializers}
+    blocks, edges = blocks_of(graph, depth, types, sorted(graph.captures - weights) if around else ())
+    for block in blocks:
+        if bodies and block.kind == "node":
+            named = _named_graphs(block.nodes[0])
+            block.clusters = [(name, picture_of(body, depth, bodies, (*around, graph))) for name, body in named]
+    return _laid_out(blocks, edges, types)
+
+
+def _graphs(graph: Graph, bodies: bool) -> Iterator[Graph]:
+    """The graph, and if ``bodies`` all graphs inside it."""
+    yield graph
+    for node in graph.nodes if bodies else ():
+        for body in node.graphs:
+            yield from _graphs(body, bodies)
+
+
+def _named_graphs(node: Node) -> list[tuple[str, Graph]]:
+    """The graphs among a node's attributes, by name."""
+    groups = ((name, v if isinstance(v, tuple) else (v,)) for name, v in node.attributes.items())
+    return [(name, graph) for name, values in groups for graph in values if isinstance(graph, Graph)]
 
 
 def scope_of(node: Node) -> tuple[str, ...]:
@@ -94,7 +153,7 @@ def scope_of(node: Node) -> tuple[str, ...]:
 
 
 def blocks_of(
-    graph: Graph, depth: int | None, types: Mapping[str, str]
+    graph: Graph, depth: int | None, types: Mapping[str, str], captures: Sequence[str] = ()
 ) -> tuple[list[Block], dict[tuple[int, int], list[str]]]:
     """The blocks, and the values that pass along each edge between two of them.
 
@@ -102,10 +161,12 @@ def blocks_of(
         graph: the graph.
         depth: the depth of scopes whose nodes, and those of deeper scopes, are one block; None for a block a node.
         types: the types of values, as text by name.
+        captures: values of the graphs around it that it reads.
     """
     blocks = [
         Block(v.name, "input", tooltip=[str(v)]) for v in graph.inputs if v.name not in graph.initializers
     ]  # others have defaults
+    blocks += [Block(n, "capture", tooltip=[f"{types.get(n, n)}, of the graph around"]) for n in captures]
     producers = {b.title: i for i, b in enumerate(blocks)}
     scopes: dict[tuple[str, ...], int] = {}
     homes: list[int] = []
@@ -164,42 +225,66 @@ def _types(graph: Graph) -> dict[str, str]:
     return found | {n: f"{n}: {TensorType(v.dtype, v.shape)}" for n, v in graph.initializers.items()}
 
 
-def svg(blocks: Sequence[Block], edges: Mapping[tuple[int, int], Sequence[str]], types: Mapping[str, str]) -> str:
-    """The picture: blocks in layers with their output types below them, and edges as curves."""
+def _laid_out(
+    blocks: Sequence[Block], edges: Mapping[tuple[int, int], Sequence[str]], types: Mapping[str, str]
+) -> Picture:
+    """The picture of blocks in layers, with their output types below them, and edges as curves."""
     for (start, _), names in edges.items():
         blocks[start].types |= {types[n].removeprefix(f"{n}: "): None for n in names if n in types}
     layers = layered(len(blocks), edges)
     wide = [sum(blocks[b].space for b in layer) for layer in layers]
     middle = max(wide, default=0) / 2 + GAP
-    x, y = [0.0] * len(blocks), [0] * len(blocks)
-    for row, layer in enumerate(layers):
-        left = middle - wide[row] / 2
+    x, y, top = [0.0] * len(blocks), [0] * len(blocks), GAP
+    for layer, width in zip(layers, wide, strict=True):
+        left = middle - width / 2
         for b in layer:
-            x[b], y[b] = left + blocks[b].space / 2, GAP + row * ROW
+            x[b], y[b] = left + blocks[b].space / 2, top
             left += blocks[b].space
+        top += max(blocks[b].height for b in layer) + ROW - HEIGHT
     parts = []
     for (start, end), names in edges.items():
         up = y[end] <= y[start]
-        a, b = (y[start], y[end] + HEIGHT) if up else (y[start] + HEIGHT, y[end])
+        a, b = (y[start], y[end] + blocks[end].height) if up else (y[start] + blocks[start].height, y[end])
         path = f"M{x[start]:.0f} {a}C{x[start]:.0f} {a + ROW // 2} {x[end]:.0f} {b - ROW // 2} {x[end]:.0f} {b}"
         tooltip = escape("\n".join(types.get(n, n) for n in names))
         parts.append(f"<g class='edge{' up' * up}'><title>{tooltip}</title><path d='{path}'/></g>")
     for i, block in enumerate(blocks):
         parts.append(_drawn(block, x[i] - block.width / 2, y[i]))
-    size = f"width='{2 * middle:.0f}' height='{len(layers) * ROW + GAP}'"
-    return f"<svg xmlns='http://www.w3.org/2000/svg' {size}>{''.join(parts)}</svg>"
+    count = len(blocks) + sum(picture.count for block in blocks for _, picture in block.clusters)
+    return Picture("".join(parts), round(2 * middle), top, count)
+
+
+def _svg(picture: Picture) -> str:
+    size = f"width='{picture.width}' height='{picture.height}'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {size}>{picture.parts}</svg>"
 
 
 def _drawn(block: Block, left: float, top: int) -> str:
     title = block.title if len(block.title) <= MOST_LETTERS else f"…{block.title[1 - MOST_LETTERS :]}"
-    label = f"<text class='type' x='{block.width / 2:.0f}' y='{HEIGHT + 12}'>{escape(block.label)}</text>"
-    words = " ".join([block.title, *(f"{n.op_type} {n.name} {' '.join(n.outputs)}" for n in block.nodes)]).lower()
+    label = f"<text class='type' x='{block.width / 2:.0f}' y='{block.height + 12}'>{escape(block.label)}</text>"
+    own = [block.title, *(f"{n.op_type} {n.name} {' '.join(n.outputs)}" for n in block.nodes)]
+    hidden = [] if block.clusters else [g for n in block.nodes for body in n.graphs for g in _graphs(body, True)]
+    words = " ".join([*own, *(f"{n.op_type} {n.name} {' '.join(n.outputs)}" for g in hidden for n in g.nodes)]).lower()
+    state = " open" if block.clusters else " closed" if hidden and block.kind == "node" else ""
     return (
-        f'<g class=\'block {block.kind}\' data-words="{escape(words)}" data-scope="{escape(block.scope)}" '
+        f'<g class=\'block {block.kind}{state}\' data-words="{escape(words)}" data-scope="{escape(block.scope)}" '
         f"transform='translate({left:.0f},{top})'><title>{escape(chr(10).join(block.tooltip))}</title>"
-        f"<rect width='{block.width}' height='{HEIGHT}' rx='5'/>"
-        f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3}'>{escape(title)}</text>{label}</g>"
+        f"<rect width='{block.width}' height='{block.height}' rx='5'/>"
+        f"<text x='{block.width / 2:.0f}' y='{HEIGHT * 2 // 3}'>{escape(title)}</text>{label}{_clusters(block)}</g>"
     )
+
+
+def _clusters(block: Block) -> str:
+    """The graphs of a node beside each other, each with a border and the attribute's name."""
+    parts, left = [], (block.width - sum(picture.width + PAD for _, picture in block.clusters) + PAD) // 2
+    for name, picture in block.clusters:
+        parts.append(
+            f"<g class='cluster' transform='translate({left},{HEIGHT + PAD // 2})'>"
+            f"<rect width='{picture.width}' height='{picture.height}' rx='5'/>"
+            f"<text x='8' y='16'>{escape(name)}</text>{picture.parts}</g>"
+        )
+        left += picture.width + PAD
+    return "".join(parts)
 
 
 STYLE: Final = """
@@ -213,11 +298,15 @@ text{text-anchor:middle;font:13px ui-monospace,monospace}
 .edge.up path{stroke-dasharray:4}
 .type{font-size:11px;fill:#556;stroke:#fff;stroke-width:4px;paint-order:stroke}
 .edge:hover path{stroke:#000;stroke-width:2}
-.block rect{fill:#e8eefc;stroke:#5b7bc4}
-.input rect,.output rect{fill:#e6f5e6;stroke:#4c9a4c}
-.scope rect{fill:#fdf3dc;stroke:#c79a2e;stroke-width:2}
-.scope{cursor:pointer}
-.match rect{fill:#ffd54d;stroke:#b00;stroke-width:2}
+.block>rect{fill:#e8eefc;stroke:#5b7bc4}
+.input>rect,.output>rect{fill:#e6f5e6;stroke:#4c9a4c}
+.capture>rect{fill:#fff;stroke:#5b7bc4;stroke-dasharray:4}
+.scope>rect{fill:#fdf3dc;stroke:#c79a2e;stroke-width:2}
+.closed>rect{stroke-width:3}
+.cluster>rect{fill:#fff;stroke:#99a}
+.cluster>text{text-anchor:start;fill:#556}
+.scope,.closed{cursor:pointer}
+.match>rect{fill:#ffd54d;stroke:#b00;stroke-width:2}
 """
 SCRIPT: Final = """
 const views = [...document.querySelectorAll('.view')], depth = document.getElementById('depth')
@@ -243,11 +332,13 @@ search.addEventListener('keydown', e => {
   if (e.key == 'Enter' && matches.length) go(matches[at = (at + 1) % matches.length])
 })
 document.addEventListener('click', e => {
-  const scope = e.target.closest('.scope')
-  if (!scope || depth.value == views.length - 1) return
-  depth.value = +depth.value + 1
+  const closed = e.target.closest('.scope, .closed')
+  if (!closed || depth.value == views.length - 1) return
+  const scope = closed.classList.contains('scope'), {words, scope: path} = closed.dataset
+  depth.value = scope ? +depth.value + 1 : views.findIndex(v => v.querySelector('.open'))
   choose()
-  go([...shown().querySelectorAll('.block')].find(b => (b.dataset.scope + '/').startsWith(scope.dataset.scope + '/')))
+  const holds = b => scope ? (b.dataset.scope + '/').startsWith(path + '/') : words.startsWith(b.dataset.words)
+  go([...shown().querySelectorAll(scope ? '.block' : '.open')].find(holds))
 })
 go(shown().querySelector('.block'))
 """

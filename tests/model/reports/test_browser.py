@@ -7,12 +7,15 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 import onnx2jax
-from tests.model.reports.test_draw import chain
+from tests.model.reports.test_draw import NESTED, chain
+from tests.support.models import text_model
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -20,7 +23,7 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=20000"),
 ]
 
-SCRIPT = """
+LOOK = """
 const states = {errors: []}
 onerror = message => states.errors.push(message)
 const look = () => ({
@@ -36,6 +39,8 @@ const inside = block => {
   const a = block.getBoundingClientRect(), b = shown().getBoundingClientRect()
   return a.top >= b.top && a.bottom <= b.bottom
 }
+"""
+SCRIPT = """
 states.first = look()
 shown().querySelector('.scope').dispatchEvent(new MouseEvent('click', {bubbles: true}))
 states.opened = look()
@@ -51,6 +56,8 @@ pick(0)
 states.closed = look()
 type('no such thing')
 states.nothing = look()
+"""
+RESULT = """
 const result = document.createElement('pre')
 result.id = 'result'
 result.textContent = JSON.stringify(states)
@@ -58,22 +65,46 @@ document.body.append(result)
 """
 
 
-@pytest.fixture(scope="module")
-def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The state of a page of a thousand nodes after each step, recorded by a script."""
+OPENING = """
+pick(0)
+shown().querySelector('.closed').dispatchEvent(new MouseEvent('click', {bubbles: true}))
+type('relu')
+states.opened = look()
+"""
+
+
+def recorded(model: onnx.ModelProto, script: str, folder: Path) -> dict[str, Any]:
+    """The states of a model's page that a script records."""
     if CHROMIUM is None:
         pytest.skip("no chromium on PATH to open a page with")
-    folder = tmp_path_factory.mktemp("browser")
-    names = [f"/layer.{i // 40}/part.{i % 40 // 8}/n{i}" for i in range(1000)]
-    page = onnx2jax.convert(chain(names)).draw(folder / "page.html")
+    page = onnx2jax.convert(model).draw(folder / "page.html")
     text = page.read_text()
-    page.write_text(text.replace("</body>", f"<script>{SCRIPT}</script></body>"))
+    page.write_text(text.replace("</body>", f"<script>{LOOK}{script}{RESULT}</script></body>"))
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     found = re.search('<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr[-2000:]
     facts: dict[str, Any] = json.loads(html.unescape(found[1]))
     return facts
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The state of a page of a thousand nodes after each step."""
+    names = [f"/layer.{i // 40}/part.{i % 40 // 8}/n{i}" for i in range(1000)]
+    return recorded(chain(names), SCRIPT, tmp_path_factory.mktemp("browser"))
+
+
+def test_a_click_opens_a_body(tmp_path: Path) -> None:
+    states = recorded(text_model(NESTED), OPENING, tmp_path)
+    assert states["errors"] == []
+    assert states["opened"] == {
+        "views": 1,
+        "blocks": 18,
+        "depth": "all nodes, bodies open (18)",
+        "found": "1 found",
+        "marked": 1,
+    }
 
 
 def test_the_first_view_is_no_larger_than_a_page(states: dict[str, Any]) -> None:

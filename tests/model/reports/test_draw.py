@@ -18,7 +18,7 @@ import onnx2jax
 from onnx2jax import cli
 from onnx2jax.model.reports import drawing
 from onnx2jax.model.reports.layout import layered
-from tests.support.models import cut_in_the_middle, mlp, model, value
+from tests.support.models import cut_in_the_middle, mlp, model, text_model, value
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -115,6 +115,63 @@ def test_a_thousand_nodes(tmp_path: Path) -> None:
     names = [f"/layer.{i // 40}/part.{i % 40 // 8}/n{i}" for i in range(1000)]
     found = pictures(onnx2jax.convert(chain(names)).draw(tmp_path / "page.html"))
     assert [len(boxes(p)) for p in found] == [27, 127, 1002]
+
+
+NESTED = """nested (float[n] x, bool go) => (float[n] y) <float[1] w = {2}, int64 trips = {3}, bool more = {1}> {
+    big = Mul (x, w)
+    y = If (go) <
+        then_branch = a () => (float[n] a_out) {
+            a_out = Loop (trips, more, big) <
+                body = turn (int64 i, bool on, float[n] s) => (bool on_out, float[n] t) {
+                    on_out = Identity (on)  t = Mul (s, w) }> },
+        else_branch = b () => (float[n] b_out) { b_out = Relu (x) }>
+}"""
+
+
+def test_branches_and_bodies_are_clusters_in_their_node(tmp_path: Path) -> None:
+    """A value of the graph around is a block of the body; weights are not, as in the main graph."""
+    page = onnx2jax.convert(text_model(NESTED)).draw(tmp_path / "page.html")
+    closed, opened = pictures(page)
+    assert [t for t, *_ in boxes(closed)] == ["x", "go", "Mul", "If", "y"]
+    assert re.findall(r"<option.*?(selected|)>(.*?)</option>", page.read_text()) == [
+        ("", "all nodes (5)"),
+        ("selected", "all nodes, bodies open (18)"),
+    ]
+
+    def blocks(parent: ElementTree.Element) -> list[str]:
+        return [f"{g.attrib['class']} {g.findtext(f'{SVG}text')}" for g in parent if "block" in g.get("class", "")]
+
+    found = {g.findtext(f"{SVG}text"): blocks(g) for g in opened.iter(f"{SVG}g") if g.get("class") == "cluster"}
+    assert found == {
+        "then_branch": ["block capture big", "block node open Loop", "block output a_out"],
+        "else_branch": ["block capture x", "block node Relu", "block output b_out"],
+        "body": [
+            *(f"block input {n}" for n in ("i", "on", "s")),
+            *("block node Identity", "block node Mul"),
+            *("block output on_out", "block output t"),
+        ],
+    }
+
+
+def test_clusters_are_inside_their_node_and_blocks_inside_clusters(tmp_path: Path) -> None:
+    opened = pictures(onnx2jax.convert(text_model(NESTED)).draw(tmp_path / "page.html"))[-1]
+
+    def size(g: ElementTree.Element) -> tuple[float, float]:
+        rect = g.find(f"{SVG}rect")
+        assert rect is not None
+        return float(rect.attrib["width"]), float(rect.attrib["height"])
+
+    pairs = [(g, inner) for g in opened.iter(f"{SVG}g") for inner in g if inner.get("transform")]
+    assert len(pairs) == 3 + 13  # clusters in nodes, and blocks in clusters
+    for g, inner in pairs:
+        (left, top), (width, height) = map(float, re.findall(r"[-\d.]+", inner.attrib["transform"])), size(inner)
+        assert left >= 0 and top >= 0 and left + width <= size(g)[0] and top + height <= size(g)[1]
+
+
+def test_search_finds_nodes_of_a_closed_body(tmp_path: Path) -> None:
+    (closed, _) = pictures(onnx2jax.convert(text_model(NESTED)).draw(tmp_path / "page.html"))
+    words = [g.attrib["data-words"] for g in closed.iter(f"{SVG}g") if "closed" in g.attrib["class"]]
+    assert len(words) == 1 and "relu" in words[0] and "loop" in words[0] and "on_out" in words[0]
 
 
 def test_edges_point_down_except_in_cycles() -> None:
