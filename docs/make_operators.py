@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import onnx
 
 import onnx2jax
 from onnx2jax.ir import binding
-from onnx2jax.ops import qonnx, registry
+from onnx2jax.ops import extensions, qonnx, registry
 from onnx2jax.ops.registry import PADDED, Operator
 from tests.ops.test_branches import folds, without_a_case
 from tests.ops.test_gradients import TABLE, WITHOUT, gradient_rows
@@ -127,6 +127,14 @@ ONNX defines no schema for this domain. `tests/ops/test_microsoft_types.py` runs
 onnxruntime's allow. Of its schemas these have no operator here: {missing}.
 """
 
+_WITHOUT_TYPES = ("com.microsoft", extensions.DOMAINS[0])
+_EXTENSIONS = """\
+
+Operators of the package onnxruntime-extensions, also under its second domain, `com.microsoft.extensions`.
+`tests/ops/test_extensions.py` compares them with its library where that is installed. Refused by name, with what to do
+instead: {missing}.
+"""
+
 
 def history() -> dict[tuple[str, str], list[Schema]]:
     """All versions of ONNX's schemas by (domain, operator), oldest first."""
@@ -200,7 +208,7 @@ def _cells(domain: str, name: str, since: tuple[int, ...], schemas: list[Schema]
     yield f"`{name}`"
     yield ", ".join(map(str, since))
     yield ", ".join(f"({s.since_version})" if s.deprecated else str(s.since_version) for s in schemas) or "-"
-    if domain != "com.microsoft":
+    if domain not in _WITHOUT_TYPES:
         yield _types(living[-1]) if living else "float"
     yield _runs(newest, (domain, name) in folding())
     yield _gradient(newest, living[-1] if living else None)
@@ -222,14 +230,14 @@ def folding() -> frozenset[tuple[str, str]]:
 
 def own() -> dict[str, dict[str, tuple[int, ...]]]:
     """The package's own operators; a user of the same process may have added others."""
-    domains = (*binding.NEWEST, "com.microsoft", qonnx.DOMAINS[0], PADDED)
+    domains = (*binding.NEWEST, "com.microsoft", qonnx.DOMAINS[0], extensions.DOMAINS[0], PADDED)
     return {domain: onnx2jax.supported()[domain] for domain in domains}
 
 
-def _missing(supported: Collection[str]) -> str:
+def _missing(supported: Collection[str], missing: Mapping[str, str]) -> str:
     """The unsupported operators, by reason."""
     reasons = defaultdict(list)
-    for name, why in sorted(MISSING.items()):
+    for name, why in sorted(missing.items()):
         if name not in supported:
             reasons[why].append(f"`{name}`")
     return "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items())
@@ -244,7 +252,10 @@ def page() -> str:
         head = ["Operator", "Since", "Versions", "Types", "Runs", "Gradient", "Limits"]
         parts.append(f"\n## {domain or 'ai.onnx'}\n\n{len(operators)} operators.\n")
         if domain == "com.microsoft":
-            parts.append(_MICROSOFT_TYPES.format(missing=_missing(operators)))
+            parts.append(_MICROSOFT_TYPES.format(missing=_missing(operators, MISSING)))
+        if domain == extensions.DOMAINS[0]:
+            parts.append(_EXTENSIONS.format(missing=_missing(operators, extensions.REFUSED)))
+        if domain in _WITHOUT_TYPES:
             head.remove("Types")
         rows = [list(_cells(domain, name, since, schemas.get((domain, name), []))) for name, since in operators.items()]
         lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]

@@ -169,6 +169,8 @@ def unsupported_error(unsupported: Iterable[Unsupported]) -> UnsupportedOperator
 
 
 def _hint(domain: str, name: str, opset: int) -> str:
+    if instead := registry.refused(domain, name):
+        return f": {instead}"
     table = registry.supported().get(domain, {})
     if name in table:
         return f": {name} exists from opset {min(table[name])} on, the model imports {opset}"

@@ -152,6 +152,7 @@ class Operator:
 
 
 _OPERATORS: dict[tuple[str, str], list[Operator]] = {}
+_REFUSED: dict[tuple[str, str], str] = {}
 _BUILT_IN: dict[tuple[str, str, int], Callable[..., Any] | None] = {}
 
 
@@ -233,6 +234,16 @@ def taking(*inputs: str, **attributes: Any) -> Callable[[F], F]:
 def deprecated(name: str, *, domain: str = "", since: int, instead: str) -> None:
     """Register the operator as deprecated from opset ``since`` on; ``instead`` names its replacement."""
     _add(Operator(normal_domain(domain), name, since, None, instead=instead), False, {})
+
+
+def refuse(name: str, *, domain: str, instead: str) -> None:
+    """Give an operator that is unsupported on purpose what to do instead, for the error that names it."""
+    _REFUSED[normal_domain(domain), name] = instead
+
+
+def refused(domain: str, name: str) -> str:
+    """What to do instead of an operator that is unsupported on purpose; "" for others."""
+    return _REFUSED.get((normal_domain(domain), name), "")
 
 
 def resolve(domain: str, name: str, opset: int = sys.maxsize) -> Operator | None:

@@ -13,7 +13,7 @@ from .ml.scores import batch, only
 from .registry import Static, op
 
 
-def _regex(pattern):
+def regex(pattern):
     """A compiled regular expression in RE2's syntax, which ONNX specifies and which differs from Python's `re`."""
     try:
         import re2
@@ -35,7 +35,7 @@ def _padded(rows, shape, filler):
 
 @op("RegexFullMatch", since=20, limits="needs the extra `re2` (google-re2)")
 def regex_full_match(X: Static, *, pattern):
-    expression = _regex(pattern)
+    expression = regex(pattern)
     return np.array([expression.fullmatch(x) is not None for x in X.flat], bool).reshape(X.shape)
 
 
@@ -80,13 +80,13 @@ def tokenizer(X: Static, *, mark, mincharnum, pad_value, separators=None, tokene
     only(separators=separators, tokenexp=tokenexp)
     batch(X)  # raises for other ranks
     if tokenexp:
-        expression = _regex(tokenexp)
+        expression = regex(tokenexp)
         rows = [[m.group() for m in expression.finditer(x)] for x in X.flat]
     elif tuple(separators) == ("",):
         rows = list(map(list, X.flat))
     else:
         rows = [[x] for x in X.flat]
-        for expression in map(_regex, separators):
+        for expression in map(regex, separators):
             rows = [[part for word in row for part in expression.split(word)] for row in rows]
     rows = [[word for word in row if word and len(word) >= mincharnum] for row in rows]
     if mark and any(rows):

@@ -281,17 +281,22 @@ def non_max_suppression(
     return np.concatenate(chosen)
 
 
+def pillow():
+    """The module PIL.Image."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("images need the package pillow: pip install 'onnx2jax[image]'") from error
+    return Image
+
+
 @op("ImageDecoder", since=20, limits="needs the extra `image` (pillow); decodes the formats pillow supports")
 def image_decoder(encoded_stream: Static, *, pixel_format: Literal["RGB", "BGR", "Grayscale"] = "RGB"):
     """An encoded image as [height, width, channels]; an empty tensor if it cannot be decoded."""
+    grey, images = pixel_format == "Grayscale", pillow()
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise NotImplementedError("ImageDecoder needs the pillow package: pip install pillow") from error
-    grey = pixel_format == "Grayscale"
-    try:
-        image = Image.open(io.BytesIO(np.asarray(encoded_stream).tobytes()))
+        image = images.open(io.BytesIO(np.asarray(encoded_stream).tobytes()))
         pixels = np.atleast_3d(np.asarray(image.convert("L" if grey else "RGB")))
-    except (UnidentifiedImageError, OSError, SyntaxError):
+    except (OSError, SyntaxError):
         pixels = np.zeros((0, 0, 1 if grey else 3), np.uint8)
     return np.ascontiguousarray(pixels[..., ::-1]) if pixel_format == "BGR" else pixels

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "tests/ops/test_attention.py": "ai.onnx.preview.FlexAttention",
     "tests/ops/test_control.py": "If Loop Scan SequenceMap",
     "tests/ops/test_elementwise.py": "GivenTensorFill",
+    "tests/ops/test_extensions.py": "ai.onnx.contrib.EncodeImage",
     "tests/ops/test_ml.py": "ai.onnx.ml.CastMap ai.onnx.ml.DictVectorizer ai.onnx.ml.ZipMap",
     "tests/ops/test_random.py": "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
     "tests/ops/test_sequence.py": "Optional OptionalGetElement OptionalHasElement SequenceAt SequenceEmpty "

@@ -145,7 +145,7 @@ def test_invalid_images_decode_to_empty_arrays():
 
 def test_images_need_pillow(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(NotImplementedError, match="pip install pillow"):
+    with pytest.raises(ImportError, match=r"pip install 'onnx2jax\[image\]'"):
         run_op("ImageDecoder", np.zeros(9, np.uint8))
 
 

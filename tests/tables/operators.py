@@ -8,6 +8,7 @@ there has an entry of its own in folding.py, or in the TABLE of test_gradients.p
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,7 @@ def rows() -> Iterator[Row]:
         others,
         learning,
         fake_quantisation,
+        extensions,
     ):
         yield from table()
 
@@ -601,6 +603,61 @@ def fake_quantisation() -> Iterator[Row]:
     qonnx["since"] = 1
     narrow = scalar(1), scalar(2), scalar(1), scalar(1), scalar(5)
     yield row("FloatQuant", x, *narrow, expected=(np.float32([[-2, -0.5, 1], [1, 3, 5]]),), **qonnx)
+
+
+def extensions() -> Iterator[Row]:
+    """Domain ai.onnx.contrib; tests/ops/test_extensions.py has more, and beside the library."""
+
+    def text(*words: Any) -> np.ndarray:
+        return np.array(words, object)
+
+    contrib: dict[str, Any] = {"domain": "ai.onnx.contrib", "since": 1}
+    words = text(" Ab", "c ")
+    yield row("StringUpper", words, expected=(text(" AB", "C "),), **contrib)
+    yield row("StringLower", words, expected=(text(" ab", "c "),), **contrib)
+    yield row("StringStrip", words, expected=(text("Ab", "c"),), **contrib)
+    yield row("StringLength", words, expected=(i(3, 2),), **contrib)
+    yield row("StringConcat", words, words, expected=(text(" Ab Ab", "c c "),), **contrib)
+    yield row("StringEqual", words, text("c ", "c "), expected=(np.array([False, True]),), **contrib)
+    yield row("StringJoin", words, text(";"), i(0), expected=(text(" Ab;c "),), **contrib)
+    parts = i([0, 0], [0, 1], [1, 0]), text("a", "b", "c"), i(2, 2)
+    yield row("StringSplit", text("a,b", "c"), text(","), np.array([True]), expected=parts, outputs=3, **contrib)
+    marks = text("(b)"), text(r"<\1>")
+    yield row("StringRegexReplace", words, *marks, expected=(text(" A<b>", "c "),), **contrib)
+    spans = text("A", "b", "c"), i(0, 2, 0), i(1, 3, 1), i(0, 2, 3)
+    given = text("A b", "c"), text(r"(\s)"), text("")
+    yield row("StringRegexSplitWithOffsets", *given, expected=spans, outputs=4, **contrib)
+    yield row("StringMapping", words, map="c \tC", expected=(text(" Ab", "C"),), **contrib)
+    table = {"map": "c \t1 2\nd\t3 4", **contrib}
+    yield row("StringToVector", words, unk="0 9", expected=(i([0, 9], [1, 2]),), **table)
+    yield row("VectorToString", i([3, 4], [3, 5]), unk="?", expected=(text("d", "?"),), **table)
+    yield row("MaskedFill", words, np.array([False, True]), expected=(text("c "),), **contrib)
+    yield row("RaggedTensorToSparse", i(0, 2, 3), expected=(i([0, 0], [0, 1], [1, 0]), i(2, 2)), outputs=2, **contrib)
+    yield row("SegmentExtraction", i(0, 4, 4, 0), expected=(i([1, 3]), i(4)), outputs=2, **contrib)
+    yield row("SegmentSum", np.float32([[1], [2], [4]]), i(0, 0, 1), expected=(np.float32([[3], [4]]),), **contrib)
+    yield row("Inverse", np.float32([[2, 0], [0, 4]]), expected=(np.float32([[0.5, 0], [0, 0.25]]),), **contrib)
+    signs = np.float32([-2, 0]), np.float32([0, 3])
+    yield row("NegPos", np.float32([-2, 3]), expected=signs, outputs=2, **contrib)
+    vocabulary = {"vocab_file": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nc\n##d", **contrib}
+    offsets = i([0, 0], [0, 1], [1, 2], [0, 0])
+    tokens = i(2, 5, 6, 3), i(0, 0, 0, 0), i(1, 1, 1, 1), offsets
+    yield row("BertTokenizer", text("CD"), expected=tokens, outputs=4, **vocabulary)
+    pair = i([2, 5, 3, 1, 3]), i([1] * 5), i([0, 0, 0, 1, 1])
+    yield row("HfBertTokenizer", text("c", "x"), expected=pair, outputs=3, **vocabulary)
+    yield row("BertTokenizerDecoder", i(2, 5, 6), np.zeros(0, np.int64), expected=(text("[CLS] cd"),), **vocabulary)
+    pieces = text("un", "##do"), i(0, 2), i(0), i(2)
+    options = {"vocab": '{"un": 1, "##do": 2}', "suffix_indicator": "##", "unknown_token": "?", **contrib}
+    yield row("WordpieceTokenizer", text("undo"), np.zeros(0, np.int64), expected=pieces, outputs=4, **options)
+    pairs = {"vocab": '{"a": 0, "b": 1, "ab": 2}', "merges": "a b", **contrib}
+    yield row("GPT2Tokenizer", text("aab", "b"), expected=(i([0, 2], [1, 0]), i([1, 1], [1, 0])), outputs=2, **pairs)
+    letters = {"id_vocab": "a\nb\nab", "byte_decoder": "97\t97\n98\t98", **contrib}
+    yield row("BpeDecoder", i(2, 0), expected=(text("aba"),), **letters)
+    png = np.frombuffer(base64.b64decode(PNG), np.uint8)
+    yield row("DecodeImage", png, expected=(np.uint8([[[3, 2, 1], [6, 5, 4]]]),), **contrib)
+
+
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAAD0lEQVR4nGNkZGJmZmYGAAA8ABHVfkbmAAAAAElFTkSuQmCC"
+"""The pixels (1, 2, 3) and (4, 5, 6)."""
 
 
 def learning() -> Iterator[Row]:

@@ -1,0 +1,38 @@
+"""onnxruntime-extensions: images in files, and boxes drawn on them. Pixels are [height, width, (blue, green, red)]."""
+
+from __future__ import annotations
+
+import io
+from typing import Literal
+
+import numpy as np
+
+from ..registry import Static
+from ..vision import pillow
+from . import contributed
+
+_COLOURS = ((0, 0, 255), (0, 255, 255), (0, 255, 0), (255, 255, 0), (255, 0, 0), (255, 0, 255), (0, 165, 255))
+_COLOURS = np.array([*_COLOURS, (0, 0, 128), (0, 128, 0), (128, 0, 0)], np.uint8)
+"""Red, yellow, lime, cyan, blue, magenta, orange, maroon, green, navy."""
+_JPEG = "pixels of JPEG are pillow's, whose chroma is smoother than that of onnxruntime-extensions"
+
+
+@contributed("DecodeImage", f"PNG and JPEG; needs the extra `image` (pillow); {_JPEG}")
+def decode_image(image: Static):
+    try:
+        file = pillow().open(io.BytesIO(np.asarray(image).tobytes()), formats=("PNG", "JPEG"))
+        if file.mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
+            raise NotImplementedError(f"images of the mode {file.mode} are unsupported: convert them to RGB")
+        return np.ascontiguousarray(np.asarray(file.convert("RGB"))[..., ::-1])
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"the bytes are no PNG or JPEG that pillow decodes ({error})") from None
+
+
+@contributed(
+    "EncodeImage", "needs the extra `image` (pillow); JPEG of quality 95; files decode to the same, bytes differ"
+)
+def encode_image(image: Static, *, format: Literal["png", "jpg"]):
+    file = io.BytesIO()
+    options = {"format": "PNG"} if format == "png" else {"format": "JPEG", "quality": 95}
+    pillow().fromarray(np.ascontiguousarray(image[..., ::-1])).save(file, **options)
+    return np.frombuffer(file.getvalue(), np.uint8).copy()
