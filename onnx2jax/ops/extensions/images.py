@@ -1,4 +1,4 @@
-"""onnxruntime-extensions: images in files, and boxes drawn on them. Pixels are [height, width, (blue, green, red)]."""
+"""onnxruntime-extensions: images in files. Pixels are [height, width, (blue, green, red)]."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from ..registry import Static
 from ..vision import pillow
 from . import contributed
 
-_COLOURS = ((0, 0, 255), (0, 255, 255), (0, 255, 0), (255, 255, 0), (255, 0, 0), (255, 0, 255), (0, 165, 255))
-_COLOURS = np.array([*_COLOURS, (0, 0, 128), (0, 128, 0), (128, 0, 0)], np.uint8)
-"""Red, yellow, lime, cyan, blue, magenta, orange, maroon, green, navy."""
 _JPEG = "pixels of JPEG are pillow's, whose chroma is smoother than that of onnxruntime-extensions"
 
 
