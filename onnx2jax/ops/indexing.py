@@ -240,6 +240,7 @@ def _multiplied(data, index, updates):
     index, size = [jnp.asarray(i, np.int64) for i in index], math.prod(extents)
     in_range = functools.reduce(jnp.logical_and, [(i >= -n) & (i < n) for i, n in zip(index, extents, strict=True)])
     flat = jnp.where(in_range, jnp.ravel_multi_index(index, extents, mode="wrap"), size).reshape(-1)
+    updates = jnp.where(in_range.reshape(*in_range.shape, *(1 for _ in tail)), updates, updates.dtype.type(1))
     order = jnp.argsort(flat)
     flat, updates = flat[order], updates.reshape(-1, *tail)[order]
     first = jnp.append(True, flat[1:] != flat[:-1])

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, argmax, axes_of, axis_of, flatten_or_axis, is_known, xp
+from .arrays import accumulator, argmax, axes_of, axis_of, flatten_or_axis, is_known, is_traced, xp
 from .cast import is_float
 from .indexing import gather_elements
 from .norm import root
-from .registry import Static, op
+from .registry import Static, StaticIfKnown, op
 from .shape import padded, reshaped
 
 
@@ -166,8 +166,19 @@ def top_k_1(X, *, k, axis=-1):
     return top_k(X, np.asarray(k), axis=axis)
 
 
-@op("NonZero", since=9, limits="data-dependent output shape")
-def non_zero(X: Static):
+_PADDED = (
+    "data-dependent output shape; under jit padded to the size of X, if scatters alone read what is gathered by it"
+)
+
+
+@op("NonZero", since=9, limits=_PADDED)
+def non_zero(X: StaticIfKnown, *, dropped):
+    """The indices of what is not zero; of a traced X padded with indices out of range, if scatters drop them."""
+    if is_traced(X):
+        dropped()
+        flat = jnp.nonzero(jnp.ravel(X), size=X.size, fill_value=X.size)[0].astype(np.int64)
+        indices = jnp.stack(jnp.unravel_index(flat, X.shape))
+        return jnp.where(flat == X.size, np.iinfo(np.int64).max, indices)
     if X.ndim == 0:  # no axes: shape (0, N)
         return np.zeros((0, int(bool(X))), np.int64)
     return np.array(np.nonzero(X), np.int64)

@@ -44,6 +44,7 @@ FIXTURES = frozenset(
         "shards",
         "extents",
         "wide",
+        "dropped",
     )
 )
 """Keyword-only parameters whose arguments the interpreter supplies, to operators that declare them."""

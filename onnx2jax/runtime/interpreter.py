@@ -23,6 +23,7 @@ import numpy as np
 from .. import compat
 from ..errors import OperatorError
 from ..ir import binding, loops
+from ..ir.dropped import reader_beside_scatters
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
 from ..ops.arrays import check_room, is_known, is_traced
 from ..ops.registry import Operator, Shards
@@ -31,7 +32,7 @@ from . import debug
 from .autodiff_tape import Derivation, Derivatives, Frame, Tape
 from .layers import How, Rolling
 from .limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
-from .node_errors import NoKey, forward_only, node_error, operands, warn
+from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
 from .static_operands import static_operands
 from .together import joined, once_of
 from .values import to_host
@@ -333,6 +334,16 @@ def _declared(node: Node, context: Context) -> Sequence[Any] | None:
     return None if declared is None else declared.shape
 
 
+def _dropped(node: Node, graph: Graph) -> None:
+    """Raise KnownValueError if not only scatters, which drop padding, read the node's results."""
+    if reader := reader_beside_scatters(graph, node):
+        error = needs_known(node, "'X'", node.inputs[:1])
+        error.add_note(
+            f"{reader} reads its result; if scatters alone did, by rows, it would be padded to the size of 'X'"
+        )
+        raise error
+
+
 _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "opset": lambda node, *_: node.opset,
     "n_outputs": lambda node, *_: len(node.outputs),
@@ -345,6 +356,7 @@ _FIXTURES: dict[str, Callable[[Node, Scope, Context], Any]] = {
     "shards": _shards,
     "extents": lambda node, _, context: _declared(node, context) if context.caller_traces else None,
     "wide": lambda node, *_: node.casts is not None and node.casts.result == np.float32,
+    "dropped": lambda node, _, context: partial(_dropped, node, *context.graphs[:1]),
     "warn": lambda node, _, context: partial(warn, node, context.settings.warned),
     "rng": lambda node, _, context: NoKey(node) if context.rng is None else _fold(context.rng, node),
 }

@@ -276,12 +276,8 @@ EQX: Final[dict[str, tuple[Callable[[], tuple[Any, Any]], Sizes]]] = {
     "GRUCell": (_eqx(lambda k: eqx.nn.GRUCell(4, 6, key=k), _gru), (_floats((5, 4)),)),
 }  # fmt: skip
 
-DROPS: Final = "jax2onnx drops indices out of bounds by NonZero of a mask, whose length depends on data"
 STARTS: Final = "jax2onnx writes the slice from a traced start to a traced end, whose length is not said"
 KNOWN: Final[dict[str, dict[str, str]]] = {
-    "jax.numpy, bincount": {"jit": DROPS},
-    "jax.lax and jax.nn, scatter_add": {"jit": DROPS},
-    "jax.lax and jax.nn, segment_sum": {"jit": DROPS},
     "jax.lax and jax.nn, dynamic_slice of a traced start": {"jit": STARTS},
     "jax.lax and jax.nn, while_loop": {"grad": LOOP},
     "jax.lax and jax.nn, stop_gradient": {"grad": "jax2onnx drops stop_gradient, for which ONNX has no operator"},
