@@ -22,7 +22,8 @@ from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
 from ...sharding.rules import Placement
 from . import stablehlo
-from .extents import images, symbolic
+from .extents import images, symbolic, symbols_in
+from .requirements import requirements
 from .save import save
 
 ABOUT: Final = "about.json"
@@ -35,10 +36,10 @@ BYTECODE: Final = "program.mlirbc"
 TEXT: Final = "program.mlir"
 FILES: Final = (PROGRAM, BYTECODE, WEIGHTS, TEXT)
 PLATFORMS: Final = ("cpu", "cuda", "rocm", "tpu")
-SHORTENED: Final = re.compile(r"\bmin\((?:([a-zA-Z_]\w*), (\d+)|(\d+), ([a-zA-Z_]\w*))\)")
-"""A table's extent where a symbol is longer, in messages of JAX: what reads the table needs a shorter one."""
 STEPS: Final = 64
 """The largest number that export tries of which an extent be a multiple."""
+MOST: Final = 16
+"""The constraints that export finds by itself."""
 
 
 class Exports:
@@ -192,22 +193,25 @@ def _with_multiples(
     """The program, the numbers of which free dimensions are multiples (powers of two up to STEPS), and constraints.
 
     Strides halve an image, and a skip connection adds what is doubled again: an extent of 33 has no such sum, and JAX
-    refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps.
+    refuses what some extents refuse. Lower bounds, limits by tables and equations are read from messages. Sizes of images, which are axes from the third on, then get coarser steps.
     """
     multiples: dict[str, int] = {}
     candidates, bounds = images(model.inputs, dims), list(constraints)
+    free = symbols_in(model.inputs, dims)
     first: Exception | None = None
     while True:
         shapes = symbolic(model.inputs, dims, bounds, multiples)
         try:
             function, names = _function(model, params, shapes), platforms or ("cpu", "cuda", "tpu")
             return _lowered(function, names, shapes), multiples, bounds
-        except (UnsupportedError, OperatorError) as e:
+        except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
-            found = [f"{a or d} <= {b or c}" for a, b, c, d in SHORTENED.findall(str(e))]
-            if found and not set(found) <= set(bounds):
-                bounds += [c for c in dict.fromkeys(found) if c not in bounds]
+            new = requirements(str(e), free, bounds)
+            if new and len(bounds) < len(constraints) + MOST:
+                bounds, first = bounds + new, None
                 continue
+            if isinstance(e, KnownValueError):
+                raise first from first.__cause__
             named = _named(str(e), candidates) or _named("\n".join(e.__notes__), candidates)
             steps = {n: 2 * multiples.get(n, 1) for n in named}
             if not steps or max(steps.values()) > STEPS:

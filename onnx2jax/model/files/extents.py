@@ -26,6 +26,15 @@ OPERATIONS: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
 """The operators of expressions."""
 
 
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": max,
+    "min": min,
+}
+"""What JAX writes as functions."""
+
+
 def symbolic(
     inputs: Sequence[ValueInfo],
     dims: Mapping[str, int | str],
@@ -91,6 +100,11 @@ def symbols_of(names: Iterable[str]) -> dict[str, str]:
     return symbols
 
 
+def symbols_in(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> set[str]:
+    """The symbols of the free dimensions that ``dims`` leaves free."""
+    return {symbol for n, symbol in symbols_of(_names(inputs).values()).items() if n not in dims}
+
+
 def images(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> dict[str, str]:
     """The symbols of the free dimensions that may be an image's size: those of axes from the third on only."""
     names = _names(inputs)
@@ -119,7 +133,7 @@ class _Extents:
         text = extent or (name if name not in self._symbols and not name.isidentifier() else None)
         try:
             if text is not None:
-                return _value(ast.parse(text.strip(), mode="eval").body, lambda n: self._of(n, inside | {name}))
+                return evaluated(text, lambda n: self._of(n, inside | {name}))
             (symbol,) = export.symbolic_shape(self._symbols.get(name, name), scope=self._scope)
         except (ValueError, SyntaxError, ArithmeticError) as e:
             raise InputShapeError(f"dimension {name!r}, {text or name!r}, is no expression: {e}") from None
@@ -135,10 +149,15 @@ def _is_expression(text: str, names: set[str]) -> bool:
         return 1
 
     try:
-        _value(ast.parse(text.strip(), mode="eval").body, one)
+        evaluated(text, one)
     except (ValueError, SyntaxError, ArithmeticError):
         return False
     return bool(found) and found <= names
+
+
+def evaluated(text: str, of: Callable[[str], Any]) -> Any:
+    """The value of an expression in text."""
+    return _value(ast.parse(text.strip(), mode="eval").body, of)
 
 
 def _value(node: ast.expr, of: Callable[[str], Any]) -> Any:
@@ -152,4 +171,6 @@ def _value(node: ast.expr, of: Callable[[str], Any]) -> Any:
             return -_value(operand, of)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATIONS:
             return OPERATIONS[type(op)](_value(left, of), _value(right, of))
+        case ast.Call(func=ast.Name(id=name), args=arguments) if name in FUNCTIONS:
+            return FUNCTIONS[name](*(_value(argument, of) for argument in arguments))
     raise ValueError(f"{ast.unparse(node)!r} is not made of integers, names, +, -, *, // and %")

@@ -729,3 +729,25 @@ def test_a_table_of_positions_bounds_the_length(tmp_path: Path) -> None:
     np.testing.assert_array_equal(program(x), model(x))
     with pytest.raises(InputShapeError, match="where s <= 3"):
         program(np.ones((2, 4, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("body", "constraint"),
+    [
+        ("float[a, 2] x, float[b, 3] z) => (float[c, 5] y) { y = Concat<axis = 1>(x, z) }", "b == a"),
+        (
+            "float[1, 1, w] x) => (float[1, 1, u] y) <float[1, 1, 3] k = {1, 2, 3}> { y = Conv(x, k) }",
+            "w >= 2",
+        ),
+        (
+            "float[w] x) => (float[u] y) <int64[2] p = {4, 0}> { y = Pad<mode = \"reflect\">(x, p) }",
+            "w >= 5",
+        ),
+    ],
+)  # fmt: skip
+def test_equal_extents_and_lower_bounds_are_found(tmp_path: Path, body: str, constraint: str) -> None:
+    model = onnx2jax.convert(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g ({body}'))
+    folder = model.export(tmp_path, platforms=["cpu"])
+    assert constraint in json.loads((folder / "about.json").read_text())["constraints"]
+    inputs = [np.ones([d if isinstance(d, int) else 8 for d in v.shape or ()], np.float32) for v in model.inputs]
+    np.testing.assert_allclose(onnx2jax.load_exported(folder)(*inputs), model(*inputs), rtol=1e-6)
