@@ -193,7 +193,8 @@ def _with_multiples(
     """The program, the numbers of which free dimensions are multiples (powers of two up to STEPS), and constraints.
 
     Strides halve an image, and a skip connection adds what is doubled again: an extent of 33 has no such sum, and JAX
-    refuses what some extents refuse. Lower bounds, limits by tables and equations are read from messages. Sizes of images, which are axes from the third on, then get coarser steps.
+    refuses what some extents refuse. Sizes of images, which are axes from the third on, then get coarser steps. Bounds
+    and equal extents are read from messages (see requirements.py).
     """
     multiples: dict[str, int] = {}
     candidates, bounds = images(model.inputs, dims), list(constraints)

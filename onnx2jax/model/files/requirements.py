@@ -46,8 +46,8 @@ def _found(message: str, symbols: Collection[str], known: Collection[str]) -> It
     for axis, shapes in _JOINED.findall(message):
         first, *others = (_split(shape) for shape in re.findall(r"\(([^()]+)\)", shapes))
         for other in others:
-            both = [(a, b) for i, (a, b) in enumerate(zip(first, other, strict=False)) if i != int(axis)]
-            yield from _equal(*zip(*both, strict=True), symbols)
+            one, two = ([d for i, d in enumerate(shape) if i != int(axis)] for shape in (first, other))
+            yield from _equal(one, two, symbols)
 
 
 def _split(shape: str) -> list[str]:
