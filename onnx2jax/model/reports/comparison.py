@@ -128,7 +128,8 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
             if ours.keys() != theirs.keys():
                 yield None, None, "other keys"
             else:
-                yield from (d for k in theirs for d in _differences(ours[k], theirs[k], limits, only_types))
+                values = ((_single(ours[k]), _single(theirs[k])) for k in theirs)
+                yield from (d for a, b in values for d in _differences(a, b, limits, only_types))
         elif theirs is not None:
             pairs = zip(ours, theirs, strict=True)
             yield from (d for a, b in pairs for d in _differences(a, b, limits, only_types))
@@ -146,6 +147,11 @@ def _differences(ours: Any, theirs: Any, limits: Limits, only_types: bool) -> It
         yield (None, None, f"{count} of {ours.size} texts differ") if count else (0.0, 0.0, "")
     else:
         yield _in_numbers(ours, theirs, *limits)
+
+
+def _single(value: Any) -> Any:
+    """A value of a map: ONNX's maps hold float32, which runtimes return as Python's floats."""
+    return np.float32(value) if type(value) is float else value
 
 
 def magnitude(value: Any) -> float:

@@ -39,6 +39,7 @@ class Peer:
         every: whether all node outputs are outputs.
         steps: the path to the graph to run; empty for the main graph.
         feeds: for an inner graph: its inputs, and the outer values it reads, which become inputs.
+        alone: a node that is run alone, and its operands, which are fed as ``operand0``, ``operand1``, ...
     """
 
     def __init__(
@@ -49,12 +50,15 @@ class Peer:
         every: bool = False,
         steps: Sequence[InnerGraph] = (),
         feeds: Mapping[str, Any] | None = None,
+        alone: tuple[Node, Sequence[Any]] | None = None,
     ) -> None:
         self.name = name
 
         def change(message: Any) -> None:
             if steps:
                 _go_inside(message, steps, feeds or {})
+            if alone:
+                _isolate(message.graph, *alone)
             if every:
                 own = {v.name for v in message.graph.output}
                 names = dict.fromkeys(n for node in message.graph.node for n in node.output if n and n not in own)
@@ -141,10 +145,25 @@ def _go_inside(message: Any, steps: Sequence[InnerGraph], feeds: Mapping[str, An
     message.graph.initializer.extend(kept)
     del message.graph.input[:]
     held = {t.name for t in message.graph.initializer}
+    _declare(message.graph, {n: v for n, v in feeds.items() if n not in held})
+
+
+def _isolate(graph: Any, node: Node, operands: Sequence[Any]) -> None:
+    """Keep one node of a graph, which reads its operands as inputs."""
+    (kept,) = (n for n in graph.node if list(n.output) == list(node.outputs))
+    kept = type(kept).FromString(kept.SerializeToString())
+    names = [f"operand{i}" if v is not None else "" for i, v in enumerate(operands)]
+    kept.input[:] = names
+    for part in ("node", "initializer", "sparse_initializer", "input", "output", "value_info"):
+        graph.ClearField(part)
+    graph.node.append(kept)
+    _declare(graph, {n: v for n, v in zip(names, operands, strict=True) if n})
+
+
+def _declare(graph: Any, feeds: Mapping[str, Any]) -> None:
+    """Add values to the inputs of a graph."""
     for name, value in feeds.items():
-        if name not in held:
-            info = message.graph.input.add(name=name)
-            kind, inner = info.type, value
-            while isinstance(inner, list):
-                kind, inner = kind.sequence_type.elem_type, inner[0] if inner else np.zeros(0, np.float32)
-            kind.tensor_type.elem_type = to_code(np.asarray(inner).dtype)
+        kind, inner = graph.input.add(name=name).type, value
+        while isinstance(inner, list):
+            kind, inner = kind.sequence_type.elem_type, inner[0] if inner else np.zeros(0, np.float32)
+        kind.tensor_type.elem_type = to_code(np.asarray(inner).dtype)

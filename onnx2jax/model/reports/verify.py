@@ -36,6 +36,7 @@ from ..changes.rebatch import group_of
 from .comparison import Comparison, compared, magnitude
 from .peers import NAMES, InnerGraph, Peer, checked, step_into
 from .samples import data_sets, random_value, read_values
+from .saturation import SATURATES, unsaturated
 from .table import table
 
 COMPARABLE: Final = 10
@@ -217,6 +218,7 @@ class _Verifier:
         self.model, self.against, self.each_node, self.limits = model, against, each_node, limits
         self.peer = against if against in NAMES else NAMES[0]
         self.notes: list[str] = []
+        self.saturated: set[str] = set()
         self.drawn = {n for node in model.graph.nodes if _draws(node) for n in node.outputs}
         self.random = self.drawn | {n for node in descendants(model.graph.nodes, self.drawn) for n in node.outputs}
         if self.random:
@@ -265,6 +267,7 @@ class _Verifier:
         scope = {**feeds, **theirs}
         found, ours = self._node_by_node(graph, scope, theirs, self.drawn)
         first = self._first(graph, (), scope, found, ours)
+        found = [c if c.ok or c.value not in self.saturated else replace(c, ok=True, why=SATURATES) for c in found]
         if first is not None or graph.differentiates or all(c.ok for c in outputs):
             return found, first, {}
         values = self.model.values(**{n: v for n, v in feeds.items() if n not in self.model.static})
@@ -284,8 +287,11 @@ class _Verifier:
             behind = ancestors(self.model.graph.nodes, [c.value])
             again = self._on_operands(behind[-1], c.value, ours[c.value], theirs, self.random) if behind else c
             rounding = [node for node in behind if _rounds(node)]
+            saturated = sum(not self.saturated.isdisjoint(node.outputs) for node in behind)
             if again.ok:
                 reasons[c.value] = again
+            elif saturated:
+                reasons[c.value] = replace(c, ok=True, why=f"onnxruntime saturates in {saturated} nodes")
             elif _flips(rounding, ours, theirs):
                 reasons[c.value] = replace(c, ok=True, why=f"roundings add up over {len(rounding)} quantised nodes")
         return reasons
@@ -313,7 +319,12 @@ class _Verifier:
         return None
 
     def _node_by_node(
-        self, graph: Graph, scope: Mapping[str, Any], theirs: Mapping[str, Any], drawn: Any
+        self,
+        graph: Graph,
+        scope: Mapping[str, Any],
+        theirs: Mapping[str, Any],
+        drawn: Any,
+        steps: tuple[InnerGraph, ...] = (),
     ) -> tuple[list[Comparison], dict[str, Any]]:
         """Comparisons of a graph's nodes, each on the other's operands, and our results by name."""
         names = [n for n in node_outputs(graph) if n in theirs]
@@ -329,7 +340,22 @@ class _Verifier:
         ours = dict(zip(names, results, strict=True))
         producers = {n: node for node in graph.nodes for n in node.outputs if n}
         values = {**self._weights(graph), **scope}
-        return [self._on_operands(producers[n], n, ours[n], values, drawn) for n in names], ours
+        found = [self._on_operands(producers[n], n, ours[n], values, drawn) for n in names]
+        if self.peer == "onnxruntime":
+            found = [c if c.ok else self._saturating(c, producers[c.value], ours, values, steps) for c in found]
+        return found, ours
+
+    def _saturating(
+        self, c: Comparison, node: Node, ours: Mapping[str, Any], values: Mapping[str, Any], steps: Any
+    ) -> Comparison:
+        """The comparison of a node's output with onnxruntime's exact one where its usual one is saturated."""
+        exact = unsaturated(self.model, node, values, steps)
+        if c.value not in exact or not self._on_operands(node, c.value, ours[c.value], {**values, **exact}, ()).ok:
+            return c
+        if c.value not in self.saturated:
+            self.saturated.add(c.value)
+            self.notes.append(f"{node}: {SATURATES}")
+        return replace(c, ok=True, why=SATURATES)
 
     def _first(
         self,
@@ -345,7 +371,11 @@ class _Verifier:
         sizes = {n: np.inf if c.relative is None else c.relative for n, c in wrong.items()}
         value = next(n for n, size in sizes.items() if size >= min(max(sizes.values()) / COMPARABLE, 1))
         node = next(node for node in graph.nodes if value in node.outputs)
+        before = len(self.saturated)
         inside = self._inside(node, steps, scope) if node.graphs else None
+        if inside is None and len(self.saturated) > before:  # the graph is right but for these nodes
+            self.saturated.update(node.outputs)
+            return self._first(graph, steps, scope, [c for c in found if c.value not in node.outputs], ours)
         if inside is not None:
             return replace(inside, node=f"{node}, inside it {inside.node}")
         return Difference(str(node), value, wrong[value], self._operands(graph, node, scope, ours))
@@ -368,7 +398,7 @@ class _Verifier:
             try:
                 theirs = Peer(self.peer, self.model, every=True, steps=path, feeds=feeds).run(feeds)
                 found, ours = self._node_by_node(
-                    graph, {**feeds, **theirs}, theirs, {n for n in node_outputs(graph) if graph.draws}
+                    graph, {**feeds, **theirs}, theirs, {n for n in node_outputs(graph) if graph.draws}, path
                 )
             except UnsupportedError as e:
                 self.notes.append(f"the graphs of {node} could not be compared: {str(e).splitlines()[0]}")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -347,3 +348,42 @@ def test_the_last_digit_of_operands_is_no_difference(shift: Any) -> None:
     shift("Exp", lambda y: y * 1.01)
     found = onnx2jax.convert(proto(text)).verify(against="onnxruntime")
     assert found.first is not None and found.first.value == "z"
+
+
+def saturating() -> bool:
+    """Whether onnxruntime adds products of uint8 by int8 in 16 bits on this processor."""
+    text = "g (uint8[1, 4] x, int8[4, 1] w) => (int32[1, 1] y) { y = MatMulInteger(x, w) }"
+    session = onnxruntime.InferenceSession(proto(text).SerializeToString())
+    (total,) = session.run(None, {"x": np.full((1, 4), 255, np.uint8), "w": np.full((4, 1), 127, np.int8)})
+    return int(total[0, 0]) != 4 * 255 * 127
+
+
+PRODUCT = """g (uint8[2, 4] x) => (int32[2, 2] y) <int8[4, 2] w = {127, 127, 127, 127, 127, 127, 127, 127}>
+{ h = MatMulInteger(x, w)
+  y = Neg(h) }"""
+PRODUCTS_IN_A_LOOP = """g (uint8[1, 4] x) => (int32 y) <int8[4, 1] w = {127, 127, 127, 127}>
+{ n = Constant<value = int64 {2}>()
+  go = Constant<value = bool {1}>()
+  none = Constant<value = int32 {0}>()
+  y = Loop(n, go, none) <body = b (int64 i, bool c, int32 s) => (bool k, int32 t)
+    { k = Identity(c)
+      r = MatMulInteger(x, w)
+      z = ReduceSum<keepdims = 0>(r)
+      t = Add(z, s) }> }"""
+
+
+@pytest.mark.parametrize("text, rows", [(PRODUCT, 2), (PRODUCTS_IN_A_LOOP, 1)])
+def test_saturating_products_of_onnxruntime_are_no_fault_of_ours(shift: Any, text: str, rows: int) -> None:
+    x = {"x": np.full((rows, 4), 255, np.uint8)}
+    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime", each_node=True)
+    assert found and found.first is None, str(found)
+    assert any("onnxruntime saturates here" in note for note in found.notes) == saturating()
+    shift("MatMulInteger", lambda y: y + 1)
+    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    assert found.first is not None and "MatMulInteger" in found.first.node
+
+
+def test_maps_hold_float32() -> None:
+    """Runtimes return their values as Python's floats."""
+    assert compared("y", [{0: 0.9955077171325684}], [{0: 0.9955076575279236}]).ok
+    assert not compared("y", [{0: 0.9955}], [{0: 0.9965}]).ok
