@@ -11,6 +11,7 @@ from typing import Any, Final
 import jax
 
 from .errors import UnsupportedError
+from .ir.file import check_keywords
 from .model.convert import convert
 from .proto.dtypes import ELEMENT_TYPES, to_code
 from .proto.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType, ValueInfo
@@ -71,6 +72,7 @@ class InferenceSession:
         provider_options: Sequence[Mapping[str, Any]] | None = None,
         **options: Any,
     ) -> None:
+        check_keywords(options, InferenceSession, convert)
         self.model = convert(path_or_bytes, **options)
         self._warn_once(sess_options, providers, provider_options)
 

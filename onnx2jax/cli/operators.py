@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from ..errors import did_you_mean
 from ..model.convert import open_model
 from ..ops.registry import supported
 from .inspect import operators, remark
@@ -44,7 +45,10 @@ def _operators(arguments: argparse.Namespace) -> int:
         print_json([{"domain": domain, "name": name, "since": list(since)} for domain, name, since in found])
         return 0
     if not found:
-        raise CommandError(f"no supported operator matches --name {arguments.name!r} --domain {arguments.domain!r}")
+        near = did_you_mean(arguments.name, (name for names in supported().values() for name in names))
+        raise CommandError(
+            f"no supported operator matches --name {arguments.name!r} --domain {arguments.domain!r}{near}"
+        )
     rows = [(domain, name, ", ".join(map(str, since))) for domain, name, since in found]
     print_table(f"{len(rows)} operators; opsets at which their meaning changes", ("domain", "operator", "since"), rows)
     return 0

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from .. import compat
 from ..errors import ModelError
+from ..ir.file import check_keywords
 from ..model.convert import convert
 from ..model.model import Model
 from .decoder import Decoder
@@ -57,6 +58,7 @@ def decoder(
     >>> counting.context, counting.vocabulary
     (256, 128)
     """
+    check_keywords(converting, decoder, convert)
     settings: dict[str, Any] = {}
     if isinstance(source, str | Path):
         source, prefill, settings = _locate(Path(source), prefill)
@@ -84,7 +86,7 @@ def tokenizer(source: Path | str) -> Any:
     """
     folder = Path(source) if Path(source).is_dir() else Path(source).parent
     if not (file := folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(2, "no tokenizer found; give token ids", str(file))
+        raise FileNotFoundError(2, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)", str(file))
     return compat.optional("tokenizers", "text").Tokenizer.from_file(str(file))
 
 

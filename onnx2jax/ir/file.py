@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -103,17 +104,25 @@ def read(source: Any, **reading: Unpack[Reading]) -> OnnxFile:
     return OnnxFile(source, **reading)
 
 
-def opened(source: Any, reading: Reading, own: Iterable[str] = ()) -> tuple[OnnxFile, Any, ExternalFiles]:
-    """The source as an OnnxFile, its message, and its external data files.
+def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None:
+    """Raise if a keyword is one of neither ``read`` nor the functions that it was passed to.
 
-    ``own`` are the other keywords of the function that was called.
+    Raises:
+        TypeError: unknown keywords.
+    """
+    own = [p.name for f in functions for p in signature(f).parameters.values() if p.default is not p.empty]
+    valid = [*dict.fromkeys((*own, *Reading.__annotations__))]
+    if unknown := sorted(set(given) - {*valid}):
+        raise TypeError(f"unknown keyword {', '.join(unknown)}{did_you_mean(unknown, valid)}; keywords are {valid}")
+
+
+def opened(source: Any, reading: Reading) -> tuple[OnnxFile, Any, ExternalFiles]:
+    """The source as an OnnxFile, its message, and its external data files.
 
     Raises:
         TypeError: unknown keywords, or keywords of ``read`` with a file that has been read already.
     """
-    if unknown := sorted(reading.keys() - Reading.__annotations__.keys()):
-        valid = [*own, *Reading.__annotations__]
-        raise TypeError(f"unknown keyword {', '.join(unknown)}{did_you_mean(unknown, valid)}; keywords are {valid}")
+    check_keywords(reading)
     if not isinstance(source, OnnxFile):
         file = OnnxFile(source, **reading)
         return file, *file._open(last=True)

@@ -192,6 +192,12 @@ def ancestors(
     return found[::-1]
 
 
+def nodes_named(graph: Graph, names: Collection[str]) -> str:
+    """The end of a message about values that do not exist: some of the names are nodes'; empty if none is."""
+    found = [f"; {n.name!r} is a node, whose outputs are {list(n.outputs)}" for n in graph.nodes if n.name in names]
+    return "".join(found[:3])
+
+
 def descendants(nodes: Iterable[Node], values: Iterable[str]) -> list[Node]:
     """The nodes that depend on the values, directly or through other nodes, in topological order."""
     reached, found = set(values), []

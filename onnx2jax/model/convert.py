@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -12,9 +12,9 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
-from ..errors import InputNameError, ShardingError, UnsupportedError
+from ..errors import InputNameError, InputTypeError, ShardingError, UnsupportedError
 from ..ir import binding, layers, loops
-from ..ir.file import Reading, opened
+from ..ir.file import Reading, check_keywords, opened
 from ..ir.graph import Graph, Imported
 from ..ir.importer import Importer
 from ..proto.origin import Origin
@@ -149,11 +149,14 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
+    check_keywords(reading, convert)
+    if isinstance(source, Model):
+        raise InputTypeError(f"{source.graph.name!r} is a Model already; to change its options, convert its file again")
     options = pipeline.parse(optimize)
     if loop_cond not in ("onnx", "onnxruntime"):
         raise InputNameError(f"loop_cond is {loop_cond!r}; it is 'onnx' or 'onnxruntime'")
     with together(mesh, "convert") as agreed:
-        importer = open_model(source, reading, convert.__kwdefaults__ or ())
+        importer = open_model(source, reading)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
         _warn_of_deviations(imported, loop_cond)
@@ -256,13 +259,13 @@ def process_state(placed: Placement | None, origin: Origin | None, arguments: An
     return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": arguments}
 
 
-def open_model(source: Any, reading: Reading, own: Iterable[str] = ()) -> Importer:
-    """The importer of a source, checked by the options of ``read``; ``own`` are other keywords of the caller.
+def open_model(source: Any, reading: Reading) -> Importer:
+    """The importer of a source, checked by the options of ``read``.
 
     Raises:
         ModelError: the file is no ONNX model, or breaks a rule of the format.
     """
-    file, message, files = opened(source, reading, own)
+    file, message, files = opened(source, reading)
     newer, documents = file.allow_newer_opset, file.documents
     if file.strict:
         check_message(message, files, allow_newer_opset=newer, documents=documents).raise_errors()

@@ -11,9 +11,9 @@ import jax
 from jax.sharding import Mesh
 
 from .. import compat
-from ..errors import InputNameError, RandomKeyError, did_you_mean, names_list
+from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mean, names_list
 from ..ir import analysis
-from ..ir.graph import Graph, read_constants
+from ..ir.graph import Graph, nodes_named, read_constants
 from ..ops.arrays import is_traced
 from ..proto.origin import Origin
 from ..proto.types import TensorType, ValueInfo
@@ -326,12 +326,19 @@ class Model(Views, Exports):
     def __reduce__(self) -> Any:
         return _restored, (self.spec, self.params)  # programs and device arrays are not pickled
 
+    def _meant(self, names: Sequence[str]) -> str:
+        """What names that are not outputs are, as the end of a message."""
+        inner = [n for n in names if n in self.graph.producers]
+        return f"; for inner values: model.values(inputs, names={inner})" if inner else nodes_named(self.graph, names)
+
     def _positions(self, output_names: str | Sequence[str]) -> Sequence[int]:
+        if isinstance(output_names, Mapping):
+            raise InputTypeError("the arguments are swapped: run(output_names, inputs)")
         names, wanted = [v.name for v in self.outputs], names_list(output_names)
         if unknown := [n for n in wanted if n not in names]:
             raise InputNameError(
                 f"there is no output {', '.join(map(repr, unknown))}; the model's outputs are {names}"
-                f"{did_you_mean(unknown, names)}"
+                f"{self._meant(unknown) or did_you_mean(unknown, names)}"
             )
         return [names.index(n) for n in wanted]
 

@@ -12,6 +12,7 @@ from ..errors import ModelError
 from .messages import ModelProto
 
 _LIMIT = 2**31 - 1
+_WHOLE = "; onnx.helper.make_model(graph) makes a model of a graph"
 
 
 def read_model(source: Any) -> Any:
@@ -35,7 +36,10 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
     elif isinstance(source, bytes | bytearray | memoryview):
         label, data = "the bytes given", bytes(source)
     elif hasattr(source, "SerializeToString"):
-        label, data = f"the {type(source).__name__} given", source.SerializeToString()
+        kind = type(source).__name__
+        if kind.endswith("Proto") and kind not in ("ModelProto", "OperatorSetProto"):
+            raise TypeError(f"a model is a path, bytes, a binary file or an onnx.ModelProto, not onnx.{kind}{_WHOLE}")
+        label, data = f"the {kind} given", source.SerializeToString()
     elif hasattr(source, "read"):
         label, data = "the file given", source.read()
         name = getattr(source, "name", None)
@@ -65,8 +69,8 @@ def parse(data: bytes, label: str) -> Any:
         raise ModelError(f"{label} has {len(data)} bytes, protobuf's limit is 2 GiB; save it with external data")
     try:
         model = ModelProto.FromString(data)
-    except DecodeError as e:
-        raise ModelError(f"{label} is not an ONNX model: {_guess(data) or _broken(data, e)}") from None
+    except DecodeError:
+        raise ModelError(f"{label} is not an ONNX model: {_guess(data) or _broken(data)}") from None
     if not model.HasField("graph") or not model.HasField("ir_version"):
         missing, rule = ("graph", "MV-04") if model.HasField("ir_version") else ("ir_version", "MV-01")
         guess = _guess(data)
@@ -74,12 +78,10 @@ def parse(data: bytes, label: str) -> Any:
     return model
 
 
-def _broken(data: bytes, error: DecodeError) -> str:
+def _broken(data: bytes) -> str:
     if data[:1] == b"\x08":  # the tag of ir_version, the first field of a model
-        return (
-            f"it starts like one, but its {len(data):,} bytes do not parse to the end; was the copy complete? ({error})"
-        )
-    return f"protobuf cannot parse it ({error})"
+        return f"it starts like one, but its {len(data):,} bytes do not parse to the end; was the copy complete?"
+    return "its bytes are not a protobuf message"
 
 
 def _guess(data: bytes) -> str:

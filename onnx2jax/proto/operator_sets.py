@@ -90,8 +90,8 @@ def parse(source: Any, *, follow_links: bool = False) -> tuple[Any, str, Externa
     data, label, folder = read_bytes(source)
     try:
         document = OperatorSetProto.FromString(data)
-    except DecodeError as e:
-        text = f"{label} is not an operator set document: protobuf cannot parse it ({e})"
+    except DecodeError:
+        text = f"{label} is not an operator set document: its bytes are not a protobuf message"
         raise ModelError(text, rule="OD-01") from None
     return document, label, ExternalFiles(folder, follow_links=follow_links)
 

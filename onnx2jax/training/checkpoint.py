@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from .. import compat
-from ..errors import CheckpointError
+from ..errors import CheckpointError, InputTypeError
 from ..proto import atomic
 from ..runtime.values import to_host
 from ..sharding.processes import together, writes
@@ -68,6 +68,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
     (37, True, True)
     """
     save_file = compat.optional("safetensors.numpy", "checkpoint").save_file
+    _check_path(path, "save_checkpoint(path, state)")
     path = Path(path)
     arrays, metadata = _entries(state, position)
     ours, mesh = writes(arrays)
@@ -82,6 +83,11 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any =
             with atomic.replacing(path) as file:
                 save_file(blocks, file.name, {METADATA: json.dumps(metadata)})
     return path
+
+
+def _check_path(path: Any, call: str) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise InputTypeError(f"the first argument is a path, not {type(path).__name__}: {call}")
 
 
 def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
@@ -108,6 +114,7 @@ def load_checkpoint(path: str | os.PathLike[str], like: S) -> tuple[S, Any]:
     ...     onnx2jax.load_checkpoint(path, like)
     ({'w': Array([1., 1.], dtype=float32)}, None)
     """
+    _check_path(path, "load_checkpoint(path, like)")
     safetensors, path = compat.optional("safetensors", "checkpoint"), Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{str(path)!r} is a folder; if Checkpoints wrote it: Checkpoints(folder).load(like)")

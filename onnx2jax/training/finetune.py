@@ -137,7 +137,7 @@ class FineTuning(TrainingEngine):
         shardings: Mapping[str, PartitionSpec] | None = None,
     ) -> None:
         compat.optional("optax", "train")
-        check_options(model, optimizer, accumulate, mesh, shardings)
+        check_options(model, loss, optimizer, accumulate, mesh, shardings)
         loss, outputs = as_loss(loss, outputs, model)
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else select_outputs(model.graph, outputs)

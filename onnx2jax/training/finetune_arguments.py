@@ -34,7 +34,7 @@ Metrics = dict[str, jax.Array]
 
 
 def check_options(
-    model: Any, optimizer: Any, accumulate: int, mesh: Mesh | None, shardings: Mapping[str, Any] | None
+    model: Any, loss: Any, optimizer: Any, accumulate: int, mesh: Mesh | None, shardings: Mapping[str, Any] | None
 ) -> None:
     """Checks model, optimizer, number of microbatches, and shardings.
 
@@ -48,6 +48,8 @@ def check_options(
         raise InputTypeError(
             f"finetune takes a Model, not {type(model).__name__}: finetune(onnx2jax.convert({source}), loss, optimizer)"
         )
+    if hasattr(loss, "init") and hasattr(loss, "update"):
+        raise InputTypeError("the arguments are swapped: finetune(model, loss, optimizer)")
     if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise InputTypeError(f"optimizer is {optimizer!r:.60}, not an optax optimizer such as optax.adam(1e-3)")
     if accumulate < 1:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..errors import TrainingFormError
+from ..errors import InputTypeError, TrainingFormError
 from ..model.model import Model
 from .finetune_arguments import select_trainable
 
@@ -62,6 +62,10 @@ def to_equinox(model: Model, *, trainable: Any = None) -> Any:
 
 def _params(model: Model, trainable: Any) -> dict[str, Any]:
     """Copies of the parameters to train."""
+    if not isinstance(model, Model):
+        raise InputTypeError(
+            f"a module is made of a Model, not {type(model).__name__}: to_nnx(onnx2jax.convert(source))"
+        )
     try:
         names, _ = select_trainable(model.graph, model.params, trainable)
     except TrainingFormError:

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from .. import compat
 from ..errors import InputError, InputNameError, UnsupportedError, did_you_mean, names_list
 from ..ir import analysis
-from ..ir.file import Reading
+from ..ir.file import Reading, check_keywords
 from ..ir.graph import Graph
 from ..model.calls import arguments
 from ..model.calls.outputs import as_outputs, field_names
@@ -91,6 +91,7 @@ class TrainingModel(TrainingEngine):
         optimize: bool = True,
         **reading: Unpack[Reading],
     ) -> None:
+        check_keywords(reading, TrainingModel)
         with together(mesh, "TrainingModel") as processes:
             self._imported, self._infos, self.origin = imported, infos, _ = open_training(source, reading)
             if several(mesh):

@@ -102,7 +102,7 @@ def test_stop_tokens_of_the_file_end_the_text(folder: Path, capsys: pytest.Captu
         (["--prompt-ids", "128"], 1, "tokens are 0 to 127"),
         (["--prompt-ids", "1", "--temperature", "-1"], 1, "temperature is -1"),
         (["--prompt-ids", "1", "--max-new-tokens", "256"], 1, "257 tokens, and the model supports 256"),
-        (["--prompt", "a"], 1, "no tokenizer found; give token ids"),
+        (["--prompt", "a"], 1, "no tokenizer found; pass token ids (at a terminal: --prompt-ids 1,2,3)"),
     ],
 )
 def test_invalid_arguments_are_refused(

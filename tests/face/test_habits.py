@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.cli import main
-from onnx2jax.errors import InputNameError, InputTypeError
+from onnx2jax.errors import InputNameError, InputTypeError, ModelError
 from tests.support.models import mlp, text_model, value
 
 X = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
@@ -114,6 +114,15 @@ def misspelt() -> dict[str, tuple[Callable[[], object], str]]:
     """Calls with a misspelt name, and the name that is meant."""
     model = onnx2jax.convert(mlp())
     return {
+        "keyword of decoder": (lambda: onnx2jax.decoder(mlp(), contekst=8), "context"),
+        "keyword of a session": (lambda: onnx2jax.InferenceSession(mlp(), provider=[]), "providers"),  # type: ignore[arg-type]
+        "keyword of TrainingModel": (
+            lambda: onnx2jax.TrainingModel(onnx2jax.demo_training_model(), output=["loss"]),  # type: ignore[call-arg]
+            "outputs",
+        ),
+        "output of join": (lambda: onnx2jax.join(model, mlp(), {"Y": "x"}), "y"),
+        "input of join": (lambda: onnx2jax.join(model, mlp(), {"y": "X"}), "x"),
+        "runtime of verify": (lambda: model.verify(against="onnx-runtime"), "onnxruntime"),
         "keyword": (lambda: onnx2jax.convert(mlp(), dim_override={}), "dim_overrides"),  # type: ignore[call-arg]
         "dimension": (lambda: onnx2jax.convert(mlp(), dim_overrides={"bacth": 3}), "batch"),
         "output": (lambda: model.run(["Y"], {"x": X}), "y"),
@@ -125,7 +134,12 @@ def misspelt() -> dict[str, tuple[Callable[[], object], str]]:
 
 
 @pytest.mark.parametrize(
-    "which", ["keyword", "dimension", "output", "parameter", "value", "static", "outputs of finetune"]
+    "which",
+    [
+        *("keyword", "dimension", "output", "parameter", "value", "static", "outputs of finetune"),
+        *("keyword of decoder", "keyword of a session", "keyword of TrainingModel"),
+        *("output of join", "input of join", "runtime of verify"),
+    ],
 )
 def test_the_name_that_is_meant_is_suggested(which: str) -> None:
     call, meant = misspelt()[which]
@@ -133,8 +147,46 @@ def test_the_name_that_is_meant_is_suggested(which: str) -> None:
         call()
 
 
+SWAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "run": (lambda model: model.run({"x": X}, None), r"swapped: run\(output_names, inputs\)"),
+    "finetune": (
+        lambda model: onnx2jax.finetune(model, optax.sgd(1.0), abs),
+        r"swapped: finetune\(model, loss, optimizer",
+    ),  # type: ignore[arg-type]
+    "join": (lambda model: onnx2jax.join(model, {"y": "x"}, model), "names is the third argument"),  # type: ignore[arg-type]
+    "replace": (lambda model: model.replace(abs), "replace takes a dict of functions"),
+    "static": (lambda _: onnx2jax.convert(mlp(), static=["x"]), r"static is \['x'\]; it is a dict"),  # type: ignore[arg-type]
+    "a Model": (lambda model: onnx2jax.convert(model), "is a Model already"),
+    "a module of a path": (lambda _: onnx2jax.to_nnx("m.onnx"), r"to_nnx\(onnx2jax.convert"),  # type: ignore[arg-type]
+    "a graph": (lambda _: onnx2jax.convert(mlp().graph), "not onnx.GraphProto; onnx.helper.make_model"),
+    "load_checkpoint": (lambda _: onnx2jax.load_checkpoint({}, "s"), r"load_checkpoint\(path, like\)"),  # type: ignore[arg-type]
+    "save_checkpoint": (lambda _: onnx2jax.save_checkpoint({}, "s"), r"save_checkpoint\(path, state\)"),  # type: ignore[arg-type]
+}
+"""Calls with swapped or mistaken arguments, and what the message says."""
+
+
+@pytest.mark.parametrize("which", SWAPPED)
+def test_swapped_arguments_are_recognised(model: onnx2jax.Model, which: str) -> None:
+    call, said = SWAPPED[which]
+    with pytest.raises(TypeError, match=said):
+        call(model)
+
+
+def test_messages_about_files_name_no_protobuf_classes(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"no model at all")
+    with pytest.raises(ModelError, match="its bytes are not a protobuf message") as caught:
+        onnx2jax.convert(tmp_path / "m.onnx")
+    assert "Proto" not in str(caught.value)
+
+
+def test_an_unknown_parameter_is_answered_with_names(model: onnx2jax.Model) -> None:
+    with pytest.raises(InputNameError, match=r"\['hidden'\]; model.params has 'w1', 'b1', 'w2', 'b2'"):
+        model.with_params({"hidden": X})
+
+
 def test_a_node_where_a_value_is_wanted_is_named_with_its_outputs(model: onnx2jax.Model) -> None:
-    for call in (lambda: model.cut(outputs=["hidden"]), lambda: model.values(X, names="hidden")):
+    calls = [lambda: model.cut(outputs=["hidden"]), lambda: model.values(X, names="hidden")]
+    for call in (*calls, lambda: model.run(["hidden"], {"x": X})):
         with pytest.raises(InputNameError, match=r"'hidden' is a node, whose outputs are \['h'\]"):
             call()
 

@@ -72,5 +72,5 @@ def test_a_folder_without_a_decoder_raises(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json is not valid JSON"):
         onnx2jax.decoder(tmp_path)
-    with pytest.raises(FileNotFoundError, match="give token ids"):
+    with pytest.raises(FileNotFoundError, match="pass token ids"):
         tokenizer(tmp_path)

@@ -70,6 +70,20 @@ def test_new_shapes_share_no_hoisted_values(first: str) -> None:
             np.testing.assert_array_equal(result, [mean] * 3)
 
 
+def test_new_shapes_in_a_network_that_takes_no_tiny_images() -> None:
+    """Extents of 2 for free axes are too small for its pool."""
+    source = text_model(
+        "g (float[n, 1, h, w] x) => (float[n, 2] y) { p = MaxPool <kernel_shape = [8, 8], strides = [8, 8]> (x)"
+        " m = GlobalAveragePool (p)  f = Flatten (m)  y = MatMul (f, w1) }",
+        w1=np.ones((1, 2), F),
+    )
+    other = onnx2jax.convert(source).with_params({"w1": np.ones((1, 5), F)}, new_shapes=True)
+    assert other.outputs[0].shape == ("n", 5)
+    assert other(np.ones((2, 1, 16, 16), F)).shape == (2, 5)
+    with pytest.raises(InputShapeError, match=r"cannot compute with parameters of these shapes \(w1 \[4, 5\]\)"):
+        onnx2jax.convert(source).with_params({"w1": np.ones((4, 5), F)}, new_shapes=True)
+
+
 def test_with_params_changes_the_number_of_classes(tmp_path: Path) -> None:
     m, x = onnx2jax.convert(mlp()), np.random.default_rng(0).normal(size=(3, 4)).astype(F)
     m(x)

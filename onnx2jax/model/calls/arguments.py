@@ -186,8 +186,8 @@ def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     if not isinstance(params, Mapping):
         raise InputTypeError(f"params must be a dict of arrays by name, like model.params, not {type(params).__name__}")
     if unknown := sorted(params.keys() - own.keys()):
-        near = did_you_mean(unknown, own)
-        raise InputNameError(f"unknown parameters {unknown[:5]}; model.params has the names{near}")
+        names = f"{', '.join(map(repr, itertools.islice(own, 8)))}{', ...' if len(own) > 8 else ''}"
+        raise InputNameError(f"unknown parameters {unknown[:5]}; model.params has {names}{did_you_mean(unknown, own)}")
 
 
 def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -197,6 +197,8 @@ def fixed_inputs(inputs: Sequence[ValueInfo], static: Mapping[str, Any]) -> dict
         InputError: they do not match the inputs.
     """
     declared = {v.name: v for v in inputs}
+    if not isinstance(static, Mapping):
+        raise InputTypeError(f"static is {static!r:.60}; it is a dict of values by input name, {{'shape': [1, 8]}}")
     unknown = sorted(set(static) - set(declared))
     if unknown:
         raise InputNameError(

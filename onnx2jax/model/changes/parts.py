@@ -7,8 +7,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from ...errors import InputNameError, did_you_mean, names_list
-from ...ir.graph import Graph, Node, ancestors
+from ...errors import InputNameError, InputTypeError, did_you_mean, names_list
+from ...ir.graph import Graph, Node, ancestors, nodes_named
 from ...ops.registry import Operator
 from ...proto.types import ValueInfo
 from .rebatch import group_of, within_groups
@@ -56,10 +56,7 @@ def _hint(graph: Graph, unknown: Sequence[str], values: Iterable[str]) -> str:
     """The end of a message about unknown values: they are nodes, or nodes of a rebatched model, or misspelt."""
     if group_of(graph) is not graph:
         return "; rebatch= runs its nodes per group of samples: use the model converted without rebatch="
-    nodes = [node for node in graph.nodes if node.name in unknown]
-    if nodes:
-        return "; " + "; ".join(f"{n.name!r} is a node, whose outputs are {list(n.outputs)}" for n in nodes[:3])
-    return did_you_mean(unknown, values)
+    return nodes_named(graph, unknown) or did_you_mean(unknown, values)
 
 
 def node_outputs(graph: Graph) -> list[str]:
@@ -124,6 +121,10 @@ def replaced(graph: Graph, functions: Mapping[str, Callable[[Any], Any]]) -> Gra
     Raises:
         InputNameError: a pattern matches nothing.
     """
+    if not isinstance(functions, Mapping):
+        raise InputTypeError(
+            "replace takes a dict of functions by the values that they change: {'relu1.out': function}"
+        )
     return within_groups(graph, lambda graph: _replaced(graph, functions))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -17,6 +17,8 @@ from ...proto.walk import weights
 from ...runtime.values import to_host
 
 Shapes = Mapping[str, tuple[int, ...]]
+SIZES: Final = (2, 64, 224)
+"""Extents for free dimensions when output shapes are inferred."""
 
 
 def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
@@ -41,7 +43,10 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
         value_info={n: v for n, v in graph.value_info.items() if n not in stale and n not in shapes},
     )
     every = {**model.changed(), **changes}
-    found = _computed(model._replace(model.spec.with_graph(changed, changes=every)), shapes)
+    undeclared = tuple(_declared(v, None) if v.name in stale else v for v in graph.outputs)
+    found = _computed(
+        model._replace(model.spec.with_graph(replace(changed, outputs=undeclared), changes=every)), shapes
+    )
     outputs = tuple(_declared(v, found.get(v.name)) if v.name in stale else v for v in graph.outputs)
     write = partial(_write, shapes, {v.name: v.shape for v in outputs if v.name in stale and v.shape}, stale)
     return model._replace(
@@ -56,12 +61,25 @@ def with_new_shapes(model: Any, changes: Mapping[str, Any]) -> Any:
 
 
 def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes of the outputs by name, with 2 for free extents; empty if shapes depend on data."""
+    """The shapes of the outputs by name; empty if shapes depend on data.
+
+    Free extents are the first of SIZES that the graph can compute with: a pool does not take an image of 2 pixels.
+    """
+    for size in SIZES:
+        try:
+            return _computed_for(model, size)
+        except OperatorError as e:
+            error = e
+    given = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
+    raise InputShapeError(f"the graph cannot compute with parameters of these shapes ({given}): {error}") from error
+
+
+def _computed_for(model: Any, size: int) -> dict[str, tuple[int, ...]]:
     feeds = {}
     for v in model.inputs:
         if not isinstance(v.type, TensorType) or v.type.shape is None or v.type.dtype == object:
             return {}
-        extents = [d if isinstance(d, int) else 2 for d in v.type.shape]
+        extents = [d if isinstance(d, int) else size for d in v.type.shape]
         feeds[v.name] = jax.ShapeDtypeStruct(extents, v.type.dtype)
     params = {n: jax.ShapeDtypeStruct(t.shape, t.dtype) for n, t in model.types.items()}
     key = {"rng": jax.eval_shape(lambda: jax.random.key(0))} if model.graph.draws else {}
@@ -69,9 +87,8 @@ def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         results = jax.eval_shape(lambda p, f: jax.tree.leaves(model.apply(p, **f)), params, {**feeds, **key})
     except KnownValueError:
         return {}
-    except OperatorError as e:
-        given = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
-        raise InputShapeError(f"the graph cannot compute with parameters of these shapes ({given}): {e}") from e
+    except OperatorError:
+        raise
     except OnnxError:
         return {}
     names = [v.name for v in model.outputs]

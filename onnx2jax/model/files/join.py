@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError
+from ...errors import InputNameError, InputShapeError, InputTypeError, ModelError, UnsupportedError, did_you_mean
+from ...ir.file import check_keywords
 from ...proto.dtypes import STRING
 from ...proto.names import normal_domain
 from ...proto.origin import Opened, nbytes
@@ -55,6 +56,11 @@ def join(
     >>> round(float(both(np.zeros((1, 1, 8, 8), np.float32)).sum()), 4)
     1.0
     """
+    check_keywords(options, join, convert)
+    if not isinstance(names, Mapping):
+        raise InputTypeError(
+            "names is the third argument, a dict of outputs to inputs: join(first, second, {'y': 'x'})"
+        )
     parts = [_opened(model, which) for model, which in ((first, "first"), (second, "second"))]
     connections = _connections(parts[0].message, parts[1].message, names)
     buffers = _in_memory(parts)
@@ -99,10 +105,14 @@ def _connections(one: Any, other: Any, names: Mapping[str, str | Sequence[str]])
         raise InputNameError(f"nothing is joined: map some of the outputs {outputs} to some of the inputs {inputs}")
     for output, taken in names.items():
         if output not in outputs:
-            raise InputNameError(f"the first model has no output {output!r}; it has {outputs}")
+            raise InputNameError(
+                f"the first model has no output {output!r}; it has {outputs}{did_you_mean(output, outputs)}"
+            )
         for name in (taken,) if isinstance(taken, str) else taken:
             if name not in inputs:
-                raise InputNameError(f"the second model has no input {name!r}; it has {inputs}")
+                raise InputNameError(
+                    f"the second model has no input {name!r}; it has {inputs}{did_you_mean(name, inputs)}"
+                )
             if name in seam:
                 raise InputNameError(f"input {name!r} of the second model would be {seam[name]!r} and {output!r}")
             seam[name] = output

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from ... import compat
-from ...errors import InputNameError, UnsupportedError
+from ...errors import InputNameError, UnsupportedError, did_you_mean
 from ...ir.graph import Graph, Node
 from ...proto.dtypes import to_code
 from ...proto.origin import Origin
@@ -115,7 +115,8 @@ def checked(name: str) -> str:
         InputNameError: the name is unknown.
     """
     if name not in NAMES:
-        raise InputNameError(f"against is {name!r}; pass {' or '.join(map(repr, NAMES))}, or a folder of test data")
+        valid = f"{' or '.join(map(repr, NAMES))}, or a folder of test data"
+        raise InputNameError(f"against is {name!r}; pass {valid}{did_you_mean(name, NAMES)}")
     return name
 
 
