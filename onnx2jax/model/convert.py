@@ -109,10 +109,10 @@ def convert(
             optimised.
         cache_dir: a folder for compiled programs; left out (True), that of the environment variable
             ``ONNX2JAX_CACHE_DIR`` if it is set; None or False for none. A later process, of the same versions and on
-            the same kind of CPU loads them in place of tracing and compiling; they contain no weights. Trust the folder
-            as you trust code; anything in it may be deleted. Programs for other devices, with custom operators, or that
-            call linear algebra libraries are not stored: JAX's own compilation cache is for them. While that is on
-            (``jax_compilation_cache_dir``), nothing is stored here.
+            the same kind of CPU, loads them in place of tracing and compiling; they contain no weights. Trust the
+            folder as you trust code; anything in it may be deleted. Programs for other devices and meshes, with custom
+            operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for them.
+            While that is on (``jax_compilation_cache_dir``), nothing is stored here.
         mesh: devices to run on, from ``jax.make_mesh``. Inputs are sharded along their first axis over the mesh's
             first where it divides the extent; weights are replicated unless ``shardings`` shards them.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
