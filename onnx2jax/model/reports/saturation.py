@@ -1,7 +1,7 @@
 """Whether onnxruntime saturates in a node of integer products.
 
-On x86 processors without VNNI, onnxruntime multiplies uint8 by int8 with an instruction that adds two products in 16 bits
-and saturates. Its kernels for uint8 by uint8 are exact: the node runs there again with weights shifted to uint8.
+On x86 processors without VNNI, onnxruntime multiplies uint8 by int8 with an instruction that adds two products in 16
+bits and saturates. Its kernels for uint8 by uint8 are exact: the node runs there again with weights shifted to uint8.
 """
 
 from __future__ import annotations
