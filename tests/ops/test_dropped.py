@@ -121,7 +121,7 @@ def test_positions_in_a_mask_of_several_axes() -> None:
         (
             [node("Gather", "index at", "i"), node("Mul", "i four", "j"), node("Unsqueeze", "j last", "k"),
              node("Gather", "updates at", "v"), node("ScatterND", "x k v", "y")],
-            "node 'y' (ScatterND",
+            "node 'j' (Mul",
         ),
     ],
 )  # fmt: skip
