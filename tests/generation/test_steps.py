@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,20 @@ def test_logits_in_a_callers_jit_with_a_donated_cache(jitted: Jitted, style: str
         assert all(v.is_deleted() for v in before.values.values())
     assert jitted.step._cache_size() == 1
     assert cache.lengths.tolist() == [9, 7]
+
+
+def test_a_step_of_an_appending_decoder_writes_donated_caches_in_place() -> None:
+    """Its program returns the buffers that it was given, and copies none of them."""
+    length = 512
+    decoder = onnx2jax.decoder(FILES["Concat"].proto)
+    cache = jax.eval_shape(lambda: decoder.empty_cache(1, length))
+    types = {n: jax.ShapeDtypeStruct(np.shape(v), v.dtype) for n, v in decoder.params.items()}
+    step = jax.jit(decoder.step, donate_argnums=1).lower(types, cache, jax.ShapeDtypeStruct((1,), np.int32)).compile()
+    memory: Any = step.memory_analysis()
+    assert memory.alias_size_in_bytes >= sum(v.size * v.dtype.itemsize for v in cache.values.values())
+    for value in cache.values.values():
+        extents = ",".join(map(str, value.shape))
+        assert not re.search(rf"= f32\[{extents}\]\S* copy\(", step.as_text() or "")
 
 
 def test_a_full_cache_gives_nan(jitted: Jitted) -> None:
