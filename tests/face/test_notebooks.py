@@ -28,6 +28,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 GROUPS = (
     ("shard_over_8_devices", "export_and_reload", "fine_tune", "probe_a_text_model"),  # the first sets XLA_FLAGS
     ("convert_and_run", "look_inside", "what_only_jax_can_do"),
+    ("your_images_your_classes",),
     ("generate_text", "speech", "write_an_operator"),
     ("simulator_inside_nuts", "train_from_training_info", "uncertainty"),
 )
@@ -40,6 +41,7 @@ SMALLER = {
     "train_from_training_info": {"range(30)": "range(2)"},
     "uncertainty": {"length=500": "length=20"},
     "what_only_jax_can_do": {"length=30": "length=2"},
+    "your_images_your_classes": {"range(12)": "range(2)"},
 }
 """Fewer steps of what is repeated: tests compare the kinds of outputs, not numbers and pictures."""
 START = "import warnings\nwarnings.outside = warnings.catch_warnings()\nwarnings.outside.__enter__()\n%reset -f"
