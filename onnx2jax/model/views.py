@@ -16,7 +16,8 @@ from .reports.card import card
 from .reports.drawing import page
 from .reports.profile import Profile, profile
 from .reports.summary import Summary, summary
-from .reports.verify import Verification, verify
+from .reports.verification import Verification
+from .reports.verify import verify
 from .spec import Spec
 
 
