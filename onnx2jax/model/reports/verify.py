@@ -223,8 +223,13 @@ class _Verifier:
         drawn: Any,
         steps: tuple[InnerGraph, ...] = (),
     ) -> tuple[list[Comparison], dict[str, Any]]:
-        """Comparisons of a graph's nodes, each on the other's operands, and our results by name."""
-        names = [n for n in node_outputs(graph) if n in theirs]
+        """Comparisons of a graph's nodes, each on the other's operands, and our results by name.
+
+        Values that nothing reads are left out: a mask of Dropout from opset 7, say, which implementations fill as they
+        like.
+        """
+        read = {n for node in graph.nodes for n in node.reads} | {v.name for v in graph.outputs}
+        names = [n for n in node_outputs(graph) if n in theirs and (n in read or graph.differentiates)]
         alone = graph if graph.differentiates else isolated(graph, names, scope)
         suffix = "" if alone is graph else OURS
         shown = replace(alone, outputs=tuple(ValueInfo(n + suffix) for n in names))
