@@ -13,12 +13,12 @@ DOMAINS: Final = ("ai.onnx.contrib", "com.microsoft.extensions")
 """The domain that exporters of tokenizers write, and the one of the package's pre- and post-processing tool."""
 
 
-def contributed(name, limits=""):
+def contributed(name, limits="", **traits):
     """Registers a function under both names of the domain."""
 
     def register(function):
         for domain in DOMAINS:
-            op(name, domain=domain, limits=limits)(function)
+            op(name, domain=domain, limits=limits, **traits)(function)
         return function
 
     return register

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+import jax.numpy as jnp
 import numpy as np
 
 from ..arrays import xp
@@ -229,10 +230,10 @@ def segment_sum(data, segment_ids: Static):
     return xp.stack([data[a:b].sum(0) for a, b in zip(starts.tolist(), stops.tolist(), strict=True)])
 
 
-@contributed("Inverse")
+@contributed("Inverse", half="float32")
 def inverse(input):
     """The inverse of a matrix."""
-    return xp.linalg.inv(input)
+    return jnp.linalg.inv(jnp.asarray(input))
 
 
 @contributed("NegPos")
