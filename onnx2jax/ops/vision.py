@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import itertools
 import math
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from .arrays import check_room, check_shape, dims, xp
 from .norm import wide_dtype
 from .registry import Static, op, taking
@@ -283,11 +285,8 @@ def non_max_suppression(
 
 def pillow():
     """The module PIL.Image."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("images need the package pillow: pip install 'onnx2jax[image]'") from error
-    return Image
+    compat.optional("PIL", "image")
+    return importlib.import_module("PIL.Image")
 
 
 @op("ImageDecoder", since=20, limits="needs the extra `image` (pillow); decodes the formats pillow supports")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import onnx
+
+from tests.support.saturation import saturates
 
 from .case import Case, Export, Inputs
 from .float_nets import batch, net
@@ -37,18 +38,6 @@ def _as_written(path: Path, inputs: Sequence[Inputs]) -> list[list[Any]]:
     return [session.run(None, dict(x)) for x in inputs]
 
 
-@cache
-def _saturates() -> bool:
-    """Whether onnxruntime adds two products of uint8 by int8 in 16 bits, as it does on processors without VNNI."""
-    import onnxruntime
-
-    header = '<ir_version: 8, opset_import: ["" : 17]>'
-    graph = "g (uint8[1, 4] a, int8[4, 1] b) => (int32[1, 1] y) {y = MatMulInteger(a, b)}"
-    session = onnxruntime.InferenceSession(onnx.parser.parse_model(f"{header} {graph}").SerializeToString())
-    (total,) = session.run(None, {"a": np.full((1, 4), 255, np.uint8), "b": np.full((4, 1), 127, np.int8)})
-    return int(total[0, 0]) != 4 * 255 * 127
-
-
 def _static(model: onnx.ModelProto, name: str, path: Path, *, kinds: str = "u8s8", **options: Any) -> None:
     """``kinds``: element types of activations and weights."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -63,7 +52,7 @@ def _static(model: onnx.ModelProto, name: str, path: Path, *, kinds: str = "u8s8
     activation, weight = next((a, b) for a in types for b in types if a + b == kinds)
     options["quant_format"] = QuantFormat[options.get("quant_format", "QDQ")]
     if weight in ("u8", "s8"):  # weights of 7 bits, which do not saturate
-        options.setdefault("reduce_range", _saturates())
+        options.setdefault("reduce_range", saturates())
     quantize_static(
         model,
         path,
@@ -77,7 +66,7 @@ def _static(model: onnx.ModelProto, name: str, path: Path, *, kinds: str = "u8s8
 def _dynamic(model: onnx.ModelProto, _name: str, path: Path, *, weight: str = "QInt8", **options: Any) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    quantize_dynamic(model, path, weight_type=QuantType[weight], reduce_range=_saturates(), **options)
+    quantize_dynamic(model, path, weight_type=QuantType[weight], reduce_range=saturates(), **options)
 
 
 def _nbits(model: onnx.ModelProto, _name: str, path: Path, **options: Any) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 
 import numpy as np
 
+from ... import compat
 from ..registry import Static
 from . import contributed
 from .strings import strings
@@ -18,10 +18,7 @@ _NEEDS = "needs the extra `text` (tokenizers)"
 @functools.lru_cache(maxsize=8)
 def _tokenizer(vocab, merges, added, special):
     """A tokenizer of a vocabulary and merges as GPT-2's files have them."""
-    try:
-        tokenizers = importlib.import_module("tokenizers")
-    except ImportError as e:
-        raise ImportError("this tokenizer needs the package tokenizers: pip install 'onnx2jax[text]'") from e
+    tokenizers = compat.optional("tokenizers", "text")
     table = json.loads(vocab)
     lines = [line for line in merges.split("\n") if line and not line.startswith("#version")]
     model = tokenizers.models.BPE(vocab=table, merges=[tuple(line.split(" ")) for line in lines])

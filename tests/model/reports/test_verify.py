@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -23,6 +22,7 @@ import onnx2jax
 from onnx2jax import Model, errors
 from onnx2jax.model.reports.comparison import compared
 from onnx2jax.ops import registry
+from tests.support.saturation import saturates
 
 Plant = Callable[[str], None]
 
@@ -350,14 +350,6 @@ def test_the_last_digit_of_operands_is_no_difference(shift: Any) -> None:
     assert found.first is not None and found.first.value == "z"
 
 
-def saturating() -> bool:
-    """Whether onnxruntime adds products of uint8 by int8 in 16 bits on this processor."""
-    text = "g (uint8[1, 4] x, int8[4, 1] w) => (int32[1, 1] y) { y = MatMulInteger(x, w) }"
-    session = onnxruntime.InferenceSession(proto(text).SerializeToString())
-    (total,) = session.run(None, {"x": np.full((1, 4), 255, np.uint8), "w": np.full((4, 1), 127, np.int8)})
-    return int(total[0, 0]) != 4 * 255 * 127
-
-
 PRODUCT = """g (uint8[2, 4] x) => (int32[2, 2] y) <int8[4, 2] w = {127, 127, 127, 127, 127, 127, 127, 127}>
 { h = MatMulInteger(x, w)
   y = Neg(h) }"""
@@ -377,7 +369,7 @@ def test_saturating_products_of_onnxruntime_are_no_fault_of_ours(shift: Any, tex
     x = {"x": np.full((rows, 4), 255, np.uint8)}
     found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime", each_node=True)
     assert found and found.first is None, str(found)
-    assert any("onnxruntime saturates here" in note for note in found.notes) == saturating()
+    assert any("onnxruntime saturates here" in note for note in found.notes) == saturates()
     shift("MatMulInteger", lambda y: y + 1)
     found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
     assert found.first is not None and "MatMulInteger" in found.first.node
