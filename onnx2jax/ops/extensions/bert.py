@@ -189,13 +189,13 @@ def bert_tokenizer_decoder(
 
 @contributed("WordpieceTokenizer")
 def wordpiece_tokenizer(
-    words: Static, row_indices: Static, *, vocab, suffix_indicator, unknown_token, max_input_chars_per_word=200
+    words: Static, row_indices: Static, *, once, vocab, suffix_indicator, unknown_token, max_input_chars_per_word=200
 ):
     """The pieces of each word, and for each row the first piece, then where rows begin and end.
 
     Rows have the words from row_indices[i] to row_indices[i + 1]; without indices each string is a row.
     """
-    vocabulary = json.loads(vocab)
+    vocabulary = once(json.loads, vocab)
     if row_indices.size and not (
         row_indices[0] == 0 and (np.diff(row_indices) > 0).all() and row_indices[-1] == words.size
     ):
