@@ -110,6 +110,12 @@ def test_results_are_right_without_private_interfaces(group: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_functions_that_jax_wraps_in_another_way_are_called_as_they_are() -> None:
+    compiled = jax.jit(lambda x: x + 1).lower(np.float32(0)).compile()
+    assert compat.unwrapped(compiled)(np.float32(1)) == 2
+    assert compat.unwrapped(wrapped := lambda x: compiled(x)) is wrapped
+
+
 @pytest.mark.parametrize("module", sorted(m for m in modules() if not f"{m}.".startswith("compat.")))
 def test_private_interfaces_are_used_in_compat_alone(module: str) -> None:
     path = modules()[module]

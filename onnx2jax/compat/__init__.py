@@ -36,6 +36,7 @@ from .programs import onednn as onednn
 from .programs import profiled as profiled
 from .programs import scan_constants as scan_constants
 from .programs import synchronous_device as synchronous_device
+from .programs import unwrapped as unwrapped
 from .topologies import cuda_topology as cuda_topology
 from .topologies import tpu_topology as tpu_topology
 from .tracing import call_in_64_bits as call_in_64_bits

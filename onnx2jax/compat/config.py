@@ -50,20 +50,22 @@ def trace_context() -> Hashable:
 
     For the keys of caches in memory: JAX's own key of its trace caches, and the options that it leaves out.
     """
-    return _trace_context()(), _left_out(jax.config)
-
-
-_left_out = attrgetter("jax_debug_nans", "jax_debug_infs", "jax_default_prng_impl")
+    return _trace_context()()
 
 
 @functools.cache
 def _trace_context() -> Callable[[], Hashable]:
-    """JAX's function, which is private; without it the public options and the mesh."""
+    """JAX's functions, which are private; without them the public options, which are slower, and the mesh."""
     try:
         from jax._src import config
 
-        hash(config.trace_context())
-        return config.trace_context
+        own, nans, infs, prng = config.trace_context, config.debug_nans, config.debug_infs, config.default_prng_impl
+
+        def key() -> Hashable:
+            return own(), nans.value, infs.value, prng.value
+
+        hash(key())
+        return key
     except (ImportError, AttributeError, TypeError):
         return lambda: (_options(jax.config), jax.config.jax_enable_x64, context_mesh())  # type: ignore[attr-defined]
 

@@ -59,9 +59,11 @@ class Runtime:
         self.inner_models: dict[tuple[str, ...], Model] = {}
         self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
-        self._positional = tuple(v.name for v in spec.inputs)
+        positional = tuple(v.name for v in spec.inputs)
+        self._prefixes = [positional[:n] for n in range(len(positional) + 1)]
+        """The names of the first inputs, by their number."""
         self._callee: Callee | None = None
-        self._debug = debug.level()
+        self.noting = debug.level() >= 2
 
     @cached_property
     def params(self) -> DeviceParams:
@@ -89,7 +91,7 @@ class Runtime:
 
     def note(self, kind: str, path: str) -> None:
         """Print which path a call takes, at ONNX2JAX_DEBUG=2."""
-        if self._debug >= 2:
+        if self.noting:
             debug.emit(f"{kind} of {self.spec.graph.name!r}: {path}")
 
     def share_params(self, other: Runtime) -> None:
@@ -105,8 +107,10 @@ class Runtime:
         program = self.program
         if not isinstance(program, Program):
             return None, []
-        values = [*args, *named.values()]
-        names = (*self._positional[: len(args)], *named)
+        values, names = list(args), self._prefixes[min(len(args), len(self._prefixes) - 1)]
+        if named:
+            values += named.values()
+            names = (*names, *named)
         device = vars(self.params).get("device")  # known after the first call, which places the parameters
         return signature(self._current(program), names, values, device, as_numpy), values
 
@@ -207,6 +211,12 @@ def _from_arguments(
     casts, copies = any(cast), not as_numpy and any(type(v) is np.ndarray for v in arguments)
     if order is None and not casts and not copies:
         return bound
+
+    def copying(values: list[Any]) -> list[Any]:
+        return call([copied(v) if type(v) is np.ndarray else v for v in values])
+
+    if order is None and not casts:
+        return bound._replace(call=copying)
 
     def run(values: list[Any]) -> list[Any]:
         if copies:

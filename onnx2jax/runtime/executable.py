@@ -134,7 +134,8 @@ class Executable:
         """
         hoisted = self.hoisted(params)
         if not as_numpy or self.options.platform != "cpu":
-            return BoundCall(partial(self._compiled(hoisted, leaves), hoisted), names, "compiled", self._structure)
+            compiled = compat.unwrapped(self._compiled(hoisted, leaves))
+            return BoundCall(partial(compiled, hoisted), names, "compiled", self._structure)
         run, path = self._to_host(hoisted, list(map(np.asarray, leaves)))
         if all(isinstance(v, np.ndarray) for v in leaves):
             return BoundCall(run, names, path, self._structure)
