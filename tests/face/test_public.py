@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, get_origin
 
 import pytest
@@ -101,3 +104,23 @@ def test_public_names_have_docstrings(value: Any) -> None:
 
 if __name__ == "__main__":
     TABLE.write_text("\n".join(lines()) + "\n")
+
+
+def test_public_names_are_imported_at_first_use() -> None:
+    code = "import sys, onnx2jax; assert not {'jax', 'numpy'} & {*sys.modules}; onnx2jax.errors.InputError"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'jax' not in sys.modules"], check=True)
+
+
+def test_type_checkers_and_python_find_the_same_names() -> None:
+    """``__init__.py`` says where a name is defined twice: for type checkers, and for the first use."""
+    tree = ast.parse(Path(onnx2jax.__file__).read_text(encoding="utf-8"))
+    typed = {a.name: n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level for a in n.names}
+    assert typed.pop("backend") is None
+    assert typed == onnx2jax._MODULES
+    assert {*typed, "backend", "errors"} == {*onnx2jax.__all__} <= {*dir(onnx2jax)}
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    for name in ("convrt", "_hidden", "__wrapped__"):
+        with pytest.raises(AttributeError, match=f"module 'onnx2jax' has no attribute '{name}'"):
+            getattr(onnx2jax, name)
