@@ -55,6 +55,18 @@ def did_you_mean(given: str | Iterable[str], valid: Iterable[str]) -> str:
     return f"; did you mean {', '.join(map(repr, found))}?" if found else ""
 
 
+def nearest(pattern: str, valid: Iterable[str], count: int = 3) -> list[str]:
+    """The valid names most like a name or pattern that matches none; the first ones where none is like it.
+
+    >>> nearest("layers.*.weight", ["layer.0.weight", "bias"])
+    ['layer.0.weight']
+    >>> nearest("qqq", ["layer.0.weight", "bias"], 1)
+    ['layer.0.weight']
+    """
+    names = list(valid)
+    return difflib.get_close_matches(pattern, names, count, 0.3) or names[:count]
+
+
 def names_list(names: str | Iterable[str]) -> list[str]:
     """Names as a list; a single string is one name, not its characters.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import math
 import pickle
@@ -18,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import compat
-from ..errors import ShardingError
+from ..errors import ShardingError, nearest
 from ..ops.arrays import is_traced
 from ..ops.registry import Shards
 from .processes import together
@@ -93,10 +92,10 @@ def check_patterns(rules: Rules, names: Iterable[str]) -> None:
     names = list(names)
     for pattern in rules:
         if not any(pattern == n or fnmatchcase(n, pattern) for n in names):
-            near = difflib.get_close_matches(pattern, names, 3, 0.3) or names[:3]
             raise ShardingError(
-                f"shardings: {pattern!r} matches none of the {len(names)} names; the closest are {near}. "
-                "Patterns are those of fnmatch: * matches any text, ? one character, [ab] one of these"
+                f"shardings: {pattern!r} matches none of the {len(names)} names; the closest are "
+                f"{nearest(pattern, names)}. Patterns are those of fnmatch: * matches any text, ? one character, "
+                "[ab] one of these"
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -21,6 +20,7 @@ from ..errors import (
     LossError,
     ShardingError,
     TrainingFormError,
+    nearest,
 )
 from ..ir.graph import Graph
 from ..model.caches import Caches
@@ -119,7 +119,7 @@ def _no_match(params: Mapping[str, Any], pattern: str) -> set[str]:
             f"{', '.join(f'{n} ({params[n].dtype}{list(params[n].shape)})' for n in other[:3])}. Quantised "
             "weights cannot be trained; a running statistic or a scalar of rank 0 must be named in full"
         )
-    near = difflib.get_close_matches(pattern, params, 3, 0.3) or list(params)[:5]
+    near = nearest(pattern, params)
     raise InputNameError(f"trainable has {pattern!r}, which no parameter matches; similar names are {near}")
 
 

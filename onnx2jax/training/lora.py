@@ -7,7 +7,6 @@ The added path consists of standard ONNX nodes, so it is trained, run and saved 
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError
+from ..errors import CheckpointError, InputNameError, InputShapeError, InputTypeError, TrainingFormError, nearest
 from ..ir.graph import Graph, Node
 from ..model.changes.detours import Detour, InsertedNode, detoured, opset_of, with_detours
 from ..model.changes.rebatch import group_of
@@ -294,8 +293,8 @@ def _matching(
             f"lora has {pattern!r}, which is not a linear map of the main graph: {', '.join(others[:3])}. Adapters "
             f"need a MatMul, Gemm or MatMulNBits with a stored matrix, such as {available}"
         )
-    near = difflib.get_close_matches(pattern, [n for m in maps for n in (m.name, m.node.name)], 3, 0.3)
-    raise InputNameError(f"lora has {pattern!r}, which matches no weight or node; similar names: {near or available}")
+    near = nearest(pattern, [n for m in maps for n in (m.name, m.node.name)])
+    raise InputNameError(f"lora has {pattern!r}, which matches no weight or node; similar names: {near}")
 
 
 def with_adapters(graph: Graph, found: tuple[Adapter, ...], model: Model) -> Graph:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Mapping
@@ -13,7 +12,15 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from ...errors import ExternalDataError, InputNameError, InputShapeError, InputTypeError, ModelError, ShardingError
+from ...errors import (
+    ExternalDataError,
+    InputNameError,
+    InputShapeError,
+    InputTypeError,
+    ModelError,
+    ShardingError,
+    nearest,
+)
 from ...ir.file import opened as opened_file
 from ...proto import atomic
 from ...proto.devices import write_configuration, write_node
@@ -180,7 +187,7 @@ def _assign(opened: Opened, values: Mapping[str, Any]) -> None:
         else:
             opened.assign(tensor, array)
     for name in values.keys() - found.keys():
-        near = difflib.get_close_matches(name, found, 3) or sorted(found)[:5]
+        near = nearest(name, found)
         raise InputNameError(f"params has {name!r}, but no tensor of the file has that name; there are {near}")
 
 

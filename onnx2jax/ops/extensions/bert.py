@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import re
@@ -71,7 +70,6 @@ def pieces(word, vocabulary, mark, longest):
     return found
 
 
-@functools.lru_cache(maxsize=8)
 def _vocabulary(text):
     """Token -> id of a vocabulary file, a token each line; of equal ones the last counts."""
     return {token: i for i, token in enumerate(t for t in re.split("[\r\n]+", text) if t)}
@@ -110,11 +108,10 @@ _ATTRIBUTES: Final = {
 
 
 def _encode_plus(
-    text, *, vocab_file, do_lower_case, unk_token, sep_token, pad_token, cls_token, mask_token, tokenize_chinese_chars,
+    text, vocabulary, *, do_lower_case, unk_token, sep_token, pad_token, cls_token, mask_token, tokenize_chinese_chars,
     strip_accents, suffix_indicator, max_length, truncation_strategy_name, **_always_on,
 ):  # fmt: skip
     """Ids, types (0 or 1), mask and offsets of one text or of two, between [CLS] and [SEP]."""
-    vocabulary = _vocabulary(vocab_file)
     first, between, *_ = _ids(vocabulary, cls_token, sep_token, unk_token, pad_token, mask_token)
     split = [words(x, do_lower_case, strip_accents, tokenize_chinese_chars) for x in text.flat]
     tokens = [_encoded(s, vocabulary, unk_token, suffix_indicator) for s in split]
@@ -136,20 +133,20 @@ def _encode_plus(
     "BertTokenizer", f"one text or two, do_basic_tokenize=1; {_KINDS}; offset_mapping is that of words joined by spaces"
 )
 @taking(**_ATTRIBUTES)
-def bert_tokenizer(text: Static, **attributes):
+def bert_tokenizer(text: Static, *, once, vocab_file, **attributes):
     """BERT's tokens of one text or of two: ids, types, mask and offsets."""
     if text.size not in (1, 2):
         raise ValueError(f"one text or two are tokenized at a time (there are {text.size})")
-    return _encode_plus(text, **attributes)
+    return _encode_plus(text, once(_vocabulary, vocab_file), **attributes)
 
 
 @contributed("HfBertTokenizer", f"two texts, do_basic_tokenize=1; {_KINDS}")
 @taking(**_ATTRIBUTES)
-def hf_bert_tokenizer(text: Static, **attributes):
+def hf_bert_tokenizer(text: Static, *, once, vocab_file, **attributes):
     """BERT's tokens of two texts, as [1, n]: ids, mask and types."""
     if text.size != 2:
         raise ValueError(f"two texts are tokenized at a time (there are {text.size})")
-    ids, types, mask, _ = _encode_plus(text, **attributes)
+    ids, types, mask, _ = _encode_plus(text, once(_vocabulary, vocab_file), **attributes)
     return tuple(v[None] for v in (ids, mask, types))
 
 
@@ -169,13 +166,14 @@ def _joined(tokens, mark, tidy):
     "BertTokenizerDecoder", "skip_special_tokens keeps padding and unknown tokens, as onnxruntime-extensions does"
 )
 def bert_tokenizer_decoder(
-    ids: Static, position: Static, *, vocab_file, unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]",
+    ids: Static, position: Static, *, once, vocab_file, unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]",
     cls_token="[CLS]", mask_token="[MASK]", suffix_indicator="##", use_indices=0, skip_special_tokens=0,
     clean_up_tokenization_spaces=1,
 ):  # fmt: skip
     """The text of ids; with use_indices of each range [first, last) among them."""
-    vocabulary = list(_vocabulary(vocab_file))
-    _ids(_vocabulary(vocab_file), unk_token, sep_token, pad_token, cls_token, mask_token)
+    numbers = once(_vocabulary, vocab_file)
+    vocabulary = list(numbers)
+    _ids(numbers, unk_token, sep_token, pad_token, cls_token, mask_token)
     skipped = {sep_token, cls_token, mask_token} if skip_special_tokens else set()
     if outside := [i for i in ids.reshape(-1).tolist() if not 0 <= i < len(vocabulary)]:
         raise ValueError(f"the id {outside[0]} is outside the vocabulary of {len(vocabulary)} tokens")

@@ -163,29 +163,42 @@ def string_regex_split(input: Static, delimiter: Static, keep: Static):
 
 
 def _table(map):
-    """The rows ``string<tab>numbers`` of an attribute."""
-    return [line.rpartition("\t")[::2] for line in map.split("\n") if line]
+    """Strings and vectors of an attribute's rows ``string<tab>numbers``."""
+    rows = (line.rpartition("\t")[::2] for line in map.split("\n") if line)
+    return [(text, tuple(int(n) for n in numbers.split())) for text, numbers in rows]
+
+
+def _pairs(map):
+    return dict(line.split("\t", 1) for line in map.split("\n") if line)
+
+
+def _vectors(map):
+    return dict(_table(map))
+
+
+def _strings(map):
+    return {vector: text for text, vector in _table(map)}
 
 
 @contributed("StringMapping", "strings that the table lacks stay")
-def string_mapping(input: Static, *, map):
-    table = dict(line.split("\t", 1) for line in map.split("\n") if line)
+def string_mapping(input: Static, *, map, once):
+    table = once(_pairs, map)
     return strings((table.get(x, x) for x in input.flat), input.shape)
 
 
 @contributed("StringToVector")
-def string_to_vector(input: Static, *, map, unk):
+def string_to_vector(input: Static, *, map, once, unk):
     """The vector of each string, ``unk`` for those that the table lacks."""
-    table = {text: [int(n) for n in numbers.split()] for text, numbers in _table(map)}
+    table = once(_vectors, map)
     other = [int(n) for n in unk.split()]
     vectors = [table.get(x, other) for x in input.flat]
     return np.array(vectors, np.int64).reshape(*input.shape, len(other))
 
 
 @contributed("VectorToString")
-def vector_to_string(input: Static, *, map, unk):
+def vector_to_string(input: Static, *, map, once, unk):
     """The string of each vector along the last axis, or of each number where the table's vectors have one."""
-    table = {tuple(int(n) for n in numbers.split()): text for text, numbers in _table(map)}
+    table = once(_strings, map)
     width = len(next(iter(table), (0,)))
     if width > 1 and input.shape[-1:] != (width,):
         raise ValueError(f"the last axis must have {width} numbers, as the map's vectors (the shape is {input.shape})")
