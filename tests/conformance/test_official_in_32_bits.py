@@ -155,7 +155,7 @@ def judge(case: official.Case, model: Callable[[], onnx2jax.Model], results: Any
         assert [(r.dtype, r.shape) for r in results] == [(e.dtype, e.shape) for e in expected]
         return
     for result, value in zip(results, expected, strict=True):
-        official.assert_same(result, value, case.rtol, case.atol)
+        official.assert_same(result, value, case.rtol, official.absolute_tolerance(case))
 
 
 @pytest.mark.parametrize("case", CASES)
