@@ -231,7 +231,7 @@ class Program:
         if (body := self._single(parts)) is not None:
             fixed = constants.inputs.keys()
             return self._subprogram(body)(values, fixed, params, constants, rng, x32=x32, as_numpy=as_numpy)[0]
-        host = _Host(self, values, params, constants, as_numpy)
+        host = _Host(self, values, params, constants, as_numpy, x32)
         results = evaluate(parts, values, Context({**params, **constants.params}, rng, self.settings, host=host))
         return tuple(unaliased(results, (params[k] for k in map(parts.key, parts.initializers) if k in params)))
 
@@ -275,9 +275,10 @@ class _Host:
         params: Mapping[str, Any],
         constants: Constants,
         as_numpy: bool,
+        x32: bool = False,
     ) -> None:
         self._program, self._values, self._params, self._constants = program, values, params, constants.with_inputs({})
-        self._to_host = as_numpy
+        self._to_host, self._x32 = as_numpy, x32
         self._fixed = set(constants.inputs)
         """Names of values that follow from shapes alone and may be compile-time constants."""
 
@@ -295,7 +296,9 @@ class _Host:
             return evaluate(graph, {}, Context(params, rng, self._program.settings, host=self), scope)
         given = {n: scope[n] for n in graph.captures}
         given |= {n: self._values[n] for n in graph.initializers if n in self._values}
-        results, fixed = program(given, self._fixed, self._params, self._constants, rng, as_numpy=self._to_host)
+        results, fixed = program(
+            given, self._fixed, self._params, self._constants, rng, x32=self._x32, as_numpy=self._to_host
+        )
         self._fixed |= fixed
         return results
 

@@ -184,3 +184,15 @@ def test_a_32_bit_jit_returns_64_bit_results() -> None:
     y = jax.jit(m)(np.array([1, 0], np.int32))
     assert y.dtype == np.int64
     np.testing.assert_array_equal(y, big[::-1])
+
+
+@pytest.mark.parametrize("also", ["x", "w"])
+def test_a_32_bit_jit_of_a_model_that_returns_an_input_or_a_parameter(also: str) -> None:
+    nodes = [helper.make_node("ArgMax", ["x"], ["y"], axis=1, keepdims=0)]
+    outputs = [value("y", np.int64, [3]), value(also, np.int64, None)]
+    w = np.array([2, 1])
+    converted = onnx2jax.convert(model(nodes, [value("x", np.int64, [3, 4])], outputs, {"w": w}))
+    x = np.argsort(X)
+    y, returned = jax.jit(converted.apply)(converted.params, x)
+    np.testing.assert_array_equal(y, x.argmax(1))
+    np.testing.assert_array_equal(returned, {"x": x, "w": w}[also])
