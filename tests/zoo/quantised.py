@@ -190,7 +190,6 @@ FUSED: Final = (
     ("fused as bert, float16", T, partial(_fused, kind="bert", half=True)),
 )
 SOFTMAX = "onnxruntime's QLinearSoftmax, which it fuses QDQ into, multiplies by floor(1 / y_scale)"
-RECOMPUTED = "XLA with most optimisations off computes the operand of max twice, differently: jax.grad of max is NaN"
 KNOWN: Final[Mapping[str, str]] = {
     "transformer, QDQ u8s8": SOFTMAX,
     "transformer, QDQ s8s8": SOFTMAX,
@@ -209,7 +208,6 @@ def _case(family: str, title: str, name: str, rewrite: Rewrite, exporter: str, *
     full = f"{name}, {title}"
     opset = 21 if "4" in title or "16" in title else 17  # 4 bits and 16 bits are types since 21
     known = {"outputs": KNOWN[full]} if full in KNOWN else {}
-    known |= {"grad": RECOMPUTED} if full == "transformer, dynamic s8, by channel" else {}
     tolerance = 2e-3 if " float16" in full else 1e-4
     make = partial(_export, name, rewrite, opset)
     return Case(family, full, exporter, make, needs, tolerance, known=known, light=full in LIGHT)
