@@ -9,6 +9,7 @@ from .case import Case
 
 _NAMES: Final = (
     "boosting",
+    "brevitas_networks",
     "classic",
     "detection",
     "diffusion",
@@ -19,6 +20,8 @@ _NAMES: Final = (
     "features_sequences",
     "features_structures",
     "features_types",
+    "hummingbird_models",
+    "image_libraries",
     "jax2onnx_models",
     "jax2onnx_shipped",
     "ndonnx_functions",
@@ -31,6 +34,7 @@ _NAMES: Final = (
     "paddle_models",
     "quantised",
     "spox_graphs",
+    "torch_libraries",
     "transformer_models",
     "vision",
 )

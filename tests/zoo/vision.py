@@ -140,7 +140,7 @@ CLASSIFICATION: Final[Mapping[str, tuple[Build, int, int]]] = {
 }
 
 
-def _calibrated(net: Any, side: int) -> Any:
+def calibrated(net: Any, side: int) -> Any:
     """Its batch normalisations with the statistics of a batch, so that numbers neither explode nor vanish."""
     import torch
 
@@ -170,7 +170,7 @@ def _timm(variant: str, options: Mapping[str, Any], side: int, cut: str, _: Any)
                 parts[i] = stage[:1]
         else:
             setattr(net, cut, parts[:2])
-    return _calibrated(lively(net), side)
+    return calibrated(lively(net), side)
 
 
 _VIT: Final = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
