@@ -134,8 +134,7 @@ class Executable:
         """
         hoisted = self.hoisted(params)
         if not as_numpy or self.options.platform != "cpu":
-            compiled = compat.unwrapped(self._compiled(hoisted, leaves))
-            return BoundCall(partial(compiled, hoisted), names, "compiled", self._structure)
+            return BoundCall(partial(self._compiled(hoisted, leaves), hoisted), names, "compiled", self._structure)
         run, path = self._to_host(hoisted, list(map(np.asarray, leaves)))
         if all(isinstance(v, np.ndarray) for v in leaves):
             return BoundCall(run, names, path, self._structure)
@@ -164,7 +163,8 @@ class Executable:
         jit would look it up by JAX's configuration, which the Signature holds, and would have to be called in 64-bit
         mode: entering that scope, and finding the program in another context than the caller's, takes 2 of 10 us.
         """
-        return self._whole.lower(hoisted, leaves).compile() if hasattr(self._whole, "lower") else self._whole
+        whole = self._whole
+        return compat.unwrapped(whole.lower(hoisted, leaves).compile() if hasattr(whole, "lower") else whole)
 
     def kept(self, params: DeviceParams, leaves: list[Any]) -> Kept | None:
         """Compile for these arguments, and return the state for another process; None if code cannot be serialized.

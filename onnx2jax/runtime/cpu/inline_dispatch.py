@@ -45,7 +45,7 @@ def synchronous(lowered: Any, hoisted: Sequence[Any], code: Any = None) -> Synch
     code = code or compat.dump_compiled(compiled)
     if code is None:
         return None
-    program = compat.load_compiled(code, device)
+    program = compat.unwrapped(compat.load_compiled(code, device))
     shared = [jax.device_put(np.asarray(v), device) for v in hoisted]
 
     def call(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
