@@ -156,12 +156,12 @@ _MODULES: Final = {
 
 def __getattr__(name: str) -> Any:
     """A public name, or a module of this package, imported at its first use."""
-    module = f"{__name__}.{_MODULES.get(name, name)}"
-    if name not in _MODULES and (name.startswith("_") or find_spec(module) is None):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = import_module(module)
-    value = globals()[name] = getattr(found, name) if name in _MODULES else found
-    return value
+    if name in _MODULES:
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return value
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}"):
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

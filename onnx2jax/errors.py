@@ -55,16 +55,16 @@ def did_you_mean(given: str | Iterable[str], valid: Iterable[str]) -> str:
     return f"; did you mean {', '.join(map(repr, found))}?" if found else ""
 
 
-def nearest(pattern: str, valid: Iterable[str], count: int = 3) -> list[str]:
-    """The valid names most like a name or pattern that matches none; the first ones where none is like it.
+def nearest(pattern: str, valid: Iterable[str]) -> list[str]:
+    """The three valid names most like a name or pattern that matches none; the first three where none is like it.
 
     >>> nearest("layers.*.weight", ["layer.0.weight", "bias"])
     ['layer.0.weight']
-    >>> nearest("qqq", ["layer.0.weight", "bias"], 1)
-    ['layer.0.weight']
+    >>> nearest("qqq", ["layer.0.weight", "bias"])
+    ['layer.0.weight', 'bias']
     """
     names = list(valid)
-    return difflib.get_close_matches(pattern, names, count, 0.3) or names[:count]
+    return difflib.get_close_matches(pattern, names, 3, 0.3) or names[:3]
 
 
 def names_list(names: str | Iterable[str]) -> list[str]:

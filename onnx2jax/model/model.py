@@ -139,8 +139,7 @@ class Model(Views, Exports):
         runtime = self._runtime
         signature, given = runtime.signature(args, named, False)
         if rng is None and (bound := runtime.params.bound.get(signature)) is not None:
-            if runtime.noting:
-                runtime.note("call", bound.path)
+            runtime.note("call", bound.path)
             return bundled(runtime.fields, runtime.call(bound, signature, given))
         if (feeds := arguments.as_feeds(self.inputs, args, named)) is not None:
             return self(**feeds) if rng is None else self(rng=rng, **feeds)

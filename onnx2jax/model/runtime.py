@@ -59,11 +59,9 @@ class Runtime:
         self.inner_models: dict[tuple[str, ...], Model] = {}
         self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
         """Programs without padding, by padded dimension variables; None once padding is proven harmless."""
-        positional = tuple(v.name for v in spec.inputs)
-        self._prefixes = [positional[:n] for n in range(len(positional) + 1)]
-        """The names of the first inputs, by their number."""
+        self._positional = tuple(v.name for v in spec.inputs)
         self._callee: Callee | None = None
-        self.noting = debug.level() >= 2
+        self._debug = debug.level()
 
     @cached_property
     def params(self) -> DeviceParams:
@@ -91,7 +89,7 @@ class Runtime:
 
     def note(self, kind: str, path: str) -> None:
         """Print which path a call takes, at ONNX2JAX_DEBUG=2."""
-        if self.noting:
+        if self._debug >= 2:
             debug.emit(f"{kind} of {self.spec.graph.name!r}: {path}")
 
     def share_params(self, other: Runtime) -> None:
@@ -107,7 +105,7 @@ class Runtime:
         program = self.program
         if not isinstance(program, Program):
             return None, []
-        values, names = list(args), self._prefixes[min(len(args), len(self._prefixes) - 1)]
+        values, names = list(args), self._positional[: len(args)]
         if named:
             values += named.values()
             names = (*names, *named)
@@ -208,19 +206,17 @@ def _from_arguments(
     Casts them as binding does, and copies other NumPy arrays unless it waits (``as_numpy``).
     """
     call, order = bound.call, None if names == list(bound.names) else [names.index(n) for n in bound.names]
-    casts, copies = any(cast), not as_numpy and any(type(v) is np.ndarray for v in arguments)
-    if order is None and not casts and not copies:
-        return bound
+    casts = any(cast)
 
     def copying(values: list[Any]) -> list[Any]:
-        return call([copied(v) if type(v) is np.ndarray else v for v in values])
+        return bound.call([copied(v) if type(v) is np.ndarray else v for v in values])
 
+    if not as_numpy and any(type(v) is np.ndarray for v in arguments):
+        call = copying
     if order is None and not casts:
-        return bound._replace(call=copying)
+        return bound._replace(call=call)
 
     def run(values: list[Any]) -> list[Any]:
-        if copies:
-            values = [copied(v) if type(v) is np.ndarray else v for v in values]
         if casts:
             values = [v if dtype is None else v.astype(dtype) for v, dtype in zip(values, cast, strict=True)]
         return call(values if order is None else [values[i] for i in order])

@@ -293,7 +293,7 @@ def _matching(
             f"lora has {pattern!r}, which is not a linear map of the main graph: {', '.join(others[:3])}. Adapters "
             f"need a MatMul, Gemm or MatMulNBits with a stored matrix, such as {available}"
         )
-    near = nearest(pattern, [n for m in maps for n in (m.name, m.node.name)])
+    near = nearest(pattern, [n for m in maps for n in (m.name, m.node.name)]) or "none"
     raise InputNameError(f"lora has {pattern!r}, which matches no weight or node; similar names: {near}")
 
 

@@ -154,7 +154,7 @@ def _compare(case: Case, expected: list[Any], feeds: dict[str, Any], results: Ca
             assert_same(result, value, case.rtol, absolute_tolerance(case))
 
 
-def absolute_tolerance(case: Any) -> float:
+def absolute_tolerance(case: Case) -> float:
     """What the official runner allows, but for Fourier transforms: NumPy's releases round results near zero apart."""
     return 1e-6 if case.name.startswith("test_dft") else case.atol
 
