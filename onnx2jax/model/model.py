@@ -31,6 +31,7 @@ from .files.export import Exports
 from .params import Params, immutable
 from .reports.calls import explain_call
 from .reports.card import described
+from .reports.special_values import naming_their_node
 from .reports.summary import feeds_of
 from .reports.table import table
 from .runtime import Runtime, put
@@ -368,7 +369,7 @@ class Model(Views, Exports):
                 )
         runtime, spec = self._runtime, self.spec
         padded, extents = buckets.pad(self.inputs, values, spec.bucket)
-        with buckets.blaming_padding(extents):
+        with buckets.blaming_padding(extents), naming_their_node(self, padded, rng):
             results = runtime.outputs(runtime.program, padded, rng, x32, as_numpy)
         check_counts(results, spec.max_size)
         results = buckets.unpad(self.outputs, results, extents)

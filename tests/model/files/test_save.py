@@ -126,8 +126,9 @@ def ends(dtype: Any) -> Any:
 def test_a_model_holds_its_weights_once(tmp_path: Path) -> None:
     script = """
 import sys, tracemalloc, numpy as np, onnx2jax
+convert = onnx2jax.convert  # imports
 tracemalloc.start()
-model = onnx2jax.convert(sys.argv[1])
+model = convert(sys.argv[1])
 print(tracemalloc.get_traced_memory()[0], len(model.origin._serialized))
 """
     side = 2048
