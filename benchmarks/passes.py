@@ -24,7 +24,7 @@ from tests.zoo.net import Net
 from . import networks
 from .harness import Call, Comparison, compare
 from .networks import Network
-from .networks.convolutional import mobilenet_v2
+from .networks.convolutional import mobilenet_v2, resnet50
 from .networks.network import OPSET
 from .networks.transformers import bert
 
@@ -74,8 +74,13 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
     ),
 }
 TRAINING: Final[dict[str, tuple[Case, ...]]] = {
-    "layout_assignment": (Case("MobileNetV2 of 64 x 64", partial(mobilenet_v2, size=64), 8),),
-    "dot_transpose": (Case("BERT of 2 layers", partial(bert, length=32, layers=2, vocabulary=1000), 8),),
+    "layout_assignment": (
+        Case("MobileNetV2 of 64 x 64", partial(mobilenet_v2, size=64), 8),
+        Case("ResNet-50", networks.NETWORKS["resnet50"], 4),
+        Case("ResNet-50 of 64 x 64", partial(resnet50, size=64), 8),
+        Case("UNet", networks.NETWORKS["unet"]),
+    ),
+    "dot_transpose": (Case("BERT of 4 layers", partial(bert, length=128, layers=4, vocabulary=1000), 8),),
 }
 
 
@@ -104,7 +109,8 @@ def steps(case: Case, skip: str, folder: Path) -> dict[str, Call]:
 
     floating = {n: v for n, v in model.params.items() if v.dtype == np.float32}
     leaves, structure = jax.tree.flatten((floating, dict(network.feeds)))
-    closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(structure, flat))))(*leaves)
+    with jax.enable_x64(True):  # as training does: in 32-bit mode the model is a call that no pass looks into
+        closed = jax.make_jaxpr(lambda *flat: jax.tree.leaves(step(*jax.tree.unflatten(structure, flat))))(*leaves)
     found: dict[str, Call] = {}
     for name, options in ((WITH, pipeline.Options()), (WITHOUT, pipeline.Options().skipping(skip))):
         run = jax.jit(jaxpr_as_fun(pipeline.run_training(closed, len(floating), options)))
@@ -113,7 +119,8 @@ def steps(case: Case, skip: str, folder: Path) -> dict[str, Call]:
 
 
 def _settled(run: Callable[..., Any], leaves: list[Any]) -> Any:
-    return jax.block_until_ready(run(*leaves))
+    with jax.enable_x64(True):
+        return jax.block_until_ready(run(*leaves))
 
 
 def row(name: str, case: Case, found: dict[str, Call], rounds: int) -> str:

@@ -45,6 +45,8 @@ class ConvRules(NamedTuple):
     can_lower: Callable[[Equation], bool]
     branch: Branch
     """Chooses the branch of a choice by platform."""
+    pays: Callable[[Sequence[Equation]], bool] = bool
+    """Whether a program with these convolutions gains by it."""
 
 
 def assign_layouts(program: Program, *, onednn: bool = False) -> Program:
@@ -66,7 +68,7 @@ def _channels_last(program: Program, rules: ConvRules, onednn: bool, known: int 
         return program
     flat = program.inlined(rules.branch)
     convolutions = [e for e in flat.equations if rules.can_lower(e)]
-    if not convolutions:
+    if not rules.pays(convolutions):
         return program
     constants = dict(flat.constants)
     layout = Layout(constants, rules.rule, onednn and sum(map(_operations, convolutions)) > SHORT)

