@@ -89,6 +89,8 @@ class Traits(TypedDict, total=False):
         exact: inputs that stay float32 there, and what they are computed from: angles, coordinates, scales.
         broadcasts: its inputs broadcast against each other, so their shards must be on the same devices (rule DV-16).
         unsharded: ONNX defines no sharding of it (rule DV-18).
+        labels: the attribute of integer class labels of a classifier; its first output are labels, and
+            ``classlabels_strings`` stands for strings. See runtime/class_labels.py.
         limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
     """
 
@@ -98,6 +100,7 @@ class Traits(TypedDict, total=False):
     exact: tuple[str, ...]
     broadcasts: bool
     unsharded: bool
+    labels: str
     limits: str
 
 
@@ -132,6 +135,7 @@ class Operator:
     exact: tuple[str, ...] = ()
     broadcasts: bool = False
     unsharded: bool = False
+    labels: str = ""
     limits: str = ""
 
     def __reduce__(self) -> Any:

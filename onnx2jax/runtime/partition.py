@@ -20,6 +20,7 @@ from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
 from ..ops.registry import PADDED, Operator, resolve
 from ..proto.types import ValueInfo
+from .class_labels import with_label_lookups
 from .compile import NeedsHost, Subprogram, is_small
 from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed
@@ -39,10 +40,10 @@ class Program:
 
     def __init__(self, graph: Graph, settings: Settings, *, inner: bool = False) -> None:
         """``inner``: the graph is a subgraph of a host node."""
-        self.graph, self.settings, self.inner = graph, settings, inner
+        self.graph, self.settings, self.inner = with_label_lookups(graph), settings, inner
         self.reasons: dict[Node, str] = {}
         self._compiled: dict[Graph, Subprogram] = {}
-        self._whole = partitioned(graph, ())
+        self._whole = partitioned(self.graph, ())
         self._inner: dict[Graph, Program] = {}
         """Subgraphs of host nodes."""
         self._loops: dict[Node, Subprogram] = {}

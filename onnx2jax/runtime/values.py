@@ -17,6 +17,7 @@ _WIDENINGS = {
 
 
 _ON_HOST = frozenset((np.ndarray, dict, type(None)))
+_MAPS = {dict}
 
 
 def widened(value: Any, dtype: np.dtype) -> Any:
@@ -42,7 +43,9 @@ def to_host(value: Any) -> Any:
         if isinstance(value, jax.core.Tracer):
             return value
         return np.asarray(value) if value.is_fully_addressable else compat.gathered(value)
-    return [to_host(v) for v in value] if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple) or {*map(type, value)} == _MAPS:  # as ZipMap makes
+        return value
+    return [to_host(v) for v in value]
 
 
 def to_device(value: Any) -> Any:

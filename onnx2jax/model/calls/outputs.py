@@ -64,11 +64,13 @@ def bundled(fields: Iterable[str], results: Sequence[Any]) -> Any:
 
 def unshared(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
     """The results, copied where they share memory with the caller's arrays."""
-    theirs = [v for v in jax.tree.leaves(list(feeds)) if isinstance(v, np.ndarray)]
+    theirs = list(feeds)
+    if {*map(type, theirs)} != {np.ndarray}:
+        theirs = [v for v in jax.tree.leaves(theirs) if isinstance(v, np.ndarray)]
 
     def own(result: Any) -> Any:
         if isinstance(result, list):
-            return [r if type(r) is dict else own(r) for r in result]
+            return [*result] if {*map(type, result)} == {dict} else list(map(own, result))
         shares = isinstance(result, np.ndarray) and any(np.may_share_memory(result, v) for v in theirs)
         return result.copy() if shares else result
 

@@ -287,7 +287,7 @@ def _linear(X, n, coefficients, intercepts, once):
     return scores + offsets if intercepts else scores
 
 
-@op("LinearClassifier", domain=DOMAIN, limits=LABELS)
+@op("LinearClassifier", domain=DOMAIN, labels="classlabels_ints", limits=LABELS)
 def linear_classifier(
     X, *, coefficients, intercepts=None, classlabels_ints=None, classlabels_strings=None,
     multi_class: Literal[0, 1] = 0, once, post_transform: Transform = "NONE",  # noqa: ARG001

@@ -159,8 +159,10 @@ def _leaves(X, layout):
     """The position of the leaf that each row reaches in each tree: [N, trees]."""
     if layout.n_features > X.shape[1]:
         raise ValueError(f"the trees use feature {layout.n_features - 1}, but the input has {X.shape[1]} features")
-    rows = xp(X).arange(X.shape[0], dtype=np.uint32)[:, None]  # unsigned, so that JAX does not test for negatives
     known = is_known(X)
+    if known and len(layout.modes) == 1 and layout.modes[0] not in (NEQ, MEMBER):
+        return _leaves_of_one_mode(X, layout)
+    rows = xp(X).arange(X.shape[0], dtype=np.uint32)[:, None]  # unsigned, so that JAX does not test for negatives
 
     def field(words, k):
         if known:
@@ -189,6 +191,21 @@ def _leaves(X, layout):
         return (field(words, 0) + right.astype(np.uint32)).astype(np.uint32)
 
     return repeat(layout.depth, descend, xp(X).zeros(rows.shape, np.uint32) + layout.roots)
+
+
+def _leaves_of_one_mode(X, layout):
+    """``_leaves`` of NumPy's rows where all nodes compare alike, in a third of its calls of NumPy."""
+    children, features, _, missing, inner, splits = layout.fields
+    compare, numbers = _COMPARE[layout.modes[0]], X.reshape(-1)
+    first = np.arange(0, X.size, max(X.shape[1], 1), np.intp)[: X.shape[0], None]
+    at = np.broadcast_to(layout.roots, (X.shape[0], len(layout.roots)))
+    for _ in range(layout.depth):
+        x = numbers.take(first + features.take(at))
+        is_true = compare(x, splits.take(at))
+        if layout.missing:
+            is_true |= (x != x) & (missing.take(at) == 1)
+        at = children.take(at) + (inner.take(at) > is_true)
+    return at
 
 
 _AGGREGATE: dict[str, tuple] = {"MIN": (np.minimum, np.inf, xp.min), "MAX": (np.maximum, -np.inf, xp.max)}

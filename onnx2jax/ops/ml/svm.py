@@ -64,7 +64,7 @@ def _coupled(pairwise, n):
     return repeat(100, sweep, (xp(r).full(r.shape[:2], 1 / n, np.float32), xp(r).zeros(r.shape[0], bool)))[0]
 
 
-@op("SVMClassifier", domain=DOMAIN, heavy=True, limits=LABELS)
+@op("SVMClassifier", domain=DOMAIN, heavy=True, labels="classlabels_ints", limits=LABELS)
 def svm_classifier(
     X, *, coefficients, classlabels_ints=None, classlabels_strings=None, kernel_params=None,
     kernel_type: Kernel = "LINEAR", post_transform: Transform = "NONE", prob_a=(), prob_b=(), rho=(0.0,),

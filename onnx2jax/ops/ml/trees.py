@@ -117,7 +117,7 @@ def tree_ensemble_regressor(
 _BASES = f"{LABELS}; one score per row with several base_values is unsupported"
 
 
-@op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True, limits=_BASES)
+@op("TreeEnsembleClassifier", domain=DOMAIN, heavy=True, labels="classlabels_int64s", limits=_BASES)
 @_of_ensembles
 @taking(**_schema("class"))
 def tree_ensemble_classifier(

@@ -1,0 +1,90 @@
+"""String labels of classifiers are looked up apart, so that the classifier itself can be compiled and traced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper
+
+import onnx2jax
+from onnx2jax.errors import KnownValueError
+from tests.support.models import model, value
+
+ML = "ai.onnx.ml"
+X = np.random.default_rng(0).standard_normal((6, 2)).astype(np.float32)
+SVM = {
+    "coefficients": [1.0, -1.0, 0.5, -0.5, 1.0, -1.0], "support_vectors": [0.1, 0.2, 0.5, -0.4, -1.0, 0.3],
+    "vectors_per_class": [1, 1, 1], "rho": [0.1, -0.1, 0.2], "kernel_type": "RBF", "kernel_params": [0.5, 0.0, 3.0],
+}  # fmt: skip
+TREE = {
+    "nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0],
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_values": [0.1, 0.0, 0.0], "nodes_truenodeids": [1, 0, 0],
+    "nodes_falsenodeids": [2, 0, 0], "class_treeids": [0] * 4, "class_nodeids": [1, 1, 2, 2], "class_ids": [0, 1, 1, 2],
+    "class_weights": [0.7, 0.3, 0.2, 0.8],
+}  # fmt: skip
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "LinearClassifier": {"coefficients": [1.0, -1, 0.5, 2, -1, 0.3], "intercepts": [0.1, 0.2, 0.3]},
+    "SVMClassifier": SVM,
+    "TreeEnsembleClassifier": TREE,
+}
+
+
+def classifier(kind: str, *, behind: bool = False) -> onnx.ModelProto:
+    """A classifier of three classes "a", "b", "c"; ``behind``: its labels go through a LabelEncoder to numbers."""
+    nodes = [
+        helper.make_node(
+            kind, ["x"], ["label", "scores"], domain=ML, classlabels_strings=["a", "b", "c"], **CLASSIFIERS[kind]
+        )
+    ]
+    outputs = [value("label", object, ["n"]), value("scores", np.float32, ["n", 3])]
+    if behind:
+        keys = {"keys_strings": ["a", "b", "c"], "values_int64s": [7, 8, 9]}
+        nodes.append(helper.make_node("LabelEncoder", ["label"], ["code"], domain=ML, **keys))
+        outputs = [value("code", np.int64, ["n"]), *outputs]
+    proto = model(nodes, [value("x", np.float32, ["n", 2])], outputs)
+    proto.opset_import.append(helper.make_opsetid(ML, 3))
+    return proto
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_results_are_those_of_onnxruntime(kind: str, behind: bool, tmp_path: Path) -> None:
+    proto = classifier(kind, behind=behind)
+    m = onnx2jax.convert(proto)
+    theirs = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": X})
+    for _ in range(2):
+        for ours in (m.run(None, {"x": X}), m(X)):
+            for a, b in zip(ours, theirs, strict=True):
+                np.testing.assert_array_equal(a, b) if b.dtype.kind != "f" else np.testing.assert_allclose(a, b, 1e-5)
+    onnx2jax.save(m, tmp_path / "saved.onnx")
+    assert onnx.load(tmp_path / "saved.onnx").graph.node[0].attribute == proto.graph.node[0].attribute
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_scores_are_one_program_and_have_gradients(kind: str) -> None:
+    m = onnx2jax.convert(classifier(kind))
+    scores = m.cut(outputs="scores")
+    expected = m.run(["scores"], {"x": X})[0]
+    np.testing.assert_allclose(jax.jit(scores.apply)(scores.params, X), expected, rtol=1e-6)
+    assert scores.jitted
+    np.testing.assert_allclose(jax.vmap(lambda x: scores.apply({}, x[None])[0])(X), expected, rtol=1e-5)
+    slope = jax.grad(lambda x: scores.apply({}, x)[:, 0].sum())(X)
+    assert np.isfinite(slope).all() and (kind == "TreeEnsembleClassifier") == (not slope.any())
+
+
+def test_a_tree_ensemble_is_compiled_beside_its_labels() -> None:
+    m = onnx2jax.convert(classifier("TreeEnsembleClassifier"))
+    m(X)
+    assert [kind for kind, *_ in m._runtime.program.rows()] == ["jit", "host"]
+
+
+def test_labels_inside_jit_are_refused_by_the_nodes_name() -> None:
+    m = onnx2jax.convert(classifier("LinearClassifier"))
+    with pytest.raises(KnownValueError, match=r"ai\.onnx\.ml\.LinearClassifier.*the class labels are strings"):
+        jax.jit(m.apply)(m.params, X)
