@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = [
     "BucketError",
@@ -65,6 +70,24 @@ def nearest(pattern: str, valid: Iterable[str]) -> list[str]:
     """
     names = list(valid)
     return difflib.get_close_matches(pattern, names, 3, 0.3) or names[:3]
+
+
+def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with misspelt keywords refused by InputNameError, which names the closest valid ones."""
+    parameters = inspect.signature(function).parameters.values()
+    valid = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **keywords: P.kwargs) -> R:
+        if unknown := [name for name in keywords if name not in valid]:
+            name = function.__qualname__.removesuffix(".__init__")
+            raise InputNameError(
+                f"{name}() has no keyword {', '.join(map(repr, unknown))}; its keywords are {valid}"
+                f"{did_you_mean(unknown, valid)}"
+            )
+        return function(*args, **keywords)
+
+    return checked
 
 
 def names_list(names: str | Iterable[str]) -> list[str]:

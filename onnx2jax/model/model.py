@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from .. import compat
-from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mean, names_list
+from ..errors import InputNameError, InputTypeError, RandomKeyError, did_you_mean, known_keywords, names_list
 from ..ir import analysis
 from ..ir.graph import Graph, nodes_named, read_constants
 from ..ops.arrays import is_traced
@@ -186,6 +186,7 @@ class Model(Views, Exports):
         owned = bound is not None and bound.path != "host"  # compiled programs return arrays that share no memory
         return found if owned else unshared(found, feeds.values())
 
+    @known_keywords
     def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
         """Compile for input shapes, and hoist parameter-only subexpressions, ahead of the first call.
 
@@ -253,6 +254,7 @@ class Model(Views, Exports):
             self._runtime.declared.compare(values | dict(self.static), results)
             return as_outputs(self._runtime.fields, results)
 
+    @known_keywords
     def with_params(self, params: Mapping[str, Any], *, new_shapes: bool = False) -> Self:
         """The model with new values for some of its parameters.
 

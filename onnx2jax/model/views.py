@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from ..errors import known_keywords
 from ..ir.graph import Graph
 from ..proto import atomic
 from .changes import parts
@@ -29,6 +30,7 @@ class Views:
     _runtime: Any
     _replace: Callable[[Spec], Self]
 
+    @known_keywords
     def cut(self, *, inputs: str | Sequence[str] = (), outputs: str | Sequence[str] = ()) -> Self:
         """The subgraph between some values of the main graph, as a model.
 
@@ -136,6 +138,7 @@ class Views:
         """
         return simplified(self)
 
+    @known_keywords
     def verify(
         self,
         inputs: Mapping[str, Any] | None = None,
@@ -177,6 +180,7 @@ class Views:
         """
         return verify(self, inputs, against, each_node, rtol, atol, seed)
 
+    @known_keywords
     def summary(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Summary:
         """A table of the nodes: output shapes, parameters, FLOPs, bytes read and written.
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from .. import compat
-from ..errors import CheckpointError, InputTypeError
+from ..errors import CheckpointError, InputTypeError, known_keywords
 from ..proto import atomic
 from ..runtime.values import to_host
 from ..sharding.processes import together, writes
@@ -40,6 +40,7 @@ ORBAX_TYPES: Final = SAFETENSORS_TYPES | {"complex128"} | _FLOAT8
 """The dtypes that orbax supports; others are stored as bytes."""
 
 
+@known_keywords
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, position: Any = None) -> Path:
     """Writes a training state to a safetensors file, atomically.
 

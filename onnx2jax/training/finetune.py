@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from .. import compat
-from ..errors import InputNameError, ShardingError
+from ..errors import InputNameError, ShardingError, known_keywords
 from ..ir import analysis
 from ..model.convert import process_state
 from ..model.model import Model
@@ -117,6 +117,7 @@ class FineTuning(TrainingEngine):
     >>> again = tuned.to_model(state)
     """
 
+    @known_keywords
     def __init__(
         self,
         model: Model,
@@ -310,6 +311,7 @@ class FineTuning(TrainingEngine):
             params, stats = ({n: new[n] for n in old} for old in (state.params, state.stats))
             return self._put(replace(state, params=params, stats=stats))
 
+    @known_keywords
     def fit(
         self,
         batches: Iterable[Mapping[str, Any]],

@@ -355,6 +355,8 @@ def load_adapter(model: Model, path: str | os.PathLike[str]) -> Model:
     >>> all((again.params[name] == w).all() for name, w in tuned.to_model(state).params.items())
     True
     """
+    if isinstance(model, str | os.PathLike):
+        raise InputTypeError(f"the arguments are swapped: load_adapter(model, {os.fspath(model)!r})")
     safetensors = compat.optional("safetensors", "checkpoint")
     try:
         with safetensors.safe_open(os.fspath(path), "numpy") as file:

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
-from ..errors import InputTypeError, TrainingFormError
+from ..errors import InputTypeError, TrainingFormError, known_keywords
 from ..model.model import Model
 from .finetune_arguments import select_trainable
 
 
+@known_keywords
 def to_nnx(model: Model, *, trainable: Any = None) -> Any:
     """The model as a ``flax.nnx.Module``, whose trainable parameters are ``nnx.Param``, by ONNX name in ``params``.
 
@@ -38,6 +39,7 @@ def to_nnx(model: Model, *, trainable: Any = None) -> Any:
     return _nnx()(model, _params(model, trainable))
 
 
+@known_keywords
 def to_equinox(model: Model, *, trainable: Any = None) -> Any:
     """The model as an ``equinox.Module``, whose trainable parameters are arrays, by ONNX name in ``params``.
 

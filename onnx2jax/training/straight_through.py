@@ -68,7 +68,7 @@ def warn_of_zero_gradients(graph: Graph, names: Collection[str], straight_throug
             f"{len(found)} of {len(names)} trained parameters have zero gradients and will not change, because "
             f"every path to the outputs passes a node that rounds: {shown}{', ...' if len(found) > 4 else ''}. {fix}",
             ZeroGradientWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -124,3 +124,46 @@ def test_unknown_names_are_attribute_errors() -> None:
     for name in ("convrt", "_hidden", "__wrapped__"):
         with pytest.raises(AttributeError, match=f"module 'onnx2jax' has no attribute '{name}'"):
             getattr(onnx2jax, name)
+
+
+def with_options() -> Iterator[tuple[str, Any, list[str]]]:
+    """Public functions with keyword-only options and no others, and these options."""
+    everything = {**dict(names()), **{f"Model.{n}": v for n, v in vars(onnx2jax.Model).items()}}
+    everything |= {f"Model.{n}": getattr(onnx2jax.Model, n) for n in dir(onnx2jax.Model)}
+    everything["FineTuning.fit"] = onnx2jax.FineTuning.fit
+    unlike = {"Checkpoints", "Decoder", "OnnxFile", "Model.run"}  # made elsewhere, orbax's, or called for each batch
+    for name, value in everything.items():
+        if (
+            "._" in name
+            or name.startswith("errors.")
+            or name in unlike
+            or not callable(value)
+            or (inspect.isclass(value) and is_dataclass(value))
+        ):
+            continue
+        try:
+            parameters = inspect.signature(value).parameters.values()
+        except (TypeError, ValueError):
+            continue
+        options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        if options and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            yield name, value, options
+
+
+WITH_OPTIONS = {name: (value, options) for name, value, options in with_options()}
+
+
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_a_misspelt_option_is_answered_with_the_right_one(name: str) -> None:
+    function, options = WITH_OPTIONS[name]
+    for option in options:
+        with pytest.raises(TypeError, match=f"did you mean '{option}'"):
+            function(**{f"{option}x": 1})
+
+
+def test_swapped_arguments_are_recognised() -> None:
+    m = onnx2jax.convert(onnx2jax.demo_model())
+    with pytest.raises(TypeError, match=r"load_adapter\(model, 'a.safetensors'\)"):
+        onnx2jax.load_adapter("a.safetensors", m)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"save\(model, 'a.onnx'\)"):
+        onnx2jax.save("a.onnx", m)

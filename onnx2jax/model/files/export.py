@@ -16,7 +16,15 @@ import numpy as np
 from jax import export
 
 from ... import compat
-from ...errors import InputNameError, KnownValueError, OnnxError, OperatorError, ShardingError, UnsupportedError
+from ...errors import (
+    InputNameError,
+    KnownValueError,
+    OnnxError,
+    OperatorError,
+    ShardingError,
+    UnsupportedError,
+    known_keywords,
+)
 from ...ir.graph import Graph
 from ...proto import atomic, npz
 from ...proto.types import TensorType, ValueInfo
@@ -67,6 +75,7 @@ class Exports:
         """
         return save(self, path, **options)
 
+    @known_keywords
     def export(
         self,
         path: str | os.PathLike[str],

@@ -19,6 +19,7 @@ from ...errors import (
     InputTypeError,
     ModelError,
     ShardingError,
+    known_keywords,
     nearest,
 )
 from ...ir.file import opened as opened_file
@@ -43,6 +44,7 @@ PAGE: Final = 4096
 CACHE_LINE: Final = 64
 
 
+@known_keywords
 def save(
     model: Any,
     path: str | os.PathLike[str],
