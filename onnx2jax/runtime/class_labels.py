@@ -6,7 +6,7 @@ node; where nothing reads the labels, as in a cut to the scores, the look-up is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ def with_label_lookups(graph: Graph) -> Graph:
     """The graph with the look-up of string labels apart from each classifier; itself where there is none."""
     if not any(map(_has_string_labels, graph.nodes)):
         return graph
-    nodes = (part for node in graph.nodes for part in _parts(node))
+    nodes = (part for node in graph.nodes for part in _parts(node, graph.defines))
     return replace(graph, nodes=tuple(ancestors(tuple(nodes), [v.name for v in graph.outputs])))
 
 
@@ -32,14 +32,16 @@ def _has_string_labels(node: Node) -> bool:
     return bool(node.attributes.get("classlabels_strings")) and not node.attributes.get(operator.labels)
 
 
-def _parts(node: Node) -> Iterator[Node]:
+def _parts(node: Node, taken: Collection[str]) -> Iterator[Node]:
     if not _has_string_labels(node):
         yield node
         return
     operator: Any = node.target
     strings = node.attributes["classlabels_strings"]
     label, *rest = node.outputs
-    number = f"\0{label}"  # no name of the model's
+    number = f"{label} (class number)"
+    while number in taken:
+        number += "'"
     others = {n: v for n, v in node.attributes.items() if n != "classlabels_strings"}
     yield replace(node, attributes={**others, operator.labels: tuple(range(len(strings)))}, outputs=(number, *rest))
     attributes = {"strings": np.array(strings, object)}
