@@ -20,10 +20,15 @@ WIDE: Final = {
         ArrayFeatureExtractor Binarizer FeatureVectorizer Imputer LinearClassifier LinearRegressor Normalizer
         OneHotEncoder SVMClassifier SVMRegressor Scaler TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor""",
     "com.microsoft": """
-        BiasSoftmax BranchwiseRMSNorm CDist GatedRMSNorm GroupNorm Irfft Rfft SampleOp Sampling
-        SimplifiedLayerNormalization SkipGroupNorm SkipLayerNormalization SkipSimplifiedLayerNormalization""",
+        BiasSoftmax BranchwiseRMSNorm CDist DynamicQuantizeLSTM DynamicQuantizeMatMul GatedRMSNorm GroupNorm Irfft Rfft
+        SampleOp Sampling SimplifiedLayerNormalization SkipGroupNorm SkipLayerNormalization
+        SkipSimplifiedLayerNormalization""",
 }
-"""Operators by domain whose operands and results are float32: norms, long sums, losses, exponentials and logarithms."""
+"""Operators by domain whose operands and results are float32.
+
+Norms, long sums, losses, exponentials and logarithms, and operators that quantize activations by their range, where
+rounding would flip 8-bit codes.
+"""
 
 EXACT: Final = {
     ("", "Cos"): ("input",),

@@ -223,6 +223,44 @@ def test_softmax_is_computed_in_float32() -> None:
     assert types_of(model, "dot_general", *args)[-1] == ("bfloat16", "bfloat16", "float32")
 
 
+def quantized_twice(op_type: str) -> onnx.ModelProto:
+    """A product, an operator that quantizes activations by their range, another one, and a product."""
+    rng = np.random.default_rng(0)
+    matrix = op_type == "DynamicQuantizeMatMul"
+    call = "<hidden_size = 4>(steps, codes, recurrence, , , , , , scales, zeros, scales, zeros)"
+    text = f"""agraph (float[b,4] x) => (y) {{
+        h = MatMul(x, w)
+        steps = Unsqueeze(h, first)
+        q = com.microsoft.{op_type}{"(steps, matrix, scale)" if matrix else call}
+        r = com.microsoft.DynamicQuantizeMatMul(q, matrix, scale)
+        y = MatMul(r, identity)
+    }}"""
+    constants = {
+        "w": rng.integers(-3, 3, (4, 4)).astype(np.float32),
+        "first": np.array([0]),
+        "matrix": rng.integers(-99, 99, (4, 4)).astype(np.int8),
+        "scale": np.float32(0.001),
+        "codes": rng.integers(-99, 99, (1, 4, 16)).astype(np.int8),
+        "recurrence": rng.integers(-99, 99, (1, 4, 16)).astype(np.int8),
+        "scales": np.float32([0.0001]),
+        "zeros": np.zeros(1, np.int8),
+        "identity": np.eye(4, dtype=np.float32),
+    }
+    proto = text_model(text, **{n: v for n, v in constants.items() if n in text})
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    return proto
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op_type", ["DynamicQuantizeMatMul", "DynamicQuantizeLSTM"])
+def test_operators_that_quantize_activations_by_their_range_compute_in_float32(op_type: str, dtype: str) -> None:
+    """The first product, of small integers, is exact in all types, and the last one multiplies by one."""
+    x = np.random.default_rng(1).integers(-9, 9, (5, 4)).astype(np.float32)
+    proto = quantized_twice(op_type)
+    expected = onnx2jax.convert(proto)(x).astype(dtype).astype(np.float32)
+    np.testing.assert_array_equal(onnx2jax.convert(proto, dtype=dtype)(x), expected)
+
+
 def test_outputs_and_inputs_come_in_either_type() -> None:
     plain, model = onnx2jax.convert(mlp()), onnx2jax.convert(mlp(), dtype="bfloat16")
     narrow = onnx2jax.convert(mlp(), dtype="bfloat16", outputs="compute")
