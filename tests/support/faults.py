@@ -49,6 +49,14 @@ WEIGHTED: Final = (
     "BatchNormalization",
     "Gather",
 )
+INTEGER: Final = (
+    "ConvInteger",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+)
+"""Products of integers, among whose operands are matrices and scales."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ def _attributes(node: Any) -> Iterator[Change]:
 
 def _weights(node: Any, weights: Mapping[str, Any]) -> Iterator[Change]:
     held = [(i, n) for i, n in enumerate(node.input) if n in weights]
-    for i, name in held[:2]:
+    for i, name in held if node.op_type in INTEGER else held[:2]:
         value = numpy_helper.to_array(weights[name])
         changes: dict[str, Any] = {}
         if value.dtype.kind == "f" and node.op_type in WEIGHTED:
@@ -136,6 +144,13 @@ def _weights(node: Any, weights: Mapping[str, Any]) -> Iterator[Change]:
             changes = {"2 % larger": value * value.dtype.type(1.02), "with one wrong number": spoilt}
             if value.ndim > 1 and value.shape[0] > 1:
                 changes["rolled"] = np.roll(value, 1, 0)
+        elif node.op_type in INTEGER:
+            if value.dtype.kind == "f":
+                changes = {"2 % larger": value * value.dtype.type(1.02)}
+            elif value.ndim > 1 and value.shape[-1] > 1:
+                spoilt = value.copy()
+                spoilt.flat[value.size // 2] ^= 64
+                changes = {"rolled": np.roll(value, 1, -1), "with one wrong number": spoilt}
         elif "Linear" in node.op_type or node.op_type.startswith("QL"):
             large = value.size == 1 and i in (1, 2)
             if value.dtype.kind == "f":

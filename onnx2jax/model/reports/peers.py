@@ -14,10 +14,14 @@ from ... import compat
 from ...errors import InputNameError, UnsupportedError, did_you_mean
 from ...ir.graph import Graph, Node
 from ...proto.dtypes import to_code
+from ...proto.messages import TensorProto
 from ...proto.origin import Origin
+from ...proto.tensors import from_array
 from ..files.save import save
 
 NAMES: Final = ("onnxruntime", "reference")
+THREADED: Final = "DynamicQuantizeLSTM"
+"""onnxruntime quantises the hidden states of some sequences at a time: those that a thread computes."""
 InnerGraph = tuple[str, str, int]
 """A graph inside a node: an output of the node, the attribute's name, and the index in a list of graphs, or -1."""
 
@@ -36,10 +40,13 @@ class Peer:
     Args:
         name: one of NAMES.
         model: the Model; its file is run with the Model's present weights.
-        every: whether all node outputs are outputs.
+        every: whether all node outputs are outputs, to be compared node by node. onnxruntime then runs on one thread if
+            its results depend on their number (see THREADED).
+        optimised: whether onnxruntime optimises the graph, which it does by default.
         steps: the path to the graph to run; empty for the main graph.
         feeds: for an inner graph: its inputs, and the outer values it reads, which become inputs.
-        alone: a node that is run alone, and its operands, which are fed as ``operand0``, ``operand1``, ...
+        alone: a node that is run alone, and its operands. Weights stay weights, for which implementations choose their
+            kernels; the other operands are fed as ``operand0``, ``operand1``, ...
     """
 
     def __init__(
@@ -48,11 +55,15 @@ class Peer:
         model: Any,
         *,
         every: bool = False,
+        optimised: bool = False,
         steps: Sequence[InnerGraph] = (),
         feeds: Mapping[str, Any] | None = None,
         alone: tuple[Node, Sequence[Any]] | None = None,
     ) -> None:
         self.name = name
+        nodes = (node for graph in model.graph.walk() for node in graph.nodes)
+        self._optimised = optimised
+        self._threads = 1 if every and any(node.op_type == THREADED for node in nodes) else 0
 
         def change(message: Any) -> None:
             if steps:
@@ -77,8 +88,10 @@ class Peer:
     def _open(self, library: Any, path: Path) -> None:
         if self.name == "onnxruntime":
             options = library.SessionOptions()
-            options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
+            if not self._optimised:
+                options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
             options.log_severity_level = 4
+            options.intra_op_num_threads = self._threads
             self._session = library.InferenceSession(path, options, providers=["CPUExecutionProvider"])
             self.inputs = {v.name for v in self._session.get_inputs()}
             self.inputs |= {v.name for v in self._session.get_overridable_initializers()}
@@ -150,15 +163,19 @@ def _go_inside(message: Any, steps: Sequence[InnerGraph], feeds: Mapping[str, An
 
 
 def _isolate(graph: Any, node: Node, operands: Sequence[Any]) -> None:
-    """Keep one node of a graph, which reads its operands as inputs."""
+    """Keep one node of a graph; of its operands those that were initializers still are, and the others are inputs."""
     (kept,) = (n for n in graph.node if list(n.output) == list(node.outputs))
     kept = type(kept).FromString(kept.SerializeToString())
+    held = {t.name for t in graph.initializer}
+    weights = {f"operand{i}" for i, n in enumerate(kept.input) if n in held}
     names = [f"operand{i}" if v is not None else "" for i, v in enumerate(operands)]
     kept.input[:] = names
     for part in ("node", "initializer", "sparse_initializer", "input", "output", "value_info"):
         graph.ClearField(part)
     graph.node.append(kept)
-    _declare(graph, {n: v for n, v in zip(names, operands, strict=True) if n})
+    given = {n: v for n, v in zip(names, operands, strict=True) if n}
+    graph.initializer.extend(TensorProto(**from_array(v, n)) for n, v in given.items() if n in weights)
+    _declare(graph, {n: v for n, v in given.items() if n not in weights})
 
 
 def _declare(graph: Any, feeds: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ import onnx2jax
 from onnx2jax import Model, errors
 from onnx2jax.model.reports.comparison import compared
 from onnx2jax.ops import registry
+from tests.support.faults import faults, wrong_model
 from tests.support.saturation import saturates
 
 Plant = Callable[[str], None]
@@ -373,6 +374,14 @@ def test_saturating_products_of_onnxruntime_are_no_fault_of_ours(shift: Any, tex
     shift("MatMulInteger", lambda y: y + 1)
     found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
     assert found.first is not None and "MatMulInteger" in found.first.node
+
+
+def test_wrong_weights_are_not_taken_for_saturation() -> None:
+    """The model's own wrong weights explain its result, but not that of onnxruntime."""
+    right = proto(PRODUCT.replace("{127, 127, 127, 127, 127, 127, 127, 127}", "{1, 2, 3, 4, 5, 6, 7, 8}"))
+    (rolled,) = (f for f in faults(right) if f.what == "MatMulInteger: input 1 rolled")
+    found = wrong_model(rolled, right).verify({"x": np.full((2, 4), 255, np.uint8)}, "onnxruntime", each_node=True)
+    assert found.first is not None and found.first.value == "h", str(found)
 
 
 def test_values_that_nothing_reads_are_left_out() -> None:
