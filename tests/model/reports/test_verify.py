@@ -384,6 +384,16 @@ def test_wrong_weights_are_not_taken_for_saturation() -> None:
     assert found.first is not None and found.first.value == "h", str(found)
 
 
+def test_sums_of_cancelling_operands_are_exact(shift: Any) -> None:
+    """The last digit of the operands is no excuse where these are the same on both sides."""
+    text = "g (float16[3] x, float16[3] b) => (float16[3] y) { y = Add(x, b) }"
+    x = {"x": np.float16([26.5, 25.5, 26.25]), "b": np.float16([-26, -26, -26])}
+    assert onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    shift("Add", lambda y: y * np.float16(1.03))
+    found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
+    assert found.first is not None and found.first.value == "y"
+
+
 def test_values_that_nothing_reads_are_left_out() -> None:
     """ONNX leaves open what the mask of Dropout holds before opset 12; onnxruntime fills it with 0, we with 1."""
     text = "g (float[3] x) => (float[3] y) { d, mask = Dropout(x) y = Neg(d) }"
