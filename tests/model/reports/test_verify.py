@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -392,6 +393,73 @@ def test_sums_of_cancelling_operands_are_exact(shift: Any) -> None:
     shift("Add", lambda y: y * np.float16(1.03))
     found = onnx2jax.convert(proto(text)).verify(x, "onnxruntime")
     assert found.first is not None and found.first.value == "y"
+
+
+def quantised_recurrence(*, steps: int, batch: int = 1, size: int = 256) -> onnx.ModelProto:
+    """A DynamicQuantizeLSTM whose weights are so large that it is chaotic."""
+    rng = np.random.default_rng(0)
+    weights = {n: rng.integers(-127, 128, (1, k, 4 * size)).astype(np.int8) for n, k in (("w", 4), ("r", size))}
+    weights |= {"ws": F([0.01]), "rs": F([0.004]), "wz": np.int8([0]), "rz": np.int8([0])}
+    inputs = ["x", "w", "r", "", "", "", "", "", "ws", "wz", "rs", "rz"]
+    layer = onnx.helper.make_node("DynamicQuantizeLSTM", inputs, ["h"], domain="com.microsoft", hidden_size=size)
+    graph = onnx.helper.make_graph(
+        [layer, onnx.helper.make_node("Neg", ["h"], ["y"])], "recurrence",
+        [onnx.helper.make_tensor_value_info("x", 1, [steps, batch, 4])],
+        [onnx.helper.make_tensor_value_info("y", 1, [steps, 1, batch, size])],
+        [numpy_helper.from_array(v, n) for n, v in weights.items()],
+    )  # fmt: skip
+    domains = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, opset_imports=domains, ir_version=10)
+
+
+@pytest.fixture
+def scaled(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Multiply the scale of the recurrent weights in models converted afterwards."""
+
+    def scale(factor: float) -> None:
+        operator = registry.resolve("com.microsoft", "DynamicQuantizeLSTM")
+        assert operator is not None and operator.function is not None
+        right = operator.function
+
+        def other(*inputs: Any, **attributes: Any) -> Any:
+            return right(*inputs[:10], inputs[10] * F(factor), *inputs[11:], **attributes)
+
+        changed = dataclasses.replace(operator, function=functools.wraps(right)(other))
+        monkeypatch.setitem(registry._OPERATORS, ("com.microsoft", "DynamicQuantizeLSTM"), [changed])
+
+    return scale
+
+
+def test_roundings_inside_a_quantised_recurrence_are_no_difference(scaled: Any, tmp_path: Path) -> None:
+    message = quantised_recurrence(steps=100)
+    x = np.random.default_rng(1).standard_normal((100, 1, 4)).astype(np.float32)
+    scaled(1 + 1e-6)
+    model = onnx2jax.convert(message)
+    found = model.verify({"x": x}, "onnxruntime")
+    assert found and found.first is None, str(found)
+    ((output,), nodes) = found.outputs["inputs"], found.nodes["inputs"]
+    assert output.why == "roundings add up over 1 quantised nodes" and output.relative > 0.1
+    assert [c.why for c in nodes] == ["roundings inside the node amplify the last digits of its operands", ""]
+    (y,) = onnxruntime.InferenceSession(message.SerializeToString()).run(None, {"x": x})
+    (tmp_path / "output_0.pb").write_bytes(numpy_helper.from_array(y, "y").SerializeToString())
+    assert model.verify({"x": x}, tmp_path)
+    (tmp_path / "output_0.pb").write_bytes(numpy_helper.from_array(y * F(1.01), "y").SerializeToString())
+    assert not model.verify({"x": x}, tmp_path)
+
+
+@pytest.mark.parametrize("factor", [1.01, 0.99, 1.001])
+def test_a_wrong_scale_in_a_quantised_recurrence_is_found(scaled: Any, factor: float) -> None:
+    scaled(factor)
+    x = np.random.default_rng(1).standard_normal((100, 1, 4)).astype(np.float32)
+    found = onnx2jax.convert(quantised_recurrence(steps=100)).verify({"x": x}, "onnxruntime")
+    assert found.first is not None and found.first.value == "h" and not found.first.accumulated, str(found)
+
+
+def test_sequences_that_onnxruntime_quantises_by_thread_are_no_difference() -> None:
+    x = {"x": np.random.default_rng(1).standard_normal((3, 4, 4)).astype(np.float32)}
+    model = onnx2jax.convert(quantised_recurrence(steps=3, batch=4, size=8))
+    found = model.verify(x, "onnxruntime", each_node=True)
+    assert found and found.first is None, str(found)
 
 
 def test_values_that_nothing_reads_are_left_out() -> None:
