@@ -108,7 +108,7 @@ def _attributes(node: Any) -> Iterator[Change]:
     for at, attribute in enumerate(node.attribute):
         name, value = attribute.name, onnx.helper.get_attribute_value(attribute)
         other: Any = None
-        if name in FACTORS:
+        if name in FACTORS and isinstance(value, float):
             other = value * FACTORS[name]
         elif name in OTHERS:
             other = OTHERS[name].get(value.decode())
