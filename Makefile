@@ -114,7 +114,7 @@ $(VENV)/accelerators/.installed: pyproject.toml $(VENV)/.test
 $(VENV)/jax2onnx/.installed: pyproject.toml
 	$(PYTHON) -m venv --without-pip $(VENV)/jax2onnx
 	$(PYTHON) -m pip --python $(VENV)/jax2onnx/bin/python install --quiet --disable-pip-version-check \
-		--editable '.[zoo_jax]'
+		--editable '.[zoo-jax]'
 	touch $@
 
 # Apache Beam wants an older protobuf than .venv has.

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / ".venv" / "versions"
 MINORS = range(11, 15)
 """Python 3.11 to 3.14; what is not on the machine is left out."""
-TOOLS = ("dev", "docs", "engines", "notebooks", "test", "zoo", "zoo_jax")
+TOOLS = ("dev", "docs", "engines", "notebooks", "test", "zoo", "zoo-jax")
 """Extras with which the project is worked on; the others are promises to users."""
 REQUIREMENT = re.compile(r"([\w-]+)(?:\[.*])?(?:>=|==)([\d.]+)")
 
