@@ -8,9 +8,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 __all__ = [
     "BucketError",
     "CacheError",
@@ -35,6 +32,9 @@ __all__ = [
     "UnsupportedError",
     "UnsupportedOperatorError",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def with_rules(text: str, *rules: str) -> str:
@@ -72,6 +72,16 @@ def nearest(pattern: str, valid: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(pattern, names, 3, 0.3) or names[:3]
 
 
+def unknown_keywords(unknown: Iterable[str], valid: Iterable[str]) -> str:
+    """A message about keywords that a function does not take.
+
+    >>> unknown_keywords(["strickt"], ["strict"])
+    "unknown keyword strickt; did you mean 'strict'?; keywords are ['strict']"
+    """
+    unknown, valid = list(unknown), list(valid)
+    return f"unknown keyword {', '.join(unknown)}{did_you_mean(unknown, valid)}; keywords are {valid}"
+
+
 def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """The function with misspelt keywords refused by InputNameError, which names the closest valid ones."""
     parameters = inspect.signature(function).parameters.values()
@@ -81,10 +91,7 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **keywords: P.kwargs) -> R:
         if unknown := [name for name in keywords if name not in valid]:
             name = function.__qualname__.removesuffix(".__init__")
-            raise InputNameError(
-                f"{name}() has no keyword {', '.join(map(repr, unknown))}; its keywords are {valid}"
-                f"{did_you_mean(unknown, valid)}"
-            )
+            raise InputNameError(f"{name}: {unknown_keywords(unknown, valid)}")
         return function(*args, **keywords)
 
     return checked

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ..model.convert import convert
-from ..model.reports.special_values import first_special
+from ..model.reports.special_values import first_special, holds
 from ..proto import npz
 from .inputs import add_inputs, filled, given, sized
 from .terminal import (
@@ -68,7 +68,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with working("compiling and running"), sized(model, feeds):
         results = model.run(None, feeds)
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
-    if any(map(_holds_nan, results)) and (origin := first_special(model, feeds, 0, ["nan"])):
+    if any(holds(v, "nan") for v in results) and (origin := first_special(model, feeds, 0, ["nan"])):
         note(origin)
     if arguments.json:
         described = {n: {"type": type_of(x)} for n, x in feeds.items()}
@@ -78,10 +78,6 @@ def _run(arguments: argparse.Namespace) -> int:
             print_table(title, ("name", "type", "values"), [(n, type_of(x), _summary(x)) for n, x in values.items()])
     _save(outputs, arguments.output_dir, arguments.output_file)
     return 0
-
-
-def _holds_nan(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(np.isnan(value).any())
 
 
 def _described(value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ..errors import did_you_mean
+from ..errors import unknown_keywords
 from ..proto.detached import Detached
 from ..proto.external import ExternalFiles
 from ..proto.files import label_of, parse, read_bytes
@@ -115,7 +115,7 @@ def check_keywords(given: Iterable[str], *functions: Callable[..., Any]) -> None
     own = [p.name for f in functions for p in signature(f).parameters.values() if p.default is not p.empty]
     valid = [*dict.fromkeys((*own, *Reading.__annotations__))]
     if unknown := sorted(other - {*valid}):
-        raise TypeError(f"unknown keyword {', '.join(unknown)}{did_you_mean(unknown, valid)}; keywords are {valid}")
+        raise TypeError(unknown_keywords(unknown, valid))
 
 
 def opened(source: Any, reading: Reading) -> tuple[OnnxFile, Any, ExternalFiles]:

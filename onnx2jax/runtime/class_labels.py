@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.graph import Graph, Node, ancestors
-from ..ops.arrays import needs_known
+from ..ops.ml.scores import labels_of
 from ..ops.registry import Operator
 
 
@@ -50,7 +50,7 @@ def _parts(node: Node, taken: Collection[str]) -> Iterator[Node]:
 
 
 def _look_up(number: Any, *, strings: np.ndarray) -> np.ndarray:
-    labels: np.ndarray = strings[needs_known(number, "the class labels are strings")]
+    labels: np.ndarray = labels_of(strings, number)
     return labels
 
 

@@ -17,7 +17,6 @@ _WIDENINGS = {
 
 
 _ON_HOST = frozenset((np.ndarray, dict, type(None)))
-_MAPS = {dict}
 
 
 def widened(value: Any, dtype: np.dtype) -> Any:
@@ -43,9 +42,14 @@ def to_host(value: Any) -> Any:
         if isinstance(value, jax.core.Tracer):
             return value
         return np.asarray(value) if value.is_fully_addressable else compat.gathered(value)
-    if not isinstance(value, list | tuple) or {*map(type, value)} == _MAPS:  # as ZipMap makes
+    if not isinstance(value, list | tuple) or are_maps(value):
         return value
     return [to_host(v) for v in value]
+
+
+def are_maps(values: Iterable[Any]) -> bool:
+    """Whether all values of a sequence are dicts, as ZipMap makes them."""
+    return {*map(type, values)} == {dict}
 
 
 def to_device(value: Any) -> Any:

@@ -128,9 +128,8 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 def with_options() -> Iterator[tuple[str, Any, list[str]]]:
     """Public functions with keyword-only options and no others, and these options."""
-    everything = {**dict(names()), **{f"Model.{n}": v for n, v in vars(onnx2jax.Model).items()}}
+    everything = {**dict(names()), "FineTuning.fit": onnx2jax.FineTuning.fit}
     everything |= {f"Model.{n}": getattr(onnx2jax.Model, n) for n in dir(onnx2jax.Model)}
-    everything["FineTuning.fit"] = onnx2jax.FineTuning.fit
     unlike = {"Checkpoints", "Decoder", "OnnxFile", "Model.run"}  # made elsewhere, orbax's, or called for each batch
     for name, value in everything.items():
         if (

@@ -17,7 +17,7 @@ from jax.tree_util import GetAttrKey
 
 from ...errors import with_rules
 from ...proto.types import TensorType, ValueInfo
-from ...runtime.values import to_device
+from ...runtime.values import are_maps, to_device
 
 
 class Outputs(tuple[Any, ...]):
@@ -70,7 +70,7 @@ def unshared(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
 
     def own(result: Any) -> Any:
         if isinstance(result, list):
-            return [*result] if {*map(type, result)} == {dict} else list(map(own, result))
+            return [*result] if are_maps(result) else list(map(own, result))
         shares = isinstance(result, np.ndarray) and any(np.may_share_memory(result, v) for v in theirs)
         return result.copy() if shares else result
 

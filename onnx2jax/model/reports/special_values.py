@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import OnnxError
 from ...ir.graph import Node
 from ...ops.arrays import is_traced
+from .comparison import described
 
 
 @contextmanager
@@ -59,12 +60,10 @@ def first_special(model: Any, values: Mapping[str, Any], rng: Any, kinds: Sequen
 
 def _origin(model: Any, known: Mapping[str, Any], names: list[str], kind: str) -> str | None:
     """The message for the values ``names``; an infinity among the operands of a node with NaN is followed, too."""
-    holds: Any = np.isnan if kind == "nan" else np.isinf
 
     @functools.cache
     def is_bad(name: str) -> bool:
-        array = known.get(name)
-        return _is_inexact(array) and bool(holds(np.asarray(array)).any())
+        return holds(known.get(name), kind)
 
     bad = {n for n in names if is_bad(n)}
     origin: Node | None = None
@@ -79,7 +78,8 @@ def _origin(model: Any, known: Mapping[str, Any], names: list[str], kind: str) -
         given = sorted(bad & (known.keys() - model.graph.producers.keys()))
         return f"{given[0]!r}, an input or parameter of {model.graph.name!r}, holds {kind}" if given else None
     name = next(n for n in origin.outputs if is_bad(n))
-    lines = [f"{origin}: output {name!r} holds {kind}, and no operand does", f"operands: {_ranges(origin, known)}"]
+    operands = ", ".join(f"{n}: {_range(known.get(n))}" for n in origin.reads) or "none"
+    lines = [f"{origin}: output {name!r} holds {kind}, and no operand does", f"operands: {operands}"]
     earlier = None if kind == "inf" else _origin(model, known, list(origin.reads), "inf")
     if earlier:
         lines.append(f"before it, {earlier}")
@@ -88,19 +88,18 @@ def _origin(model: Any, known: Mapping[str, Any], names: list[str], kind: str) -
     return "\n".join(lines)
 
 
-def _ranges(node: Node, known: Mapping[str, Any]) -> str:
-    """Dtype, shape and range of a node's operands."""
-    return ", ".join(f"{n}: {_range(known.get(n))}" for n in node.reads) or "none"
-
-
 def _range(value: Any) -> str:
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        return type(value).__name__
-    kind = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
-    if not value.size or not _is_inexact(value) or value.dtype.kind == "c":
-        return kind
+    """Element type, shape and range of an operand."""
+    if not _is_inexact(value) or not value.size or value.dtype.kind == "c":
+        return described(value)
     numbers = np.asarray(value).astype(np.float64)
-    return f"{kind} from {numbers.min():.6g} to {numbers.max():.6g}"
+    return f"{described(value)} from {numbers.min():.6g} to {numbers.max():.6g}"
+
+
+def holds(value: Any, kind: str) -> bool:
+    """Whether a value is an array with NaN or an infinity (``kind`` "nan" or "inf")."""
+    test: Any = np.isnan if kind == "nan" else np.isinf
+    return _is_inexact(value) and bool(test(np.asarray(value)).any())
 
 
 def _is_inexact(value: Any) -> bool:
