@@ -30,7 +30,8 @@ from .layout_assignment import ConvRules, Layout
 
 DEPTHWISE, FEW_PIXELS = 16, 64
 """A network without kernels of so many groups, most of whose weights meet at most so many pixels of a batch, keeps its
-layout: its step is bound by the memory of the weights. ResNet-50 over 8 images of 64x64: 1.28 times as long otherwise."""
+layout: its step is bound by the memory of the weights. ResNet-50 over 8 images of 64x64 would take 1.28 times as
+long."""
 FEW_ROWS: Final = 16
 """Rows from which on a sum over them goes by quarters that are added as arrays: XLA:CPU sums along leading axes one
 number at a time. 9 sums over 16x16x16 pixels of 128 channels take 0.75 ms rather than 2.8."""
