@@ -301,3 +301,17 @@ def mlp(folder: Path, batch: int) -> Network:
 
     feeds = {"data": np.random.default_rng(1).standard_normal((batch, 784)).astype(np.float32)}
     return built(net, folder, "MLP 784-128-10", feeds, [y], by_hand, params)
+
+
+def wide_conv(folder: Path, batch: int, size: tuple[int, int] = (172, 264)) -> Network:
+    """A convolution of 3 x 39 taps from 8 channels to 8, as in detectors of pitch over spectrograms."""
+    net = Net(OPSET, ir=8)
+    x = net.input("x", (batch, 8, *size))
+    y = net("Conv", x, net.weight(8, 8, 3, 39), net.weight(8), pads=[1, 19, 1, 19])
+    feeds = {x: np.random.default_rng(0).standard_normal((batch, 8, *size)).astype(np.float32)}
+
+    def by_hand(p: Any, x: Any) -> Any:
+        return lax.conv_general_dilated(x, p["w"], (1, 1), [(1, 1), (19, 19)]) + p["b"][:, None, None]
+
+    w, b = Weights(net).several(2)
+    return built(net, folder, "Convolution 3 x 39", feeds, [y], by_hand, {"w": w, "b": b})

@@ -17,6 +17,7 @@ SMALL: dict[str, Callable[[Path, int], Network]] = {
     "mlp": convolutional.mlp,
     "mobilenet_v2": partial(convolutional.mobilenet_v2, size=32),
     "unet": partial(convolutional.unet, size=16, base=4, depth=2),
+    "wide_conv": partial(convolutional.wide_conv, size=(10, 50)),
     "bert": partial(transformers.bert, length=9, layers=1, vocabulary=50),
     "gpt2_step": partial(transformers.gpt2, past=5, length=1, layers=1, vocabulary=50),
     "vit": partial(transformers.vit, size=32, layers=1),

@@ -247,6 +247,61 @@ def test_other_windows_are_no_long_filters(change):
     assert not conv.is_long_filter(f32(1, 2, *shape), f32(1, 2, *window.kernel), window, 1, ())
 
 
+FEW = {
+    "wide": ((2, 3, 10, 50), (4, 3, 3, 11), Window((3, 11), (1, 1), ((1, 1), (5, 5)), (1, 1))),
+    "high": ((1, 2, 50, 10), (3, 2, 12, 3), Window((12, 3), (1, 1), ((0, 3), (1, 1)), (1, 1))),
+    "strides and dilations": ((1, 2, 40, 60), (8, 2, 4, 9), Window((4, 9), (3, 2), ((2, 0), (1, 4)), (2, 3))),
+    "few taps of many channels": ((2, 9, 12, 9), (3, 9, 3, 3), Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))),
+    "one row of the kernel": ((1, 2, 8, 50), (2, 2, 1, 33), Window((1, 33), (1, 1), ((0, 0), (0, 0)), (1, 1))),
+}
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_few_filters_are_convolutions_of_rows(case):
+    """The form for TPUs of few filters over few images, and its gradient."""
+    x, w, window = FEW[case]
+    x, w = f32(*x), f32(*w)
+    assert conv.is_few_filters(x, w, window, 1, ())
+
+    @jax.jit
+    def call(x, w):
+        return [
+            (y, *back(jnp.cos(y)))
+            for form in (conv._by_rows, conv._native)
+            for y, back in [jax.vjp(lambda x, w: form(x, w, window=window, groups=1), x, w)]  # noqa: B023
+        ]
+
+    got, expected = call(x, w)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_half_precision_are_summed_in_float32():
+    x, w, window = FEW["wide"]
+    x, w = (f32(*shape).astype(ml_dtypes.bfloat16) for shape in (x, w))
+    y = conv._by_rows(x, w, window)
+    assert y.dtype == ml_dtypes.bfloat16
+    expected = conv._native(np.float32(x), np.float32(w), window, 1)
+    np.testing.assert_allclose(np.float32(y), expected, rtol=8e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "w"),
+    [
+        ((1, 8, 56, 56), (64, 8, 3, 13)),  # many filters
+        ((16, 8, 56, 56), (8, 8, 3, 13)),  # many images
+        ((8, 9, 56, 56), (3, 9, 3, 3)),
+        ((1, 8, 56, 56), (8, 8, 3, 3)),  # few taps over fewer channels than rows of results
+        ((1, 8, 56, 56), (1, 8, 1, 1)),
+        ((1, 8, 3, 56), (8, 8, 3, 13)),  # one row of results
+        ((0, 8, 56, 56), (8, 8, 3, 13)),
+    ],
+)
+def test_other_filters_are_not_few(x, w):
+    window = Window(w[2:], (1, 1), ((0, 0), (0, 0)), (1, 1))
+    assert not conv.is_few_filters(f32(*x), f32(*w), window, 1, ())
+
+
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 8e-3)])
 def test_depthwise_by_shifted_multiply_adds(dtype, rtol):
     """The form for CUDA of one channel a group; half precision is summed in float32."""
@@ -273,3 +328,12 @@ def test_forms_of_accelerators_are_lowered_without_a_convolution(platform, w, wi
     others = {"tpu": "cuda", "cuda": "tpu"}
     assert "stablehlo.convolution" not in traced.lower(lowering_platforms=(platform,)).as_text()
     assert "stablehlo.convolution" in traced.lower(lowering_platforms=(others[platform],)).as_text()
+
+
+def test_few_filters_are_lowered_as_rows_for_tpus_alone():
+    x, w, window = FEW["wide"]
+    types = [jax.ShapeDtypeStruct(shape, np.float32) for shape in (x, w)]
+    traced = jax.jit(lambda x, w: conv.conv(x, w, window)).trace(*types)
+    rows, plain = (traced.lower(lowering_platforms=(p,)).as_text() for p in ("tpu", "cuda"))
+    assert "tensor<24x3x60xf32>" in rows  # 2 images of 10 rows with padding, 12 filters of one row each
+    assert "tensor<24x3x60xf32>" not in plain
