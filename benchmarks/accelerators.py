@@ -2,7 +2,7 @@
 
     python -m benchmarks.accelerators                    # every row; hours on two cores
     python -m benchmarks.accelerators --only vit --chip v5e
-    python -m benchmarks.accelerators --check            # eleven small rows against their limits; minutes
+    python -m benchmarks.accelerators --check            # thirteen small rows against their limits; minutes
 
 A row compiles a file under a caller's own ``jax.jit``, where weights are arguments, and the same network written by
 hand in JAX, both for the same chip with the same options, in a process of its own. Counts are deterministic: bytes that
@@ -33,6 +33,7 @@ from . import networks
 from .networks import Make
 from .networks.convolutional import wide_conv
 from .networks.transformers import bert, vit
+from .networks.vectors import svc, svr
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 PAGE, KEPT = DOCS / "accelerators.md", DOCS / "accelerators.json"
@@ -50,6 +51,8 @@ NETWORKS: Final[Mapping[str, Make]] = {
     "bert, 2 layers": partial(bert, layers=2, vocabulary=1000),
     **{n: networks.NETWORKS[n] for n in ("gpt2_step", "lstm", "gru")},
     "wide_conv": wide_conv,
+    "svr": svr,
+    "svc": svc,
 }
 
 HEAD: Final = """Written by `make accelerators`, on a machine with neither: XLA's compilers for both are Python
@@ -90,6 +93,8 @@ CHECKED: Final[Mapping[tuple[str, str, int], Limit]] = {
     ("gru", "h100", 8): Limit(),
     ("mobilenet_v2", "h100", 8): Limit(),
     ("wide_conv", "v5e", 1): Limit(cycles=0.15),
+    ("svc", "v5e", 8): Limit(temporary=3.1),
+    ("svc", "h100", 8): Limit(),
 }
 
 

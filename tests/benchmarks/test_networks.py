@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from benchmarks import networks, operators, rivals
-from benchmarks.networks import Network, convolutional, quantised, transformers
+from benchmarks.networks import Network, convolutional, quantised, transformers, vectors
 
 SMALL: dict[str, Callable[[Path, int], Network]] = {
     "mlp": convolutional.mlp,
@@ -21,6 +21,8 @@ SMALL: dict[str, Callable[[Path, int], Network]] = {
     "bert": partial(transformers.bert, length=9, layers=1, vocabulary=50),
     "gpt2_step": partial(transformers.gpt2, past=5, length=1, layers=1, vocabulary=50),
     "vit": partial(transformers.vit, size=32, layers=1),
+    "svr": partial(vectors.svr, count=20),
+    "svc": partial(vectors.svc, classes=4, each=6),
     "lstm": networks.NETWORKS["lstm"],
     "gru": networks.NETWORKS["gru"],
 }

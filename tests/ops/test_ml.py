@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx2jax.errors import KnownValueError
+from onnx2jax.ops.ml import svm
 from onnx2jax.ops.ml.forests import LEAF, Forest, _layout
 from onnx2jax.ops.ml.forests import _leaves as leaves
 from tests.support.helpers import run_op
@@ -290,6 +292,32 @@ def test_svm(kernel):
             labels = (3, 5, 7, 8)[:n]
             more = more | {"classlabels_ints": labels, "post_transform": post}
             agree("SVMClassifier", x, [INT64, FLOAT], tolerance=1e-4, traced=kernel == "RBF", **common, **more)
+
+
+def test_svm_of_many_rows_far_from_the_origin():
+    """Squared distances by a product lose nothing where features are large and close to each other."""
+    x, vectors = 300 + f32(100, 20), 300 + f32(80, 20)
+    assert len(x) * vectors.size > svm.FEW_DIFFERENCES
+    common = {"kernel_type": "RBF", "kernel_params": (0.05, 0.0, 0.0), "support_vectors": flat(vectors)}
+    agree("SVMRegressor", x, [FLOAT], coefficients=flat(f32(80)), rho=(0.3,), n_supports=80, traced=True, **common)
+
+
+def test_svm_distances_of_many_rows_are_one_product():
+    """No array of rows x vectors x features, whose reduction an accelerator computes outside its matrix units."""
+    common = {"kernel_type": "RBF", "kernel_params": KERNELS["RBF"], "support_vectors": flat(f32(50, 30))}
+    jaxpr = jax.make_jaxpr(lambda x: ml("SVMRegressor", x, coefficients=flat(f32(50)), n_supports=50, **common))
+    equations = jaxpr(f32(100, 30)).eqns
+    assert max(v.aval.size for e in equations for v in e.outvars) == 100 * 50
+    assert [e.primitive.name for e in equations].count("dot_general") == 2
+
+
+def test_svm_probabilities_stop_when_all_rows_have_converged():
+    r = np.triu(rng.uniform(0.1, 0.9, (6, 4, 4)), 1).astype(np.float32)
+    pairwise = np.moveaxis(r + np.tril(1 - r.swapaxes(1, 2), -1), 0, -1)
+    known, traced = svm._coupled(pairwise), jax.jit(svm._coupled)(pairwise)
+    np.testing.assert_allclose(traced, known, rtol=1e-5)
+    with mock.patch.object(svm, "SWEEPS", 10):
+        np.testing.assert_array_equal(svm._coupled(pairwise), known)
 
 
 def test_svm_without_support_vectors():

@@ -91,4 +91,7 @@ def class_labels(choices):
 def labels_of(labels, index):
     """The class labels at the indices; strings are selected on the host."""
     index = needs_known(index, "the class labels are strings") if labels.dtype == object else index
-    return labels[index] if is_known(index) else jnp.asarray(labels)[index]
+    if is_known(index):
+        return labels[index]
+    table = jnp.asarray(labels)
+    return index.astype(table.dtype) if (labels == np.arange(len(labels))).all() else table[index]
