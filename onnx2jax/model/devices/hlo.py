@@ -1,7 +1,9 @@
 """What a compiled program does, counted from the text of its optimised HLO.
 
 XLA's own cost analysis counts the body of a loop once and leaves out calls of libraries on CUDA. Here a kernel's bytes
-are those of its operands and results, and what a loop does is multiplied by its number of trips.
+are those of its operands and results, and what a loop does is multiplied by its number of trips. A
+dynamic-update-slice or scatter writes in place, because XLA inserts a copy wherever the old value is needed: of its
+buffer only the slice counts.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Counts:
     """What a run of a program does on one device.
 
     Attributes:
-        bytes: operands and results of all kernels.
+        bytes: operands and results of all kernels; of a buffer updated in place what is written.
         kernels: how many run.
         cycles: the TPU compiler's estimate; 0 for other targets.
         bytes_by_scope, cycles_by_scope: the same by ``op_name``, the stack of scopes in which a kernel was traced.
@@ -156,7 +158,7 @@ def _run(name: str, times: int, computations: Mapping[str, Mapping[str, Instruct
         elif opcode not in _FREE and not opcode.endswith(("-done", "-update")):
             if opcode.endswith("-start") and not opcode.startswith(("all-", "collective-")):
                 continue  # a copy between memories of the chip: who reads it is counted
-            size = nbytes(instruction.shape) + sum(nbytes(own[n].shape) for n in instruction.operands if n in own)
+            size = _moved(instruction, own, computations)
             scope = re.search(r'op_name="([^"]*)"', line)
             cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
             where = scope[1] if scope else key
@@ -166,6 +168,83 @@ def _run(name: str, times: int, computations: Mapping[str, Mapping[str, Instruct
             if cycles:
                 found.cycles += times * int(cycles[1])
                 found.cycles_by_scope[where] += times * int(cycles[1])
+
+
+class _Update(NamedTuple):
+    """A buffer that an instruction updates in place.
+
+    Attributes:
+        operand: the position of the buffer among the operands.
+        written: bytes of the slices written, and of those read to be combined with them.
+        read: bytes of the buffer that are read besides.
+    """
+
+    operand: int
+    written: int
+    read: int = 0
+
+
+def _moved(
+    instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
+) -> int:
+    """The bytes that a kernel reads and writes."""
+    sizes = [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
+    size = nbytes(instruction.shape)
+    for update in _updates(instruction, own, computations):
+        size += update.written - sizes[update.operand]  # the result is as large as the buffer
+        sizes[update.operand] = update.read
+    return size + sum(sizes)
+
+
+def _updates(
+    instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
+) -> list[_Update]:
+    """The buffers that a kernel updates in place."""
+    sizes = [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
+    if instruction.opcode == "dynamic-update-slice":
+        return [_Update(0, sizes[1])]
+    if instruction.opcode == "scatter":
+        count = len(sizes) // 2  # buffers, indices, and an update for each buffer
+        combiner = computations.get(_called(instruction, "to_apply"), {})
+        times = 1 if combiner and _source(_root(combiner), combiner).opcode == "parameter" else 2
+        return [_Update(i, times * sizes[count + 1 + i]) for i in range(count)]
+    if instruction.opcode != "fusion":
+        return []
+    inside, found = computations.get(_called(instruction, "calls"), {}), list[_Update]()
+    root = _root(inside) if inside else instruction
+    for result in [inside[n] for n in root.operands] if root.opcode == "tuple" else [root] if inside else []:
+        writer = _source(result, inside)
+        for update in _updates(writer, inside, computations):
+            buffer = _source(inside[writer.operands[update.operand]], inside)
+            if position := re.search(r" parameter\((\d+)\)", buffer.line):
+                found.append(update._replace(operand=int(position[1]), read=_read(buffer, writer, inside)))
+    return found
+
+
+def _called(instruction: Instruction, attribute: str) -> str:
+    name = re.search(rf"{attribute}=%?([\w.\-]+)", instruction.line)
+    return name[1] if name else ""
+
+
+def _root(computation: Mapping[str, Instruction]) -> Instruction:
+    return next(i for i in computation.values() if i.line.lstrip().startswith("ROOT "))
+
+
+def _source(instruction: Instruction, own: Mapping[str, Instruction]) -> Instruction:
+    """What a chain of bitcasts comes from."""
+    while instruction.opcode == "bitcast":
+        instruction = own[instruction.operands[0]]
+    return instruction
+
+
+def _read(buffer: Instruction, writer: Instruction, inside: Mapping[str, Instruction]) -> int:
+    """The bytes of a buffer that a fusion reads, apart from the instruction that updates it."""
+    read = 0
+    for reader in inside.values():
+        if reader.opcode != "bitcast" and any(_source(inside[n], inside) is buffer for n in reader.operands):
+            sliced = reader.opcode in ("slice", "dynamic-slice", "gather")
+            read += 0 if reader is writer else nbytes(reader.shape if sliced else buffer.shape)
+    return min(read, nbytes(buffer.shape))
 
 
 def _trips(line: str, computations: Mapping[str, Mapping[str, Instruction]]) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from onnx2jax.model.devices import hlo
 
@@ -73,6 +77,80 @@ ENTRY %main (a: f32[4], i: s32[]) -> f32[4] {
 }
 """
     assert (hlo.count(text).kernels, hlo.count(text).bytes) == (1, 32)
+
+
+CACHE, ROW = 8 * 128 * 64 * 4, 8 * 64 * 4
+
+
+def _counted(function: Callable[..., Any], donate: tuple[int, ...], *arguments: Any) -> int:
+    return hlo.count(jax.jit(function, donate_argnums=donate).lower(*arguments).compile().as_text() or "").bytes
+
+
+def test_an_update_in_place_counts_the_slice() -> None:
+    def step(cache: Any, x: Any, i: Any) -> Any:
+        return lax.dynamic_update_slice(cache, jnp.tanh(x), (0, i, 0))
+
+    arguments = jnp.ones((8, 128, 64)), jnp.ones((8, 1, 64)), jnp.int32(3)
+    assert _counted(step, (0,), *arguments) == 2 * ROW + 4
+    # Without donation the cache is copied before.
+    assert _counted(step, (), *arguments) == 2 * CACHE + 2 * ROW + 4
+
+
+def test_several_updates_of_a_loop_count_their_slices() -> None:
+    def steps(cache: Any, x: Any) -> Any:
+        return lax.fori_loop(0, 50, lambda i, c: lax.dynamic_update_slice(c, c[:, :1] * 0.5 + x, (0, i, 0)), cache)
+
+    found = _counted(steps, (0,), jnp.ones((8, 128, 64)), jnp.ones((8, 1, 64)))
+    assert 50 * 2 * ROW < found < 50 * (CACHE + 5 * ROW)
+
+
+FUSED = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%second (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] bitcast(%b)
+}
+
+%inner (p: f32[1000,64], i: s32[3], u: f32[3,64]) -> f32[1000,64] {
+  %u = f32[3,64] parameter(2)
+  %i = s32[3] parameter(1)
+  %p = f32[1000,64] parameter(0)
+  ROOT %s = f32[1000,64] scatter(%p, %i, %u), update_window_dims={1}, to_apply=%COMBINER
+}
+
+%outer (i: s32[3], p: f32[1000,64], q: f32[64000], u: f32[3,64]) -> (f32[1000,64], f32[64000]) {
+  %i = s32[3] parameter(0)
+  %p = f32[1000,64] parameter(1)
+  %q = f32[64000] parameter(2)
+  %u = f32[3,64] parameter(3)
+  %n = s32[] constant(4)
+  %old = f32[64] dynamic-slice(%q, %n), dynamic_slice_sizes={64}
+  %s = f32[1000,64] fusion(%p, %i, %u), kind=kCustom, calls=%inner
+  %d = f32[64000] dynamic-update-slice(%q, %old, %n)
+  ROOT %t = (f32[1000,64], f32[64000]) tuple(%s, %d)
+}
+
+ENTRY %main (p: f32[1000,64], q: f32[64000], i: s32[3], u: f32[3,64]) -> (f32[1000,64], f32[64000]) {
+  %p = f32[1000,64] parameter(0)
+  %q = f32[64000] parameter(1)
+  %i = s32[3] parameter(2)
+  %u = f32[3,64] parameter(3)
+  ROOT %f = (f32[1000,64], f32[64000]) fusion(%i, %p, %q, %u), kind=kLoop, calls=%outer
+}
+"""
+
+
+@pytest.mark.parametrize(("combiner", "times"), [("second", 1), ("add", 2)])
+def test_updates_inside_of_fusions(combiner: str, times: int) -> None:
+    """A scatter in a fusion within, which reads what it adds to, and a slice that is read and written back."""
+    rows = 3 * 64 * 4
+    assert hlo.count(FUSED.replace("COMBINER", combiner)).bytes == 3 * 4 + rows + times * rows + 2 * 64 * 4
 
 
 def test_a_program_of_this_machine() -> None:
