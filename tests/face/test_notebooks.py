@@ -35,6 +35,7 @@ GROUPS = (
 """Notebooks that share a kernel: importing JAX, matplotlib and others takes five seconds in each."""
 SMALLER = {
     "fine_tune": {"range(40)": "range(3)"},
+    "generate_text": {"steps = 360": "steps = 2"},
     "look_inside": {"split(key, 24)": "split(key, 2)"},
     "simulator_inside_nuts": {"num_warmup=400, num_samples=400": "num_warmup=20, num_samples=20"},
     "speech": {"(8, time.size)": "(2, time.size)", "arange(-15, 31, 5": "arange(-15, 31, 15"},
