@@ -42,7 +42,7 @@ SMALLER = {
     "train_from_training_info": {"range(30)": "range(2)"},
     "uncertainty": {"length=500": "length=20"},
     "what_only_jax_can_do": {"length=30": "length=2"},
-    "your_images_your_classes": {"range(12)": "range(2)"},
+    "your_images_your_classes": {"epochs = 8": "epochs = 2"},
 }
 """Fewer steps of what is repeated: tests compare the kinds of outputs, not numbers and pictures."""
 START = "import warnings\nwarnings.outside = warnings.catch_warnings()\nwarnings.outside.__enter__()\n%reset -f"
