@@ -302,6 +302,14 @@ def test_svm_of_many_rows_far_from_the_origin():
     agree("SVMRegressor", x, [FLOAT], coefficients=flat(f32(80)), rho=(0.3,), n_supports=80, traced=True, **common)
 
 
+def test_svm_of_a_kernel_narrow_for_its_vectors():
+    """Two clusters a thousand widths of the kernel apart: a product of rows cancels all that their distances are."""
+    clusters = np.repeat(np.float32([[-500], [500]]), 40, 0)
+    x, vectors = clusters[np.arange(100) % 80] + 0.3 * f32(100, 20), clusters + 0.3 * f32(80, 20)
+    common = {"kernel_type": "RBF", "kernel_params": (0.3, 0.0, 0.0), "support_vectors": flat(vectors)}
+    agree("SVMRegressor", x, [FLOAT], coefficients=flat(f32(80)), rho=(0.3,), n_supports=80, traced=True, **common)
+
+
 def test_svm_distances_of_many_rows_are_one_product():
     """No array of rows x vectors x features, whose reduction an accelerator computes outside its matrix units."""
     common = {"kernel_type": "RBF", "kernel_params": KERNELS["RBF"], "support_vectors": flat(f32(50, 30))}
