@@ -25,6 +25,7 @@ class Casts:
         result: dtype of the results.
         kept: positions of operands that are never cast.
         bounded: positions of operands to which ``bounded`` applies.
+        pinned: whether the caller keeps the node in float32; a later decision about casts keeps it, too.
     """
 
     dtype: np.dtype
@@ -32,6 +33,7 @@ class Casts:
     result: np.dtype
     kept: frozenset[int] = frozenset()
     bounded: frozenset[int] = frozenset()
+    pinned: bool = False
 
     def call(self, function: Callable[..., Any], *values: Any, **attributes: Any) -> Any:
         """What the operator returns for operands cast, cast to ``result``."""

@@ -16,6 +16,7 @@ Three passes over the nodes:
    residual stream, which a norm and the next addition read, is of the compute dtype.
 3. Forward: the *kind* of each value, the greatest of its operands' unless the operator or the readers decide otherwise.
 
+A node that the caller pins reads and returns float32, and what it reads is not rounded where no other node needs that.
 A product reads the compute dtype and accumulates in float32. Whatever else has a float32 operand computes in float32
 and is rounded once, at its end; what several wide nodes compute in turn, such as a norm, where a product reads it.
 """
@@ -23,7 +24,7 @@ and is rounded once, at its end; what several wide nodes compute in turn, such a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final
@@ -92,6 +93,26 @@ def narrowed(graph: Graph, dtype: Any) -> Graph:
     if graph.differentiates:
         raise UnsupportedError("nodes of the graph differentiate other nodes, which stays in float32: leave out dtype=")
     return _Narrowing(np.dtype(dtype)).of(graph, {v.name: Kind.GIVEN for v in graph.inputs}, frozenset(), None)[0]
+
+
+def pinned(graph: Graph, names: Collection[str], dtype: Any) -> Graph:
+    """The graph with nodes that ``narrowed`` keeps in float32, by name; with a node the graphs and functions inside."""
+    casts = Casts(np.dtype(dtype), WIDE, WIDE, pinned=True)
+
+    def inside(body: Graph) -> Graph:
+        return replace(body, nodes=tuple(map(pin, body.nodes)))
+
+    def pin(node: Node) -> Node:
+        target, attributes = node.target, {k: with_graphs(v, inside) for k, v in node.attributes.items()}
+        if isinstance(target, Function):
+            target = replace(target, body=inside(target.body))
+        return replace(node, target=target, attributes=attributes, casts=casts)
+
+    return replace(graph, nodes=tuple(pin(node) if node.name in names else node for node in graph.nodes))
+
+
+def _is_pinned(node: Node) -> bool:
+    return node.casts is not None and node.casts.pinned
 
 
 def narrow_parameters(graph: Graph) -> frozenset[str]:
@@ -196,7 +217,9 @@ class _Narrowing:
             return
         names = [n for i, n in _values(node) if i not in exact]
         wanted_here, need = self._wanted(node, needs), Need.ANY
-        if _is_product(node):
+        if _is_pinned(node):
+            need = Need.OUTPUT
+        elif _is_product(node):
             first = active.isdisjoint(n for _, n in _values(node))
             if first and wanted_here == Need.EXACT:
                 need = wanted_here
@@ -225,11 +248,13 @@ class _Narrowing:
         needs = self.needs(graph, active, wanted)
         activity = self.active(graph, active)
         kinds = {**kinds, **dict.fromkeys(graph.initializers, Kind.CONSTANT), "": Kind.CONSTANT}
-        multiplied = {n for node in graph.nodes if _is_product(node) for i, n in _values(node) if i not in _exact(node)}
+        products = [n for n in graph.nodes if _is_product(n) and not _is_pinned(n)]
+        multiplied = {n for node in products for i, n in _values(node) if i not in _exact(node)}
+        multiplied.difference_update(n for node in graph.nodes if _is_pinned(node) for n in node.inputs)
         nodes = []
         for node in graph.nodes:
             new, kind = self._node(node, graph, kinds, activity, needs)
-            if kind == Kind.LONG and not multiplied.isdisjoint(node.outputs):
+            if kind == Kind.LONG and not _is_pinned(node) and not multiplied.isdisjoint(node.outputs):
                 kind = Kind.NARROW
             forced = [own[o] for o in node.outputs if o in own]
             if forced and (kind >= Kind.NARROW or (kind == Kind.GIVEN and min(forced) == Kind.NARROW)):
@@ -265,6 +290,8 @@ class _Narrowing:
             attributes = {k: with_graphs(v, narrow) for k, v in node.attributes.items()}
             result = max((kind, *inside))
             return replace(node, attributes=attributes), Kind.LONG if result > Kind.GIVEN else result
+        if _is_pinned(node):
+            return node, kind if kind == Kind.CONSTANT else Kind.LONG
         wanted = self._wanted(node, needs)
         if _is_product(node):
             if kind == Kind.CONSTANT or (wanted == Need.EXACT and kind == Kind.GIVEN and active.isdisjoint(names)):
@@ -292,10 +319,12 @@ class _Narrowing:
         return self._functions[key]
 
     def _casts(self, node: Node, kind: Kind, kinds: Mapping[str, Kind], weights: Mapping[str, Any]) -> Casts | None:
-        if kind == Kind.CONSTANT:
+        if kind == Kind.CONSTANT and not _is_pinned(node):
             return None
         narrow, kept = self.dtype, _exact(node)
         result = narrow if kind == Kind.NARROW else WIDE
+        if _is_pinned(node):
+            return Casts(narrow, WIDE, result, kept, pinned=True)
         given = {i: n for i, n in _values(node) if kinds[n] <= Kind.GIVEN and i not in kept}
         if _is_product(node) and kind >= Kind.NARROW:
             return Casts(narrow, narrow, result, kept, frozenset(i for i, n in given.items() if n not in weights))

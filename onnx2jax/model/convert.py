@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
 
@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
-from ..errors import InputNameError, InputTypeError, ShardingError, UnsupportedError
+from ..errors import InputNameError, InputTypeError, ShardingError, UnsupportedError, names_list
 from ..ir import binding, layers, loops
 from ..ir.file import Reading, check_keywords, opened
 from ..ir.graph import Graph, Imported
@@ -52,6 +52,7 @@ def convert(
     weights: Any = None,
     dtype: Any = None,
     outputs: Literal["declared", "compute"] = "declared",
+    float32: str | Iterable[str] = (),
     scan_layers: bool = False,
     warn_after: int = 16,
     optimize: bool | Mapping[str, Sequence[str]] = True,
@@ -98,6 +99,8 @@ def convert(
             float64, integers and all else stay as they are. Inputs may be given in either type.
         outputs: "declared" returns outputs in the file's types, float32 without a last rounding; "compute" returns
             float32 outputs in ``dtype``.
+        float32: names of nodes, or patterns such as ``"encoder/norm*"``, that stay in float32 under ``dtype``, with
+            their weights: those where a verification shows that rounding costs too much.
         scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: the layer is traced
             and compiled once, however many there are. Parameters, gradients, shardings and saved files stay those
             of the layers, and ``model.explain()`` says which of them were rolled. Calls are slower on a CPU. With
@@ -165,9 +168,8 @@ def convert(
             imported = with_packed(imported)
         elif weights is not None:
             imported = with_weights(imported, weights)
-        compute = compute_dtype(dtype, outputs)
-        if compute is not None:
-            imported = with_dtype(imported, compute, outputs == "compute")
+        compute, float32 = compute_dtype(dtype, outputs), names_list(float32)
+        imported = with_dtype(imported, compute, outputs == "compute", float32)
         if rebatch:
             imported = rebatched(imported, rebatch, static or {})
         if scan_layers:
@@ -204,6 +206,7 @@ def convert(
             rebatch,
             scan_layers,
             str(weights),
+            float32,
             optimize,
             stages,
         )

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec
 
 import onnx2jax
 from benchmarks.accuracy import accuracy
-from onnx2jax.errors import InputTypeError, UnsupportedError
-from onnx2jax.ir.precision import narrow_parameters
+from onnx2jax.errors import InputNameError, InputTypeError, UnsupportedError
+from onnx2jax.ir.precision import narrow_parameters, narrowed
 from onnx2jax.model.model import Model
 from tests.support.helpers import mesh
 from tests.support.models import mlp, text_model
@@ -259,6 +259,56 @@ def test_operators_that_quantize_activations_by_their_range_compute_in_float32(o
     proto = quantized_twice(op_type)
     expected = onnx2jax.convert(proto)(x).astype(dtype).astype(np.float32)
     np.testing.assert_array_equal(onnx2jax.convert(proto, dtype=dtype)(x), expected)
+
+
+def test_named_nodes_stay_in_float32() -> None:
+    plain, model = onnx2jax.convert(mlp()), onnx2jax.convert(mlp(), dtype="bfloat16", float32=["hid*", "head"])
+    np.testing.assert_array_equal(model(X), plain(X))
+    assert {str(v.dtype) for v in model.params.values()} == {"float32"}
+    first = onnx2jax.convert(mlp(), dtype="bfloat16", float32="hidden")
+    assert types_of(first, "dot_general", X) == [("float32",) * 3, ("bfloat16", "bfloat16", "float32")]
+    assert {n: str(v.dtype) for n, v in first.params.items() if n[0] == "w"} == {"w1": "float32", "w2": "bfloat16"}
+    # Rewritten graphs are narrowed again, which keeps the choice.
+    assert [n.casts for n in narrowed(first.graph, jnp.bfloat16).nodes] == [n.casts for n in first.graph.nodes]
+
+
+def test_a_node_in_float32_reads_values_that_are_not_rounded() -> None:
+    """A residual stream is rounded in memory, unless a node named in float32= reads it."""
+    text = """agraph (float[b,4] x) => (float[b,4] y) {
+        h = MatMul(x, w)
+        e = Exp(h)
+        s = Add(e, h)
+        z = Log(s)
+        y = MatMul(z, w)
+    }"""
+    proto = text_model(text, w=weights(4, 4))
+    for node, name in zip(proto.graph.node, "abcde", strict=True):
+        node.name = name
+    pinned = onnx2jax.convert(proto, dtype="bfloat16", float32="c")
+    kinds = {n.name: str(n.casts.result) for n in pinned.graph.nodes if n.casts}
+    assert kinds == {"a": "float32", "b": "float32", "c": "float32", "d": "bfloat16", "e": "float32"}
+
+
+def test_what_is_inside_of_a_node_in_float32_stays_in_float32() -> None:
+    text = """agraph (float[b,4] x, bool c) => (float[b,4] y) {
+        h = MatMul(x, w)
+        y = If(c) <
+            then_branch = t () => (float[b,4] a) { a = MatMul(h, w) },
+            else_branch = e () => (float[b,4] d) { d = Identity(h) }
+        >
+    }"""
+    proto = text_model(text, w=weights(4, 4))
+    for node, name in zip(proto.graph.node, ("first", "choice"), strict=True):
+        node.name = name
+    plain, model = onnx2jax.convert(proto), onnx2jax.convert(proto, dtype="float16", float32=["first", "choice"])
+    np.testing.assert_array_equal(model(X, np.True_), plain(X, np.True_))
+
+
+def test_errors_of_nodes_in_float32() -> None:
+    with pytest.raises(InputNameError, match=r"named 'hiden'; did you mean 'hidden'\?"):
+        onnx2jax.convert(mlp(), dtype="bfloat16", float32=["hiden", "act"])
+    with pytest.raises(InputTypeError, match="add dtype='bfloat16'"):
+        onnx2jax.convert(mlp(), float32="hidden")
 
 
 def test_outputs_and_inputs_come_in_either_type() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import InputTypeError
+from ...errors import InputNameError, InputTypeError, did_you_mean, names_list
 from ...ir.graph import Graph, Imported
-from ...ir.precision import narrowed
+from ...ir.precision import narrowed, pinned
 from ...ops.arrays import HALF
 from ...proto.types import TensorType, ValueInfo
 
@@ -38,12 +39,40 @@ def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
     return found
 
 
-def with_dtype(imported: Imported, dtype: np.dtype, outputs: bool) -> Imported:
-    """The model computed in ``dtype``, and its float32 outputs declared in it where ``outputs`` is set."""
-    graph = imported.graph
+def with_dtype(
+    imported: Imported, dtype: np.dtype | None, outputs: bool, float32: str | Iterable[str] = ()
+) -> Imported:
+    """The model computed in ``dtype``.
+
+    Args:
+        outputs: whether its float32 outputs are declared in that type.
+        float32: names or patterns of nodes that stay in float32.
+
+    Raises:
+        InputNameError: a pattern matches no node of the main graph.
+        InputTypeError: ``float32`` names nodes, but ``dtype`` is None.
+    """
+    graph, patterns = imported.graph, names_list(float32)
+    if dtype is None:
+        if patterns:
+            raise InputTypeError("float32= keeps nodes of a model that computes in another type: add dtype='bfloat16'")
+        return imported
+    graph = pinned(graph, _named(graph, patterns), dtype)
     if outputs:
         graph = with_declared(graph, [v.name for v in graph.outputs], dtype)
     return replace(imported, graph=narrowed(graph, dtype))
+
+
+def _named(graph: Graph, patterns: Iterable[str]) -> set[str]:
+    """The names of the nodes that match a pattern or equal it."""
+    names = [node.name for node in graph.nodes]
+    found = {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
+    if missed := [p for p in found if not found[p]]:
+        raise InputNameError(
+            f"float32: no node of the main graph is named {', '.join(map(repr, missed))}"
+            f"{did_you_mean(missed, names)}; model.graph.nodes lists them"
+        )
+    return set().union(*found.values())
 
 
 def with_declared(graph: Graph, names: Collection[str], dtype: np.dtype) -> Graph:
