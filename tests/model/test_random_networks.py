@@ -1,0 +1,93 @@
+"""Random networks in six ways and three batches, beside onnxruntime without its optimisations."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import onnx
+import pytest
+
+import onnx2jax
+from tests.support.random_blocks import random_network
+from tests.support.random_network import Network, outputs_of
+
+BATCHES = (1, 3, 8)
+KINKED = {"MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin", "Max", "Min", "TopK", "Clip", "Floor", "Round", "Sign"}
+"""Gradients at ties and borders are a matter of convention, and last digits decide on which side a value lies."""
+
+
+def assert_close(ours: Any, theirs: Any, net: Network, where: str) -> None:
+    """Differences relative to the largest value; where roundings are amplified, most values have to agree."""
+    ours, theirs = np.asarray(ours), np.asarray(theirs)
+    assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, where
+    if not theirs.size:
+        return
+    difference = np.abs(ours - theirs) / max(float(np.abs(theirs).max()), 1e-2)
+    if net.rounds:
+        assert difference.mean() < 1e-2, f"{where}: {difference.mean():.2g} on average"
+    else:
+        assert difference.max() < 5e-4, f"{where}: {difference.max():.2g} at most"
+
+
+def check(seed: int) -> None:
+    proto, net = random_network(seed)
+    model, plain = onnx2jax.convert(proto), onnx2jax.convert(proto, optimize=False)
+    numbers = np.random.default_rng(seed)
+    other = BATCHES[seed % 3]
+    for batch in BATCHES:
+        x = numbers.normal(size=(batch, *net.shape("x")[1:])).astype(np.float32)
+        wanted = outputs_of(proto, {"x": x})
+
+        def same(results: Any, way: str, wanted: list[Any] = wanted, batch: int = batch) -> None:
+            for ours, theirs, value in zip(jax.tree.leaves(results), wanted, model.outputs, strict=True):
+                assert_close(ours, theirs, net, f"seed {seed}, batch {batch}, {way}, {value.name}")
+
+        same(model.run(None, {"x": x}), "run")
+        same(model(x), "call")
+        if batch != other:
+            continue
+        same(plain(x), "optimize=False")
+        same(jax.jit(model.apply)(model.params, x), "jit")
+        rows = jax.vmap(lambda row: jax.tree.map(lambda y: y[0], model(row[None])))(x)
+        same(rows, "vmap")
+        assert_gradients(model, plain, x, net, f"seed {seed}, batch {batch}, grad")
+
+
+def assert_gradients(model: Any, plain: Any, x: np.ndarray, net: Network, where: str) -> None:
+    """Of the input, with and without optimisation."""
+    if net.rounds or any(n.op_type in KINKED for n in net.nodes):
+        return
+
+    def gradient(model: Any) -> Any:
+        def total(x: Any) -> Any:
+            return sum(jnp.sin(y).sum() for y in jax.tree.leaves(model.apply(model.params, x)))
+
+        return jax.jit(jax.grad(total))(x)
+
+    assert_close(gradient(model), gradient(plain), net, where)
+
+
+def check_many(seeds: range) -> None:
+    for seed in seeds:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                check(seed)
+        except Exception as e:
+            e.add_note(f"the network of seed {seed}:\n{onnx.printer.to_text(random_network(seed)[0])[:4000]}")
+            raise
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_networks(block: int) -> None:
+    check_many(range(6 * block, 6 * (block + 1)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(40))
+def test_many_random_networks(block: int) -> None:
+    check_many(range(1000 + 50 * block, 1000 + 50 * (block + 1)))
