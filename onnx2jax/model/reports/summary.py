@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 
 from ... import compat
-from ...errors import InputNameError, KnownValueError
+from ...errors import InputNameError, KnownValueError, OperatorError
 from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...proto.types import TensorType, ValueInfo
@@ -129,6 +130,8 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
         unknown: set[int] = set()
     except KnownValueError:
         types, flops, unknown = _partitioned(model, marked, feeds)
+    except OperatorError as e:
+        raise OperatorError(_unmarked(str(e), model.graph) + _assumed(model, feeds, inputs or {})) from e.__cause__
     types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
     params = model.params
     rows = []
@@ -145,6 +148,19 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
         sum(int(v.nbytes) for v in params.values()),
         sum(row.flops or 0 for row in rows),
     )
+
+
+def _unmarked(message: str, graph: Graph) -> str:
+    """The message with the nodes' own names."""
+    return re.sub(f"{MARK}(\\d+)", lambda found: graph.nodes[int(found[1])].name, message)
+
+
+def _assumed(model: Any, feeds: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """A line about shapes of inputs whose free extents were not given, and taken as 1."""
+    free = [v.name for v in model.inputs if v.name not in given and not all(isinstance(d, int) for d in v.shape or ())]
+    if not (shapes := {n: np.shape(feeds[n]) for n in free if 1 in np.shape(feeds[n])}):
+        return ""
+    return f"\nFree extents were taken as {shapes}; give others: model.summary({{{free[0]!r}: (...)}})"
 
 
 def feeds_of(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, Any]:

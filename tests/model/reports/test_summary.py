@@ -12,6 +12,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import errors
+from tests.support import models
 
 
 def model_of(text: str) -> onnx2jax.Model:
@@ -107,6 +108,21 @@ def test_mismatched_inputs_raise(plain: onnx2jax.Model) -> None:
         plain.summary(dims={"batch": 1})
     with pytest.raises(errors.InputShapeError):
         plain.summary({"x": (7, 4)}, dims={"k": 3})
+
+
+def test_extents_too_small_are_named() -> None:
+    """Nameless extents are taken as 1, which a window may not fit."""
+    node = onnx.helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2])
+    model = onnx2jax.convert(
+        models.model(
+            [node], [models.value("x", "f4", [1, 1, None, None])], [models.value("y", "f4", [1, 1, None, None])]
+        )
+    )
+    with pytest.raises(errors.OperatorError) as caught:
+        model.summary()
+    assert "node 'y' (MaxPool" in str(caught.value), caught.value
+    assert "{'x': (1, 1, 1, 1)}; give others: model.summary({'x': (...)})" in str(caught.value)
+    assert model.summary({"x": (1, 1, 4, 4)}).nodes[0].outputs == {"y": "float32[1, 1, 3, 3]"}
 
 
 def test_types_of_computed_strings() -> None:
