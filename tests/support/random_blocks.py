@@ -89,12 +89,10 @@ def with_constant(net: Network, x: str) -> str:
     while shape and net.rng.random() < 0.4:
         shape.pop(0)
     shape = [e if net.rng.random() < 0.7 else 1 for e in shape]
-    pair = [x, net.tensor(net.numbers.uniform(0.5, 1.5, shape))]
+    pair = [x, constant := net.tensor(net.numbers.uniform(0.5, 1.5, shape))]
     net.rng.shuffle(pair)
     op = net.rng.choice(["Add", "Sub", "Mul", "Max", "Div"])
-    if op == "Div" and pair[0] == x:
-        pair.reverse()
-    return str(net.add(op, *(pair if op != "Div" else pair[::-1])))
+    return str(net.add(op, *([x, constant] if op == "Div" else pair)))
 
 
 @block(2, 3, 4)
@@ -129,8 +127,8 @@ def fake_quantised(net: Network, x: str) -> str:
     steps = top / 127 * net.numbers.uniform(0.8, 1.2, (channels,) if per_channel else ())
     kind, zero = net.rng.choice([(np.int8, 0), (np.uint8, 128), (np.int8, 5)])
     scale, zeros = net.tensor(steps), net.tensor(np.full(np.shape(steps), zero), kind)
-    axis: dict[str, Any] = {"axis": 1} if per_channel else {}
-    return str(net.add("DequantizeLinear", net.add("QuantizeLinear", x, scale, zeros, **axis), scale, zeros, **axis))
+    axis = {"axis": 1} if per_channel else {}
+    return _quantised(net, x, scale, zeros, **axis)
 
 
 @block(2, 3, 4)
@@ -149,6 +147,10 @@ def batch_sized_reshape(net: Network, x: str) -> str:
 def softmax(net: Network, x: str) -> str:
     axis = net.rng.choice(range(1, net.values[x].ndim))
     return str(net.add(net.rng.choice(["Softmax", "LogSoftmax", "Softmax"]), x, axis=axis - net.values[x].ndim))
+
+
+def _quantised(net: Network, x: str, step: str, zero: str, **axis: int) -> str:
+    return str(net.add("DequantizeLinear", net.add("QuantizeLinear", x, step, zero, **axis), step, zero, **axis))
 
 
 def _value(name: str, kind: int = TensorProto.FLOAT, shape: list[int] | None = None) -> Any:
@@ -424,10 +426,6 @@ def quantised_convolution(net: Network, x: str) -> str:
     step = net.tensor((float(np.abs(net.values[x]).max()) or 1) / 127)
     zero = net.tensor(128, np.uint8)
     return str(net.add("Conv", _quantised(net, x, step, zero), weight, pads=[1, 1, 1, 1]))
-
-
-def _quantised(net: Network, x: str, step: str, zero: str) -> str:
-    return str(net.add("DequantizeLinear", net.add("QuantizeLinear", x, step, zero), step, zero))
 
 
 # --- sequences and rows

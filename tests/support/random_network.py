@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from . import models
 
 onnxruntime.set_default_logger_severity(4)
 OPSETS = (13, 17, 20, 22)
@@ -160,22 +162,11 @@ class Network:
         self.rounds = rounds
 
     def _model(self, nodes: list[onnx.NodeProto], inputs: dict[str, np.ndarray], outputs: list[str]) -> onnx.ModelProto:
-        declared = [
-            helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for k, v in inputs.items()
-        ]
-        results = [onnx.ValueInfoProto(name=o) for o in outputs]
-        graph = helper.make_graph(nodes, "main", declared, results)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        declared = [models.value(k, v.dtype, v.shape) for k, v in inputs.items()]
+        return models.model(nodes, declared, [onnx.ValueInfoProto(name=o) for o in outputs], opset=self.opset)
 
     def proto(self) -> onnx.ModelProto:
         """The model: input x with a free batch, the last value and one other as outputs."""
         ends = list(dict.fromkeys([self.grown[-1], self.rng.choice(self.grown[1:])]))
-        graph = helper.make_graph(
-            self.nodes,
-            "main",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *self.shape("x")[1:]])],
-            [helper.make_tensor_value_info(e, TensorProto.FLOAT, ["N", *self.shape(e)[1:]]) for e in ends],
-            [numpy_helper.from_array(v, k) for k, v in self.weights.items()],
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        x, *results = (models.value(n, np.float32, ["N", *self.shape(n)[1:]]) for n in ("x", *ends))
+        return models.model(self.nodes, [x], results, self.weights, self.opset)

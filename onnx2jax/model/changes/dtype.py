@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
 
-from ...errors import InputNameError, InputTypeError, did_you_mean, names_list
+from ...errors import InputNameError, InputTypeError, did_you_mean
 from ...ir.graph import Graph, Imported
 from ...ir.precision import narrowed, pinned
 from ...ops.arrays import HALF
 from ...proto.types import TensorType, ValueInfo
+from .parts import by_pattern
 
 DTYPES: Final = ("bfloat16", "float16")
 OUTPUTS: Final = ("declared", "compute")
@@ -39,9 +39,7 @@ def compute_dtype(dtype: Any, outputs: str) -> np.dtype | None:
     return found
 
 
-def with_dtype(
-    imported: Imported, dtype: np.dtype | None, outputs: bool, float32: str | Iterable[str] = ()
-) -> Imported:
+def with_dtype(imported: Imported, dtype: np.dtype | None, outputs: bool, float32: Sequence[str]) -> Imported:
     """The model computed in ``dtype``.
 
     Args:
@@ -52,21 +50,20 @@ def with_dtype(
         InputNameError: a pattern matches no node of the main graph.
         InputTypeError: ``float32`` names nodes, but ``dtype`` is None.
     """
-    graph, patterns = imported.graph, names_list(float32)
     if dtype is None:
-        if patterns:
+        if float32:
             raise InputTypeError("float32= keeps nodes of a model that computes in another type: add dtype='bfloat16'")
         return imported
-    graph = pinned(graph, _named(graph, patterns), dtype)
+    graph = pinned(imported.graph, _named(imported.graph, float32), dtype)
     if outputs:
         graph = with_declared(graph, [v.name for v in graph.outputs], dtype)
     return replace(imported, graph=narrowed(graph, dtype))
 
 
-def _named(graph: Graph, patterns: Iterable[str]) -> set[str]:
+def _named(graph: Graph, patterns: Sequence[str]) -> set[str]:
     """The names of the nodes that match a pattern or equal it."""
     names = [node.name for node in graph.nodes]
-    found = {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
+    found = by_pattern(patterns, names)
     if missed := [p for p in found if not found[p]]:
         raise InputNameError(
             f"float32: no node of the main graph is named {', '.join(map(repr, missed))}"

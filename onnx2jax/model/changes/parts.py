@@ -64,6 +64,11 @@ def node_outputs(graph: Graph) -> list[str]:
     return [n for node in graph.nodes for n in node.outputs if n]
 
 
+def by_pattern(patterns: Iterable[str], names: Sequence[str]) -> dict[str, set[str]]:
+    """For each pattern the names that match it or equal it."""
+    return {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
+
+
 def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
     """The names of node outputs that match a pattern or equal it, in graph order.
 
@@ -72,7 +77,7 @@ def matching(graph: Graph, patterns: str | Iterable[str]) -> list[str]:
     """
     patterns = names_list(patterns)
     names = node_outputs(graph)
-    found = {p: {n for n in names if n == p or fnmatchcase(n, p)} for p in patterns}
+    found = by_pattern(patterns, names)
     if missed := [p for p in patterns if not found[p]]:
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         raise InputNameError(

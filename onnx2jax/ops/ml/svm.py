@@ -41,16 +41,20 @@ def _squared_distances(X, vectors, gamma):
 
     The product cancels where a row is close to a vector, so it is for vectors whose norm is a few widths of the kernel.
     """
-    few = not vectors.size or (isinstance(X.shape[0], int) and X.shape[0] * vectors.size < FEW_DIFFERENCES)
-    mean = 0 if few else vectors.mean(0)
-    if few or gamma * ((vectors - mean) ** 2).sum(1).max() > LOST_DIGITS:
+    many = not isinstance(X.shape[0], int) or X.shape[0] * vectors.size >= FEW_DIFFERENCES
+    if not (many and vectors.size and gamma * _squared_norms(vectors - vectors.mean(0)).max() <= LOST_DIGITS):
         return ((X[:, None] - vectors) ** 2).sum(-1)
+    mean = vectors.mean(0)
     X, vectors = X - mean, vectors - mean
     if is_known(X):
         dot = X @ vectors.T
     else:
         dot = lax.dot_general(X, vectors, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-    return (X * X).sum(1, keepdims=True) - 2 * dot + (vectors * vectors).sum(1)
+    return _squared_norms(X)[:, None] - 2 * dot + _squared_norms(vectors)
+
+
+def _squared_norms(rows):
+    return (rows * rows).sum(1)
 
 
 @op("SVMRegressor", domain=DOMAIN, heavy=True)
