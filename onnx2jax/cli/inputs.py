@@ -14,7 +14,8 @@ import numpy as np
 from .. import compat
 from ..errors import InputTypeError, ModelError, OnnxError, did_you_mean
 from ..generation.files import tokenizer
-from ..model.reports.samples import data_sets, random_value, read_value, read_values
+from ..model.calls.arguments import named_dims, variables
+from ..model.reports.samples import assumed, data_sets, random_value, read_value, read_values
 from ..proto.types import TensorType, ValueInfo
 from .terminal import CommandError, note, pairs, whole
 
@@ -72,7 +73,7 @@ def given(model: Any, arguments: argparse.Namespace) -> dict[str, Any]:
 def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """The feeds, with random numbers for missing inputs; dimension variables keep the extents of given inputs."""
     rng = np.random.default_rng(seed)
-    declared = {v.name: v for v in model.inputs}
+    declared = {v.name: v for v in named_dims(model.inputs)}
     extents = {
         d: n
         for name, value in feeds.items()
@@ -80,16 +81,9 @@ def filled(model: Any, feeds: Mapping[str, Any], seed: int) -> dict[str, Any]:
         for d, n in zip(declared[name].shape or (), np.shape(value), strict=False)
         if isinstance(d, str)
     }
-    absent = [v for v in model.inputs if v.name not in feeds]
-    say_sizes([d for v in absent for d in v.shape or () if isinstance(d, str) and d not in extents])
+    absent = [v for v in declared.values() if v.name not in feeds]
+    say_sizes(d for d in variables(absent) if d not in extents)
     return {**feeds, **{v.name: _random(v, extents, rng) for v in absent}}
-
-
-def free(model: Any, feeds: Mapping[str, Any]) -> list[str]:
-    """The named dimensions that are 1 in the feeds, or in random numbers for missing inputs."""
-    shapes = ((v.shape or (), np.shape(feeds[v.name]) if v.name in feeds else None) for v in model.inputs)
-    found = ((d, n) for shape, got in shapes for d, n in zip(shape, got or [1] * len(shape), strict=False))
-    return list(dict.fromkeys(d for d, n in found if isinstance(d, str) and n == 1))
 
 
 def say_sizes(names: Iterable[str]) -> None:
@@ -104,8 +98,8 @@ def sized(model: Any, feeds: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except OnnxError as e:
-        if names := free(model, feeds):
-            e.add_note(f"sizes of 1 may be too small: {' '.join(f'--dim {n}=64' for n in names)}")
+        if names := assumed(model.inputs, feeds):
+            e.add_note(f"extents of 1 may be too small: {' '.join(f'--dim {n}=64' for n in names)}")
         raise
 
 

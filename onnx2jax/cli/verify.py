@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..model.calls.arguments import named_dims, variables
 from ..model.convert import convert
-from .inputs import add_inputs, filled, free, given, say_sizes, sized
+from .inputs import add_inputs, filled, given, say_sizes, sized
 from .terminal import add_command, add_dims, add_dtype, dims, loading, note, working
 
 
@@ -54,7 +55,7 @@ def _verify(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
         )
     if not feeds and "inputs" in found.outputs:  # random ones; test data have other names
-        say_sizes(free(model, {}))
+        say_sizes(variables(named_dims(model.inputs)))
     print(found.to_json() if arguments.json else found)
     if found.first is not None:
         path = arguments.operands or Path(f"{arguments.model.stem}-difference.npz")

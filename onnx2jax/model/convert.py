@@ -71,7 +71,8 @@ def convert(
         source: a path, the bytes of a file, an open binary file, an ``onnx.ModelProto``, or the result of ``read``.
         static: values of inputs, fixed now and copied. Needed only under your own jit, for inputs whose values decide
             shapes; a plain call specialises on them by itself.
-        dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``.
+        dim_overrides: extents for dimension variables, fixed now: ``{"batch": 8}``. A free dimension without a name is
+            called by its input and axis: ``{"x_0": 8}``.
         bucket: sizes to which a call pads a dimension variable with zeros, so that few shapes are compiled:
             ``{"seq": [64, 128]}``. Outputs that declare the variable are sliced back. Right only if the model masks
             the padding (by an attention mask, say): the first call that pads also runs without padding, and raises

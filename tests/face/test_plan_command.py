@@ -47,7 +47,7 @@ def test_plans_in_a_process_with_devices(described: Path) -> None:
     assert [(e.kind, e.number, e.bytes) for e in stages.exchanges] == [("between stages", 1, 2 * 8 * 4)]
     parts = cost(described, {"data": 2}, "fsdp", compiled=False)
     assert (parts.weight_bytes, parts.flops, parts.scratch_bytes, parts.exchanges) == (58 * 2, None, None, ())
-    with pytest.raises(InputNameError, match=re.escape("dims has ['rows']; the model's dimension variables")):
+    with pytest.raises(InputNameError, match=re.escape("dims names ['rows']; the model's dimension variables")):
         cost(described, {"data": 2}, dims={"rows": 8})
     assert [p.name for p in described.parent.iterdir()] == ["model.onnx"]
 

@@ -422,6 +422,25 @@ def test_dim_overrides_fix_dimensions() -> None:
         onnx2jax.convert(mlp(), dim_overrides={"seq": 3})
 
 
+def test_dimensions_without_a_name_are_called_by_input_and_axis(tmp_path: Path) -> None:
+    """``dim_overrides``, ``summary``, ``compile``, ``cost`` and ``export`` take the same names."""
+    proto = one_node("Neg", {"x": (np.float32, [None, "x_0", None, 2])})  # x_0 is a name of the file
+    m = onnx2jax.convert(proto)
+    assert m.inputs[0].shape == (None, "x_0", None, 2)
+    assert onnx2jax.convert(proto, dim_overrides={"x_2": 3}).inputs[0].shape == (None, "x_0", 3, 2)
+    dims = {"x_0_": 4, "x_0": 5, "x_2": 3}
+    assert m.summary(dims=dims).inputs == {"x": "float32[4, 5, 3, 2]"}
+    assert m.compile(dims=dims).compilations == 1
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert onnx2jax.cost(tmp_path / "m.onnx", {"data": 2}).dims == {"x_0_": 2, "x_0": 1, "x_2": 1}
+    exported = onnx2jax.load_exported(m.export(tmp_path / "exported", dims={"x_2": 3}))
+    assert exported.inputs[0].shape == ("x_0_", "x_0", 3, 2)
+    with pytest.raises(InputNameError, match=r"\['x_0_', 'x_0', 'x_2'\]"):
+        onnx2jax.convert(proto, dim_overrides={"x_1": 3})
+    with pytest.raises(InputNameError, match=r"bucket names \['x_2'\]"):  # outputs do not declare it
+        onnx2jax.convert(proto, bucket={"x_2": [4]})
+
+
 @pytest.mark.parametrize(
     "rng", [7, np.int64(7), jax.random.PRNGKey(7), np.uint32([0, 7])], ids=["int", "int64", "raw", "data"]
 )

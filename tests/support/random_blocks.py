@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -346,7 +347,17 @@ def pool(net: Network, x: str) -> str:
     op = net.rng.choice(["MaxPool", "AveragePool", "AveragePool"])
     if op == "AveragePool":
         given["count_include_pad"] = net.rng.randrange(2)
-    return str(net.add(op, x, **given))
+    y = str(net.add(op, x, **given))
+    if given.get("ceil_mode"):
+        pads, kernel = given.get("pads", [0] * 8), given["kernel_shape"]
+        for i, (extent, windows) in enumerate(zip(net.shape(x)[2:], net.shape(y)[2:], strict=True)):
+            reach = (kernel[i] - 1) * given.get("dilations", [1, 1, 1])[i] + 1
+            fit = math.ceil((extent + pads[i] + pads[len(kernel) + i] - reach) / given.get("strides", [1, 1, 1])[i]) + 1
+            if fit != windows:
+                raise RejectedBlock(
+                    "onnx's shape inference counts a window in the padding, which onnxruntime leaves out"
+                )
+    return y
 
 
 @block(4)
@@ -374,6 +385,8 @@ def resized(net: Network, x: str) -> str:
     mode = net.rng.choice(["nearest", "linear", "cubic"])
     transform = net.rng.choice(["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
     scales = [1, 1, net.rng.choice([0.5, 2, 1.5]), net.rng.choice([0.5, 2, 1])]
+    if transform == "align_corners" and any(n * s % 1 for n, s in zip(net.shape(x), scales, strict=True)):
+        raise RejectedBlock("onnxruntime rounds extents that ONNX's test cases do not")
     given = {"nearest_mode": "floor"} if mode == "nearest" else {}
     return str(
         net.add("Resize", x, "", net.tensor(scales), mode=mode, coordinate_transformation_mode=transform, **given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,22 +15,48 @@ from jax import lax
 from ...errors import InputNameError, InputShapeError, InputTypeError, did_you_mean
 from ...ops.arrays import is_traced
 from ...proto.immutable import owned
+from ...proto.names import unused_name
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 from ...runtime.values import widened
 
 
-def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
-    """The inputs with dimension variables replaced by extents."""
-    variables = sorted({d for v in inputs for d in v.shape or () if isinstance(d, str)})
-    unknown = sorted(set(overrides) - set(variables))
-    if unknown:
+def named_dims(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:
+    """The inputs with a name for each free dimension; one without a name in the file is called ``input_axis``.
+
+    >>> named_dims([ValueInfo("x", TensorType(np.dtype("float32"), (None, "time", 64)))])[0].shape
+    ('x_0', 'time', 64)
+    """
+    own = variables(inputs)
+    return tuple(
+        v.reshaped([unused_name(f"{v.name}_{i}", own) if d is None else d for i, d in enumerate(v.shape or ())])
+        for v in inputs
+    )
+
+
+def variables(inputs: Iterable[ValueInfo]) -> list[str]:
+    """The names of dimensions, in order."""
+    return list(dict.fromkeys(d for v in inputs for d in v.shape or () if isinstance(d, str)))
+
+
+def check_dims(keyword: str, given: Iterable[str], inputs: Iterable[ValueInfo]) -> None:
+    """Raise InputNameError if a keyword's dict has keys that name no dimension of the inputs."""
+    known = variables(inputs)
+    if unknown := sorted(set(given) - set(known)):
         raise InputNameError(
-            f"dim_overrides names {unknown}; the model's dimension variables are {variables}"
-            f"{did_you_mean(unknown, variables)}"
+            f"{keyword} names {unknown}; the model's dimension variables are {known}{did_you_mean(unknown, known)}"
         )
+
+
+def override_dims(inputs: Sequence[ValueInfo], overrides: Mapping[str, int]) -> tuple[ValueInfo, ...]:
+    """The inputs with dimension variables replaced by extents; others keep their names, or none."""
+    named = named_dims(inputs)
+    check_dims("dim_overrides", overrides, named)
     if negative := {n: size for n, size in overrides.items() if size < 0}:
         raise InputShapeError(f"dim_overrides: an extent must not be negative ({negative})")
-    return tuple(v.reshaped([overrides.get(d, d) if isinstance(d, str) else d for d in v.shape or ()]) for v in inputs)
+    return tuple(
+        v.reshaped([overrides.get(str(n), d) for n, d in zip(by_name.shape or (), v.shape or (), strict=True)])
+        for v, by_name in zip(inputs, named, strict=True)
+    )
 
 
 def bind(

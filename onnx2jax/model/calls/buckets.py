@@ -21,7 +21,7 @@ from ...ir.graph import Graph, Node
 from ...ops.arrays import is_traced
 from ...proto.types import ValueInfo
 from ...runtime.values import to_host
-from .arguments import override_dims
+from .arguments import check_dims
 
 TOLERANCE: Final = 5e-3
 """Relative to the largest number: covers reordered sums and the 8- and 16-bit roundings that they flip."""
@@ -29,7 +29,7 @@ TOLERANCE: Final = 5e-3
 
 def checked_buckets(inputs: Sequence[ValueInfo], bucket: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The sizes for each dimension variable, ascending."""
-    override_dims(inputs, dict.fromkeys(bucket, 0))  # refuses names that are no dimension variables
+    check_dims("bucket", bucket, inputs)  # those named in the file: outputs are sliced by these names
     return {name: sorted(sizes) for name, sizes in bucket.items()}
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from ... import compat
-from ...errors import InputNameError, ShardingError
+from ...errors import ShardingError
 from ...proto.files import read_model
 from ...proto.origin import nbytes
 from ...proto.tensors import EXTERNAL
@@ -23,6 +23,7 @@ from ...proto.types import TensorType
 from ...proto.walk import tensors
 from ...sharding.rules import Placement
 from ...sharding.stages import AXIS, Staged
+from ..calls.arguments import check_dims, named_dims, variables
 from ..changes.parts import with_graph
 from ..convert import convert
 from ..reports.summary import mark, node_of, traced
@@ -250,16 +251,16 @@ def _held(types: Mapping[str, Any], placement: Placement) -> Counter[jax.Device]
 
 def _inputs(model: Any, dims: Mapping[str, int], devices: int) -> tuple[dict[str, int], dict[str, Any]]:
     """The extents of dimension variables, and the types of inputs."""
-    batch = batch_axes(model.inputs)[1]
-    names = dict.fromkeys(d for v in model.inputs for d in v.shape or () if isinstance(d, str))
-    if unknown := sorted(dims.keys() - names.keys()):
-        raise InputNameError(f"dims has {unknown}; the model's dimension variables are {list(names)}")
-    extents = {n: dims.get(n, devices if n == batch else 1) for n in names}
+    inputs = named_dims(model.inputs)
+    check_dims("dims", dims, inputs)
+    axes = batch_axes(model.inputs)[0]
+    batch = {v.shape[axes[v.name]] for v in inputs if v.name in axes and v.shape}
+    extents = {n: dims.get(n, devices if n in batch else 1) for n in variables(inputs)}
     types = {}
-    for info in model.inputs:
+    for info in inputs:
         if not isinstance(info.type, TensorType) or info.type.shape is None or info.type.dtype.hasobject:
             raise ShardingError(f"input {info} is no tensor of numbers with a declared rank")
-        shape = tuple(extents[d] if isinstance(d, str) else d or 1 for d in info.type.shape)
+        shape = tuple(extents[d] if isinstance(d, str) else d for d in info.type.shape)
         types[info.name] = jax.ShapeDtypeStruct(shape, info.type.dtype)
     return extents, types
 

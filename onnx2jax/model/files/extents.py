@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from jax import export
 
-from ...errors import InputNameError, InputShapeError, UnsupportedError
+from ...errors import InputShapeError, UnsupportedError
 from ...proto.names import unused_name
 from ...proto.types import TensorType, ValueInfo
+from ..calls.arguments import check_dims, named_dims, variables
 
 RESERVED: Final = {"mod", "floordiv", "max", "min"}
 """Functions in JAX's syntax of symbolic dimensions, which cannot be names of symbols."""
@@ -57,34 +58,25 @@ def symbolic(
         InputShapeError: an integer is negative, or an expression or a constraint is invalid.
         UnsupportedError: the rank of an input is not declared.
     """
-    names = _names(inputs)
-    if unknown := sorted(dims.keys() - set(names.values())):
-        raise InputNameError(f"dims names {unknown}; the free dimensions are {sorted(set(names.values()))}")
+    named = _named(inputs)
+    check_dims("dims", dims, named)
     for name, extent in dims.items():
         if isinstance(extent, bool) or not isinstance(extent, int | str) or (isinstance(extent, int) and extent < 0):
             raise InputShapeError(f"dims has {name!r}: {extent!r}; it takes integers, and strings such as 'past + 1'")
-    symbols = symbols_of(names.values())
+    symbols = symbols_of(variables(named))
     dims = {**dims, **{n: f"{k}*{symbols[n]}" for n, k in (multiples or {}).items()}}
     extents = _Extents(symbols, dims, constraints)
-    return {
-        v.name: tuple(d if isinstance(d, int) else extents[names[v.name, i]] for i, d in enumerate(v.shape or ()))
-        for v in inputs
-    }
+    return {v.name: tuple(extents[d] if isinstance(d, str) else d for d in v.shape or ()) for v in named}
 
 
-def _names(inputs: Sequence[ValueInfo]) -> dict[tuple[str, int], str]:
-    """The names of free dimensions by input and axis; one without a name is called ``input_axis``."""
-    given = {d for v in inputs for d in v.shape or () if isinstance(d, str)}
-    names: dict[tuple[str, int], str] = {}
+def _named(inputs: Sequence[ValueInfo]) -> tuple[ValueInfo, ...]:
+    """The inputs with a name for each free dimension; raises UnsupportedError if an input has no declared rank."""
     for info in inputs:
         if not isinstance(info.type, TensorType) or info.type.shape is None:
             raise UnsupportedError(
                 f"input {info} has no declared rank, which an exported program needs: declare its shape in the file"
             )
-        for axis, extent in enumerate(info.type.shape):
-            if not isinstance(extent, int):
-                names[info.name, axis] = extent or unused_name(f"{info.name}_{axis}", given)
-    return names
+    return named_dims(inputs)
 
 
 def symbols_of(names: Iterable[str]) -> dict[str, str]:
@@ -102,14 +94,14 @@ def symbols_of(names: Iterable[str]) -> dict[str, str]:
 
 def symbols_in(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> set[str]:
     """The symbols of the free dimensions that ``dims`` leaves free."""
-    return {symbol for n, symbol in symbols_of(_names(inputs).values()).items() if n not in dims}
+    return {symbol for n, symbol in symbols_of(variables(_named(inputs))).items() if n not in dims}
 
 
 def images(inputs: Sequence[ValueInfo], dims: Mapping[str, int | str]) -> dict[str, str]:
     """The symbols of the free dimensions that may be an image's size: those of axes from the third on only."""
-    names = _names(inputs)
-    first = {n for (_, axis), n in names.items() if axis < 2}
-    return {n: symbol for n, symbol in symbols_of(names.values()).items() if n not in {*first, *dims}}
+    named = _named(inputs)
+    first = {d for v in named for d in (v.shape or ())[:2]}
+    return {n: symbol for n, symbol in symbols_of(variables(named)).items() if n not in {*first, *dims}}
 
 
 class _Extents:

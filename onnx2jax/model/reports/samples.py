@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ...errors import InputTypeError, ModelError
 from ...proto.messages import MapProto, OptionalProto, SequenceProto, TensorProto
 from ...proto.tensors import to_array
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
+from ..calls.arguments import named_dims
 
 
 def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
@@ -30,6 +31,13 @@ def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
     if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"
         return rng.integers(0, 2, shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
+
+
+def assumed(inputs: Sequence[ValueInfo], feeds: Mapping[str, Any]) -> list[str]:
+    """The names of the free dimensions that are 1 in the feeds, as random numbers for missing inputs have them."""
+    shapes = ((v.shape or (), np.shape(feeds[v.name]) if v.name in feeds else None) for v in named_dims(inputs))
+    found = ((d, n) for shape, given in shapes for d, n in zip(shape, given or [1] * len(shape), strict=False))
+    return list(dict.fromkeys(d for d, n in found if isinstance(d, str) and n == 1))
 
 
 def data_sets(folder: str | os.PathLike[str]) -> list[Path]:

@@ -21,8 +21,9 @@ from ...proto.types import TensorType, ValueInfo
 from ...runtime.compile import is_small
 from ...runtime.cpu.jaxpr_rewrite import Equation, Program
 from ...sharding.stages import Staged
+from ..calls.arguments import check_dims, named_dims
 from ..changes.parts import node_outputs, with_graph, with_outputs
-from .samples import random_value
+from .samples import assumed, random_value
 from .table import table
 from .verify import OURS, isolated
 
@@ -131,7 +132,7 @@ def summary(model: Any, inputs: Mapping[str, Any] | None, dims: Mapping[str, int
     except KnownValueError:
         types, flops, unknown = _partitioned(model, marked, feeds)
     except OperatorError as e:
-        raise OperatorError(_unmarked(str(e), model.graph) + _assumed(model, feeds, inputs or {})) from e.__cause__
+        raise OperatorError(_unmarked(str(e), model.graph) + _sizes_of_one(model, feeds)) from e.__cause__
     types |= {n: _type(v) for n, v in {**feeds, **model.static, **model.graph.initializers}.items() if n not in types}
     params = model.params
     rows = []
@@ -155,22 +156,20 @@ def _unmarked(message: str, graph: Graph) -> str:
     return re.sub(f"{MARK}(\\d+)", lambda found: graph.nodes[int(found[1])].name, message)
 
 
-def _assumed(model: Any, feeds: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """A line about shapes of inputs whose free extents were not given, and taken as 1."""
-    free = [v.name for v in model.inputs if v.name not in given and not all(isinstance(d, int) for d in v.shape or ())]
-    if not (shapes := {n: np.shape(feeds[n]) for n in free if 1 in np.shape(feeds[n])}):
+def _sizes_of_one(model: Any, feeds: Mapping[str, Any]) -> str:
+    """A line about free dimensions of extent 1, and how to choose others; empty if there are none."""
+    if not (names := assumed(model.inputs, feeds)):
         return ""
-    return f"\nFree extents were taken as {shapes}; give others: model.summary({{{free[0]!r}: (...)}})"
+    return f"\nExtents of 1 may be too small: model.summary(dims={dict.fromkeys(names, 64)})"
 
 
 def feeds_of(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> dict[str, Any]:
     """Arrays for the inputs: those given, or some of the shape that is given or declared."""
-    declared = {v.name: v for v in (*model.inputs, *model.optional.values())}
+    named = named_dims(model.inputs)
+    declared = {v.name: v for v in (*named, *model.optional.values())}
     if unknown := sorted(inputs.keys() - declared.keys()):
         raise InputNameError(f"there is no input {', '.join(unknown)}; the model's are {sorted(declared)}")
-    variables = {d for v in model.inputs for d in v.shape or () if isinstance(d, str)}
-    if unknown := sorted(dims.keys() - variables):
-        raise InputNameError(f"dims has {unknown}; the model's dimension variables are {sorted(variables)}")
+    check_dims("dims", dims, named)
     rng = np.random.default_rng(0)
     feeds = {}
     for name, info in declared.items():
@@ -179,7 +178,7 @@ def feeds_of(model: Any, inputs: Mapping[str, Any], dims: Mapping[str, int]) -> 
             continue
         shape: Any = getattr(given, "shape", given)
         if given is None:
-            shape = [dims.get(d, 1) if isinstance(d, str) else d or 1 for d in info.shape or ()]
+            shape = [dims.get(d, 1) if isinstance(d, str) else d for d in info.shape or ()]
         if given is None or isinstance(given, tuple | jax.ShapeDtypeStruct):
             whole = info.reshaped(tuple(shape))
             if (

@@ -13,25 +13,25 @@ import os
 import re
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import jax
 import numpy as np
 
-from ... import compat
 from ...errors import InputTypeError, UnsupportedError
 from ...ir import analysis
 from ...ir.graph import Graph, Node, ancestors, descendants
 from ...ops.registry import Operator
 from ...proto.types import TensorType, ValueInfo
 from ...runtime.compile import is_small
-from ...runtime.interpreter import Context, evaluate, run_node
 from ...runtime.values import to_host
 from ..changes.parts import node_outputs, with_graph
 from ..changes.rebatch import group_of
+from . import ties
 from .comparison import Comparison, compared, described, magnitude
+from .inner_calls import calls
 from .peers import NAMES, InnerGraph, Peer, checked, step_into
 from .rounding import SCALES, amplified
 from .samples import data_sets, random_value, read_values
@@ -41,8 +41,6 @@ from .verification import Difference, Verification
 COMPARABLE: Final = 10
 """Relative errors up to so many times smaller than the largest are as wrong: the first node of them is reported."""
 OPTIMISED: Final = "the test data are from onnxruntime, whose optimisations or threads change this"
-MOST_CALLS: Final = 64
-"""Calls of a body (trips of a loop) in which the search looks for a difference."""
 OURS: Final = "/ours"
 ROUNDING: Final = re.compile(r"QuantizeLinear|DynamicQuantizeLinear|QLinear\w+|QGemm|QAttention|QOrdered\w+")
 """Operators that round sums of floats to integers."""
@@ -185,9 +183,13 @@ class _Verifier:
         """The outputs that differ although no node does, where roundings explain it."""
         reasons: dict[str, Comparison] = {}
         for c in outputs:
-            if c.ok or c.absolute is None or c.value not in theirs or c.value not in ours:
+            if c.ok or c.value not in theirs or c.value not in ours:
                 continue
             behind = ancestors(self.model.graph.nodes, [c.value])
+            if ties.explain(behind, ours[c.value], theirs[c.value], theirs):
+                reasons[c.value] = replace(c, ok=True, why=ties.TIED)
+            if c.absolute is None or c.value in reasons:
+                continue
             again = self._on_operands(behind[-1], c.value, ours[c.value], theirs, self.random) if behind else c
             rounding = [node for node in behind if _rounds(node) or node.op_type in SCALES]
             saturated = sum(not self.saturated.isdisjoint(node.outputs) for node in behind)
@@ -210,6 +212,8 @@ class _Verifier:
     def _on_operands(self, node: Node, name: str, ours: Any, scope: Mapping[str, Any], drawn: Any) -> Comparison:
         """The comparison of a node's output, by the size of its operands too if that matters."""
         found = self._compared(name, ours, scope[name], {name: str(node)}, drawn)
+        if not found.ok and node.op_type in ties.CLASSIFIERS and ties.explain([node], ours, scope[name], scope):
+            return replace(found, ok=True, why=ties.TIED)
         if found.ok or found.absolute is None:
             return found
         values = ChainMap(dict(scope), dict(self.model.params), dict(self.model.graph.initializers))
@@ -315,7 +319,7 @@ class _Verifier:
 
     def _inside(self, node: Node, steps: tuple[InnerGraph, ...], scope: Mapping[str, Any]) -> Difference | None:
         """The first difference in the graphs of a node, over their calls in order."""
-        for graph, named, around in _calls(self.model, node, scope):
+        for graph, named, around in calls(self.model, node, scope):
             path = (*steps, step_into(node, graph))
             feeds = {n: to_host(around[n]) for n in graph.captures} | {n: to_host(v) for n, v in named.items()}
             try:
@@ -375,36 +379,3 @@ def _flips(rounding: Sequence[Node], ours: Mapping[str, Any], theirs: Mapping[st
 def _draws(node: Node) -> bool:
     own = isinstance(node.target, Operator) and "rng" in node.target.fixtures
     return own or any(graph.draws for graph in node.bodies)
-
-
-@dataclass
-class _Recorder:
-    """Runs the graphs of a node in NumPy, and records the arguments of their calls."""
-
-    context: Context
-    calls: list[tuple[Graph, Mapping[str, Any], Mapping[str, Any]]]
-
-    def run_graph(self, graph: Graph, named: Mapping[str, Any], around: Mapping[str, Any], rng: Any) -> tuple[Any, ...]:
-        if len(self.calls) < MOST_CALLS:
-            self.calls.append((graph, dict(named), around))
-        return tuple(map(to_host, evaluate(graph, named, replace(self.context, rng=rng), ChainMap({}, dict(around)))))
-
-    def run_partition(self, graph: Graph, scope: Any, rng: Any = None) -> tuple[Any, ...]:
-        raise NotImplementedError(f"{graph.name!r} is not partitioned")
-
-    def run_trips(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-def _calls(model: Any, node: Node, scope: Mapping[str, Any]) -> list[Any]:
-    """The calls that a node makes of its graphs on given values: graph, arguments, outer values."""
-    with compat.enable_x64():
-        context = Context(dict(model.params), jax.random.key(0) if model.graph.draws else None, model.settings)
-        recorder = _Recorder(context, [])
-        values = {**model.graph.initializers, **model.params, **scope}
-        try:
-            run_node(node, values, replace(context, host=recorder))
-        except Exception:
-            if not recorder.calls:  # a wrong value may end it; the calls before are recorded
-                raise
-    return recorder.calls

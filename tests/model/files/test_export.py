@@ -303,7 +303,7 @@ def test_symbols(shapes: Any, dims: Any, expected: str) -> None:
 # ------------------------------------------------------------------------------------------------- refusals
 
 REFUSED: list[tuple[Callable[[], Any], dict[str, Any], type[Exception], str]] = [
-    (mlp, {"dims": {"bath": 8}}, InputNameError, r"\['bath'\]; the free dimensions are \['batch'\]"),
+    (mlp, {"dims": {"bath": 8}}, InputNameError, r"\['bath'\]; the model.s dimension variables are \['batch'\]"),
     (mlp, {"dims": {"batch": -1}}, InputShapeError, "'batch': -1"),
     (mlp, {"dims": {"batch": 1.5}}, InputShapeError, "'batch': 1.5"),
     (mlp, {"dims": {"batch": "2 k"}}, InputShapeError, "'batch', '2 k', is no expression.*syntax"),

@@ -291,20 +291,6 @@ def chain(*, steps: int = 6) -> onnx.ModelProto:
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
 
 
-@pytest.fixture
-def shift(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], Any]], None]:
-    """Pass the results of an operator through a function in models converted afterwards."""
-
-    def wrong(name: str, change: Callable[[Any], Any]) -> None:
-        operator = registry.resolve("", name, 21)
-        assert operator is not None and operator.function is not None
-        right = operator.function
-        spoilt = functools.wraps(right)(lambda *inputs, **attributes: change(right(*inputs, **attributes)))
-        monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, since=1, function=spoilt)])
-
-    return wrong
-
-
 def test_roundings_that_add_up_are_no_difference(shift: Any) -> None:
     """A sine whose last digits are others: steps flip, and the layers behind magnify them."""
     shift("Sin", lambda y: y * (1 + 3e-5))

@@ -1,0 +1,26 @@
+"""Operators that compute something else."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onnx2jax.ops import registry
+
+
+@pytest.fixture
+def shift(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Any], Any]], None]:
+    """Pass the results of an operator through a function in models converted afterwards."""
+
+    def wrong(name: str, change: Callable[[Any], Any]) -> None:
+        operator = registry.resolve("", name, 21)
+        assert operator is not None and operator.function is not None
+        right = operator.function
+        spoilt = functools.wraps(right)(lambda *inputs, **attributes: change(right(*inputs, **attributes)))
+        monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, since=1, function=spoilt)])
+
+    return wrong
