@@ -30,11 +30,11 @@ PAGE, KEPT = DOCS / "precision.md", DOCS / "precision.json"
 
 Rows = dict[str, dict[str, Any]]
 
-HEAD: Final = """Written by `python -m benchmarks.accuracy FOLDER`. Each row runs a file with float32 weights, or with
-packed ones, in float32 and with `convert(..., dtype="bfloat16")` and `"float16"`, on the same inputs on a CPU. The
-figure is the largest difference of any output from float32's, divided by that output's greatest magnitude; argmax is
-the share of rows of the outputs [rows, classes] whose greatest number is at the same place. Bold ones are above
-{bfloat16} in bfloat16 or {float16} in float16, and have their reason beside them."""
+HEAD: Final = """Written by `python -m benchmarks.accuracy FOLDER`. Each row runs a file with float32 or packed weights
+in float32 and with `convert(..., dtype="bfloat16")` and `"float16"`, on the same inputs on a CPU. The number is the
+largest difference of any output from float32's, relative to that output's largest magnitude. *argmax* is the share of
+rows of outputs [rows, classes] with the same argmax. Bold numbers are above {bfloat16} in bfloat16 or {float16} in
+float16; the last column explains them."""
 
 REASONS: Final[Mapping[str, str]] = {
     "basic_pitch": "a logarithm of the spectrum's quiet bins, below 1e-6 of the loudest, where the rounded audio is a "

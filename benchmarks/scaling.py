@@ -143,43 +143,43 @@ def row(name: str, mesh: str, plan: str, found: Found) -> str:
 
 HEAD: Final = f"""# What large decoders cost on many devices
 
-Written by `python -m benchmarks.scaling`, on paper: nothing was run, and no weight exists. Two decoders are described
-as ONNX with shapes alone, as the builder of onnxruntime-genai writes those of llama: 7B has 32 layers of width 4096,
-70B has 80 of width 8192 with 8 heads for keys and values. A step, forward only,
-reads {BATCH} sequences of {LENGTH} tokens.
+Written by `python -m benchmarks.scaling`. These are estimates: nothing was run, and no weights exist. Two decoders are
+described as ONNX with shapes alone, in the form in which onnxruntime-genai's builder writes llama: 7B has 32 layers of
+width 4096, 70B has 80 of width 8192 with 8 key-value heads. A step is one forward pass over {BATCH} sequences of {LENGTH}
+tokens.
 
-Each row is what `onnx2jax plan decoder.onnx --mesh ... --plan ...` says, which compiles the program for as many devices
-of a CPU and counts FLOPs and exchanges in it:
+Each row is the output of `onnx2jax plan decoder.onnx --mesh ... --plan ...`, which compiles the program for as many CPU
+devices and counts its FLOPs and collectives:
 
-- **Weights** are those of the whole decoder, on the device that has most. The other figures follow from decoders of
-  one layer and of two: layers are alike, and to compile all of them would take too long.
-- Programs for a CPU exchange float32. Bytes here are half of theirs, as of weights and values in bfloat16.
-- **Moved** are the bytes that a device sends: a ring sends the result of an all-reduce twice, others once. Where there
-  are stages, a device computes its stage, and hands on one value of the batch.
-- **FLOPs a byte** are computed for each byte moved. Where a machine computes more in the time in which it moves a byte,
-  the plan is bound by exchanges on it, unless they overlap with computation.
-- A plan **fits** where its weights take less than 80 % of the memory; caches, values and, in training, gradients and
-  moments come on top.
+- **Weights**: bytes of the whole decoder on the device that has most. The other columns are extrapolated from decoders of
+  one and two layers, because compiling all layers would take too long.
+- CPU programs transfer float32. Bytes here are half of theirs, for weights and activations in bfloat16.
+- **Moved**: bytes that a device sends. A ring sends the result of an all-reduce twice, of other collectives once. A
+  pipeline stage sends one activation per batch.
+- **FLOPs a byte**: FLOPs per byte moved. A plan whose value is below a machine's balance is bound by collectives there,
+  unless they overlap with computation.
+- A plan **fits** if its weights take less than 80 % of the memory. KV caches, activations and, in training, gradients and
+  optimizer state come in addition.
 
-Not counted: how long a collective takes to start, which decides when few tokens are computed in a step; and that axes
-over more than 8 H100 leave NVLink, for which there is a row of its own.
+Not counted: the latency of collectives, which dominates if a step has few tokens. A mesh axis of more than 8 H100 leaves
+NVLink; the 400 Gbit/s row covers that case.
 
 | machine, by its data sheet | memory, GB | TFLOP/s, bfloat16 | GB/s between devices, one way | FLOPs a byte |
 |---|---|---|---|---|
 """
 FOOT: Final = """
 
-What the figures say:
+Conclusions:
 
-- `fsdp` gathers every weight in every step, however many tokens it reads. So its FLOPs a byte are about as many as the
-  tokens that a device computes in a step: 1024 where 8 devices share the batch, 128 where 64 do. It wants large
-  batches.
-- `tensor` adds values up, two all-reduces a layer and one for the words, so bytes grow with tokens, and FLOPs a byte
-  with the width of the model, divided by the devices of the axis. It wants the fastest links, and few devices.
-- `data+tensor` divides the tokens as well: the same FLOPs a byte, each weight as often in memory as the axis of the
-  data is long. `fsdp+tensor` divides the weights by both axes, and pays for both.
-- Stages move least. What they cost is waiting: of `m` micro-batches through `n` stages, `(n - 1) / (m + n - 1)` of the
-  time of each device.
+- `fsdp` gathers every weight in every step, whatever the number of tokens. Its FLOPs a byte are about the number of tokens
+  per device: 1024 for 8 devices, 128 for 64. It needs large batches.
+- `tensor` needs two all-reduces of activations per layer and one for the embedding, so bytes grow with the number of
+  tokens, and FLOPs a byte with the width of the model divided by the devices of the axis. It needs the fastest links, and
+  few devices.
+- `data+tensor` also divides the tokens, at the same FLOPs a byte; weights are replicated over the data axis.
+  `fsdp+tensor` shards weights over both axes, and has the collectives of both.
+- Pipeline stages move least. Their cost is idle time: for `m` microbatches and `n` stages, `(n - 1) / (m + n - 1)` of each
+  device's time.
 """
 COLUMNS: Final = (
     *("decoder", "mesh", "plan", "weights, GB a device", "TFLOPs a device", "exchanges", "moved, GB a device"),

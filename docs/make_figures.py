@@ -32,7 +32,7 @@ APART: Final = re.compile(r"<!-- measured: .+? -->\n+(?:.+\n)+")
 COLUMNS: Final = ("resnet50", "mobilenet_v2", "unet", "vit", "bert", "gpt2_step", "lstm")
 """Networks of the table in README.md that are there by hand, too."""
 TABLE: Final = (
-    "onnxruntime {onnxruntime} and hand-written JAX on two CPU cores",
+    "Time of onnxruntime {onnxruntime}, and of the same network written by hand in JAX",
     "some {rows} rows",
     "| {files} real files, median |",
     "| onnxruntime | "
@@ -55,7 +55,7 @@ QUOTES: Final[Mapping[str, tuple[str, ...]]] = {
         "Of {accelerated} [programs counted for",
         "reads and writes {accelerated / by hand} times the bytes of the same network by hand in JAX, and in bfloat16 "
         "{accelerated in bfloat16} times those of float32.",
-        "Of the suite's {cases} cases",
+        "of the official suite's {cases},",
         "| onnx2jax | {passing} |",
         "A decoder of 125 million parameters generates {genai float32} times",
         "in float32 and {genai 4 bits} in 4 bits; with 8 prompts at a time {genai float32, 8} and {genai 4 bits, 8}",
@@ -120,7 +120,7 @@ def _conformance() -> Iterator[tuple[str, str]]:
 
 
 def _exporters() -> Iterator[tuple[str, str]]:
-    summary = r"(\d+) models of \d+ families: (\d+) right in every column, (\d+) with a reason from outside, 0 wrong"
+    summary = r"(\d+) models of \d+ families: (\d+) right in every column, (\d+) limited by something outside this project, 0 wrong"
     (counts,) = re.findall(summary, (DOCS / "exporters.md").read_text())
     return zip(("exported", "exported right", "exported excused"), counts, strict=True)
 

@@ -105,34 +105,34 @@ INTRODUCTION = """\
 
 # Operators
 
-The supported operators, from the registrations themselves, ONNX's schemas ({onnx}) and the tables of the tests.
+Supported operators, generated from the registry, ONNX's schemas ({onnx}) and the test tables.
 
-- **Since**: the opsets at which the *meaning* changes here; the newest one not above the model's opset applies.
-  **Versions**: the schema's versions, all of them supported. (-) is a version in which the operator is deprecated.
-- **Types**: the element types that the newest schema allows for the tensors it is called on, less those that are left
-  out here. `float` is float16, bfloat16, float32 and float64; `int` int8 to int64; `uint` uint8 to uint64; `float8`
-  the four kinds but e8m0; `int2/4` int2, uint2, int4 and uint4. `tests/ops/test_element_types.py` runs the operators of
-  ai.onnx in each of them, on the host and compiled. On the host only: {host_only}.
-- **Runs**: `jit`: compiled, in one program with its neighbours. Inputs named there must be known before compiling
-  (constants, shapes, whatever is computed from them); the call of a model finds such values by itself. `host`: NumPy,
-  since every input must be known. `jit, folds`: NumPy too where all inputs are known, as shape arithmetic is.
+- **Since**: opsets at which the *semantics* change; the newest one not above the model's opset applies.
+  **Versions**: versions of the schema, all supported; (-) marks a version in which the operator is deprecated.
+- **Types**: element types that the newest schema allows for the operator's tensors, except unsupported ones. `float` is
+  float16, bfloat16, float32 and float64; `int` int8 to int64; `uint` uint8 to uint64; `float8` the four kinds except
+  e8m0; `int2/4` int2, uint2, int4 and uint4. `tests/ops/test_element_types.py` runs the operators of ai.onnx in each of
+  them, on the host and compiled. On the host only: {host_only}.
+- **Runs**: `jit`: compiled into one program with its neighbours. Inputs listed there must be known before compiling
+  (constants, shapes, and values computed from them); calls of a model find such values automatically. `host`: in NumPy,
+  because every input must be known. `jit, folds`: also in NumPy if all inputs are known (constant folding).
 - **Gradient**: `checked`: against central differences in float64 (`tests/ops/test_gradients.py`) or in the tests of
-  its family; `by JAX`: by JAX's rules, without a test of its own; `none`: nothing to differentiate, or flat everywhere.
-- **Limits**: what is refused, and what is decided here because ONNX leaves it open. Nothing is refused silently.
+  its family; `by JAX`: JAX's rules, without a test of its own; `none`: nothing to differentiate, or zero everywhere.
+- **Limits**: unsupported cases, all of which raise, and choices where ONNX leaves some.
 """
 
 _MICROSOFT_TYPES = """\
 
-ONNX defines no schema for this domain. `tests/ops/test_microsoft_types.py` runs the operators in each type that
-onnxruntime's allow. Of its schemas these have no operator here: {missing}.
+ONNX defines no schemas for this domain. `tests/ops/test_microsoft_types.py` runs the operators in each type that
+onnxruntime's schemas allow. Unsupported operators of onnxruntime's schemas: {missing}.
 """
 
 _WITHOUT_TYPES = ("com.microsoft", extensions.DOMAINS[0])
 _EXTENSIONS = """\
 
 Operators of the package onnxruntime-extensions, also under its second domain, `com.microsoft.extensions`.
-`tests/ops/test_extensions.py` compares them with its library where that is installed. Refused by name, with what to do
-instead: {missing}.
+`tests/ops/test_extensions.py` compares them with its library if it is installed. Unsupported, with alternatives:
+{missing}.
 """
 
 
