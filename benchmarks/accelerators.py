@@ -55,14 +55,14 @@ NETWORKS: Final[Mapping[str, Make]] = {
     "svc": svc,
 }
 
-HEAD: Final = """Written by `make accelerators` without a TPU or GPU: XLA's compilers for both are Python packages. Each
-row compiles an ONNX file under a caller's `jax.jit` of `model.apply`, with weights as arguments, and the same network
-written by hand in JAX, for the same chip with the same options (`jax_exec_time_optimization_effort` {effort}). Nothing
-is run: bytes read and written by kernels, temporary memory, and the TPU compiler's estimate of cycles compare two
-programs; they are not times. A ratio is onnx2jax's count divided by that of the network by hand: below 1, onnx2jax costs
-less; above 1.05 is bold. `simplified` compiles `model.simplified()`, whose BatchNormalization and constants are folded
-into the weights, as in the network by hand. The last columns are the bytes of the file's program, and
-the ratio to them of `convert(..., dtype="bfloat16")`, with inputs and a decoder's KV caches in bfloat16."""
+HEAD: Final = """Written by `make accelerators` without a TPU or GPU: XLA's compilers for both are Python packages.
+Each row compiles an ONNX file under a caller's `jax.jit` of `model.apply`, with weights as arguments, and the same
+network written by hand in JAX, for the same chip with the same options (`jax_exec_time_optimization_effort`
+{effort}). Nothing is run: bytes read and written by kernels, temporary memory, and the TPU compiler's estimate of
+cycles compare two programs; they are not times. A ratio is onnx2jax's count divided by that of the network by hand:
+below 1, onnx2jax costs less; above 1.05 is bold. `simplified` compiles `model.simplified()`, whose BatchNormalization
+and constants are folded into the weights, as in the network by hand. The last columns are the bytes of our
+program, and the ratio to them of `convert(..., dtype="bfloat16")`, with bfloat16 inputs and KV caches."""
 
 
 def packages() -> list[str]:

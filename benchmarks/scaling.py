@@ -143,26 +143,26 @@ def row(name: str, mesh: str, plan: str, found: Found) -> str:
 
 HEAD: Final = f"""# What large decoders cost on many devices
 
-Written by `python -m benchmarks.scaling`. These are estimates: nothing was run, and no weights exist. Two decoders are
-described as ONNX with shapes alone, in the form in which onnxruntime-genai's builder writes llama: 7B has 32 layers of
-width 4096, 70B has 80 of width 8192 with 8 key-value heads. A step is one forward pass over {BATCH} sequences of {LENGTH}
-tokens.
+Written by `python -m benchmarks.scaling`. These are estimates: nothing was run, and no weights exist. Two decoders
+are described as ONNX with shapes alone, in the form in which onnxruntime-genai's builder writes llama: 7B has 32
+layers of width 4096, 70B has 80 of width 8192 with 8 key-value heads. A step is one forward pass over {BATCH}
+sequences of {LENGTH} tokens.
 
-Each row is the output of `onnx2jax plan decoder.onnx --mesh ... --plan ...`, which compiles the program for as many CPU
-devices and counts its FLOPs and collectives:
+Each row is the output of `onnx2jax plan decoder.onnx --mesh ... --plan ...`, which compiles the program for as many
+CPU devices and counts its FLOPs and collectives:
 
-- **Weights**: bytes of the whole decoder on the device that has most. The other columns are extrapolated from decoders of
-  one and two layers, because compiling all layers would take too long.
+- **Weights**: bytes of the whole decoder on the device that has most. The other columns are extrapolated from
+  decoders of one and two layers, because compiling all layers would take too long.
 - CPU programs transfer float32. Bytes here are half of theirs, for weights and activations in bfloat16.
 - **Moved**: bytes that a device sends. A ring sends the result of an all-reduce twice, of other collectives once. A
   pipeline stage sends one activation per batch.
-- **FLOPs a byte**: FLOPs per byte moved. A plan whose value is below a machine's balance is bound by collectives there,
-  unless they overlap with computation.
-- A plan **fits** if its weights take less than 80 % of the memory. KV caches, activations and, in training, gradients and
-  optimizer state come in addition.
+- **FLOPs a byte**: FLOPs per byte moved. A plan whose value is below a machine's balance is bound by collectives
+  there, unless they overlap with computation.
+- A plan **fits** if its weights take less than 80 % of the memory. KV caches, activations and, in training, gradients
+  and optimizer state come in addition.
 
-Not counted: the latency of collectives, which dominates if a step has few tokens. A mesh axis of more than 8 H100 leaves
-NVLink; the 400 Gbit/s row covers that case.
+Not counted: the latency of collectives, which dominates if a step has few tokens. A mesh axis of more than 8 H100
+leaves NVLink; the 400 Gbit/s row covers that case.
 
 | machine, by its data sheet | memory, GB | TFLOP/s, bfloat16 | GB/s between devices, one way | FLOPs a byte |
 |---|---|---|---|---|
@@ -171,15 +171,15 @@ FOOT: Final = """
 
 Conclusions:
 
-- `fsdp` gathers every weight in every step, whatever the number of tokens. Its FLOPs a byte are about the number of tokens
-  per device: 1024 for 8 devices, 128 for 64. It needs large batches.
+- `fsdp` gathers every weight in every step, whatever the number of tokens. Its FLOPs a byte are about the number of
+  tokens per device: 1024 for 8 devices, 128 for 64. It needs large batches.
 - `tensor` needs two all-reduces of activations per layer and one for the embedding, so bytes grow with the number of
-  tokens, and FLOPs a byte with the width of the model divided by the devices of the axis. It needs the fastest links, and
-  few devices.
+  tokens, and FLOPs a byte with the width of the model divided by the devices of the axis. It needs the fastest links,
+  and few devices.
 - `data+tensor` also divides the tokens, at the same FLOPs a byte; weights are replicated over the data axis.
   `fsdp+tensor` shards weights over both axes, and has the collectives of both.
-- Pipeline stages move least. Their cost is idle time: for `m` microbatches and `n` stages, `(n - 1) / (m + n - 1)` of each
-  device's time.
+- Pipeline stages move least. Their cost is idle time: for `m` microbatches and `n` stages, `(n - 1) / (m + n - 1)` of
+  each device's time.
 """
 COLUMNS: Final = (
     *("decoder", "mesh", "plan", "weights, GB a device", "TFLOPs a device", "exchanges", "moved, GB a device"),

@@ -23,17 +23,19 @@ PAGE, KEPT = ROOT / "docs" / "exporters.md", ROOT / "docs" / "exporters.json"
 
 HEAD = """# What exporters write, and what of it works
 
-Written by `make test-zoo`, which exports each of these models with random weights (tests/zoo/), runs it at two sizes of
-its dynamic axes if the exporter supports them, and compares:
+Written by `make test-zoo`, which exports each of these models with random weights (tests/zoo/), runs it at two sizes
+of its dynamic axes if the exporter supports them, and compares:
 
-- **outputs**: the largest difference from onnxruntime's outputs / from the framework's, relative to the largest element.
-  A dash: that one cannot run the model, or does not exist.
+- **outputs**: the largest difference from onnxruntime's outputs / from the framework's, relative to the largest
+  element. A dash: that one cannot run the model, or does not exist.
 - **program**: `one` if a call is one compiled program, `host` if NumPy runs it; otherwise the number of partitions,
   because shapes depend on data or an operator runs on the host. Only `one` can be transformed by `jit` and `grad`.
-- **jit, grad**: `jax.jit(model.apply)` and `jax.jit(jax.grad(...))` with respect to floating-point inputs and parameters,
-  in JAX's default 32-bit mode. A number is the largest difference from the framework's gradients; `finite` if it has none.
-- **ready**: seconds of processor time for conversion and first call, and those of onnxruntime's session. Nearly all of it
-  is XLA's compilation, whose cost depends on the number of layers rather than on their size; onnxruntime compiles nothing.
+- **jit, grad**: `jax.jit(model.apply)` and `jax.jit(jax.grad(...))` with respect to floating-point inputs and
+  parameters, in JAX's default 32-bit mode. A number is the largest difference from the framework's gradients;
+  `finite` if it has none.
+- **ready**: seconds of processor time for conversion and first call, and those of onnxruntime's session. Nearly all
+  of it is XLA's compilation, whose cost depends on the number of layers rather than on their size; onnxruntime
+  compiles nothing.
 
 """
 
@@ -54,8 +56,9 @@ def page(judged: Sequence[tuple[Case, dict[str, Any]]]) -> str:
     right = sum(not r["faults"] for r in rows) - excused
     summary = (
         f"{len(rows)} models of {len({r['family'] for r in rows})} families: {right} right in every column, {excused} "
-        f"limited by something outside this project, {len(rows) - right - excused} wrong. {len(one)} are one program; of these "
-        f"{sum(r['jit'] == 'yes' for r in one)} run inside a caller's `jit`, {len(slopes)} have gradients to compare, "
+        f"limited by something outside this project, {len(rows) - right - excused} wrong. {len(one)} are one "
+        f"program; of these {sum(r['jit'] == 'yes' for r in one)} run inside a caller's `jit`, "
+        f"{len(slopes)} have gradients to compare, "
         f"{sum(s <= 1e-4 for s in slopes)} of them equal to 1e-4, and {sum(r['grad'] == 'finite' for r in one)} have "
         f"finite ones without a peer. Seconds to be ready: median {median(r['ready'] for r in rows):.1f}, "
         f"{median(ratios):.0f} times onnxruntime's.\n"

@@ -120,7 +120,10 @@ def _conformance() -> Iterator[tuple[str, str]]:
 
 
 def _exporters() -> Iterator[tuple[str, str]]:
-    summary = r"(\d+) models of \d+ families: (\d+) right in every column, (\d+) limited by something outside this project, 0 wrong"
+    summary = (
+        r"(\d+) models of \d+ families: (\d+) right in every column, "
+        r"(\d+) limited by something outside this project, 0 wrong"
+    )
     (counts,) = re.findall(summary, (DOCS / "exporters.md").read_text())
     return zip(("exported", "exported right", "exported excused"), counts, strict=True)
 
