@@ -19,37 +19,37 @@ USES = ("jit", "grad", "vmap", "sharding", "export", "training")
 
 
 def main() -> None:
-    """Compute and draw."""
+    """Compute and draw, with letters that a phone's width of 390 pixels leaves legible."""
     found = demo.compute()
-    figure = Figure(figsize=(12, 5), facecolor="white")
-    _flow(figure.add_axes((0.01, 0.03, 0.55, 0.94)))
+    figure = Figure(figsize=(8, 6.2), facecolor="white")
+    _flow(figure.add_axes((0.01, 0.4, 0.98, 0.59)))
     _digits(figure, found)
-    figure.savefig(PICTURE, dpi=110)
+    figure.savefig(PICTURE, dpi=150)
 
 
 def _flow(axes: Any) -> None:
-    axes.set(xlim=(0, 66), ylim=(0, 46))
+    axes.set(xlim=(0, 78), ylim=(0, 36))
     axes.axis("off")
-    _box(axes, (1, 14, 17, 20), "model.onnx", "from PyTorch,\nTensorFlow,\nscikit-learn, ...", PALE, INK)
-    _box(axes, (25, 14, 17, 20), "onnx2jax", "each node\nbecomes JAX;\nXLA compiles", BLUE, "white")
+    _box(axes, (1, 10, 21, 22), "model.onnx", "from PyTorch,\nTensorFlow,\nscikit-learn, ...", PALE, INK)
+    _box(axes, (33, 10, 20, 22), "onnx2jax", "each node\nbecomes JAX;\nXLA compiles", BLUE, "white")
     for k, use in enumerate(USES):
-        y = 40.5 - 7 * k
-        _box(axes, (51, y - 2.5, 14, 5), use, "", PALE, INK)
-        _arrow(axes, (42.5, 24), (50.6, y), BLUE)
-    _arrow(axes, (18.5, 27), (24.6, 27), BLUE)
-    axes.text(21.5, 28, "convert", ha="center", fontsize=10, color=INK)
-    _arrow(axes, (24.6, 20), (18.5, 20), BLUE)
-    axes.text(21.5, 17, "save", ha="center", fontsize=10, color=INK)
-    what = "a pure function of weights and inputs,\non CPU, GPU and TPU"
-    axes.text(21.5, 7, what, ha="center", fontsize=11, color=INK)
+        y = 33 - 6 * k
+        _box(axes, (63, y - 2, 14, 4), use, "", PALE, INK)
+        _arrow(axes, (53.6, 21), (62.6, y), BLUE)
+    _arrow(axes, (22.6, 24), (32.6, 24), BLUE)
+    axes.text(27.5, 25.2, "convert", ha="center", fontsize=13, color=INK)
+    _arrow(axes, (32.6, 18), (22.6, 18), BLUE)
+    axes.text(27.5, 14.8, "save", ha="center", fontsize=13, color=INK)
+    axes.text(27, 5.5, "a pure function of weights and inputs,", ha="center", fontsize=14, color=INK)
+    axes.text(27, 2, "on CPU, GPU and TPU", ha="center", fontsize=14, color=INK)
 
 
 def _box(axes: Any, place: tuple[float, float, float, float], name: str, what: str, fill: str, ink: str) -> None:
     x, y, width, height = place
     axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.3", facecolor=fill, edgecolor=BLUE))
-    middle = y + height / 2 + (4 if what else 0)
-    axes.text(x + width / 2, middle, name, ha="center", va="center", fontsize=14, weight="bold", color=ink)
-    axes.text(x + width / 2, middle - 7, what, ha="center", va="center", fontsize=10.5, color=ink)
+    middle = y + height / 2 + (6 if what else 0)
+    axes.text(x + width / 2, middle, name, ha="center", va="center", fontsize=15, weight="bold", color=ink)
+    axes.text(x + width / 2, middle - 9, what, ha="center", va="center", fontsize=13, color=ink)
 
 
 def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
@@ -57,15 +57,14 @@ def _arrow(axes: Any, start: tuple[float, float], end: tuple[float, float], colo
 
 
 def _digits(figure: Figure, found: demo.Findings) -> None:
-    title = "what the demo's model reads, and the pixels that speak for it"
-    figure.text(0.785, 0.945, title, ha="center", fontsize=11, color=INK)
+    title = "what the demo's model reads, and the pixels that support it"
+    figure.text(0.5, 0.355, title, ha="center", fontsize=14, color=INK)
     for k in range(8):
-        column, row = k % 4, k // 4
-        left, bottom = 0.585 + 0.104 * column, 0.5 - 0.47 * row
-        digit = figure.add_axes((left, bottom + 0.18, 0.09, 0.17))
-        heat = figure.add_axes((left, bottom - 0.01, 0.09, 0.17))
+        left = 0.02 + 0.1215 * k
+        digit = figure.add_axes((left, 0.155, 0.11, 0.142))
+        heat = figure.add_axes((left, 0.005, 0.11, 0.142))
         digit.imshow(found.samples.images[k, 0], cmap="gray_r")
-        digit.set_title(str(found.predictions[k]), fontsize=12, color=INK, pad=3)
+        digit.set_title(str(found.predictions[k]), fontsize=14, color=INK, pad=3)
         bound = abs(found.saliency[k]).max()
         heat.imshow(found.saliency[k, 0], cmap="RdBu_r", vmin=-bound, vmax=bound)
         for axis in (digit, heat):

@@ -147,8 +147,7 @@ def _is_known(equation: Equation) -> bool:
         (left, right), batch = params["dimension_numbers"]
         a, b = (v.aval for v in equation.inputs)
         same = a.dtype == b.dtype == equation.outputs[0].aval.dtype
-        plain = tuple(right) == (0,) or (tuple(right) == (1,) and b.ndim == 2)
-        return floating and same and batch == ((), ()) and tuple(left) == (a.ndim - 1,) and plain
+        return floating and same and batch == ((), ()) and tuple(left) == (a.ndim - 1,) and len(right) == 1
     if name in _FUNCTIONS or name in _REDUCTIONS or name == "stop_gradient":
         return floating or name == "stop_gradient"
     if name in _ARG:
@@ -177,7 +176,10 @@ def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
     match name:
         case "dot_general":
             ((_, (axis,)), _) = params["dimension_numbers"]
-            return np.dot if axis == 0 else lambda x, w: np.dot(x, w.T)
+            ndim = equation.inputs[1].aval.ndim
+            if axis == max(ndim - 2, 0):  # which dot contracts
+                return np.dot
+            return (lambda x, w: np.dot(x, w.T)) if ndim == 2 else lambda x, w: np.tensordot(x, w, (-1, axis))
         case "select_n":
             return lambda which, no, yes: np.where(which, yes, no)
         case "stop_gradient":

@@ -47,6 +47,15 @@ def test_a_row_by_a_transposed_matrix(shape: tuple[int, ...]) -> None:
     assert runs_in_numpy(m)
 
 
+@pytest.mark.parametrize("equation", ["td,dkh->tkh", "td,kdh->tkh", "td,khd->tkh", "td,dk->tk", "td,kd->tk", "td,d->t"])
+def test_products_contract_any_axis_of_a_weight(equation: str) -> None:
+    """All extents of the weight are equal, so that a wrong axis would give wrong numbers rather than an error."""
+    w = np.random.default_rng(2).normal(size=[4] * len(equation.split("->")[0].split(",")[1])).astype(np.float32)
+    m = graph([helper.make_node("Einsum", ["x", "w"], ["y"], equation=equation)], {"y": np.float32}, w=w)
+    np.testing.assert_allclose(m.run(None, {"x": X})[0], np.einsum(equation, X, w), rtol=1e-5, atol=1e-6)
+    assert runs_in_numpy(m)
+
+
 @pytest.mark.parametrize(
     "nodes",
     [
