@@ -255,11 +255,13 @@ def page() -> str:
             parts.append(_MICROSOFT_TYPES.format(missing=_missing(operators, MISSING)))
         if domain == extensions.DOMAINS[0]:
             parts.append(_EXTENSIONS.format(missing=_missing(operators, extensions.REFUSED)))
+        kind = "operators"  # docs/site.css shows rows as cards on a phone, with the columns' names
         if domain in _WITHOUT_TYPES:
             head.remove("Types")
+            kind = "operators untyped"
         rows = [list(_cells(domain, name, since, schemas.get((domain, name), []))) for name, since in operators.items()]
         lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-        parts.append("\n" + "\n".join(lines) + "\n")
+        parts.append(f'\n<div class="{kind}" markdown="1">\n\n' + "\n".join(lines) + "\n\n</div>\n")
     return "".join(parts)
 
 
