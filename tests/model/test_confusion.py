@@ -84,6 +84,20 @@ def test_new_shapes_in_a_network_that_takes_no_tiny_images() -> None:
         onnx2jax.convert(source).with_params({"w1": np.ones((4, 5), F)}, new_shapes=True)
 
 
+def test_the_bias_beside_a_new_head_is_named() -> None:
+    source = text_model(
+        "g (float[n, 2] x) => (float[n, 3] y) { h = MatMul (x, w)  y = Add (h, b) }",
+        w=np.ones((2, 3), F),
+        b=np.ones(3, F),
+    )
+    head = {"w": np.ones((2, 5), F)}
+    with pytest.raises(InputShapeError, match=r"Give 'b' a new shape as well: with_params\(") as caught:
+        onnx2jax.convert(source).with_params(head, new_shapes=True)
+    assert "If the model runs elsewhere" not in str(caught.value)
+    other = onnx2jax.convert(source).with_params({**head, "b": np.ones(5, F)}, new_shapes=True)
+    assert other.outputs[0].shape == ("n", 5)
+
+
 def test_with_params_changes_the_number_of_classes(tmp_path: Path) -> None:
     m, x = onnx2jax.convert(mlp()), np.random.default_rng(0).normal(size=(3, 4)).astype(F)
     m(x)

@@ -364,6 +364,12 @@ def test_opset_6_raises() -> None:
         tuning(proto)
 
 
+def test_a_model_without_linear_maps_raises() -> None:
+    proto = model([node("Add", "x w")], [value("x", F, ["n", K])], [value("y", F, ["n", K])], {"w": W[0, :1]})
+    with pytest.raises(InputTypeError, match=r"no linear map with a stored matrix .* trainable="):
+        tuning(proto)
+
+
 def test_a_product_in_a_branch_raises() -> None:
     branch = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["z"], name="deep")], "b", [], [value("z", F, None)]

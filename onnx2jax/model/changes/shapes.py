@@ -14,6 +14,7 @@ from ...errors import InputShapeError, KnownValueError, OnnxError, OperatorError
 from ...ir.graph import descendants
 from ...proto.types import TensorType, ValueInfo
 from ...proto.walk import weights
+from ...runtime.node_errors import CURE
 from ...runtime.values import to_host
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -71,7 +72,13 @@ def _computed(model: Any, shapes: Shapes) -> dict[str, tuple[int, ...]]:
         except OperatorError as e:
             error = e
     given = ", ".join(f"{n} {list(s)}" for n, s in shapes.items())
-    raise InputShapeError(f"the graph cannot compute with parameters of these shapes ({given}): {error}") from error
+    reason = str(error).removesuffix(f"\n{CURE}")
+    refusing = [node for node in model.graph.nodes if reason.startswith(str(node))]
+    others = [n for node in refusing for n in node.inputs if n in model.types and n not in shapes]
+    fixes = [f"\nGive {n!r} a new shape as well: with_params({{..., {n!r}: ...}}, new_shapes=True)" for n in others[:1]]
+    raise InputShapeError(
+        f"the graph cannot compute with parameters of these shapes ({given}): {reason}{''.join(fixes)}"
+    ) from error
 
 
 def _computed_for(model: Any, size: int) -> dict[str, tuple[int, ...]]:
