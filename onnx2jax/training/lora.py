@@ -286,8 +286,8 @@ def _matching(
         raise TrainingFormError(f"lora has {pattern!r}, but {found[0]} {unsuitable[found[0]]}")
     if not maps and pattern == "*":
         raise InputTypeError(
-            "the model has no linear map with a stored matrix (MatMul, Gemm, MatMulNBits, ...) for lora=; train parameters "
-            "by name: trainable=[...]"
+            "lora= finds no linear map with a stored matrix (MatMul, Gemm, MatMulNBits, ...); train parameters by "
+            "name: trainable=[...]"
         )
     nodes = {n.name: f"{n} in {g.name!r}" for g in graph.walk() for n in g.nodes}
     weights = {g.key(n): f"{n!r} {v.dtype}{list(v.shape)}" for g in graph.walk() for n, v in g.initializers.items()}
