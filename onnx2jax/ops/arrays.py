@@ -135,7 +135,8 @@ class _Namespace:
         known, traced = getattr(self._known, name), getattr(self._traced, name)
 
         def function(*operands: Any, **options: Any) -> Any:
-            return (known if is_known((*operands, *options.values())) else traced)(*operands, **options)
+            own = known if is_known(operands) and (not options or is_known([*options.values()])) else traced
+            return own(*operands, **options)
 
         found = _Namespace(known, traced) if isinstance(known, ModuleType) else function
         setattr(self, name, found)

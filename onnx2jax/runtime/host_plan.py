@@ -54,8 +54,8 @@ def host_steps(graph: Graph, context: Context) -> dict[Node, Step] | None:
 
 def precomputed(
     host_steps: Mapping[Node, Step], constants: Mapping[str, Any], inputs: Mapping[str, Any], host: Host
-) -> tuple[dict[str, Any], list[Step]]:
-    """The values shared by all calls with inputs of these shapes, and the steps that each call still runs.
+) -> tuple[dict[str, Any], list[tuple[Node, Step]]]:
+    """The values shared by all calls with inputs of these shapes, and the nodes and steps that each call still runs.
 
     Args:
         host_steps: of all nodes, in order.
@@ -63,7 +63,7 @@ def precomputed(
         inputs: of one call with these shapes.
         host: of that call.
     """
-    scope, same, left = {**constants, **inputs}, dict(constants), list[Step]()
+    scope, same, left = {**constants, **inputs}, dict(constants), list[tuple[Node, Step]]()
     with np.errstate(all="ignore"):
         for node, step in host_steps.items():
             if _is_precomputable(node, same.keys(), inputs):
@@ -72,7 +72,7 @@ def precomputed(
                 if all(type(v) is np.ndarray and v.size <= LARGEST_CONSTANT for v in made.values()):
                     same.update((n, _read_only(v)) for n, v in made.items())
                     continue
-            left.append(step)
+            left.append((node, step))
     return same, left
 
 

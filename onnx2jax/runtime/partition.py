@@ -22,9 +22,11 @@ from ..ops.registry import PADDED, Operator, resolve
 from ..proto.types import ValueInfo
 from .class_labels import with_label_lookups
 from .compile import NeedsHost, Subprogram, is_small
+from .cpu.pipeline import HOST_PASS
 from .dispatch import BoundCall, Constants, is_wide, with_x64
+from .host_fusion import FEW_CALLS, fused
 from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed
-from .interpreter import Context, Scope, Settings, evaluate
+from .interpreter import Context, Host, Scope, Settings, evaluate
 from .limits import MOST_SHAPES, PATIENCE
 from .node_errors import refuse_special_values
 from .values import is_jax, to_device, to_host, unaliased
@@ -126,20 +128,37 @@ class Program:
                 known[name] = constants.params[key] if key in constants.params else to_host(params.get(key, value))
         known.update(constants.inputs)
         same, left = precomputed(bound, known, values, _Host(self, values, params, constants, as_numpy))
+        steps, remaining = [step for _, step in left], FEW_CALLS if self.settings.optimize else 0
 
         def call(leaves: list[Any]) -> list[Any]:
+            nonlocal steps, remaining
             values = dict(zip(names, leaves, strict=True))
             scope, host = same | values, _Host(self, {**constants.inputs, **values}, params, constants, as_numpy)
             try:
                 with np.errstate(all="ignore"):
-                    for step in left:
+                    for step in steps:
                         step(scope, host)
                 results = [scope[n] for n in outputs]
             except NeedsHost:  # the graph has to be partitioned anew
                 results = list(self.outputs(values, params, constants, None, as_numpy=as_numpy))
+            else:
+                if remaining:
+                    remaining -= 1
+                    if not remaining:
+                        steps = self._bound_steps(left, scope, same, outputs, host)
             return results if as_numpy else list(map(to_device, results))
 
         return BoundCall(with_x64(call), names, "host")
+
+    def _bound_steps(
+        self, left: Sequence[tuple[Node, Step]], scope: Scope, same: Mapping[str, Any], outputs: list[str], host: _Host
+    ) -> list[Step]:
+        """The steps of a signature: floating-point nodes fused, partitions bound to their programs."""
+        if HOST_PASS not in self.settings.skip:
+            left = fused(left, scope, same, outputs, self.settings)
+        return [
+            step if (body := body_of(node)) is None else host.bound_step(node, body, scope, step) for node, step in left
+        ]
 
     @property
     def is_one(self) -> bool:
@@ -302,6 +321,28 @@ class _Host:
         )
         self._fixed |= fixed
         return results
+
+    def bound_step(self, node: Node, graph: Graph, scope: Scope, plain: Step) -> Step:
+        """A step that calls a partition's program without its lookup, for arrays of the types in ``scope``."""
+        program = self._program._subprogram(graph)
+        given = {n: scope[n] for n in graph.captures}
+        if not self._to_host or self._fixed & given.keys() or not all(type(v) is np.ndarray for v in given.values()):
+            return plain
+        params: Any = self._params
+        bound = program.bound_call(given, (), params, self._constants, self._to_host)
+        if bound is None or not given.keys() >= set(bound.names):
+            return plain
+        call, names = bound.call, tuple(bound.names)
+        types = [(given[n].dtype, given[n].shape) for n in names]
+
+        def step(scope: Scope, host: Host) -> None:
+            leaves = [scope[n] for n in names]
+            if [(v.dtype, v.shape) for v in leaves if type(v) is np.ndarray] == types:
+                scope.update(zip(node.outputs, call(leaves), strict=True))
+            else:
+                plain(scope, host)
+
+        return step
 
     def run_trips(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import onnx
 import pytest
 
 import onnx2jax
-from tests.support.random_blocks import random_network
+from tests.support.random_blocks import random_network, tiny_network
 from tests.support.random_network import Network, outputs_of
 
 BATCHES = (1, 3, 8)
@@ -71,14 +72,27 @@ def assert_gradients(model: Any, plain: Any, x: np.ndarray, net: Network, where:
     assert_close(gradient(model), gradient(plain), net, where)
 
 
-def check_many(seeds: range) -> None:
+def check_tiny(seed: int) -> None:
+    """``run``, whose first call traces and whose second takes the fast path: NumPy's for half of the networks."""
+    proto, net = tiny_network(seed)
+    model, numbers = onnx2jax.convert(proto), np.random.default_rng(seed)
+    for batch in BATCHES:
+        x = numbers.normal(size=(batch, *net.shape("x")[1:])).astype(np.float32)
+        for wanted, *calls in zip(
+            outputs_of(proto, {"x": x}), *(model.run(None, {"x": x}) for _ in range(2)), strict=True
+        ):
+            for ours in calls:
+                assert_close(ours, wanted, net, f"seed {seed}, batch {batch}")
+
+
+def check_many(seeds: range, one: Callable[[int], None] = check, network: Any = random_network) -> None:
     for seed in seeds:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                check(seed)
+                one(seed)
         except Exception as e:
-            e.add_note(f"the network of seed {seed}:\n{onnx.printer.to_text(random_network(seed)[0])[:4000]}")
+            e.add_note(f"the network of seed {seed}:\n{onnx.printer.to_text(network(seed)[0])[:4000]}")
             raise
 
 
@@ -91,3 +105,13 @@ def test_random_networks(block: int) -> None:
 @pytest.mark.parametrize("block", range(40))
 def test_many_random_networks(block: int) -> None:
     check_many(range(1000 + 50 * block, 1000 + 50 * (block + 1)))
+
+
+def test_tiny_networks() -> None:
+    check_many(range(30), check_tiny, tiny_network)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(40))
+def test_many_tiny_networks(block: int) -> None:
+    check_many(range(100 + 50 * block, 100 + 50 * (block + 1)), check_tiny, tiny_network)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from .random_network import FEWEST, MOST, OPSETS, Network, RejectedBlock, block
+from .random_network import FEWEST, MOST, OPSETS, TINY, Network, RejectedBlock, block
 
 UNARY = [
     "Relu",
@@ -552,4 +552,12 @@ def random_network(seed: int) -> tuple[ModelProto, Network]:
     rng = random.Random(seed)
     made = Network(rng, rng.choice(OPSETS), may_round=rng.random() < 0.3)
     made.grow(rng.randint(FEWEST, MOST))
+    return made.proto(), made
+
+
+def tiny_network(seed: int) -> tuple[ModelProto, Network]:
+    """A network of one to four nodes, or a few more, on few numbers: ``run`` computes most of them in NumPy."""
+    rng = random.Random(seed)
+    made = Network(rng, rng.choice(OPSETS), may_round=rng.random() < 0.3)
+    made.grow(rng.randint(1, 4), TINY)
     return made.proto(), made

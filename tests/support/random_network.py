@@ -22,6 +22,8 @@ from . import models
 onnxruntime.set_default_logger_severity(4)
 OPSETS = (13, 17, 20, 22)
 FEWEST, MOST = 5, 25
+SHAPES = ((3, 9, 9), (4, 8, 6), (2, 12, 12), (7, 6), (12, 8), (10,), (16,))
+TINY = ((4,), (1,), (6,), (3, 4), (1, 5), (4, 4), (2, 3, 3), (1, 4, 4), (3, 1, 5))
 LARGEST = 1500
 """Elements of a value for each row of the batch."""
 Block = Callable[["Network", str], str]
@@ -133,8 +135,9 @@ class Network:
 
     # --- growth
 
-    def grow(self, size: int) -> None:
-        shape = self.rng.choice([(3, 9, 9), (4, 8, 6), (2, 12, 12), (7, 6), (12, 8), (10,), (16,)])
+    def grow(self, size: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
+        """Adds blocks until there are ``size`` nodes or more, to an input of one of these shapes of a row."""
+        shape = self.rng.choice(shapes)
         self.values["x"] = self.numbers.normal(size=(3, *shape)).astype(np.float32)
         newest = "x"
         for _ in range(10 * size):

@@ -42,15 +42,17 @@ _MUCH: Final = 4096
 """Elements of a constant that is broadcast before the calls."""
 
 
-def numpy_program(closed: Any, hoisted: int) -> NumpyProgram | None:
+def numpy_program(closed: Any, hoisted: int, limit: float | None = None) -> NumpyProgram | None:
     """The program as NumPy calls; None where XLA would be faster, or an equation has no NumPy implementation.
 
     Args:
         closed: the program.
         hoisted: number of leading arguments that are hoisted, so the same in many calls.
+        limit: the most microseconds of NumPy calls; None for what XLA's dispatch takes.
     """
     program = Program.of(closed, hoisted)
-    limit = SMALL_PROGRAM + AN_ARRAY * (len(program.inputs) + len(program.outputs))
+    if limit is None:
+        limit = SMALL_PROGRAM + AN_ARRAY * (len(program.inputs) + len(program.outputs))
     if program.effects or len(program.equations) > limit / _CALL * 4:
         return None
     program = program.inlined()

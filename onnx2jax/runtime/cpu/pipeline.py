@@ -160,7 +160,9 @@ TRAINING_PASSES: Final = (
     Pass("dot_transpose", _dot_transpose),
 )
 """Over a training step, whose state changes with every call: nothing is hoisted."""
-NAMES: Final = tuple(dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)))
+HOST_PASS: Final = "fuse_host_nodes"
+"""Over host nodes rather than a program (``runtime/host_fusion.py``)."""
+NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), HOST_PASS)
 
 
 def run(closed: Any, parameters: int, options: Options) -> SplitProgram:
@@ -191,13 +193,13 @@ def run_training(closed: Any, state: int, options: Options) -> Any:
 
 def _rewritten(passes: Sequence[Pass], closed: Any, parameters: int, options: Options) -> tuple[Any, Program | None]:
     """The ClosedJaxpr after passes, and its program; None where that is the one that was given."""
-    first = program = _guarded("read", lambda: Program.of(closed, parameters))
+    first = program = guarded("read", lambda: Program.of(closed, parameters))
     if program is None:
         return closed, None
     for each in passes:
         if each.name not in options.skip and (each.platforms is None or options.platform in each.platforms):
-            program = _guarded(each.name, partial(_applied, each, program, options)) or program
-    new = None if program is first else _guarded("write", program.closed)
+            program = guarded(each.name, partial(_applied, each, program, options)) or program
+    new = None if program is first else guarded("write", program.closed)
     return (closed, None) if new is None else (new, program)
 
 
@@ -213,7 +215,7 @@ def _applied(each: Pass, program: Program, options: Options) -> Program:
 Result = TypeVar("Result")
 
 
-def _guarded(name: str, step: Callable[[], Result]) -> Result | None:
+def guarded(name: str, step: Callable[[], Result]) -> Result | None:
     """The result of a step; None after a warning where it fails."""
     try:
         return step()

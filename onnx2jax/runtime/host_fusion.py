@@ -1,0 +1,112 @@
+"""Fuses host nodes over floating-point arrays into one list of NumPy calls.
+
+before:   Scaler -> LinearClassifier -> Normalizer -> ZipMap        after:   (sub, mul, dot, add, exp, ...) -> ZipMap
+
+An operator in NumPy checks and converts its operands in Python, which takes longer than arithmetic on a few numbers.
+After a few calls of a signature its nodes are traced, and run as ``numpy_program`` runs tiny programs. Nodes that read
+integers or strings stay as they are: operators validate such values on the host, and cannot if they are traced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ..ir.graph import Graph, Node
+from ..ops.registry import Operator
+from ..proto.types import ValueInfo
+from .cpu.numpy_executor import numpy_program
+from .cpu.pipeline import HOST_PASS, guarded
+from .host_plan import Step, body_of
+from .interpreter import Context, Host, Scope, Settings, evaluate
+
+FEW_CALLS: Final = 4
+"""Calls of a signature before its host nodes are fused, which takes some 10 ms."""
+
+Steps = Sequence[tuple[Node, Step]]
+
+
+def fused(
+    steps: Steps, scope: Mapping[str, Any], same: Mapping[str, Any], outputs: Iterable[str], settings: Settings
+) -> list[tuple[Node, Step]]:
+    """The steps, with fusible nodes that need none of the others between them as one step, under the last node's name.
+
+    Args:
+        steps: the nodes that each call runs, in order.
+        scope: the values of one call by name.
+        same: values that are equal in all calls.
+        outputs: names of the graph's outputs.
+        settings: of the model.
+    """
+    found: list[tuple[Node, Step]] = []
+    run: list[tuple[Node, Step]] = []
+    waiting: list[tuple[Node, Step]] = []  # behind the run
+    outputs = set(outputs)
+
+    def flush() -> None:
+        read = outputs.union(*(node.inputs for node, step in steps if (node, step) not in run))
+        step = guarded(HOST_PASS, lambda: _fused(run, scope, same, read, settings)) if run else None
+        found.extend(run if step is None else [(run[-1][0], step)])
+        found.extend(waiting)
+        run.clear()
+        waiting.clear()
+
+    for node, step in steps:
+        if not _is_fusible(node, scope, same):
+            waiting.append((node, step))
+            continue
+        if not {n for other, _ in waiting for n in other.outputs}.isdisjoint(node.inputs):
+            flush()
+        run.append((node, step))
+    flush()
+    return found
+
+
+def _is_fusible(node: Node, scope: Mapping[str, Any], same: Mapping[str, Any]) -> bool:
+    """Whether an operator reads floating-point arrays alone, but for constants, and needs no value among them."""
+    if body_of(node) is not None or not isinstance(node.target, Operator) or node.graphs:
+        return False
+    operator = node.target
+    for i, name in enumerate(node.inputs):
+        if name in same:
+            continue
+        value = scope[name]
+        if type(value) is not np.ndarray or value.dtype.kind != "f" or operator.parameter(i) in operator.static:
+            return False
+    return all(type(scope[n]) is np.ndarray and not scope[n].dtype.hasobject for n in node.outputs if n)
+
+
+def _fused(
+    run: Steps, scope: Mapping[str, Any], same: Mapping[str, Any], read: set[str], settings: Settings
+) -> Step | None:
+    """The nodes as one step that stores the values which others ``read``; None where NumPy lacks a primitive."""
+    nodes, plain = tuple(node for node, _ in run), tuple(step for _, step in run)
+    computed = dict.fromkeys(n for node in nodes for n in node.outputs if n)
+    names = list(dict.fromkeys(n for node in nodes for n in node.inputs if n not in computed and n not in same))
+    writes = [n for n in computed if n in read]
+    constants = {n: same[n] for node in nodes for n in node.inputs if n and n in same}
+    graph = Graph("host", "", (), tuple(map(ValueInfo, writes)), {}, nodes)
+    types = [(scope[n].dtype, scope[n].shape) for n in names]
+
+    def results(*leaves: Any) -> tuple[Any, ...]:
+        return evaluate(graph, {**constants, **dict(zip(names, leaves, strict=True))}, Context({}, None, settings))
+
+    traced = jax.make_jaxpr(results)(*(jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in types))
+    program = numpy_program(traced, 0, math.inf)
+    if program is None:
+        return None
+    call = program.bound([])
+
+    def step(scope: Scope, host: Host) -> None:
+        leaves = [scope[n] for n in names]
+        if [(v.dtype, v.shape) for v in leaves if type(v) is np.ndarray] == types:
+            scope.update(zip(writes, call(leaves), strict=True))
+        else:  # shapes that depend on data
+            for one in plain:
+                one(scope, host)
+
+    return step
