@@ -71,17 +71,17 @@ def _scores(q, k, v, scale, dtype):
     if dtype == np.float16:  # the specification scales Q and K by sqrt(scale) each
         root, scale = np.float16(math.sqrt(scale)), 1
         q, k = q * root, k * root
-    q = q.reshape(batch, kv_heads, _group(heads, kv_heads), queries, size)
-    product = jnp.einsum("bhgqd,bhkd->bhgqk", q, k, preferred_element_type=accumulator(q.dtype))
+    q = q.reshape(batch, kv_heads, _group(heads, kv_heads) * queries, size)
+    product = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=accumulator(q.dtype))
     return (product * scale).reshape(batch, heads, queries, keys).astype(dtype)
 
 
 def _weigh(weights, v):
     """weights [batch, query heads, queries, keys] @ V, in the dtype of the weights."""
     batch, heads, queries, keys = weights.shape
-    grouped = weights.reshape(batch, v.shape[1], _group(heads, v.shape[1]), queries, keys)
+    grouped = weights.reshape(batch, v.shape[1], _group(heads, v.shape[1]) * queries, keys)
     work, v = accumulator(weights.dtype), jnp.asarray(v, weights.dtype)
-    y = jnp.einsum("bhgqk,bhkd->bhgqd", grouped, v, preferred_element_type=work)
+    y = jnp.einsum("bhqk,bhkd->bhqd", grouped, v, preferred_element_type=work)
     return y.reshape(batch, heads, queries, v.shape[3]).astype(weights.dtype)
 
 

@@ -255,12 +255,42 @@ def _multiplied(data, index, updates):
     return rows.multiply(products, mode="drop", unique_indices=True).reshape(data.shape)
 
 
+def with_slot(cache, new, at, axis):
+    """A cache with the slice of extent 1 at ``at`` along ``axis`` replaced, and as it is where that is out of range.
+
+    XLA:CPU writes a scatter of two or more rows into a donated buffer. The update of a single slice it fuses into each
+    consumer, with copies of the whole buffer: 6 layers of 4 heads, 2048 slots and 64 entries take 17 ms instead of 1.7.
+    """
+    shape, outer, inner = cache.shape, math.prod(cache.shape[:axis]), math.prod(cache.shape[axis + 1 :])
+    parts = 2 if outer == 1 and inner % 2 == 0 else 1
+    rows = cache.reshape(outer, shape[axis], parts, inner // parts)
+    index = np.arange(outer, dtype=np.int32)[:, None], at, np.arange(parts, dtype=np.int32)
+    new = jnp.asarray(new, cache.dtype).reshape(outer, parts, -1)
+    return rows.at[index].set(new, mode="drop", unique_indices=True).reshape(shape)
+
+
+def _is_slot(data, indices, axis, reduction):
+    """Whether traced indices select one slice along an axis, as a decoder's step writes its cache."""
+    if reduction != "none" or is_known(indices) or indices.shape != (*data.shape[:axis], 1, *data.shape[axis + 1 :]):
+        return False
+    others = {i for i, n in enumerate(indices.shape) if n > 1}
+    return others <= set(_repeated(indices)) and indices.size > 1
+
+
 @op("ScatterElements", since=11, limits=_WRITES)
 def scatter_elements(data, indices, updates, *, axis=0, reduction: Reduction = "none"):
     check_shape("updates", updates, *indices.shape)
-    index, order = _rows(data, indices, axis)
-    updates = xp.transpose(updates, order)
-    return _ordered_back(_put(xp.transpose(data, order), index, updates, reduction), order)
+    axis = axis_of(axis, data.ndim)
+
+    def by_rows(data, indices, updates):
+        index, order = _rows(data, indices, axis)
+        return _ordered_back(_put(xp.transpose(data, order), index, xp.transpose(updates, order), reduction), order)
+
+    if not _is_slot(data, indices, axis, reduction):
+        return by_rows(data, indices, updates)
+    at = in_32_bits(indices.reshape(-1)[0], data.shape[axis])
+    one = functools.partial(with_slot, axis=axis)
+    return lax.platform_dependent(data, updates, at, cpu=one, default=lambda d, u, _: by_rows(d, indices, u))
 
 
 @op("Scatter", since=9, limits=_WRITES)
@@ -291,9 +321,19 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
     positions = start[:, None] + _mesh((update.shape[axis],))[0]
     positions = positions % extent if mode == "circular" else positions
     _check(positions, extent, axis)
-    cache, update = (xp.moveaxis(t, axis, 1) for t in (past_cache, update))
-    result = _put(cache, (_mesh((batch, 1))[0], positions), update, "none")
-    return xp.moveaxis(result, 1, axis)
+
+    def by_rows(cache, update, positions):
+        cache, update = (xp.moveaxis(t, axis, 1) for t in (cache, update))
+        return xp.moveaxis(_put(cache, (_mesh((batch, 1))[0], positions), update, "none"), 1, axis)
+
+    if update.shape[axis] != 1 or is_known(positions):
+        return by_rows(past_cache, update, positions)
+
+    def one(cache, update, positions):
+        at = jnp.repeat(in_32_bits(positions, extent), math.prod(cache.shape[1:axis]), axis=0)
+        return with_slot(cache, update, at, axis)
+
+    return lax.platform_dependent(past_cache, update, positions, cpu=one, default=by_rows)
 
 
 @op("Compress", since=9, limits="data-dependent output shape: `condition` must be known")

@@ -292,3 +292,47 @@ def test_gradients_through_rows_are_those_through_elements(monkeypatch):
     of_elements = jax.jit(jax.grad(lambda *x: loss(*x), (0, 1)))(*operands)
     for got, want in zip(of_rows, of_elements, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 1, 5, 4), (1, 1, 5, 3), (1, 2, 5, 1), (5, 4), (2, 5)], ids=str)
+def test_the_slot_of_a_cache_is_written_as_its_elements_are(shape, monkeypatch):
+    """By index from -6 to 5, of which -6 and 5 are out of range; with gradients."""
+    axis = shape.index(5)
+    rng = np.random.default_rng(0)
+    cache, new = rng.normal(size=shape).astype(np.float32), rng.normal(size=(*shape[:axis], 1, *shape[axis + 1 :]))
+
+    def written(cache, new, at):
+        indices = jnp.broadcast_to(at, new.shape)
+        return indexing.scatter_elements(cache, indices, new.astype(np.float32), axis=axis)
+
+    def results(cache, new, at):
+        y, back = jax.vjp(lambda c, x: written(c, x, at), cache, new)
+        return y, *back(jnp.sin(jnp.arange(y.size, dtype=np.float32).reshape(y.shape)))
+
+    places, slots = np.arange(-6, 6, dtype=np.int64), []
+    monkeypatch.setattr(indexing, "with_slot", lambda *a, f=indexing.with_slot, **o: slots.append(1) or f(*a, **o))
+    found = list(map(jax.jit(lambda at: results(cache, new, at)), places))
+    assert slots
+    monkeypatch.setattr(indexing, "_is_slot", lambda *_: False)
+    wanted = list(map(jax.jit(lambda at: results(cache, new, at)), places))
+    for at, ours, theirs in zip(places, found, wanted, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+        expected = cache.copy()
+        if -5 <= at < 5:
+            expected[(*[slice(None)] * axis, slice(at % 5, at % 5 + 1))] = new
+        np.testing.assert_array_equal(ours[0], expected)
+
+
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_a_slot_of_each_sequence(axis, mode):
+    rng = np.random.default_rng(0)
+    cache = rng.normal(size=(3, 4, 4, 4)).astype(np.float32)
+    new = rng.normal(size=[1 if i == axis else n for i, n in enumerate(cache.shape)]).astype(np.float32)
+    at = np.array([0, 3, 2 if mode == "linear" else 5])
+    expected = np.moveaxis(cache.copy(), axis, 1)
+    for i in range(3):
+        expected[i, at[i] % 4] = np.moveaxis(new, axis, 1)[i, 0]
+    y = jax.jit(lambda at: indexing.tensor_scatter(cache, new, at, axis=axis, mode=mode))(at)
+    np.testing.assert_array_equal(y, np.moveaxis(expected, 1, axis))

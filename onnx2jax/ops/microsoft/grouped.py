@@ -13,6 +13,7 @@ from jax import lax
 from ...errors import KnownValueError
 from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
+from ..indexing import with_slot
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from .fused import MICROSOFT, simplified_layer_normalization
 from .quant import unpack
@@ -58,7 +59,14 @@ def appended(past, new, starts, rows):
     cache = jnp.zeros((*new.shape[:2], rows, new.shape[3]), new.dtype)
     if past is not None:
         cache = lax.dynamic_update_slice(cache, jnp.asarray(past), (0, 0, 0, 0))
-    return per_sequence(lax.dynamic_update_slice_in_dim)(cache, new, starts)
+    write = per_sequence(lax.dynamic_update_slice_in_dim)
+    if new.shape[0] > 1 or new.shape[2] > 1:
+        return write(cache, new, starts)
+
+    def on_cpu(cache, new, starts):
+        return with_slot(cache, new, jnp.clip(starts[0], 0, rows - 1), 2)
+
+    return lax.platform_dependent(cache, new, starts, cpu=on_cpu, default=write)
 
 
 def cache_scale(name, scale, kind, bits, heads, size):
