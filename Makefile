@@ -13,7 +13,7 @@ TESTS  ?=
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo test-engines bench gate accelerators check-accelerators lint docs site notebooks release clean
+.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo test-engines bench bench-newest gate accelerators check-accelerators lint docs site notebooks release clean
 
 help:
 	@echo "make demo       convert the bundled model, classify, differentiate; writes demo.png"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-zoo   exports by many frameworks, made on the spot (hours); writes docs/exporters.md"
 	@echo "make test-engines   the guide on Ray Data and Apache Beam, with killed workers (minutes)"
 	@echo "make bench      measure speed and memory beside other runtimes; writes docs/performance.md (MODELS=folders)"
+	@echo "make bench-newest  models and networks with the newest JAX, for its first column (after make test-newest)"
 	@echo "make gate       fail where a file runs slower than the same network by hand in JAX (two minutes)"
 	@echo "make accelerators   count what networks cost on a TPU and a GPU, without one; writes docs/accelerators.md"
 	@echo "make check-accelerators  thirteen small rows of it against their limits (minutes)"
@@ -67,6 +68,9 @@ test-engines: $(VENV)/engines/.installed
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks.bench $(MODELS)
+
+bench-newest: $(VENV)/.test
+	$$(ls -d $(VENV)/versions/3.* | sort -V | tail -1)/bin/python -m benchmarks.bench --newest --no-torch $(MODELS)
 
 accelerators: $(VENV)/accelerators/.installed
 	$(VENV)/accelerators/bin/python -m benchmarks.accelerators

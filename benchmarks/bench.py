@@ -26,6 +26,8 @@ from .machine import machine
 from .rivals import OURS
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "performance.json"
+NEWEST = FILE.with_name("performance_newest.json")
+"""Models and networks with the newest release of JAX, for the summary of the same page."""
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -37,6 +39,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="where figures are kept; the page is written beside it"
     )
+    parser.add_argument(
+        "--newest", action="store_true", help="models and networks in fewer rounds, for the page's first column"
+    )
     parser.add_argument("--cores", type=lambda text: [int(c) for c in text.split(",")], default=[], metavar="0,1")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--list", action="store_true", help="name the rows and measure nothing")
@@ -47,7 +52,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 def measure(options: argparse.Namespace, groups: dict[str, Any]) -> bool:
     """Measure the selected rows, printing each; returns whether all of them could be measured."""
-    rounds, repeats = (3, 1) if options.quick else (harness.ROUNDS, 3)
+    rounds, repeats = (3, 1) if options.quick or options.newest else (harness.ROUNDS, 3)
     settings = Settings(tuple(options.paths), rounds, repeats, not options.no_torch)
     whole = True
     for group, rows in GROUPS.items():
@@ -113,7 +118,10 @@ def explain(name: str, batch: int) -> None:
 def main(given: list[str] | None = None) -> int:
     """The exit code: 0 if all rows could be measured."""
     options = arguments(given)
-    file: Path | None = options.json or (None if options.quick or options.list else FILE)
+    kept = NEWEST if options.newest else FILE
+    file: Path | None = options.json or (None if options.quick or options.list else kept)
+    if options.newest and not options.only:
+        options.only = ["models/", "networks/"]
     with harness.pinned(options.cores):
         if options.thunks:
             explain(options.thunks, options.batch)
@@ -123,10 +131,17 @@ def main(given: list[str] | None = None) -> int:
         figures = {"machine": machine(), "groups": {g: old[g] for g in GROUPS if g in old}}
     if file:
         file.write_text(json.dumps(figures, indent=1) + "\n")
-        drawn = file.with_suffix(".svg")
-        drawing = report.plot(figures, drawn)
-        file.with_suffix(".md").write_text(report.page(figures, drawn.name if drawing else None))
+        write_page(FILE if file == NEWEST else file)
     return 0 if whole else 1
+
+
+def write_page(file: Path) -> None:
+    """The page and its plot beside a file of figures, with those of the newest release beside it, if there are any."""
+    figures, newest = json.loads(file.read_text()), file.with_name(NEWEST.name)
+    drawn = file.with_suffix(".svg")
+    drawing = report.plot(figures, drawn)
+    others = json.loads(newest.read_text()) if newest.exists() else None
+    file.with_suffix(".md").write_text(report.page(figures, drawn.name if drawing else None, others))
 
 
 if __name__ == "__main__":

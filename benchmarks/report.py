@@ -36,18 +36,27 @@ SUMMARY: Final = """## Summary
 
 Time of onnxruntime over ours, by class of model, on a CPU. The last column is the choice for inference alone: onnx2jax
 adds gradients, vmap, sharding, TPUs and GPUs for all of them."""
+NEWEST: Final = "The first column of medians is of the newest release of JAX (`make bench-newest`, in fewer rounds) on"
 FAST: Final = 0.95
 """Median ratio from which onnx2jax is no slower in practice."""
 CLOSE: Final = 0.7
 """Median ratio below which onnxruntime is the better choice on a CPU."""
 
 
-def page(figures: Mapping[str, Any], plot: str | None = None) -> str:
-    """The page."""
+def page(figures: Mapping[str, Any], plot: str | None = None, newest: Mapping[str, Any] | None = None) -> str:
+    """The page.
+
+    Args:
+        figures: all of them.
+        plot: the plot's name.
+        newest: those of models and networks with another release of JAX, for the summary.
+    """
     groups: Mapping[str, Rows] = figures["groups"]
     loads = [row["load"][0] for rows in groups.values() for row in rows.values() if "load" in row]
     load = f" Load average while measuring: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
-    parts = [HEAD, f"Measured on {sentence(figures['machine'])}{load}", SUMMARY, _summary(groups)]
+    parts = [HEAD, f"Measured on {sentence(figures['machine'])}{load}", SUMMARY, _summary(figures, newest)]
+    if newest is not None:
+        parts.append(f"{NEWEST} {sentence(newest['machine'])}")
     if plot:
         parts.append(f"![Models by their time relative to onnxruntime's]({plot})")
     used: set[Explanation] = set()
@@ -85,14 +94,27 @@ def by_class(groups: Mapping[str, Rows]) -> dict[str, list[tuple[float, str]]]:
     return {name: sorted(rows) for name, rows in found.items() if rows}
 
 
-def _summary(groups: Mapping[str, Rows]) -> str:
+def _summary(figures: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:
+    """A row for each class; the choice follows from the first column of medians."""
+    releases = [figures] if newest is None else [newest, figures]
+    found = [by_class(each["groups"]) for each in releases]
     lines = []
-    for kind, rows in by_class(groups).items():
-        low, middle, high = np.quantile([ratio for ratio, _ in rows], (0.25, 0.5, 0.75))
+    for kind in found[-1]:
+        rows = next(classes[kind] for classes in found if kind in classes)
+        quantiles = [np.quantile([r for r, _ in each.get(kind, [])] or [np.nan], (0.25, 0.5, 0.75)) for each in found]
+        middle = np.median([ratio for ratio, _ in rows])
         choice = "onnx2jax" if middle >= FAST else "either" if middle >= CLOSE else "onnxruntime"
-        cells = [kind, str(len(rows)), f"**{middle:.2f}** ({low:.2f} to {high:.2f})"]
+        medians = ("-" if m != m else f"**{m:.2f}** ({low:.2f} to {high:.2f})" for low, m, high in quantiles)
+        cells = [kind, str(len(rows)), *medians]
         lines.append([*cells, *(f"{name} {ratio:.2f}" for ratio, name in (rows[0], rows[-1])), choice])
-    return _lines(["class", "rows", "median (quartiles)", "slowest", "fastest", "on a CPU pick"], lines)
+    names = (
+        ["median (quartiles)"] if newest is None else [f"jax {_release(each)}: median (quartiles)" for each in releases]
+    )
+    return _lines(["class", "rows", *names, "slowest", "fastest", "on a CPU pick"], lines)
+
+
+def _release(figures: Mapping[str, Any]) -> str:
+    return ".".join(figures["machine"]["versions"]["jax"].split(".")[:2])
 
 
 def _lines(head: list[str], rows: Iterable[list[str]]) -> str:

@@ -273,8 +273,10 @@ def _is_slot(data, indices, axis, reduction):
     """Whether traced indices select one slice along an axis, as a decoder's step writes its cache."""
     if reduction != "none" or is_known(indices) or indices.shape != (*data.shape[:axis], 1, *data.shape[axis + 1 :]):
         return False
+    if not all(isinstance(n, int) for n in data.shape):
+        return False
     others = {i for i, n in enumerate(indices.shape) if n > 1}
-    return others <= set(_repeated(indices)) and indices.size > 1
+    return indices.size > 1 and others <= set(_repeated(indices))
 
 
 @op("ScatterElements", since=11, limits=_WRITES)
@@ -326,7 +328,7 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode: Lit
         cache, update = (xp.moveaxis(t, axis, 1) for t in (cache, update))
         return xp.moveaxis(_put(cache, (_mesh((batch, 1))[0], positions), update, "none"), 1, axis)
 
-    if update.shape[axis] != 1 or is_known(positions):
+    if update.shape[axis] != 1 or is_known(positions) or not all(isinstance(n, int) for n in past_cache.shape):
         return by_rows(past_cache, update, positions)
 
     def one(cache, update, positions):

@@ -16,6 +16,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 
+from ..errors import OnnxError
 from ..ir.graph import Graph, Node
 from ..ops.registry import Operator
 from ..proto.types import ValueInfo
@@ -83,7 +84,7 @@ def _is_fusible(node: Node, scope: Mapping[str, Any], same: Mapping[str, Any]) -
 def _fused(
     run: Steps, scope: Mapping[str, Any], same: Mapping[str, Any], read: set[str], settings: Settings
 ) -> Step | None:
-    """The nodes as one step that stores the values which others ``read``; None where NumPy lacks a primitive."""
+    """The nodes as one step that stores the values which others ``read``; None if that is impossible."""
     nodes, plain = tuple(node for node, _ in run), tuple(step for _, step in run)
     computed = dict.fromkeys(n for node in nodes for n in node.outputs if n)
     names = list(dict.fromkeys(n for node in nodes for n in node.inputs if n not in computed and n not in same))
@@ -95,7 +96,10 @@ def _fused(
     def results(*leaves: Any) -> tuple[Any, ...]:
         return evaluate(graph, {**constants, **dict(zip(names, leaves, strict=True))}, Context({}, None, settings))
 
-    traced = jax.make_jaxpr(results)(*(jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in types))
+    try:
+        traced = jax.make_jaxpr(results)(*(jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in types))
+    except OnnxError:  # a node whose result's shape depends on data
+        return None
     program = numpy_program(traced, 0, math.inf)
     if program is None:
         return None

@@ -104,6 +104,20 @@ def test_shapes_that_depend_on_data_run_the_single_nodes(numbers_of_nodes: list[
     assert numbers_of_nodes[-1] == 2  # Mul and Sub
 
 
+def test_nodes_whose_shapes_depend_on_data_stay_single(recwarn: pytest.WarningsRecorder) -> None:
+    table = {"keys_strings": list(WORDS), "values_floats": [0.0, 2.0, -3.0, 0.0]}
+    nodes = [
+        helper.make_node("LabelEncoder", ["words"], ["x"], domain=ML, **table),
+        helper.make_node("NonZero", ["x"], ["y"]),
+    ]
+    proto = model(nodes, [value("words", object, [4])], [value("y", np.int64, None)])
+    proto.opset_import.append(helper.make_opsetid(ML, 3))
+    m = onnx2jax.convert(proto)
+    for _ in range(FEW_CALLS + 2):
+        np.testing.assert_array_equal(m.run(None, {"words": np.array(list(WORDS), object)})[0], [[1, 2]])
+    assert not recwarn.list
+
+
 def test_indices_are_still_checked() -> None:
     m, words = selected(), np.array(["one", "two", "minus", "four"], object)
     for _ in range(FEW_CALLS + 2):

@@ -751,3 +751,17 @@ def test_equal_extents_and_lower_bounds_are_found(tmp_path: Path, body: str, con
     assert constraint in json.loads((folder / "about.json").read_text())["constraints"]
     inputs = [np.ones([d if isinstance(d, int) else 8 for d in v.shape or ()], np.float32) for v in model.inputs]
     np.testing.assert_allclose(onnx2jax.load_exported(folder)(*inputs), model(*inputs), rtol=1e-6)
+
+
+@pytest.mark.parametrize("writer", ["ScatterElements", "TensorScatter"])
+def test_a_step_that_writes_one_slot_is_exported_for_any_batch(tmp_path: Path, writer: str) -> None:
+    m = onnx2jax.convert(decoders.static(16, writer=writer).proto)
+    exported = onnx2jax.load_exported(m.export(tmp_path / "step", dims={"sequence_length": 1}))
+    rng = np.random.default_rng(0)
+    for batch in (1, 3):
+        dims = {"sequence_length": 1, "batch_size": batch}
+        shapes = {v.name: tuple(dims.get(str(d), d) for d in v.shape or ()) for v in m.inputs}
+        feeds = {n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items() if "past" in n}
+        feeds |= {n: np.full(shape, 1) for n, shape in shapes.items() if "past" not in n}
+        for ours, wanted in zip(exported(**feeds), m(**feeds), strict=True):
+            np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
