@@ -111,7 +111,8 @@ class NumpyProgram:
         with np.errstate(all="ignore"):
             for function, operands, result in self._before:
                 first[result] = np.array(function(*[first[i] for i in operands]), order="C")
-        steps = [(function, self._whole(first, operands, r), r) for function, operands, r in self._steps]
+        places = [(function, self._whole(first, operands, r), r) for function, operands, r in self._steps]
+        steps = [(function, len(p), p[0], p[-1], p, r) for function, p, r in places]
         ends = list(zip(self._results, self._copied, strict=True))
 
         def call(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -119,8 +120,13 @@ class NumpyProgram:
             for place, value in zip(others, leaves, strict=True):
                 values[place] = value
             with np.errstate(all="ignore"):
-                for function, operands, result in steps:
-                    values[result] = function(*[values[i] for i in operands])
+                for function, count, a, b, operands, result in steps:
+                    if count == 1:  # most have one operand or two, which need no list
+                        values[result] = function(values[a])
+                    elif count == 2:
+                        values[result] = function(values[a], values[b])
+                    else:
+                        values[result] = function(*[values[i] for i in operands])
             return [np.array(values[i]) if copied else np.asarray(values[i]) for i, copied in ends]
 
         return call
