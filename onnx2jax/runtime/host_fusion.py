@@ -22,8 +22,8 @@ from ..ops.registry import Operator
 from ..proto.types import ValueInfo
 from .cpu.numpy_executor import numpy_program
 from .cpu.pipeline import HOST_PASS, guarded
-from .host_plan import Step, body_of
-from .interpreter import Context, Host, Scope, Settings, evaluate
+from .host_plan import Step, body_of, typed_step
+from .interpreter import Context, Settings, evaluate
 
 FEW_CALLS: Final = 4
 """Calls of a signature before its host nodes are fused, which takes some 10 ms."""
@@ -91,26 +91,16 @@ def _fused(
     writes = [n for n in computed if n in read]
     constants = {n: same[n] for node in nodes for n in node.inputs if n and n in same}
     graph = Graph("host", "", (), tuple(map(ValueInfo, writes)), {}, nodes)
-    types = [(scope[n].dtype, scope[n].shape) for n in names]
+    types = [jax.ShapeDtypeStruct(scope[n].shape, scope[n].dtype) for n in names]
 
     def results(*leaves: Any) -> tuple[Any, ...]:
         return evaluate(graph, {**constants, **dict(zip(names, leaves, strict=True))}, Context({}, None, settings))
 
     try:
-        traced = jax.make_jaxpr(results)(*(jax.ShapeDtypeStruct(shape, dtype) for dtype, shape in types))
+        traced = jax.make_jaxpr(results)(*types)
     except OnnxError:  # a node whose result's shape depends on data
         return None
     program = numpy_program(traced, 0, math.inf)
     if program is None:
         return None
-    call = program.bound([])
-
-    def step(scope: Scope, host: Host) -> None:
-        leaves = [scope[n] for n in names]
-        if [(v.dtype, v.shape) for v in leaves if type(v) is np.ndarray] == types:
-            scope.update(zip(writes, call(leaves), strict=True))
-        else:  # shapes that depend on data
-            for one in plain:
-                one(scope, host)
-
-    return step
+    return typed_step(names, scope, program.bound([]), writes, plain)

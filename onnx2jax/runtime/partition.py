@@ -25,8 +25,8 @@ from .compile import NeedsHost, Subprogram, is_small
 from .cpu.pipeline import HOST_PASS
 from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_fusion import FEW_CALLS, fused
-from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed
-from .interpreter import Context, Host, Scope, Settings, evaluate
+from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed, typed_step
+from .interpreter import Context, Scope, Settings, evaluate
 from .limits import MOST_SHAPES, PATIENCE
 from .node_errors import refuse_special_values
 from .values import is_jax, to_device, to_host, unaliased
@@ -332,17 +332,7 @@ class _Host:
         bound = program.bound_call(given, (), params, self._constants, self._to_host)
         if bound is None or not given.keys() >= set(bound.names):
             return plain
-        call, names = bound.call, tuple(bound.names)
-        types = [(given[n].dtype, given[n].shape) for n in names]
-
-        def step(scope: Scope, host: Host) -> None:
-            leaves = [scope[n] for n in names]
-            if [(v.dtype, v.shape) for v in leaves if type(v) is np.ndarray] == types:
-                scope.update(zip(node.outputs, call(leaves), strict=True))
-            else:
-                plain(scope, host)
-
-        return step
+        return typed_step(bound.names, scope, bound.call, node.outputs, [plain])
 
     def run_trips(
         self,

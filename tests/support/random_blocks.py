@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from .random_network import FEWEST, MOST, OPSETS, TINY, Network, RejectedBlock, block
+from .random_network import FEWEST, MOST, OPSETS, SHAPES, TINY, Network, RejectedBlock, block
 
 UNARY = [
     "Relu",
@@ -549,15 +550,16 @@ def as_sequence(net: Network, x: str) -> str:
 
 def random_network(seed: int) -> tuple[ModelProto, Network]:
     """The network of a seed."""
-    rng = random.Random(seed)
-    made = Network(rng, rng.choice(OPSETS), may_round=rng.random() < 0.3)
-    made.grow(rng.randint(FEWEST, MOST))
-    return made.proto(), made
+    return _grown(seed, FEWEST, MOST, SHAPES)
 
 
 def tiny_network(seed: int) -> tuple[ModelProto, Network]:
     """A network of one to four nodes, or a few more, on few numbers: ``run`` computes most of them in NumPy."""
+    return _grown(seed, 1, 4, TINY)
+
+
+def _grown(seed: int, fewest: int, most: int, shapes: Sequence[tuple[int, ...]]) -> tuple[ModelProto, Network]:
     rng = random.Random(seed)
     made = Network(rng, rng.choice(OPSETS), may_round=rng.random() < 0.3)
-    made.grow(rng.randint(1, 4), TINY)
+    made.grow(rng.randint(fewest, most), shapes)
     return made.proto(), made

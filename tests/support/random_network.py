@@ -135,7 +135,7 @@ class Network:
 
     # --- growth
 
-    def grow(self, size: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> None:
+    def grow(self, size: int, shapes: Sequence[tuple[int, ...]]) -> None:
         """Adds blocks until there are ``size`` nodes or more, to an input of one of these shapes of a row."""
         shape = self.rng.choice(shapes)
         self.values["x"] = self.numbers.normal(size=(3, *shape)).astype(np.float32)
