@@ -39,6 +39,7 @@ from .programs import synchronous_device as synchronous_device
 from .programs import unwrapped as unwrapped
 from .topologies import cuda_topology as cuda_topology
 from .topologies import tpu_topology as tpu_topology
+from .tracing import before_repeat as before_repeat
 from .tracing import call_in_64_bits as call_in_64_bits
 from .tracing import forward_only as forward_only
 from .tracing import has_primitives as has_primitives

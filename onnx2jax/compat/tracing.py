@@ -53,6 +53,48 @@ def repeated_axes(x: Any) -> tuple[int, ...]:
     return tuple(axis for axis in found if axis not in varying)
 
 
+def before_repeat(x: Any) -> tuple[Any, tuple[int, ...], int, int] | None:
+    """(source, permutation, axis, group) of a traced ``x = jnp.repeat(source.transpose(permutation), group, axis)``.
+
+    The source was broadcast along a new axis, which was merged into the one before it, and perhaps transposed. Casts
+    and scalar factors that came after that are applied to the source. None if it was not, or where JAX hides it.
+    """
+    try:
+        equation = x.parent
+        primitive, (operand, *others), params = equation.primitive, equation.in_tracers, equation.params
+        if primitive.name == "reshape":
+            return _before_merge(operand.parent, operand.shape, x.shape)
+        if primitive.name not in ("transpose", "convert_element_type", "mul"):
+            return None
+        others = [other[(0,) * other.ndim] for other in others if len(repeated_axes(other)) == other.ndim]
+        if len(others) < len(equation.in_tracers) - 1 or (found := before_repeat(operand)) is None:
+            return None
+        source, order, axis, group = found
+        if primitive.name == "transpose":
+            moved = params["permutation"]
+            return source, tuple(order[i] for i in moved), moved.index(axis), group
+        return primitive.bind(source, *others, **params), order, axis, group
+    except (AttributeError, KeyError, IndexError, ValueError):  # of eager calls, transformations, other releases
+        return None
+
+
+def _before_merge(broadcast: Any, wide: tuple[Any, ...], shape: tuple[Any, ...]) -> Any:
+    """``before_repeat`` of an equation's result, of shape ``wide``, that was reshaped."""
+    if broadcast.primitive.name != "broadcast_in_dim":
+        return None
+    (source, *_), kept = broadcast.in_tracers, broadcast.params["broadcast_dimensions"]
+    for axis, group in enumerate(wide[1:]):
+        narrow = (*wide[: axis + 1], *wide[axis + 2 :])
+        if group == 1 or shape != (*wide[:axis], wide[axis] * group, *wide[axis + 2 :]):
+            continue
+        if kept == tuple(range(len(wide))) and source.shape[axis + 1] == 1:
+            source = lax.squeeze(source, [axis + 1])
+        elif kept != tuple(i for i in range(len(wide)) if i != axis + 1):
+            return None
+        return (source, tuple(range(source.ndim)), axis, group) if source.shape == narrow else None
+    return None
+
+
 @functools.cache
 def _rules(module: str) -> Any:
     """A module with primitives of our own; None where JAX does not let packages define their rules."""

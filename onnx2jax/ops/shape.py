@@ -111,6 +111,8 @@ def tile(input, repeats: Static):
         raise ValueError(f"repeats {repeats} must have one entry for each of the input's {input.ndim} axes")
     if is_known(input):
         check_room([n * count for n, count in zip(input.shape, repeats, strict=True)], input.dtype)
+    elif all(n == 1 or count == 1 for n, count in zip(input.shape, repeats, strict=True)):
+        return jnp.broadcast_to(input, [n * count for n, count in zip(input.shape, repeats, strict=True)])
     return xp.tile(input, repeats)
 
 

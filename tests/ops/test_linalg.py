@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -29,6 +31,93 @@ def test_matmul_matches_numpy(array, a, b):
     result = run_op("MatMul", array(a), array(b))
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, a @ b, rtol=1e-5, atol=1e-5)
+
+
+def by_repeated(q, x, *, transposed=False, scale=None, tile=False, heads=6):
+    """q @ x, each of x's three heads repeated twice, as PyTorch's exporters write it."""
+    x = run_op("Unsqueeze", x, np.array([2]))
+    x = run_op("Tile", x, np.array([1, 1, 2, 1, 1])) if tile else run_op("Expand", x, np.array([1, 1, 2, 1, 1]))
+    x = run_op("Reshape", x, np.array([0, heads, -1, x.shape[-1]]))
+    x = run_op("Transpose", x, perm=[0, 1, 3, 2]) if transposed else x
+    return run_op("MatMul", q, x if scale is None else run_op("Mul", x, scale))
+
+
+def operands_of_products(function, *args):
+    """The shapes of the right operands of products in a function's jaxpr, those in the branches for a CPU left out."""
+    return [e.invars[1].aval.shape for e in jax.make_jaxpr(function)(*args).eqns if e.primitive.name == "dot_general"]
+
+
+REPEATED = {
+    "weights": {},
+    "keys": {"transposed": True},
+    "keys times a scalar": {"transposed": True, "scale": np.float32(0.5)},
+    "keys times [0.5]": {"transposed": True, "scale": np.array([0.5], np.float32)},
+    "tiled": {"tile": True},
+}
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("case", REPEATED)
+def test_matmul_reads_repeated_matrices_once(case, rows):
+    options = REPEATED[case]
+    q, x = real(2, 6, rows, 5), real(2, 3, *((7, 5) if "keys" in case else (5, 7)))
+    wanted = by_repeated(q, x, **options)  # by NumPy
+    for batch in (2, 1):
+        got = jax.jit(partial(by_repeated, **options))(q[:batch], x[:batch])
+        np.testing.assert_allclose(got, wanted[:batch], rtol=1e-5, atol=1e-6)
+    assert operands_of_products(partial(by_repeated, **options), q, x) == [x.shape]
+    directions = real(*q.shape), real(*x.shape) / 3
+
+    def plain(q, x):
+        x = jnp.repeat(x * options.get("scale", np.float32(1)), 2, axis=1)
+        return q @ (x.mT if options.get("transposed") else x)
+
+    of_ours, of_plain = (jax.jvp(jax.jit(f), (q, x), directions) for f in (partial(by_repeated, **options), plain))
+    for got, want in zip(of_ours, of_plain, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    mapped = jax.vmap(partial(by_repeated, **options))(q[:, None], x[:, None])
+    np.testing.assert_allclose(mapped[:, 0], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int32, np.float64])
+def test_products_with_repeated_matrices_in_other_types(dtype):
+    q, x = (3 * real(2, 6, 1, 5)).astype(dtype), (3 * real(2, 3, 5, 7)).astype(dtype)
+    with jax.enable_x64(dtype == np.float64):
+        got = jax.jit(by_repeated)(q, x)
+    assert got.dtype == dtype
+    got, wanted = (np.asarray(y).astype(np.float64) for y in (got, by_repeated(q, x)))
+    np.testing.assert_allclose(got, wanted, rtol=1e-2, atol=0.1)
+
+
+def test_products_with_repeated_matrices_of_a_symbolic_batch_and_length():
+    batch, length = jax.export.symbolic_shape("batch, length")
+    types = [jax.ShapeDtypeStruct((batch, 6, 1, length), np.float32), jax.ShapeDtypeStruct((batch, 3, length, 7), "f4")]
+    exported = jax.export.export(jax.jit(partial(by_repeated, heads=6)))(*types)
+    q, x = real(2, 6, 1, 5), real(2, 3, 5, 7)
+    np.testing.assert_allclose(exported.call(q, x), by_repeated(q, x), rtol=1e-5, atol=1e-6)
+
+
+def test_what_only_looks_like_repeated_heads_is_multiplied_as_it_is():
+    q, x = real(2, 6, 4, 5), real(2, 3, 5, 7)
+
+    def in_turns(q, x):  # heads 0 1 2 0 1 2, not 0 0 1 1 2 2
+        return run_op("MatMul", q, run_op("Tile", x, np.array([1, 2, 1, 1])))
+
+    def of_a_mask(q, x):  # scaled by other numbers in each head
+        return run_op("MatMul", q, run_op("Mul", jnp.repeat(x, 2, 1), np.arange(6, dtype=np.float32).reshape(6, 1, 1)))
+
+    def one_for_all(q, x):  # the batch is repeated, too
+        return run_op("MatMul", q, jnp.broadcast_to(x[:1, :, None], (2, 3, 2, 5, 7)).reshape(2, 6, 5, 7))
+
+    def rows_of_batches(q, x):  # the repeated axis is the first of the batch axes
+        return run_op("MatMul", q.reshape(4, 3, 4, 5), jnp.repeat(x, 2, 0))
+
+    for function in (in_turns, of_a_mask, one_for_all, rows_of_batches):
+        np.testing.assert_allclose(jax.jit(function)(q, x), function(q, x), rtol=1e-5, atol=1e-6)
+        assert operands_of_products(function, q, x)[0][:2] in {(2, 6), (4, 3)}
+    none = jax.jit(by_repeated)(real(2, 6, 0, 5), x)
+    assert none.shape == (2, 6, 0, 7)
+    np.testing.assert_array_equal(jax.jit(by_repeated)(real(2, 6, 4, 0), real(2, 3, 0, 7)), np.zeros((2, 6, 4, 7)))
 
 
 @pytest.mark.parametrize("jit", [False, True])
