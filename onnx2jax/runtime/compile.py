@@ -199,8 +199,9 @@ class Subprogram:
         if len(self.settings.warned) == warned:  # another process would not repeat the warning
             try:
                 new = executable.kept(params, leaves)
-            except Unfoldable:
-                return executable
+            except Unfoldable:  # the program without folding is right for these parameters and for any others
+                executable = executable.unfolded()
+                new = executable.kept(params, leaves)
             if new:
                 store.write(entry, new)
         return executable
