@@ -1,10 +1,12 @@
 """What networks cost on a TPU and a GPU, compiled without one: writes docs/accelerators.md and docs/accelerators.json.
 
-    python -m benchmarks.accelerators                    # every row; hours on two cores
+    python -m benchmarks.accelerators [MODELS]            # every row; hours on two cores
     python -m benchmarks.accelerators --only vit --chip v5e
-    python -m benchmarks.accelerators --check            # thirteen small rows against their limits; minutes
+    python -m benchmarks.accelerators --section decoders
+    python -m benchmarks.accelerators --check            # sixteen small rows against their limits; minutes
 
-A row compiles a file under a caller's own ``jax.jit``, where weights are arguments, and the same network written by
+Sections are networks, training steps, decoders, shardings, and the files of the folders MODELS. A row of a network
+compiles a file under a caller's own ``jax.jit``, where weights are arguments, and the same network written by
 hand in JAX, both for the same chip with the same options, in a process of its own. Counts are deterministic: bytes that
 kernels read and write, kernels, temporary memory, and for a TPU the compiler's estimate of cycles. They compare two
 programs; they are no times. The packages with XLA's compilers come with the extras ``tpu`` and ``cuda``.
@@ -17,19 +19,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import jax
 
-import onnx2jax
-from onnx2jax import compat
-from onnx2jax.model.devices import chips, hlo
+from onnx2jax.model.devices import chips
 
-from . import networks
+from . import chip_rows, models, networks
 from .networks import Make
 from .networks.convolutional import wide_conv
 from .networks.transformers import bert, vit
@@ -44,6 +46,7 @@ SECONDS: Final = 600
 FAST: Final = -1.0
 """XLA's effort: a fifth to a twentieth of the time to compile, and worse programs, alike for both sides."""
 MEASURES: Final = ("bytes", "cycles", "temporary")
+MB: Final = 1e6
 
 NETWORKS: Final[Mapping[str, Make]] = {
     **{n: networks.NETWORKS[n] for n in ("mlp", "resnet50", "mobilenet_v2", "efficientnet", "unet")},
@@ -55,14 +58,15 @@ NETWORKS: Final[Mapping[str, Make]] = {
     "svc": svc,
 }
 
+TRAINED: Final = ("mlp", "resnet50", "mobilenet_v2", "vit, 2 layers", "bert, 2 layers", "lstm")
+
 HEAD: Final = """Written by `make accelerators` without a TPU or GPU: XLA's compilers for both are Python packages.
-Each row compiles an ONNX file under a caller's `jax.jit` of `model.apply`, with weights as arguments, and the same
-network written by hand in JAX, for the same chip with the same options (`jax_exec_time_optimization_effort`
-{effort}). Nothing is run: bytes read and written by kernels, temporary memory, and the TPU compiler's estimate of
-cycles compare two programs; they are not times. A ratio is onnx2jax's count divided by that of the network by hand:
-below 1, onnx2jax costs less; above 1.05 is bold. `simplified` compiles `model.simplified()`, whose BatchNormalization
-and constants are folded into the weights, as in the network by hand. The last columns are the bytes of our
-program, and the ratio to them of `convert(..., dtype="bfloat16")`, with bfloat16 inputs and KV caches."""
+Every program is compiled with `jax_exec_time_optimization_effort` {effort}. Nothing is run: bytes read and written by
+kernels, temporary memory, and the TPU compiler's estimate of cycles compare two programs; they are not times. A ratio
+is onnx2jax's count divided by that of the same network by hand in JAX: below 1, onnx2jax costs less; above 1.05 is
+bold.
+
+jax {jax}; peaks of the chips as in `onnx2jax plan --for`."""
 
 
 def packages() -> list[str]:
@@ -98,59 +102,67 @@ CHECKED: Final[Mapping[tuple[str, str, int], Limit]] = {
 }
 
 
-class Counted(NamedTuple):
-    """What a program costs on one chip in a call."""
-
-    bytes: int
-    cycles: int
-    temporary: int
-    kernels: int
-    flops: float
+CHECKED_DECODERS: Final[Mapping[tuple[str, str, int], float]] = {
+    ("bfloat16, step", "v5e", 1): 0.7,
+    ("int4 weights, step", "v5e", 1): 0.45,
+    ("int4 weights, step", "h100", 8): 2.5,
+}
+"""The largest bytes moved by a step over bytes held that ``--check`` allows; embeddings are held, and a row read."""
 
 
-def counted(function: Any, arguments: Sequence[Any], chip: str) -> Counted:
-    """The counts of a function compiled for a chip, from the types of its arguments."""
-    sharding = jax.sharding.SingleDeviceSharding(chips.slice_of(chip).devices[0])
+class Row(NamedTuple):
+    """What is compiled: in a section, under a name, for a chip; ``number`` is the batch, or that of the chips."""
 
-    def typed(x: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    section: str
+    name: str
+    chip: str
+    number: int
 
-    compiled = jax.jit(function).lower(*jax.tree.map(typed, tuple(arguments))).compile()
-    found = hlo.count(compiled.as_text() or "")
-    memory: Any = compiled.memory_analysis()
-    flops = compat.cost_analysis(compiled).get("flops", 0.0)
-    return Counted(found.bytes, found.cycles, memory.temp_size_in_bytes, found.kernels, flops)
+    @property
+    def key(self) -> str:
+        name = self.name
+        if self.section == "files":
+            ((name, _),) = models.found([Path(name)])
+        return f"{name}; {self.chip}; {self.number}"
 
-
-def row(name: str, chip: str, batch: int) -> dict[str, Any]:
-    """One network: the counts of both programs."""
-    with TemporaryDirectory() as folder:
-        network = NETWORKS[name](Path(folder), batch)
-        model = onnx2jax.convert(network.path)
-        feeds = {n: jax.numpy.asarray(v) for n, v in network.feeds.items()}
-        forms = {"ours": model, "simplified": model.simplified()}
-        found = {n: _ours(m, feeds, chip) for n, m in forms.items()}
-        found["bfloat16"] = _ours(*_in_bfloat16(network.path, feeds), chip)
-        if network.by_hand is not None:
-            hand = counted(network.by_hand, (network.params, *feeds.values()), chip)
-            found["by hand"] = hand._asdict()
-        return found
-
-
-def _in_bfloat16(path: Path, feeds: Mapping[str, Any]) -> tuple[onnx2jax.Model, dict[str, Any]]:
-    """The model computed in bfloat16 with its inputs, KV caches among inputs and outputs, as a Decoder keeps them."""
-    outputs: Any = "compute" if any("past" in n for n in feeds) else "declared"
-    model = onnx2jax.convert(path, dtype="bfloat16", outputs=outputs)
-    return model, {n: v.astype("bfloat16") if v.dtype == "float32" else v for n, v in feeds.items()}
+    def counts(self) -> dict[str, Any]:
+        """The counts; none where a file is no single program."""
+        name, chip, number = self.name, self.chip, self.number
+        first, _, second = name.rpartition(", ")
+        match self.section:
+            case "networks":
+                return chip_rows.network_call(NETWORKS[name], chip, number)
+            case "training":
+                return chip_rows.training_step(NETWORKS[name], chip, number)
+            case "decoders":
+                return chip_rows.decoder_call(chip_rows.DECODERS[first], second, chip, number)
+            case "shardings":
+                return chip_rows.sharded_call(chip_rows.SHARDED[first], second, number, chip)
+            case _:
+                return chip_rows.file_call(Path(name), chip)
 
 
-def _ours(model: onnx2jax.Model, feeds: Mapping[str, Any], chip: str) -> dict[str, Any]:
-    return counted(lambda p, x: model.apply(p, **x), (dict(model.params), feeds), chip)._asdict()
+SECTIONS: Final = ("networks", "training", "decoders", "shardings", "files")
 
 
-def in_a_process(name: str, chip: str, batch: int, effort: float) -> dict[str, Any]:
+def rows(section: str, paths: Sequence[Path]) -> Iterator[tuple[str, int]]:
+    """The names and numbers of a section's rows, in the order of the page."""
+    match section:
+        case "networks":
+            yield from product(NETWORKS, BATCHES)
+        case "training":
+            yield from product(TRAINED, (8,))
+        case "decoders":
+            yield from product(map(", ".join, product(chip_rows.DECODERS, chip_rows.CALLS)), (1, 8))
+        case "shardings":
+            yield from product(map(", ".join, product(chip_rows.SHARDED, chip_rows.PLANS)), (4, 8))
+        case _:
+            yield from ((str(path), 1) for _, path in models.found(paths))
+
+
+def in_a_process(row: Row, effort: float) -> dict[str, Any]:
     """A row, or why there is none; compilers of C++ hear no signals of Python's."""
-    command = [sys.executable, "-m", "benchmarks.accelerators", "--row", name, chip, str(batch), f"--effort={effort}"]
+    command = [sys.executable, "-m", "benchmarks.accelerators", "--row", *map(str, row), f"--effort={effort}"]
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -167,49 +179,137 @@ def ratios(found: Mapping[str, Any], form: str = "simplified") -> dict[str, floa
     """Ours, or another form of it, over by hand, where both are counted."""
     if "by hand" not in found:
         return {}
-    ours, hand = found[form], found["by hand"]
+    ours, hand = found.get(form, found["ours"]), found["by hand"]
     return {m: ours[m] / hand[m] for m in (*MEASURES, "kernels") if hand[m] and ours[m]}
 
 
 def check(effort: float) -> int:
-    """The number of rows above their limits."""
+    """The number of rows above their limits, those of networks and of decoders."""
     above = 0
     for (name, chip, batch), limit in CHECKED.items():
-        found = in_a_process(name, chip, batch, effort)
+        found = in_a_process(Row("networks", name, chip, batch), effort)
         ratio = ratios(found)
         high = [m for m in MEASURES if ratio.get(m, 0.0) > getattr(limit, m)]
         above += bool(high) or not ratio
         said = ", ".join(f"{m} {r:.2f}" for m, r in ratio.items()) or found.get("failed", "nothing by hand")
         print(f"{name:16} {chip:5} batch {batch}: {said}{f'   above: {high}' if high else ''}", flush=True)
+    for (name, chip, batch), most in CHECKED_DECODERS.items():
+        found = in_a_process(Row("decoders", name, chip, batch), effort)
+        moved = found["bytes"] / found["held"] if "bytes" in found else float("inf")
+        above += moved > most
+        said = f"moved / held {moved:.2f}{f'   above: {most}' if moved > most else ''}"
+        print(f"{name:16} {chip:5} batch {batch}: {found.get('failed', said)}", flush=True)
     return above
 
 
-def lines(rows: Mapping[str, Mapping[str, Any]], effort: float) -> Iterator[str]:
+Cells = Callable[[Mapping[str, Any]], list[str]]
+
+
+class Table(NamedTuple):
+    """How a section is shown: its title, what it says, the columns after the name, and their cells."""
+
+    title: str
+    text: str
+    columns: Sequence[str]
+    cells: Cells
+
+
+def _of_network(found: Mapping[str, Any]) -> list[str]:
+    moved = found["ours"]["bytes"]
+    half = f"{found['bfloat16']['bytes'] / moved:.2f}" if "bfloat16" in found else "-"
+    forms = [_ratio(ratios(found, form).get(m)) for form in ("ours", "simplified") for m in MEASURES]
+    return [*forms, f"{moved / MB:.1f}", half]
+
+
+def _of_training(found: Mapping[str, Any]) -> list[str]:
+    return [*(_ratio(ratios(found, "ours").get(m)) for m in MEASURES), f"{found['ours']['bytes'] / MB:.1f}"]
+
+
+def _of_decoder(found: Mapping[str, Any]) -> list[str]:
+    held, moved = found["held"], found["bytes"]
+    return [f"{held / MB:.1f}", f"{moved / MB:.1f}", f"{moved / held:.2f}", *_counts(found)]
+
+
+def _of_sharding(found: Mapping[str, Any]) -> list[str]:
+    sizes = (f"{found[n] / MB:.1f}" if found[n] is not None else "-" for n in ("weights", "needed", "bytes", "sent"))
+    return [*sizes, str(found["collectives"]), f"{found['cycles'] / 1e3:,.0f}" if found["cycles"] else "-"]
+
+
+def _of_file(found: Mapping[str, Any]) -> list[str]:
+    seconds = found["seconds"]
+    slow = f"**{seconds:.0f}**" if seconds > MOST_SECONDS else f"{seconds:.0f}"
+    return [f"{found['bytes'] / MB:.1f}", *_counts(found), slow]
+
+
+def _counts(found: Mapping[str, Any]) -> list[str]:
+    cycles = f"{found['cycles'] / 1e3:,.0f}" if found["cycles"] else "-"
+    return [f"{found['temporary'] / MB:.1f}", cycles, str(found["kernels"])]
+
+
+MOST_SECONDS: Final = 60
+TABLES: Final = {
+    "networks": Table(
+        "Calls of networks",
+        "An ONNX file under a caller's `jax.jit` of `model.apply`, with weights as arguments. `simplified` compiles "
+        "`model.simplified()`, whose BatchNormalization and constants are folded into the weights, as by hand. MB are "
+        'the bytes of our program, and the last column the ratio to them of `convert(..., dtype="bfloat16")`, with '
+        "bfloat16 inputs and KV caches.",
+        ["batch", *MEASURES, *(f"{m}, simplified" for m in MEASURES), "MB", "bfloat16"],
+        _of_network,
+    ),
+    "training": Table(
+        "Training steps",
+        "The gradient of half the sum of squares of the first output by all floating-point weights. By hand, the "
+        "BatchNormalization of convolutional networks is folded into the weights beforehand; ours differentiates it.",
+        ["batch", *MEASURES, "MB"],
+        _of_training,
+    ),
+    "decoders": Table(
+        "Decoders",
+        f"Two layers of width {chip_rows.DECODER.hidden}, {chip_rows.DECODER.heads} heads over "
+        f"{chip_rows.DECODER.kv_heads}, {chip_rows.DECODER.vocabulary} tokens, as onnxruntime-genai's builder writes "
+        f"them: a prompt of {chip_rows.PROMPT} tokens, a step over {chip_rows.SLOTS} slots, and a loop of "
+        f"{chip_rows.TOKENS} greedy steps. Caches are donated. Held are weights and caches; "
+        "moved over held is 1 where each is read once, less where only rows of the embedding are.",
+        ["batch", "held, MB", "moved, MB", "moved / held", "temporary, MB", "1000 cycles", "kernels"],
+        _of_decoder,
+    ),
+    "shardings": Table(
+        "Several chips",
+        "Eight rows on 4 and 8 chips, per chip: `shardings=` tensor or fsdp, or pipeline stages (the busiest one).",
+        ["chips", "weights, MB", "needed, MB", "moved, MB", "sent, MB", "collectives", "1000 cycles"],
+        _of_sharding,
+    ),
+    "files": Table(
+        "Real files",
+        f"Those that are one program, with the inputs beside them. Seconds of processor time to compile above "
+        f"{MOST_SECONDS} are bold.",
+        ["batch", "moved, MB", "temporary, MB", "1000 cycles", "kernels", "seconds"],
+        _of_file,
+    ),
+}
+
+
+def lines(kept: Mapping[str, Mapping[str, Any]], effort: float) -> Iterator[str]:
     """The page."""
-    yield "# On a TPU and a GPU, counted"
-    yield ""
-    yield HEAD.format(effort=f"{effort:g}")
-    yield ""
-    yield f"jax {jax.__version__}; peaks of the chips as in `onnx2jax plan --for`."
-    for chip in CHIPS:
-        yield from ("", f"## {chips.CHIPS[chip].title}", "")
-        simplified = " | ".join(f"{m}, simplified" for m in MEASURES)
-        yield f"| network | batch | {' | '.join(MEASURES)} | {simplified} | MB | bfloat16 |"
-        yield f"|{'---|' * (4 + 2 * len(MEASURES))}"
-        for key, found in rows.items():
-            name, of, batch = key.split("; ")
-            if of != chip:
-                continue
-            if "failed" in found:
-                yield f"| {name} | {batch} | {found['failed']} |{' |' * (1 + 2 * len(MEASURES))}"
-                continue
-            cells = [_cell(ratios(found, form).get(m)) for form in ("ours", "simplified") for m in MEASURES]
-            moved = found["ours"]["bytes"]
-            half = f"{found['bfloat16']['bytes'] / moved:.2f}" if "bfloat16" in found else "-"
-            yield f"| {name} | {batch} | {' | '.join(cells)} | {moved / 1e6:.1f} | {half} |"
+    yield from ("# On a TPU and a GPU, counted", "", HEAD.format(effort=f"{effort:g}", jax=jax.__version__))
+    for section, table in TABLES.items():
+        found = kept.get(section, {})
+        if not found:
+            continue
+        yield from ("", f"## {table.title}", "", *textwrap.wrap(table.text, 120))
+        for chip in CHIPS:
+            yield from ("", f"### {table.title}: {chips.CHIPS[chip].title}", "")
+            yield f"| | {' | '.join(table.columns)} |"
+            yield f"|{'---|' * (1 + len(table.columns))}"
+            for key, row in found.items():
+                name, of, number = key.split("; ")
+                if of == chip:
+                    cells = [row["failed"], *[""] * (len(table.columns) - 2)] if "failed" in row else table.cells(row)
+                    yield f"| {name} | {number} | {' | '.join(cells)} |"
 
 
-def _cell(ratio: float | None) -> str:
+def _ratio(ratio: float | None) -> str:
     """A ratio, bold above 1.05."""
     if ratio is None:
         return "-"
@@ -219,34 +319,55 @@ def _cell(ratio: float | None) -> str:
 def main(given: list[str] | None = None) -> int:
     """Measure rows, and write the page; with ``--check`` the number of rows above their limits."""
     parser = argparse.ArgumentParser("python -m benchmarks.accelerators", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="networks whose name contains it")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="MODELS", help="folders of real models, for a section")
+    parser.add_argument("--section", action="append", choices=SECTIONS, help="these alone")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="rows whose name contains it")
     parser.add_argument("--chip", action="append", choices=CHIPS, help="these alone")
+    parser.add_argument("--jobs", type=int, default=1, help="rows at a time (default: %(default)s)")
     parser.add_argument("--check", action="store_true", help="the small rows against their limits")
     parser.add_argument("--effort", type=float, default=FAST, help="XLA's, from -1 to 1 (default: %(default)s)")
     parser.add_argument("--packages", action="store_true", help="name those with XLA's compilers, for this jax")
-    parser.add_argument("--row", nargs=3, metavar=("NETWORK", "CHIP", "BATCH"), help=argparse.SUPPRESS)
+    parser.add_argument("--row", nargs=4, metavar=("SECTION", "NAME", "CHIP", "NUMBER"), help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     if options.packages:
         print(*packages())
         return 0
     if options.row:
         jax.config.update("jax_exec_time_optimization_effort", options.effort)
-        name, chip, batch = options.row
-        print(json.dumps(row(name, chip, int(batch))))
+        section, name, chip, number = options.row
+        print(json.dumps(Row(section, name, chip, int(number)).counts()))
         return 0
     if options.check:
         return check(options.effort)
-    rows = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    for batch in BATCHES:
-        for name in NETWORKS:
-            for chip in options.chip or CHIPS:
-                if not options.only or any(o in name for o in options.only):
-                    found = rows[f"{name}; {chip}; {batch}"] = in_a_process(name, chip, batch, options.effort)
-                    print(name, chip, batch, ratios(found) or found.get("failed", ""), flush=True)
-                    order = sorted(rows, key=lambda k: (list(NETWORKS).index(k.split("; ")[0]), k))
-                    KEPT.write_text(json.dumps({k: rows[k] for k in order}, indent=1) + "\n")
+    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for section in options.section or SECTIONS:
+            chosen = [
+                Row(section, name, chip, number)
+                for name, number in rows(section, options.paths)
+                for chip in options.chip or CHIPS
+                if not options.only or any(o in name for o in options.only)
+            ]
+            for row, found in zip(chosen, pool.map(partial(in_a_process, effort=options.effort), chosen), strict=True):
+                print(*row, ratios(found) or found, flush=True)
+                if found:
+                    kept.setdefault(section, {})[row.key] = found
+                    KEPT.write_text(
+                        json.dumps({s: _ordered(s, kept[s]) for s in SECTIONS if s in kept}, indent=1) + "\n"
+                    )
     PAGE.write_text("\n".join(lines(json.loads(KEPT.read_text()), options.effort)) + "\n")
     return 0
+
+
+def _ordered(section: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A section's rows in the order of the page; files by name."""
+    names = {f"{name}; {number}": place for place, (name, number) in enumerate(rows(section, ()))}
+
+    def place(key: str) -> Any:
+        name, _, number = key.split("; ")
+        return names.get(f"{name}; {number}", 0), key
+
+    return dict(sorted(found.items(), key=lambda item: place(item[0])))
 
 
 if __name__ == "__main__":

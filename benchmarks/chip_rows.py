@@ -1,4 +1,4 @@
-"""What docs/accelerators.md counts beyond inference of networks: training steps, decoders, real files and shardings."""
+"""What docs/accelerators.md counts: calls of networks, training steps, decoders, files and shardings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import onnx
 from jax import lax
 
 import onnx2jax
 from onnx2jax import compat
+from onnx2jax.errors import KnownValueError, UnsupportedError
 from onnx2jax.model.devices import chips, hlo
 
 from . import models
@@ -54,6 +54,32 @@ def counted(function: Any, arguments: Sequence[Any], chip: str, donate: Sequence
     memory: Any = compiled.memory_analysis()
     flops = compat.cost_analysis(compiled).get("flops", 0.0)
     return Counted(found.bytes, found.cycles, memory.temp_size_in_bytes, found.kernels, flops, seconds)
+
+
+def network_call(make: Make, chip: str, batch: int) -> dict[str, Any]:
+    """A network's call: as it is, simplified, in bfloat16, and by hand."""
+    with TemporaryDirectory() as folder:
+        network = make(Path(folder), batch)
+        model = onnx2jax.convert(network.path)
+        feeds = {n: jnp.asarray(v) for n, v in network.feeds.items()}
+        forms = {"ours": model, "simplified": model.simplified()}
+        found = {n: _ours(m, feeds, chip) for n, m in forms.items()}
+        found["bfloat16"] = _ours(*_in_bfloat16(network.path, feeds), chip)
+        if network.by_hand is not None:
+            hand = counted(network.by_hand, (network.params, *feeds.values()), chip)
+            found["by hand"] = hand._asdict()
+        return found
+
+
+def _in_bfloat16(path: Path, feeds: Mapping[str, Any]) -> tuple[onnx2jax.Model, dict[str, Any]]:
+    """The model computed in bfloat16 with its inputs, KV caches among inputs and outputs, as a Decoder keeps them."""
+    outputs: Any = "compute" if any("past" in n for n in feeds) else "declared"
+    model = onnx2jax.convert(path, dtype="bfloat16", outputs=outputs)
+    return model, {n: v.astype("bfloat16") if v.dtype == "float32" else v for n, v in feeds.items()}
+
+
+def _ours(model: onnx2jax.Model, feeds: Mapping[str, Any], chip: str) -> dict[str, Any]:
+    return counted(lambda p, x: model.apply(p, **x), (dict(model.params), feeds), chip)._asdict()
 
 
 def training_step(make: Make, chip: str, batch: int) -> dict[str, Any]:
@@ -120,20 +146,19 @@ def decoder_call(form: Mapping[str, Any], call: str, chip: str, batch: int) -> d
 
 
 def file_call(path: Path, chip: str) -> dict[str, Any]:
-    """A file's call with the inputs beside it, under a caller's jit."""
+    """A file's call with the inputs beside it, under a caller's jit; empty if parts of it run on the host."""
     model = onnx2jax.convert(path)
     feeds = models.inputs(path, model)
-    return counted(lambda p, x: model.apply(p, **x), (dict(model.params), feeds), chip)._asdict()
+    arguments = dict(model.params), feeds
 
+    def call(params: Any, feeds: Any) -> Any:
+        return model.apply(params, **feeds)
 
-def is_one_program(path: Path) -> bool:
-    """Whether nothing of a file runs on the host or depends on values: a caller's jit takes it as it is."""
-    model = onnx2jax.convert(path)
     try:
-        jax.eval_shape(lambda p, x: model.apply(p, **x), dict(model.params), models.inputs(path, model))
-    except Exception:  # whatever keeps it out of a program keeps it out of this table
-        return False
-    return True
+        jax.eval_shape(call, *arguments)
+    except (KnownValueError, UnsupportedError):  # shapes by value, strings
+        return {}
+    return counted(call, arguments, chip)._asdict()
 
 
 SHARDED: Final[Mapping[str, Make]] = {
@@ -141,21 +166,21 @@ SHARDED: Final[Mapping[str, Make]] = {
     "gpt2, 4 layers": partial(gpt2, layers=4, vocabulary=1024),
 }
 SLICES: Final = {"v5e": {4: "v5e:2x2", 8: "v5e:2x4"}, "h100": {4: "h100:4", 8: "h100:8"}}
-PLANS: Final = ("tensor", "fsdp", "stages")
+PLANS: Final = {"tensor": "model", "fsdp": "data", "stages": "stage"}
+"""Plans, and the axis of the mesh that each shards over."""
 
 
-def sharded_step(make: Make, plan: str, number: int, chip: str) -> dict[str, Any]:
-    """A network's call on several chips: per chip, its memory, bytes, cycles and collectives."""
+def sharded_call(make: Make, plan: str, number: int, chip: str) -> dict[str, Any]:
+    """A network's call with eight rows on several chips, and what it costs on each."""
     with TemporaryDirectory() as folder:
         network = make(Path(folder), 8)
-        axis = {"tensor": "model", "fsdp": "data", "stages": "stage"}[plan]
-        size = number if plan != "stages" else 4
-        mesh = {axis: size} if size == number else {axis: size, "data": number // size}
-        found = onnx2jax.cost(network.path, mesh, "data" if plan == "stages" else plan, chips=SLICES[chip][number])
-        return {"found": str(found)}
-
-
-def without_weights(path: Path) -> int:
-    """Bytes of a file's initializers."""
-    graph = onnx.load(path, load_external_data=False).graph
-    return sum(len(t.raw_data) for t in graph.initializer)
+        found = onnx2jax.cost(
+            network.path, {PLANS[plan]: number}, "" if plan == "stages" else plan, chips=SLICES[chip][number]
+        )
+    assert found.on_chip is not None
+    sent = sum(e.bytes for e in found.exchanges)
+    on = found.on_chip
+    return {
+        "weights": found.weight_bytes, "needed": on.needed, "bytes": on.moved, "cycles": on.cycles,
+        "collectives": sum(e.number for e in found.exchanges), "sent": sent,
+    }  # fmt: skip

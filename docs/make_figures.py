@@ -160,7 +160,7 @@ def _ready(performance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _accelerators(counted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    rows = [row for row in counted.values() if "ours" in row]
+    rows = [row for row in counted["networks"].values() if "ours" in row]
     yield "accelerated", str(len(rows))
     yield "accelerated / by hand", f"{median(r['ours']['bytes'] / r['by hand']['bytes'] for r in rows):.2f}"
     yield "accelerated in bfloat16", f"{median(r['bfloat16']['bytes'] / r['simplified']['bytes'] for r in rows):.2f}"

@@ -43,3 +43,8 @@ def cuda_topology(target: str, count: int) -> list[Any]:
 
     topology = topologies.get_topology_desc(platform="cuda", target_config=target, topology=f"1x1x{count}")
     return list(topology.devices)
+
+
+def compiles_only(device: Any) -> bool:
+    """Whether programs can be compiled for a device, but not run on it: one of a topology."""
+    return "CompileOnly" in type(device.client).__name__

@@ -45,7 +45,7 @@ _turns: Counter[tuple[int, ...]] = Counter()
 
 @functools.lru_cache(64)
 def processes(mesh: Mesh) -> tuple[int, ...]:
-    """The processes that own the devices of a mesh.
+    """The processes that own the devices of a mesh; this one for devices that programs are only compiled for.
 
     Raises:
         ProcessError: this process is not one of them.
@@ -54,6 +54,8 @@ def processes(mesh: Mesh) -> tuple[int, ...]:
     >>> processes(jax.make_mesh((1,), ("data",)))
     (0,)
     """
+    if compat.compiles_only(mesh.devices.flat[0]):
+        return (jax.process_index(),)
     found = tuple(sorted({d.process_index for d in mesh.devices.flat}))
     if jax.process_index() not in found:
         raise ProcessError(

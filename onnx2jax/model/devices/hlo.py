@@ -165,9 +165,14 @@ def _run(name: str, times: int, computations: Mapping[str, Mapping[str, Instruct
             found.bytes += times * size
             found.kernels += times
             found.bytes_by_scope[where] += times * size
-            if cycles:
+            if cycles and int(cycles[1]) < _NO_ESTIMATE:
                 found.cycles += times * int(cycles[1])
                 found.cycles_by_scope[where] += times * int(cycles[1])
+
+
+_SLICES: Final = ("slice", "dynamic-slice", "gather")
+_NO_ESTIMATE: Final = 2**63
+"""What XLA writes for a kernel whose cycles it can't estimate is a negative number, shown without its sign."""
 
 
 class _Update(NamedTuple):
@@ -187,9 +192,15 @@ class _Update(NamedTuple):
 def _moved(
     instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
 ) -> int:
-    """The bytes that a kernel reads and writes."""
+    """The bytes that a kernel reads and writes: of operands that are only sliced, the slices."""
     sizes = [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
     size = nbytes(instruction.shape)
+    if instruction.opcode in _SLICES:
+        sizes[0] = min(sizes[0], size)
+    inside = computations.get(_called(instruction, "calls"), {}) if instruction.opcode == "fusion" else {}
+    for parameter in inside.values():
+        if position := re.search(r" parameter\((\d+)\)", parameter.line):
+            sizes[int(position[1])] = _read(parameter, None, inside) or sizes[int(position[1])]
     for update in _updates(instruction, own, computations):
         size += update.written - sizes[update.operand]  # the result is as large as the buffer
         sizes[update.operand] = update.read
@@ -237,12 +248,12 @@ def _source(instruction: Instruction, own: Mapping[str, Instruction]) -> Instruc
     return instruction
 
 
-def _read(buffer: Instruction, writer: Instruction, inside: Mapping[str, Instruction]) -> int:
-    """The bytes of a buffer that a fusion reads, apart from the instruction that updates it."""
+def _read(buffer: Instruction, writer: Instruction | None, inside: Mapping[str, Instruction]) -> int:
+    """The bytes of a buffer that a fusion reads, apart from the instruction that updates it, if one does."""
     read = 0
     for reader in inside.values():
         if reader.opcode != "bitcast" and any(_source(inside[n], inside) is buffer for n in reader.operands):
-            sliced = reader.opcode in ("slice", "dynamic-slice", "gather")
+            sliced = reader.opcode in _SLICES and _source(inside[reader.operands[0]], inside) is buffer
             read += 0 if reader is writer else nbytes(reader.shape if sliced else buffer.shape)
     return min(read, nbytes(buffer.shape))
 

@@ -96,6 +96,38 @@ def test_an_update_in_place_counts_the_slice() -> None:
     assert _counted(step, (), *arguments) == 2 * CACHE + 2 * ROW + 4
 
 
+SLICED = """HloModule jit_g, is_scheduled=true
+
+%fused_computation (param_0: f32[1000,8], param_1: s32[]) -> f32[1,8] {
+  %param_0 = f32[1000,8]{1,0} parameter(0)
+  %param_1 = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %bitcast.1 = f32[1000,8]{1,0} bitcast(%param_0)
+  %dynamic-slice.1 = f32[1,8]{1,0} dynamic-slice(%bitcast.1, %param_1, %zero), dynamic_slice_sizes={1,8}
+  ROOT %multiply.1 = f32[1,8]{1,0} multiply(%dynamic-slice.1, %dynamic-slice.1)
+}
+
+ENTRY %main (table: f32[1000,8], i: s32[]) -> f32[1,8] {
+  %table = f32[1000,8]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %gather.1 = f32[1,8]{1,0} gather(%table, %i), offset_dims={1}
+  ROOT %fusion.1 = f32[1,8]{1,0} fusion(%table, %i), kind=kLoop, calls=%fused_computation
+}
+"""
+
+
+def test_of_operands_that_are_sliced_the_slices_count() -> None:
+    """In a gather by itself, and in a fusion: an index is read, a row read and written."""
+    assert hlo.count(SLICED).bytes == 2 * (4 + 2 * 32)
+    whole = SLICED.replace("multiply(%dynamic-slice.1, %dynamic-slice.1)", "multiply(%dynamic-slice.1, %bitcast.1)")
+    assert hlo.count(whole).bytes == (4 + 2 * 32) + (4 + 32000 + 32)
+
+
+def test_a_kernel_without_an_estimate_has_no_cycles() -> None:
+    text = TPU.replace("%TRIPS%", "").replace('"estimated_cycles":"30"', f'"estimated_cycles":"{2**64 - 1}"')
+    assert hlo.count(text).cycles == 7 * 50
+
+
 def test_several_updates_of_a_loop_count_their_slices() -> None:
     def steps(cache: Any, x: Any) -> Any:
         return lax.fori_loop(0, 50, lambda i, c: lax.dynamic_update_slice(c, c[:, :1] * 0.5 + x, (0, i, 0)), cache)

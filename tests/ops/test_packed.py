@@ -1,0 +1,93 @@
+"""Products with packed weights: the form for accelerators, which no test runs there, beside that for CPUs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from onnx2jax.ops import packed
+from onnx2jax.ops.microsoft.weights import CODES
+
+OUT, BLOCKS = 64, 3
+
+
+def operands(bits, size, rows, zero, dtype=np.float32, value=packed.integer):
+    rng = np.random.default_rng(bits)
+    x = rng.normal(size=(rows, BLOCKS * size * 8 // bits)).astype(dtype)
+    codes = rng.integers(0, 256, (OUT, BLOCKS, size), dtype=np.uint8)
+    if value is packed.float8:
+        codes &= 0xF7  # no NaN
+    scales = rng.uniform(0.5, 1, (OUT, BLOCKS)).astype(np.float32)
+    zeros = {"none": None, "float": rng.normal(size=(OUT, BLOCKS)).astype(np.float32), "uint8": codes[:, :, 0] & 3}
+    return x, codes, scales, zeros[zero]
+
+
+def by_hand(x, codes, scales, zeros, bits, value):
+    """In NumPy, number by number."""
+    numbers = np.stack([codes >> k & 2**bits - 1 for k in range(0, 8, bits)], axis=-1).reshape(OUT, BLOCKS, -1)
+    weight = np.asarray(value(jnp.asarray(numbers), np.float32))
+    if value is packed.integer:
+        weight = weight - (2 ** (bits - 1) if zeros is None else zeros[:, :, None].astype(np.float32))
+    return x.astype(np.float32) @ (weight * scales[:, :, None]).reshape(OUT, -1).T
+
+
+@pytest.mark.parametrize("rows", [1, 5, 70])
+@pytest.mark.parametrize(
+    ("bits", "size", "zero", "value"),
+    [
+        (4, 16, "none", packed.integer),
+        (4, 6, "float", packed.integer),
+        (4, 16, "uint8", packed.integer),
+        (2, 8, "uint8", packed.integer),
+        (8, 32, "none", packed.integer),
+        (4, 8, "none", packed.looked_up(CODES[0])),
+        (8, 16, "none", packed.float8),
+    ],
+)
+def test_both_forms_are_the_product_of_the_unpacked_weight(bits, size, zero, value, rows, monkeypatch):
+    given = operands(bits, size, rows, zero, value=value)
+    wanted = by_hand(*given, bits, value)
+    for form in (packed._in_words, packed._as_it_lies):
+        got = jax.jit(partial(form, bits=bits, spread=False, value=value))(*given)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    monkeypatch.setattr(packed, "UNPACKED", 5 * size * 8 // bits * BLOCKS)  # 13 pieces of 5 columns, and one of 4
+    for spread in (False, True):
+        got = jax.jit(partial(packed._as_it_lies, bits=bits, spread=spread, value=value))(*given)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_halves_are_summed_in_float32(dtype):
+    given = operands(4, 16, 3, "none", dtype)
+    got = jax.jit(partial(packed._as_it_lies, bits=4, spread=False, value=packed.integer))(*given)
+    assert got.dtype == np.float32
+    wanted = by_hand(*given, 4, packed.integer)
+    np.testing.assert_allclose(got, wanted, atol=1e-2 * np.abs(wanted).max())
+
+
+def test_scales_in_float8_are_those_numbers():
+    x, codes, scales, _ = operands(4, 16, 2, "none")
+    narrow = scales.astype(ml_dtypes.float8_e4m3fn)
+    got = jax.jit(partial(packed._as_it_lies, bits=4, spread=False, value=packed.integer))(x, codes, narrow, None)
+    wanted = by_hand(x, codes, narrow.astype(np.float32), None, 4, packed.integer)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_accelerators_read_bytes_and_cpus_words():
+    types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in operands(4, 16, 1, "uint8")]
+    traced = jax.jit(lambda *v: packed.packed_product(*v, 4)).trace(*types)
+    texts = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda", "tpu")}
+    assert {p for p, text in texts.items() if "xui32" in text} == {"cpu"}
+
+
+def test_gradients_of_the_form_for_accelerators():
+    x, *rest = operands(4, 16, 2, "float")
+    form = partial(packed._as_it_lies, bits=4, spread=False, value=packed.integer)
+    got = jax.jit(jax.grad(lambda x: jnp.sum(form(x, *rest) ** 2)))(x)
+    weight = by_hand(np.eye(x.shape[1], dtype=np.float32), *rest, 4, packed.integer)
+    np.testing.assert_allclose(got, 2 * x @ weight @ weight.T, rtol=1e-3, atol=1e-3 * np.abs(got).max())
