@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+import numpy as np
 import onnx
 import pytest
 
@@ -16,6 +19,7 @@ from onnx2jax import cli
 from onnx2jax.errors import ShardingError
 from onnx2jax.model.devices import chips
 from onnx2jax.model.devices import cost as costs
+from onnx2jax.sharding.processes import processes
 from tests.support.models import mlp
 
 SMALL = chips.Chip("a chip of 600 bytes", 1e6, 1e6, 600)
@@ -82,3 +86,12 @@ def test_the_command_reports_what_does_not_fit(
 def test_a_plan_needs_devices(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", str(path)]) == 2
     assert "--for v5e:2x2" in capsys.readouterr().err
+
+
+def test_chips_of_several_hosts_belong_to_the_process_that_compiles_for_them() -> None:
+    class CompileOnlyPyClient:
+        """Named as XLA names the client of a topology."""
+
+    chips = [SimpleNamespace(client=CompileOnlyPyClient(), process_index=i // 4) for i in range(8)]
+    mesh: Any = type("Mesh", (), {"devices": np.array(chips, object), "shape": {"model": 8}})()
+    assert processes(mesh) == (jax.process_index(),)
