@@ -19,6 +19,7 @@ from ..model.model import Model
 from ..proto.types import TensorType, ValueInfo
 from . import in_place
 from .cache import Kind
+from .last_tokens import with_last_logits
 from .probe import ENCODER_LENGTH, PROBED_LENGTHS, Probe, probe, slopes
 
 
@@ -33,6 +34,7 @@ class Graphs:
     caches: Caches
     pairs: Mapping[str, Pair]
     kinds: Mapping[str, Kind]
+    _logits: str
     _two_files: bool
 
     @cached_property
@@ -79,6 +81,19 @@ class Graphs:
             return model
         graph = in_place.shift_positions(model.graph, slopes(self._probes), model.params)
         return with_graph(model, narrowed_again(model, graph))
+
+    @cached_property
+    def _prefill_model(self) -> Model:
+        """The model for prompts: with an input of each one's last position, where that saves computing other logits."""
+        model = self.first if self.first is not self.model else self._full_cache_model
+        graph = None if self._last_logits_only else with_last_logits(model.graph, self._logits)
+        return model if graph is None else with_graph(model, narrowed_again(model, graph))
+
+    @cached_property
+    def _last_logits_only(self) -> bool:
+        """Whether the model returns the logits of the last token alone."""
+        shape = next(v.shape for v in self.model.outputs if v.name == self._logits)
+        return bool(shape and shape[1] == 1)
 
     @cached_property
     def _probes(self) -> list[Probe]:

@@ -42,6 +42,7 @@ from .branches import inline_branch
 from .cache import Cache, Kind
 from .embedding import PREFIX, Embedding
 from .graphs import Graphs
+from .last_tokens import LAST
 
 FIRST: Final = "first/"
 """Prefix for parameters of the prefill file that the step file does not have or that differ from its own."""
@@ -199,9 +200,10 @@ class Steps(Graphs):
                 for n, v in cache.values.items()
             }
             positions = jnp.broadcast_to(slots, (batch, count))
-            model = self.first if self.first is not self.model else self._full_cache_model
+            model = self._prefill_model
             given = self._feeds(model, tokens, positions, state.live if self._has_fixed else live, slots)
-            given |= _accepted(model, {in_place.SHIFT: state.end - (cache.length if self._has_fixed else count)})
+            shift = state.end - (cache.length if self._has_fixed else count)
+            given |= _accepted(model, {in_place.SHIFT: shift, LAST: jnp.maximum(lengths - 1, 0)})
             results = self._run(model, params, given | past | others)
             values = {n: self._updated(n, v, results, 0, count, first=True) for n, v in cache.values.items()}
             if cache.aligned:
@@ -315,12 +317,6 @@ class Steps(Graphs):
         logits, values, live = every(cache.values, cache.live, tokens, dict(others))
         return logits, replace(cache, values=values, live=live, end=cache.end + count)
 
-    @cached_property
-    def _last_logits_only(self) -> bool:
-        """Whether the model returns the logits of the last token alone."""
-        shape = next(v.shape for v in self.model.outputs if v.name == self.caches.logits)
-        return bool(shape and shape[1] == 1)
-
     def _initial_cache(self, name: str, batch: int, sizes: Mapping[str, int]) -> Any:
         """The model's cache input in the first call; ``sizes`` are extents by dimension name, for cross-attention."""
         pair = self.pairs[name]
@@ -338,7 +334,7 @@ class Steps(Graphs):
         if absent := [n for n in names if n not in feeds]:
             raise InputNameError(f"input {absent[0]!r} of the decoder is missing: pass {absent[0]}=array")
         if self._two_files:  # each file has some of the parameters
-            prefix = FIRST if model is self.first else ""
+            prefix = FIRST if model in (self.first, self._prefill_model) else ""
             params = {n: params.get(prefix + n, params.get(n)) for n in model.params if {prefix + n, n} & params.keys()}
         elif model not in (self.model, self.first):  # a merged table is no longer a parameter
             params = {n: v for n, v in params.items() if n in model.params or n not in self.model.params}
