@@ -28,8 +28,11 @@ def collectives(text: str) -> Iterator[Collective]:
     """
     for result, kind, start in _RESULT.findall(text):
         arrays = [_bytes(*found) for found in _ARRAY.findall(result)]
-        # The start of an asynchronous collective returns its operand before its result.
-        yield Collective(kind, arrays[1] if start and len(arrays) > 1 else sum(arrays))
+        # The start of an asynchronous collective returns operands before results, ((a, b), (y, z)) or (a, y, ...);
+        # that of an all-reduce returns results alone.
+        if start and kind != "all-reduce" and len(arrays) > 1:
+            arrays = arrays[len(arrays) // 2 :] if result.startswith("((") else arrays[1:2]
+        yield Collective(kind, sum(arrays))
 
 
 def _bytes(dtype: str, extents: str) -> int:
