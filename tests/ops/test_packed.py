@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -49,22 +50,19 @@ def by_hand(x, codes, scales, zeros, bits, value):
         (8, 16, "none", packed.float8),
     ],
 )
-def test_both_forms_are_the_product_of_the_unpacked_weight(bits, size, zero, value, rows, monkeypatch):
+def test_all_forms_are_the_product_of_the_unpacked_weight(bits, size, zero, value, rows):
     given = operands(bits, size, rows, zero, value=value)
     wanted = by_hand(*given, bits, value)
-    for form in (packed._in_words, packed._as_it_lies):
-        got = jax.jit(partial(form, bits=bits, spread=False, value=value))(*given)
-        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
-    monkeypatch.setattr(packed, "UNPACKED", 5 * size * 8 // bits * BLOCKS)  # 13 pieces of 5 columns, and one of 4
-    for spread in (False, True):
-        got = jax.jit(partial(packed._as_it_lies, bits=bits, spread=spread, value=value))(*given)
+    forms = [packed._in_words, *(partial(packed._as_it_lies, width=width) for width in (OUT, 5, 1000))]
+    for form, spread in product(forms, (False, True)):
+        got = jax.jit(partial(form, bits=bits, spread=spread, value=value))(*given)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_halves_are_summed_in_float32(dtype):
     given = operands(4, 16, 3, "none", dtype)
-    got = jax.jit(partial(packed._as_it_lies, bits=4, spread=False, value=packed.integer))(*given)
+    got = jax.jit(partial(packed._as_it_lies, width=OUT, bits=4, spread=False, value=packed.integer))(*given)
     assert got.dtype == np.float32
     wanted = by_hand(*given, 4, packed.integer)
     np.testing.assert_allclose(got, wanted, atol=1e-2 * np.abs(wanted).max())
@@ -73,7 +71,9 @@ def test_halves_are_summed_in_float32(dtype):
 def test_scales_in_float8_are_those_numbers():
     x, codes, scales, _ = operands(4, 16, 2, "none")
     narrow = scales.astype(ml_dtypes.float8_e4m3fn)
-    got = jax.jit(partial(packed._as_it_lies, bits=4, spread=False, value=packed.integer))(x, codes, narrow, None)
+    got = jax.jit(partial(packed._as_it_lies, width=OUT, bits=4, spread=False, value=packed.integer))(
+        x, codes, narrow, None
+    )
     wanted = by_hand(x, codes, narrow.astype(np.float32), None, 4, packed.integer)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
@@ -87,7 +87,7 @@ def test_accelerators_read_bytes_and_cpus_words():
 
 def test_gradients_of_the_form_for_accelerators():
     x, *rest = operands(4, 16, 2, "float")
-    form = partial(packed._as_it_lies, bits=4, spread=False, value=packed.integer)
+    form = partial(packed._as_it_lies, width=OUT, bits=4, spread=False, value=packed.integer)
     got = jax.jit(jax.grad(lambda x: jnp.sum(form(x, *rest) ** 2)))(x)
     weight = by_hand(np.eye(x.shape[1], dtype=np.float32), *rest, 4, packed.integer)
     np.testing.assert_allclose(got, 2 * x @ weight @ weight.T, rtol=1e-3, atol=1e-3 * np.abs(got).max())
