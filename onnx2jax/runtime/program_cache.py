@@ -9,11 +9,11 @@ import pickle
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
-import jaxlib
 import ml_dtypes
 import numpy as np
 
@@ -117,7 +117,10 @@ def _surroundings() -> str:
     """What compiled programs depend on: versions, the source of this package, the processor, XLA's flags."""
     root = str(Path(__file__).parents[1])
     source = sorted((name.removeprefix(root), s.st_size, s.st_mtime_ns) for name, s in _sources(root))
-    versions = [module.__version__ for module in (jax, jaxlib, np, ml_dtypes)]  # ours is that of the source
+    versions = [
+        version("jaxlib"),
+        *(module.__version__ for module in (jax, np, ml_dtypes)),
+    ]  # ours is that of the source
     return repr((source, versions, _processor(), os.environ.get("XLA_FLAGS", "")))
 
 
