@@ -148,17 +148,10 @@ def decoder_call(form: Mapping[str, Any], call: str, chip: str, batch: int) -> d
 def file_call(path: Path, chip: str) -> dict[str, Any]:
     """A file's call with the inputs beside it, under a caller's jit; empty if parts of it run on the host."""
     model = onnx2jax.convert(path)
-    feeds = models.inputs(path, model)
-    arguments = dict(model.params), feeds
-
-    def call(params: Any, feeds: Any) -> Any:
-        return model.apply(params, **feeds)
-
     try:
-        jax.eval_shape(call, *arguments)
+        return _ours(model, models.inputs(path, model), chip)
     except (KnownValueError, UnsupportedError):  # shapes by value, strings
         return {}
-    return counted(call, arguments, chip)._asdict()
 
 
 SHARDED: Final[Mapping[str, Make]] = {
@@ -177,10 +170,9 @@ def sharded_call(make: Make, plan: str, number: int, chip: str) -> dict[str, Any
         found = onnx2jax.cost(
             network.path, {PLANS[plan]: number}, "" if plan == "stages" else plan, chips=SLICES[chip][number]
         )
-    assert found.on_chip is not None
-    sent = sum(e.bytes for e in found.exchanges)
-    on = found.on_chip
+    on, exchanges = found.on_chip, found.exchanges
+    assert on is not None
     return {
         "weights": found.weight_bytes, "needed": on.needed, "bytes": on.moved, "cycles": on.cycles,
-        "collectives": sum(e.number for e in found.exchanges), "sent": sent,
+        "collectives": sum(e.number for e in exchanges), "sent": sum(e.bytes for e in exchanges),
     }  # fmt: skip

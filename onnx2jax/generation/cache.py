@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
@@ -15,7 +14,7 @@ from jax import lax
 from ..errors import InputValueError, UnsupportedError
 from ..model.caches import extents
 from ..model.calls.cache_pairs import Pair
-from ..ops.indexing import with_slot
+from ..ops.indexing import write_slot
 from .prompts import whole_number
 
 Kind = Literal["shared", "appended", "fixed", "state", "cross"]
@@ -140,10 +139,13 @@ def right_align(buffer: Any, lengths: Any, axis: Any, batch: Any) -> Any:
 def write(buffer: Any, new: Any, start: Any, *, axis: int) -> Any:
     """The buffer with new tokens written at ``start``."""
     new = jnp.asarray(new, buffer.dtype)
-    update = functools.partial(lax.dynamic_update_slice_in_dim, axis=axis)
+
+    def update(buffer: Any, new: Any) -> Any:
+        return lax.dynamic_update_slice_in_dim(buffer, new, start, axis)
+
     if new.shape[axis] != 1 or not all(isinstance(n, int) for n in buffer.shape):
-        return update(buffer, new, start)
-    return lax.platform_dependent(buffer, new, start, cpu=functools.partial(with_slot, axis=axis), default=update)
+        return update(buffer, new)
+    return write_slot(buffer, new, start, axis, update)
 
 
 def tail(present: Any, count: int, axis: int) -> Any:

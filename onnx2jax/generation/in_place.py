@@ -52,14 +52,15 @@ def mask_scores(scores: Any, live: Any, start: Any) -> Any:
     return jnp.where(seen, scores, jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype))
 
 
-def _operator(name: str, function: Any, inputs: Sequence[str], *attributes: str) -> Operator:
+def operator(name: str, function: Any, inputs: Sequence[str], *attributes: str) -> Operator:
+    """An operator that only rewritten graphs have."""
     return Operator(DOMAIN, name, 1, function, tuple(inputs), attributes=frozenset(attributes))
 
 
-WRITE: Final = _operator("Write", cached.write, ("buffer", "new", "start"), "axis")
-SHIFTED: Final = _operator("ShiftPositions", shift_by, ("value", "shift"), "slope")
-CHOOSE: Final = _operator("ChooseTables", choose_tables, ("condition",), "yes", "no")
-MASK: Final = _operator("MaskScores", mask_scores, ("scores", "live", "start"))
+WRITE: Final = operator("Write", cached.write, ("buffer", "new", "start"), "axis")
+SHIFTED: Final = operator("ShiftPositions", shift_by, ("value", "shift"), "slope")
+CHOOSE: Final = operator("ChooseTables", choose_tables, ("condition",), "yes", "no")
+MASK: Final = operator("MaskScores", mask_scores, ("scores", "live", "start"))
 
 
 def write_to_buffers(graph: Graph, pairs: Mapping[str, Pair]) -> Graph | None:
@@ -118,7 +119,7 @@ def shift_positions(graph: Graph, growing: Mapping[str, float], params: Mapping[
                 continue
             if name not in shifted:
                 shifted[name] = f"\0shifted {name}"
-                nodes.append(_node(SHIFTED, (name, SHIFT), shifted[name], slope=growing[name]))
+                nodes.append(applied(SHIFTED, (name, SHIFT), shifted[name], slope=growing[name]))
             inputs[i] = shifted[name]
         if tuple(inputs) != node.inputs or not moved.isdisjoint(node.reads):
             node = replace(node, inputs=tuple(inputs))
@@ -136,7 +137,7 @@ def mask_softmax(graph: Graph, probes: Sequence[Probe]) -> Graph:
             shapes = [k.scores.get(node.inputs[0], ()) for k in probes]
             if [s[-1:] for s in shapes] == [(n + 1,) for n in PROBED_LENGTHS] and len(shapes[0]) in (3, 4):
                 masked = f"\0masked {node.inputs[0]}"
-                nodes.append(_node(MASK, (node.inputs[0], LIVE, START), masked))
+                nodes.append(applied(MASK, (node.inputs[0], LIVE, START), masked))
                 node = replace(node, inputs=(masked,))
         nodes.append(node)
     live = ValueInfo(LIVE, TensorType(np.dtype(bool), None))
@@ -174,7 +175,8 @@ def _with_operator(node: Node, operator: Operator, inputs: Sequence[str], **attr
     )
 
 
-def _node(operator: Operator, inputs: Sequence[str], output: str, **attributes: Any) -> Node:
+def applied(operator: Operator, inputs: Sequence[str], output: str, **attributes: Any) -> Node:
+    """A node of such an operator."""
     return Node(output[1:], operator.name, DOMAIN, 1, tuple(inputs), (output,), attributes, operator)
 
 

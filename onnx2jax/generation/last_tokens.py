@@ -13,9 +13,9 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 
-from ..ir.graph import Graph, Node
-from ..ops.registry import Operator
+from ..ir.graph import Graph, Node, descendants
 from ..proto.types import TensorType, ValueInfo
+from .in_place import applied, operator
 
 LAST: Final = "\0last"
 """The input with each prompt's last position, int32[batch]."""
@@ -29,46 +29,38 @@ def select_last(x: Any, last: Any) -> Any:
     return jnp.take_along_axis(x, last[:, None, None], axis=1)
 
 
-SELECT: Final = Operator("onnx2jax.caches", "SelectLast", 1, select_last, ("x", "last"))
+SELECT: Final = operator("SelectLast", select_last, ("x", "last"))
 
 
 def with_last_logits(graph: Graph, logits: str) -> Graph | None:
     """The graph with an input ``LAST``, and logits [batch, 1, vocabulary]; None if no node treats tokens one by one."""
     producers = {name: node for node in graph.nodes for name in node.outputs}
     reads = [name for node in graph.nodes for name in node.reads] + [v.name for v in graph.outputs]
-    fixed, chain, name = _fixed(graph), list[Node](), logits
-    while (node := producers.get(name)) is not None and reads.count(name) == 1 and _is_by_token(node, graph, fixed):
+    inputs = {v.name for v in graph.inputs}
+    computed = inputs.union(*(node.outputs for node in descendants(graph.nodes, inputs)))
+    chain, name = list[Node](), logits
+    while (node := producers.get(name)) is not None and reads.count(name) == 1 and _is_by_token(node, graph, computed):
         chain.append(node)
-        name = next(n for n in node.inputs if n and n not in fixed)
-    if not any(node.op_type in _PRODUCTS for node in chain) or name in {v.name for v in graph.inputs}:
+        name = next(n for n in node.inputs if n and n in computed)
+    if not any(node.op_type in _PRODUCTS for node in chain) or name in inputs:
         return None
     selected, first = f"\0last {name}", chain[-1]
-    node = Node(selected[1:], SELECT.name, SELECT.domain, 1, (name, LAST), (selected,), {}, SELECT)
-    inputs = tuple(selected if n == name else n for n in first.inputs)
+    changed = replace(first, inputs=tuple(selected if n == name else n for n in first.inputs))
     place = graph.nodes.index(first)
-    nodes = (*graph.nodes[:place], node, replace(first, inputs=inputs), *graph.nodes[place + 1 :])
+    nodes = (*graph.nodes[:place], applied(SELECT, (name, LAST), selected), changed, *graph.nodes[place + 1 :])
     outputs = tuple(replace(v, type=_any_shape(v.type)) if v.name == logits else v for v in graph.outputs)
     last = ValueInfo(LAST, TensorType(np.dtype(np.int32), None))
     return replace(graph, nodes=nodes, inputs=(*graph.inputs, last), outputs=outputs)
 
 
-def _fixed(graph: Graph) -> Set[str]:
-    """The values that depend on parameters and constants alone."""
-    fixed = set(graph.initializers) - {v.name for v in graph.inputs}
-    for node in graph.nodes:
-        if node.reads and fixed.issuperset(node.reads):
-            fixed.update(filter(None, node.outputs))
-    return fixed
-
-
-def _is_by_token(node: Node, graph: Graph, fixed: Set[str]) -> bool:
-    """Whether a node computes each token of one operand [batch, tokens, size] by itself, from fixed other operands."""
+def _is_by_token(node: Node, graph: Graph, computed: Set[str]) -> bool:
+    """Whether a node computes each token of one operand [batch, tokens, size] by itself, from no other computed one."""
     given = [n for n in node.inputs if n]
-    if len([n for n in given if n not in fixed]) != 1 or len(node.outputs) != 1:
+    if len([n for n in given if n in computed]) != 1 or len(node.outputs) != 1:
         return False
     if node.op_type in _PRODUCTS and node.domain in ("", "com.microsoft"):
-        return given[0] not in fixed
-    others = [np.shape(graph.initializers.get(n, np.empty((2, 2)))) for n in given if n in fixed]
+        return given[0] in computed
+    others = [np.shape(graph.initializers.get(n, np.empty((2, 2)))) for n in given if n not in computed]
     return node.op_type in _ELEMENTWISE and not node.domain and all(len(shape) < 2 for shape in others)
 
 

@@ -42,7 +42,7 @@ from .branches import inline_branch
 from .cache import Cache, Kind
 from .embedding import PREFIX, Embedding
 from .graphs import Graphs
-from .last_tokens import LAST
+from .last_tokens import LAST, select_last
 
 FIRST: Final = "first/"
 """Prefix for parameters of the prefill file that the step file does not have or that differ from its own."""
@@ -202,8 +202,8 @@ class Steps(Graphs):
             positions = jnp.broadcast_to(slots, (batch, count))
             model = self._prefill_model
             given = self._feeds(model, tokens, positions, state.live if self._has_fixed else live, slots)
-            shift = state.end - (cache.length if self._has_fixed else count)
-            given |= _accepted(model, {in_place.SHIFT: shift, LAST: jnp.maximum(lengths - 1, 0)})
+            shift, last = state.end - (cache.length if self._has_fixed else count), jnp.maximum(lengths - 1, 0)
+            given |= _accepted(model, {in_place.SHIFT: shift, LAST: last})
             results = self._run(model, params, given | past | others)
             values = {n: self._updated(n, v, results, 0, count, first=True) for n, v in cache.values.items()}
             if cache.aligned:
@@ -212,7 +212,7 @@ class Steps(Graphs):
                 state = replace(state, live=state.live[:, ::-1])
             logits = results[self._logits]
             if logits.shape[1] > 1:
-                logits = jnp.take_along_axis(logits, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)
+                logits = select_last(logits, last)
             if misplaces:
                 logits = jnp.where((lengths == state.end)[:, None, None], logits, jnp.asarray(np.nan, logits.dtype))
             return logits[:, -1], replace(state, values=values)

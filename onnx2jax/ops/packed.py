@@ -140,9 +140,9 @@ def _as_it_lies(x, packed, scales, zero_points, *, width, bits, spread, value):
         some = slice(start, start + width)
         shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
         shifts = shifts if spread else dependent(shifts, results[-1])  # one piece after another
-        codes = (packed[some, :, None] >> shifts) & np.uint8(2**bits - 1)
-        numbers = value(codes, work) - (0 if zero is None else zero[some, :, None, None].astype(work))
-        weight = (numbers * scales[some, :, None, None]).astype(x.dtype).reshape(-1, inputs.shape[1])
+        shift = None if zero is None else zero[some, :, None, None].astype(work)
+        weight = _unpacked(packed[some, :, None], scales[some, :, None, None], shift, shifts, value)
+        weight = weight.astype(x.dtype).reshape(-1, inputs.shape[1])
         results.append(lax.dot_general(inputs, weight, (((1,), (1,)), ((), ())), preferred_element_type=work))
     return jnp.concatenate(results[1:], axis=1)
 
@@ -233,9 +233,9 @@ def _shifts(lanes, per):
 
 
 def _unpacked(lanes, scale, zero, shifts, value):
-    """The weight [words, per, blocks, out] of words [words, blocks, out]."""
-    bits = 8 * lanes.dtype.itemsize // len(shifts)
-    codes = (lanes[:, None] >> shifts) & lanes.dtype.type(2**bits - 1)
+    """The weight of words, which have an axis of extent 1 where ``shifts`` has that of the numbers in a word."""
+    bits = 8 * lanes.dtype.itemsize // shifts.size
+    codes = (lanes >> shifts) & lanes.dtype.type(2**bits - 1)
     numbers = value(codes, scale.dtype)
     return (numbers if zero is None else numbers - zero) * scale
 
@@ -252,7 +252,7 @@ def _in_panels(x, lanes, scale, zero, value):
     def some(start):
         of = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=count * COLUMNS)
         shift = zero if zero is None or zero.shape[1] == 1 else of(zero, axis=1)
-        weight = _unpacked(of(lanes, axis=2), of(scale, axis=1), shift, shifts, value).astype(x.dtype)
+        weight = _unpacked(of(lanes, axis=2)[:, None], of(scale, axis=1), shift, shifts, value).astype(x.dtype)
         weight = weight.reshape(total, count, COLUMNS).transpose(1, 0, 2)
         return lax.dot_general(inputs, weight, (((2,), (1,)), ((0,), (0,))), preferred_element_type=scale.dtype)
 
@@ -267,7 +267,7 @@ def _rows(x, lanes, scale, zero, value, spread):
 
     def some(of, shifts):
         shift = zero if zero is None or zero.shape[1] == 1 else zero[:, of]
-        weight = _unpacked(lanes[:, :, of], scale[:, of], shift, shifts, value)
+        weight = _unpacked(lanes[:, None, :, of], scale[:, of], shift, shifts, value)
         return product(inputs, weight.reshape(size * per * blocks, -1).astype(x.dtype), scale.dtype)
 
     width, results = max(1, PIECE // max(1, size * blocks * per)), [x]

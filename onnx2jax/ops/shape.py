@@ -109,10 +109,11 @@ def tile(input, repeats: Static):
     repeats = dims(repeats)
     if len(repeats) != input.ndim:
         raise ValueError(f"repeats {repeats} must have one entry for each of the input's {input.ndim} axes")
+    shape = [n * count for n, count in zip(input.shape, repeats, strict=True)]
     if is_known(input):
-        check_room([n * count for n, count in zip(input.shape, repeats, strict=True)], input.dtype)
+        check_room(shape, input.dtype)
     elif all(n == 1 or count == 1 for n, count in zip(input.shape, repeats, strict=True)):
-        return jnp.broadcast_to(input, [n * count for n, count in zip(input.shape, repeats, strict=True)])
+        return jnp.broadcast_to(input, shape)
     return xp.tile(input, repeats)
 
 

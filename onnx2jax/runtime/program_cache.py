@@ -117,10 +117,8 @@ def _surroundings() -> str:
     """What compiled programs depend on: versions, the source of this package, the processor, XLA's flags."""
     root = str(Path(__file__).parents[1])
     source = sorted((name.removeprefix(root), s.st_size, s.st_mtime_ns) for name, s in _sources(root))
-    versions = [
-        version("jaxlib"),
-        *(module.__version__ for module in (jax, np, ml_dtypes)),
-    ]  # ours is that of the source
+    # Ours is that of the source.
+    versions = [version("jaxlib"), *(module.__version__ for module in (jax, np, ml_dtypes))]
     return repr((source, versions, _processor(), os.environ.get("XLA_FLAGS", "")))
 
 

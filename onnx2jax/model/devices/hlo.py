@@ -193,25 +193,35 @@ def _moved(
     instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
 ) -> int:
     """The bytes that a kernel reads and writes: of operands that are only sliced, the slices."""
-    sizes = [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
-    size = nbytes(instruction.shape)
-    if instruction.opcode in _SLICES:
-        sizes[0] = min(sizes[0], size)
-    inside = computations.get(_called(instruction, "calls"), {}) if instruction.opcode == "fusion" else {}
-    for parameter in inside.values():
-        if position := re.search(r" parameter\((\d+)\)", parameter.line):
-            sizes[int(position[1])] = _read(parameter, None, inside) or sizes[int(position[1])]
+    sizes, written = _sizes(instruction, own), nbytes(instruction.shape)
+    read = _parts_read(instruction, sizes, computations)
     for update in _updates(instruction, own, computations):
-        size += update.written - sizes[update.operand]  # the result is as large as the buffer
-        sizes[update.operand] = update.read
-    return size + sum(sizes)
+        written += update.written - sizes[update.operand]  # the result is as large as the buffer
+        read[update.operand] = update.read
+    return written + sum(read.get(operand, size) for operand, size in enumerate(sizes))
+
+
+def _sizes(instruction: Instruction, own: Mapping[str, Instruction]) -> list[int]:
+    """The bytes of each operand."""
+    return [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
+
+
+def _parts_read(
+    instruction: Instruction, sizes: Sequence[int], computations: Mapping[str, Mapping[str, Instruction]]
+) -> dict[int, int]:
+    """The bytes that a kernel reads of operands, by position, where instructions of it say which."""
+    if instruction.opcode in _SLICES:
+        return {0: min(sizes[0], nbytes(instruction.shape))}
+    inside = computations.get(_called(instruction, "calls"), {}) if instruction.opcode == "fusion" else {}
+    parts = ((_position(i), _read(i, None, inside)) for i in inside.values() if i.opcode == "parameter")
+    return {position: read for position, read in parts if position is not None and read}
 
 
 def _updates(
     instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
 ) -> list[_Update]:
     """The buffers that a kernel updates in place."""
-    sizes = [nbytes(own[n].shape) if n in own else 0 for n in instruction.operands]
+    sizes = _sizes(instruction, own)
     if instruction.opcode == "dynamic-update-slice":
         return [_Update(0, sizes[1])]
     if instruction.opcode == "scatter":
@@ -227,9 +237,15 @@ def _updates(
         writer = _source(result, inside)
         for update in _updates(writer, inside, computations):
             buffer = _source(inside[writer.operands[update.operand]], inside)
-            if position := re.search(r" parameter\((\d+)\)", buffer.line):
-                found.append(update._replace(operand=int(position[1]), read=_read(buffer, writer, inside)))
+            if (position := _position(buffer)) is not None:
+                found.append(update._replace(operand=position, read=_read(buffer, writer, inside)))
     return found
+
+
+def _position(instruction: Instruction) -> int | None:
+    """Which parameter of its computation an instruction is; None if it is none."""
+    found = re.search(r" parameter\((\d+)\)", instruction.line)
+    return int(found[1]) if found else None
 
 
 def _called(instruction: Instruction, attribute: str) -> str:

@@ -13,7 +13,7 @@ from jax import lax
 from ...errors import KnownValueError
 from ..arrays import check_shapes, dims, is_traced, widen
 from ..attention import attend, check_paired, heads_of, merged, rotary_embedding, window
-from ..indexing import with_slot
+from ..indexing import write_slot
 from ..registry import MayBeEmpty, StaticIfKnown, op
 from .fused import MICROSOFT, simplified_layer_normalization
 from .quant import unpack
@@ -62,11 +62,8 @@ def appended(past, new, starts, rows):
     write = per_sequence(lax.dynamic_update_slice_in_dim)
     if (new.shape[0], new.shape[2]) != (1, 1) or not isinstance(rows, int):
         return write(cache, new, starts)
-
-    def on_cpu(cache, new, starts):
-        return with_slot(cache, new, jnp.clip(starts[0], 0, rows - 1), 2)
-
-    return lax.platform_dependent(cache, new, starts, cpu=on_cpu, default=write)
+    at = jnp.clip(starts[0], 0, rows - 1)
+    return write_slot(cache, new, at, 2, lambda cache, new: write(cache, new, starts))
 
 
 def cache_scale(name, scale, kind, bits, heads, size):
