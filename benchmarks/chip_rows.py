@@ -88,16 +88,16 @@ def training_step(make: Make, chip: str, batch: int) -> dict[str, Any]:
         network = make(Path(folder), batch)
         model = onnx2jax.convert(network.path)
         feeds = {n: jnp.asarray(v) for n, v in network.feeds.items()}
-        ours = _gradient(lambda p, x: model.apply(p, **x))
+        ours = gradient(lambda p, x: model.apply(p, **x))
         assert network.by_hand is not None
-        by_hand = _gradient(lambda p, x: network.by_hand(p, *x.values()))  # type: ignore[misc]
+        by_hand = gradient(lambda p, x: network.by_hand(p, *x.values()))  # type: ignore[misc]
         return {
             "ours": counted(ours, (dict(model.params), feeds), chip)._asdict(),
             "by hand": counted(by_hand, (network.params, feeds), chip)._asdict(),
         }
 
 
-def _gradient(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def gradient(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """The gradient by the floating-point leaves of the first argument."""
 
     def gradient(params: Any, feeds: Any) -> Any:

@@ -46,7 +46,11 @@ class Size:
         return self.hidden // self.heads
 
 
-SIZES: Final = {"tiny": Size(512, 2, 128, 4, 2, 256), "125m": Size(32000, 12, 768, 12, 4, 2688)}
+SIZES: Final = {
+    "tiny": Size(512, 2, 128, 4, 2, 256),
+    "125m": Size(32000, 12, 768, 12, 4, 2688),
+    "1.1b": Size(32000, 22, 2048, 32, 4, 5632),
+}
 
 
 class Writer:

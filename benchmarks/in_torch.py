@@ -33,15 +33,14 @@ def rivals(network: Network) -> dict[str, Call]:
     import torch
 
     torch.set_num_threads(cores())
-    table = _table(torch)
-    graph = onnx.load(network.path).graph
-    if any(node.op_type not in table for node in graph.node):
+    made = function(network)
+    if made is None:
         return {}
-    function, weights = _function(torch, graph, table)
+    eager, weights = made
     given = [torch.from_numpy(np.asarray(v)) for v in network.feeds.values()]
     expected = [np.asarray(y) for y in _leaves(network.by_hand(network.params, *network.feeds.values()))]
     found = {}
-    for name, run in ((EAGER, function), (COMPILED, torch.compile(function))):
+    for name, run in ((EAGER, eager), (COMPILED, torch.compile(eager))):
         call = _call(torch, run, weights, given)
         try:
             results = call()
@@ -68,10 +67,15 @@ def _call(torch: Any, run: Callable[..., Any], weights: Mapping[str, Any], given
     return call
 
 
-def _function(
-    torch: Any, graph: onnx.GraphProto, table: Mapping[str, Any]
-) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A function of weights and inputs, unrolled over the nodes, and its weights."""
+def function(network: Network, dtype: str = "float32") -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """A function of weights and inputs, unrolled over the nodes, and its weights in float32; None if an operator is
+    missing. Cast converts to ``dtype``, in which weights and inputs are given.
+    """
+    import torch
+
+    table, graph = _table(torch, getattr(torch, dtype)), onnx.load(network.path).graph
+    if any(node.op_type not in table for node in graph.node):
+        return None
     arrays = {t.name: numpy_helper.to_array(t).copy() for t in graph.initializer}
     known = {n: v for n, v in arrays.items() if v.dtype == np.int64}  # shapes, axes
     weights = {n: torch.tensor(v) for n, v in arrays.items()}
@@ -83,17 +87,17 @@ def _function(
         constant = [known.get(n) for n in node.input]
         steps.append((table[node.op_type], tuple(node.input), tuple(node.output), attributes, constant))
 
-    def function(weights: Mapping[str, Any], *given: Any) -> Any:
+    def unrolled(weights: Mapping[str, Any], *given: Any) -> Any:
         values = dict(weights) | dict(zip(inputs, given, strict=True))
         for run, operands, results, attributes, constant in steps:
             y = run([values.get(n) for n in operands], attributes, constant)
             values.update(zip(results, y if isinstance(y, (list, tuple)) else (y,), strict=False))
         return [values[n] for n in outputs]
 
-    return function, weights
+    return unrolled, weights
 
 
-def _table(torch: Any) -> dict[str, Callable[[list[Any], dict[str, Any], list[Any]], Any]]:
+def _table(torch: Any, floating: Any) -> dict[str, Callable[[list[Any], dict[str, Any], list[Any]], Any]]:
     """Functions by operator, from operands, attributes and constant operands to results."""
     f = torch.nn.functional
 
@@ -156,6 +160,6 @@ def _table(torch: Any) -> dict[str, Callable[[list[Any], dict[str, Any], list[An
         "Unsqueeze": unsqueeze,
         "Expand": lambda x, _a, known: x[0].expand([int(n) for n in known[1]]),
         "Gather": gather,
-        "Cast": lambda x, _a, _: x[0].float(),
+        "Cast": lambda x, _a, _: x[0].to(floating),
         "Einsum": lambda x, a, _: torch.einsum(a["equation"].decode(), *x),
     }

@@ -1,0 +1,347 @@
+"""Times networks, training steps and decoders on this machine's GPU, beside JAX by hand and PyTorch: docs/gpu.json.
+
+    python -m benchmarks.on_gpu [--only vit] [--json FILE]
+
+Needs jax for CUDA, and PyTorch for its columns. Inputs and results stay on the device, in float32 (with products in
+TF32, JAX's default on a GPU, allowed in PyTorch) and bfloat16. Child processes compile all cases at the same time, then
+time them in turn: many calls in a row before they wait for the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from .harness import compare, median
+from .networks import NETWORKS
+
+KEPT: Final = Path(__file__).resolve().parents[1] / "docs" / "gpu.json"
+TIMED: Final = ("mlp", "resnet50", "mobilenet_v2", "efficientnet", "unet", "vit", "bert", "gpt2", "gpt2_step", "lstm")
+TRAINED: Final = ("resnet50", "mobilenet_v2", "vit", "bert")
+DTYPES: Final = ("float32", "bfloat16")
+TORCH_PROCESSES: Final = 4
+KINDS: Final = ("networks", "training", "decoders", *(f"torch {i}" for i in range(TORCH_PROCESSES)))
+ROUNDS, BLOCK = 5, 0.05
+BANDWIDTH: Final = {"NVIDIA H100": 3.35e12, "NVIDIA H200": 4.8e12}
+"""Bytes a second of device memory, from the maker's tables."""
+
+Calls = Mapping[str, Callable[[], Any]]
+
+
+class Case(NamedTuple):
+    """A network in an element type, and its batch."""
+
+    name: str
+    dtype: str
+    batch: int
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self))
+
+
+def cases(names: Sequence[str], only: Sequence[str]) -> list[Case]:
+    chosen = [n for n in names if not only or n in only]
+    return [Case(*c) for c in product(chosen, DTYPES, (8,))] + [Case(n, "float32", 1) for n in chosen]
+
+
+# ------------------------------------------------------------------------------------------------ what is timed
+
+
+def network_calls(case: Case, folder: Path) -> Calls:
+    """A call of the model, the model in a caller's jit, and by hand."""
+    import jax
+
+    import onnx2jax
+
+    network = NETWORKS[case.name](folder, case.batch)
+    feeds, params = (_cast(tree, case.dtype) for tree in (dict(network.feeds), network.params))
+    model = _converted(network.path, case.dtype)
+    simplified = folder / "simplified.onnx"
+    onnx2jax.save(onnx2jax.convert(network.path).simplified(), simplified)
+    simple = _converted(simplified, case.dtype)
+    ours = jax.jit(lambda p, x: simple.apply(p, **x))
+    weights = jax.device_put(dict(simple.params))
+    assert network.by_hand is not None
+    hand = jax.jit(network.by_hand)
+    return {
+        "onnx2jax": lambda: model(**feeds),
+        "in a jit": lambda: ours(weights, feeds),
+        "by hand": lambda: hand(params, *feeds.values()),
+    }
+
+
+def training_calls(case: Case, folder: Path) -> Calls:
+    """The gradient of half the sum of squares of the first output by all weights, ours and by hand."""
+    import jax
+
+    from .chip_rows import gradient
+
+    network = NETWORKS[case.name](folder, case.batch)
+    feeds, params = (_cast(tree, case.dtype) for tree in (dict(network.feeds), network.params))
+    model = _converted(network.path, case.dtype)
+    weights = jax.device_put(_cast(dict(model.params), case.dtype))
+    ours = jax.jit(gradient(lambda p, x: model.apply(p, **x)))
+    assert network.by_hand is not None
+    by_hand = network.by_hand
+    hand = jax.jit(gradient(lambda p, x: by_hand(p, *x.values())))
+    return {"onnx2jax": lambda: ours(weights, feeds), "by hand": lambda: hand(params, feeds)}
+
+
+def _converted(path: Path, dtype: str) -> Any:
+    import onnx2jax
+
+    return onnx2jax.convert(path, dtype=None if dtype == "float32" else dtype, outputs="compute")
+
+
+def _cast(tree: Any, dtype: str) -> Any:
+    """On the device, floating-point leaves in the type."""
+    import jax
+    import jax.numpy as jnp
+
+    def cast(x: Any) -> Any:
+        x = jnp.asarray(x)
+        return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(cast, tree)
+
+
+def torch_calls(case: Case, folder: Path) -> Calls:
+    """torch.compile with and without CUDA graphs; empty if an operator is missing."""
+    import torch
+
+    from . import in_torch
+
+    network = NETWORKS[case.name](folder, case.batch)
+    found = in_torch.function(network, case.dtype)
+    if found is None:
+        return {}
+    function, arrays = found
+    kind = getattr(torch, case.dtype)
+
+    def placed(x: Any) -> Any:
+        x = x.to("cuda")
+        return x.to(kind) if x.is_floating_point() else x
+
+    weights = {n: placed(v) for n, v in arrays.items()}
+    given = [placed(torch.from_numpy(np.asarray(v))) for v in network.feeds.values()]
+    for tensor in (*weights.values(), *given):
+        torch._dynamo.mark_static_address(tensor)  # CUDA graphs read them where they are
+
+    def call(run: Any) -> Callable[[], Any]:
+        def timed() -> Any:
+            with torch.inference_mode():
+                return run(weights, *given)
+
+        return timed
+
+    return {
+        "torch.compile": call(torch.compile(function)),
+        "torch.compile, graphs": call(torch.compile(function, mode="reduce-overhead")),
+    }
+
+
+# --------------------------------------------------------------------------------------------- child processes
+
+
+def child(kind: str, only: Sequence[str]) -> None:
+    """Compile everything of a kind, wait for a line on stdin, then print a line of JSON for each case."""
+    with TemporaryDirectory() as place:
+        if kind == "decoders":
+            _decoders(Path(place))
+        elif kind.startswith("torch"):
+            _in_torch(int(kind.split()[1]), Path(place), only)
+        else:
+            _in_jax(kind, Path(place), only)
+
+
+def _in_jax(kind: str, place: Path, only: Sequence[str]) -> None:
+    import jax
+
+    from .rivals import difference
+
+    make = network_calls if kind == "networks" else training_calls
+    chosen = cases(TIMED if kind == "networks" else TRAINED, only)
+    if kind == "training":
+        chosen = [c for c in chosen if c.batch > 1]
+
+    def compiled(case: Case) -> tuple[Calls, float] | None:
+        try:
+            calls = make(case, _folder(place, case))
+            results = {n: jax.tree.leaves(jax.block_until_ready(call())) for n, call in calls.items()}
+            said("compiled", case)
+        except Exception:
+            said(case, traceback.format_exc())
+            return None
+        if kind == "training":  # gradients are by weights of other arrangements
+            return calls, float("nan")
+        return calls, difference(*(_cast(results[n], "float32") for n in ("onnx2jax", "by hand")))
+
+    with ThreadPoolExecutor(8) as pool:
+        ready = dict(zip(chosen, pool.map(compiled, chosen), strict=True))
+    await_turn()
+    for case, found in ready.items():
+        if found is not None:
+            calls, worst = found
+            report(kind, str(case), milliseconds(calls, jax.block_until_ready) | {"differs": worst})
+
+
+def _folder(place: Path, case: Case) -> Path:
+    folder = place / str(case).replace("; ", "-")
+    folder.mkdir()
+    return folder
+
+
+def _in_torch(number: int, place: Path, only: Sequence[str]) -> None:
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
+    ready = {}
+    for case in cases(TIMED, only)[number::TORCH_PROCESSES]:
+        calls = {}
+        for name, call in torch_calls(case, _folder(place, case)).items():
+            try:
+                for _ in range(3):  # CUDA graphs are recorded by the second call
+                    call()
+                torch.cuda.synchronize()
+                calls[name] = call
+            except Exception:
+                said(case, name, traceback.format_exc())
+        said("compiled", case)
+        ready[case] = calls
+    await_turn()
+    for case, calls in ready.items():
+        if calls:
+            report("networks", str(case), milliseconds(calls, lambda _: torch.cuda.synchronize()))
+
+
+def _decoders(place: Path) -> None:
+    import jax
+
+    import onnx2jax
+
+    from .decoders import SIZES, write
+
+    tokens, ready = 128, []
+    for size, bits in product(("125m", "1.1b"), (4, 0)):
+        if (size, bits) == ("1.1b", 0):
+            continue  # gigabytes of random numbers
+        folder = place / f"{size}-{bits}"
+        write(folder, SIZES[size], bits)
+        decoder = onnx2jax.decoder(folder, dtype="bfloat16")
+        held = sum(v.size * v.dtype.itemsize for v in jax.tree.leaves(dict(decoder.params)))
+        for batch in (1, 8):
+            prompts = np.random.default_rng(1).integers(2, 31_000, (batch, 32))
+
+            def generate(count: int, decoder: Any = decoder, prompts: Any = prompts) -> Any:
+                return decoder.generate(prompts, count, stop=(), length=32 + tokens).tokens
+
+            try:
+                for count in (tokens, 1):
+                    generate(count)
+                ready.append((f"{size}, {'int4' if bits else 'bfloat16'}; {batch}", batch, held, generate))
+                said("compiled decoder", ready[-1][0])
+            except Exception:
+                said(size, bits, batch, traceback.format_exc())
+    await_turn()
+    for name, batch, held, generate in ready:
+        whole, first = (median(partial(generate, count), 5) for count in (tokens, 1))
+        step = (whole - first) / (tokens - 1)
+        found = {"step": step * 1e3, "first": first * 1e3, "tokens": batch * tokens / whole, "held": held}
+        report("decoders", name, found)
+
+
+def milliseconds(calls: Calls, settle: Callable[[Any], Any]) -> dict[str, float]:
+    """Medians by contestant."""
+    compared = compare(calls, rounds=ROUNDS, block=BLOCK, discard=BLOCK / 2, settle=settle)
+    return {name: timing.median * 1e3 for name, timing in compared.timings.items()}
+
+
+def said(*words: object) -> None:
+    print(*words, file=sys.stderr, flush=True)
+
+
+def await_turn() -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
+def report(section: str, name: str, found: Mapping[str, Any]) -> None:
+    print(json.dumps([section, name, found]), flush=True)
+
+
+# ------------------------------------------------------------------------------------------------------ parent
+
+
+def children(kinds: Sequence[str], only: Sequence[str], patience: float) -> Iterator[tuple[str, str, dict[str, float]]]:
+    """What the children report: each times its calls after all have compiled theirs."""
+    env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "benchmarks.on_gpu", *(f"--only={n}" for n in only)]
+    started = {
+        kind: subprocess.Popen(
+            [*command, "--child", kind],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**env, "JAX_PLATFORMS": "cpu"} if kind.startswith("torch") else env,
+        )
+        for kind in kinds
+    }
+    end = time.monotonic() + patience
+    for kind, process in started.items():
+        assert process.stdout is not None
+        reads, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
+        if not reads or process.stdout.readline() != "ready\n":
+            said(kind, "is not ready: given up")
+            process.kill()
+    for process in started.values():
+        output, _ = process.communicate("go\n" if process.poll() is None else None)
+        yield from map(json.loads, output.splitlines())
+
+
+def device() -> str:
+    """The GPU's name, as its driver has it."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except FileNotFoundError:
+        return "no GPU"
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.on_gpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", action="append", default=[], choices=TIMED, help="these networks alone")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="these children alone")
+    parser.add_argument("--json", type=Path, default=KEPT, help="file to write (default: %(default)s)")
+    parser.add_argument("--patience", type=float, default=1200, help="seconds to compile in (default: %(default)s)")
+    parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
+    options = parser.parse_args(given)
+    if options.child:
+        child(options.child, options.only)
+        return
+    kept: dict[str, Any] = {"device": device()}
+    kept |= {d.name: d.version for d in importlib.metadata.distributions() if d.name in ("jax", "torch")}
+    for section, name, found in children(options.kind or KINDS, options.only, options.patience):
+        print(section, name, {n: round(v, 4) for n, v in found.items()}, flush=True)
+        kept.setdefault(section, {}).setdefault(name, {}).update(found)
+        options.json.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
