@@ -77,7 +77,7 @@ def function(network: Network, dtype: str = "float32") -> tuple[Callable[..., An
     if any(node.op_type not in table for node in graph.node):
         return None
     arrays = {t.name: numpy_helper.to_array(t).copy() for t in graph.initializer}
-    known = {n: v for n, v in arrays.items() if v.dtype == np.int64}  # shapes, axes
+    known = {n: v.tolist() for n, v in arrays.items() if v.dtype == np.int64}  # shapes, axes
     weights = {n: torch.tensor(v) for n, v in arrays.items()}
     inputs = [v.name for v in graph.input]
     outputs = [v.name for v in graph.output]
@@ -111,17 +111,17 @@ def _table(torch: Any, floating: Any) -> dict[str, Callable[[list[Any], dict[str
         return f.conv_transpose2d(*x, stride=a["strides"], padding=a["pads"][:2], groups=a.get("group", 1))
 
     def reshape(x: Any, _: Any, known: Any) -> Any:
-        return x[0].reshape([x[0].shape[i] if d == 0 else int(d) for i, d in enumerate(known[1])])
+        return x[0].reshape([x[0].shape[i] if d == 0 else d for i, d in enumerate(known[1])])
 
     def unsqueeze(x: Any, _: Any, known: Any) -> Any:
         y = x[0]
-        for axis in sorted(int(n) for n in known[1]):
+        for axis in sorted(known[1]):
             y = y.unsqueeze(axis)
         return y
 
     def gather(x: Any, a: Any, known: Any) -> Any:
-        if known[1] is not None and known[1].ndim == 0:
-            return x[0].select(a.get("axis", 0), int(known[1]))
+        if isinstance(known[1], int):
+            return x[0].select(a.get("axis", 0), known[1])
         return f.embedding(x[1], x[0])
 
     def gemm(x: Any, a: Any, _: Any) -> Any:
@@ -158,7 +158,7 @@ def _table(torch: Any, floating: Any) -> dict[str, Callable[[list[Any], dict[str
         "Transpose": lambda x, a, _: x[0].permute(a["perm"]).contiguous(),
         "Reshape": reshape,
         "Unsqueeze": unsqueeze,
-        "Expand": lambda x, _a, known: x[0].expand([int(n) for n in known[1]]),
+        "Expand": lambda x, _a, known: x[0].expand(known[1]),
         "Gather": gather,
         "Cast": lambda x, _a, _: x[0].to(floating),
         "Einsum": lambda x, a, _: torch.einsum(a["equation"].decode(), *x),

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -35,7 +35,9 @@ KEPT: Final = Path(__file__).resolve().parents[1] / "docs" / "gpu.json"
 TIMED: Final = ("mlp", "resnet50", "mobilenet_v2", "efficientnet", "unet", "vit", "bert", "gpt2", "gpt2_step", "lstm")
 TRAINED: Final = ("resnet50", "mobilenet_v2", "vit", "bert")
 DTYPES: Final = ("float32", "bfloat16")
-TORCH_PROCESSES: Final = 4
+TORCH_PROCESSES: Final = 6
+GRACE: Final = 60
+"""Seconds after which a child that has not stopped compiling is killed."""
 KINDS: Final = ("networks", "training", "decoders", *(f"torch {i}" for i in range(TORCH_PROCESSES)))
 ROUNDS, BLOCK = 5, 0.05
 BANDWIDTH: Final = {"NVIDIA H100": 3.35e12, "NVIDIA H200": 4.8e12}
@@ -95,7 +97,7 @@ def training_calls(case: Case, folder: Path) -> Calls:
     network = NETWORKS[case.name](folder, case.batch)
     feeds, params = (_cast(tree, case.dtype) for tree in (dict(network.feeds), network.params))
     model = _converted(network.path, case.dtype)
-    weights = jax.device_put(_cast(dict(model.params), case.dtype))
+    weights = jax.device_put(dict(model.params))
     ours = jax.jit(gradient(lambda p, x: model.apply(p, **x)))
     assert network.by_hand is not None
     by_hand = network.by_hand
@@ -159,18 +161,18 @@ def torch_calls(case: Case, folder: Path) -> Calls:
 # --------------------------------------------------------------------------------------------- child processes
 
 
-def child(kind: str, only: Sequence[str]) -> None:
-    """Compile everything of a kind, wait for a line on stdin, then print a line of JSON for each case."""
+def child(kind: str, only: Sequence[str], end: float) -> None:
+    """Compile what it can before ``end``, wait for a line on stdin, then print a line of JSON for each case."""
     with TemporaryDirectory() as place:
         if kind == "decoders":
-            _decoders(Path(place))
+            _decoders(Path(place), end)
         elif kind.startswith("torch"):
-            _in_torch(int(kind.split()[1]), Path(place), only)
+            _in_torch(int(kind.split()[1]), Path(place), only, end)
         else:
-            _in_jax(kind, Path(place), only)
+            _in_jax(kind, Path(place), only, end)
 
 
-def _in_jax(kind: str, place: Path, only: Sequence[str]) -> None:
+def _in_jax(kind: str, place: Path, only: Sequence[str], end: float) -> None:
     import jax
 
     from .rivals import difference
@@ -192,11 +194,13 @@ def _in_jax(kind: str, place: Path, only: Sequence[str]) -> None:
             return calls, float("nan")
         return calls, difference(*(_cast(results[n], "float32") for n in ("onnx2jax", "by hand")))
 
-    with ThreadPoolExecutor(8) as pool:
-        ready = dict(zip(chosen, pool.map(compiled, chosen), strict=True))
+    pool = ThreadPoolExecutor(8)
+    futures = {case: pool.submit(compiled, case) for case in chosen}
+    wait(futures.values(), timeout=end - time.monotonic())
+    pool.shutdown(cancel_futures=True)
     await_turn()
-    for case, found in ready.items():
-        if found is not None:
+    for case, future in futures.items():
+        if not future.cancelled() and (found := future.result()) is not None:
             calls, worst = found
             report(kind, str(case), milliseconds(calls, jax.block_until_ready) | {"differs": worst})
 
@@ -207,13 +211,15 @@ def _folder(place: Path, case: Case) -> Path:
     return folder
 
 
-def _in_torch(number: int, place: Path, only: Sequence[str]) -> None:
+def _in_torch(number: int, place: Path, only: Sequence[str], end: float) -> None:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     ready = {}
     for case in cases(TIMED, only)[number::TORCH_PROCESSES]:
+        if time.monotonic() > end:
+            break
         calls = {}
         for name, call in torch_calls(case, _folder(place, case)).items():
             try:
@@ -231,7 +237,7 @@ def _in_torch(number: int, place: Path, only: Sequence[str]) -> None:
             report("networks", str(case), milliseconds(calls, lambda _: torch.cuda.synchronize()))
 
 
-def _decoders(place: Path) -> None:
+def _decoders(place: Path, end: float) -> None:
     import jax
 
     import onnx2jax
@@ -240,8 +246,8 @@ def _decoders(place: Path) -> None:
 
     tokens, ready = 128, []
     for size, bits in product(("125m", "1.1b"), (4, 0)):
-        if (size, bits) == ("1.1b", 0):
-            continue  # gigabytes of random numbers
+        if (size, bits) == ("1.1b", 0) or time.monotonic() > end:
+            continue  # the first has gigabytes of random numbers
         folder = place / f"{size}-{bits}"
         write(folder, SIZES[size], bits)
         decoder = onnx2jax.decoder(folder, dtype="bfloat16")
@@ -292,7 +298,7 @@ def report(section: str, name: str, found: Mapping[str, Any]) -> None:
 def children(kinds: Sequence[str], only: Sequence[str], patience: float) -> Iterator[tuple[str, str, dict[str, float]]]:
     """What the children report: each times its calls after all have compiled theirs."""
     env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "benchmarks.on_gpu", *(f"--only={n}" for n in only)]
+    command = [sys.executable, "-m", "benchmarks.on_gpu", f"--patience={patience}", *(f"--only={n}" for n in only)]
     started = {
         kind: subprocess.Popen(
             [*command, "--child", kind],
@@ -303,7 +309,7 @@ def children(kinds: Sequence[str], only: Sequence[str], patience: float) -> Iter
         )
         for kind in kinds
     }
-    end = time.monotonic() + patience
+    end = time.monotonic() + patience + GRACE
     for kind, process in started.items():
         assert process.stdout is not None
         reads, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
@@ -329,11 +335,16 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--only", action="append", default=[], choices=TIMED, help="these networks alone")
     parser.add_argument("--kind", action="append", choices=KINDS, help="these children alone")
     parser.add_argument("--json", type=Path, default=KEPT, help="file to write (default: %(default)s)")
-    parser.add_argument("--patience", type=float, default=1200, help="seconds to compile in (default: %(default)s)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1200,
+        help="seconds to compile in; what is not compiled by then is left out (default: %(default)s)",
+    )
     parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     if options.child:
-        child(options.child, options.only)
+        child(options.child, options.only, time.monotonic() + options.patience)
         return
     kept: dict[str, Any] = {"device": device()}
     kept |= {d.name: d.version for d in importlib.metadata.distributions() if d.name in ("jax", "torch")}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -217,3 +218,18 @@ def test_without_the_key_value_store_processes_gather_texts(monkeypatch: pytest.
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ProcessError, match=r"processes \(0,\) of 2"):
         exchange(mesh(data=2), "text", "a test")
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "name"),
+    [
+        ("cpu", "cpu", "cpu"),
+        ("tpu", "libtpu", "tpu"),
+        ("gpu", "PJRT C API\ncuda 13000", "cuda"),
+        ("gpu", "ROCm 7", "rocm"),
+    ],
+)
+def test_platforms_are_named_as_in_choices_by_platform(platform: str, version: str, name: str) -> None:
+    """A GPU's device says "gpu", which is no name in ``lax.platform_dependent``: that would take the default."""
+    device = SimpleNamespace(platform=platform, client=SimpleNamespace(platform_version=version))
+    assert compat.lowering_platform(device) == name

@@ -39,6 +39,7 @@ from .programs import synchronous_device as synchronous_device
 from .programs import unwrapped as unwrapped
 from .topologies import compiles_only as compiles_only
 from .topologies import cuda_topology as cuda_topology
+from .topologies import lowering_platform as lowering_platform
 from .topologies import tpu_topology as tpu_topology
 from .tracing import before_repeat as before_repeat
 from .tracing import call_in_64_bits as call_in_64_bits

@@ -48,3 +48,10 @@ def cuda_topology(target: str, count: int) -> list[Any]:
 def compiles_only(device: Any) -> bool:
     """Whether programs can be compiled for a device, but not run on it: one of a topology."""
     return "CompileOnly" in type(device.client).__name__
+
+
+def lowering_platform(device: Any) -> str:
+    """The name of a device's platform in ``lax.platform_dependent``: "cuda" or "rocm" where the device says "gpu"."""
+    if device.platform != "gpu":
+        return str(device.platform)
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"

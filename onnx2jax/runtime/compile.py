@@ -181,7 +181,7 @@ class Subprogram:
         """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now."""
         args = (self._own_params(params.types), dict(values), rng)
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
-        options = Options(device.platform if device is not None else "", self.settings.skip)
+        options = Options("" if device is None else compat.lowering_platform(device), self.settings.skip)
         store = Store(self.settings.cache_dir) if self.settings.cache_dir and is_cpu(device) else None
         by_type = self._keys.keys() & params.types.keys()
         meaning = fingerprint(self.graph, by_type, self.settings) if store else None

@@ -313,16 +313,30 @@ def test_depthwise_by_shifted_multiply_adds(dtype, rtol):
     np.testing.assert_allclose(y.astype(np.float32), expected, rtol=rtol, atol=rtol / 8)
 
 
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("strides", [(1,), (2, 1), (3, 2, 1)], ids=str)
+def test_filters_of_one_pixel_as_a_product(strides, dtype, rtol):
+    """The form for CUDA, with images of one to three axes."""
+    x, w = f32(2, 6, *range(4, 4 + len(strides))).astype(dtype), f32(5, 6, *[1] * len(strides)).astype(dtype)
+    window = Window((1,) * len(strides), strides, ((0, 0),) * len(strides), (1,) * len(strides))
+    y = conv._by_pixels(x, w, window)
+    read, filters = (v.astype(np.float32) for v in (x[(..., *(slice(None, None, n) for n in strides))], w))
+    expected = np.einsum("nc...,oc->no...", read, filters.reshape(5, 6))
+    assert (y.dtype, y.shape) == (x.dtype, expected.shape)
+    np.testing.assert_allclose(y.astype(np.float32), expected, rtol=rtol, atol=rtol)
+
+
 @pytest.mark.parametrize(
     ("platform", "w", "window"),
     [
         ("tpu", (8, 3, 4, 4), Window((4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1))),
         ("tpu", (2, 1, 32, 1), Window((32, 1), (1, 1), ((16, 16), (0, 0)), (1, 1))),
         ("cuda", (3, 1, 3, 3), Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))),
+        ("cuda", (5, 3, 1, 1), Window((1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1))),
     ],
 )
 def test_forms_of_accelerators_are_lowered_without_a_convolution(platform, w, window):
-    groups = 3 if platform == "cuda" else 1
+    groups = 3 if w[1] == 1 and platform == "cuda" else 1
     x = jax.ShapeDtypeStruct((1, w[1] * groups, 16, 16), np.float32)
     traced = jax.jit(lambda x, w: conv.conv(x, w, window, groups)).trace(x, jax.ShapeDtypeStruct(w, np.float32))
     others = {"tpu": "cuda", "cuda": "tpu"}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
+from onnx2jax.ops.quant import int8_product_in_bfloat16, rounded_quotient
 from onnx2jax.proto.dtypes import to_code
 from tests.support.helpers import run_op
 
@@ -29,6 +33,27 @@ def test_quantization_rounds_the_quotient_half_to_even(jit, opset):
     expected = np.clip(np.rint(x / scale) + 3, -128, 127).astype(np.int8)
     result = run_op("QuantizeLinear", x, np.array(scale), np.array(zero), opset=opset, jit=jit)
     np.testing.assert_array_equal(result, expected)
+
+
+def test_a_quotient_is_rounded_correctly_from_one_nearby():
+    """CUDA divides float32 to within two units in the last place, which moves ties."""
+    x, y = (RNG.normal(size=100_000).astype(F32) * F32(10) ** RNG.integers(-6, 7, 100_000).astype(F32) for _ in "xy")
+    near = (x / y).view(np.int32) + RNG.integers(-2, 3, x.shape).astype(np.int32)
+    np.testing.assert_array_equal(jax.jit(rounded_quotient)(near.view(F32), x, y), x / y)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("x", "y"), [(1, 0), (0, 0), (-0.0, 2), (np.inf, 3), (1, np.inf), (np.nan, 1), (3e38, 1e-3)])
+def test_quotients_beyond_numbers_stay(x, y):
+    near = np.divide(F32(x), F32(y))
+    found = np.asarray(rounded_quotient(*map(jnp.asarray, (near, F32(x), F32(y)))))
+    np.testing.assert_array_equal(found, near)
+    assert np.signbit(found) == np.signbit(near)
+
+
+def test_the_correction_of_a_quotient_has_no_gradient():
+    derived = jax.grad(lambda x: rounded_quotient(x / F32(3), x, jnp.asarray(F32(3))))(F32(2))
+    assert float(derived) == pytest.approx(1 / 3)
 
 
 @both
@@ -132,6 +157,25 @@ def test_integer_products_are_exact(jit, a, b, shapes):
     za, zb = a(101), b(17)
     y = run_op("MatMulInteger", A, B, np.array(za), np.array([zb]), jit=jit)
     np.testing.assert_array_equal(y, (wide[0] - int(za)) @ (wide[1] - int(zb)))
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 1024, 1025, 2500])
+def test_int8_products_in_bfloat16_are_exact(k):
+    """The form for CUDA, whose sums stay within 2**24 also where all are largest."""
+    for a, b in ((bytes_(np.int8, 3, k), bytes_(np.int8, k, 4)), (np.full((1, k), -128, np.int8),) * 2):
+        b = b if b.shape[0] == k else b.T
+        y = int8_product_in_bfloat16(jnp.asarray(a), jnp.asarray(b))
+        assert y.dtype == np.int32
+        np.testing.assert_array_equal(y, a.astype(np.int64) @ b.astype(np.int64))
+
+
+@pytest.mark.parametrize(("platform", "dtype"), [("cuda", "bf16"), ("tpu", "i8"), ("cpu", "i8")])
+def test_integer_products_by_platform(platform, dtype):
+    """XLA's int8 products are twice the result on CUDA where Triton takes tiles of 16 along the contracted axis."""
+    types = [jax.ShapeDtypeStruct(s, np.int8) for s in ((4, 3), (3, 2))]
+    traced = jax.jit(lambda a, b: run_op("MatMulInteger", a, b)).trace(*types)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert re.findall(r"dot_general.*: \(tensor<4x3x(\w+)>", text) == [dtype]
 
 
 @both

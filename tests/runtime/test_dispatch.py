@@ -19,7 +19,7 @@ from onnx2jax.ir.graph import Graph
 from onnx2jax.runtime import memory, params
 from onnx2jax.runtime.dispatch import Callee, Constants, Signature, signature, snapshot
 from onnx2jax.runtime.interpreter import Settings
-from tests.support.models import mlp, model, text_model, value
+from tests.support.models import mlp, model, one_node, text_model, value
 
 GRAPH = Graph("g", "", (), (), {}, ())
 X = np.ones((3, 4), np.float32)
@@ -217,3 +217,14 @@ def test_a_model_without_weights_runs_where_jax_does(
     spread = jax.device_put(np.ones(2), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
     types = {"w": jax.ShapeDtypeStruct((2,), spread.dtype)}
     assert not params.DeviceParams(types, {"w": spread}.__getitem__, lambda _, v: v).on_one_cpu
+
+
+def test_programs_take_the_branches_of_the_platform_they_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the platform's name in ``lax.platform_dependent``, not its device's."""
+    a = np.arange(12, dtype=np.int8).reshape(4, 3)
+    monkeypatch.setattr("onnx2jax.compat.lowering_platform", lambda _device: "cuda")
+    product = onnx2jax.convert(one_node("MatMulInteger", {"a": (np.int8, [4, 3]), "b": (np.int8, [3, 4])}))
+    np.testing.assert_array_equal(product(a, a.T), a.astype(int) @ a.T.astype(int))
+    (program,) = product._runtime.program._compiled.values()  # type: ignore[union-attr]
+    (executable,) = program.executables.values()
+    assert "xbf16>" in executable.main.lower([], [a, np.ascontiguousarray(a.T)]).as_text()  # type: ignore[attr-defined]

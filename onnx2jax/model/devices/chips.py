@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Final
 
 from ... import compat
@@ -79,6 +80,11 @@ CHIPS: Final[Mapping[str, Chip]] = {
 chip there, and JAX on such a machine has one."""
 
 
+def _cuda_plugin() -> str:
+    """The package with XLA's compiler for CUDA: that of jax[cuda13] where it is installed, or of jax[cuda12]."""
+    return "jax_cuda13_plugin" if find_spec("jax_cuda13_plugin") else "jax_cuda12_plugin"
+
+
 def slice_of(name: str) -> Slice:
     """The chips of a name such as ``v5e``, ``v5e:2x2`` or ``h100:8``.
 
@@ -93,7 +99,7 @@ def slice_of(name: str) -> Slice:
             f"{name!r} is no topology; write a chip ({', '.join(CHIPS)}) or several: 'v5e:2x4', 'h100:8'"
         )
     chip = CHIPS[kind]
-    compat.optional(*(("jax_cuda12_plugin", "cuda") if chip.target else ("libtpu", "tpu")))
+    compat.optional(*((_cuda_plugin(), "cuda") if chip.target else ("libtpu", "tpu")))
     try:
         if chip.target:
             return Slice(name, chip, compat.cuda_topology(chip.target, math.prod(sizes)))
