@@ -31,7 +31,7 @@ import jax
 
 from onnx2jax.model.devices import chips
 
-from . import chip_rows, models, networks
+from . import chip_rows, models, networks, on_gpu
 from .networks import Make
 from .networks.convolutional import wide_conv
 from .networks.transformers import bert, vit
@@ -60,11 +60,11 @@ NETWORKS: Final[Mapping[str, Make]] = {
 
 TRAINED: Final = ("mlp", "resnet50", "mobilenet_v2", "vit, 2 layers", "bert, 2 layers", "lstm")
 
-HEAD: Final = """Written by `make accelerators` without a TPU or GPU: XLA's compilers for both are Python packages.
-Every program is compiled with `jax_exec_time_optimization_effort` {effort}. Nothing is run: bytes read and written by
-kernels, temporary memory, and the TPU compiler's estimate of cycles compare two programs; they are not times. A ratio
-is onnx2jax's count divided by that of the same network by hand in JAX: below 1, onnx2jax costs less; above 1.05 is
-bold.
+HEAD: Final = """Written by `make accelerators`. Counting needs no TPU or GPU: XLA's compilers for both are packages.
+Every counted program is compiled with `jax_exec_time_optimization_effort` {effort}, and not run: bytes read and written
+by kernels, temporary memory, and the TPU compiler's estimate of cycles compare two programs; they are not times. A
+ratio is onnx2jax's count divided by that of the same network by hand in JAX: below 1, onnx2jax costs less; above 1.05
+is bold. Where XLA, without a GPU to tune on, finds no tiles for a product, all products of that program are cuBLAS's.
 
 jax {jax}; peaks of the chips as in `onnx2jax plan --for`."""
 
@@ -292,7 +292,9 @@ TABLES: Final = {
 
 def lines(kept: Mapping[str, Mapping[str, Any]], effort: float) -> Iterator[str]:
     """The page."""
-    yield from ("# On a TPU and a GPU, counted", "", HEAD.format(effort=f"{effort:g}", jax=jax.__version__))
+    yield from ("# On a TPU and a GPU", "", HEAD.format(effort=f"{effort:g}", jax=jax.__version__))
+    if on_gpu.KEPT.exists():
+        yield from on_gpu.lines(json.loads(on_gpu.KEPT.read_text()))
     for section, table in TABLES.items():
         found = kept.get(section, {})
         if not found:

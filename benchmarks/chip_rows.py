@@ -48,7 +48,8 @@ def counted(function: Any, arguments: Sequence[Any], chip: str, donate: Sequence
         return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
 
     start = time.process_time()
-    compiled = jax.jit(function, donate_argnums=donate).lower(*jax.tree.map(typed, tuple(arguments))).compile()
+    lowered = jax.jit(function, donate_argnums=donate).lower(*jax.tree.map(typed, tuple(arguments)))
+    compiled = compat.compile_without_device(lowered)
     seconds = time.process_time() - start
     found = hlo.count(compiled.as_text() or "")
     memory: Any = compiled.memory_analysis()

@@ -43,6 +43,9 @@ ROUNDS, BLOCK = 5, 0.05
 BANDWIDTH: Final = {"NVIDIA H100": 3.35e12, "NVIDIA H200": 4.8e12}
 """Bytes a second of device memory, from the maker's tables."""
 
+OURS, TORCH = ("onnx2jax", "in a jit"), ("torch.compile", "torch.compile, graphs")
+TITLES: Final = {"onnx2jax": "call"}
+
 Calls = Mapping[str, Callable[[], Any]]
 
 
@@ -290,6 +293,44 @@ def await_turn() -> None:
 
 def report(section: str, name: str, found: Mapping[str, Any]) -> None:
     print(json.dumps([section, name, found]), flush=True)
+
+
+# -------------------------------------------------------------------------------------------------------- page
+
+TIMED_TEXT: Final = """Milliseconds on an {device} with jax {jax}, by `python -m benchmarks.on_gpu`: inputs and results
+stay on the device, and many calls are made before the last is awaited. float32 products run in TF32. `call` is
+`model(x)`, `in a jit` a caller's `jax.jit` of `model.simplified().apply`; `ratio` is by hand over the faster of both,
+below 1 where by hand is faster."""
+SINCE: Final = """Two changes came of these figures, and were not timed: convolutions of one pixel are products on CUDA,
+with the kernels, bytes and memory of those by hand, and calls take CUDA's own forms, as a caller's `jax.jit` does."""
+
+
+def lines(kept: Mapping[str, Any]) -> Iterator[str]:
+    """The section of docs/accelerators.md."""
+    yield from ("", "## Timed on a GPU", "", TIMED_TEXT.format(**kept), "", SINCE)
+    networks = kept.get("networks", {})
+    names = [n for n in (*OURS, "by hand", *TORCH) if any(n in found for found in networks.values())]
+    yield from (
+        "",
+        f"| | type | batch | {' | '.join(TITLES.get(n, n) for n in names)} | ratio |",
+        f"|{'---|' * (4 + len(names))}",
+    )
+    for key, found in networks.items():
+        ratio = found["by hand"] / min(found[n] for n in OURS)
+        times = (f"{found[n]:.2f}" if n in found else "-" for n in names)
+        yield f"| {' | '.join(key.split('; '))} | {' | '.join(times)} | {ratio:.2f} |"
+    yield from ("", "Training steps, the gradient by all weights:", "", "| | type | batch | ours | by hand | ratio |")
+    yield "|---|---|---|---|---|---|"
+    for key, found in kept.get("training", {}).items():
+        ours, hand = found[OURS[0]], found["by hand"]
+        yield f"| {' | '.join(key.split('; '))} | {ours:.2f} | {hand:.2f} | {hand / ours:.2f} |"
+    bandwidth = next(rate for name, rate in BANDWIDTH.items() if kept["device"].startswith(name))
+    yield from ("", "Decoders in bfloat16, 128 tokens after 32; the bound of a step reads all weights once:", "")
+    yield from ("| | batch | tokens a second | a step, ms | bound, ms |", "|---|---|---|---|---|")
+    for key, found in kept.get("decoders", {}).items():
+        bound = found["held"] / bandwidth * 1e3
+        name, batch = key.split("; ")
+        yield f"| {name} | {batch} | {found['tokens']:,.0f} | {found['step']:.2f} | {bound:.2f} |"
 
 
 # ------------------------------------------------------------------------------------------------------ parent

@@ -233,3 +233,22 @@ def test_platforms_are_named_as_in_choices_by_platform(platform: str, version: s
     """A GPU's device says "gpu", which is no name in ``lax.platform_dependent``: that would take the default."""
     device = SimpleNamespace(platform=platform, client=SimpleNamespace(platform_version=version))
     assert compat.lowering_platform(device) == name
+
+
+class Uncompilable:
+    """A lowered program that XLA compiles without Triton's products alone, or not at all."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def compile(self, options: dict[str, Any] | None = None) -> Any:
+        if not options:
+            raise jax.errors.JaxRuntimeError(self.message)
+        return options
+
+
+def test_products_without_tiles_are_compiled_for_cublas() -> None:
+    lowered = Uncompilable("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot")
+    assert compat.compile_without_device(lowered) == {"xla_gpu_enable_triton_gemm": False}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        compat.compile_without_device(Uncompilable("RESOURCE_EXHAUSTED: too little memory"))

@@ -37,6 +37,7 @@ from .programs import profiled as profiled
 from .programs import scan_constants as scan_constants
 from .programs import synchronous_device as synchronous_device
 from .programs import unwrapped as unwrapped
+from .topologies import compile_without_device as compile_without_device
 from .topologies import compiles_only as compiles_only
 from .topologies import cuda_topology as cuda_topology
 from .topologies import lowering_platform as lowering_platform

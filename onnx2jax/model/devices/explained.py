@@ -95,7 +95,7 @@ def programs(model: Any, args: Sequence[Any], named: Mapping[str, Any]) -> list[
         params = _sharded(model.types, placement.params)
         values = _sharded(inputs, placement.of_inputs(inputs, False))
         rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.replicated)
-        return [Stage(placement, jax.jit(call).lower(params, values, rng).compile())]
+        return [Stage(placement, compat.compile_without_device(jax.jit(call).lower(params, values, rng)))]
 
 
 def _stage_programs(model: Any, inputs: Mapping[str, Any], key: Any) -> list[Stage]:
@@ -134,7 +134,7 @@ def _lowered(
     values = _sharded(own, placement.of_inputs(own, False))
     rng = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=placement.replicated)
     lowered = jax.jit(call).lower(params, values, rng)
-    return lowered.compile(), _each(_type, lowered.out_info)
+    return compat.compile_without_device(lowered), _each(_type, lowered.out_info)
 
 
 def _sharded(types: Mapping[Any, Any], shardings: Mapping[Any, Any]) -> dict[Any, Any]:
