@@ -59,9 +59,11 @@ MANY_NARROW_PRODUCTS: Final = 1_000_000
 ENOUGH_CHANNELS_OF_8_BITS: Final = 8
 """Images of int8 are packed to so many: 7x7 by 2 over 3 channels with jax 0.12 in 1.5 ms rather than 3.0 by columns,
 5x5 over 3 in 0.46 rather than 1.17, 3x3 over 3 for 64 in 2.5 rather than 3.1; with jax 0.10 in as long."""
-LONG_SIDE, MANY_CHANNELS, MANY_PRODUCTS = 24, 64, 100_000_000
-"""3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side, this many channels and
-products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than 4.0."""
+LONG_SIDE, MANY_PIXELS, MANY_CHANNELS, MANY_PRODUCTS = 24, 2**14, 64, 100_000_000
+"""3x3 kernels go by Winograd's way, which takes longer to compile, over images from this side to so many pixels, with
+so many channels and products: 56x56 pixels of 64 channels in 1.7 ms rather than 2.6; 14x14 of 256 in 4.6 rather than
+4.0. Its tiles of larger images leave the cache: 224x224 of 64 in 35 rather than 27 (39 and 23 with jax 0.12), 901x161
+of 128 to 64 in 249 rather than 209 (256 and 186), 224x224 of 128 in 79 rather than 85."""
 
 Form = Callable[[Any, Any, Window, int], Any]
 
@@ -103,7 +105,7 @@ def chosen(x: Any, w: Any, window: Window, groups: int) -> Form:
         return packed
     if count <= MAX_TAPS and (pixels <= few or count * channels <= held):
         return columns
-    large = min(blocks) >= LONG_SIDE and min(outputs, channels) >= MANY_CHANNELS
+    large = min(blocks) >= LONG_SIDE and min(outputs, channels) >= MANY_CHANNELS and math.prod(blocks) <= MANY_PIXELS
     return winograd if large and pixels * w.size >= MANY_PRODUCTS and is_supported(x, window) else native
 
 

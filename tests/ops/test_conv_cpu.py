@@ -154,6 +154,13 @@ def test_columns_of_few_pixels_and_of_small_groups() -> None:
     assert [chosen(64, 16, batch=64), chosen(256, 128, batch=64)] == [conv_cpu.piecewise, conv_cpu.native]
 
 
+@pytest.mark.parametrize(("side", "form"), [(128, conv_cpu.winograd), (129, conv_cpu.native)], ids=["held", "large"])
+def test_winograd_is_for_images_that_the_cache_holds(side: int, form: conv_cpu.Form) -> None:
+    image, weights = jax.ShapeDtypeStruct((1, side, side, 64), np.float32), np.empty((64, 64, 3, 3), np.float32)
+    window = Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    assert conv_cpu.chosen(image, weights, window, 1) is form
+
+
 def test_winograd_matches_to_six_digits() -> None:
     image, weights = (RNG.normal(size=s).astype(np.float32) for s in ((1, 28, 28, 64), (256, 64, 3, 3)))
     window = window_of((28, 28), (3, 3), pads=[1] * 4)

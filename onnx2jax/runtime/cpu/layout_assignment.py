@@ -100,9 +100,11 @@ def _is_transposed(given: Mapping[str, Any]) -> bool:
 
 
 def convolution_branch(equation: Equation) -> int:
-    """The branch of a choice by platform that is a convolution, of integers if there is one; or a CPU's."""
+    """The branch of a choice by platform that is a convolution, a TPU's if that is of integers; or a CPU's."""
     for at, (names, branch) in enumerate(zip(equation.params["branches_platforms"], equation.inner, strict=True)):
-        if (names is None or "tpu" in names) and any(map(_can_lower, branch.equations)):
+        convolutions = [e for e in branch.equations if _can_lower(e)]
+        is_integer = any(e.inputs[0].aval.dtype.kind == "i" for e in convolutions)
+        if convolutions and (names is None or ("tpu" in names and is_integer)):
             return at
     return branch_for("cpu")(equation)
 

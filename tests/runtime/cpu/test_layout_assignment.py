@@ -218,3 +218,15 @@ def test_integer_convolutions_are_one_of_int8_and_exact(signed: bool, asymmetric
     exact = reference(np.moveaxis(a, 1, -1), b, window_of((6, 7), (3, 3), pads=[1] * 4), group)
     np.testing.assert_array_equal(np.moveaxis(exact, -1, 1), ours)
     assert kinds == [np.int8] if group == 1 else np.int8 not in kinds
+
+
+def test_forms_of_a_tpu_stay_there() -> None:
+    """A few filters of many taps are convolutions of rows on a TPU, which take a CPU three times as long."""
+    x = RNG.normal(size=(1, 8, 40, 60)).astype(np.float32)
+    w = RNG.normal(size=(8, 8, 3, 39)).astype(np.float32)
+    window = window_of(x.shape[2:], w.shape[2:], pads=[1, 19, 1, 19])
+    with compat.enable_x64():
+        closed = jax.jit(lambda w, x: [conv(x, w, window)]).trace(w, x).jaxpr
+        parts = hoisted(rewritten(assign_layouts, closed, 1), 1)
+    (found,) = (e for e in parts.main.jaxpr.eqns if e.primitive.name == "conv_general_dilated")
+    assert found.invars[0].aval.shape[0] == 1
