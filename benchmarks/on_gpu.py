@@ -10,7 +10,6 @@ time them in turn: many calls in a row before they wait for the last.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import select
@@ -28,7 +27,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .harness import compare, median
+from .harness import Call, compare, median
+from .machine import machine
 from .networks import NETWORKS
 
 KEPT: Final = Path(__file__).resolve().parents[1] / "docs" / "gpu.json"
@@ -46,7 +46,7 @@ BANDWIDTH: Final = {"NVIDIA H100": 3.35e12, "NVIDIA H200": 4.8e12}
 OURS, TORCH = ("onnx2jax", "in a jit"), ("torch.compile", "torch.compile, graphs")
 TITLES: Final = {"onnx2jax": "call"}
 
-Calls = Mapping[str, Callable[[], Any]]
+Calls = Mapping[str, Call]
 
 
 class Case(NamedTuple):
@@ -388,7 +388,7 @@ def main(given: list[str] | None = None) -> None:
         child(options.child, options.only, time.monotonic() + options.patience)
         return
     kept: dict[str, Any] = {"device": device()}
-    kept |= {d.name: d.version for d in importlib.metadata.distributions() if d.name in ("jax", "torch")}
+    kept |= {name: version for name, version in machine()["versions"].items() if name in ("jax", "torch")}
     for section, name, found in children(options.kind or KINDS, options.only, options.patience):
         print(section, name, {n: round(v, 4) for n, v in found.items()}, flush=True)
         kept.setdefault(section, {}).setdefault(name, {}).update(found)

@@ -260,7 +260,8 @@ FEW = {
 def test_few_filters_are_convolutions_of_rows(case):
     """The form for TPUs of few filters over few images, and its gradient."""
     x, w, window = FEW[case]
-    x, w = f32(*x), f32(*w)
+    rng = np.random.default_rng(3)  # its own: whatever tests the process ran before
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (x, w))
     assert conv.is_few_filters(x, w, window, 1, ())
 
     @jax.jit
@@ -273,7 +274,7 @@ def test_few_filters_are_convolutions_of_rows(case):
 
     got, expected = call(x, w)
     for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_rows_of_half_precision_are_summed_in_float32():
