@@ -31,6 +31,7 @@ from .programs import dump_compiled as dump_compiled
 from .programs import erf as erf
 from .programs import has_narrow_arguments as has_narrow_arguments
 from .programs import has_onednn as has_onednn
+from .programs import has_serial_loops as has_serial_loops
 from .programs import load_compiled as load_compiled
 from .programs import onednn as onednn
 from .programs import profiled as profiled

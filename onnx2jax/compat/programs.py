@@ -122,6 +122,14 @@ def synchronous_device() -> Any:
         return None
 
 
+def has_serial_loops() -> bool:
+    """Whether XLA:CPU runs the kernels inside of a loop on one thread, as jaxlib 0.12 does.
+
+    In 0.10 they run on all threads; in 0.11 a loop takes as long as its steps one after the other.
+    """
+    return jax.__version_info__ >= (0, 11)
+
+
 def has_onednn() -> bool:
     """Whether ``onednn`` is supported: its targets are internal to XLA, and other releases read other settings."""
     return version("jaxlib").startswith("0.10.")

@@ -29,6 +29,7 @@ from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed,
 from .interpreter import Context, Scope, Settings, evaluate
 from .limits import MOST_SHAPES, PATIENCE
 from .node_errors import refuse_special_values
+from .string_codes import with_string_codes
 from .values import is_jax, to_device, to_host, unaliased
 
 
@@ -42,7 +43,9 @@ class Program:
 
     def __init__(self, graph: Graph, settings: Settings, *, inner: bool = False) -> None:
         """``inner``: the graph is a subgraph of a host node."""
-        self.graph, self.settings, self.inner = with_label_lookups(graph), settings, inner
+        graph = with_label_lookups(graph)
+        self.graph = with_string_codes(graph) if any(map(is_heavy, graph.nodes)) else graph
+        self.settings, self.inner = settings, inner
         self.reasons: dict[Node, str] = {}
         self._compiled: dict[Graph, Subprogram] = {}
         self._whole = partitioned(self.graph, ())
@@ -418,6 +421,10 @@ def _groups(graph: Graph, host: Collection[Node], light_on_host: bool) -> list[t
         level += (level % 2 == 1) != (node in host)
         groups.setdefault(level, []).append(node)
         levels.update((name, level) for name in node.outputs)
+    if 2 in groups and {n for node in groups.get(0, []) for n in node.outputs}.isdisjoint(
+        n for node in groups[1] for n in node.reads
+    ):
+        groups[2] = groups.pop(0, []) + groups[2]  # one program, since the host needs nothing of the first
     merged: list[tuple[bool, list[Node]]] = []
     for level, nodes in sorted(groups.items()):
         # What follows the host's work without heavy nodes of its own stays there.

@@ -1,0 +1,114 @@
+"""String inputs that are only compared with constants, as integer codes of those constants.
+
+before:   text -> ArrayFeatureExtractor -> LabelEncoder -> Concat -> TreeEnsembleClassifier
+after:    text -> StringCodes    (on the host)
+          codes -> ArrayFeatureExtractor -> LabelEncoder -> Concat -> TreeEnsembleClassifier    (one program)
+
+Strings exist on the host alone. One look-up of each string, however many encoders compare it, leaves the rest of the
+graph to one compiled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from ..ir.graph import Graph, Node
+from ..ops.arrays import needs_known
+from ..ops.registry import Operator
+from ..proto.names import unused_name
+from ..proto.types import TensorType
+
+_ENCODERS: Final = {"LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
+"""Operators that compare strings with those of an attribute."""
+_MOVERS: Final = frozenset(
+    (
+        "ArrayFeatureExtractor", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split",
+        "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    )
+)  # fmt: skip
+"""Operators that move elements, whatever their type."""
+
+
+def with_string_codes(graph: Graph) -> Graph:
+    """The graph with codes for the string inputs that only reach encoders; itself where there is none."""
+    texts = {v.name for v in graph.inputs if isinstance(v.type, TensorType) and v.type.dtype == object}
+    coded = _coded(graph, texts)
+    encoders = [n for n in graph.nodes if coded.intersection(n.inputs) and n.op_type in _ENCODERS]
+    if not encoders:
+        return graph
+    strings = dict.fromkeys(s for node in encoders for s in node.attributes[_ENCODERS[node.op_type]])
+    codes = {s: i for i, s in enumerate(strings)}
+    named = {n: unused_name(f"{n} (codes)", graph.defines) for n in coded}
+    first = []
+    for text in (v.name for v in graph.inputs if v.name in coded):
+        reader = next(n for n in encoders if text in _origins(graph, set(n.inputs)))  # whose name messages give
+        codes_of = replace(reader, inputs=(text,), outputs=(named[text],), target=STRING_CODES, casts=None)
+        first.append(replace(codes_of, attributes={"codes": codes}))
+    return replace(graph, nodes=(*first, *(_renamed(node, named, codes) for node in graph.nodes)))
+
+
+def _coded(graph: Graph, texts: set[str]) -> set[str]:
+    """The string inputs, and what movers make of them, that nothing but movers and encoders reads."""
+    while True:
+        coded, wrong = set(texts), {v.name for v in graph.outputs}
+        for node in graph.nodes:
+            moved = node.op_type in _MOVERS and _moves(node, coded)
+            if moved:
+                coded.update(filter(None, node.outputs))
+            elif not _compares(node):
+                wrong.update(node.reads)
+        if not (bad := coded & wrong):
+            return coded
+        left = texts - _origins(graph, bad)
+        if left == texts or not left:
+            return set()
+        texts = left
+
+
+def _origins(graph: Graph, names: set[str]) -> set[str]:
+    """The names, and those that they are computed from."""
+    found = set(names)
+    for node in reversed(graph.nodes):
+        if found.intersection(node.outputs):
+            found.update(node.reads)
+    return found
+
+
+def _moves(node: Node, coded: set[str]) -> bool:
+    """Whether a node moves coded elements alone."""
+    data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+    others = set(node.reads) - set(data)
+    return node.is_plain and node.casts is None and coded.issuperset(data) and coded.isdisjoint(others)
+
+
+def _compares(node: Node) -> bool:
+    """Whether a node compares strings with constants, and an unknown one is no error."""
+    known = isinstance(node.attributes.get(_ENCODERS.get(node.op_type, "")), tuple) and node.is_plain
+    return known and node.attributes.get("zeros", 1) == 1
+
+
+def _renamed(node: Node, named: Mapping[str, str], codes: Mapping[str, int]) -> Node:
+    """The node with the names of codes for those of strings, and an encoder's strings as codes."""
+    if named.keys().isdisjoint(node.inputs):
+        return node
+    attributes, strings = dict(node.attributes), _ENCODERS.get(node.op_type, "")
+    if strings:
+        attributes[strings.replace("strings", "int64s")] = tuple(codes[s] for s in attributes.pop(strings))
+    return replace(node, inputs=_of(named, node.inputs), outputs=_of(named, node.outputs), attributes=attributes)
+
+
+def _of(named: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(named.get(n, n) for n in names)
+
+
+def _string_codes(X: Any, *, codes: Mapping[str, int]) -> np.ndarray:
+    """The code of each string, -1 where it has none."""
+    X = needs_known(X, "strings are looked up on the host")
+    return np.array([codes.get(text, -1) for text in X.ravel().tolist()], np.int64).reshape(X.shape)
+
+
+STRING_CODES = Operator("onnx2jax.runtime", "StringCodes", 1, _string_codes, ("X",), attributes=frozenset({"codes"}))
