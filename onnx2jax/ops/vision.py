@@ -244,19 +244,29 @@ _LATER = np.triu(np.ones((_BLOCK, _BLOCK), bool), 1)
 
 def _greedy(boxes, threshold, limit):
     """Indices of the boxes kept by greedy suppression; ``boxes`` [5, N] are sorted by score."""
-    kept, alive = np.zeros(0, np.int64), np.arange(boxes.shape[1])
-    while alive.size and kept.size < limit:
-        size = min(_BLOCK, 2 * (limit - kept.size))  # most boxes of a block are usually kept
-        block, alive = alive[:size], alive[size:]
-        candidates, suppressed = boxes.take(block, 1), np.zeros(block.size, bool)
-        hits = overlap(candidates[:, :, None], candidates[:, None], threshold) & _LATER[: block.size, : block.size]
-        for i in hits.any(1).nonzero()[0].tolist():
-            if not suppressed[i]:
-                suppressed |= hits[i]
-        kept = np.concatenate([kept, block[~suppressed]])
-        if alive.size and kept.size < limit:
-            alive = alive[~overlap(candidates[:, ~suppressed, None], boxes.take(alive, 1)[:, None], threshold).any(0)]
+    kept, left = np.zeros(0, np.int64), np.arange(boxes.shape[1])
+    while left.size and kept.size < limit:
+        size = max(_BLOCK, limit - kept.size)  # those behind may never be looked at
+        alive, left = left[:size], left[size:]
+        if kept.size:
+            alive = _others(alive, boxes.take(kept, 1), boxes, threshold)
+        while alive.size and kept.size < limit:
+            size = min(_BLOCK, 2 * (limit - kept.size))  # most boxes of a block are usually kept
+            block, alive = alive[:size], alive[size:]
+            candidates, suppressed = boxes.take(block, 1), np.zeros(block.size, bool)
+            hits = overlap(candidates[:, :, None], candidates[:, None], threshold) & _LATER[: block.size, : block.size]
+            for i in hits.any(1).nonzero()[0].tolist():
+                if not suppressed[i]:
+                    suppressed |= hits[i]
+            kept = np.concatenate([kept, block[~suppressed]])
+            if alive.size and kept.size < limit:
+                alive = _others(alive, candidates[:, ~suppressed], boxes, threshold)
     return kept[:limit]
+
+
+def _others(indices, kept, boxes, threshold):
+    """The indices of boxes that overlap with none of the kept boxes [5, M]."""
+    return indices[~overlap(kept[:, :, None], boxes.take(indices, 1)[:, None], threshold).any(0)]
 
 
 @op("NonMaxSuppression", since=10, limits="data-dependent output shape; not differentiable")

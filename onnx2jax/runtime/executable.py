@@ -15,7 +15,7 @@ from .. import compat
 from .cpu import pipeline
 from .cpu.hoist_params import SplitProgram
 from .cpu.inline_dispatch import synchronous
-from .cpu.numpy_executor import NumpyProgram, numpy_program
+from .cpu.numpy_executor import NumpyProgram, numpy_program, without_warnings
 from .dispatch import BoundCall
 from .memory import trim_heap
 from .params import DeviceParams
@@ -143,7 +143,7 @@ class Executable:
     def _to_host(self, hoisted: list[Any], leaves: list[np.ndarray]) -> tuple[Callable[[Any], list[Any]], str]:
         """The program as a function from and to NumPy arrays, and its path: "numpy", "inline" or "compiled"."""
         if self._numpy is not None:
-            return self._numpy.bound(hoisted), "numpy"
+            return without_warnings(self._numpy.bound(hoisted)), "numpy"
         whole, is_new = self._whole, hasattr(self._whole, "lower")
         run = synchronous(whole.lower(hoisted, leaves) if is_new else whole, hoisted, self._code)
         if run is not None:

@@ -10,7 +10,7 @@ integers or strings stay as they are: operators validate such values on the host
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import jax
@@ -32,7 +32,12 @@ Steps = Sequence[tuple[Node, Step]]
 
 
 def fused(
-    steps: Steps, scope: Mapping[str, Any], same: Mapping[str, Any], outputs: Iterable[str], settings: Settings
+    steps: Steps,
+    scope: Mapping[str, Any],
+    same: Mapping[str, Any],
+    outputs: Iterable[str],
+    settings: Settings,
+    inputs: Collection[str] = (),
 ) -> list[tuple[Node, Step]]:
     """The steps, with fusible nodes that need none of the others between them as one step, under the last node's name.
 
@@ -42,29 +47,44 @@ def fused(
         same: values that are equal in all calls.
         outputs: names of the graph's outputs.
         settings: of the model.
+        inputs: values whose types are part of the signature.
     """
-    found: list[tuple[Node, Step]] = []
-    run: list[tuple[Node, Step]] = []
-    waiting: list[tuple[Node, Step]] = []  # behind the run
     outputs = set(outputs)
+    apart = {node for node, _ in steps if not _is_fusible(node, scope, same)}
 
-    def flush() -> None:
-        read = outputs.union(*(node.inputs for node, step in steps if (node, step) not in run))
-        step = guarded(HOST_PASS, lambda: _fused(run, scope, same, read, settings)) if run else None
-        found.extend(run if step is None else [(run[-1][0], step)])
-        found.extend(waiting)
-        run.clear()
-        waiting.clear()
+    def as_one(run: Steps) -> Step | None:
+        nodes = {node for node, _ in run}
+        read = outputs.union(*(node.inputs for node, _ in steps if node not in nodes))
+        return guarded(HOST_PASS, lambda: _fused(run, scope, same, read, settings, inputs))
 
+    while True:
+        found: list[tuple[Node, Step]] = []
+        for run in _runs(steps, apart):
+            node, step = run[-1]
+            one = step if node in apart else as_one(run)
+            if one is None:  # some have no NumPy program
+                alone = {node for node, step in run if len(run) == 1 or as_one([(node, step)]) is None}
+                apart |= alone or {node for node, _ in run}
+                break
+            found.append((node, one))
+        else:
+            return found
+
+
+def _runs(steps: Steps, apart: Collection[Node]) -> list[Steps]:
+    """The steps in an order in which those that can be fused are together; each of those apart is a run of its own."""
+    runs: list[Steps] = []
+    run: list[tuple[Node, Step]] = []
+    behind: list[Steps] = []
     for node, step in steps:
-        if not _is_fusible(node, scope, same):
-            waiting.append((node, step))
+        if node in apart:
+            behind.append([(node, step)])
             continue
-        if not {n for other, _ in waiting for n in other.outputs}.isdisjoint(node.inputs):
-            flush()
+        if not {n for ((other, _),) in behind for n in other.outputs}.isdisjoint(node.inputs):
+            runs += [run, *behind]
+            run, behind = [], []
         run.append((node, step))
-    flush()
-    return found
+    return list(filter(None, [*runs, run, *behind]))
 
 
 def _is_fusible(node: Node, scope: Mapping[str, Any], same: Mapping[str, Any]) -> bool:
@@ -82,7 +102,12 @@ def _is_fusible(node: Node, scope: Mapping[str, Any], same: Mapping[str, Any]) -
 
 
 def _fused(
-    run: Steps, scope: Mapping[str, Any], same: Mapping[str, Any], read: set[str], settings: Settings
+    run: Steps,
+    scope: Mapping[str, Any],
+    same: Mapping[str, Any],
+    read: set[str],
+    settings: Settings,
+    inputs: Collection[str],
 ) -> Step | None:
     """The nodes as one step that stores the values which others ``read``; None if that is impossible."""
     nodes, plain = tuple(node for node, _ in run), tuple(step for _, step in run)
@@ -103,4 +128,4 @@ def _fused(
     program = numpy_program(traced, 0, math.inf)
     if program is None:
         return None
-    return typed_step(names, scope, program.bound([]), writes, plain)
+    return typed_step(names, scope, program.bound([]), writes, plain, inputs)

@@ -18,14 +18,15 @@ from ..errors import KnownValueError, OnnxError
 from ..ir import analysis
 from ..ir.graph import Graph, Node
 from ..ops.arrays import is_traced
-from ..ops.registry import PADDED, Operator, resolve
+from ..ops.registry import PADDED, resolve
 from ..proto.types import ValueInfo
 from .class_labels import with_label_lookups
 from .compile import NeedsHost, Subprogram, is_small
 from .cpu.pipeline import HOST_PASS
+from .cut import is_heavy, partitioned
 from .dispatch import BoundCall, Constants, is_wide, with_x64
 from .host_fusion import FEW_CALLS, fused
-from .host_plan import COMPILED, DOMAIN, Step, body_of, host_steps, precomputed, typed_step
+from .host_plan import Step, body_of, host_steps, precomputed, typed_step
 from .interpreter import Context, Scope, Settings, evaluate
 from .limits import MOST_SHAPES, PATIENCE
 from .node_errors import refuse_special_values
@@ -148,19 +149,26 @@ class Program:
                 if remaining:
                     remaining -= 1
                     if not remaining:
-                        steps = self._bound_steps(left, scope, same, outputs, host)
+                        steps = self._bound_steps(left, scope, same, outputs, host, names)
             return results if as_numpy else list(map(to_device, results))
 
         return BoundCall(with_x64(call), names, "host")
 
     def _bound_steps(
-        self, left: Sequence[tuple[Node, Step]], scope: Scope, same: Mapping[str, Any], outputs: list[str], host: _Host
+        self,
+        left: Sequence[tuple[Node, Step]],
+        scope: Scope,
+        same: Mapping[str, Any],
+        outputs: list[str],
+        host: _Host,
+        inputs: Collection[str],
     ) -> list[Step]:
         """The steps of a signature: floating-point nodes fused, partitions bound to their programs."""
         if HOST_PASS not in self.settings.skip:
-            left = fused(left, scope, same, outputs, self.settings)
+            left = fused(left, scope, same, outputs, self.settings, inputs)
         return [
-            step if (body := body_of(node)) is None else host.bound_step(node, body, scope, step) for node, step in left
+            step if (body := body_of(node)) is None else host.bound_step(node, body, scope, step, inputs)
+            for node, step in left
         ]
 
     @property
@@ -325,7 +333,7 @@ class _Host:
         self._fixed |= fixed
         return results
 
-    def bound_step(self, node: Node, graph: Graph, scope: Scope, plain: Step) -> Step:
+    def bound_step(self, node: Node, graph: Graph, scope: Scope, plain: Step, inputs: Collection[str]) -> Step:
         """A step that calls a partition's program without its lookup, for arrays of the types in ``scope``."""
         program = self._program._subprogram(graph)
         given = {n: scope[n] for n in graph.captures}
@@ -335,7 +343,7 @@ class _Host:
         bound = program.bound_call(given, (), params, self._constants, self._to_host)
         if bound is None or not given.keys() >= set(bound.names):
             return plain
-        return typed_step(bound.names, scope, bound.call, node.outputs, [plain])
+        return typed_step(bound.names, scope, bound.call, node.outputs, [plain], inputs)
 
     def run_trips(
         self,
@@ -377,60 +385,3 @@ class _Host:
             impossible.add(node)  # as the state grows, say
             return None
         return tuple(map(to_host, results))
-
-
-def is_heavy(node: Node) -> bool:
-    """Whether a node, or a node in its subgraphs and functions, is worth compiling by itself."""
-    if isinstance(node.target, Operator) and node.target.heavy:
-        return True
-    return any(is_heavy(n) for graph in node.bodies for n in graph.nodes)
-
-
-def partitioned(graph: Graph, host: Collection[Node], *, light_on_host: bool = False) -> Graph:
-    """The graph to evaluate on the host, in which each compiled partition is one node.
-
-    Args:
-        graph: what to cut.
-        host: the nodes that must run on the host.
-        light_on_host: keep a graph without heavy nodes on the host altogether. Also done when something must.
-    """
-    groups = _groups(graph, host, light_on_host)
-    outputs = [v.name for v in graph.outputs]
-    later = set(outputs)
-    nodes: list[Node] = []
-    for on_host, group in reversed(groups):
-        if not on_host:
-            names = {name for node in group for name in node.outputs}
-            made = tuple(dict.fromkeys(n for n in (*outputs, *sorted(later)) if n in names))
-            body = {"body": graph.extract(group, made)}
-            group = [Node(graph.name or "graph", "Compiled", DOMAIN, 1, (), made, body, COMPILED)]
-        later.update(name for node in group for name in node.reads)
-        nodes.extend(reversed(group))
-    return graph.extract(nodes[::-1], outputs)
-
-
-def _groups(graph: Graph, host: Collection[Node], light_on_host: bool) -> list[tuple[bool, list[Node]]]:
-    """Nodes that run together, in order, each group with whether it runs on the host."""
-    if (host or light_on_host) and not any(map(is_heavy, graph.nodes)):
-        return [(True, list(graph.nodes))]
-    levels: dict[str, int] = {}
-    groups: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        # Even levels are compiled, odd ones run on the host.
-        level = max((levels.get(name, 0) for name in node.reads), default=0)
-        level += (level % 2 == 1) != (node in host)
-        groups.setdefault(level, []).append(node)
-        levels.update((name, level) for name in node.outputs)
-    if 2 in groups and {n for node in groups.get(0, []) for n in node.outputs}.isdisjoint(
-        n for node in groups[1] for n in node.reads
-    ):
-        groups[2] = groups.pop(0, []) + groups[2]  # one program, since the host needs nothing of the first
-    merged: list[tuple[bool, list[Node]]] = []
-    for level, nodes in sorted(groups.items()):
-        # What follows the host's work without heavy nodes of its own stays there.
-        on_host = level % 2 == 1 or (level > 0 and not any(map(is_heavy, nodes)))
-        if merged and merged[-1][0] == on_host:
-            merged[-1][1].extend(nodes)
-        else:
-            merged.append((on_host, nodes))
-    return merged

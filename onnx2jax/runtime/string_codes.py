@@ -56,8 +56,7 @@ def _coded(graph: Graph, texts: set[str]) -> set[str]:
     while True:
         coded, wrong = set(texts), {v.name for v in graph.outputs}
         for node in graph.nodes:
-            moved = node.op_type in _MOVERS and _moves(node, coded)
-            if moved:
+            if _moves(node, coded):
                 coded.update(filter(None, node.outputs))
             elif not _compares(node):
                 wrong.update(node.reads)
@@ -82,13 +81,19 @@ def _moves(node: Node, coded: set[str]) -> bool:
     """Whether a node moves coded elements alone."""
     data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
     others = set(node.reads) - set(data)
-    return node.is_plain and node.casts is None and coded.issuperset(data) and coded.isdisjoint(others)
+    known = node.op_type in _MOVERS and _is_plain(node) and node.casts is None
+    return known and coded.issuperset(data) and coded.isdisjoint(others)
 
 
 def _compares(node: Node) -> bool:
     """Whether a node compares strings with constants, and an unknown one is no error."""
-    known = isinstance(node.attributes.get(_ENCODERS.get(node.op_type, "")), tuple) and node.is_plain
+    known = isinstance(node.attributes.get(_ENCODERS.get(node.op_type, "")), tuple) and _is_plain(node)
     return known and node.attributes.get("zeros", 1) == 1
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a node is an operator of ONNX's own, with constant attributes."""
+    return node.is_plain and isinstance(node.target, Operator) and node.domain in ("", "ai.onnx.ml")
 
 
 def _renamed(node: Node, named: Mapping[str, str], codes: Mapping[str, int]) -> Node:

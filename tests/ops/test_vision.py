@@ -124,6 +124,27 @@ def test_suppression(optional, expected, opset):
     assert got[:, 2].tolist() == expected
 
 
+@pytest.mark.parametrize("limit", [1, 5, 64, 65, 300])
+def test_suppression_of_many_boxes_compares_each_with_all_kept(limit):
+    """More boxes than are looked at together, beside one comparison after the other."""
+    rng = np.random.default_rng(limit)
+    low = rng.uniform(0, 20, (300, 2))
+    boxes = np.concatenate([low, low + rng.uniform(1, 4, (300, 2))], 1).astype(np.float32)
+    scores = rng.permutation(300).astype(np.float32)
+
+    def overlap(a, b):
+        sides = np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0)
+        areas = np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2])
+        return sides.prod() / (areas - sides.prod())
+
+    kept: list[int] = []
+    for i in np.argsort(-scores):
+        if len(kept) < limit and all(overlap(boxes[i], boxes[k]) <= 0.2 for k in kept):
+            kept.append(i)
+    got = run_op("NonMaxSuppression", boxes[None], scores[None, None], np.array(limit), np.float32(0.2), opset=11)
+    assert got[:, 2].tolist() == kept
+
+
 def _file(mode, kind):
     image = pytest.importorskip("PIL.Image")
     stream = io.BytesIO()

@@ -171,3 +171,22 @@ def test_partitions_are_bound_to_their_programs(monkeypatch: pytest.MonkeyPatch)
             x = np.vectorize(WORDS.get)(words).astype(np.float32)
             np.testing.assert_allclose(m.run(None, {"words": words})[0], x @ w, rtol=1e-5, atol=1e-5)
     assert len(lookups) == 2 * (FEW_CALLS + 1)  # the first call of a signature, and those before it is bound
+
+
+def test_nodes_around_one_without_a_numpy_program_are_fused(numbers_of_nodes: list[int]) -> None:
+    """A cast to integers, whose values beyond their range NumPy and XLA convert differently."""
+    nodes = [
+        helper.make_node("Exp", ["x"], ["a"]),
+        helper.make_node("Cast", ["x"], ["whole"], to=onnx.TensorProto.INT64),
+        helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("Unique", ["whole"], ["unique"]),
+        helper.make_node("Abs", ["b"], ["c"]),
+    ]
+    ends = [value("c", np.float32, None), value("unique", np.int64, None)]
+    m = onnx2jax.convert(model(nodes, [value("x", np.float32, [3, 4])], ends))
+    for k in range(FEW_CALLS + 3):
+        x = X * k
+        c, unique = m.run(None, {"x": x})
+        np.testing.assert_allclose(c, np.exp(x), rtol=1e-6)
+        np.testing.assert_array_equal(unique, np.unique(x.astype(np.int64)))
+    assert max(numbers_of_nodes) == 3

