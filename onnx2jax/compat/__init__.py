@@ -24,6 +24,7 @@ from .processes import gathered as gathered
 from .processes import gathered_texts as gathered_texts
 from .processes import noticeboard as noticeboard
 from .processes import spread as spread
+from .programs import EIGEN_CONVOLUTIONS as EIGEN_CONVOLUTIONS
 from .programs import annotation as annotation
 from .programs import cost_analysis as cost_analysis
 from .programs import devices_of as devices_of
@@ -32,6 +33,7 @@ from .programs import erf as erf
 from .programs import has_narrow_arguments as has_narrow_arguments
 from .programs import has_onednn as has_onednn
 from .programs import has_serial_loops as has_serial_loops
+from .programs import jaxlib_release as jaxlib_release
 from .programs import load_compiled as load_compiled
 from .programs import onednn as onednn
 from .programs import profiled as profiled

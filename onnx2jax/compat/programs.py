@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -130,9 +130,21 @@ def has_serial_loops() -> bool:
     return jax.__version_info__ >= (0, 11)
 
 
+EIGEN_CONVOLUTIONS: Final[dict[str, bool | str]] = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+}
+"""Options of XLA:CPU for a program whose convolutions Eigen computes: YNNPACK computes products alone."""
+
+
+def jaxlib_release() -> tuple[int, int]:
+    """Its first two numbers."""
+    major, minor, *_ = version("jaxlib").split(".")
+    return int(major), int(minor)
+
+
 def has_onednn() -> bool:
     """Whether ``onednn`` is supported: its targets are internal to XLA, and other releases read other settings."""
-    return version("jaxlib").startswith("0.10.")
+    return jaxlib_release() == (0, 10)
 
 
 def onednn(target: str, settings: Mapping[str, Any], shape: Sequence[int], *operands: Any) -> Any:

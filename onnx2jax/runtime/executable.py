@@ -73,10 +73,12 @@ class Executable:
         self._numpy: NumpyProgram | None = None
         """The program as NumPy calls, where dispatch would cost more than the computation."""
         self._unfolded: Executable | None = None
+        compiler_options = None
         if kept is None:
             traced = jitted.trace(constants, *args)
             self._split = self._as_split(traced)
             assert self._split.main is not None
+            compiler_options = pipeline.compiler_options(self._split.main, options)
             if not options.portable and options.platform == "cpu":
                 self._numpy = numpy_program(self._split.main, len(self._split.hoisted))
             kept = Kept(jax.tree.map(lambda _: 0, traced.out_info), replace(self._split, main=None), None)
@@ -94,9 +96,10 @@ class Executable:
             return unaliased(map(to_device, results), (*hoisted, *leaves))  # NumPy's in jax.disable_jit
 
         main.__name__ = jitted.__name__  # profiles show it
-        self._whole: Any = jax.jit(main)
+        self._whole: Any = jax.jit(main, compiler_options=compiler_options)
         """A jitted function, or a compiled one."""
-        self.main: Callable[..., list[Any]] = self._whole
+        self.main: Callable[..., list[Any]] = jax.jit(main)
+        """For callers who may trace it: a jitted function with options of its own cannot be nested."""
         self._code = kept.code
         """Code read from ``cache_dir``: XLA would omit functions when it serialises what was loaded."""
         if kept.compiled is not None:

@@ -4,6 +4,7 @@
 only module that reads and builds jaxprs. A pass is a module: ``dequantize``, ``fold_batchnorm``, ``layout_assignment``
 (with ``axis_orders``, ``conv_lowering`` and ``train_conv``), ``dot_layout``, ``onednn``, ``hoist_params`` (with
 ``const_eval``), ``prevent_recompute`` and ``microbatch``. ``train_step`` runs those for a training step.
+``conv_library`` chooses XLA's library for convolutions.
 
 ``numpy_executor`` and ``inline_dispatch`` run tiny and short programs for callers who want NumPy arrays.
 

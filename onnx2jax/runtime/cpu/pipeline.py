@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from ...errors import InputTypeError, InputValueError
 from .. import debug
-from . import onednn
+from . import conv_library, onednn
 from .dequantize import multiply_integers
 from .dot_layout import swap_transposed, transpose_row_weights
 from .fold_batchnorm import fold
@@ -162,7 +162,7 @@ TRAINING_PASSES: Final = (
 """Over a training step, whose state changes with every call: nothing is hoisted."""
 HOST_PASS: Final = "fuse_host_nodes"
 """Over host nodes rather than a program (``runtime/host_fusion.py``)."""
-NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), HOST_PASS)
+NAMES: Final = (*dict.fromkeys(p.name for p in (*PASSES, *TRAINING_PASSES)), conv_library.NAME, HOST_PASS)
 
 
 def run(closed: Any, parameters: int, options: Options) -> SplitProgram:
@@ -176,6 +176,13 @@ def run(closed: Any, parameters: int, options: Options) -> SplitProgram:
     new, program = _rewritten(PASSES, closed, parameters, options)
     hoisted = without_hoisting(parameters) if program is None or program.hoisted is None else program.hoisted
     return replace(hoisted, main=new)
+
+
+def compiler_options(main: Any, options: Options) -> dict[str, bool | str] | None:
+    """XLA's options for a program after all passes; None for its own."""
+    if options.platform != "cpu" or conv_library.NAME in options.skip:
+        return None
+    return guarded(conv_library.NAME, lambda: conv_library.compiler_options(main))
 
 
 def run_training(closed: Any, state: int, options: Options) -> Any:

@@ -1,0 +1,85 @@
+"""Which library XLA:CPU computes a program's convolutions with: YNNPACK, as it chooses itself, or Eigen.
+
+XLA has one setting for all convolutions of a program, so their FLOPs vote. What is faster differs between releases:
+in jaxlib 0.10 YNNPACK runs most convolutions on one thread, in 0.12 it hands those of a few microseconds to others.
+
+Whole networks on two cores (AMD, Zen 4), YNNPACK's time over Eigen's. jaxlib 0.10: an EEG classifier 1.45, PLCMOS 1.4,
+basic_pitch 1.35, DenseNet-121 1.24, Inception v2 1.18, VGG-19 1.06. jaxlib 0.12: Silero 1.2, the EEG classifier 1.14;
+where it keeps YNNPACK: DNSMOS 0.88, basic_pitch 0.85.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ... import compat
+from .jaxpr_rewrite import Equation, Program, branch_for
+
+NAME: Final = "conv_library"
+"""For ``Options.skip``."""
+
+
+class Range(NamedTuple):
+    """Convolutions that Eigen computes faster.
+
+    Attributes:
+        least, most: FLOPs.
+        outputs: channels, at least, where FLOPs decide.
+        length: of the kernel, from which it is faster in any case.
+        one_row: whether it is for images of one row.
+    """
+
+    least: float
+    most: float = math.inf
+    outputs: int = 0
+    length: float = math.inf
+    one_row: bool = False
+
+
+RANGES: Final[Mapping[tuple[int, int], Range]] = {
+    (0, 10): Range(least=3e7, outputs=32, length=64),
+    (0, 11): Range(least=0, most=1e6),
+    (0, 12): Range(least=0, most=8e6, one_row=True),
+}
+"""By release of jaxlib, measured one by one from 0.4 to 230 MFLOP; newer ones keep what XLA chooses.
+
+3x3 over 56x56 pixels of 64 channels: 2.5 and 1.6 ms in 0.10, 1.3 and 1.45 in 0.12; over 8x8 of 16, to 32: 24 and 28 us
+in 0.10, 75 and 25 in 0.12; over 120x160 of 96, to 24: 6.0 and 7.3 ms in 0.10."""
+
+
+def compiler_options(main: Any) -> dict[str, bool | str] | None:
+    """The compiler's options for a program, a ClosedJaxpr; None for XLA's own."""
+    mine = RANGES.get(compat.jaxlib_release())
+    if mine is None:
+        return None
+    votes = {True: 0.0, False: 0.0}
+    for equation in Program.of(main).inlined(branch_for("cpu")).equations:
+        if equation.name == "conv_general_dilated":
+            flops = _flops(equation)
+            votes[_is_in(mine, equation, flops)] += flops
+    return compat.EIGEN_CONVOLUTIONS if votes[True] > votes[False] else None
+
+
+def _flops(equation: Equation) -> float:
+    return 2.0 * math.prod(_shape(equation)) * math.prod(_kernel(equation)[1:])
+
+
+def _shape(equation: Equation) -> tuple[int, ...]:
+    """The result's: images, channels, spatial extents."""
+    shape = equation.outputs[0].aval.shape
+    return tuple(shape[axis] for axis in equation.params["dimension_numbers"].out_spec)
+
+
+def _kernel(equation: Equation) -> tuple[int, ...]:
+    """Its shape: outputs, inputs of a group, spatial extents."""
+    shape = equation.inputs[1].aval.shape
+    return tuple(shape[axis] for axis in equation.params["dimension_numbers"].rhs_spec)
+
+
+def _is_in(mine: Range, equation: Equation, flops: float) -> bool:
+    (_, channels, *spatial), (_, _, *kernel) = _shape(equation), _kernel(equation)
+    is_row = math.prod(spatial) == max(spatial, default=1)
+    by_flops = mine.least <= flops <= mine.most and channels >= mine.outputs
+    return by_flops or max(kernel, default=0) >= mine.length or (mine.one_row and is_row)
