@@ -54,8 +54,8 @@ than 0.45, 6x6 of 16 in 0.20 rather than 0.22; but 28x28 of 8 in 3.2 rather than
 NARROW: Final = 16
 """XLA:CPU has a fast kernel for convolutions, of 8 bits or of floats, that read or make more channels than this."""
 MANY_NARROW_PRODUCTS, MANY_OF_8_BITS = 100_000, 1_000_000
-"""Narrow images of floats and of int8 are packed from this many products: 208x208 pixels, 16 channels to 16, in 3.0 ms rather than 3.9;
-720x720, 16 to 3 by 9x9, in 64 rather than 226; 14x14, 8 to 16 by 5x5, in 0.11 rather than 0.15."""
+"""Narrow images of floats and of int8 are packed from this many products: 208x208 pixels, 16 channels to 16, in 3.0 ms
+rather than 3.9; 720x720, 16 to 3 by 9x9, in 64 rather than 226; 14x14, 8 to 16 by 5x5, in 0.11 rather than 0.15."""
 ENOUGH_CHANNELS_OF_8_BITS: Final = 8
 """Images of int8 are packed to so many: 7x7 by 2 over 3 channels with jax 0.12 in 1.5 ms rather than 3.0 by columns,
 5x5 over 3 in 0.46 rather than 1.17, 3x3 over 3 for 64 in 2.5 rather than 3.1; with jax 0.10 in as long."""
