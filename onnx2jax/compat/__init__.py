@@ -24,11 +24,11 @@ from .processes import gathered as gathered
 from .processes import gathered_texts as gathered_texts
 from .processes import noticeboard as noticeboard
 from .processes import spread as spread
-from .programs import EIGEN_CONVOLUTIONS as EIGEN_CONVOLUTIONS
 from .programs import annotation as annotation
 from .programs import cost_analysis as cost_analysis
 from .programs import devices_of as devices_of
 from .programs import dump_compiled as dump_compiled
+from .programs import eigen_convolutions as eigen_convolutions
 from .programs import erf as erf
 from .programs import has_narrow_arguments as has_narrow_arguments
 from .programs import has_onednn as has_onednn

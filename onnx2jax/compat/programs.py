@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -130,10 +130,19 @@ def has_serial_loops() -> bool:
     return jax.__version_info__ >= (0, 11)
 
 
-EIGEN_CONVOLUTIONS: Final[dict[str, bool | str]] = {
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
-}
-"""Options of XLA:CPU for a program whose convolutions Eigen computes: YNNPACK computes products alone."""
+@functools.cache
+def eigen_convolutions() -> dict[str, bool | str] | None:
+    """Options of XLA:CPU for a program whose convolutions Eigen computes: YNNPACK computes products alone.
+
+    None where this XLA refuses them, which costs 10 ms to find out: options of this kind come and go.
+    """
+    options: dict[str, bool | str] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+    try:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            jax.jit(lambda: 0, compiler_options=options).lower().compile()
+    except RuntimeError:
+        return None
+    return options
 
 
 def jaxlib_release() -> tuple[int, int]:

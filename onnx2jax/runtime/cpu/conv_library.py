@@ -59,7 +59,7 @@ def compiler_options(main: Any) -> dict[str, bool | str] | None:
         if equation.name == "conv_general_dilated":
             flops = _flops(equation)
             votes[_is_in(mine, equation, flops)] += flops
-    return compat.EIGEN_CONVOLUTIONS if votes[True] > votes[False] else None
+    return compat.eigen_convolutions() if votes[True] > votes[False] else None
 
 
 def _flops(equation: Equation) -> float:

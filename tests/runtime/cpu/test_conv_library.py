@@ -44,7 +44,7 @@ def test_each_release_has_its_own_convolutions_for_eigen(
 ) -> None:
     monkeypatch.setattr(compat, "jaxlib_release", lambda: release)
     for one in (SMALL, LARGE, NARROW, ROW, LONG):
-        wanted = compat.EIGEN_CONVOLUTIONS if one in eigen else None
+        wanted = compat.eigen_convolutions() if one in eigen else None
         assert conv_library.compiler_options(program(one)) == wanted, one
 
 
@@ -53,6 +53,14 @@ def test_the_flops_of_convolutions_vote(monkeypatch: pytest.MonkeyPatch) -> None
     assert conv_library.compiler_options(program(LARGE, SMALL, SMALL)) is not None
     assert conv_library.compiler_options(program(NARROW, SMALL, LARGE)) is None
     assert conv_library.compiler_options(program()) is None, "no convolution"
+
+
+def test_options_that_xla_refuses_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    jit = jax.jit
+    monkeypatch.setattr(jax, "jit", lambda f, **_: jit(f, compiler_options={"xla_cpu_no_such": "x"}))
+    assert compat.eigen_convolutions.__wrapped__() is None
+    monkeypatch.undo()
+    assert compat.jaxlib_release() not in conv_library.RANGES or compat.eigen_convolutions() is not None
 
 
 def test_options_leave_other_platforms_and_skipped_passes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
