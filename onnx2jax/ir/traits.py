@@ -1,4 +1,4 @@
-"""Which operators need float32 where a model computes in bfloat16 or float16: one table, of traits of operators.
+"""Traits of operators, in tables: which need float32 in bfloat16 and float16, and which move or compare strings.
 
 Operators of a user's own say it where they are registered: ``op("Norm", domain="com.example", wide=True)``.
 """
@@ -50,8 +50,22 @@ EXACT: Final = {
 So do all inputs whose values decide shapes (``Static``) and what is cast to an integer.
 """
 
+MOVES: Final = {
+    "": "Concat Expand Flatten Gather Identity Reshape Slice Split Squeeze Tile Transpose Unsqueeze",
+    "ai.onnx.ml": "ArrayFeatureExtractor",
+}
+"""Operators by domain that move elements, strings too, and compute nothing."""
+
+STRINGS: Final = {"LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
+"""Operators of ai.onnx.ml that compare strings, with the attribute that lists those."""
+
 for _domain, _names in WIDE.items():
     for _name in _names.split():
         add_traits(_domain, _name, wide=True)
+for _domain, _names in MOVES.items():
+    for _name in _names.split():
+        add_traits(_domain, _name, moves=True)
+for _name, _attribute in STRINGS.items():
+    add_traits("ai.onnx.ml", _name, strings=_attribute)
 for (_domain, _name), _inputs in EXACT.items():
     add_traits(_domain, _name, exact=_inputs)

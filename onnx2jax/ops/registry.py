@@ -91,6 +91,8 @@ class Traits(TypedDict, total=False):
         unsharded: ONNX defines no sharding of it (rule DV-18).
         labels: the attribute of integer class labels of a classifier; its first output are labels, and
             ``classlabels_strings`` stands for strings. See runtime/class_labels.py.
+        strings: the attribute of strings that its first input is compared with. See runtime/string_codes.py.
+        moves: it moves elements of its first inputs, whatever their type, and computes nothing.
         limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
     """
 
@@ -101,6 +103,8 @@ class Traits(TypedDict, total=False):
     broadcasts: bool
     unsharded: bool
     labels: str
+    strings: str
+    moves: bool
     limits: str
 
 
@@ -136,6 +140,8 @@ class Operator:
     broadcasts: bool = False
     unsharded: bool = False
     labels: str = ""
+    strings: str = ""
+    moves: bool = False
     limits: str = ""
 
     def __reduce__(self) -> Any:

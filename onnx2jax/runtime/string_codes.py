@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -22,25 +22,15 @@ from ..ops.registry import Operator
 from ..proto.names import unused_name
 from ..proto.types import TensorType
 
-_ENCODERS: Final = {"LabelEncoder": "keys_strings", "OneHotEncoder": "cats_strings"}
-"""Operators that compare strings with those of an attribute."""
-_MOVERS: Final = frozenset(
-    (
-        "ArrayFeatureExtractor", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split",
-        "Squeeze", "Tile", "Transpose", "Unsqueeze",
-    )
-)  # fmt: skip
-"""Operators that move elements, whatever their type."""
-
 
 def with_string_codes(graph: Graph) -> Graph:
     """The graph with codes for the string inputs that only reach encoders; itself where there is none."""
     texts = {v.name for v in graph.inputs if isinstance(v.type, TensorType) and v.type.dtype == object}
     coded = _coded(graph, texts)
-    encoders = [n for n in graph.nodes if coded.intersection(n.inputs) and n.op_type in _ENCODERS]
+    encoders = [n for n in graph.nodes if coded.intersection(n.inputs) and _compares(n)]
     if not encoders:
         return graph
-    strings = dict.fromkeys(s for node in encoders for s in node.attributes[_ENCODERS[node.op_type]])
+    strings = dict.fromkeys(s for node in encoders for s in node.attributes[_traits(node).strings])
     codes = {s: i for i, s in enumerate(strings)}
     named = {n: unused_name(f"{n} (codes)", graph.defines) for n in coded}
     first = []
@@ -79,28 +69,27 @@ def _origins(graph: Graph, names: set[str]) -> set[str]:
 
 def _moves(node: Node, coded: set[str]) -> bool:
     """Whether a node moves coded elements alone."""
-    data = node.inputs if node.op_type == "Concat" else node.inputs[:1]
+    data = node.inputs if _traits(node).variadic else node.inputs[:1]
     others = set(node.reads) - set(data)
-    known = node.op_type in _MOVERS and _is_plain(node) and node.casts is None
+    known = _traits(node).moves and node.is_plain and node.casts is None
     return known and coded.issuperset(data) and coded.isdisjoint(others)
 
 
 def _compares(node: Node) -> bool:
     """Whether a node compares strings with constants, and an unknown one is no error."""
-    known = isinstance(node.attributes.get(_ENCODERS.get(node.op_type, "")), tuple) and _is_plain(node)
+    known = isinstance(node.attributes.get(_traits(node).strings), tuple) and node.is_plain
     return known and node.attributes.get("zeros", 1) == 1
 
 
-def _is_plain(node: Node) -> bool:
-    """Whether a node is an operator of ONNX's own, with constant attributes."""
-    return node.is_plain and isinstance(node.target, Operator) and node.domain in ("", "ai.onnx.ml")
+def _traits(node: Node) -> Operator:
+    return node.target if isinstance(node.target, Operator) else STRING_CODES  # which has none
 
 
 def _renamed(node: Node, named: Mapping[str, str], codes: Mapping[str, int]) -> Node:
     """The node with the names of codes for those of strings, and an encoder's strings as codes."""
     if named.keys().isdisjoint(node.inputs):
         return node
-    attributes, strings = dict(node.attributes), _ENCODERS.get(node.op_type, "")
+    attributes, strings = dict(node.attributes), _traits(node).strings
     if strings:
         attributes[strings.replace("strings", "int64s")] = tuple(codes[s] for s in attributes.pop(strings))
     return replace(node, inputs=_of(named, node.inputs), outputs=_of(named, node.outputs), attributes=attributes)
