@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.graph import Graph, Node
+from ..ir.graph import Graph, Node, descendants
 from ..ops.arrays import needs_known
 from ..ops.registry import Operator
 from ..proto.names import unused_name
@@ -35,7 +35,8 @@ def with_string_codes(graph: Graph) -> Graph:
     named = {n: unused_name(f"{n} (codes)", graph.defines) for n in coded}
     first = []
     for text in (v.name for v in graph.inputs if v.name in coded):
-        reader = next(n for n in encoders if text in _origins(graph, set(n.inputs)))  # whose name messages give
+        readers = (n for n in descendants(graph.nodes, [text]) if n in encoders)
+        reader = next(readers, encoders[0])  # whose name messages give; nothing reads the text if it has none
         codes_of = replace(reader, inputs=(text,), outputs=(named[text],), target=STRING_CODES, casts=None)
         first.append(replace(codes_of, attributes={"codes": codes}))
     return replace(graph, nodes=(*first, *(_renamed(node, named, codes) for node in graph.nodes)))
@@ -52,19 +53,9 @@ def _coded(graph: Graph, texts: set[str]) -> set[str]:
                 wrong.update(node.reads)
         if not (bad := coded & wrong):
             return coded
-        left = texts - _origins(graph, bad)
-        if left == texts or not left:
-            return set()
-        texts = left
-
-
-def _origins(graph: Graph, names: set[str]) -> set[str]:
-    """The names, and those that they are computed from."""
-    found = set(names)
-    for node in reversed(graph.nodes):
-        if found.intersection(node.outputs):
-            found.update(node.reads)
-    return found
+        texts = {
+            t for t in texts if bad.isdisjoint([t, *(n for d in descendants(graph.nodes, [t]) for n in d.outputs)])
+        }
 
 
 def _moves(node: Node, coded: set[str]) -> bool:

@@ -141,3 +141,13 @@ def test_one_of_two_inputs_becomes_codes() -> None:
         np.testing.assert_array_equal(a, b)
     first, *_ = with_string_codes(m.graph).nodes
     assert first.inputs == ("one",) and first.op_type == "LabelEncoder"
+
+
+def test_a_string_input_that_nothing_reads_is_no_obstacle() -> None:
+    proto = pipeline(LABELS)
+    proto.graph.input.append(value("unused", object, ["m"]))
+    feeds = {"text": WORDS, "unused": np.array(["?"], object)}
+    for ours, theirs in zip(
+        onnx2jax.convert(proto).run(None, feeds), onnx2jax.convert(pipeline(LABELS))(WORDS), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
