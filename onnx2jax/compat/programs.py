@@ -7,7 +7,6 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxlib.version import __version__ as jaxlib_version
 
 from .config import keeps_programs
 
@@ -127,7 +127,7 @@ def has_serial_loops() -> bool:
 
     In 0.10 they run on all threads; in 0.11 a loop takes as long as its steps one after the other.
     """
-    return jax.__version_info__ >= (0, 11)
+    return jaxlib_release() >= (0, 11)
 
 
 @functools.cache
@@ -145,9 +145,10 @@ def eigen_convolutions() -> dict[str, bool | str] | None:
     return options
 
 
+@functools.cache
 def jaxlib_release() -> tuple[int, int]:
     """Its first two numbers."""
-    major, minor, *_ = version("jaxlib").split(".")
+    major, minor, *_ = jaxlib_version.split(".")
     return int(major), int(minor)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ... import compat
-from .jaxpr_rewrite import Equation, Program, branch_for
+from .jaxpr_rewrite import Equation, Program, branch_for, convolution_flops
 
 NAME: Final = "conv_library"
 """For ``Options.skip``."""
@@ -51,35 +51,22 @@ in 0.10, 75 and 25 in 0.12; over 120x160 of 96, to 24: 6.0 and 7.3 ms in 0.10.""
 
 def compiler_options(main: Any) -> dict[str, bool | str] | None:
     """The compiler's options for a program, a ClosedJaxpr; None for XLA's own."""
-    mine = RANGES.get(compat.jaxlib_release())
-    if mine is None:
+    mine, program = RANGES.get(compat.jaxlib_release()), Program.of(main)
+    if mine is None or not program.has("conv_general_dilated"):
         return None
-    votes = {True: 0.0, False: 0.0}
-    for equation in Program.of(main).inlined(branch_for("cpu")).equations:
+    votes = {True: 0, False: 0}
+    for equation in program.inlined(branch_for("cpu")).equations:
         if equation.name == "conv_general_dilated":
-            flops = _flops(equation)
+            flops = convolution_flops(equation)
             votes[_is_in(mine, equation, flops)] += flops
     return compat.eigen_convolutions() if votes[True] > votes[False] else None
 
 
-def _flops(equation: Equation) -> float:
-    return 2.0 * math.prod(_shape(equation)) * math.prod(_kernel(equation)[1:])
-
-
-def _shape(equation: Equation) -> tuple[int, ...]:
-    """The result's: images, channels, spatial extents."""
-    shape = equation.outputs[0].aval.shape
-    return tuple(shape[axis] for axis in equation.params["dimension_numbers"].out_spec)
-
-
-def _kernel(equation: Equation) -> tuple[int, ...]:
-    """Its shape: outputs, inputs of a group, spatial extents."""
-    shape = equation.inputs[1].aval.shape
-    return tuple(shape[axis] for axis in equation.params["dimension_numbers"].rhs_spec)
-
-
-def _is_in(mine: Range, equation: Equation, flops: float) -> bool:
-    (_, channels, *spatial), (_, _, *kernel) = _shape(equation), _kernel(equation)
+def _is_in(mine: Range, equation: Equation, flops: int) -> bool:
+    numbers = equation.params["dimension_numbers"]
+    shape, weights = equation.outputs[0].aval.shape, equation.inputs[1].aval.shape
+    channels, *spatial = (shape[axis] for axis in numbers.out_spec[1:])
+    kernel = [weights[axis] for axis in numbers.rhs_spec[2:]]
     is_row = math.prod(spatial) == max(spatial, default=1)
     by_flops = mine.least <= flops <= mine.most and channels >= mine.outputs
     return by_flops or max(kernel, default=0) >= mine.length or (mine.one_row and is_row)

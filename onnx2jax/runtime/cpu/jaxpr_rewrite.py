@@ -210,6 +210,12 @@ def values_of(operands: Sequence[Any], values: Mapping[Any, Any]) -> list[Any]:
 # ------------------------------------------------------------------------------------------------------ equations
 
 
+def convolution_flops(equation: Equation) -> int:
+    """Of a convolution, multiplications and additions."""
+    w, y = equation.inputs[1].aval, equation.outputs[0].aval
+    return int(2 * y.size * w.size // max(w.shape[equation.params["dimension_numbers"].rhs_spec[0]], 1))
+
+
 def needed(equations: Sequence[Equation], outputs: Sequence[Any]) -> list[Equation]:
     """The equations that the outputs are computed from, and those with effects."""
     wanted, found = set(variables(outputs)), list[Equation]()

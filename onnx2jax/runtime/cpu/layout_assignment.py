@@ -32,7 +32,17 @@ from ..limits import SHORT
 from .axis_orders import Order, Value, permuted, places, plain, without
 from .const_eval import can_evaluate
 from .conv_lowering import convolve, weighted
-from .jaxpr_rewrite import Branch, Equation, Program, branch_for, instantiate, is_literal, new_variable, type_of
+from .jaxpr_rewrite import (
+    Branch,
+    Equation,
+    Program,
+    branch_for,
+    convolution_flops,
+    instantiate,
+    is_literal,
+    new_variable,
+    type_of,
+)
 
 Rule = Callable[["Layout", Equation, "Sequence[Value]"], "list[Value] | None"]
 """Rewrites an equation; None where its operands must have the axis order that they were traced with."""
@@ -71,7 +81,7 @@ def _channels_last(program: Program, rules: ConvRules, onednn: bool, known: int 
     if not rules.pays(convolutions):
         return program
     constants = dict(flat.constants)
-    layout = Layout(constants, rules.rule, onednn and sum(map(_operations, convolutions)) > SHORT)
+    layout = Layout(constants, rules.rule, onednn and sum(map(convolution_flops, convolutions)) > SHORT)
     for i, variable in enumerate(flat.inputs):
         layout.values[variable] = layout.holding(variable, known=i < known, stays=i < stays)
     for equation in flat.equations:
@@ -369,12 +379,6 @@ def _convolution(layout: Layout, equation: Equation, operands: Sequence[Value]) 
     operands = x.within((image[0], *image[2:], image[1])), w.within(tuple(kernel))
     y = layout.trace(convolve, how, *operands)
     return [layout.holding(y, (result[0], *result[2:], result[1]), aval=aval)]
-
-
-def _operations(equation: Equation) -> int:
-    """Of a convolution, multiplications and additions."""
-    w, y = equation.inputs[1].aval, equation.outputs[0].aval
-    return int(2 * y.size * w.size // max(w.shape[equation.params["dimension_numbers"].rhs_spec[0]], 1))
 
 
 ELEMENTWISE: Final = (
