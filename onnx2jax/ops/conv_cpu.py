@@ -193,12 +193,22 @@ def _pack(x: Any, w: Any, window: Window) -> int:
     return next(n for n in (2, 4, 8, 16, 32) if n * max(inputs, outputs) > NARROW)
 
 
-def packed(x: Any, w: Any, window: Window, _groups: int) -> Any:
-    """Neighbours along the last axis as channels, in the image and in the result: so there are enough of them.
+def packed(x: Any, w: Any, window: Window, groups: int) -> Any:
+    """``in_packs`` of as many pixels as give XLA enough channels."""
+    return in_packs(x, w, window, groups, _pack(x, w, window), native)
+
+
+def in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form) -> Any:
+    """Neighbours along the last axis as channels, in the image and in the result.
 
     A window over n neighbours reaches over at most one pack more than it takes; what it does not meet has weight zero.
+
+    Args:
+        x, w, window, groups: as above; one group.
+        size: of a pack, in pixels; a multiple of the stride.
+        form: the convolution of the packs.
     """
-    size, stride = _pack(x, w, window), window.strides[-1]
+    stride = window.strides[-1]
     w = kernel_first(w)
     kernel, (before, after) = window.kernel[-1], window.pads[-1]
     extent = (x.shape[-2] + before + after - kernel) // stride + 1
@@ -210,7 +220,7 @@ def packed(x: Any, w: Any, window: Window, _groups: int) -> Any:
     shifted = [lax.reshape(v, (*v.shape[:-3], reach, size * v.shape[-2], v.shape[-1])) for v in shifted]
     wide = lax.reshape(jnp.stack(shifted, -2), (*shifted[0].shape[:-1], made * w.shape[-1]))
     plain = Window(wide.shape[:-2], (*window.strides[:-1], 1), (*window.pads[:-1], (0, 0)), window.dilations)
-    y = native(x, lax.transpose(wide, (wide.ndim - 1, wide.ndim - 2, *range(wide.ndim - 2))), plain, 1)
+    y = form(x, lax.transpose(wide, (wide.ndim - 1, wide.ndim - 2, *range(wide.ndim - 2))), plain, groups)
     y = lax.reshape(y, (*y.shape[:-2], packs * made, w.shape[-1]))
     return lax.slice(y, (0,) * y.ndim, (*y.shape[:-2], extent, y.shape[-1]))
 

@@ -39,7 +39,7 @@ class Range(NamedTuple):
 
 
 RANGES: Final[Mapping[tuple[int, int], Range]] = {
-    (0, 10): Range(least=3e7, outputs=32, length=64),
+    (0, 10): Range(least=2e7, length=64),
     (0, 11): Range(least=0, most=1e6),
     (0, 12): Range(least=0, most=1e6, one_row=True),
 }
