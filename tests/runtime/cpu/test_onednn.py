@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 import onnx2jax
 from onnx2jax import compat
+from onnx2jax.ops.quant import int8_product
 from onnx2jax.ops.window import Window
 from onnx2jax.runtime.cpu import onednn
 from onnx2jax.runtime.cpu.conv_lowering import convolve
@@ -94,7 +95,7 @@ def test_a_loop_over_time_calls_them_in_each_step() -> None:
 @NEEDS_IT
 @pytest.mark.parametrize(
     ("shape", "is_weight", "once"),
-    [((256, 1024), True, True), ((256, 1024), False, False), ((260, 1100), True, False), ((64, 64), True, False)],
+    [((512, 2048), True, True), ((512, 2048), False, False), ((520, 2100), True, False), ((256, 1024), True, False)],
 )
 def test_weights_of_a_loop_are_packed_once(shape: tuple[int, int], is_weight: bool, once: bool) -> None:
     x, w = int8(3, 1, shape[0]), int8(*shape)
@@ -103,9 +104,18 @@ def test_weights_of_a_loop_are_packed_once(shape: tuple[int, int], is_weight: bo
     np.testing.assert_array_equal(jaxpr_as_fun(changed)(jnp.asarray(w), jnp.asarray(x))[0], x.astype(np.int32) @ w)
 
 
+@NEEDS_IT
+def test_weights_of_a_product_by_platform_in_a_loop_are_packed() -> None:
+    def each(w: Any, x: Any) -> Any:
+        return lax.scan(lambda n, row: (n + 1, int8_product(row, w)), 0, x)[1]
+
+    closed = jax.make_jaxpr(each)(int8(768, 3072), int8(3, 1, 768))
+    assert "weights_prepacked" in str(rewritten(onednn.call_onednn, closed, 1))
+
+
 def test_weights_are_not_packed_where_onednn_reads_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_packs", lambda *_: False)
-    x, w = int8(3, 8, 256), int8(256, 1024)
+    x, w = int8(3, 8, 512), int8(512, 2048)
     changed = str(rewritten(onednn.call_onednn, loop(w, x), 1))
     assert "onednn" in changed
     assert "weights_prepacked" not in changed
@@ -189,6 +199,36 @@ def test_narrow_images_of_int8_are_convolved_where_they_have_many_pixels(extent:
     names = [e.primitive.name for e in made.jaxpr.eqns]
     assert ("ffi_call" in names) == (extent == 40)
     np.testing.assert_array_equal(jaxpr_as_fun(made)(x, w)[0], ours(x, w, False))
+
+
+FLOATS = {
+    # extent, inputs, outputs, kernel, stride, whether oneDNN computes it
+    "few outputs, by packs of 4": (64, 16, 3, 9, 1, True),
+    "few outputs, by packs of 2": (64, 32, 8, 3, 1, True),
+    "one output": (100, 16, 1, 9, 1, True),
+    "few outputs, with strides": (130, 3, 16, 9, 2, True),
+    "few outputs of few products": (20, 16, 3, 9, 1, False),
+    "many products": (160, 64, 64, 3, 1, True),
+    "Winograd's": (56, 64, 64, 3, 1, False),
+    "fewer products": (40, 64, 64, 3, 1, False),
+}
+
+
+@NEEDS_IT
+@pytest.mark.parametrize(("extent", "inputs", "outputs", "kernel", "stride", "expected"), FLOATS.values(), ids=FLOATS)
+def test_floats_of_few_outputs_or_many_products_are_convolved_by_onednn(
+    extent: int, inputs: int, outputs: int, kernel: int, stride: int, expected: bool
+) -> None:
+    x = RNG.integers(-8, 9, (1, extent, extent + 3, inputs)).astype("f")  # sums are exact
+    w = RNG.integers(-8, 9, (outputs, inputs, kernel, kernel)).astype("f")
+    window = Window((kernel, kernel), (stride, stride), ((1, 2), (2, 1)), (1, 1))
+
+    def ours(x: Any, w: Any, onednn: bool) -> Any:
+        return convolve(x, w, window, 1, (1, 1), onednn, np.float32)
+
+    made = jax.make_jaxpr(partial(ours, onednn=True))(x, w)
+    assert ("ffi_call" in str(made)) is expected
+    np.testing.assert_allclose(jaxpr_as_fun(made)(x, w)[0], ours(x, w, False), atol=0 if expected else 0.1)
 
 
 def images(extent: int) -> onnx.ModelProto:
