@@ -36,8 +36,11 @@ NARROW, ROW, LONG = (120, 160, 96, 24, 3), (1, 2000, 64, 64, 3), (1, 4, 1, 258, 
 
 @pytest.mark.parametrize(
     ("release", "eigen"),
-    [(OLD, [LARGE, NARROW, ROW, LONG]), (MIDDLE, [SMALL, LONG]), (NEW, [SMALL, ROW, LONG]), ((0, 99), []), ((1, 0), [])],
-)
+    [
+        (OLD, [LARGE, NARROW, ROW, LONG]), (MIDDLE, [SMALL, LONG]), (NEW, [SMALL, ROW, LONG]),
+        ((0, 99), []), ((1, 0), []),
+    ],
+)  # fmt: skip
 def test_each_release_has_its_own_convolutions_for_eigen(
     release: tuple[int, int], eigen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
