@@ -27,7 +27,10 @@ def _bitcast(x: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _pad(x: Any, value: Any, *, padding_config: Any) -> Any:
-    return np.pad(x, [ends[:2] for ends in padding_config], constant_values=value)
+    extents = [(low, n, low + n + high) for n, (low, high, _) in zip(x.shape, padding_config, strict=True)]
+    padded = np.full([n for *_, n in extents], value, x.dtype)
+    padded[tuple(slice(low, low + n) for low, n, _ in extents)] = x
+    return padded
 
 
 def _slice(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:

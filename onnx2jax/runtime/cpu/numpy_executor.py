@@ -184,7 +184,7 @@ def _type(variable: Any) -> Any:
 
 def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
     """The equation as a function of its operands; ``narrow``: readers broadcast its result themselves."""
-    name, params, (result,) = equation.name, equation.params, equation.outputs
+    name, params, shape = equation.name, equation.params, equation.outputs[0].aval.shape
     if name in ELEMENTWISE:
         return ELEMENTWISE[name]
     if name in _FUNCTIONS:
@@ -213,13 +213,27 @@ def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
         case "convert_element_type":
             new = np.dtype(params["new_dtype"])
             return lambda x: x.astype(new)
-        case "broadcast_in_dim" if narrow:
+        case "broadcast_in_dim":
             along = dict(zip(params["broadcast_dimensions"], equation.inputs[0].aval.shape, strict=True))
-            shape = tuple(along.get(axis, 1) for axis in range(len(params["shape"])))
+            inner = tuple(along.get(axis, 1) for axis in range(len(shape)))
+            if narrow:
+                return lambda x: x.reshape(inner)
+            if math.prod(shape) <= _MUCH:
+                return lambda x: _filled(shape, x.reshape(inner))
+        case "reshape" | "squeeze":
             return lambda x: x.reshape(shape)
-        case "reshape":
-            return lambda x: x.reshape(result.aval.shape)
+        case "slice":
+            steps = params["strides"] or (1,) * len(shape)
+            index = tuple(map(slice, params["start_indices"], params["limit_indices"], steps))
+            return lambda x: x[index]
     return partial(RULES[name], **params)
+
+
+def _filled(shape: tuple[int, ...], x: Any) -> Any:
+    """x broadcast; by np.broadcast_to a small array takes 4 us rather than 1."""
+    result = np.empty(shape, x.dtype)
+    result[...] = x
+    return result
 
 
 def _square(x: Any) -> Any:
@@ -285,6 +299,8 @@ def _cost(equation: Equation) -> float:
         return _CALL + 0.6 + 0.04 * elements
     if name in {"select_n", "gather"}:
         return _CALL + 0.9 + 0.0011 * elements
+    if name in {"pad", "concatenate"}:
+        return _CALL + 1.2 + 0.0011 * elements
     if name == "dot_general" or name in _VIEWS:
         return _CALL
     return _CALL + elements * (0.0005 if name in _FUNCTIONS else 0.00015)
