@@ -50,7 +50,8 @@ class Node:
     def graphs(self) -> tuple[Graph, ...]:
         """The graphs among the attributes."""
         values = (v if isinstance(v, tuple) else (v,) for v in self.attributes.values())
-        return tuple(g for group in values for g in group if isinstance(g, Graph))
+        lists = (group for group in values if Graph in set(map(type, group)))  # a forest has 600,000 numbers
+        return tuple(g for group in lists for g in group if isinstance(g, Graph))
 
     @cached_property
     def is_plain(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import jax
@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from .. import compat
 from .cpu import pipeline
 from .cpu.hoist_params import SplitProgram
-from .cpu.inline_dispatch import synchronous
+from .cpu.inline_dispatch import bound, is_inline, synchronous
 from .cpu.numpy_executor import NumpyProgram, numpy_program, without_warnings
 from .dispatch import BoundCall
 from .memory import trim_heap
@@ -33,17 +33,22 @@ class Kept:
         results: the pytree of its results, with integers in place of arrays.
         split: its hoisted steps.
         code: the executable as JAX serializes it; None where it is part of another program.
-        compiled: the executable as a function, once it is loaded.
+        is_inline: whether calls with NumPy arrays run it in their own thread.
+        compiled: the executable as a function, once it is loaded: for such calls where ``is_inline``.
     """
 
     results: Any
     split: SplitProgram | None
     code: Any
+    is_inline: bool = False
     compiled: Any = None
 
     def loaded(self) -> Kept:
         """The same with ``code``, if it has any, loaded."""
-        return self if self.code is None else replace(self, compiled=compat.load_compiled(self.code))
+        if self.code is None:
+            return self
+        device = compat.synchronous_device() if self.is_inline else None
+        return replace(self, compiled=compat.load_compiled(self.code, device))
 
 
 class Executable:
@@ -102,7 +107,10 @@ class Executable:
         """For callers who may trace it: a jitted function with options of its own cannot be nested."""
         self._code = kept.code
         """Code read from ``cache_dir``: XLA would omit functions when it serialises what was loaded."""
-        if kept.compiled is not None:
+        self._inline = kept.compiled if kept.is_inline else None
+        if self._inline is not None:
+            self.main = unless_configured(lambda *args: self._loaded(*args), self.main)
+        elif kept.compiled is not None:
             self._use(kept.compiled)
 
     def unfolded(self) -> Executable:
@@ -147,6 +155,8 @@ class Executable:
         """The program as a function from and to NumPy arrays, and its path: "numpy", "inline" or "compiled"."""
         if self._numpy is not None:
             return without_warnings(self._numpy.bound(hoisted)), "numpy"
+        if self._inline is not None:
+            return bound(self._inline, hoisted), "inline"
         whole, is_new = self._whole, hasattr(self._whole, "lower")
         run = synchronous(whole.lower(hoisted, leaves) if is_new else whole, hoisted, self._code)
         if run is not None:
@@ -166,8 +176,13 @@ class Executable:
         jit would look it up by JAX's configuration, which the Signature holds, and would have to be called in 64-bit
         mode: entering that scope, and finding the program in another context than the caller's, takes 2 of 10 us.
         """
-        whole = self._whole
+        whole = self._whole if self._inline is None else self._loaded
         return compat.unwrapped(whole.lower(hoisted, leaves).compile() if hasattr(whole, "lower") else whole)
+
+    @cached_property
+    def _loaded(self) -> Any:
+        """The program from ``cache_dir`` for JAX's arrays: loading takes as long as for NumPy's, which few need both."""
+        return compat.load_compiled(self._code)
 
     def kept(self, params: DeviceParams, leaves: list[Any]) -> Kept | None:
         """Compile for these arguments, and return the state for another process; None if code cannot be serialized.
@@ -177,7 +192,7 @@ class Executable:
         compiled, dumped = compiled_to_keep(self._whole, self.hoisted(params), leaves)
         if compiled is not None:
             self._use(compiled)
-        return None if dumped is None else replace(self.plan, code=dumped)
+        return None if dumped is None else replace(self.plan, code=dumped, is_inline=is_inline(compiled))
 
     @property
     def plan(self) -> Kept:

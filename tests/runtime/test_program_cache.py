@@ -143,6 +143,39 @@ def test_a_damaged_program_is_recompiled(tmp_path: Path) -> None:
         assert len(path.read_bytes()) > 1000
 
 
+def test_sequences_of_scalars_differ_by_type_and_bits() -> None:
+    graph = onnx2jax.convert(BASE).graph
+    kinds: list[Any] = [
+        (1, 2), (1, 2.0), (1, "2"), ("1", b"2"), (True, 2), (0.0,), (-0.0,), (None,), (), ("a", "b"), ("ab",), ((1, 2),),
+        (2**80,), (float("nan"),),
+    ]  # fmt: skip
+    digests = [fingerprint(graph, (), kind) for kind in kinds]
+    assert None not in digests and len(set(digests)) == len(kinds)
+    interned, made = "scalar", "".join(["sca", "lar"])
+    assert fingerprint(graph, (), (interned, interned)) == fingerprint(graph, (), [interned, made])
+
+
+@pytest.mark.skipif(compat.synchronous_device() is None, reason="this jaxlib makes no such device")
+def test_a_short_program_is_loaded_for_the_calls_that_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy's in their own thread; JAX's, on another client, load it when the first one comes."""
+    wanted = onnx2jax.convert(BASE, cache_dir=tmp_path)(X)
+    loaded, load = [], compat.load_compiled
+    monkeypatch.setattr(compat, "load_compiled", lambda code, device=None: loaded.append(device) or load(code, device))
+    m = onnx2jax.convert(BASE, cache_dir=tmp_path)
+    for _ in range(2):
+        np.testing.assert_array_equal(m.run(None, {"x": X})[0], wanted)
+    assert loaded == [compat.synchronous_device()]
+    for _ in range(2):
+        y = m(X)
+        np.testing.assert_array_equal(y, wanted)
+        assert y.devices() == {jax.devices()[0]}
+    assert loaded == [compat.synchronous_device(), None]
+    other = m.with_params({n: 2 * v for n, v in m.params.items()})
+    np.testing.assert_array_equal(other.run(None, {"x": X})[0], other(X))
+    with jax.default_matmul_precision("highest"):
+        np.testing.assert_array_equal(m(X), wanted)
+
+
 def test_an_unwritable_folder_warns(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.warns(UserWarning, match="no program can be kept in cache_dir"):

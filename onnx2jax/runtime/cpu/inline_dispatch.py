@@ -34,19 +34,29 @@ def synchronous(lowered: Any, hoisted: Sequence[Any], code: Any = None) -> Synch
         return None
     is_new = hasattr(lowered, "compile")
     compiled = lowered.compile() if is_new else lowered
-    cost = compat.cost_analysis(compiled)
-    if max(cost.get("flops", 0), cost.get("bytes accessed", 0)) > SHORT:
-        return None
     text = lowered.as_text() if is_new else ""
     if "callback" in text or "onednn" in text:  # into Python, which may wait for this thread; not to be written
         return None
-    if compat.devices_of(compiled) != [device.id]:  # a program can be loaded on a device of the same number alone
+    if not is_inline(compiled) or (code := code or compat.dump_compiled(compiled)) is None:
         return None
-    code = code or compat.dump_compiled(compiled)
-    if code is None:
-        return None
-    program = compat.unwrapped(compat.load_compiled(code, device))
-    shared = [jax.device_put(np.asarray(v), device) for v in hoisted]
+    return bound(compat.load_compiled(code, device), hoisted)
+
+
+def is_inline(compiled: Any) -> bool:
+    """Whether a compiled program is short, and can be loaded for calls in their own thread."""
+    device = compat.synchronous_device()
+    if device is None:
+        return False
+    cost = compat.cost_analysis(compiled)
+    is_short = max(cost.get("flops", 0), cost.get("bytes accessed", 0)) <= SHORT
+    # A program can be loaded on a device of the same number alone.
+    return is_short and compat.devices_of(compiled) == [device.id]
+
+
+def bound(loaded: Any, hoisted: Sequence[Any]) -> Synchronous:
+    """A program that was loaded on the synchronous CPU, bound to its hoisted arguments."""
+    device, program = compat.synchronous_device(), compat.unwrapped(loaded)
+    shared = jax.device_put(list(map(np.asarray, hoisted)), device)
 
     def call(leaves: Sequence[np.ndarray]) -> list[np.ndarray]:
         return list(map(np.asarray, program(shared, leaves)))
