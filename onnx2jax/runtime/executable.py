@@ -181,7 +181,7 @@ class Executable:
 
     @cached_property
     def _loaded(self) -> Any:
-        """The program from ``cache_dir`` for JAX's arrays: loading takes as long as for NumPy's, which few need both."""
+        """The program from ``cache_dir`` for JAX's arrays, loaded with the first: few processes need it for both."""
         return compat.load_compiled(self._code)
 
     def kept(self, params: DeviceParams, leaves: list[Any]) -> Kept | None:
