@@ -22,7 +22,7 @@ every call; here they are packed once, outside (``packed``). Microseconds of one
 at once, one for each direction of a layer, take 2.1 ms for 33 steps rather than 1.2, because oneDNN takes both threads.
 With jaxlib 0.12 two rows by 768x3072 take 51 us rather than 165, one by 512x2048 28 rather than 67.
 
-Layout assignment calls oneDNN for float convolutions over images of few channels (see ``convolution``).
+Layout assignment calls oneDNN for float convolutions, too (see ``conv_lowering``).
 """
 
 from __future__ import annotations
