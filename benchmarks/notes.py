@@ -91,9 +91,8 @@ INTEGERS: Final = Explanation(
         "12 channels: 8.7; exact float32: 35.",
         "Columns multiplied in bfloat16: as long as int8 convolutions.",
         "A step of a recurrent layer, one row by 256 x 1024: 12 to 17 us in int8, int16, bfloat16 and float32 alike "
-        "(11.5 in float32 stored as rows), 16 by oneDNN, 10 by oneDNN with packed weights (7 of them are the "
-        "call; not in use, because two loops at once contend for its threads), 48 to 80 as a sum of products. Two rows "
-        "by 768 x 3072: 176, 108 and 51 (in use), with jaxlib 0.12 165, 114 and 51.",
+        "(11.5 in float32 stored as rows), 16 by oneDNN, 10 by oneDNN with packed weights (in use; 7 of them are the "
+        "call), 48 to 80 as a sum of products. Two rows by 768 x 3072: 176, 108 and 51.",
         "Quantising h and the gates takes 2 us. Quantising h at the end of the step before, sums by gate, minimum "
         "and maximum in one reduction: no gain. Passing slices of input weights as arguments: 1 to 3 %.",
     ),

@@ -30,7 +30,6 @@ from .programs import devices_of as devices_of
 from .programs import dump_compiled as dump_compiled
 from .programs import eigen_convolutions as eigen_convolutions
 from .programs import erf as erf
-from .programs import has_fast_int8 as has_fast_int8
 from .programs import has_narrow_arguments as has_narrow_arguments
 from .programs import has_onednn as has_onednn
 from .programs import has_serial_loops as has_serial_loops

@@ -205,9 +205,11 @@ def in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form)
 
     Args:
         x, w, window, groups: as above; one group.
-        size: of a pack, in pixels; a multiple of the stride.
+        size: of a pack, in pixels; 1, or a multiple of the stride.
         form: the convolution of the packs.
     """
+    if size == 1:
+        return form(x, w, window, groups)
     stride = window.strides[-1]
     w = kernel_first(w)
     kernel, (before, after) = window.kernel[-1], window.pads[-1]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
 
-from ... import compat
 from ...ops import conv_cpu
 from ...ops.window import Window, count_blocks
 from .onednn import convolution as by_onednn
@@ -33,19 +31,13 @@ by Eigen and 43 by YNNPACK, 16 to 3 in 14 rather than 39 and 231; 160x160, 96 to
 50.
 
 Large convolutions of any channels, where neither columns nor Winograd serve: 224x224 of 64 in 17.5 ms rather than 22.6
-by Eigen and 33 by YNNPACK, of 128 in 68 rather than 81 and 229, 900x160, 128 to 64, in 120 rather than 147 and 401.
-
-With jaxlib 0.12, whose YNNPACK is faster, narrow and large ones too: 112x112, 3 channels to 32 by 3x3 and strides of 2,
-in 0.22 ms rather than 0.39, 224x224, 3 to 16 by 9x9, in 2.1 rather than 4.7, of 64 in 17 rather than 20. Those of few
-outputs stay: 160x160, 32 to 8, in 1.1 rather than 1.3."""
+by Eigen and 33 by YNNPACK, of 128 in 68 rather than 81 and 229, 900x160, 128 to 64, in 120 rather than 147 and 401."""
 
 
 def convolve(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...], onednn: bool, dtype: Any) -> Any:
     """The convolution of x (N, spatial..., C) with w (O, C / groups, kernel...), in a type."""
     if onednn and groups == 1 and max(stretch) == 1 and _takes_onednn(x, w, window):
-        size = _pack(x, w, window)
-        form = _by_onednn if size == 1 else functools.partial(conv_cpu.in_packs, size=size, form=_by_onednn)
-        return form(x, w, window, groups).astype(dtype)
+        return conv_cpu.in_packs(x, w, window, groups, _pack(x, w, window), _by_onednn).astype(dtype)
     return conv_cpu.convolve(x, w, window, groups, stretch).astype(dtype)
 
 
@@ -70,15 +62,12 @@ def _takes_onednn(x: Any, w: Any, window: Window) -> bool:
         return False
     count, pixels = math.prod(window.kernel), x.shape[0] * math.prod(count_blocks(x.shape[1:-1], window))
     most, least = OF_ONE_ELEMENT if count == 1 else OF_MORE
-    if x.dtype == np.int8 and compat.has_fast_int8():
-        return False
     if x.dtype == np.int8:
         return 1 < count <= conv_cpu.HELD_OF_8_BITS // w.shape[1] and pixels >= least
     (outputs, channels), products = w.shape[:2], pixels * w.size
     if channels <= most and pixels >= least and outputs >= conv_cpu.NARROW:
         return True
-    few = count > 1 and outputs <= FEW_OUTPUTS and products >= MANY_OF_FEW_OUTPUTS
-    if few and compat.jaxlib_release() == (0, 10):
+    if count > 1 and outputs <= FEW_OUTPUTS and products >= MANY_OF_FEW_OUTPUTS:
         return True
     return products >= MANY_PRODUCTS and conv_cpu.chosen(x, w, window, groups=1) is conv_cpu.native
 

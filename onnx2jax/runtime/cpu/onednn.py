@@ -6,8 +6,8 @@ Before, x and w in int8:                           After:
 
 In jaxlib 0.10 XLA's kernels for int8 use no VNNI. On a core of an AMD EPYC (Zen 4) they reach 140 GOP/s where oneDNN's
 reach 350 in products, and 130 against 270 in convolutions of 56x56 and 28x28 pixels. XLA of jaxlib 0.12 has VNNI
-kernels (300), so oneDNN takes the products of loops alone there. The pass does not run where this was not measured, nor
-where JAX's persistent cache is on, which cannot serialise such calls.
+kernels (300), and its oneDNN gives wrong sums at times, where several calls run at once: there, and wherever else this
+was not measured, the pass does not run; nor where JAX's persistent cache is on, which cannot serialise such calls.
 
 A loop over time multiplies few rows by the same weight in each step. oneDNN packs weights into a layout of its own in
 every call; here they are packed once, outside (``packed``). Microseconds of one core:
@@ -20,7 +20,6 @@ every call; here they are packed once, outside (``packed``). Microseconds of one
 
 128 rows by 384x1536 take 370 rather than 390, for which no memory is spent. Nor is it for a row by 256x1024: two loops
 at once, one for each direction of a layer, take 2.1 ms for 33 steps rather than 1.2, because oneDNN takes both threads.
-With jaxlib 0.12 two rows by 768x3072 take 51 us rather than 165, one by 512x2048 28 rather than 67.
 
 Layout assignment calls oneDNN for float convolutions, too (see ``conv_lowering``).
 """
@@ -69,7 +68,7 @@ def call_onednn(program: Program) -> Program:
             equations += before
             body = call_onednn(Program.of(equation.params["jaxpr"]))
             equation = equation.replace(jaxpr=body.closed())
-        kernel = None if compat.has_fast_int8() else _kernel(equation)
+        kernel = _kernel(equation)
         equations += [equation] if kernel is None else expand(kernel, equation, equation.inputs, {})
     outputs = [substitute(v, names) for v in program.outputs]
     return program.replace(equations=equations, outputs=outputs, constants=constants)

@@ -29,13 +29,6 @@ RNG = np.random.default_rng(0)
 NEEDS_IT = pytest.mark.skipif(not onednn.is_available(), reason="this processor or this jaxlib has no such kernels")
 
 
-@pytest.fixture(autouse=True)
-def choices_of_the_first_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of jaxlib 0.10, whose XLA has slower kernels of its own."""
-    monkeypatch.setattr(compat, "has_fast_int8", lambda: False)
-    monkeypatch.setattr(compat, "jaxlib_release", lambda: (0, 10))
-
-
 def int8(*shape: int) -> np.ndarray:
     """Numbers up to both ends, which kernels without VNNI would sum in too few bits."""
     return RNG.choice(np.int8([-128, -127, 126, 127]), shape)
@@ -118,16 +111,6 @@ def test_weights_of_a_product_by_platform_in_a_loop_are_packed() -> None:
 
     closed = jax.make_jaxpr(each)(int8(768, 3072), int8(3, 1, 768))
     assert "weights_prepacked" in str(rewritten(onednn.call_onednn, closed, 1))
-
-
-@NEEDS_IT
-def test_loops_alone_call_it_where_xla_has_fast_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "has_fast_int8", lambda: True)
-    assert all(kernels(*case)[0] == 0 for case in SUPPORTED.values())
-    x, w = int8(3, 2, 768), int8(768, 3072)
-    changed = rewritten(onednn.call_onednn, loop(w, x), 1)
-    assert "weights_prepacked" in str(changed)
-    np.testing.assert_array_equal(jaxpr_as_fun(changed)(jnp.asarray(w), jnp.asarray(x))[0], x.astype(np.int32) @ w)
 
 
 def test_weights_are_not_packed_where_onednn_reads_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
