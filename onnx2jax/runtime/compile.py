@@ -165,18 +165,25 @@ class Subprogram:
         leaves: Any,
     ) -> BoundCall:
         """The optimised program for a signature, bound to parameter values."""
-        shared = key.program
+        shared, as_numpy = key.program, key.as_numpy and rng is None
         executable = self.executables.get(shared)
         if executable is None:
-            executable = self.executables[shared] = self._executable(constants, params, values, rng, leaves)
+            executable = self._executable(constants, params, values, rng, leaves, as_numpy)
+            self.executables[shared] = executable
         try:
             executable.hoisted(params)
         except Unfoldable:  # scales beyond the range of float32
             executable = executable.unfolded()
-        return executable.bind(params, leaves, tuple(values), key.as_numpy and rng is None)
+        return executable.bind(params, leaves, tuple(values), as_numpy)
 
     def _executable(
-        self, constants: Constants, params: DeviceParams, values: Mapping[str, Any], rng: Any, leaves: Any
+        self,
+        constants: Constants,
+        params: DeviceParams,
+        values: Mapping[str, Any],
+        rng: Any,
+        leaves: Any,
+        as_numpy: bool,
     ) -> Executable:
         """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now."""
         args = (self._own_params(params.types), dict(values), rng)
@@ -191,7 +198,7 @@ class Subprogram:
         if store is None or entry is None:
             return Executable(self._jitted, constants, *args, options=options)
         options = replace(options, portable=True)
-        if kept := store.read(entry):
+        if kept := store.read(entry, as_numpy=as_numpy):
             self.compiles += 1
             return Executable(self._jitted, constants, *args, options=options, kept=kept)
         warned = len(self.settings.warned)

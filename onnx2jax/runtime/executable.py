@@ -43,12 +43,13 @@ class Kept:
     is_inline: bool = False
     compiled: Any = None
 
-    def loaded(self) -> Kept:
-        """The same with ``code``, if it has any, loaded."""
+    def loaded(self, as_numpy: bool) -> Kept:
+        """The same with ``code``, if it has any, loaded for calls with NumPy arrays or with JAX's."""
         if self.code is None:
             return self
-        device = compat.synchronous_device() if self.is_inline else None
-        return replace(self, compiled=compat.load_compiled(self.code, device))
+        is_inline = self.is_inline and as_numpy
+        device = compat.synchronous_device() if is_inline else None
+        return replace(self, is_inline=is_inline, compiled=compat.load_compiled(self.code, device))
 
 
 class Executable:

@@ -70,10 +70,10 @@ class Store:
             digest.update(len(data).to_bytes(8, "little") + data)
         return Entry(self.folder / f"{digest.hexdigest()[:40]}.program", digest.digest())
 
-    def read(self, entry: Entry) -> Kept | None:
-        """The entry's program, loaded; None where there is none, or none that can be used."""
+    def read(self, entry: Entry, *, as_numpy: bool = False) -> Kept | None:
+        """The entry's program, loaded for such a call; None where there is none, or none that can be used."""
         try:
-            return _verified(entry).loaded()
+            return _verified(entry).loaded(as_numpy)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Exception as e:  # a damaged file can raise anything

@@ -174,6 +174,9 @@ def test_a_short_program_is_loaded_for_the_calls_that_are_made(tmp_path: Path, m
     np.testing.assert_array_equal(other.run(None, {"x": X})[0], other(X))
     with jax.default_matmul_precision("highest"):
         np.testing.assert_array_equal(m(X), wanted)
+    loaded.clear()
+    np.testing.assert_array_equal(onnx2jax.convert(BASE, cache_dir=tmp_path)(X), wanted)
+    assert loaded == [None], "nothing is loaded for NumPy's calls"
 
 
 def test_an_unwritable_folder_warns(tmp_path: Path) -> None:

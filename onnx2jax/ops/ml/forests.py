@@ -392,10 +392,10 @@ def _aggregated(ensemble, tables, weights, voted):
     used, trees, n_targets = tables.targets, len(tables.layout.roots), ensemble.n_targets
 
     def over_trees(reduce, values):
-        if trees == (1 if values.ndim == 3 else len(used)):  # one for each target
-            return values.reshape(-1, len(used))
         if values.ndim == 3:
-            return reduce(values, axis=1)
+            return values[:, 0] if trees == 1 else reduce(values, axis=1)
+        if trees == len(used):
+            return values
         return reduce(values.reshape(-1, len(used), trees // len(used)), axis=2)
 
     scores = over_trees(_AGGREGATE.get(ensemble.aggregate, _SUM)[2], weights)

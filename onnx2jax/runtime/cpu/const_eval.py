@@ -16,8 +16,13 @@ Rule = Callable[..., Any]
 
 
 def _broadcast(x: Any, *, shape: Any, broadcast_dimensions: Any, **_: Any) -> Any:
-    along = dict(zip(broadcast_dimensions, np.shape(x), strict=True))
-    return np.broadcast_to(np.reshape(x, [along.get(axis, 1) for axis in range(len(shape))]), shape)
+    return np.broadcast_to(np.reshape(x, aligned(np.shape(x), shape, broadcast_dimensions)), shape)
+
+
+def aligned(extents: Any, shape: Any, broadcast_dimensions: Any) -> tuple[int, ...]:
+    """The extents at their axes of the shape to broadcast to, and 1 elsewhere."""
+    along = dict(zip(broadcast_dimensions, extents, strict=True))
+    return tuple(along.get(axis, 1) for axis in range(len(shape)))
 
 
 def _bitcast(x: Any, dtype: np.dtype[Any]) -> Any:
@@ -34,8 +39,12 @@ def _pad(x: Any, value: Any, *, padding_config: Any) -> Any:
 
 
 def _slice(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
-    steps = strides or (1,) * x.ndim
-    return x[tuple(slice(*ends) for ends in zip(start_indices, limit_indices, steps, strict=True))]
+    return x[index_of(start_indices, limit_indices, strides)]
+
+
+def index_of(start_indices: Any, limit_indices: Any, strides: Any) -> tuple[slice, ...]:
+    """The index of what lax.slice takes."""
+    return tuple(map(slice, start_indices, limit_indices, strides or (1,) * len(start_indices)))
 
 
 def _split(x: Any, *, sizes: Any, axis: int) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from ..limits import AN_ARRAY, SMALL_PROGRAM
-from .const_eval import ELEMENTWISE, RULES, can_evaluate
+from .const_eval import ELEMENTWISE, RULES, aligned, can_evaluate, index_of
 from .inline_dispatch import Synchronous
 from .jaxpr_rewrite import Equation, Program, is_literal, literal_value, variables
 
@@ -214,8 +214,7 @@ def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
             new = np.dtype(params["new_dtype"])
             return lambda x: x.astype(new)
         case "broadcast_in_dim":
-            along = dict(zip(params["broadcast_dimensions"], equation.inputs[0].aval.shape, strict=True))
-            inner = tuple(along.get(axis, 1) for axis in range(len(shape)))
+            inner = aligned(equation.inputs[0].aval.shape, shape, params["broadcast_dimensions"])
             if narrow:
                 return lambda x: x.reshape(inner)
             if math.prod(shape) <= _MUCH:
@@ -223,8 +222,7 @@ def _function(equation: Equation, narrow: bool) -> Callable[..., Any]:
         case "reshape" | "squeeze":
             return lambda x: x.reshape(shape)
         case "slice":
-            steps = params["strides"] or (1,) * len(shape)
-            index = tuple(map(slice, params["start_indices"], params["limit_indices"], steps))
+            index = index_of(**params)
             return lambda x: x[index]
     return partial(RULES[name], **params)
 
