@@ -155,7 +155,7 @@ def jaxlib_release() -> tuple[int, int]:
 def has_onednn() -> bool:
     """Whether ``onednn`` is supported: its targets are internal to XLA.
 
-    0.12 reads the same settings, but int8 convolutions beside other calls gave wrong sums in 2 of 6 runs.
+    0.12 reads the same settings, but int8 convolutions beside other calls give wrong sums or end the process.
     """
     return jaxlib_release() == (0, 10)
 
