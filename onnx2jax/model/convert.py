@@ -57,6 +57,7 @@ def convert(
     warn_after: int = 16,
     optimize: bool | Mapping[str, Sequence[str]] = True,
     cache_dir: str | os.PathLike[str] | bool | None = True,
+    background_compile: bool = False,
     mesh: Mesh | None = None,
     shardings: Mapping[str, PartitionSpec] | str | Plan | None = None,
     device_configuration: str | None = None,
@@ -117,6 +118,12 @@ def convert(
             folder as you trust code; anything in it may be deleted. Programs for other devices and meshes, with custom
             operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for them.
             While that is on (``jax_compilation_cache_dir``), nothing is stored here.
+        background_compile: do not wait for XLA: the first call of each signature is evaluated by NumPy, operator after
+            operator. With the second call a thread starts to compile the program, and calls go on in NumPy until it
+            is ready. Results of NumPy and of XLA are equally exact and differ in their last bits. For models on one
+            CPU whose operators NumPy has; others compile with their first call, as do models that draw random
+            numbers and calls with ``bucket``, ``max_size`` or a mesh. ``model.compile`` waits. A process ends when
+            the thread is done.
         mesh: devices to run on, from ``jax.make_mesh``. Inputs are sharded along their first axis over the mesh's
             first where it divides the extent; weights are replicated unless ``shardings`` shards them.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that
@@ -192,6 +199,7 @@ def convert(
                 compute,
                 scan_layers,
                 cache_dir=program_cache.folder(cache_dir),
+                background=background_compile,
             ),
             origin=Origin(importer.message, importer.files),
             placement=placed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,14 @@ from ..ir.graph import Graph
 from ..ops.arrays import is_traced
 from ..proto.mapped import load
 from ..runtime import debug
+from ..runtime.background import Background
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature
+from ..runtime.interpreter import Context
 from ..runtime.memory import copied
+from ..runtime.node_errors import refuse_special_values
 from ..runtime.params import DeviceParams
 from ..runtime.partition import Program
-from ..runtime.values import to_host
+from ..runtime.values import are_maps, to_device, to_host
 from ..sharding.rules import Placement
 from .calls import buckets
 from .calls.arguments import check_readable
@@ -42,6 +45,7 @@ class Runtime:
         declared: compares outputs with their declarations.
         growth: detects KV caches that grow with every call.
         compared: number of compilations when outputs were last compared.
+        background: its compilations in another thread; None if a call waits for its program.
         inner_models: the model that ``values`` ran last, by its output names.
     """
 
@@ -50,11 +54,12 @@ class Runtime:
         self.spec = spec
         self.fields = field_names(v.name for v in spec.outputs)
         self.program: Program | Pipeline
+        self.background: Background | None = Background() if spec.settings.background else None
         if shared is None:
             self.program = program_of(spec.graph, spec.settings, spec.placement)
             self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
         else:
-            self.program, self.declared = shared.program, shared.declared
+            self.program, self.declared, self.background = shared.program, shared.declared, shared.background
             self.growth, self.compared = shared.growth, shared.compared
         self.inner_models: dict[tuple[str, ...], Model] = {}
         self._unpadded: dict[frozenset[str], Program | Pipeline | None] = {}
@@ -160,6 +165,41 @@ class Runtime:
             values, rng = placement.put_inputs(values), placement.put_replicated(rng)
         return program.outputs(values, self.params, self.constants, rng, x32=x32, as_numpy=as_numpy)
 
+    def evaluated(self, key: Signature | None, values: Mapping[str, Any], as_numpy: bool) -> tuple[Any, ...] | None:
+        """The outputs of a call by NumPy; None if its program is compiled, or the call has to wait for it."""
+        spec, program = self.spec, self.program
+        if self.background is None or key is None or not isinstance(program, Program) or compat.watches():
+            return None
+        if spec.graph.draws or spec.graph.differentiates or spec.bucket or spec.max_size or spec.placement is not None:
+            return None
+        if not self.params.on_one_cpu or is_traced(values):
+            return None
+        own = {n: copied(v) if type(v) is np.ndarray else v for n, v in values.items()}
+        known = {**{n: to_host(v) for n, v in values.items()}, **self.constants.inputs}
+        params = {**{n: to_host(v) for n, v in self.params.items()}, **self.constants.params}
+
+        def compiled() -> None:
+            if compat.trace_context() == key.configuration:  # otherwise the caller's thread compiles
+                with compat.enable_x64():
+                    self.outputs(program, own, None, False, as_numpy)
+
+        context = Context(params, None, spec.settings)
+        results = self.background.evaluated(_kind_of(key), spec.graph, known, context, compiled)
+        if results is None:
+            return None
+        refuse_special_values(spec.graph.outputs, results)
+        self.declared.compare({**values, **spec.static}, results)
+        return tuple(map(_own if as_numpy else to_device, results))
+
+    def is_evaluated(self, key: Signature | None) -> bool:
+        """Whether the next call of a signature is evaluated by NumPy."""
+        return self.background is not None and key is not None and self.background.is_pending(_kind_of(key))
+
+    def wait(self, feeds: Mapping[str, Any]) -> None:
+        """Have the calls of these feeds' signature compiled in the caller's thread."""
+        if self.background is not None and (key := self.signature((), feeds, True)[0]) is not None:
+            self.background.wait(_kind_of(key))
+
     def verify_padding(
         self, values: dict[str, Any], padded: dict[str, Any], results: Any, extents: Mapping[str, int], x32: bool
     ) -> None:
@@ -185,6 +225,20 @@ def put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any
     if placement is not None:
         return placement.put_params(params)
     return {n: v if is_traced(v) else jax.device_put(load(v)) for n, v in params.items()}
+
+
+def _kind_of(key: Signature) -> Hashable:
+    """What calls share that wait for the same program: names, dtypes and shapes, and JAX's configuration."""
+    return frozenset(zip(key.inputs, (a[:2] for a in key.arrays), strict=True)), key.configuration
+
+
+def _own(result: Any) -> Any:
+    """A result that its receiver may write: parameters and constants are copied."""
+    if isinstance(result, list) and not are_maps(result):
+        return list(map(_own, result))
+    if isinstance(result, np.ndarray) and not (result.flags.owndata and result.flags.writeable):
+        return result.copy()
+    return result
 
 
 def _is_unchanged(argument: Any, bound: Any) -> bool:

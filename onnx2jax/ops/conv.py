@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, check_shape, dims
+from .arrays import accumulator, check_shape, dims, is_known, xp
 from .conv_cpu import convolve, multiply_adds
+from .conv_numpy import convolve_numpy
 from .registry import Static, op, taking
 from .vision import sample_linear
 from .window import MAX_TAPS, WINDOW, Window, count_blocks, padded, split_pads, window_of
@@ -53,6 +54,9 @@ def conv(x, w, window, groups=1, stretch=()):
     """
     if x.ndim != w.ndim or x.shape[1] != w.shape[1] * groups or w.shape[0] % groups:
         raise ValueError(f"weights must be (M, C / group, kernel...), where group ({groups}) divides M")
+    if is_known((x, w)) and x.ndim > 2 and x.dtype == w.dtype:
+        return convolve_numpy(*_widened(x, w), window, groups, stretch)
+    x, w = jnp.asarray(x), jnp.asarray(w)
     forms = {"cpu": _on_cpu, "default": _native}
     if is_patches(x, window, groups, stretch):
         forms["tpu"] = _patches
@@ -66,9 +70,16 @@ def conv(x, w, window, groups=1, stretch=()):
         forms["cuda"] = _by_pixels
     chosen = {n: partial(form, window=window, groups=groups, stretch=stretch) for n, form in forms.items()}
     if jnp.issubdtype(x.dtype, jnp.integer):
-        wide = jnp.int64 if x.dtype.itemsize == 8 else jnp.int32
-        return chosen["cpu"](x.astype(wide), w.astype(wide))
+        return chosen["cpu"](*_widened(x, w))
     return lax.platform_dependent(x, w, **chosen)
+
+
+def _widened(*operands):
+    """Integers in the type in which they are summed."""
+    dtype = operands[0].dtype
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return operands
+    return tuple(v.astype(np.int64 if dtype.itemsize == 8 else np.int32) for v in operands)
 
 
 def _native(x, w, window, groups, stretch=()):
@@ -182,14 +193,18 @@ def _on_cpu(x, w, window, groups, stretch=()):
 
 
 def _add_bias(y, bias):
-    return y if bias is None else lax.add(y, lax.broadcast_in_dim(jnp.asarray(bias), y.shape, (1,)))
+    if bias is None:
+        return y
+    if is_known((y, bias)) and y.dtype == bias.dtype and y.shape[1:2] == bias.shape:
+        return y + bias.reshape(-1, *[1] * (y.ndim - 2))
+    return lax.add(y, lax.broadcast_in_dim(jnp.asarray(bias), y.shape, (1,)))
 
 
 @op("Conv", product=True, unsharded=True)
 @taking(**WINDOW)
 def conv_op(X, W, B=None, *, group=1, **attributes):
     window = window_of(X.shape[2:], W.shape[2:], **attributes)
-    return _add_bias(conv(jnp.asarray(X), jnp.asarray(W), window, group), B)
+    return _add_bias(conv(X, W, window, group), B)
 
 
 @taking(**WINDOW)
@@ -212,7 +227,7 @@ def conv_transpose(X, W, B=None, *, auto_pad, group=1, output_padding=None, outp
         # odd padding as opset 11 words it: the formula of opset 1 contradicts its own auto_pad
         totals = [max(f - n, 0) for f, n in zip(full, image, strict=True)]
         window = window._replace(pads=split_pads(totals, auto_pad == "SAME_UPPER"))
-    return _add_bias(conv(jnp.asarray(X), *_mirrored(jnp.asarray(W), X.shape[2:], image, window, group)), B)
+    return _add_bias(conv(X, *_mirrored(W, X.shape[2:], image, window, group)), B)
 
 
 def _mirrored(w, extents, image, window, groups):
@@ -224,7 +239,7 @@ def _mirrored(w, extents, image, window, groups):
         start = span - 1 - before
         around.append((start, n + span - 1 - start - (m - 1) * s - 1))
     plain = window._replace(pads=tuple(around), strides=(1,) * len(around))
-    return lax.rev(w, tuple(range(2, w.ndim))), plain, groups, window.strides
+    return xp.flip(w, tuple(range(2, w.ndim))), plain, groups, window.strides
 
 
 @op("Col2Im", heavy=True, limits="no strings, although the schema lists them")

@@ -54,7 +54,12 @@ def _reduce_by_axis(x, init, combine, window):
     return x
 
 
+_NUMPY = {lax.add: np.add, lax.max: np.maximum}
+
+
 def _pool(x, init, combine, window):
+    if is_known(x):
+        return _reduce_by_axis(x, init, _NUMPY[combine], window)
     if sum(window.kernel) > MAX_TAPS:
         return _reduce(x, init, combine, window)
     default, cpu = (lambda v, f=f: f(v, init, combine, window) for f in (_reduce, _reduce_by_axis))
@@ -76,14 +81,19 @@ def _maxima_of_halves(x, init, window):
     return (_reduce if few else _reduce_by_axis)(x.astype(np.float32), init, lax.max, window).astype(x.dtype)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _maxima(x, window):
+    known = is_known(x)
+    return _pool(x, _lowest(x.dtype), lax.max, window) if known else _differentiable_maxima(jnp.asarray(x), window)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _differentiable_maxima(x, window):
     return _pool(x, _lowest(x.dtype), lax.max, window)
 
 
-@_maxima.defjvp
+@_differentiable_maxima.defjvp
 def _maxima_jvp(window, primals, tangents):
-    """The derivative of ``_maxima``; the first of equal maxima receives it, as with ``reduce_window``."""
+    """The derivative of the maxima; the first of equal maxima receives it, as with ``reduce_window``."""
     by_axis = functools.partial(_first_by_axis, window=window)
     whole = functools.partial(_reduce, init=_lowest(primals[0].dtype), combine=lax.max, window=window)
     if max(window.dilations) > 1:  # JAX cannot transpose such a reduce_window
@@ -125,9 +135,9 @@ def _counts(extents, window, given, include_pad):
 @taking(**POOL, ceil_mode=0, dilations=None)
 def average_pool(X, *, count_include_pad=0, **attributes):
     window, given = _pool_window(X, **attributes)
-    total = _pool(jnp.asarray(X), 0, lax.add, window)
+    total = _pool(X, 0, lax.add, window)
     counts = _counts(X.shape[2:], window, given, count_include_pad)
-    return total / jnp.asarray(xp.maximum(counts, 1), total.dtype)
+    return total / xp.asarray(xp.maximum(counts, 1), dtype=total.dtype)
 
 
 def _norm(X, p, total):
@@ -139,7 +149,7 @@ def _norm(X, p, total):
 @taking(**POOL, ceil_mode=0, dilations=None)
 def lp_pool(X, *, p=2, **attributes):
     window, _ = _pool_window(X, **attributes)
-    return _norm(X, p, lambda x: _pool(jnp.asarray(x), 0, lax.add, window))
+    return _norm(X, p, lambda x: _pool(x, 0, lax.add, window))
 
 
 @op("LpPool", half="float32")
@@ -151,9 +161,9 @@ def lp_pool_1(X, **attributes):
 @op("MaxPool", heavy=True, unsharded=True)
 @taking(**POOL, ceil_mode=0, dilations=None)
 def max_pool(X, *, storage_order=0, n_outputs=1, **attributes):
-    (window, _), x = _pool_window(X, **attributes), jnp.asarray(X)
-    y = _maxima(x, window)
-    return (y, _argmax_indices(lax.stop_gradient(x), y, window, "F" if storage_order else "C")) if n_outputs > 1 else y
+    window, _ = _pool_window(X, **attributes)
+    y = _maxima(X, window)
+    return (y, _argmax_indices(lax.stop_gradient(X), y, window, "F" if storage_order else "C")) if n_outputs > 1 else y
 
 
 def _argmax_indices(x, y, window, order):

@@ -135,7 +135,9 @@ def signed(x, zero_point):
     """(int8 tensor, int32 zero point) of an 8-bit tensor; uint8 and its zero point are shifted by 128."""
     zero_point = np.zeros((), np.int32) if zero_point is None else zero_point.astype(np.int32)
     if x.dtype == np.int8:
-        return jnp.asarray(x), zero_point
+        return x, zero_point
+    if is_known(x):
+        return (x ^ np.uint8(128)).view(np.int8), zero_point - np.int32(128)
     return lax.bitcast_convert_type(x ^ np.uint8(128), np.int8), zero_point - np.int32(128)
 
 
@@ -159,14 +161,28 @@ def integer_product_with(b, b_zero_point=None):
     vector = b.ndim == 1
     b, zb = signed(b, b_zero_point)
     b, zb = b[:, None] if vector else b, row(zb)
-    sums = jnp.sum(b.astype(np.int32) - zb, axis=-2, keepdims=True, dtype=np.int32)
+    sums = xp.sum(b.astype(np.int32) - zb, axis=-2, keepdims=True, dtype=np.int32)
+    by = int8_product_with(b)
 
     def times(a, a_zero_point=None):
         vectors = (-2,) * (a.ndim == 1) + (-1,) * vector
         a, za = signed(a, a_zero_point)
         a, za = a[None] if a.ndim == 1 else a, column(za)
-        y = int8_product(a, b) - za * sums
-        return jnp.squeeze(y - zb * jnp.sum(a, axis=-1, keepdims=True, dtype=np.int32), vectors)
+        y = by(a) - za * sums
+        return xp.squeeze(y - zb * xp.sum(a, axis=-1, keepdims=True, dtype=np.int32), vectors)
+
+    return times
+
+
+def int8_product_with(b):
+    """``int8_product`` as a function of a. NumPy has fast products of floats alone, so there b is converted once."""
+    exact = np.dtype(np.float32 if b.shape[-2] * 2**14 <= 2**24 else np.float64)
+    wide = b.astype(exact) if is_known(b) else None
+
+    def times(a):
+        if wide is None or not is_known(a):
+            return int8_product(a, b)
+        return np.matmul(a.astype(exact), wide).astype(np.int64).astype(np.int32)
 
     return times
 
@@ -230,8 +246,10 @@ MAX_SUMMANDS = 2**31 // 2**14 - 1
 def integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes):
     """The int32 convolution of 8-bit tensors minus their zero points."""
     window = window_of(x.shape[2:], w.shape[2:], **attributes)
-    x, w = jnp.asarray(x), jnp.asarray(w)
     in_float = partial(_float_conv, zero_points=(x_zero_point, w_zero_point), window=window, group=group)
+    if is_known((x, w)):
+        return in_float(x, w)
+    x, w = jnp.asarray(x), jnp.asarray(w)
     if group > 1 or math.prod(w.shape[1:]) > MAX_SUMMANDS or max(w.shape[:2]) <= NARROW:
         return in_float(x, w)
     # On CPUs layout assignment selects the int8 convolution when it puts channels last; XLA:GPU has none.
@@ -285,6 +303,7 @@ def qlinear_conv(
 ):
     """The convolution of two quantized tensors plus an int32 bias, requantized."""
     y = integer_conv(x, w, x_zero_point, w_zero_point, group, **attributes)
+    x_scale, w_scale, y_scale = (v.astype(np.float32) for v in (x_scale, w_scale, y_scale))
     per_channel = (-1,) + (1,) * (x.ndim - 2)
     y = y if B is None else y + B.reshape(per_channel)
     scale = quotient(x_scale.reshape(()) * w_scale.reshape(per_channel), y_scale.reshape(()))

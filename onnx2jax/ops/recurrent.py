@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, check_shape, widen
+from .activation import sigmoid
+from .arrays import accumulator, check_shape, is_known, widen, xp
 from .registry import op, taking
 
 CLIP = "clip bounds the input of each activation, in LSTM also the cell state before h, as specified"
@@ -25,17 +25,17 @@ LAYER |= {"direction": "forward", "layout": 0}
 
 # name -> (function of x and its parameters, ONNX's default alpha, default beta)
 ACTIVATIONS = {
-    "Relu": (lambda x: lax.max(x, jnp.zeros_like(x)),),
-    "Tanh": (lax.tanh,),
-    "Sigmoid": (lax.logistic,),
+    "Relu": (lambda x: xp.maximum(x, xp.zeros_like(x)),),
+    "Tanh": (xp.tanh,),
+    "Sigmoid": (sigmoid,),
     "Affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
-    "LeakyRelu": (lambda x, a: jnp.where(x >= 0, x, a * x), 0.01),
-    "ThresholdedRelu": (lambda x, a: jnp.where(x >= a, x, 0), 1.0),
-    "ScaledTanh": (lambda x, a, b: a * lax.tanh(b * x), REQUIRED, REQUIRED),
-    "HardSigmoid": (lambda x, a, b: jnp.clip(a * x + b, 0, 1), 0.2, 0.5),
-    "Elu": (lambda x, a: jnp.where(x >= 0, x, a * jnp.expm1(jnp.minimum(x, 0))), 1.0),
+    "LeakyRelu": (lambda x, a: xp.where(x >= 0, x, a * x), 0.01),
+    "ThresholdedRelu": (lambda x, a: xp.where(x >= a, x, 0), 1.0),
+    "ScaledTanh": (lambda x, a, b: a * xp.tanh(b * x), REQUIRED, REQUIRED),
+    "HardSigmoid": (lambda x, a, b: xp.clip(a * x + b, 0, 1), 0.2, 0.5),
+    "Elu": (lambda x, a: xp.where(x >= 0, x, a * xp.expm1(xp.minimum(x, 0))), 1.0),
     "Softsign": (lambda x: x / (1 + abs(x)),),
-    "Softplus": (jax.nn.softplus,),
+    "Softplus": (lambda x: xp.logaddexp(x, 0),),
 }
 BY_NAME = {name.lower(): row for name, row in ACTIVATIONS.items()}
 
@@ -62,7 +62,7 @@ def activation_functions(names, count, alphas, betas, clip, direction):
         values = [next(source, default) for source, default in zip(sources, defaults, strict=False)]
         if REQUIRED in values:
             raise ValueError(f"{name} has no defaults: set activation_alpha and activation_beta")
-        return lambda x: function(x if clip is None else jnp.clip(x, -clip, clip), *values)
+        return lambda x: function(x if clip is None else xp.clip(x, -clip, clip), *values)
 
     functions = [bind(name) for name in names[:total]]
     return [functions[start : start + count] for start in range(0, total, count)]
@@ -80,7 +80,7 @@ def gru_cell(linear_before_reset, _, recur, bias, f, g):
 
     def step(gates, states):
         (h,) = states
-        z, r, *hidden = jnp.split(first(h), 3 if last is None else 2, axis=-1)
+        z, r, *hidden = xp.split(first(h), 3 if last is None else 2, axis=-1)
         z, r = f(gates[0] + z), f(gates[1] + r)
         hidden = r * (hidden[0] + bias) if last is None else last(r * h) + bias
         return ((1 - z) * g(gates[2] + hidden) + z * h,)
@@ -94,8 +94,8 @@ def lstm_cell(P, input_forget, d, recur, _, f, g, h):
 
     def step(gates, states):
         hidden, cell = states
-        p = None if P is None else jnp.asarray(widen(P))[d].reshape(3, cell.shape[1])
-        i, o, forget, c = (x + y for x, y in zip(gates, jnp.split(product(hidden), 4, axis=-1), strict=True))
+        p = None if P is None else widen(P)[d].reshape(3, cell.shape[1])
+        i, o, forget, c = (x + y for x, y in zip(gates, xp.split(product(hidden), 4, axis=-1), strict=True))
         i, forget = (i, forget) if p is None else (i + p[0] * cell, forget + p[2] * cell)
         i, forget = f(i), f(forget)
         cell = (1 - i if input_forget else forget) * cell + i * g(c)
@@ -120,12 +120,25 @@ def scan(cell, recur, rest, n_gates, sequence_lens, reverse, on_cpu, states, pro
         if sequence_lens is None:
             return new, new[0]
         active = (t < sequence_lens)[:, None]
-        new = tuple(jnp.where(active, a, b) for a, b in zip(new, states, strict=True))
-        return new, jnp.where(active, new[0], 0)
+        new = tuple(xp.where(active, a, b) for a, b in zip(new, states, strict=True))
+        return new, xp.where(active, new[0], 0)
 
     count = projections.shape[0]
+    if is_known((states, projections, sequence_lens)) and count:
+        gates = np.split(projections, n_gates, axis=-1)
+        if is_known(step([gate[0] for gate in gates], states)):
+            return _steps(body, states, gates, reverse)
     xs = jnp.arange(count, dtype=np.int32), jnp.split(projections, n_gates, axis=-1) if on_cpu else projections
     return lax.scan(body, states, xs, reverse=reverse, unroll=isinstance(count, int) and 0 < count <= UNROLL)
+
+
+def _steps(body, states, gates, reverse):
+    """The scan over NumPy arrays: (final states, outputs)."""
+    times = range(len(gates[0]))
+    outputs = np.empty((len(times), *states[0].shape), states[0].dtype)
+    for t in reversed(times) if reverse else times:
+        states, outputs[t] = body(states, (t, [gate[t] for gate in gates]))
+    return states, outputs
 
 
 def layer(
@@ -143,27 +156,33 @@ def layer(
     gates, *rows = project(X, W, R, B, direction, layout, hidden_size, n_gates, separate)
     directions = reversals(direction)
     size = gates.shape[-1] // n_gates
-    initial = [s if s is None else widen(jnp.swapaxes(s, 0, 1) if layout else s) for s in initial]
+    initial = [s if s is None else widen(xp.swapaxes(s, 0, 1) if layout else s) for s in initial]
     check_shape("sequence_lens", sequence_lens, gates.shape[1])
     for state in initial[:2]:  # further states have shapes of their own
         check_shape("an initial state", state, len(directions), gates.shape[1], size)
     ends, outputs = [], []
     for d, (recur, bias, chosen, reverse) in enumerate(zip(*rows, functions, directions, strict=True)):
-        states = tuple(jnp.zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
+        zeros = xp(gates).zeros
+        states = tuple(zeros((gates.shape[1], size), gates.dtype) if s is None else s[d] for s in initial)
         own = functools.partial(cell, d), recur, (bias, *chosen), n_gates, sequence_lens, reverse
         on_cpu, default = (functools.partial(scan, *own, flag) for flag in (True, False))
-        end, y = lax.platform_dependent(states, gates[:, :, d], cpu=on_cpu, default=default)
+        if is_known((states, gates)):
+            end, y = on_cpu(states, gates[:, :, d])
+        else:
+            end, y = lax.platform_dependent(states, gates[:, :, d], cpu=on_cpu, default=default)
         ends.append(end)
         outputs.append(y)
-    Y = jnp.swapaxes(jnp.stack(outputs, 2), 0, 1) if layout else jnp.stack(outputs, 1)
-    results = Y, *(jnp.stack(s, 1 if layout else 0) for s in zip(*ends, strict=True))
+    Y = xp.swapaxes(xp.stack(outputs, 2), 0, 1) if layout else xp.stack(outputs, 1)
+    results = Y, *(xp.stack(s, 1 if layout else 0) for s in zip(*ends, strict=True))
     return tuple(r.astype(X.dtype) for r in results)
 
 
 def linear(x, w):
     """``x @ w``, contracting the last dimension of x: multiplied in the dtype of w, accumulated in float32."""
-    dtype = accumulator(w.dtype)
-    return lax.dot_general(x.astype(w.dtype), w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
+    dtype, x = accumulator(w.dtype), x.astype(w.dtype)
+    if is_known((x, w)):
+        return np.matmul(x.astype(dtype), w.astype(dtype))
+    return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
 
 
 def recurrent_projection(R, batch):
@@ -179,7 +198,7 @@ def recurrent_projection(R, batch):
 def _recurrent_projection(R, as_stored, first=0, last=None):
     size = R.shape[1]
     gates = R[first * size : None if last is None else last * size]
-    if as_stored:
+    if as_stored and not is_known(gates):
         contraction, dtype = (((1,), (1,)), ((), ())), accumulator(gates.dtype)
         return lambda h: lax.dot_general(h.astype(gates.dtype), gates, contraction, preferred_element_type=dtype)
     transposed = gates.T
@@ -199,14 +218,14 @@ def projections(X, W, R, B, direction, layout, hidden_size, n_gates, separate):
     check_shape("W", W, directions, gates, "input_size")
     check_shape("X", X, "steps", "batch", W.shape[2])
     check_shape("B", B, directions, 2 * gates)
-    X, W, R = map(jnp.asarray, (X, W, R))
-    X = jnp.swapaxes(X, 0, 1) if layout else X
+    X, W, R = (xp(X, W, R).asarray(v) for v in (X, W, R))
+    X = xp.swapaxes(X, 0, 1) if layout else X
     y = linear(X, W.reshape(directions * gates, W.shape[-1]).T).reshape(*X.shape[:2], directions, gates)
-    bias = jnp.zeros((directions, separate * size), y.dtype)
+    bias = xp(y).zeros((directions, separate * size), y.dtype)
     if B is not None:
-        B, split = jnp.asarray(widen(B)), gates - separate * size
+        B, split = xp(y).asarray(widen(B)), gates - separate * size
         bias = B[:, gates + split :]
-        y = y + B[:, :gates] + jnp.concatenate([B[:, gates : gates + split], jnp.zeros_like(bias)], axis=-1)
+        y = y + B[:, :gates] + xp.concatenate([B[:, gates : gates + split], xp.zeros_like(bias)], axis=-1)
     return y, [recurrent_projection(R[d], X.shape[1]) for d in range(directions)], bias
 
 

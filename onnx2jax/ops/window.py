@@ -6,7 +6,10 @@ import itertools
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from .arrays import is_known
 
 MAX_TAPS = 64
 """Windows of more taps are not unrolled: XLA compiles a loop for every slice, in 12 ms."""
@@ -89,7 +92,7 @@ def taps(x, window, fill=0, axis=2):
     for tap in itertools.product(*map(range, window.kernel)):
         starts[some] = [t * d for t, d in zip(tap, window.dilations, strict=True)]
         ends[some] = [a + n for a, n in zip(starts[some], spans, strict=True)]
-        yield lax.slice(x, starts, ends, steps)
+        yield x[tuple(map(slice, starts, ends, steps))] if is_known(x) else lax.slice(x, starts, ends, steps)
 
 
 def padded(x, window, fill=0, axis=2):
@@ -98,4 +101,15 @@ def padded(x, window, fill=0, axis=2):
         return x
     around = [(0, 0, 0)] * x.ndim
     around[axis : axis + len(window.pads)] = ((*p, 0) for p in window.pads)
+    if is_known(x):
+        return _padded_numpy(x, fill, around)
     return lax.pad(x, jnp.array(fill, x.dtype), around)
+
+
+def _padded_numpy(x, fill, around):
+    """lax.pad of a NumPy array; negative padding removes elements."""
+    y = np.full([n + low + high for n, (low, high, _) in zip(x.shape, around, strict=True)], fill, x.dtype)
+    inner = tuple(slice(max(low, 0), m - max(high, 0)) for m, (low, high, _) in zip(y.shape, around, strict=True))
+    kept = tuple(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(x.shape, around, strict=True))
+    y[inner] = x[kept]
+    return y

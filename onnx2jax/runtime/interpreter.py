@@ -74,6 +74,8 @@ class Settings:
     """Whether profiles also name host nodes, at 1 to 2 us each."""
     cache_dir: Path | None = field(default=None, compare=False)
     """The folder of compiled programs for later processes (see runtime/program_cache.py)."""
+    background: bool = field(default=False, compare=False)
+    """Whether calls are evaluated in NumPy while a thread compiles their program (see runtime/background.py)."""
     warned: set[str] = field(default_factory=set, compare=False)
     """The operators that have raised a DeviationWarning."""
 

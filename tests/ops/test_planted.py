@@ -149,7 +149,7 @@ def test_a_planted_bug_is_found(name: str, wrong: Callable[..., Any], monkeypatc
             return wrong(results, *inputs, **{k: v for k, v in attributes.items() if k != "n_outputs"})
 
     monkeypatch.setitem(registry._OPERATORS, ("", name), [dataclasses.replace(operator, function=spoilt)])
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ExceptionGroup)):  # a group where Hypothesis finds two
         if name in ELEMENTWISE:
             test_branches.test_numpy_and_jax_agree_on_extremes(name)
         test_branches.test_numpy_and_jax_agree(("", name))

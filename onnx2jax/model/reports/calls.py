@@ -53,6 +53,7 @@ def _reason(model: Any, signature: Any, values: Mapping[str, Any], rng: Any) -> 
         "an argument is converted, or is no array on one device": signature is None,
         "inputs are specialised on": bool(model._runtime.specialised),
         "optimize=False": not spec.settings.optimize,
+        "NumPy, until a thread has compiled it (background_compile)": model._runtime.is_evaluated(signature),
     }
     return next((reason for reason, holds in reasons.items() if holds), "the model needs more than one program")
 

@@ -7,9 +7,8 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from ..activation import gelu, selu, swish
+from ..activation import gelu, selu, sigmoid, swish
 from ..arrays import accumulator, axis_of, widen, xp
 from ..conv import conv_op
 from ..indexing import gather_nd, trilu
@@ -33,7 +32,7 @@ def _fast_gelu(X, bias=None):
 
 
 def _bias_split_gelu(X, bias):
-    left, right = jnp.split(X + bias, 2, axis=-1)
+    left, right = xp.split(X + bias, 2, axis=-1)
     return left * gelu(right)
 
 
@@ -79,9 +78,13 @@ def transpose_matmul(A, B, *, alpha=1.0, transA=0, transB=0):
     return fused_matmul(A, B, alpha=alpha, transA=transA, transB=transB)
 
 
+def _clipped(x, low, high):
+    return x if low is None and high is None else xp.clip(x, low, high)
+
+
 # name -> (function of x and up to two parameters, their defaults)
 FUSED: dict[str, Any] = {"": (lambda x: x,)} | {name: row for name, row in BY_NAME.items() if REQUIRED not in row}
-FUSED |= {"clip": (jnp.clip, None, None), "selu": (lambda x, a, g: selu(x, alpha=a, gamma=g), 1.6732632, 1.0507010)}
+FUSED |= {"clip": (_clipped, None, None), "selu": (lambda x, a, g: selu(x, alpha=a, gamma=g), 1.6732632, 1.0507010)}
 
 
 def activate(x, name, *parameters):
@@ -100,7 +103,7 @@ def fused_gemm(
     alpha=1.0, beta=1.0, transA=0, transB=0,
 ):  # fmt: skip
     """Gemm followed by an activation."""
-    y = jnp.asarray(gemm_wide(A, B, C, alpha, beta, transA, transB))
+    y = gemm_wide(A, B, C, alpha, beta, transA, transB)
     second = activation_beta if activation_gamma is None else activation_gamma
     return activate(y, activation, activation_alpha, second).astype(A.dtype)
 
@@ -117,13 +120,13 @@ def nhwc(function, x, *inputs, channels_last=1, **attributes):
     """A function of an NCHW image applied to an NHWC image (unless ``channels_last`` is 0)."""
     if not channels_last:
         return function(x, *inputs, **attributes)
-    return jnp.moveaxis(function(jnp.moveaxis(jnp.asarray(x), -1, 1), *inputs, **attributes), 1, -1)
+    return xp.moveaxis(function(xp.moveaxis(x, -1, 1), *inputs, **attributes), 1, -1)
 
 
 @op("NhwcFusedConv", domain=MICROSOFT, product=True, limits=ACTIVATION_NAMES)
 @taking(**WINDOW, group=1, activation="", activation_params=())
 def nhwc_fused_conv(X, W, B=None, Z=None, **attributes):
-    Z = None if Z is None else jnp.moveaxis(jnp.asarray(Z), -1, 1)
+    Z = None if Z is None else xp.moveaxis(Z, -1, 1)
     return nhwc(fused_conv, X, W, B, Z, **attributes)
 
 
@@ -147,7 +150,7 @@ def skip_sum(input, skip, bias):
 def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilon=1e-12):
     """LayerNormalization of ``input + skip + bias``, and that sum."""
     total = skip_sum(input, skip, bias)
-    y, mean, inverse = standardize(jnp.asarray(total), -1, epsilon)
+    y, mean, inverse = standardize(total, -1, epsilon)
     y = y * widen(gamma) if beta is None else y * widen(gamma) + widen(beta)
     return y.astype(input.dtype), mean, inverse, total.astype(input.dtype)
 
@@ -156,7 +159,7 @@ def skip_layer_normalization(input, skip, gamma, beta=None, bias=None, *, epsilo
 def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilon=1e-12, n_outputs=1):
     """RMSNormalization of ``input + skip + bias``, and that sum; without a mean."""
     total = skip_sum(input, skip, bias)
-    y, _, inverse = standardize(jnp.asarray(total), -1, epsilon, center=False)
+    y, _, inverse = standardize(total, -1, epsilon, center=False)
     return ((y * widen(gamma)).astype(input.dtype), None, inverse, total.astype(input.dtype))[:n_outputs]
 
 
@@ -164,7 +167,7 @@ def skip_simplified_layer_normalization(input, skip, gamma, bias=None, *, epsilo
 @op("SimplifiedLayerNormalization", limits="onnxruntime's; stash_type float32 or float64")
 def simplified_layer_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type: Literal[1, 11] = 1):
     """RMSNormalization under onnxruntime's older name; the second output is the inverse standard deviation."""
-    x = jnp.asarray(X).astype(np.float64 if stash_type == 11 or X.dtype == np.float64 else np.float32)
+    x = X.astype(np.float64 if stash_type == 11 or X.dtype == np.float64 else np.float32)
     y, _, inverse = standardize(x, tuple(range(axis_of(axis, x.ndim), x.ndim)), epsilon, center=False)
     return (y * scale.astype(x.dtype)).astype(scale.dtype), inverse
 
@@ -186,11 +189,11 @@ def embed_layer_normalization(
 
 
 def group_normalized(x, gamma, beta, activation, channels_last, epsilon, groups):
-    x = widen(jnp.asarray(x)) if channels_last else widen(jnp.moveaxis(jnp.asarray(x), 1, -1))
+    x = widen(x) if channels_last else widen(xp.moveaxis(x, 1, -1))
     split = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
     y = standardize(split, (1, 3), epsilon)[0].reshape(x.shape) * widen(gamma) + widen(beta)
-    y = y * lax.logistic(y) if activation else y
-    return y if channels_last else jnp.moveaxis(y, -1, 1)
+    y = y * sigmoid(y) if activation else y
+    return y if channels_last else xp.moveaxis(y, -1, 1)
 
 
 @op("GroupNorm", domain=MICROSOFT)
@@ -205,7 +208,7 @@ def skip_group_norm(X, gamma, beta, skip, bias=None, *, activation, channels_las
 
     def per_channel(p):  # [channels] or [batch, channels], shaped to broadcast against X
         p = p.reshape(-1, *(1,) * (X.ndim - 2), p.shape[-1]) if p.ndim < 3 else p
-        return p if channels_last or p.shape[1:] == X.shape[1:] else jnp.moveaxis(p, -1, 1)
+        return p if channels_last or p.shape[1:] == X.shape[1:] else xp.moveaxis(p, -1, 1)
 
     total = widen(X) + widen(per_channel(skip)) + (0 if bias is None else widen(per_channel(bias)))
     y = group_normalized(total, gamma, beta, activation, channels_last, epsilon, groups)

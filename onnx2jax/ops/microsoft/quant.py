@@ -116,7 +116,7 @@ def qgemm(
 ):  # fmt: skip
     """Gemm of quantized matrices with an int32 C; floating-point unless an output scale is given."""
     y = quant.integer_product(A.T if transA else A, B.T if transB else B, a_zero_point, b_zero_point)
-    y = y if C is None else y + jnp.broadcast_to(C, y.shape)
+    y = y if C is None else y + xp.broadcast_to(C, y.shape)
     scale = alpha * a_scale.reshape(()) * quant.row(b_scale)
     if y_scale is None:
         return y.astype(np.float32) * scale
@@ -134,7 +134,7 @@ def matmul_integer_to_float(A, B, a_scale, b_scale, a_zero_point=None, b_zero_po
 @op("DynamicQuantizeMatMul", domain=MICROSOFT, heavy=True)
 def dynamic_quantize_matmul(A, B, b_scale, b_zero_point=None, bias=None):
     """The product of A, dynamically quantized, and a quantized B."""
-    a, a_scale, a_zero_point = quant.dynamic_quantize_linear(jnp.asarray(A))
+    a, a_scale, a_zero_point = quant.dynamic_quantize_linear(A)
     return matmul_integer_to_float(a, B, a_scale, b_scale, a_zero_point, b_zero_point, bias)
 
 
@@ -251,9 +251,9 @@ def dynamic_quantize_lstm(
             return project
 
         if sequence_lens is not None:  # steps after the longest sequence must not affect the range of X
-            steps = jnp.arange(X.shape[0], dtype=np.int32)[:, None, None]
-            X = jnp.where(steps < jnp.max(jnp.asarray(sequence_lens)), X, 0)
-        gates = jnp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
+            steps = np.arange(X.shape[0], dtype=np.int32)[:, None, None]
+            X = xp.where(steps < xp.max(sequence_lens), X, 0)
+        gates = xp.stack([times(W, W_scale, W_zero_point, d)(X) for d in range(count)], axis=2)
         gates = gates if B is None else gates + B[:, : 4 * size] + B[:, 4 * size :]
         recur = [lambda _, d=d: partial(times, R, R_scale, R_zero_point, d) for d in range(count)]
         return gates, recur, [None] * count

