@@ -1,8 +1,8 @@
 """Start-up time and memory of a model, each measured in a separate process.
 
-``python -m benchmarks.startup ours|background|onnxruntime MODEL INPUTS.npz`` measures one and prints JSON; ``measured`` runs
-several and returns medians. Imports and a small program run before the clock starts, so only the time of the
-model itself is measured. The cache is ``convert``'s ``cache_dir`` if it has one, and JAX's own otherwise.
+``python -m benchmarks.startup ours|background|onnxruntime MODEL INPUTS.npz`` measures one and prints JSON;
+``measured`` runs several and returns medians. Imports and a small program run before the clock starts, so only the
+time of the model itself is measured. The cache is ``convert``'s ``cache_dir`` if it has one, and JAX's own otherwise.
 """
 
 from __future__ import annotations

@@ -118,9 +118,8 @@ def convert(
             folder as you trust code; anything in it may be deleted. Programs for other devices and meshes, with custom
             operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for them.
             While that is on (``jax_compilation_cache_dir``), nothing is stored here.
-        background_compile: do not wait for XLA: the first call of each signature is evaluated by NumPy, operator after
-            operator. With the second call a thread starts to compile the program, and calls go on in NumPy until it
-            is ready. Results of NumPy and of XLA are equally exact and differ in their last bits. For models on one
+        background_compile: do not wait for XLA: calls are evaluated by NumPy, operator after operator, until a thread
+            has compiled their program, which it starts to do after the second call of a signature. Results of NumPy and of XLA are equally exact and differ in their last bits. For models on one
             CPU whose operators NumPy has; others compile with their first call, as do models that draw random
             numbers and calls with ``bucket``, ``max_size`` or a mesh. ``model.compile`` waits. A process ends when
             the thread is done.

@@ -51,7 +51,7 @@ def test_one_call_compiles_nothing() -> None:
     assert model.compilations == 0
 
 
-def test_the_second_call_starts_the_compilation_that_later_calls_use() -> None:
+def test_after_the_second_call_a_thread_compiles_the_program_of_later_ones() -> None:
     model = converted()
     first = model(IMAGES)
     later = until_compiled(model, IMAGES)
