@@ -119,10 +119,10 @@ def convert(
             operators, or that call linear algebra libraries are not stored: JAX's own compilation cache is for them.
             While that is on (``jax_compilation_cache_dir``), nothing is stored here.
         background_compile: do not wait for XLA: calls are evaluated by NumPy, operator after operator, until a thread
-            has compiled their program, which it starts to do after the second call of a signature. Results of NumPy and of XLA are equally exact and differ in their last bits. For models on one
-            CPU whose operators NumPy has; others compile with their first call, as do models that draw random
-            numbers and calls with ``bucket``, ``max_size`` or a mesh. ``model.compile`` waits. A process ends when
-            the thread is done.
+            has compiled their program, which it starts to do after the second call of a signature. Results of NumPy
+            and of XLA are equally exact and differ in their last bits. For models on one CPU whose operators NumPy
+            has; others compile with their first call, as do models that draw random numbers and calls with
+            ``bucket``, ``max_size`` or a mesh. ``model.compile`` waits. A process ends when the thread is done.
         mesh: devices to run on, from ``jax.make_mesh``. Inputs are sharded along their first axis over the mesh's
             first where it divides the extent; weights are replicated unless ``shardings`` shards them.
         shardings: patterns over the names of weights and inputs, each with a spec over the mesh's axes; the first that

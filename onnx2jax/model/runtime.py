@@ -13,7 +13,7 @@ from .. import compat
 from ..ir import analysis
 from ..ir.graph import Graph
 from ..ops.arrays import is_traced
-from ..proto.mapped import load
+from ..proto.mapped import LAZY_BYTES, load
 from ..runtime import debug
 from ..runtime.background import Background
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature
@@ -176,7 +176,7 @@ class Runtime:
             return None
         own = {n: copied(v) if type(v) is np.ndarray else v for n, v in values.items()}
         known = {**{n: to_host(v) for n, v in values.items()}, **self.constants.inputs}
-        params = {**{n: to_host(v) for n, v in self.params.items()}, **self.constants.params}
+        params = {**self._params_on_host(), **self.constants.params}
 
         def compiled() -> None:
             if compat.trace_context() == key.configuration:  # otherwise the caller's thread compiles
@@ -190,6 +190,15 @@ class Runtime:
         refuse_special_values(spec.graph.outputs, results)
         self.declared.compare({**values, **spec.static}, results)
         return tuple(map(_own if as_numpy else to_device, results))
+
+    def _params_on_host(self) -> dict[str, Any]:
+        """The parameters as NumPy arrays. Large ones share memory with those on devices; others are not put there."""
+        placed = self.params.on_host()
+        for name in self.params.types.keys() - placed.keys():
+            value = self.params.read(name)
+            small = type(value) is np.ndarray and value.nbytes < LAZY_BYTES
+            placed[name] = self.spec.as_stored(name, value) if small else to_host(self.params[name])
+        return placed
 
     def is_evaluated(self, key: Signature | None) -> bool:
         """Whether the next call of a signature is evaluated by NumPy."""

@@ -1,8 +1,8 @@
 """Background compilation: calls are evaluated in NumPy, node by node, while a thread compiles their program.
 
 Compilation starts after the second call of a signature, so a process that makes one call compiles nothing; and not
-before it, because tracing holds the interpreter lock: beside it a call of 40 ms takes 800. The first call of a classifier
-of text lines takes 40 ms rather than 1.9 s.
+before it, because tracing holds the interpreter lock: beside it a call of 40 ms takes 800. The first call of a
+classifier of text lines takes 40 ms rather than 1.9 s.
 """
 
 from __future__ import annotations
