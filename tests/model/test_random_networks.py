@@ -1,4 +1,4 @@
-"""Random networks in six ways and three batches, beside onnxruntime without its optimisations."""
+"""Random networks in seven ways and three batches, beside onnxruntime without its optimisations."""
 
 from __future__ import annotations
 
@@ -85,6 +85,16 @@ def check_tiny(seed: int) -> None:
                 assert_close(ours, wanted, net, f"seed {seed}, batch {batch}")
 
 
+def check_evaluated(seed: int) -> None:
+    """First calls with ``background_compile``, which NumPy evaluates."""
+    proto, net = random_network(seed)
+    model, numbers = onnx2jax.convert(proto, background_compile=True), np.random.default_rng(seed)
+    for batch in BATCHES:
+        x = numbers.normal(size=(batch, *net.shape("x")[1:])).astype(np.float32)
+        for ours, wanted in zip(model.run(None, {"x": x}), outputs_of(proto, {"x": x}), strict=True):
+            assert_close(ours, wanted, net, f"seed {seed}, batch {batch}, evaluated")
+
+
 def check_many(seeds: range, one: Callable[[int], None] = check, network: Any = random_network) -> None:
     for seed in seeds:
         try:
@@ -105,6 +115,17 @@ def test_random_networks(block: int) -> None:
 @pytest.mark.parametrize("block", range(40))
 def test_many_random_networks(block: int) -> None:
     check_many(range(1000 + 50 * block, 1000 + 50 * (block + 1)))
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_networks_evaluated_by_numpy(block: int) -> None:
+    check_many(range(50 * block, 50 * (block + 1)), check_evaluated)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(40))
+def test_many_networks_evaluated_by_numpy(block: int) -> None:
+    check_many(range(1000 + 50 * block, 1000 + 50 * (block + 1)), check_evaluated)
 
 
 def test_tiny_networks() -> None:
