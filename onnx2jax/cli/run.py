@@ -59,13 +59,13 @@ MOST: int = 1000
 def _run(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes, **computing(arguments))
+        model = convert(arguments.model, dim_overrides=sizes, background_compile=True, **computing(arguments))
     feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:
         raise CommandError(f"input {absent[0]} is missing: --input {absent[0].name}=FILE.npy, or --random")
     feeds = filled(model, feeds, arguments.seed)
-    with working("compiling and running"), sized(model, feeds):
+    with working("running"), sized(model, feeds):
         results = model.run(None, feeds)
     outputs = dict(zip((v.name for v in model.outputs), results, strict=True))
     if any(holds(v, "nan") for v in results) and (origin := first_special(model, feeds, 0, ["nan"])):
