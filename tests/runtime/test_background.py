@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +15,8 @@ from onnx import numpy_helper, parser
 import onnx2jax
 from onnx2jax.errors import InputError, OperatorError
 from onnx2jax.runtime import background
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")  # the thread has the process's configuration
 
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8)).astype(np.float32)
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -33,13 +34,18 @@ def converted(file: Any = None, **options: Any) -> onnx2jax.Model:
 
 
 def until_compiled(model: onnx2jax.Model, *args: Any) -> np.ndarray:
-    """The result of the first call that its program makes."""
+    """The result of the first call that its program makes, which the thread compiled."""
     model(*args)
-    deadline = time.monotonic() + 120
-    while "background_compile" in model.explain_call(*args):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    model(*args)
+    idle()
+    assert model.compilations
+    assert "background_compile" not in model.explain_call(*args)
     return np.asarray(model(*args))
+
+
+def idle() -> None:
+    """Wait until the thread has compiled what it was given."""
+    background._thread().submit(lambda: None).result()
 
 
 def test_one_call_compiles_nothing() -> None:
@@ -78,7 +84,7 @@ def test_a_long_first_call_compiles_beside_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(background, "PATIENCE", -1.0)
     model = converted()
     model(IMAGES)
-    background._thread().submit(lambda: None).result()
+    idle()
     assert model.compilations == 1
 
 
@@ -158,7 +164,11 @@ def test_a_scope_of_the_callers_configuration_compiles_in_its_own_thread() -> No
     model = converted()
     with jax.default_matmul_precision("highest"):
         model(IMAGES)
-        later = until_compiled(model, IMAGES)
+        model(IMAGES)
+        idle()
+        assert model.compilations == 0
+        later = model(IMAGES)
+    assert model.compilations == 1
     np.testing.assert_allclose(later, onnx2jax.convert(onnx2jax.demo_model())(IMAGES), rtol=1e-5, atol=1e-6)
 
 
@@ -182,5 +192,6 @@ def test_threads_get_equal_results() -> None:
     model = converted()
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: np.asarray(model(IMAGES)), range(40)))
-    for result in (*results, until_compiled(model, IMAGES)):
+    idle()
+    for result in (*results, model(IMAGES)):
         np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-6)

@@ -253,7 +253,7 @@ def test_every_semantic_setting_is_part_of_the_key() -> None:
         "skip": frozenset({"layout_assignment"}),
     }
     decides["dtype"] = np.dtype(np.float16)
-    changed = decides | {"warn_after": 3, "annotate": True, "cache_dir": Path("elsewhere")}
+    changed = decides | {"warn_after": 3, "annotate": True, "background": True, "cache_dir": Path("elsewhere")}
     keys = {name: fingerprint(graph, (), Settings(**{name: value})) for name, value in changed.items()}
     plain = fingerprint(graph, (), Settings())
     assert {name for name, key in keys.items() if key != plain} == decides.keys()
