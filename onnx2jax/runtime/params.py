@@ -66,7 +66,8 @@ class DeviceParams(Mapping[str, Any]):
 
     def on_host(self) -> dict[str, np.ndarray]:
         """Those already on a CPU, as NumPy arrays that share their memory."""
-        return {n: np.asarray(v) for n, v in self._placed.items()} if self.on_one_cpu else {}
+        placed = self._placed.copy()  # another thread may put more meanwhile
+        return {n: np.asarray(v) for n, v in placed.items()} if self.on_one_cpu else {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._placed:
