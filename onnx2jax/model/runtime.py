@@ -16,7 +16,7 @@ from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
 from ..runtime import debug
 from ..runtime.background import Background
-from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature
+from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
 from ..runtime.interpreter import Context
 from ..runtime.memory import copied
 from ..runtime.node_errors import refuse_special_values
@@ -54,8 +54,9 @@ class Runtime:
         self.spec = spec
         self.fields = field_names(v.name for v in spec.outputs)
         self.program: Program | Pipeline
-        self.background: Background | None = Background() if spec.settings.background else None
+        self.background: Background | None
         if shared is None:
+            self.background = Background() if spec.settings.background else None
             self.program = program_of(spec.graph, spec.settings, spec.placement)
             self.declared, self.growth, self.compared = Declarations(spec.graph.inputs, spec.outputs), CacheGrowth(), 0
         else:
@@ -172,9 +173,10 @@ class Runtime:
             return None
         if spec.graph.draws or spec.graph.differentiates or spec.bucket or spec.max_size or spec.placement is not None:
             return None
-        if not self.params.on_one_cpu or is_traced(values):
+        kind = _kind_of(key)
+        if self.background.is_over(kind) or not self.params.on_one_cpu or is_traced(values):
             return None
-        own = {n: copied(v) if type(v) is np.ndarray else v for n, v in values.items()}
+        own = {n: snapshot(v) for n, v in values.items()}
         known = {**{n: to_host(v) for n, v in values.items()}, **self.constants.inputs}
         params = {**self._params_on_host(), **self.constants.params}
 
@@ -184,7 +186,7 @@ class Runtime:
                     self.outputs(program, own, None, False, as_numpy)
 
         context = Context(params, None, spec.settings)
-        results = self.background.evaluated(_kind_of(key), spec.graph, known, context, compiled)
+        results = self.background.evaluated(kind, spec.graph, known, context, compiled)
         if results is None:
             return None
         refuse_special_values(spec.graph.outputs, results)
@@ -201,8 +203,8 @@ class Runtime:
         return placed
 
     def is_evaluated(self, key: Signature | None) -> bool:
-        """Whether the next call of a signature is evaluated by NumPy."""
-        return self.background is not None and key is not None and self.background.is_pending(_kind_of(key))
+        """Whether NumPy evaluated a call of a signature, and will evaluate the next."""
+        return self.background is not None and key is not None and self.background.is_over(_kind_of(key)) is False
 
     def wait(self, feeds: Mapping[str, Any]) -> None:
         """Have the calls of these feeds' signature compiled in the caller's thread."""

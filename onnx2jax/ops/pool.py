@@ -82,8 +82,7 @@ def _maxima_of_halves(x, init, window):
 
 
 def _maxima(x, window):
-    known = is_known(x)
-    return _pool(x, _lowest(x.dtype), lax.max, window) if known else _differentiable_maxima(jnp.asarray(x), window)
+    return _pool(x, _lowest(x.dtype), lax.max, window) if is_known(x) else _differentiable_maxima(x, window)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -177,12 +177,12 @@ def integer_product_with(b, b_zero_point=None):
 def int8_product_with(b):
     """``int8_product`` as a function of a. NumPy has fast products of floats alone, so there b is converted once."""
     exact = np.dtype(np.float32 if b.shape[-2] * 2**14 <= 2**24 else np.float64)
-    wide = b.astype(exact) if is_known(b) else None
+    wide = cache(lambda: b.astype(exact))
 
     def times(a):
-        if wide is None or not is_known(a):
+        if not is_known((a, b)):
             return int8_product(a, b)
-        return np.matmul(a.astype(exact), wide).astype(np.int64).astype(np.int32)
+        return np.matmul(a.astype(exact), wide()).astype(np.int64).astype(np.int32)
 
     return times
 

@@ -60,9 +60,10 @@ class Background:
             call.start(compiled)
         return results
 
-    def is_pending(self, key: Hashable) -> bool:
-        """Whether a signature was called, and its program is not compiled yet."""
-        return key in self._calls and not self._calls[key].is_over
+    def is_over(self, key: Hashable) -> bool | None:
+        """Whether a signature's calls run its program; None if there was no call yet."""
+        call = self._calls.get(key)
+        return None if call is None else call.is_over
 
     def wait(self, key: Hashable) -> None:
         """Leave a signature's calls to the caller's thread."""
@@ -129,4 +130,4 @@ def _evaluated(
         for name in node.reads:
             if last[name] == i and name not in kept:
                 scope.pop(name, None)
-    return tuple(scope[name] for name in (v.name for v in graph.outputs))
+    return tuple(scope[v.name] for v in graph.outputs)
