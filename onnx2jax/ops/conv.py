@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import accumulator, check_shape, dims, is_known, xp
-from .conv_cpu import convolve, multiply_adds
+from .conv_cpu import convolve, kernel_first, multiply_adds
 from .conv_numpy import convolve_numpy
 from .registry import Static, op, taking
 from .vision import sample_linear
@@ -57,17 +57,13 @@ def conv(x, w, window, groups=1, stretch=()):
     if is_known((x, w)) and x.ndim > 2 and x.dtype == w.dtype:
         return convolve_numpy(*_widened(x, w), window, groups, stretch)
     x, w = jnp.asarray(x), jnp.asarray(w)
-    forms = {"cpu": _on_cpu, "default": _native}
+    forms = {"cpu": _on_cpu, "cuda": _on_cuda, "default": _native}
     if is_patches(x, window, groups, stretch):
         forms["tpu"] = _patches
     elif is_long_filter(x, w, window, groups, stretch):
         forms["tpu"] = _toeplitz
     elif is_few_filters(x, w, window, groups, stretch):
         forms["tpu"] = _by_rows
-    if groups > 1 and w.shape[:2] == (groups, 1) and not stretch and math.prod(window.kernel) <= MAX_TAPS:
-        forms["cuda"] = _shifted
-    elif groups == 1 and not stretch and set(window.kernel) == {1} and not any(map(any, window.pads)):
-        forms["cuda"] = _by_pixels
     chosen = {n: partial(form, window=window, groups=groups, stretch=stretch) for n, form in forms.items()}
     if jnp.issubdtype(x.dtype, jnp.integer):
         return chosen["cpu"](*_widened(x, w))
@@ -168,22 +164,26 @@ def _patches(x, w, window, **_):
     return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
 
 
-def _by_pixels(x, w, window, **_):
-    """Filters of one pixel as one product, filters first: with pixels first XLA does not compile some for an H100.
+def _on_cuda(x, w, window, groups, stretch=()):
+    """Channels last: filters of one pixel as products, one channel a group as shifted multiply-adds in float32.
 
-    Eight images through MobileNetV2 take an H100 0.74 ms by cuDNN's convolutions in bfloat16, and 0.29 by hand, where
-    these are products and XLA has the same kernels; in float32 0.65 and 0.42. ResNet-50: 1.41 and 0.66, 1.18 and 1.04.
+    Eight images through MobileNetV2 take an H200 0.37 ms in bfloat16, and 0.50 with channels first; by cuDNN's
+    convolutions alone an H100 takes 0.74. XLA 0.10 and 0.11 end the process on gradients of some products of every
+    second pixel behind a BatchNormalization (ResNet-50's), so those stay convolutions.
     """
-    x = x[(..., *(slice(None, None, s) for s in window.strides))]
-    w = w.reshape(w.shape[:2])
-    y = lax.dot_general(w, x, (((1,), (1,)), ((), ())), preferred_element_type=x.dtype)
-    return lax.transpose(y, (1, 0, *range(2, y.ndim)))
-
-
-def _shifted(x, w, window, **_):
-    """One channel a group: shifted multiply-adds, in float32 where x is shorter."""
-    wide = accumulator(x.dtype)
-    return multiply_adds(x.astype(wide), w.astype(wide), window, axis=2).astype(x.dtype)
+    y, wide = lax.transpose(x, (0, *range(2, x.ndim), 1)), accumulator(x.dtype)
+    if not stretch and groups > 1 and w.shape[:2] == (groups, 1) and math.prod(window.kernel) <= MAX_TAPS:
+        y = multiply_adds(y.astype(wide), w.astype(wide), window, axis=1).astype(x.dtype)
+    elif not stretch and groups == 1 and {*window.kernel, *window.strides} == {1} and not any(map(any, window.pads)):
+        contracted = (((x.ndim - 1,), (1,)), ((), ()))
+        y = lax.dot_general(y, w.reshape(w.shape[:2]), contracted, preferred_element_type=x.dtype)
+    else:
+        spatial = "".join(map(str, range(x.ndim - 2)))
+        y = lax.conv_general_dilated(
+            y, kernel_first(w), window.strides, window.pads, stretch or None, window.dilations,
+            (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), groups,
+        )  # fmt: skip
+    return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
 
 
 def _on_cpu(x, w, window, groups, stretch=()):

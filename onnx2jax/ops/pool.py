@@ -198,16 +198,22 @@ def _spatial_axes(x):
 
 @op("GlobalAveragePool", unsharded=True, half="float32")
 def global_average_pool(X):
-    """The mean over spatial axes, as a matrix product.
+    """The mean over spatial axes; as a matrix product on a CPU.
 
-    XLA may recompute a sum in each consumer it fuses it into, with different rounding: a Softmax after it then
-    subtracts a value that is not the maximum (NaN for activations of 1e10). It does not recompute a product.
+    A CPU may recompute a sum in each consumer that XLA fuses it into, with different rounding: a Softmax after it then
+    subtracts a value that is not the maximum (NaN for activations of 1e10). It does not recompute a product. On a GPU
+    and a TPU a product rounds the image to TF32 or bfloat16, and stores it in another layout first.
     """
     axes = _spatial_axes(X)
-    if is_known(X) or 0 in X.shape[2:]:
+
+    def mean(X):
         return X.mean(axis=axes, keepdims=True)
-    ones = jnp.ones(X.shape[2:], X.dtype)
-    return lax.expand_dims(lax.dot_general(X, ones / ones.sum(), ((axes, range(len(axes))), ((), ()))), axes)
+
+    def product(X):
+        ones = jnp.ones(X.shape[2:], X.dtype)
+        return lax.expand_dims(lax.dot_general(X, ones / ones.sum(), ((axes, range(len(axes))), ((), ()))), axes)
+
+    return mean(X) if is_known(X) or 0 in X.shape[2:] else lax.platform_dependent(X, cpu=product, default=mean)
 
 
 @op("GlobalMaxPool", unsharded=True)

@@ -304,26 +304,26 @@ def test_other_filters_are_not_few(x, w):
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 8e-3)])
-def test_depthwise_by_shifted_multiply_adds(dtype, rtol):
-    """The form for CUDA of one channel a group; half precision is summed in float32."""
-    x, w = f32(2, 6, 9, 10).astype(dtype), f32(6, 1, 3, 3).astype(dtype)
-    window = Window((3, 3), (2, 1), ((1, 1), (0, 2)), (1, 2))
-    expected = plain(x, w, strides=(2, 1), pads=[(1, 1), (0, 2)], dilations=(1, 2), groups=6)
-    y = conv._shifted(x, w, window)
+@pytest.mark.parametrize(
+    ("x", "w", "window", "stretch"),
+    [
+        ((2, 6, 9, 10), (6, 1, 3, 3), Window((3, 3), (2, 1), ((1, 1), (0, 2)), (1, 2)), ()),
+        ((2, 6, 5), (5, 6, 1), Window((1,), (1,), ((0, 0),), (1,)), ()),
+        ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)), ()),
+        ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (2, 1), ((0, 0), (0, 0)), (1, 1)), ()),
+        ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1)), ()),
+        ((2, 6, 5, 4, 3), (5, 6, 1, 1, 1), Window((1,) * 3, (1,) * 3, ((0, 0),) * 3, (1,) * 3), ()),
+        ((2, 6, 9, 10), (4, 3, 3, 2), Window((3, 2), (1, 2), ((1, 0), (0, 0)), (1, 2)), ()),
+        ((2, 6, 5, 4), (4, 6, 3, 2), Window((3, 2), (1, 1), ((1, 2), (1, 1)), (1, 1)), (2, 3)),
+        ((1, 3, 7, 6, 5), (4, 3, 3, 2, 3), Window((3, 2, 3), (1, 2, 1), ((1, 0), (0, 0), (2, 2)), (1, 1, 2)), ()),
+    ],
+)
+def test_channels_last_for_cuda(x, w, window, stretch, dtype, rtol):
+    """Depthwise kernels and products are summed in float32 where the type is shorter."""
+    groups, x, w = x[1] // w[1], f32(*x).astype(dtype), f32(*w).astype(dtype)
+    y = conv._on_cuda(x, w, window, groups, stretch)
+    expected = conv._native(np.float32(x), np.float32(w), window, groups, stretch)
     assert y.dtype == dtype
-    np.testing.assert_allclose(y.astype(np.float32), expected, rtol=rtol, atol=rtol / 8)
-
-
-@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 1e-2)])
-@pytest.mark.parametrize("strides", [(1,), (2, 1), (3, 2, 1)], ids=str)
-def test_filters_of_one_pixel_as_a_product(strides, dtype, rtol):
-    """The form for CUDA, with images of one to three axes."""
-    x, w = f32(2, 6, *range(4, 4 + len(strides))).astype(dtype), f32(5, 6, *[1] * len(strides)).astype(dtype)
-    window = Window((1,) * len(strides), strides, ((0, 0),) * len(strides), (1,) * len(strides))
-    y = conv._by_pixels(x, w, window)
-    read, filters = (v.astype(np.float32) for v in (x[(..., *(slice(None, None, n) for n in strides))], w))
-    expected = np.einsum("nc...,oc->no...", read, filters.reshape(5, 6))
-    assert (y.dtype, y.shape) == (x.dtype, expected.shape)
     np.testing.assert_allclose(y.astype(np.float32), expected, rtol=rtol, atol=rtol)
 
 
@@ -333,7 +333,7 @@ def test_filters_of_one_pixel_as_a_product(strides, dtype, rtol):
         ("tpu", (8, 3, 4, 4), Window((4, 4), (4, 4), ((0, 0), (0, 0)), (1, 1))),
         ("tpu", (2, 1, 32, 1), Window((32, 1), (1, 1), ((16, 16), (0, 0)), (1, 1))),
         ("cuda", (3, 1, 3, 3), Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))),
-        ("cuda", (5, 3, 1, 1), Window((1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1))),
+        ("cuda", (5, 3, 1, 1), Window((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))),
     ],
 )
 def test_forms_of_accelerators_are_lowered_without_a_convolution(platform, w, window):
