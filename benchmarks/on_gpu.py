@@ -34,23 +34,23 @@ from .networks import NETWORKS
 KEPT: Final = Path(__file__).resolve().parents[1] / "docs" / "gpu.json"
 TIMED: Final = ("mlp", "resnet50", "mobilenet_v2", "efficientnet", "unet", "vit", "bert", "gpt2", "gpt2_step", "lstm")
 TRAINED: Final = ("resnet50", "mobilenet_v2", "vit", "bert")
-DTYPES: Final = ("float32", "bfloat16")
-TORCH_PROCESSES: Final = 6
+DTYPES: Final = ("bfloat16", "float32")
 GRACE: Final = 60
 """Seconds after which a child that has not stopped compiling is killed."""
-KINDS: Final = ("networks", "training", "decoders", *(f"torch {i}" for i in range(TORCH_PROCESSES)))
+PROCESSES: Final = {"networks": 3, "training": 2, "decoders": 1, "torch": 4}
+"""Child processes of each kind, which share its cases: one traces one program at a time."""
 ROUNDS, BLOCK = 5, 0.05
 BANDWIDTH: Final = {"NVIDIA H100": 3.35e12, "NVIDIA H200": 4.8e12}
 """Bytes a second of device memory, from the maker's tables."""
 
-OURS, TORCH = ("onnx2jax", "in a jit"), ("torch.compile", "torch.compile, graphs")
+OURS, TORCH = ("onnx2jax", "in a jit"), ("torch.compile, graphs",)
 TITLES: Final = {"onnx2jax": "call"}
 
 Calls = Mapping[str, Call]
 
 
 class Case(NamedTuple):
-    """A network in an element type, and its batch."""
+    """A network in an element type, and its batch: in the order in which they are compiled."""
 
     name: str
     dtype: str
@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 def cases(names: Sequence[str], only: Sequence[str]) -> list[Case]:
     chosen = [n for n in names if not only or n in only]
-    return [Case(*c) for c in product(chosen, DTYPES, (8,))] + [Case(n, "float32", 1) for n in chosen]
+    return [Case(n, t, 8) for t, n in product(DTYPES, chosen)] + [Case(n, "float32", 1) for n in chosen]
 
 
 # ------------------------------------------------------------------------------------------------ what is timed
@@ -72,14 +72,9 @@ def network_calls(case: Case, folder: Path) -> Calls:
     """A call of the model, the model in a caller's jit, and by hand."""
     import jax
 
-    import onnx2jax
-
     network = NETWORKS[case.name](folder, case.batch)
     feeds, params = (_cast(tree, case.dtype) for tree in (dict(network.feeds), network.params))
-    model = _converted(network.path, case.dtype)
-    simplified = folder / "simplified.onnx"
-    onnx2jax.save(onnx2jax.convert(network.path).simplified(), simplified)
-    simple = _converted(simplified, case.dtype)
+    model, simple = _converted(network.path, case.dtype), _simplified(network.path, case.dtype)
     ours = jax.jit(lambda p, x: simple.apply(p, **x))
     weights = jax.device_put(dict(simple.params))
     assert network.by_hand is not None
@@ -99,13 +94,22 @@ def training_calls(case: Case, folder: Path) -> Calls:
 
     network = NETWORKS[case.name](folder, case.batch)
     feeds, params = (_cast(tree, case.dtype) for tree in (dict(network.feeds), network.params))
-    model = _converted(network.path, case.dtype)
+    model = _simplified(network.path, case.dtype)
     weights = jax.device_put(dict(model.params))
     ours = jax.jit(gradient(lambda p, x: model.apply(p, **x)))
     assert network.by_hand is not None
     by_hand = network.by_hand
     hand = jax.jit(gradient(lambda p, x: by_hand(p, *x.values())))
     return {"onnx2jax": lambda: ours(weights, feeds), "by hand": lambda: hand(params, feeds)}
+
+
+def _simplified(path: Path, dtype: str) -> Any:
+    """With BatchNormalization folded, as by hand."""
+    import onnx2jax
+
+    simplified = path.with_name("simplified.onnx")
+    onnx2jax.save(onnx2jax.convert(path).simplified(), simplified)
+    return _converted(simplified, dtype)
 
 
 def _converted(path: Path, dtype: str) -> Any:
@@ -127,7 +131,7 @@ def _cast(tree: Any, dtype: str) -> Any:
 
 
 def torch_calls(case: Case, folder: Path) -> Calls:
-    """torch.compile with and without CUDA graphs; empty if an operator is missing."""
+    """torch.compile with CUDA graphs; empty if an operator is missing."""
     import torch
 
     from . import in_torch
@@ -148,42 +152,39 @@ def torch_calls(case: Case, folder: Path) -> Calls:
     for tensor in (*weights.values(), *given):
         torch._dynamo.mark_static_address(tensor)  # CUDA graphs read them where they are
 
-    def call(run: Any) -> Callable[[], Any]:
-        def timed() -> Any:
-            with torch.inference_mode():
-                return run(weights, *given)
+    run = torch.compile(function, mode="reduce-overhead")
 
-        return timed
+    def call() -> Any:
+        with torch.inference_mode():
+            return run(weights, *given)
 
-    return {
-        "torch.compile": call(torch.compile(function)),
-        "torch.compile, graphs": call(torch.compile(function, mode="reduce-overhead")),
-    }
+    return {TORCH[0]: call}
 
 
 # --------------------------------------------------------------------------------------------- child processes
 
 
-def child(kind: str, only: Sequence[str], end: float) -> None:
+def child(kind: str, number: int, only: Sequence[str], end: float) -> None:
     """Compile what it can before ``end``, wait for a line on stdin, then print a line of JSON for each case."""
+    chosen = cases(TRAINED if kind == "training" else TIMED, only)
+    if kind == "training":
+        chosen = [c for c in chosen if c.batch > 1]
+    chosen = chosen[number :: PROCESSES[kind]]
     with TemporaryDirectory() as place:
         if kind == "decoders":
             _decoders(Path(place), end)
-        elif kind.startswith("torch"):
-            _in_torch(int(kind.split()[1]), Path(place), only, end)
+        elif kind == "torch":
+            _in_torch(chosen, Path(place), end)
         else:
-            _in_jax(kind, Path(place), only, end)
+            _in_jax(kind, chosen, Path(place), end)
 
 
-def _in_jax(kind: str, place: Path, only: Sequence[str], end: float) -> None:
+def _in_jax(kind: str, chosen: Sequence[Case], place: Path, end: float) -> None:
     import jax
 
     from .rivals import difference
 
     make = network_calls if kind == "networks" else training_calls
-    chosen = cases(TIMED if kind == "networks" else TRAINED, only)
-    if kind == "training":
-        chosen = [c for c in chosen if c.batch > 1]
 
     def compiled(case: Case) -> tuple[Calls, float] | None:
         try:
@@ -197,7 +198,7 @@ def _in_jax(kind: str, place: Path, only: Sequence[str], end: float) -> None:
             return calls, float("nan")
         return calls, difference(*(_cast(results[n], "float32") for n in ("onnx2jax", "by hand")))
 
-    pool = ThreadPoolExecutor(8)
+    pool = ThreadPoolExecutor(5)
     futures = {case: pool.submit(compiled, case) for case in chosen}
     wait(futures.values(), timeout=end - time.monotonic())
     pool.shutdown(cancel_futures=True)
@@ -214,13 +215,13 @@ def _folder(place: Path, case: Case) -> Path:
     return folder
 
 
-def _in_torch(number: int, place: Path, only: Sequence[str], end: float) -> None:
+def _in_torch(chosen: Sequence[Case], place: Path, end: float) -> None:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
     ready = {}
-    for case in cases(TIMED, only)[number::TORCH_PROCESSES]:
+    for case in chosen:
         if time.monotonic() > end:
             break
         calls = {}
@@ -301,13 +302,11 @@ TIMED_TEXT: Final = """Milliseconds on an {device} with jax {jax}, by `python -m
 stay on the device, and many calls are made before the last is awaited. float32 products run in TF32. `call` is
 `model(x)`, `in a jit` a caller's `jax.jit` of `model.simplified().apply`; `ratio` is by hand over the faster of both,
 below 1 where by hand is faster."""
-SINCE: Final = """Two changes came of these figures, and were not timed: convolutions of one pixel are products on CUDA,
-with the kernels, bytes and memory of those by hand, and calls take CUDA's own forms, as a caller's `jax.jit` does."""
 
 
 def lines(kept: Mapping[str, Any]) -> Iterator[str]:
     """The section of docs/accelerators.md."""
-    yield from ("", "## Timed on a GPU", "", TIMED_TEXT.format(**kept), "", SINCE)
+    yield from ("", "## Timed on a GPU", "", TIMED_TEXT.format(**kept))
     networks = kept.get("networks", {})
     names = [n for n in (*OURS, "by hand", *TORCH) if any(n in found for found in networks.values())]
     yield from (
@@ -319,7 +318,8 @@ def lines(kept: Mapping[str, Any]) -> Iterator[str]:
         ratio = found["by hand"] / min(found[n] for n in OURS)
         times = (f"{found[n]:.2f}" if n in found else "-" for n in names)
         yield f"| {' | '.join(key.split('; '))} | {' | '.join(times)} | {ratio:.2f} |"
-    yield from ("", "Training steps, the gradient by all weights:", "", "| | type | batch | ours | by hand | ratio |")
+    training = "Training steps, the gradient by all weights, with BatchNormalization folded on both sides:"
+    yield from ("", training, "", "| | type | batch | ours | by hand | ratio |")
     yield "|---|---|---|---|---|---|"
     for key, found in kept.get("training", {}).items():
         ours, hand = found[OURS[0]], found["by hand"]
@@ -341,21 +341,22 @@ def children(kinds: Sequence[str], only: Sequence[str], patience: float) -> Iter
     env = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", "benchmarks.on_gpu", f"--patience={patience}", *(f"--only={n}" for n in only)]
     started = {
-        kind: subprocess.Popen(
-            [*command, "--child", kind],
+        (kind, number): subprocess.Popen(
+            [*command, "--child", kind, str(number)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**env, "JAX_PLATFORMS": "cpu"} if kind.startswith("torch") else env,
+            env={**env, "JAX_PLATFORMS": "cpu"} if kind == "torch" else env,
         )
         for kind in kinds
+        for number in range(PROCESSES[kind])
     }
     end = time.monotonic() + patience + GRACE
     for kind, process in started.items():
         assert process.stdout is not None
         reads, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
         if not reads or process.stdout.readline() != "ready\n":
-            said(kind, "is not ready: given up")
+            said(*kind, "is not ready: given up")
             process.kill()
     for process in started.values():
         output, _ = process.communicate("go\n" if process.poll() is None else None)
@@ -374,7 +375,7 @@ def device() -> str:
 def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.on_gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", action="append", default=[], choices=TIMED, help="these networks alone")
-    parser.add_argument("--kind", action="append", choices=KINDS, help="these children alone")
+    parser.add_argument("--kind", action="append", choices=PROCESSES, help="these children alone")
     parser.add_argument("--json", type=Path, default=KEPT, help="file to write (default: %(default)s)")
     parser.add_argument(
         "--patience",
@@ -382,14 +383,15 @@ def main(given: list[str] | None = None) -> None:
         default=1200,
         help="seconds to compile in; what is not compiled by then is left out (default: %(default)s)",
     )
-    parser.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     if options.child:
-        child(options.child, options.only, time.monotonic() + options.patience)
+        kind, number = options.child
+        child(kind, int(number), options.only, time.monotonic() + options.patience)
         return
     kept: dict[str, Any] = {"device": device()}
     kept |= {name: version for name, version in machine()["versions"].items() if name in ("jax", "torch")}
-    for section, name, found in children(options.kind or KINDS, options.only, options.patience):
+    for section, name, found in children(options.kind or tuple(PROCESSES), options.only, options.patience):
         print(section, name, {n: round(v, 4) for n, v in found.items()}, flush=True)
         kept.setdefault(section, {}).setdefault(name, {}).update(found)
         options.json.write_text(json.dumps(kept, indent=1) + "\n")

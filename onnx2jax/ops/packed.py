@@ -36,8 +36,9 @@ each other in memory and few enough to stay in the processor's cache. Processor 
 
 768 x 10688, 8 rows: 2.8 rather than 7.0; pieces of 512K in place of 256K: 2.7, panels of 32 or 128 columns the same.
 
-On accelerators the bytes are read as they lie, and XLA unpacks them on the way into the product where it can. Bytes
-that kernels move for each byte of 1024 x 2816 in 4 bits, and thousands of cycles of a TPU v5e, rows of bfloat16:
+On accelerators the bytes are read as they lie, and XLA unpacks them on the way into the product where it can; on CUDA
+few rows are no product (see ``ADDED``). Bytes that kernels move for each byte of 1024 x 2816 in 4 bits, and thousands
+of cycles of a TPU v5e, rows of bfloat16:
 
                                                  v5e: 1 row    8 rows       512 rows     H100: 1, 8, 512 rows
     low bits of a block before high ones (kept)  1.3, 76       3.4, 50      12, 207      1.3, 9.9, 16
@@ -71,9 +72,12 @@ COLUMNS: Final = 64
 """Columns of a panel."""
 PANELS: Final = 1 << 18
 """Numbers that are unpacked to panels at a time."""
+ADDED: Final = 16
+"""Rows up to this many are added up without a product on CUDA: two layers and a head of 100 MB move 83 MB for 8 rows,
+by products 309; 166 for 16, 331 for 32."""
 UNPACKED: Final = 1 << 23
-"""Numbers of a weight that a product takes on CUDA. Of twice as many XLA stores what they unpack to, even for one row;
-on a TPU it stores none, and pieces would cost 1.4 times the cycles."""
+"""Numbers of a weight that a product takes on CUDA. Of twice as many XLA stores what they unpack to; on a TPU it stores
+none, and pieces would cost 1.4 times the cycles."""
 
 
 def integer(codes, dtype):
@@ -119,32 +123,44 @@ def packed_product(x, packed, scales, zero_points, bits, spread=False, value=int
         return jnp.zeros((x.shape[0], out), work)
     x = jnp.pad(x, ((0, 0), (0, blocks * size * per - x.shape[1])))
     options: dict[str, Any] = {"bits": bits, "spread": spread, "value": value}
-    width = out if spread else max(1, UNPACKED // x.shape[1])
+    few = isinstance(x.shape[0], int) and 0 < x.shape[0] <= ADDED
+    width = out if few or spread else max(1, UNPACKED // x.shape[1])
     return lax.platform_dependent(
         x, packed, scales, zero_points, cpu=partial(_in_words, **options),
-        cuda=partial(_as_it_lies, width=width, **options), default=partial(_as_it_lies, width=out, **options),
+        cuda=partial(_as_it_lies, width=width, by=_added if few else _multiplied, **options),
+        default=partial(_as_it_lies, width=out, by=_multiplied, **options),
     )  # fmt: skip
 
 
-def _as_it_lies(x, packed, scales, zero_points, *, width, bits, spread, value):
+def _as_it_lies(x, packed, scales, zero_points, *, width, by, bits, spread, value):
     """``packed_product`` on an accelerator: numbers in the low bits of a block's bytes, then those in higher ones.
 
-    ``width`` columns are unpacked at a time.
+    ``width`` columns are unpacked at a time, and multiplied ``by`` a function of inputs and weights.
     """
     (out, blocks, size), per, work = packed.shape, 8 // bits, accumulator(x.dtype)
     inputs = x.reshape(-1, blocks, size, per).swapaxes(2, 3).reshape(-1, blocks * per * size)
     zero = np.full((out, blocks), 2 ** (bits - 1), work) if zero_points is None and value is integer else zero_points
-    scales = (scales if scales.dtype.itemsize > 1 or spread else dependent(scales, x)).astype(work)
-    results = [x]
+    shifts, results = np.arange(0, 8, bits, dtype=np.uint8)[:, None], [inputs]
     for start in range(0, out, width):
         some = slice(start, start + width)
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-        shifts = shifts if spread else dependent(shifts, results[-1])  # one piece after another
+        codes, scale = packed, scales
+        if not spread:  # nothing is unpacked before the input is known, and one piece after another
+            codes, scale, _ = lax.optimization_barrier((packed, scales, results[-1]))
         shift = None if zero is None else zero[some, :, None, None].astype(work)
-        weight = _unpacked(packed[some, :, None], scales[some, :, None, None], shift, shifts, value)
-        weight = weight.astype(x.dtype).reshape(-1, inputs.shape[1])
-        results.append(lax.dot_general(inputs, weight, (((1,), (1,)), ((), ())), preferred_element_type=work))
+        weight = _unpacked(codes[some, :, None], scale[some, :, None, None].astype(work), shift, shifts, value)
+        results.append(by(inputs, weight.reshape(-1, inputs.shape[1])))
     return jnp.concatenate(results[1:], axis=1)
+
+
+def _multiplied(inputs, weight):
+    """Rows by the transpose of a weight, which is rounded to their type."""
+    weight = weight.astype(inputs.dtype)
+    return lax.dot_general(inputs, weight, (((1,), (1,)), ((), ())), preferred_element_type=accumulator(inputs.dtype))
+
+
+def _added(inputs, weight):
+    """The same as a sum for each row: XLA adds them all up in one kernel, and stores no weight."""
+    return jnp.stack([jnp.sum(weight * row.astype(weight.dtype), axis=1) for row in inputs])
 
 
 def _in_words(x, packed, scales, zero_points, *, bits, spread, value):

@@ -53,27 +53,39 @@ def by_hand(x, codes, scales, zeros, bits, value):
 def test_all_forms_are_the_product_of_the_unpacked_weight(bits, size, zero, value, rows):
     given = operands(bits, size, rows, zero, value=value)
     wanted = by_hand(*given, bits, value)
-    forms = [packed._in_words, *(partial(packed._as_it_lies, width=width) for width in (OUT, 5, 1000))]
+    forms = [
+        packed._in_words,
+        *(partial(packed._as_it_lies, width=width, by=packed._multiplied) for width in (OUT, 5, 1000)),
+        partial(packed._as_it_lies, width=OUT, by=packed._added),
+    ]
     for form, spread in product(forms, (False, True)):
         got = jax.jit(partial(form, bits=bits, spread=spread, value=value))(*given)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
 
+FORMS = pytest.mark.parametrize("by", [packed._multiplied, packed._added])
+
+
+def on_accelerators(by):
+    """The form for accelerators of weights of 4 bits, multiplied by a function."""
+    return partial(packed._as_it_lies, width=OUT, by=by, bits=4, spread=False, value=packed.integer)
+
+
+@FORMS
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_halves_are_summed_in_float32(dtype):
+def test_halves_are_summed_in_float32(dtype, by):
     given = operands(4, 16, 3, "none", dtype)
-    got = jax.jit(partial(packed._as_it_lies, width=OUT, bits=4, spread=False, value=packed.integer))(*given)
+    got = jax.jit(on_accelerators(by))(*given)
     assert got.dtype == np.float32
     wanted = by_hand(*given, 4, packed.integer)
     np.testing.assert_allclose(got, wanted, atol=1e-2 * np.abs(wanted).max())
 
 
-def test_scales_in_float8_are_those_numbers():
+@FORMS
+def test_scales_in_float8_are_those_numbers(by):
     x, codes, scales, _ = operands(4, 16, 2, "none")
     narrow = scales.astype(ml_dtypes.float8_e4m3fn)
-    got = jax.jit(partial(packed._as_it_lies, width=OUT, bits=4, spread=False, value=packed.integer))(
-        x, codes, narrow, None
-    )
+    got = jax.jit(on_accelerators(by))(x, codes, narrow, None)
     wanted = by_hand(x, codes, narrow.astype(np.float32), None, 4, packed.integer)
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
@@ -85,9 +97,18 @@ def test_accelerators_read_bytes_and_cpus_words():
     assert {p for p, text in texts.items() if "xui32" in text} == {"cpu"}
 
 
-def test_gradients_of_the_form_for_accelerators():
+@pytest.mark.parametrize(("rows", "products"), [(1, 0), (packed.ADDED, 0), (packed.ADDED + 1, 1)])
+def test_few_rows_are_no_product_on_cuda(rows, products):
+    """XLA adds up the products of few rows while it unpacks the weight; for a product it would store the weight."""
+    types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in operands(4, 16, rows, "uint8")]
+    traced = jax.jit(lambda *v: packed.packed_product(*v, 4)).trace(*types)
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("dot_general") == products
+
+
+@FORMS
+def test_gradients_of_the_form_for_accelerators(by):
     x, *rest = operands(4, 16, 2, "float")
-    form = partial(packed._as_it_lies, width=OUT, bits=4, spread=False, value=packed.integer)
+    form = on_accelerators(by)
     got = jax.jit(jax.grad(lambda x: jnp.sum(form(x, *rest) ** 2)))(x)
     weight = by_hand(np.eye(x.shape[1], dtype=np.float32), *rest, 4, packed.integer)
     np.testing.assert_allclose(got, 2 * x @ weight @ weight.T, rtol=1e-3, atol=1e-3 * np.abs(got).max())
