@@ -31,7 +31,7 @@ import jax
 
 from onnx2jax.model.devices import chips
 
-from . import chip_rows, models, networks, on_gpu
+from . import chip_rows, gpu_report, models, networks
 from .networks import Make
 from .networks.convolutional import wide_conv
 from .networks.transformers import bert, vit
@@ -64,7 +64,8 @@ HEAD: Final = """Written by `make accelerators`. Counting needs no TPU or GPU: X
 Every counted program is compiled with `jax_exec_time_optimization_effort` {effort}, and not run: bytes read and written
 by kernels, temporary memory, and the TPU compiler's estimate of cycles compare two programs; they are not times. A
 ratio is onnx2jax's count divided by that of the same network by hand in JAX: below 1, onnx2jax costs less; above 1.05
-is bold. Where XLA, without a GPU to tune on, finds no tiles for a product, all products of that program are cuBLAS's.
+is bold. For a GPU, the products of networks and training steps are cuBLAS's on both sides, and those of other programs
+where XLA, without a GPU to tune on, finds no tiles for one.
 
 jax {jax}; peaks of the chips as in `onnx2jax plan --for`."""
 
@@ -222,7 +223,8 @@ def _of_network(found: Mapping[str, Any]) -> list[str]:
 
 
 def _of_training(found: Mapping[str, Any]) -> list[str]:
-    return [*(_ratio(ratios(found, "ours").get(m)) for m in MEASURES), f"{found['ours']['bytes'] / MB:.1f}"]
+    forms = [_ratio(ratios(found, form).get(m)) for form in ("ours", "simplified") for m in MEASURES]
+    return [*forms, f"{found['ours']['bytes'] / MB:.1f}"]
 
 
 def _of_decoder(found: Mapping[str, Any]) -> list[str]:
@@ -260,8 +262,9 @@ TABLES: Final = {
     "training": Table(
         "Training steps",
         "The gradient of half the sum of squares of the first output by all floating-point weights. By hand, the "
-        "BatchNormalization of convolutional networks is folded into the weights beforehand; ours differentiates it.",
-        ["batch", *MEASURES, "MB"],
+        "BatchNormalization of convolutional networks is folded into the weights beforehand, as in `simplified`; ours "
+        "differentiates it.",
+        ["batch", *MEASURES, *(f"{m}, simplified" for m in MEASURES), "MB"],
         _of_training,
     ),
     "decoders": Table(
@@ -293,8 +296,8 @@ TABLES: Final = {
 def lines(kept: Mapping[str, Mapping[str, Any]], effort: float) -> Iterator[str]:
     """The page."""
     yield from ("# On a TPU and a GPU", "", HEAD.format(effort=f"{effort:g}", jax=jax.__version__))
-    if on_gpu.KEPT.exists():
-        yield from on_gpu.lines(json.loads(on_gpu.KEPT.read_text()))
+    if gpu_report.KEPT.exists():
+        yield from gpu_report.lines(json.loads(gpu_report.KEPT.read_text()))
     for section, table in TABLES.items():
         found = kept.get(section, {})
         if not found:

@@ -40,16 +40,23 @@ class Counted(NamedTuple):
     """Processor time of lowering and compiling."""
 
 
-def counted(function: Any, arguments: Sequence[Any], chip: str, donate: Sequence[int] = ()) -> Counted:
-    """The counts of a function compiled for a chip, from the types of its arguments."""
-    sharding = jax.sharding.SingleDeviceSharding(chips.slice_of(chip).devices[0])
+def counted(
+    function: Any, arguments: Sequence[Any], chip: str, donate: Sequence[int] = (), *, compared: bool = False
+) -> Counted:
+    """The counts of a function compiled for a chip, from the types of its arguments.
+
+    ``compared`` with another, both have the products of a GPU's library: without a GPU to tune on, XLA takes tiles of
+    its own for one of them, and finds none for the other.
+    """
+    device = chips.slice_of(chip).devices[0]
+    sharding = jax.sharding.SingleDeviceSharding(device)
 
     def typed(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(np.shape(x), x.dtype, sharding=sharding)
 
     start = time.process_time()
     lowered = jax.jit(function, donate_argnums=donate).lower(*jax.tree.map(typed, tuple(arguments)))
-    compiled = compat.compile_without_device(lowered)
+    compiled = compat.compile_without_device(lowered, cublas=compared and compat.lowering_platform(device) == "cuda")
     seconds = time.process_time() - start
     found = hlo.count(compiled.as_text() or "")
     memory: Any = compiled.memory_analysis()
@@ -67,7 +74,7 @@ def network_call(make: Make, chip: str, batch: int) -> dict[str, Any]:
         found = {n: _ours(m, feeds, chip) for n, m in forms.items()}
         found["bfloat16"] = _ours(*_in_bfloat16(network.path, feeds), chip)
         if network.by_hand is not None:
-            hand = counted(network.by_hand, (network.params, *feeds.values()), chip)
+            hand = counted(network.by_hand, (network.params, *feeds.values()), chip, compared=True)
             found["by hand"] = hand._asdict()
         return found
 
@@ -80,21 +87,27 @@ def _in_bfloat16(path: Path, feeds: Mapping[str, Any]) -> tuple[onnx2jax.Model, 
 
 
 def _ours(model: onnx2jax.Model, feeds: Mapping[str, Any], chip: str) -> dict[str, Any]:
-    return counted(lambda p, x: model.apply(p, **x), (dict(model.params), feeds), chip)._asdict()
+    return counted(lambda p, x: model.apply(p, **x), (dict(model.params), feeds), chip, compared=True)._asdict()
 
 
 def training_step(make: Make, chip: str, batch: int) -> dict[str, Any]:
-    """The gradient of half the sum of squares of a network's first output by all weights, ours and by hand."""
+    """The gradient of half the sum of squares of a network's first output by all weights: as it is, simplified, and by
+    hand."""
     with TemporaryDirectory() as folder:
         network = make(Path(folder), batch)
         model = onnx2jax.convert(network.path)
         feeds = {n: jnp.asarray(v) for n, v in network.feeds.items()}
-        ours = gradient(lambda p, x: model.apply(p, **x))
         assert network.by_hand is not None
-        by_hand = gradient(lambda p, x: network.by_hand(p, *x.values()))  # type: ignore[misc]
+        by_hand = network.by_hand
+
+        def count(function: Callable[[Any, Any], Any], params: Any) -> dict[str, Any]:
+            return counted(gradient(function), (params, feeds), chip, compared=True)._asdict()
+
+        simple = model.simplified()
         return {
-            "ours": counted(ours, (dict(model.params), feeds), chip)._asdict(),
-            "by hand": counted(by_hand, (network.params, feeds), chip)._asdict(),
+            "ours": count(lambda p, x: model.apply(p, **x), dict(model.params)),
+            "simplified": count(lambda p, x: simple.apply(p, **x), dict(simple.params)),
+            "by hand": count(lambda p, x: by_hand(p, *x.values()), network.params),
         }
 
 

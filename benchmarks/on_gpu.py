@@ -27,11 +27,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from .gpu_report import KEPT, TORCH
 from .harness import Call, compare, median
 from .machine import machine
 from .networks import NETWORKS
 
-KEPT: Final = Path(__file__).resolve().parents[1] / "docs" / "gpu.json"
 TIMED: Final = ("mlp", "resnet50", "mobilenet_v2", "efficientnet", "unet", "vit", "bert", "gpt2", "gpt2_step", "lstm")
 TRAINED: Final = ("resnet50", "mobilenet_v2", "vit", "bert")
 DTYPES: Final = ("bfloat16", "float32")
@@ -40,12 +40,6 @@ GRACE: Final = 60
 PROCESSES: Final = {"networks": 3, "training": 2, "decoders": 1, "torch": 4}
 """Child processes of each kind, which share its cases: one traces one program at a time."""
 ROUNDS, BLOCK = 5, 0.05
-BANDWIDTH: Final = {"NVIDIA H100": 3.35e12, "NVIDIA H200": 4.8e12}
-"""Bytes a second of device memory, from the maker's tables."""
-
-OURS, TORCH = ("onnx2jax", "in a jit"), ("torch.compile, graphs",)
-TITLES: Final = {"onnx2jax": "call"}
-
 Calls = Mapping[str, Call]
 
 
@@ -73,7 +67,8 @@ def network_calls(case: Case, folder: Path) -> Calls:
     import jax
 
     network = NETWORKS[case.name](folder, case.batch)
-    feeds, params = (_cast(tree, case.dtype) for tree in (dict(network.feeds), network.params))
+    feeds = {n: _cast(v, case.dtype) for n, v in network.feeds.items()}  # in their order, for by_hand
+    params = _cast(network.params, case.dtype)
     model, simple = _converted(network.path, case.dtype), _simplified(network.path, case.dtype)
     ours = jax.jit(lambda p, x: simple.apply(p, **x))
     weights = jax.device_put(dict(simple.params))
@@ -93,7 +88,8 @@ def training_calls(case: Case, folder: Path) -> Calls:
     from .chip_rows import gradient
 
     network = NETWORKS[case.name](folder, case.batch)
-    feeds, params = (_cast(tree, case.dtype) for tree in (dict(network.feeds), network.params))
+    feeds = {n: _cast(v, case.dtype) for n, v in network.feeds.items()}  # in their order, for by_hand
+    params = _cast(network.params, case.dtype)
     model = _simplified(network.path, case.dtype)
     weights = jax.device_put(dict(model.params))
     ours = jax.jit(gradient(lambda p, x: model.apply(p, **x)))
@@ -296,43 +292,6 @@ def report(section: str, name: str, found: Mapping[str, Any]) -> None:
     print(json.dumps([section, name, found]), flush=True)
 
 
-# -------------------------------------------------------------------------------------------------------- page
-
-TIMED_TEXT: Final = """Milliseconds on an {device} with jax {jax}, by `python -m benchmarks.on_gpu`: inputs and results
-stay on the device, and many calls are made before the last is awaited. float32 products run in TF32. `call` is
-`model(x)`, `in a jit` a caller's `jax.jit` of `model.simplified().apply`; `ratio` is by hand over the faster of both,
-below 1 where by hand is faster."""
-
-
-def lines(kept: Mapping[str, Any]) -> Iterator[str]:
-    """The section of docs/accelerators.md."""
-    yield from ("", "## Timed on a GPU", "", TIMED_TEXT.format(**kept))
-    networks = kept.get("networks", {})
-    names = [n for n in (*OURS, "by hand", *TORCH) if any(n in found for found in networks.values())]
-    yield from (
-        "",
-        f"| | type | batch | {' | '.join(TITLES.get(n, n) for n in names)} | ratio |",
-        f"|{'---|' * (4 + len(names))}",
-    )
-    for key, found in networks.items():
-        ratio = found["by hand"] / min(found[n] for n in OURS)
-        times = (f"{found[n]:.2f}" if n in found else "-" for n in names)
-        yield f"| {' | '.join(key.split('; '))} | {' | '.join(times)} | {ratio:.2f} |"
-    training = "Training steps, the gradient by all weights, with BatchNormalization folded on both sides:"
-    yield from ("", training, "", "| | type | batch | ours | by hand | ratio |")
-    yield "|---|---|---|---|---|---|"
-    for key, found in kept.get("training", {}).items():
-        ours, hand = found[OURS[0]], found["by hand"]
-        yield f"| {' | '.join(key.split('; '))} | {ours:.2f} | {hand:.2f} | {hand / ours:.2f} |"
-    bandwidth = next(rate for name, rate in BANDWIDTH.items() if kept["device"].startswith(name))
-    yield from ("", "Decoders in bfloat16, 128 tokens after 32; the bound of a step reads all weights once:", "")
-    yield from ("| | batch | tokens a second | a step, ms | bound, ms |", "|---|---|---|---|---|")
-    for key, found in kept.get("decoders", {}).items():
-        bound = found["held"] / bandwidth * 1e3
-        name, batch = key.split("; ")
-        yield f"| {name} | {batch} | {found['tokens']:,.0f} | {found['step']:.2f} | {bound:.2f} |"
-
-
 # ------------------------------------------------------------------------------------------------------ parent
 
 
@@ -391,10 +350,12 @@ def main(given: list[str] | None = None) -> None:
         return
     kept: dict[str, Any] = {"device": device()}
     kept |= {name: version for name, version in machine()["versions"].items() if name in ("jax", "torch")}
+    runs = json.loads(options.json.read_text()) if options.json.exists() else []
+    others = [run for run in runs if run["device"] != kept["device"]]
     for section, name, found in children(options.kind or tuple(PROCESSES), options.only, options.patience):
         print(section, name, {n: round(v, 4) for n, v in found.items()}, flush=True)
         kept.setdefault(section, {}).setdefault(name, {}).update(found)
-        options.json.write_text(json.dumps(kept, indent=1) + "\n")
+        options.json.write_text(json.dumps([kept, *others], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -248,6 +248,7 @@ class Uncompilable:
 
 
 def test_products_without_tiles_are_compiled_for_cublas() -> None:
+    assert compat.compile_without_device(Uncompilable("unknown option"), cublas=True)
     lowered = Uncompilable("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot")
     assert compat.compile_without_device(lowered) == {"xla_gpu_enable_triton_gemm": False}
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):

@@ -52,13 +52,17 @@ def compiles_only(device: Any) -> bool:
     return "CompileOnly" in type(device.client).__name__
 
 
-def compile_without_device(lowered: Any) -> Any:
+def compile_without_device(lowered: Any, *, cublas: bool = False) -> Any:
     """``lowered.compile()``; with cuBLAS for products where XLA, which has no GPU to tune on, knows no tiles for one.
 
     A process with a GPU compiles the same program as it is (ViT-small with eight images, jax 0.11.2 on an H100).
+
+    Args:
+        lowered: a lowered function.
+        cublas: whether all products of a program for CUDA are cuBLAS's: so that two programs can be compared.
     """
     try:
-        return lowered.compile()
+        return lowered.compile({"xla_gpu_enable_triton_gemm": False} if cublas else None)
     except jax.errors.JaxRuntimeError as error:
         if "output tile sizes" not in str(error):
             raise

@@ -172,7 +172,8 @@ class Programs:
 
     def _compiled(self, signature: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
         """The compiled function, loaded from ``cache_dir`` if another process has stored it."""
-        if not self._optimizes or (path := self.folder.path(*signature)) is None:
+        stores = self._optimizes and self.steps.weights.on_one_cpu
+        if not stores or (path := self.folder.path(*signature)) is None:
             return jitted
         if kept := self.folder.read(path):
             return unless_configured(kept.compiled, jitted)
@@ -181,16 +182,17 @@ class Programs:
         return jitted if compiled is None else unless_configured(compiled, jitted)
 
     def _hoist(self, signature: Any, function: Any, *args: Any) -> Any:
-        """Optimises a function of the weights for a CPU: hoists parameter-only subexpressions, and returns both."""
+        """A function of the weights optimised for their device, and its hoisted parameter-only subexpressions."""
         weights, warned = self.steps.weights, self.steps.model.settings.warned
-        if not self._optimizes:
+        if not self._optimizes or weights.device is None:
             return function, dict(weights)
         jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
-        path, before = self.folder.path("part", *signature), len(warned)
-        kept = self.folder.read(path)
+        path = self.folder.path("part", *signature) if weights.on_one_cpu else None
+        kept, before = self.folder.read(path), len(warned)
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-            options = Options(skip=frozenset({"fold_batchnorm"}), portable=path is not None)
+            platform = compat.lowering_platform(weights.device)
+            options = Options(platform, skip=frozenset({"fold_batchnorm"}), portable=path is not None)
             executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
             hoisted = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # a loaded program would not repeat the warning
@@ -203,8 +205,8 @@ class Programs:
 
     @property
     def _optimizes(self) -> bool:
-        weights = self.steps.weights
-        return self.steps.model.settings.optimize and weights.on_one_cpu and compat.context_mesh().empty
+        on_one_device = self.steps.weights.device is not None
+        return self.steps.model.settings.optimize and on_one_device and compat.context_mesh().empty
 
 
 def _initial(cache: Cache, logits: Any, choose: Sampler, controls: Mapping[str, Any]) -> State:

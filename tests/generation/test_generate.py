@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,7 +26,9 @@ from onnx2jax.errors import (
     InputValueError,
     UnsupportedError,
 )
-from onnx2jax.generation import verified
+from onnx2jax.generation import loop, verified
+from onnx2jax.runtime import params
+from onnx2jax.runtime.cpu.pipeline import Options
 from tests.support import decoders
 from tests.support.decoders import by_hand, by_onnxruntime
 from tests.support.models import mlp, value
@@ -338,3 +341,20 @@ def test_an_unrecognised_cache_is_a_missing_input() -> None:
     assert decoder.others == ("memory",)
     with pytest.raises(InputNameError, match="input 'memory' of the decoder is missing: pass memory=array"):
         decoder.generate(P, 2)
+
+
+def test_programs_for_a_gpu_hoist_and_are_not_stored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wanted = onnx2jax.decoder(onnx2jax.demo_decoder()).generate(list(b"one two "), 8).tokens
+    made: list[Options] = []
+
+    def recorded(*args: Any, **options: Any) -> Options:
+        made.append(Options(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(loop, "Options", recorded)
+    monkeypatch.setattr(params, "is_cpu", lambda _: False)
+    monkeypatch.setattr(loop.compat, "lowering_platform", lambda _: "cuda")
+    decoder = onnx2jax.decoder(onnx2jax.demo_decoder(), cache_dir=tmp_path)
+    np.testing.assert_array_equal(decoder.generate(list(b"one two "), 8).tokens, wanted)
+    assert {o.platform for o in made} == {"cuda"}
+    assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from onnx2jax.ops import linalg
 from tests.support.helpers import run_op
 
 
@@ -135,6 +136,21 @@ def test_half_precision_sums_in_float32(array, dtype):
         result = run_op(name, array(ones), array(ones), **attributes)
         assert result.dtype == dtype and float(result) == 8192
     assert float(run_op("Gemm", array(ones[None]), array(ones[:, None]), alpha=0.5)[0, 0]) == 4096
+
+
+@pytest.mark.parametrize(("a", "rows"), [((1, 1, 64), 8), ((64,), 8), ((2, 1, 64), 2)])
+def test_one_row_in_half_precision_is_a_product_of_eight_on_cuda(a, rows):
+    """XLA would write a sum of its own for one row. The other rows change nothing."""
+    multiply = partial(run_op, "MatMul")
+    a, b = (np.random.default_rng(0).standard_normal(s).astype(ml_dtypes.bfloat16) for s in (a, (64, 32)))
+    text = jax.jit(multiply).trace(a, b).lower(lowering_platforms=("cuda",)).as_text()
+    (line,) = (line for line in text.splitlines() if "dot_general" in line)
+    assert f"tensor<{rows}x" in line.partition("->")[2]
+    if rows == linalg.ROWS:
+        got = linalg._row_by_matrix(a, b)
+        wanted = multiply(a, b)
+        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_allclose(*(np.float32(v) for v in (got, wanted)), rtol=1e-2, atol=1e-2)
 
 
 def test_gemm_below_opset_7_broadcasts_with_the_attribute_only():

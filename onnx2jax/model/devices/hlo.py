@@ -193,12 +193,20 @@ def _moved(
     instruction: Instruction, own: Mapping[str, Instruction], computations: Mapping[str, Mapping[str, Instruction]]
 ) -> int:
     """The bytes that a kernel reads and writes: of operands that are only sliced, the slices."""
-    sizes, written = _sizes(instruction, own), nbytes(instruction.shape)
+    sizes, written = _sizes(instruction, own), nbytes(instruction.shape) - _workspace(instruction)
     read = _parts_read(instruction, sizes, computations)
     for update in _updates(instruction, own, computations):
         written += update.written - sizes[update.operand]  # the result is as large as the buffer
         read[update.operand] = update.read
     return written + sum(read.get(operand, size) for operand, size in enumerate(sizes))
+
+
+def _workspace(instruction: Instruction) -> int:
+    """The bytes of the memory that a call of cuBLAS or cuDNN may use on its way: the last of its results."""
+    if instruction.opcode != "custom-call" or not re.search(r'custom_call_target="__cu(blas|dnn)', instruction.line):
+        return 0
+    last = re.search(r", ([su]8\[\d+\])\{0\}\)$", instruction.shape)
+    return nbytes(last[1]) if last else 0
 
 
 def _sizes(instruction: Instruction, own: Mapping[str, Instruction]) -> list[int]:

@@ -185,6 +185,19 @@ def test_updates_inside_of_fusions(combiner: str, times: int) -> None:
     assert hlo.count(FUSED.replace("COMBINER", combiner)).bytes == 3 * 4 + rows + times * rows + 2 * 64 * 4
 
 
+@pytest.mark.parametrize(
+    ("target", "workspace"), [("__cublas$lt$matmul", 0), ("__cudnn$convForward", 0), ("my_kernel", 4096)]
+)
+def test_the_workspace_of_a_library_is_not_moved(target: str, workspace: int) -> None:
+    text = f"""ENTRY %main (a: f32[8,16], b: f32[16,4]) -> f32[8,4] {{
+  %a = f32[8,16]{{1,0}} parameter(0)
+  %b = f32[16,4]{{1,0}} parameter(1)
+  %y = (f32[8,4]{{1,0}}, s8[4096]{{0}}) custom-call(%a, %b), custom_call_target="{target}"
+  ROOT %z = f32[8,4]{{1,0}} get-tuple-element(%y), index=0
+}}"""
+    assert hlo.count(text).bytes == (8 * 16 + 16 * 4 + 8 * 4) * 4 + workspace
+
+
 def test_a_program_of_this_machine() -> None:
     """Kernels of XLA:CPU: one product, and what is fused behind it."""
     compiled = jax.jit(lambda a, b: jnp.tanh(a @ b) + 1).lower(jnp.ones((64, 32)), jnp.ones((32, 16))).compile()
