@@ -261,9 +261,9 @@ TABLES: Final = {
     ),
     "training": Table(
         "Training steps",
-        "The gradient of half the sum of squares of the first output by all floating-point weights. By hand, the "
-        "BatchNormalization of convolutional networks is folded into the weights beforehand, as in `simplified`; ours "
-        "differentiates it.",
+        "The gradient of half the sum of squares of the first output by all floating-point weights but scalars. By "
+        "hand, the BatchNormalization of convolutional networks is folded into the weights beforehand, as in "
+        "`simplified`; ours differentiates it.",
         ["batch", *MEASURES, *(f"{m}, simplified" for m in MEASURES), "MB"],
         _of_training,
     ),

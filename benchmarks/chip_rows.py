@@ -112,11 +112,12 @@ def training_step(make: Make, chip: str, batch: int) -> dict[str, Any]:
 
 
 def gradient(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The gradient by the floating-point leaves of the first argument."""
+    """The gradient by the floating-point leaves of the first argument but scalars, as the constants of GELU are in a
+    file."""
 
     def gradient(params: Any, feeds: Any) -> Any:
         leaves, tree = jax.tree.flatten(params)
-        floats = {i: v for i, v in enumerate(leaves) if jnp.issubdtype(v.dtype, jnp.floating)}
+        floats = {i: v for i, v in enumerate(leaves) if v.ndim and jnp.issubdtype(v.dtype, jnp.floating)}
 
         def loss(floats: Any) -> Any:
             p = jax.tree.unflatten(tree, [floats.get(i, v) for i, v in enumerate(leaves)])
