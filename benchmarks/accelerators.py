@@ -253,7 +253,8 @@ TABLES: Final = {
     "networks": Table(
         "Calls of networks",
         "An ONNX file under a caller's `jax.jit` of `model.apply`, with weights as arguments. `simplified` compiles "
-        "`model.simplified()`, whose BatchNormalization and constants are folded into the weights, as by hand. MB are "
+        "`model.simplified(merge_products=True)`, whose BatchNormalization and constants are folded into the weights, "
+        "and whose query, key and value are one product, as by hand. MB are "
         'the bytes of our program, and the last column the ratio to them of `convert(..., dtype="bfloat16")`, with '
         "bfloat16 inputs and KV caches.",
         ["batch", *MEASURES, *(f"{m}, simplified" for m in MEASURES), "MB", "bfloat16"],

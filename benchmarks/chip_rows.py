@@ -70,7 +70,7 @@ def network_call(make: Make, chip: str, batch: int) -> dict[str, Any]:
         network = make(Path(folder), batch)
         model = onnx2jax.convert(network.path)
         feeds = {n: jnp.asarray(v) for n, v in network.feeds.items()}
-        forms = {"ours": model, "simplified": model.simplified()}
+        forms = {"ours": model, "simplified": model.simplified(merge_products=True)}
         found = {n: _ours(m, feeds, chip) for n, m in forms.items()}
         found["bfloat16"] = _ours(*_in_bfloat16(network.path, feeds), chip)
         if network.by_hand is not None:
@@ -103,7 +103,7 @@ def training_step(make: Make, chip: str, batch: int) -> dict[str, Any]:
         def count(function: Callable[[Any, Any], Any], params: Any) -> dict[str, Any]:
             return counted(gradient(function), (params, feeds), chip, compared=True)._asdict()
 
-        simple = model.simplified()
+        simple = model.simplified(merge_products=True)
         return {
             "ours": count(lambda p, x: model.apply(p, **x), dict(model.params)),
             "simplified": count(lambda p, x: simple.apply(p, **x), dict(simple.params)),

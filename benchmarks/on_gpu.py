@@ -104,7 +104,7 @@ def _simplified(path: Path, dtype: str) -> Any:
     import onnx2jax
 
     simplified = path.with_name("simplified.onnx")
-    onnx2jax.save(onnx2jax.convert(path).simplified(), simplified)
+    onnx2jax.save(onnx2jax.convert(path).simplified(merge_products=True), simplified)
     return _converted(simplified, dtype)
 
 

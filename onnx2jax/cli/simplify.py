@@ -25,6 +25,9 @@ def add(commands: Any) -> None:
     )
     simplify.add_argument("model", type=Path)
     simplify.add_argument("output", type=Path, help="the file to write")
+    simplify.add_argument(
+        "--merge-products", action="store_true", help="multiply one input by several weights as one product"
+    )
     add_dims(simplify, "fix the extent of a dimension variable in the file (default: it stays dynamic)")
 
 
@@ -32,7 +35,7 @@ def _simplify(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with working(f"simplifying {arguments.model.name}"):
         model = convert(arguments.model, dim_overrides=sizes)
-        small = model.simplified()
+        small = model.simplified(merge_products=arguments.merge_products)
         path = save(small, arguments.output)
     before, after = _counts(model), _counts(small)
     if arguments.json:

@@ -102,7 +102,8 @@ class Views:
         options = {"bucket": self.spec.bucket, "max_size": self.spec.max_size}
         return parts.with_graph(self, parts.replaced(self.graph, functions), **options)
 
-    def simplified(self) -> Self:
+    @known_keywords
+    def simplified(self, *, merge_products: bool = False) -> Self:
         """The model with a smaller graph: what it computes of weights and declared shapes alone is computed now.
 
         - Nodes whose operands are constants become initializers, unless those would take more memory than what they
@@ -120,6 +121,12 @@ class Views:
         that remain are kept; functions and metadata stay as they are. Initializers that are inputs as well stay, as
         callers may override them. Extents fixed by ``dim_overrides`` are fixed in the saved file.
 
+        Args:
+            merge_products: Whether MatMuls of one input by several weights, such as query, key and value, become one
+                MatMul by their concatenation, and a Split. XLA on GPUs and TPUs concatenates those weights in every
+                call otherwise. Their columns can no longer be sharded by head, which ``mesh`` with
+                ``shardings="tensor"`` does.
+
         Returns:
             A Model with parameters of its own, for calls, transformations and ``save``. Results are numerically equal
             within the rounding of scaled weights.
@@ -136,7 +143,7 @@ class Views:
         >>> [node.op_type for node in small.graph.nodes], small.params["v"].tolist()
         (['MatMul', 'Relu'], [[2.0, 4.0], [6.0, 8.0]])
         """
-        return simplified(self)
+        return simplified(self, merge_products=merge_products)
 
     @known_keywords
     def verify(

@@ -34,6 +34,7 @@ class Rewriting:
     Attributes:
         gone: outputs of removed nodes.
         edits: by an output of a node.
+        added: nodes that are new, by their first input, which another node computes.
         new: initializers that are new, or have new values.
         lifted: those of them that become Constant nodes, so that they are no parameters.
         shapes: those for which the graph is made, by input.
@@ -41,6 +42,7 @@ class Rewriting:
 
     gone: frozenset[str]
     edits: Mapping[str, _Edit]
+    added: Mapping[str, Node]
     new: Mapping[str, np.ndarray]
     lifted: frozenset[str]
     shapes: Mapping[str, tuple[Any, ...]]
@@ -54,7 +56,9 @@ class Rewriting:
         pairs = [(n, kept[n.name]) for n in before.nodes if n.name in kept]
         edits = {o: _edit(n, other) for n, other in pairs if n is not other for o in n.outputs if o}
         shapes = {v.name: v.shape for v in after.inputs if v.shape is not None}
-        return cls(frozenset(gone), edits, new, after.lifted & new.keys(), shapes)
+        names = {n.name for n in before.nodes}
+        added = {n.inputs[0]: n for n in after.nodes if n.name not in names}
+        return cls(frozenset(gone), edits, added, new, after.lifted & new.keys(), shapes)
 
     def __call__(self, message: Any) -> None:
         graph = message.graph
@@ -104,6 +108,9 @@ class Rewriting:
                     rewriting._write(message)
             for key, value in edit.attributes.items():
                 node.attribute.add(name=key, type=AttributeProto.INTS, ints=value)
+        written = [m for n in graph.node for m in (n, *(_message(self.added[o]) for o in n.output if o in self.added))]
+        del graph.node[:]
+        graph.node.extend(written)
 
     def _fix_extents(self, graph: Any) -> None:
         fixed: dict[str, int] = {}
@@ -129,6 +136,12 @@ def _edit(before: Node, after: Node) -> _Edit:
         {k: v for k, v in changed.items() if k not in graphs},
         graphs,
     )
+
+
+def _message(node: Node) -> Any:
+    """A new node, whose attributes are integers."""
+    integers = [AttributeProto(name=n, type=AttributeProto.INT, i=v) for n, v in node.attributes.items()]
+    return NodeProto(name=node.name, op_type=node.op_type, input=node.inputs, output=node.outputs, attribute=integers)
 
 
 def _is_graphs(value: Any) -> bool:

@@ -18,13 +18,18 @@ from .duplicates import without_duplicates
 from .inlined import with_branches_inlined
 from .known_values import Values, known_values
 from .no_ops import without_no_ops
+from .products import with_products_merged
 from .rebatch import group_of
 from .rewritten import Rewriting
 from .targets import with_constant_targets
 
 
-def simplified(model: Any) -> Any:
+def simplified(model: Any, *, merge_products: bool = False) -> Any:
     """The model with a simplified graph, which ``save`` writes.
+
+    Args:
+        model: the model.
+        merge_products: whether products of one input become one.
 
     Raises:
         UnsupportedError: it is on a mesh, rebatched, of another ``dtype`` or of unpacked weights, or its file has
@@ -37,7 +42,7 @@ def simplified(model: Any) -> Any:
     declared = {v.name: v for v in (*spec.inputs, *spec.optional.values())}
     inputs = tuple(declared.get(v.name, v) for v in graph.inputs if v.name in declared or v.name in spec.static)
     spec, graph = with_branches_inlined(spec, replace(graph, inputs=inputs))
-    new = _Simplification(spec, {n for g in graph.walk() for n in g.defines}).of(graph)
+    new = _Simplification(spec, {n for g in graph.walk() for n in g.defines}, merge_products).of(graph)
     stored = [{g.key(n): v for g in graphs.walk() for n, v in g.initializers.items()} for graphs in (graph, new)]
     return model._replace(
         spec.with_graph(
@@ -77,11 +82,13 @@ class _Simplification:
     Attributes:
         spec: has the current values of initializers.
         taken: names that new initializers may not have; theirs are added.
+        merges: whether products of one input become one.
         constants: of the graphs around, by name; so are ``weights``, those that are parameters, and ``values``.
     """
 
     spec: Spec
     taken: set[str]
+    merges: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
     weights: frozenset[str] = frozenset()
     values: Values = field(default_factory=dict)
@@ -102,7 +109,13 @@ class _Simplification:
         keys = analysis.parameters(new).keys()
         new = _live(without_duplicates(new, {n: v for n, v in own.items() if new.key(n) not in keys}))
         known = constants | own
-        new = with_affine_folded(new, lambda n: load(known[n]) if n in known else None, self.taken)
+
+        def constant(name: str) -> Any:
+            return load(known[name]) if name in known else None
+
+        new = with_affine_folded(new, constant, self.taken)
+        if self.merges:
+            new = with_products_merged(new, lambda n: constant(n) if new.key(n) in keys else None, self.taken)
         changed = {n: v for n, v in new.initializers.items() if v is not graph.initializers.get(n)}
         inside = replace(
             self,
