@@ -345,7 +345,6 @@ def main(given: list[str] | None = None) -> int:
         return 0
     if options.check:
         return check(options.effort)
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     with ThreadPoolExecutor(options.jobs) as pool:
         for section in options.section or SECTIONS:
             chosen = [
@@ -357,6 +356,7 @@ def main(given: list[str] | None = None) -> int:
             for row, found in zip(chosen, pool.map(partial(in_a_process, effort=options.effort), chosen), strict=True):
                 print(*row, ratios(found) or found, flush=True)
                 if found:
+                    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}  # others may write meanwhile
                     kept.setdefault(section, {})[row.key] = found
                     KEPT.write_text(
                         json.dumps({s: _ordered(s, kept[s]) for s in SECTIONS if s in kept}, indent=1) + "\n"

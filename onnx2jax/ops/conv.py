@@ -18,9 +18,9 @@ from .vision import sample_linear
 from .window import MAX_TAPS, WINDOW, Window, count_blocks, padded, split_pads, window_of
 
 FEW_CHANNELS = 8
-"""A TPU computes patches of images of fewer channels as one product: 16x16 over 3 channels of 8 images of 224x224 in 27
-thousand cycles of a v5e rather than 240, 4x4 in 105 rather than 205; but 8x8 over 16 channels in 77 rather than 67. With a
-convolution there, ViT-small in float32 takes an H200 1.46 ms, and 1.26 by hand."""
+"""TPUs and GPUs compute patches of images of fewer channels as one product: 16x16 over 3 channels of 8 images of 224x224
+take a v5e 27 thousand cycles rather than 240, 4x4 105 rather than 205; but 8x8 over 16 channels 77 rather than 67. With
+a convolution there, ViT-small in float32 takes an H200 1.46 ms, and 1.26 by hand."""
 
 LONG = 32
 """A TPU computes a filter of one channel along one axis, of so many taps or more, as a product with a Toeplitz matrix:
