@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from onnx2jax import compat
+from onnx2jax.ops import shape
 from tests.support.branches import both
 from tests.support.helpers import run_op
+
+RNG = np.random.default_rng(0)
 
 
 def ints(*values):
@@ -237,3 +240,29 @@ def test_shape_is_sliced_like_a_list():
 def test_identity_passes_sequences_and_nothing():
     sequence = [floats(2), floats(3)]
     assert [len(x) for x in run_op("Identity", sequence)] == [2, 3]
+
+
+@pytest.mark.parametrize("axis", [0, 2, -1])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_])
+def test_one_element_is_appended_on_a_tpu(axis, dtype):
+    """A selection in place of a concatenation; NaN and infinity on the one side leave the other as it is."""
+    many, one = [3, 2, 4, 5], [3, 2, 4, 5]
+    many[axis], one[axis] = shape.APPENDED, 1
+    a, b = (RNG.normal(size=s).astype(np.float32) for s in (many, one))
+    if dtype not in (np.int8, np.bool_):
+        a.flat[::3], b.flat[::2] = np.nan, np.inf
+    a, b = (v.astype(dtype) for v in (a, b))
+    y = shape._append(a, b, axis % 4)
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y.astype(np.float32), np.concatenate((a, b), axis).astype(np.float32))
+    traced = jax.jit(lambda a, b: run_op("Concat", a, b, axis=axis)).trace(a, b)
+    concatenates = {p: "concatenate" in traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda", "tpu")}
+    assert concatenates == {"cpu": True, "cuda": True, "tpu": False}
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 63, 4, 4), (2, 1, 4, 4)), ((2, 64, 4), (2, 1, 4)), ((2, 64, 4, 4), (2, 2, 4, 4))]
+)
+def test_other_concatenations_are_the_same_everywhere(shapes):
+    traced = jax.jit(lambda *v: run_op("Concat", *v, axis=1)).trace(*(np.ones(s, np.float32) for s in shapes))
+    assert "concatenate" in traced.lower(lowering_platforms=("tpu",)).as_text()
