@@ -32,6 +32,7 @@ import jax
 from onnx2jax.model.devices import chips
 
 from . import chip_rows, gpu_report, models, networks
+from .chip_reasons import REASONS
 from .networks import Make
 from .networks.convolutional import wide_conv
 from .networks.transformers import bert, vit
@@ -313,6 +314,8 @@ def lines(kept: Mapping[str, Mapping[str, Any]], effort: float) -> Iterator[str]
                 if of == chip:
                     cells = [row["failed"], *[""] * (len(table.columns) - 2)] if "failed" in row else table.cells(row)
                     yield f"| {name} | {number} | {' | '.join(cells)} |"
+            if reasons := REASONS.get((section, chip)):
+                yield from ("", "Above 1.05:", "", *reasons.strip().splitlines())
 
 
 def _ratio(ratio: float | None) -> str:
