@@ -105,6 +105,16 @@ def test_few_rows_are_no_product_on_cuda(rows, products):
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("dot_general") == products
 
 
+def test_products_of_equal_shapes_share_a_trace():
+    """A decoder has several products a layer, each with loops inside, which take longest to trace."""
+    x, *weight = operands(4, 16, 1, "uint8")
+    traced = jax.make_jaxpr(lambda *v: [packed.packed_product(*v, 4), packed.packed_product(v[0] * 2, *v[1:], 4)])(
+        x, *weight
+    )
+    first, second = (e.params["jaxpr"] for e in traced.eqns if "jaxpr" in e.params)
+    assert first is second
+
+
 @FORMS
 def test_gradients_of_the_form_for_accelerators(by):
     x, *rest = operands(4, 16, 2, "float")

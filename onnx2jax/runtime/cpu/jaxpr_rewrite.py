@@ -156,6 +156,18 @@ class Program:
         opened = (e for e in self.equations if e.name in CALLS or is_platform_choice(e))
         return any(e.name == name for e in self.equations) or any(p.has(name) for e in opened for p in e.inner)
 
+    def any(self, wanted: Callable[[Equation], bool]) -> bool:
+        """Whether an equation is wanted, here or in any inner program; those that several call are searched once."""
+        todo, seen = [self], set[int]()
+        while todo:
+            program = todo.pop()
+            if id(program._jax) not in seen:
+                seen.add(id(program._jax))
+                if any(map(wanted, program.equations)):
+                    return True
+                todo += (inner for e in program.equations for inner in e.inner)
+        return False
+
 
 def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     """A program as a function of its inputs."""

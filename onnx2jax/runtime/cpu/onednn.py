@@ -51,8 +51,14 @@ FEW_ROWS, MANY_OF_FEW_ROWS = 8, 2**20
 by 768x3072 122 rather than 198, two 124 rather than 181."""
 
 
+PRODUCTS: Final = frozenset({"dot_general", "conv_general_dilated"})
 BLOCK: Final = 64
 """Adjacent columns of a packed weight, each with four elements."""
+
+
+def multiplies_bytes(program: Program) -> bool:
+    """Whether a program has products or convolutions of int8, which loops may hold; to rewrite without takes longer."""
+    return program.any(lambda e: e.name in PRODUCTS and all(v.aval.dtype == np.int8 for v in e.inputs))
 
 
 def call_onednn(program: Program) -> Program:
@@ -114,7 +120,7 @@ def is_available() -> bool:
 def _kernel(equation: Equation) -> Callable[..., Any] | None:
     """The function of the operands that replaces an equation; None where it stays."""
     avals = [v.aval for v in (*equation.inputs, *equation.outputs)]
-    if equation.name not in ("dot_general", "conv_general_dilated"):
+    if equation.name not in PRODUCTS:
         return None
     if [a.dtype for a in avals] != [np.int8, np.int8, np.int32] or not all(a.size for a in avals):
         return None

@@ -149,7 +149,7 @@ PASSES: Final = (
     Pass("fold_batchnorm", _fold_batchnorm, _has_convolution, platforms=None),
     Pass("layout_assignment", _layout_assignment, _has_convolution),
     Pass("dot_layout", _dot_layout),
-    Pass("onednn", _onednn, lambda _, options: options.onednn),
+    Pass("onednn", _onednn, lambda program, options: options.onednn and onednn.multiplies_bytes(program)),
     Pass("hoist_params", _hoist_params, platforms=None),
     Pass("prevent_recompute", _prevent_recompute),
     Pass("microbatch", _microbatch),

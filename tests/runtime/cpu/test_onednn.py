@@ -20,6 +20,7 @@ from onnx2jax.ops.quant import int8_product
 from onnx2jax.ops.window import Window
 from onnx2jax.runtime.cpu import onednn
 from onnx2jax.runtime.cpu.conv_lowering import convolve
+from onnx2jax.runtime.cpu.jaxpr_rewrite import Program
 from onnx2jax.runtime.cpu.pipeline import Options
 from onnx2jax.runtime.executable import Executable
 from tests.support import models
@@ -246,3 +247,16 @@ def test_narrow_images_of_long_programs_use_onednn(extent: int, uses_onednn: boo
     np.testing.assert_allclose(m(x, w), plain(x, w), rtol=1e-5, atol=1e-5)
     (executable,) = next(iter(m._runtime.program._compiled.values())).executables.values()  # type: ignore[union-attr]
     assert ("onednn" in executable.main.lower([], [w, x]).as_text()) == uses_onednn  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float32])
+def test_products_are_looked_for_in_loops(dtype: Any) -> None:
+    def loop(x: Any, w: Any) -> Any:
+        def step(h: Any, _: Any) -> Any:
+            y = jax.lax.dot_general(h, w, (((1,), (0,)), ((), ())), preferred_element_type=np.int32)
+            return y.astype(dtype), None
+
+        return jax.jit(lambda x: jax.lax.scan(step, x, None, length=3)[0])(x)
+
+    traced = jax.make_jaxpr(loop)(np.ones((1, 4), dtype), np.ones((4, 4), dtype))
+    assert onednn.multiplies_bytes(Program.of(traced)) is (dtype == np.int8)
