@@ -90,7 +90,8 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **keywords: P.kwargs) -> R:
         if unknown := [name for name in keywords if name not in valid]:
-            name = function.__qualname__.removesuffix(".__init__")
+            is_class = function.__name__ == "__init__"
+            name = function.__qualname__.removesuffix(".__init__") if is_class else function.__name__
             raise InputNameError(f"{name}: {unknown_keywords(unknown, valid)}")
         return function(*args, **keywords)
 
