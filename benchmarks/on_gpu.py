@@ -35,7 +35,7 @@ from .networks import NETWORKS
 TIMED: Final = ("mlp", "resnet50", "mobilenet_v2", "efficientnet", "unet", "vit", "bert", "gpt2", "gpt2_step", "lstm")
 TRAINED: Final = ("resnet50", "mobilenet_v2", "vit", "bert")
 DTYPES: Final = ("bfloat16", "float32")
-GRACE: Final = 60
+GRACE: Final = 120
 """Seconds after which a child that has not stopped compiling is killed."""
 PROCESSES: Final = {"networks": 3, "training": 2, "decoders": 1, "torch": 4}
 """Child processes of each kind, which share its cases: one traces one program at a time."""
