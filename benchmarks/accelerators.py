@@ -3,7 +3,7 @@
     python -m benchmarks.accelerators [MODELS]            # every row; hours on two cores
     python -m benchmarks.accelerators --only vit --chip v5e
     python -m benchmarks.accelerators --section decoders
-    python -m benchmarks.accelerators --check            # sixteen small rows against their limits; minutes
+    python -m benchmarks.accelerators --check            # seventeen small rows against their limits; minutes
 
 Sections are networks, training steps, decoders, shardings, and the files of the folders MODELS. A row of a network
 compiles a file under a caller's own ``jax.jit``, where weights are arguments, and the same network written by
@@ -94,10 +94,11 @@ CHECKED: Final[Mapping[tuple[str, str, int], Limit]] = {
     ("bert, 2 layers", "v5e", 8): Limit(),
     ("bert, 2 layers", "h100", 8): Limit(),
     ("lstm", "v5e", 8): Limit(),
-    ("lstm", "h100", 8): Limit(),
+    ("lstm", "h100", 8): Limit(temporary=1.4),  # a workspace of cuBLAS
     ("gru", "v5e", 8): Limit(),
-    ("gru", "h100", 8): Limit(),
+    ("gru", "h100", 8): Limit(temporary=1.4),
     ("mobilenet_v2", "h100", 8): Limit(),
+    ("gpt2_step", "v5e", 8): Limit(),
     ("wide_conv", "v5e", 1): Limit(cycles=0.15),
     ("svc", "v5e", 8): Limit(temporary=3.1),
     ("svc", "h100", 8): Limit(),
