@@ -27,9 +27,12 @@ def lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from ("", f"### {run['device']}, jax {run['jax']}")
         if "note" in run:
             yield from ("", *textwrap.wrap(run["note"], 120))
-        yield from _networks(run.get("networks", {}))
-        yield from _training(run.get("training", {}))
-        yield from _decoder_lines(run.get("decoders", {}), run["device"])
+        if networks := run.get("networks"):
+            yield from _networks(networks)
+        if steps := run.get("training"):
+            yield from _training(steps)
+        if decoders := run.get("decoders"):
+            yield from _decoders(decoders, run["device"])
 
 
 def _networks(networks: Mapping[str, Any]) -> Iterator[str]:
@@ -47,8 +50,6 @@ def _networks(networks: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _training(steps: Mapping[str, Any]) -> Iterator[str]:
-    if not steps:
-        return
     yield from ("", "Training steps, the gradient by all weights:", "", "| | type | batch | ours | by hand | ratio |")
     yield "|---|---|---|---|---|---|"
     for key, found in steps.items():
@@ -56,9 +57,7 @@ def _training(steps: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(key.split('; '))} | {ours:.2f} | {hand:.2f} | {hand / ours:.2f} |"
 
 
-def _decoder_lines(decoders: Mapping[str, Any], device: str) -> Iterator[str]:
-    if not decoders:
-        return
+def _decoders(decoders: Mapping[str, Any], device: str) -> Iterator[str]:
     bandwidth = next(rate for name, rate in BANDWIDTH.items() if device.startswith(name))
     yield from ("", "Decoders in bfloat16, 128 tokens after 32; the bound of a step reads all weights once:", "")
     yield from ("| | batch | tokens a second | a step, ms | bound, ms |", "|---|---|---|---|---|")

@@ -30,7 +30,7 @@ import numpy as np
 from .gpu_report import KEPT, TORCH
 from .harness import Call, compare, median
 from .machine import machine
-from .networks import NETWORKS
+from .networks import NETWORKS, Network
 
 TIMED: Final = ("mlp", "resnet50", "mobilenet_v2", "efficientnet", "unet", "vit", "bert", "gpt2", "gpt2_step", "lstm")
 TRAINED: Final = ("resnet50", "mobilenet_v2", "vit", "bert")
@@ -40,6 +40,7 @@ GRACE: Final = 120
 PROCESSES: Final = {"networks": 3, "training": 2, "decoders": 1, "torch": 4}
 """Child processes of each kind, which share its cases: one traces one program at a time."""
 ROUNDS, BLOCK = 5, 0.05
+
 Calls = Mapping[str, Call]
 
 
@@ -66,9 +67,7 @@ def network_calls(case: Case, folder: Path) -> Calls:
     """A call of the model, the model in a caller's jit, and by hand."""
     import jax
 
-    network = NETWORKS[case.name](folder, case.batch)
-    feeds = {n: _cast(v, case.dtype) for n, v in network.feeds.items()}  # in their order, for by_hand
-    params = _cast(network.params, case.dtype)
+    network, feeds, params = _made(case, folder)
     model, simple = _converted(network.path, case.dtype), _simplified(network.path, case.dtype)
     ours = jax.jit(lambda p, x: simple.apply(p, **x))
     weights = jax.device_put(dict(simple.params))
@@ -87,9 +86,7 @@ def training_calls(case: Case, folder: Path) -> Calls:
 
     from .chip_rows import gradient
 
-    network = NETWORKS[case.name](folder, case.batch)
-    feeds = {n: _cast(v, case.dtype) for n, v in network.feeds.items()}  # in their order, for by_hand
-    params = _cast(network.params, case.dtype)
+    network, feeds, params = _made(case, folder)
     model = _simplified(network.path, case.dtype)
     weights = jax.device_put(dict(model.params))
     ours = jax.jit(gradient(lambda p, x: model.apply(p, **x)))
@@ -97,6 +94,13 @@ def training_calls(case: Case, folder: Path) -> Calls:
     by_hand = network.by_hand
     hand = jax.jit(gradient(lambda p, x: by_hand(p, *x.values())))
     return {"onnx2jax": lambda: ours(weights, feeds), "by hand": lambda: hand(params, feeds)}
+
+
+def _made(case: Case, folder: Path) -> tuple[Network, dict[str, Any], Any]:
+    """A case's network, and on the device its inputs, in the order in which by hand takes them, and parameters."""
+    network = NETWORKS[case.name](folder, case.batch)
+    feeds = {n: _cast(v, case.dtype) for n, v in network.feeds.items()}
+    return network, feeds, _cast(network.params, case.dtype)
 
 
 def _simplified(path: Path, dtype: str) -> Any:

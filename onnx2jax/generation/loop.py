@@ -172,8 +172,7 @@ class Programs:
 
     def _compiled(self, signature: Any, jitted: Any, *args: Any) -> Callable[..., Any]:
         """The compiled function, loaded from ``cache_dir`` if another process has stored it."""
-        stores = self._optimizes and self.steps.weights.on_one_cpu
-        if not stores or (path := self.folder.path(*signature)) is None:
+        if self._target is None or (path := self.folder.path(*signature)) is None:
             return jitted
         if kept := self.folder.read(path):
             return unless_configured(kept.compiled, jitted)
@@ -184,15 +183,16 @@ class Programs:
     def _hoist(self, signature: Any, function: Any, *args: Any) -> Any:
         """A function of the weights optimised for their device, and its hoisted parameter-only subexpressions."""
         weights, warned = self.steps.weights, self.steps.model.settings.warned
-        if not self._optimizes or weights.device is None:
+        if (target := self._target) is None:
             return function, dict(weights)
         jitted = jax.jit(lambda _, *all: function(*all), static_argnums=0)
-        path = self.folder.path("part", *signature) if weights.on_one_cpu else None
-        kept, before = self.folder.read(path), len(warned)
+        path, before = self.folder.path("part", *signature), len(warned)
+        kept = self.folder.read(path)
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-            platform = compat.lowering_platform(weights.device)
-            options = Options(platform, skip=frozenset({"fold_batchnorm"}), portable=path is not None)
+            options = Options(
+                compat.lowering_platform(target), skip=frozenset({"fold_batchnorm"}), portable=path is not None
+            )
             executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
             hoisted = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # a loaded program would not repeat the warning
@@ -204,9 +204,10 @@ class Programs:
         return call, hoisted
 
     @property
-    def _optimizes(self) -> bool:
-        on_one_device = self.steps.weights.device is not None
-        return self.steps.model.settings.optimize and on_one_device and compat.context_mesh().empty
+    def _target(self) -> jax.Device | None:
+        """The device for which programs are optimised; None where they stay as they were traced."""
+        optimizes = self.steps.model.settings.optimize and compat.context_mesh().empty
+        return self.steps.weights.device if optimizes else None
 
 
 def _initial(cache: Cache, logits: Any, choose: Sampler, controls: Mapping[str, Any]) -> State:

@@ -19,7 +19,7 @@ OWN_PREFIX: Final = f"{__name__.split('.')[0]}."
 
 
 class ProgramFolder:
-    """The persistent program cache of one decoder; inactive if the model has no ``cache_dir``."""
+    """The persistent program cache of one decoder; inactive without a ``cache_dir``, and off a single CPU."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -45,7 +45,7 @@ class ProgramFolder:
         Args:
             *key: strings, numbers, types, functions, and the folders of other decoders used by the program.
         """
-        if self._store is None or self.fingerprint is None:
+        if self._store is None or not self._steps.weights.on_one_cpu or self.fingerprint is None:
             return None
         parts = [_key_text(part) for part in key]
         return None if None in parts else self._store.path(self.fingerprint, *parts)

@@ -6,6 +6,7 @@ call specialises on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Final
@@ -65,6 +66,13 @@ def sources(nodes: Sequence[Node], values: Collection[str]) -> set[str]:
     above = ancestors(nodes, values, reads=_values_read)
     defined = {name for node in above for name in node.outputs}
     return {*values, *chain.from_iterable(map(_values_read, above))} - defined
+
+
+def read_counts(graph: Graph) -> Counter[str]:
+    """How often each value is read, by nodes or as an output; one of a graph around counts once more."""
+    counts = Counter(n for node in graph.nodes for n in node.reads)
+    counts.update((*graph.captures, *(v.name for v in graph.outputs)))
+    return counts
 
 
 def parameters(graph: Graph) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import accumulator, check_shape, dims, is_known, xp
-from .conv_cpu import convolve, kernel_first, multiply_adds
+from .conv_cpu import channels_last, convolve, kernel_first, multiply_adds
 from .conv_numpy import convolve_numpy
 from .registry import Static, op, taking
 from .vision import sample_linear
@@ -179,10 +179,9 @@ def _on_cuda(x, w, window, groups, stretch=()):
         contracted = (((x.ndim - 1,), (1,)), ((), ()))
         y = lax.dot_general(y, w.reshape(w.shape[:2]), contracted, preferred_element_type=x.dtype)
     else:
-        spatial = "".join(map(str, range(x.ndim - 2)))
         y = lax.conv_general_dilated(
             y, kernel_first(w), window.strides, window.pads, stretch or None, window.dilations,
-            (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), groups,
+            channels_last(x.ndim), groups,
         )  # fmt: skip
     return lax.transpose(y, (0, y.ndim - 1, *range(1, y.ndim - 1)))
 

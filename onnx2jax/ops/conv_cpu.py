@@ -130,11 +130,10 @@ def native(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...]
         flat = Window((1, *window.kernel), (1, *window.strides), ((0, 0), *window.pads), (1, *window.dilations))
         y = native(lax.expand_dims(x, (1,)), lax.expand_dims(w, (2,)), flat, groups, stretch and (1, *stretch))
         return lax.squeeze(y, (1,))
-    spatial = "".join(map(str, range(x.ndim - 2)))
     x = lax.optimization_barrier(x) if x.dtype == np.int8 else x
     return lax.conv_general_dilated(
         x, kernel_first(w), window.strides, window.pads, stretch or None, window.dilations, feature_group_count=groups,
-        dimension_numbers=(f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"), preferred_element_type=_summed(x.dtype),
+        dimension_numbers=channels_last(x.ndim), preferred_element_type=_summed(x.dtype),
     )  # fmt: skip
 
 
@@ -314,6 +313,12 @@ def product(x: Any, w: Any) -> Any:
         rows, lax.transpose(w, (1, 0)), (((1,), (0,)), ((), ())), preferred_element_type=_summed(x.dtype)
     )
     return lax.reshape(y, (*x.shape[:-1], w.shape[0]))
+
+
+def channels_last(rank: int) -> tuple[str, str, str]:
+    """The dimension numbers of images (N, spatial..., C) and of weights that are ``kernel_first``."""
+    spatial = "".join(map(str, range(rank - 2)))
+    return f"N{spatial}C", f"{spatial}IO", f"N{spatial}C"
 
 
 def kernel_first(w: Any) -> Any:

@@ -142,6 +142,9 @@ def concat(*inputs, axis):
     )
 
 
+op("Concat")(taking(axis=1)(concat))  # the only version in which the axis is optional
+
+
 def _is_appended(first, second=None, *others, axis):
     """Whether one element follows many, as in the caches of a decoder."""
     if second is None or others or first.ndim != 4 or first.dtype != second.dtype:
@@ -155,9 +158,6 @@ def _append(first, second, axis):
     padding = [(0, int(i == axis), 0) for i in range(first.ndim)]
     is_old = lax.broadcasted_iota(np.int32, shape, axis) < first.shape[axis]
     return lax.select(is_old, lax.pad(first, np.zeros((), first.dtype), padding), jnp.broadcast_to(second, shape))
-
-
-op("Concat")(taking(axis=1)(concat))  # the only version in which the axis is optional
 
 
 @op("Split")

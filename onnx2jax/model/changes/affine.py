@@ -8,13 +8,13 @@ Scaled weights are computed in float64 and rounded once.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...proto.immutable import owned
 from ...proto.names import unused_name
@@ -59,8 +59,7 @@ class _Folding:
     def __init__(self, graph: Graph, constant: Callable[[str], Any], taken: set[str]) -> None:
         self.nodes, self.new = dict[str, Node](), dict[str, np.ndarray]()
         self._constant, self._taken = constant, taken
-        self._readers = Counter(n for node in graph.nodes for n in node.reads)
-        self._readers.update((*graph.captures, *(v.name for v in graph.outputs)))
+        self._readers = analysis.read_counts(graph)
 
     def add(self, node: Node) -> None:
         """Add a node, folded with its producer if possible."""

@@ -6,13 +6,13 @@ weights in every call.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
+from ...ir import analysis
 from ...ir.graph import Graph, Node
 from ...ops.registry import resolve
 from ...proto.immutable import owned
@@ -30,8 +30,7 @@ def with_products_merged(graph: Graph, constant: Callable[[str], Any], taken: se
         constant: the value of an initializer; None for other names.
         taken: names that new initializers and nodes may not have; theirs are added.
     """
-    readers = Counter(n for node in graph.nodes for n in node.reads)
-    readers.update((*graph.captures, *(v.name for v in graph.outputs)))
+    readers = analysis.read_counts(graph)
     groups: dict[Any, list[tuple[Node, np.ndarray]]] = {}
     for node in graph.nodes:
         if (node.domain, node.op_type) != ("", "MatMul") or node.opset < SPLIT or node.devices:
@@ -40,18 +39,14 @@ def with_products_merged(graph: Graph, constant: Callable[[str], Any], taken: se
         weight = constant(node.inputs[1]) if own else None
         if weight is not None and weight.ndim == 2 and weight.dtype.name in ("float16", "bfloat16", "float32"):
             groups.setdefault((node.inputs[0], len(weight), weight.dtype), []).append((node, weight))
-    merged: dict[str, Sequence[Node]] = {}  # what takes the place of a node, by its output
+    merged: dict[str, Sequence[Node]] = {}  # what takes the place of a node, by its name
     new: dict[str, np.ndarray] = {}
     for members in groups.values():
         if len(members) > 1:
-            merged.update(dict.fromkeys((n.outputs[0] for n, _ in members[1:]), ()))
-            merged[members[0][0].outputs[0]] = _merged(members, new, taken)
-
-    def nodes() -> Iterator[Node]:
-        for node in graph.nodes:
-            yield from merged.get(node.outputs[0], (node,)) if merged and node.outputs else (node,)
-
-    return replace(graph, nodes=tuple(nodes()), initializers={**graph.initializers, **new}) if merged else graph
+            merged.update(dict.fromkeys((n.name for n, _ in members), ()))
+            merged[members[0][0].name] = _merged(members, new, taken)
+    nodes = tuple(n for node in graph.nodes for n in merged.get(node.name, (node,)))
+    return replace(graph, nodes=nodes, initializers={**graph.initializers, **new})
 
 
 def _merged(members: Sequence[tuple[Node, np.ndarray]], new: dict[str, np.ndarray], taken: set[str]) -> list[Node]:
@@ -66,8 +61,8 @@ def _merged(members: Sequence[tuple[Node, np.ndarray]], new: dict[str, np.ndarra
     new[weight] = owned(np.concatenate([w for _, w in members], axis=1))
     new[sizes] = owned(np.array([w.shape[1] for _, w in members], np.int64))
     outputs = tuple(n.outputs[0] for n, _ in members)
-    attributes = {"axis": -1}
+    target = resolve("", "Split", first.opset)
     return [
         replace(first, inputs=(first.inputs[0], weight), outputs=(product,)),
-        Node(split, "Split", "", first.opset, (product, sizes), outputs, attributes, resolve("", "Split", first.opset)),
+        Node(split, "Split", "", first.opset, (product, sizes), outputs, {"axis": -1}, target),
     ]

@@ -79,7 +79,8 @@ class Rewriting:
         graph.initializer.extend(t for n, t in arrays.items() if n not in self.lifted)
         value = partial(AttributeProto, name="value", type=AttributeProto.TENSOR)
         nodes = [NodeProto(op_type="Constant", output=[n], attribute=[value(t=arrays[n])]) for n in sorted(self.lifted)]
-        nodes += sorted(graph.node, key=lambda n: not _is_constant(n))  # they may have readers before them now
+        for node in sorted(graph.node, key=lambda n: not _is_constant(n)):  # they may have readers before them now
+            nodes += (node, *(_message(self.added[o]) for o in node.output if o in self.added))
         del graph.node[:]
         graph.node.extend(nodes)
         _drop_unread(graph)
@@ -108,9 +109,6 @@ class Rewriting:
                     rewriting._write(message)
             for key, value in edit.attributes.items():
                 node.attribute.add(name=key, type=AttributeProto.INTS, ints=value)
-        written = [m for n in graph.node for m in (n, *(_message(self.added[o]) for o in n.output if o in self.added))]
-        del graph.node[:]
-        graph.node.extend(written)
 
     def _fix_extents(self, graph: Any) -> None:
         fixed: dict[str, int] = {}
