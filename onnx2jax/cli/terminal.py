@@ -99,7 +99,10 @@ def add_computing(parser: Any) -> None:
     """Add ``--dtype`` and ``--scan-layers``, which ``computing`` reads."""
     add_dtype(parser)
     parser.add_argument(
-        "--scan-layers", action="store_true", help="evaluate repeated layers as one loop, which compiles sooner"
+        "--scan-layers",
+        action="store_true",
+        default=None,
+        help="evaluate repeated layers as one loop, which compiles sooner",
     )
 
 

@@ -276,8 +276,8 @@ class Decoder(VerifiedSteps):
         if not self.supports_padding:
             stacked(rows, why=self._padding_unsupported)
         room = self._room(max(map(len, rows)) + count, length)
-        layout = self._layout(rows, room, choose, controls, others)
-        return self._prefill(rows, room, layout, choose, controls, others), run
+        layout, verified = self._layout(rows, room, choose, controls, others)
+        return verified or self._prefill(rows, room, layout, choose, controls, others), run
 
     def _resumed_cache(self, after: Generation, more: np.ndarray, choose: Sampler, controls: Any, others: Any) -> Cache:
         """The cache of ``after`` in a layout that can be extended by ``more``, int[batch, count]."""
@@ -293,7 +293,7 @@ class Decoder(VerifiedSteps):
             return cache
         # The prompts may have had equal lengths, so that only equal lengths were verified.
         rows = [np.resize(row, min(6, cache.length) - i % 2) for i, row in enumerate(more)]
-        layout = self._layout(rows, cache.length, choose, controls, others)
+        layout, _ = self._layout(rows, cache.length, choose, controls, others)
         if layout != "apart" or cache.apart:
             return cache
         if (np.asarray(cache.live) != (np.arange(cache.length) < np.asarray(cache.lengths)[:, None])).any():

@@ -21,6 +21,7 @@ from ..errors import InputValueError
 from ..runtime.cpu.pipeline import Options
 from ..runtime.executable import Executable, Kept, compiled_to_keep, unless_configured
 from ..runtime.memory import trim_heap
+from ..runtime.sections import Sections
 from .cache import Cache
 from .program_folder import ProgramFolder
 from .sampling import Sampler
@@ -106,6 +107,17 @@ class Programs:
 
     def loop(self, state: State, limit: int, choose: Sampler, controls: Mapping[str, Any], others: Any) -> State:
         """Generates until there are ``limit`` tokens or all texts have ended. Donates the state."""
+        steps = self.steps
+
+        def token(params: Any, state: State, controls: Any, others: Any) -> State:
+            return _next(partial(steps.step, params), state, choose, controls, others)
+
+        if (call := self._by_layers(("token", choose), token, (0,), state, controls, others)) is not None:
+            for _ in range(int(state.count), limit):
+                if np.asarray(state.done).all():
+                    break
+                state = call(state, controls, others)
+            return state
         step, hoisted = self.step(state.cache, state.last, others)
 
         def run(hoisted: Any, state: State, limit: Any, controls: Any, others: Any) -> State:
@@ -113,13 +125,10 @@ class Programs:
                 return (state.count < limit) & ~jnp.all(state.done)
 
             def body(state: State) -> State:
-                fed = jnp.where(state.done, 0, state.last)  # pad may be outside the vocabulary
-                logits, cache = step(hoisted, state.cache, fed, others)
-                idle = state.cache.live
-                if cache.aligned:  # right-aligned tokens moved left by one slot
-                    idle = jnp.pad(idle[:, 1:], ((0, 0), (0, 1)))
-                live = jnp.where(state.done[:, None], idle, cache.live)
-                return _append_token(replace(state, cache=replace(cache, live=live), logits=logits), choose, controls)
+                def own(cache: Cache, fed: Any, **others: Any) -> Any:
+                    return step(hoisted, cache, fed, others)
+
+                return _next(own, state, choose, controls, others)
 
             return lax.while_loop(more, body, state)
 
@@ -131,7 +140,7 @@ class Programs:
         def run(params: Any, cache: Cache, last: Any, others: Any) -> Any:
             return self.steps.step(params, cache, last, **others)
 
-        return self._hoisted_part(("step",), run, cache, last, others)
+        return self._hoisted_part(("step",), run, cache, last, others, in_loop=True)
 
     def extend(self, cache: Cache, tokens: Any, others: Any) -> tuple[Callable[..., Any], Any]:
         """``Steps.extend`` for use inside a program, and its hoisted weights."""
@@ -139,18 +148,46 @@ class Programs:
         def run(params: Any, cache: Cache, tokens: Any, others: Any) -> Any:
             return self.steps.extend(params, cache, tokens, **others)
 
-        return self._hoisted_part(("extend",), run, cache, tokens, others)
+        return self._hoisted_part(("extend",), run, cache, tokens, others, in_loop=True)
 
     def _call(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Any:
         """The result of a function of the weights and these arguments, compiled for their signature."""
+        if (by_layers := self._by_layers(key, function, donate, *args)) is not None:
+            return by_layers(*args)
         call, hoisted = self._hoisted_part(key, function, *args)
         return self.run(key, call, donate, hoisted, *args)
 
-    def _hoisted_part(self, key: Any, function: Any, *args: Any) -> tuple[Callable[..., Any], Any]:
-        """A function with hoisted weights in place of the weights, and these; once per signature of its arguments."""
+    def _by_layers(self, key: Any, function: Any, donate: Sequence[int], *args: Any) -> Callable[..., Any] | None:
+        """A function of the weights as sections bound to these; None if it is compiled as one program."""
+        target = self._target
+        if target is None or self.steps.model.settings.scan_layers != "calls":
+            return None
+        signature = ("layers", *key, compat.trace_context(), _signature(args))
+        if signature not in self._compiled_programs:
+            weights = self.steps.weights
+            with compat.enable_x64():
+                types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
+                places = jax.tree.unflatten(jax.tree.structure(types), range(len(jax.tree.leaves(types))))
+                donated = jax.tree.leaves([places[i] for i in donate])
+                traced = jax.jit(function).trace(weights.types, *types)
+                options = Options(compat.lowering_platform(target))
+                sections = Sections.of(traced, sorted(weights.types), target, options, donated)
+            self.compilations += sections is not None
+            bound = None if sections is None else partial(sections, sections.hoisted(weights))
+            self._compiled_programs[signature] = bound
+        found: Callable[..., Any] | None = self._compiled_programs[signature]
+        return found
+
+    def _hoisted_part(
+        self, key: Any, function: Any, *args: Any, in_loop: bool = False
+    ) -> tuple[Callable[..., Any], Any]:
+        """A function with hoisted weights in place of the weights, and these; once per signature of its arguments.
+
+        ``in_loop``: the function is called inside a loop on the device.
+        """
         signature = (*key, _signature(args))
         if signature not in self._compiled_programs:
-            self._compiled_programs[signature] = self._hoist(signature, function, *args)
+            self._compiled_programs[signature] = self._hoist(signature, function, in_loop, *args)
             hoisted = self._compiled_programs[signature][1]
             self._weight_signatures[id(hoisted)] = _signature(hoisted)
         found: tuple[Callable[..., Any], Any] = self._compiled_programs[signature]
@@ -180,7 +217,7 @@ class Programs:
         self.folder.write(path, None if dumped is None else Kept(None, None, dumped))
         return jitted if compiled is None else unless_configured(compiled, jitted)
 
-    def _hoist(self, signature: Any, function: Any, *args: Any) -> Any:
+    def _hoist(self, signature: Any, function: Any, in_loop: bool, *args: Any) -> Any:
         """A function of the weights optimised for their device, and its hoisted parameter-only subexpressions."""
         weights, warned = self.steps.weights, self.steps.model.settings.warned
         if (target := self._target) is None:
@@ -190,9 +227,7 @@ class Programs:
         kept = self.folder.read(path)
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-            options = Options(
-                compat.lowering_platform(target), skip=frozenset({"fold_batchnorm"}), portable=path is not None
-            )
+            options = Options(compat.lowering_platform(target), skip=_skipped(in_loop), portable=path is not None)
             executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
             hoisted = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # a loaded program would not repeat the warning
@@ -215,6 +250,17 @@ def _initial(cache: Cache, logits: Any, choose: Sampler, controls: Mapping[str, 
     batch = logits.shape[0]
     tokens, zeros = jnp.zeros((batch, cache.length), np.int32), jnp.zeros(batch, np.int32)
     return _append_token(State(cache, zeros, logits, tokens, np.int32(0), zeros, zeros > 0), choose, controls)
+
+
+def _next(step: Callable[..., Any], state: State, choose: Sampler, controls: Mapping[str, Any], others: Any) -> State:
+    """The state with one more token for each text; ``step`` is ``Steps.step`` without parameters."""
+    fed = jnp.where(state.done, 0, state.last)  # pad may be outside the vocabulary
+    logits, cache = step(state.cache, fed, **others)
+    idle = state.cache.live
+    if cache.aligned:  # right-aligned tokens moved left by one slot
+        idle = jnp.pad(idle[:, 1:], ((0, 0), (0, 1)))
+    live = jnp.where(state.done[:, None], idle, cache.live)
+    return _append_token(replace(state, cache=replace(cache, live=live), logits=logits), choose, controls)
 
 
 def _append_token(state: State, choose: Sampler, controls: Mapping[str, Any]) -> State:
@@ -255,6 +301,11 @@ def stop_array(stop: Sequence[Sequence[int]]) -> np.ndarray:
     rows = [[ANY_TOKEN] * (size - len(s)) + list(s) for s in stop]
     rows += [[NO_TOKEN] * size] * (-len(rows) % 4 or 4 * (not rows))
     return np.array(rows, np.int32)
+
+
+def _skipped(in_loop: bool) -> frozenset[str]:
+    """Passes that do not run over a decoder's programs: kernels inside of a loop share a thread, unrolled or not."""
+    return frozenset({"fold_batchnorm", "unroll_loops"} if in_loop else {"fold_batchnorm"})
 
 
 def _signature(args: Any) -> Any:

@@ -43,6 +43,7 @@ from .cache import Cache, Kind
 from .embedding import PREFIX, Embedding
 from .graphs import Graphs
 from .last_tokens import LAST, select_last
+from .layer_calls import with_layer_calls
 
 FIRST: Final = "first/"
 """Prefix for parameters of the prefill file that the step file does not have or that differ from its own."""
@@ -68,6 +69,7 @@ class Steps(Graphs):
                 with_graph(model, inline_branch(model.graph, flag.name, past), {flag.name: np.array([past])})
                 for past in (False, True)
             )
+        model, first = with_layer_calls(model), None if first is None else with_layer_calls(first)
         ends = {n for p in caches(model).pairs for n in (p.past.name, p.present)}
         model, first = with_narrow_ends(model, ends), None if first is None else with_narrow_ends(first, ends)
         self.caches = found = caches(model)
@@ -335,9 +337,11 @@ class Steps(Graphs):
             raise InputNameError(f"input {absent[0]!r} of the decoder is missing: pass {absent[0]}=array")
         if self._two_files:  # each file has some of the parameters
             prefix = FIRST if model in (self.first, self._prefill_model) else ""
-            params = {n: params.get(prefix + n, params.get(n)) for n in model.params if {prefix + n, n} & params.keys()}
+            own = model.spec.types  # model.params would read their values
+            params = {n: params.get(prefix + n, params.get(n)) for n in own if {prefix + n, n} & params.keys()}
         elif model not in (self.model, self.first):  # a merged table is no longer a parameter
-            params = {n: v for n, v in params.items() if n in model.params or n not in self.model.params}
+            gone = self.model.spec.types.keys() - model.spec.types
+            params = {n: v for n, v in params.items() if n not in gone}
         results = model.apply(params, **{n: feeds[n] for n in names})
         outputs = results if isinstance(results, tuple) else (results,)
         return dict(zip((v.name for v in model.outputs), outputs, strict=True))

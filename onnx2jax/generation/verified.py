@@ -62,8 +62,10 @@ class VerifiedSteps(Steps):
 
     def _layout(
         self, rows: list[np.ndarray], room: int, choose: Sampler, controls: Mapping[str, Any], others: Any
-    ) -> str:
+    ) -> tuple[str, State | None]:
         """The cache layout with which steps reproduce the logits of prefill: "", "apart" or "aligned".
+
+        With it the state after the prompts, if the verification has computed that.
 
         Raises:
             CacheError: no layout does.
@@ -76,35 +78,40 @@ class VerifiedSteps(Steps):
                 layouts.append("aligned")
         for k, layout in enumerate(layouts):
             try:
-                self._verify_layout(rows, room, layout, choose, controls, others)
+                state = self._verify_layout(rows, room, layout, choose, controls, others)
             except CacheError:
                 if layout == layouts[-1]:
                     raise
             else:
                 self._candidate_layouts[room, uneven] = layouts[k:]
-                return layout
+                return layout, state
         raise AssertionError("no candidate layout")
 
     def _verify_layout(
         self, rows: list[np.ndarray], room: int, layout: str, choose: Sampler, controls: Mapping[str, Any], others: Any
-    ) -> None:
+    ) -> State | None:
         """Compares a step with prefill, once per batch size, cache length and layout.
 
         Prompts of equal and of different lengths are verified separately: for the latter, slots are not positions.
+
+        Returns:
+            The state after the prompts, if it was computed.
 
         Raises:
             CacheError: the logits differ.
         """
         if (key := (len(rows), room, layout, len(set(map(len, rows))) > 1)) in self._verified:
-            return
-        controls = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
-        if min(map(len, rows)) == 1:
-            rows = [np.concatenate([r[:1], r]) for r in rows]
-        want = self._prefill(rows, room, layout, choose, controls, others).logits
-        state = self._prefill([r[:-1] for r in rows], room, layout, choose, controls, others)
-        state = replace(state, last=jax.numpy.asarray([r[-1] for r in rows], np.int32))
-        check_close(want, self._programs.loop(state, 2, choose, controls, others).logits, room, **self._precision)
+            return None
+        unending = {**controls, "stop": np.full_like(controls["stop"], NO_TOKEN)}
+        short = min(map(len, rows)) == 1
+        longer = [np.concatenate([r[:1], r]) for r in rows] if short else rows
+        want = self._prefill(longer, room, layout, choose, controls, others)
+        state = self._prefill([r[:-1] for r in longer], room, layout, choose, unending, others)
+        state = replace(state, last=jax.numpy.asarray([r[-1] for r in longer], np.int32))
+        stepped = self._programs.loop(state, 2, choose, unending, others).logits
+        check_close(want.logits, stepped, room, **self._precision)
         self._verified.add(key)
+        return None if short else want
 
     @property
     def _precision(self) -> dict[str, Any]:

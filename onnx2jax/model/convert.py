@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
-from ..errors import InputNameError, InputTypeError, ShardingError, UnsupportedError, names_list
+from ..errors import InputNameError, InputTypeError, InputValueError, ShardingError, UnsupportedError, names_list
 from ..ir import binding, layers, loops
 from ..ir.file import Reading, check_keywords, opened
 from ..ir.graph import Graph, Imported
@@ -53,7 +53,7 @@ def convert(
     dtype: Any = None,
     outputs: Literal["declared", "compute"] = "declared",
     float32: str | Iterable[str] = (),
-    scan_layers: bool = False,
+    scan_layers: bool | Literal["calls"] | None = None,
     warn_after: int = 16,
     optimize: bool | Mapping[str, Sequence[str]] = True,
     cache_dir: str | os.PathLike[str] | bool | None = True,
@@ -106,7 +106,10 @@ def convert(
         scan_layers: evaluate repeated layers as one ``jax.lax.scan`` over their stacked weights: the layer is traced
             and compiled once, however many there are. Parameters, gradients, shardings and saved files stay those
             of the layers, and ``model.explain()`` says which of them were rolled. Calls are slower on a CPU. With
-            ``finetune(remat=True)`` gradients recompute the values inside of each layer.
+            ``finetune(remat=True)`` gradients recompute the values inside of each layer. "calls" compiles the layer
+            once, too, and calls it for each layer in turn: no weights are stacked, and each call costs dispatch; your
+            own ``jit`` around the model compiles all layers. None, the default, chooses "calls" for ``decoder`` where
+            layers are large, on a CPU; False never does.
         warn_after: compilations of one subprogram after which a RecompilationWarning names the cause and the fix.
         optimize: optimise programs between trace and XLA: hoist parameter-only subexpressions, fold BatchNorm into
             convolutions, and on a CPU assign channels-last layouts, among others. False leaves programs as traced,
@@ -180,7 +183,7 @@ def convert(
         if rebatch:
             imported = rebatched(imported, rebatch, static or {})
         if scan_layers:
-            _check_repeated(imported.graph)
+            _check_repeated(imported.graph, scan_layers)
         placed = _placed(imported, mesh, shardings, device_configuration, devices, stages, microbatches)
         spec = Spec.of(
             imported,
@@ -231,12 +234,14 @@ def _warn_of_deviations(imported: Imported, loop_cond: str) -> None:
         warnings.warn(text, DeviationWarning, stacklevel=3)
 
 
-def _check_repeated(graph: Graph) -> None:
+def _check_repeated(graph: Graph, how: Any) -> None:
+    if how not in (True, "calls"):
+        raise InputValueError(f"scan_layers is {how!r}; it is True, False, 'calls' or None")
     graphs = list(graph.walk())
     if not any(map(layers.repeated, graphs)):
         largest = max(graphs, key=lambda g: len(g.nodes))
         raise UnsupportedError(
-            f"scan_layers=True finds no repeated layers in {graph.name!r}: {layers.first_difference(largest)}. "
+            f"scan_layers={how!r} finds no repeated layers in {graph.name!r}: {layers.first_difference(largest)}. "
             "Leave out scan_layers="
         )
 

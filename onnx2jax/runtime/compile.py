@@ -30,6 +30,7 @@ from .limits import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .mesh_mode import call_serially, in_auto_axes
 from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
+from .sections import Sections
 from .values import is_jax, to_device, to_host, unaliased
 
 
@@ -53,7 +54,7 @@ class Subprogram:
         self.graph, self.settings = graph, settings
         self.specialised: set[str] = set()
         self.layers = Rolling.of(settings.scan_layers)
-        self.executables: dict[Signature, Executable] = {}
+        self.executables: dict[Signature, Executable | Sections] = {}
         self.compiles, self.seconds = 0, 0.0
         self._chosen = frozenset(chosen)
         self._seen: dict[str, set[str]] = {}
@@ -170,10 +171,11 @@ class Subprogram:
         if executable is None:
             executable = self._executable(constants, params, values, rng, leaves, as_numpy)
             self.executables[shared] = executable
-        try:
-            executable.hoisted(params)
-        except Unfoldable:  # scales beyond the range of float32
-            executable = executable.unfolded()
+        if isinstance(executable, Executable):
+            try:
+                executable.hoisted(params)
+            except Unfoldable:  # scales beyond the range of float32
+                executable = executable.unfolded()
         return executable.bind(params, leaves, tuple(values), as_numpy)
 
     def _executable(
@@ -184,11 +186,15 @@ class Subprogram:
         rng: Any,
         leaves: Any,
         as_numpy: bool,
-    ) -> Executable:
+    ) -> Executable | Sections:
         """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now."""
         args = (self._own_params(params.types), dict(values), rng)
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
         options = Options("" if device is None else compat.lowering_platform(device), self.settings.skip)
+        if self.settings.scan_layers == "calls" and device is not None:
+            sections = Sections.of(self._jitted.trace(constants, *args), sorted(args[0]), device, options)
+            if sections is not None:
+                return sections
         store = Store(self.settings.cache_dir) if self.settings.cache_dir and is_cpu(device) else None
         by_type = self._keys.keys() & params.types.keys()
         meaning = fingerprint(self.graph, by_type, self.settings) if store else None

@@ -68,8 +68,8 @@ class Settings:
     """Passes that do not run (see runtime/cpu/pipeline.py)."""
     dtype: np.dtype | None = None
     """The type in which float32 is computed, bfloat16 or float16; None for float32 (see ir/precision.py)."""
-    scan_layers: How = False
-    """Whether repeated layers are one loop (see runtime/layers.py)."""
+    scan_layers: How = None
+    """Whether repeated layers are one loop, or calls of one function (see runtime/layers.py)."""
     annotate: bool = field(default=False, compare=False)
     """Whether profiles also name host nodes, at 1 to 2 us each."""
     cache_dir: Path | None = field(default=None, compare=False)

@@ -1,10 +1,11 @@
-"""Repeated layers evaluated as one ``jax.lax.scan`` (see ir/layers.py): compiled once rather than once for each.
+"""Repeated layers (see ir/layers.py) evaluated as one ``jax.lax.scan``, or as calls of one jitted function.
 
 In the place of a run of layers stands one node, whose graph is the layer that represents them. Before, and after:
 
     a = layer(x, w0);  b = layer(a, w1);  c = layer(b, w2)        c = scan(layer, x, stack(w0, w1, w2))
 
-Weights are stacked in the program; hoist_params then does it once for each set of them.
+Weights are stacked in the program; hoist_params then does it once for each set of them. Calls need no stack: the layer
+is traced once, and compiled once where the program is cut at the calls (see sections.py).
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ from ..ops.iteration import equal, results, scan
 from ..ops.registry import Operator
 from ..proto.types import ValueInfo
 
-How = bool | Literal["remat"]
-"""Whether repeated layers are loops; with "remat", gradients recompute the values inside of each layer."""
+How = bool | Literal["calls", "remat"] | None
+"""Whether repeated layers are loops; with "remat", gradients recompute the values inside of each layer. With "calls"
+they are calls of one function. None: the same in decoders where that pays, and False elsewhere."""
+
+LAYER: Final = "onnx_layer"
+"""The name of jitted functions that are layers."""
 
 
 @dataclass
@@ -33,7 +38,7 @@ class Rolling:
     """The repeated layers of the graphs of one program.
 
     Attributes:
-        how: not False.
+        how: True, "remat" or "calls".
         unrolled: the runs that were evaluated unrolled after all -> why.
     """
 
@@ -69,8 +74,8 @@ class Rolling:
         """What is rolled in a graph, and in the graphs inside it that were evaluated."""
         for own in dict.fromkeys((graph, *self._nodes)):
             for run in self.runs(own):
-                why = self.unrolled.get(str(run))
-                yield f"rolled: {run}" if why is None else f"not rolled: {run}, because {why}"
+                why, form = self.unrolled.get(str(run)), "called" if self.how == "calls" else "rolled"
+                yield f"{form}: {run}" if why is None else f"not {form}: {run}, because {why}"
 
     def _node(self, graph: Graph, run: ir.Layers) -> Node:
         formals = [*(before for _, before, _ in run.carries), *run.columns]
@@ -88,14 +93,17 @@ class Rolling:
 
 
 def _layers(*values: Any, body: Any, unrolled: Any, run: ir.Layers, rolling: Rolling) -> tuple[Any, ...]:
-    """Layers as one scan; one after the other where that fails."""
+    """Layers as one scan or as calls; evaluated one after the other where that fails."""
     body, unrolled = (replace(c, context=replace(c.context, layers=None)) for c in (body, unrolled))
     state, rest = values[: len(run.carries)], values[len(run.carries) :]
     columns = [rest[i : i + run.count] for i in range(0, len(rest), run.count)]
     try:
         if is_known(values):  # nothing to compile, and what is known stays known
             raise ValueError("all of their operands are known")
-        last, rows = _scanned(state, columns, body, run.count, remat=rolling.how == "remat")
+        if rolling.how == "calls":
+            last, rows = _called(state, columns, body, run.count)
+        else:
+            last, rows = _scanned(state, columns, body, run.count, remat=rolling.how == "remat")
     except Exception as error:  # types differ, or a node raises: by itself it does so with its own operands
         rolling.unrolled[str(run)] = str(error).partition("\n")[0]
         found = dict(zip((v.name for v in unrolled.outputs), unrolled(), strict=True))
@@ -146,6 +154,40 @@ def _scanned(
     several = iter(outs)
     rows = range(len(state), len(body.outputs))
     return last, [[known[i]] * count if i in known else _unstacked(next(several), count) for i in rows]
+
+
+def _called(
+    state: Sequence[Any], columns: Sequence[Sequence[Any]], body: Any, count: int
+) -> tuple[list[Any], list[Sequence[Any]]]:
+    """As ``_scanned``, by a call of a jitted function for each layer, traced once for operands of equal types."""
+    same = [all(equal(column[0], v) for v in column) for column in columns]
+    functions: dict[Any, tuple[Any, dict[int, Any]]] = {}
+
+    def function() -> tuple[Any, dict[int, Any]]:
+        """A layer as a jitted function of its state and values, and its results that are known once it is traced."""
+        known: dict[int, Any] = {}
+
+        def layer(state: Sequence[Any], own: Sequence[Any]) -> dict[int, Any]:
+            rest = iter(own)
+            values = (column[0] if fixed else next(rest) for column, fixed in zip(columns, same, strict=True))
+            found = dict(enumerate(results(body(*state, *values))))
+            known.update((i, v) for i, v in found.items() if is_known(v))
+            return {i: v for i, v in found.items() if i not in known}
+
+        layer.__name__ = LAYER
+        return jax.jit(layer), known
+
+    rows: list[list[Any]] = [[] for _ in range(len(body.outputs) - len(state))]
+    for k in range(count):
+        operands = list(state), [column[k] for column, fixed in zip(columns, same, strict=True) if not fixed]
+        leaves, structure = jax.tree.flatten(operands)
+        key = structure, *map(jax.typeof, leaves)
+        jitted, known = functions[key] if key in functions else functions.setdefault(key, function())
+        found = jitted(*operands) | known
+        state = [found[i] for i in range(len(state))]
+        for i, row in enumerate(rows, len(state)):
+            row.append(found[i])
+    return list(state), list(rows)
 
 
 def _stacked(column: Sequence[Any]) -> Any:

@@ -16,6 +16,7 @@ from .cpu.hoist_params import HoistedValues
 if TYPE_CHECKING:
     from .dispatch import BoundCall, Callee, Signature
     from .executable import Executable
+    from .sections import Sections
 
 
 class DeviceParams(Mapping[str, Any]):
@@ -36,7 +37,7 @@ class DeviceParams(Mapping[str, Any]):
         self.types, self.read = dict(types), read
         self._place, self._placed = place, dict[str, Any]()
         self.bound: dict[Signature | None, BoundCall] = {}
-        self.hoisted: dict[Executable, list[Any]] = {}
+        self.hoisted: dict[Executable | Sections, list[Any]] = {}
         self.shared = HoistedValues()
         self.callees: dict[Any, Callee] = {}
         self.elsewhere: dict[Any, DeviceParams] = {}

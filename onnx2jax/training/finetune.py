@@ -143,7 +143,7 @@ class FineTuning(TrainingEngine):
         self._model, self._loss, self._optimizer, self._accumulate = model, loss, optimizer, accumulate
         graph = model.graph if outputs is None else select_outputs(model.graph, outputs)
         self._adapters = low_rank.adapters(graph, model.graph, lora, lora_alpha)
-        in_loops = remat is True and model.settings.scan_layers
+        in_loops = remat is True and bool(model.settings.scan_layers)
         self._form = training_form(
             low_rank.with_adapters(graph, self._adapters, model),
             batchnorm=batchnorm,

@@ -1,10 +1,10 @@
-"""Repeated layers as one loop: what is found in a graph, and that results, gradients and errors are those of layers."""
+"""Repeated layers as a loop, and as calls: what is found, and that results, gradients and errors are the same."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -64,9 +64,19 @@ def stack(
     return text_model(f"stack ({declared}) => ({signature}) {{ {text} }}", **weights | others)
 
 
-def both(proto: onnx.ModelProto, **options: Any) -> tuple[onnx2jax.Model, onnx2jax.Model]:
+How = bool | Literal["calls"]
+FORM: Final[dict[How, str]] = {True: "rolled", "calls": "called"}
+
+
+@pytest.fixture(params=[True, "calls"], ids=["loop", "calls"])
+def how(request: pytest.FixtureRequest) -> How:
+    """Values of ``scan_layers``."""
+    return request.param  # type: ignore[no-any-return]
+
+
+def both(proto: onnx.ModelProto, how: How, **options: Any) -> tuple[onnx2jax.Model, onnx2jax.Model]:
     """The model, and the same with its layers rolled."""
-    return onnx2jax.convert(proto, **options), onnx2jax.convert(proto, scan_layers=True, **options)
+    return onnx2jax.convert(proto, **options), onnx2jax.convert(proto, scan_layers=how, **options)
 
 
 def assert_close(ours: Any, expected: Any, rtol: float = 1e-5) -> None:
@@ -78,7 +88,8 @@ def assert_close(ours: Any, expected: Any, rtol: float = 1e-5) -> None:
 
 def rolled(model: onnx2jax.Model) -> list[tuple[int, int]]:
     """For each loop of a model the number of layers, and of nodes in each; that it ran so is in ``explain``."""
-    assert "not rolled" not in model.explain(), model.explain()
+    explained = " ".join(model.explain().split())
+    assert "not rolled" not in explained and "not called" not in explained, explained
     return [(run.count, len(run.template)) for run in repeated(model.graph)]
 
 
@@ -86,18 +97,18 @@ def transformer(depth: int) -> onnx.ModelProto:
     return stack(depth, ATTENTION, SHAPES, declared="float[b, l, 8] x0, float[l, l] mask")
 
 
-def test_a_transformer_matches_unrolled_in_every_kind_of_call() -> None:
-    plain, model = both(transformer(3))
+def test_a_transformer_matches_unrolled_in_every_kind_of_call(how: How) -> None:
+    plain, model = both(transformer(3), how)
     (expected,) = plain.run(None, {"x0": X, "mask": MASK})
     assert_close(model(X, MASK), expected)
     assert_close(model.run(None, {"x0": X, "mask": MASK}), [expected])
     assert_close(jax.jit(jax.vmap(model.apply, (None, 0, None)))(model.params, X[:, None], MASK)[:, 0], expected)
     assert rolled(model) == [(3, 14)]
-    assert "rolled: 3 layers of 14 nodes" in " ".join(model.explain().split())
+    assert f"{FORM[how]}: 3 layers of 14 nodes" in " ".join(model.explain().split())
 
 
-def test_six_layers_match_unrolled() -> None:
-    plain, model = both(stack(6))
+def test_six_layers_match_unrolled(how: How) -> None:
+    plain, model = both(stack(6), how)
     assert_close(model(X, 0.5), plain(X, 0.5))
     assert rolled(model) == [(6, 4)]
 
@@ -108,8 +119,8 @@ def gradients(model: onnx2jax.Model, *args: Any) -> Any:
     )
 
 
-def test_gradients_have_the_names_of_the_file_and_match() -> None:
-    plain, model = both(stack(3))
+def test_gradients_have_the_names_of_the_file_and_match(how: How) -> None:
+    plain, model = both(stack(3), how)
     ours, expected = gradients(model, X, 0.5), gradients(plain, X, 0.5)
     assert ours[0].keys() == plain.params.keys()
     assert_close(ours, expected)
@@ -139,20 +150,20 @@ def test_what_is_compiled_has_the_same_size_for_every_depth() -> None:
     assert size(12) == size(48)
 
 
-def test_caches_of_layers_are_inputs_and_outputs() -> None:
+def test_caches_of_layers_are_inputs_and_outputs(how: How) -> None:
     layer = """
         e{k} = MatMul(x{k}, w{k})  now{k} = Concat <axis = 1> (past{k}, e{k})
         t{k} = Transpose <perm = [0, 2, 1]> (now{k})
         s{k} = MatMul(x{k}, t{k})  p{k} = Softmax(s{k})  c{k} = MatMul(p{k}, now{k})  x{next} = Add(x{k}, c{k})"""
     pasts = ", ".join(f"float[b, p, 8] past{k}" for k in range(3))
     outputs = {"x3": "float[b, l, 8]"} | {f"now{k}": "float[b, t, 8]" for k in range(3)}
-    plain, model = both(stack(3, layer, declared=f"float[b, l, 8] x0, {pasts}", outputs=outputs))
+    plain, model = both(stack(3, layer, declared=f"float[b, l, 8] x0, {pasts}", outputs=outputs), how)
     given = [normal(2, 2, WIDTH) for _ in range(3)]
     assert_close(tuple(model(X, *given)), tuple(plain(X, *given)))
     assert rolled(model) == [(3, 7)]
 
 
-def test_packed_weights() -> None:
+def test_packed_weights(how: How) -> None:
     types = {"declared": "float[b, l, 32] x0, float scale", "outputs": {"x3": "float[b, l, 32]"}}
     proto = stack(3, shapes={"w": (32, 32)}, **types)  # type: ignore[arg-type]
     for k in range(3):
@@ -164,7 +175,7 @@ def test_packed_weights() -> None:
         operands = [node.input[0], *weights]
         node.CopyFrom(onnx.helper.make_node("MatMulNBits", operands, node.output, domain=decoders.MS, **sizes))
     proto.opset_import.add(domain=decoders.MS, version=1)
-    plain, model = both(proto)
+    plain, model = both(proto, how)
     x = normal(2, 3, 32)
     assert_close(model(x, 0.5), plain(x, 0.5))
     assert rolled(model) == [(3, 4)]
@@ -177,26 +188,26 @@ def test_decoders_generate_the_same_tokens() -> None:
     np.testing.assert_array_equal(*(np.asarray(d.generate([[5, 17, 3]], 4).tokens) for d in (plain, model)))
 
 
-def test_residual_blocks_of_convolutions() -> None:
+def test_residual_blocks_of_convolutions(how: How) -> None:
     layer = """a{k} = Conv <pads = [1, 1, 1, 1]> (x{k}, w{k}, b{k})  r{k} = Relu(a{k})
                c{k} = Conv <pads = [1, 1, 1, 1]> (r{k}, v{k}, d{k})  x{next} = Add(x{k}, c{k})"""
     shapes = {"w": (4, 4, 3, 3), "b": (4,), "v": (4, 4, 3, 3), "d": (4,)}
     proto = stack(4, layer, shapes, declared="float[b, 4, 5, 5] x0", outputs={"x4": "float[b, 4, 5, 5]"})
-    plain, model = both(proto)
+    plain, model = both(proto, how)
     image = normal(2, 4, 5, 5)
     assert_close(model(image), plain(image))
     assert rolled(model) == [(4, 4)]
 
 
-def test_a_layer_that_differs_divides_a_run() -> None:
-    plain, model = both(stack(7, odd={3: "Tanh"}))
+def test_a_layer_that_differs_divides_a_run(how: How) -> None:
+    plain, model = both(stack(7, odd={3: "Tanh"}), how)
     assert_close(model(X, 0.5), plain(X, 0.5))
     assert rolled(model) == [(3, 4), (3, 4)]
 
 
-def test_values_inside_of_layers_can_be_read_and_replaced() -> None:
+def test_values_inside_of_layers_can_be_read_and_replaced(how: How) -> None:
     outputs = {"x4": "float[b, l, 8]", "h1": "float[b, l, 8]", "x2": "float[b, l, 8]"}
-    plain, model = both(stack(4, outputs=outputs))
+    plain, model = both(stack(4, outputs=outputs), how)
     assert_close(tuple(model(X, 0.5)), tuple(plain(X, 0.5)))
     assert rolled(model) == [(4, 4)]
     assert_close(model.values(X, 0.5, names=["s*", "x2"]), plain.values(X, 0.5, names=["s*", "x2"]))
@@ -206,13 +217,13 @@ def test_values_inside_of_layers_can_be_read_and_replaced() -> None:
     assert_close(model.cut(**part)(x1=X, scale=0.5), plain.cut(**part)(x1=X, scale=0.5))
 
 
-def test_parameters_tied_between_layers() -> None:
+def test_parameters_tied_between_layers(how: How) -> None:
     """Of all layers, and of two out of three."""
     tied = SMALL.replace("s{k} = Mul(h{k}", "o{k} = MatMul(h{k}, same)  s{k} = Mul(o{k}")
     proto = stack(3, tied, same=normal(*SQUARE))
     for node in proto.graph.node:
         node.input[:] = ["w0" if n == "w1" else n for n in node.input]
-    plain, model = both(proto)
+    plain, model = both(proto, how)
     assert_close(model(X, 0.5), plain(X, 0.5))
     assert_close(gradients(model, X, 0.5), gradients(plain, X, 0.5))
     changed = {"w0": normal(*SQUARE)}
@@ -220,30 +231,30 @@ def test_parameters_tied_between_layers() -> None:
     assert rolled(model) == [(3, 5)]
 
 
-def test_shapes_computed_in_layers_stay_known() -> None:
+def test_shapes_computed_in_layers_stay_known(how: How) -> None:
     layer = """
         f{k} = Shape(x{k})  i{k} = Gather(f{k}, two)  z{k} = Unsqueeze(i{k}, zero)
         o{k} = Concat <axis = 0> (less, z{k})  y{k} = Reshape(x{k}, o{k})  d{k} = MatMul(y{k}, w{k})
         a{k} = Relu(d{k})  r{k} = Reshape(a{k}, f{k})  x{next} = Add(x{k}, r{k})"""
     constants = {"two": np.int64(2), "zero": np.array([0]), "less": np.array([-1])}
     outputs = {"x3": "float[b, l, 8]", "f1": "int64[3]"}
-    plain, model = both(stack(3, layer, declared="float[b, l, 8] x0", outputs=outputs, **constants))
+    plain, model = both(stack(3, layer, declared="float[b, l, 8] x0", outputs=outputs, **constants), how)
     ours, expected = model(X), plain(X)
     assert_close(tuple(ours), tuple(expected))
     assert rolled(model) == [(3, 9)]
 
 
-def test_constants_that_shapes_depend_on_divide_a_run() -> None:
+def test_constants_that_shapes_depend_on_divide_a_run(how: How) -> None:
     layer = """y{k} = Reshape(x{k}, to{k})  d{k} = MatMul(y{k}, w{k})  a{k} = Relu(d{k})
                r{k} = Reshape(a{k}, back)  x{next} = Add(x{k}, r{k})"""
     to = {f"to{k}": np.array([6, 8] if k < 3 else [2, 3, 8]) for k in range(6)}
     proto = stack(6, layer, declared="float[2, 3, 8] x0", back=np.array([2, 3, 8]), **to)
-    plain, model = both(proto)
+    plain, model = both(proto, how)
     assert_close(model(X), plain(X))
     assert rolled(model) == [(3, 5), (3, 5)]
 
 
-def test_extents_known_of_one_layer_are_not_taken_for_those_of_others() -> None:
+def test_extents_known_of_one_layer_are_not_taken_for_those_of_others(how: How) -> None:
     """The ends of slices lie 2 apart in two of three layers, computed from a traced start."""
     before = "".join(
         f"c{k} = Add(start, a{k})  lo{k} = Clip(c{k}, none, four)  hi{k} = Add(lo{k}, b{k}) " for k in range(3)
@@ -257,21 +268,24 @@ def test_extents_known_of_one_layer_are_not_taken_for_those_of_others() -> None:
         + before + "".join(layer.format(k=k, next=k + 1) for k in range(3)) + "}",
         table=normal(8, WIDTH), zero=np.array([0]), **constants, **{f"w{k}": normal(*SQUARE) for k in range(3)},
     )  # fmt: skip
-    plain, model = both(proto)
+    plain, model = both(proto, how)
     assert repeated(model.graph)
     start = jnp.array([1], jnp.int32)
     ours, expected = (jax.jit(m.apply)(m.params, X[0], start) for m in (model, plain))
     assert_close(ours, expected)
-    assert "not rolled: 3 layers of 5 nodes" in " ".join(model.explain().split())
+    assert f"not {FORM[how]}: 3 layers of 5 nodes" in " ".join(model.explain().split())
 
 
-def test_layers_of_growing_values_run_unrolled() -> None:
+def test_layers_of_growing_values_run_unrolled(how: How) -> None:
     layer = "d{k} = MatMul(x{k}, w{k})  a{k} = Relu(d{k})  x{next} = Concat <axis = 1> (x{k}, a{k})"
-    plain, model = both(stack(4, layer, declared="float[b, l, 8] x0"))
+    plain, model = both(stack(4, layer, declared="float[b, l, 8] x0"), how)
     assert_close(model(X), plain(X))
     explained = " ".join(model.explain().split())
-    assert "not rolled: 4 layers of 3 nodes" in explained
-    assert "float32[2,3,8]" in explained
+    if how == "calls":  # each of a program of its own
+        assert "called: 4 layers of 3 nodes" in explained
+    else:
+        assert "not rolled: 4 layers of 3 nodes" in explained
+        assert "float32[2,3,8]" in explained
 
 
 def test_an_error_names_the_node_of_its_own_layer() -> None:
@@ -293,8 +307,8 @@ def test_layers_that_draw_random_numbers_stay_unrolled() -> None:
         onnx2jax.convert(stack(3, layer), scan_layers=True)
 
 
-def test_files_and_exports_are_those_of_layers(tmp_path: Path) -> None:
-    plain, model = both(stack(3))
+def test_files_and_exports_are_those_of_layers(how: How, tmp_path: Path) -> None:
+    plain, model = both(stack(3), how)
     changed = model.with_params({"w1": normal(*SQUARE)})
     onnx2jax.save(changed, tmp_path / "model.onnx")
     again = onnx2jax.convert(tmp_path / "model.onnx")
@@ -305,24 +319,24 @@ def test_files_and_exports_are_those_of_layers(tmp_path: Path) -> None:
     assert_close(onnx2jax.load_exported(tmp_path / "exported")(X, np.float32(0.5)), expected)
 
 
-def test_compute_dtype() -> None:
-    plain, model = both(stack(6), dtype="bfloat16")
+def test_compute_dtype(how: How) -> None:
+    plain, model = both(stack(6), how, dtype="bfloat16")
     assert_close(model(X, 0.5), plain(X, 0.5), 2e-2)
     assert rolled(model) == [(4, 4)]  # the first reads an input, and the last computes an output: in float32
 
 
-def test_64_bits() -> None:
+def test_64_bits(how: How) -> None:
     double = SMALL.replace("MatMul(x{k}, w{k})", "MatMul(x{k}, w{k})  q{k} = Shape(x{k})")
     with jax.enable_x64(True):
-        plain, model = both(stack(3, double))
+        plain, model = both(stack(3, double), how)
         assert_close(model(X, 0.5), plain(X, 0.5))
         assert rolled(model) == [(3, 5)]
 
 
-def test_finetuning_matches_unrolled_and_recomputes_layers() -> None:
+def test_finetuning_matches_unrolled_and_recomputes_layers(how: How) -> None:
     tuned = []
-    for model in both(stack(3)):
-        remat = model.settings.scan_layers
+    for model in both(stack(3), how):
+        remat = bool(model.settings.scan_layers)
         training = onnx2jax.finetune(model, lambda y, _: jnp.mean(y**2), optax.sgd(0.1), remat=remat)
         state, _ = training.step(training.init(), {"x0": X, "scale": np.float32(0.5)})
         tuned.append(training.params(state))

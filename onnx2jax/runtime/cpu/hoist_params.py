@@ -176,7 +176,7 @@ def parameter_only(
     def is_known(variable: Any) -> bool:
         return variable in known or variable in constants
 
-    def opens(operands: Sequence[Any]) -> bool:
+    def opens(_equation: Equation, operands: Sequence[Any]) -> bool:
         return any(map(is_known, operands))
 
     for equation in inline(program.equations, names, constants, branch, opens):

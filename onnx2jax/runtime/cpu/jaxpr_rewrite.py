@@ -243,7 +243,7 @@ def inline(
     names: dict[Any, Any],
     constants: dict[Any, Any],
     branch: Branch,
-    opens: Callable[[Sequence[Any]], bool] = lambda _: True,
+    opens: Callable[[Equation, Sequence[Any]], bool] = lambda _equation, _operands: True,
     around: Any = None,
 ) -> Iterator[Equation]:
     """The equations, with those of inner programs in the place of calls.
@@ -253,7 +253,7 @@ def inline(
         names: what replaces a variable of the program; filled meanwhile.
         constants: values of variables that inner programs close over; filled meanwhile.
         branch: which branch of a choice by platform is taken.
-        opens: whether a call with these variables is inlined.
+        opens: whether a call is inlined, given these variables.
         around: the scope of names that the equations stand in.
     """
     for equation in equations:
@@ -274,12 +274,12 @@ def inline(
 
 
 def _callee(
-    equation: Equation, operands: list[Any], opens: Callable[[Sequence[Any]], bool], branch: Branch
+    equation: Equation, operands: list[Any], opens: Callable[[Equation, Sequence[Any]], bool], branch: Branch
 ) -> tuple[Program, list[Any]] | None:
     """The program that an equation calls, and its operands; None where it calls none, or that is not opened."""
     if is_platform_choice(equation):
         return Program.of(equation.params["branches"][branch(equation)]), operands[1:]
-    if equation.name in CALLS and opens(variables(operands)):
+    if equation.name in CALLS and opens(equation, variables(operands)):
         return Program.of(equation.params[CALLS[equation.name]]), operands
     return None
 
