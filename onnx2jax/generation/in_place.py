@@ -121,7 +121,7 @@ def shift_positions(graph: Graph, growing: Mapping[str, float], params: Mapping[
                 shifted[name] = f"\0shifted {name}"
                 nodes.append(applied(SHIFTED, (name, SHIFT), shifted[name], slope=growing[name]))
             inputs[i] = shifted[name]
-        if tuple(inputs) != node.inputs or not moved.isdisjoint(node.reads):
+        if tuple(inputs) != node.inputs or _reads_any(node, moved):
             node = replace(node, inputs=tuple(inputs))
             moved.update(filter(None, node.outputs))
         nodes.append(node)
@@ -150,6 +150,15 @@ def _reads_value(node: Node, index: int, static: set[str]) -> bool:
     if not isinstance(operator, Operator) or operator.parameter(index) in operator.static | operator.shaped:
         return False
     return static.isdisjoint(node.outputs)
+
+
+def _reads_any(node: Node, values: set[str]) -> bool:
+    """Whether a node reads more of some values than their shapes."""
+    operator = node.target
+    if not isinstance(operator, Operator):
+        return not values.isdisjoint(node.reads)
+    read = (n for i, n in enumerate(node.inputs) if operator.parameter(i) not in operator.shaped)
+    return not values.isdisjoint((*read, *node.implicit_inputs))
 
 
 def _as_choice(node: Node, params: Mapping[str, Any]) -> Node:

@@ -141,8 +141,12 @@ def test_state_of_a_convolution() -> None:
 
 @pytest.mark.parametrize(
     "build",
-    [lambda: decoders.appending(positions=False), lambda: decoders.static(32, positions=False)],
-    ids=["positions from extents", "positions from slots"],
+    [
+        lambda: decoders.appending(positions=False),
+        lambda: decoders.appending(positions=False, layers=2),
+        lambda: decoders.static(32, positions=False),
+    ],
+    ids=["positions from extents", "positions from extents in each of two layers", "positions from slots"],
 )
 def test_models_without_a_position_input(build: Callable[[], File]) -> None:
     """Texts of different lengths, by their prompts or by stopping early, continue in separate slots."""
