@@ -56,7 +56,7 @@ def test_texts_are_those_of_one_program(style: str, runs: list[Sections]) -> Non
     assert all(len({*(id(s.compiled) for s in each.sections)}) < len(each.sections) for each in runs)
 
 
-def test_stops_streams_and_samples_alike(runs: list[Sections]) -> None:
+def test_stops_streams_and_samples_alike() -> None:
     plain, called = both(decoders.group_query(layers=3))
     expected = plain.generate([P, P[::-1]], 8)
     stop = int(expected.tokens[0, 3])
@@ -70,7 +70,7 @@ def test_stops_streams_and_samples_alike(runs: list[Sections]) -> None:
     assert called.generate(P, 1).texts() == [plain.generate(P, 4).texts()[0][:1]]
 
 
-def test_a_prefix_is_continued_twice(runs: list[Sections]) -> None:
+def test_a_prefix_is_continued_twice() -> None:
     """A call that donated the prefix's cache would delete it."""
     plain, called = both(decoders.group_query(layers=3))
     for decoder in (plain, called):
@@ -87,14 +87,18 @@ def test_beams_and_drafts_use_one_program() -> None:
     assert called.speculate(P, 6, called).texts() == plain.generate(P, 6).texts()
 
 
-def test_after_an_encoder() -> None:
-    later, first = (decoders.after_an_encoder(first=f).file() for f in (False, True))
-    assert later.proto is not first.proto
-    hidden = np.random.default_rng(3).normal(size=(1, 4, decoders.HIDDEN)).astype(np.float32)
-    decoder = onnx2jax.decoder(later.proto, prefill=first.proto)
-    expected = decoder.generate(P, 5, encoder_hidden_states=hidden)
-    again = [decoder.generate(Q, 3, after=expected, encoder_hidden_states=hidden).texts() for _ in range(2)]
-    assert again[0] == again[1]
+def test_two_files(monkeypatch: pytest.MonkeyPatch, runs: list[Sections]) -> None:
+    """One for the prompt and one for steps, with caches of cross-attention that steps only read."""
+    monkeypatch.setattr(layer_calls, "LEAST_BYTES", 1 << 10)
+    later, first = (decoders.after_an_encoder(first=f, layers=3).file().proto for f in (False, True))
+    hidden = {"encoder_hidden_states": np.random.default_rng(3).normal(size=(1, 4, decoders.HIDDEN)).astype(np.float32)}
+    texts = []
+    for how in (False, None):
+        decoder = onnx2jax.decoder(later, prefill=onnx2jax.convert(first, scan_layers=how), scan_layers=how)
+        begun = decoder.generate(P, 5, length=64, **hidden)
+        texts.append([begun.texts(), *(decoder.generate(Q, 3, after=begun, **hidden).texts() for _ in range(2))])
+    assert runs
+    assert texts[0] == texts[1]
 
 
 def test_chosen_for_large_layers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,9 +389,9 @@ def cross(source: str, *, first: bool) -> Attend:
     return attend
 
 
-def after_an_encoder(*, first: bool) -> Net:
+def after_an_encoder(*, first: bool, layers: int = 1) -> Net:
     """A decoder in optimum's style: ``first`` for decoder_model.onnx, else decoder_with_past_model.onnx."""
-    net = Net()
+    net = Net(layers=layers)
     mask = net.give("decoder_attention_mask", np.int64, "batch_size", "total_sequence_length")
     where = net.give("position_ids", np.int64, "batch_size", "sequence_length")
     source = "encoder_hidden_states"
