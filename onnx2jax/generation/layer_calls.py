@@ -40,5 +40,7 @@ def with_layer_calls(model: Model) -> Model:
         return model
     for run in layers.repeated(model.graph):
         if sum(weights[n].nbytes for n in run.columns if n in weights) >= LEAST_BYTES:
-            return model._replace(replace(model.spec, settings=replace(settings, scan_layers="calls")))
+            called = model._replace(replace(model.spec, settings=replace(settings, scan_layers="calls")))
+            called._runtime.share_params(model._runtime)
+            return called
     return model

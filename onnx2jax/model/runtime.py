@@ -99,8 +99,8 @@ class Runtime:
             debug.emit(f"{kind} of {self.spec.graph.name!r}: {path}")
 
     def share_params(self, other: Runtime) -> None:
-        """Reuse the parameters that another runtime holds on devices."""
-        vars(self).update({n: v for n, v in vars(other).items() if n in ("params", "constants")})
+        """Use the parameters on devices that another runtime has, or will have."""
+        vars(self).update(params=other.params, constants=other.constants)
 
     # ------------------------------------------------------------------------------------------- the fast path
 

@@ -11,6 +11,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax.generation import layer_calls
+from onnx2jax.runtime import sections
 from onnx2jax.runtime.sections import Sections
 from tests.support import decoders
 from tests.support.decoders import File
@@ -54,6 +55,14 @@ def test_texts_are_those_of_one_program(style: str, runs: list[Sections]) -> Non
     assert called.generate([P, Q], 6).texts() == plain.generate([P, Q], 6).texts()
     assert runs, "no program was cut"
     assert all(len({*(id(s.compiled) for s in each.sections)}) < len(each.sections) for each in runs)
+
+
+def test_long_caches(monkeypatch: pytest.MonkeyPatch, runs: list[Sections]) -> None:
+    """Their zeros are computed in each call, but from no parameters."""
+    monkeypatch.setattr(sections, "MOST_BETWEEN", 1 << 10)
+    plain, called = both(decoders.group_query(layers=3))
+    assert called.generate(P, 4, length=128).texts() == plain.generate(P, 4, length=128).texts()
+    assert len({*map(id, runs)}) == 2  # of the prompt, and of a step
 
 
 def test_stops_streams_and_samples_alike() -> None:
@@ -109,6 +118,7 @@ def test_chosen_for_large_layers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> No
     chosen = onnx2jax.decoder(model)
     assert chosen.model.settings.scan_layers == "calls"
     assert model.settings.scan_layers is None
+    assert chosen.model.weights is model.weights  # not twice in memory
     assert chosen.generate(P, 4).texts() == onnx2jax.decoder(file.proto, scan_layers=False).generate(P, 4).texts()
     for options in ({"scan_layers": False}, {"optimize": False}, {"mesh": mesh(model=2), "shardings": "tensor"}):
         assert onnx2jax.decoder(file.proto, **options).model.settings.scan_layers in (None, False)
@@ -129,6 +139,15 @@ def test_two_decoders_and_another_configuration() -> None:
     assert first.compilations == 2 * compiled
     assert [first.generate(P, 6).texts(), second.generate(P, 6).texts()] == expected
     assert first.compilations == 2 * compiled
+
+
+def test_jax_may_check_each_operation(runs: list[Sections]) -> None:
+    decoder = onnx2jax.decoder(decoders.group_query(layers=2).proto, scan_layers="calls")
+    expected = decoder.generate(P, 4).texts()
+    del runs[:]
+    with jax.debug_nans(True):
+        assert decoder.generate(P, 4).texts() == expected
+    assert not runs
 
 
 def test_weights_are_not_read_into_memory_twice() -> None:

@@ -25,9 +25,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Compilations:
     found: Compilations = []
     original = Compiled.__init__
 
-    def init(self: Compiled, program: Any, *others: Any) -> None:
+    def init(self: Compiled, name: str, program: Any, *others: Any) -> None:
         found.append(program)
-        original(self, program, *others)
+        original(self, name, program, *others)
 
     monkeypatch.setattr(Compiled, "__init__", init)
     return found

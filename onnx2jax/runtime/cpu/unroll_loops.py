@@ -20,6 +20,8 @@ from .jaxpr_rewrite import Equation, Program, as_function, expand, nbytes
 
 MOST: Final = 16
 """Steps of a loop."""
+LARGEST: Final = 128
+"""Equations of its body, which are compiled for each step."""
 LEAST_BYTES: Final = 1 << 16
 """Bytes of its result: XLA does not divide smaller ones among threads."""
 
@@ -43,7 +45,9 @@ def _is_short(equation: Equation) -> bool:
         return False
     (body,), (result,) = equation.inner, equation.outputs
     is_carried = result.aval.shape == body.outputs[0].aval.shape
-    return 1 < equation.params["length"] <= MOST and is_carried and nbytes(result) >= LEAST_BYTES
+    if not (is_carried and 1 < equation.params["length"] <= MOST and nbytes(result) >= LEAST_BYTES):
+        return False
+    return len(body.inlined().equations) <= LARGEST and not body.any(lambda e: e.name in ("scan", "while"))
 
 
 def _unrolled(loop: Equation, *operands: Any) -> Any:

@@ -44,6 +44,9 @@ LONG: dict[str, Callable[[Operands], Any]] = {
     "a result for each step": lambda o: lax.scan(lambda t, x: (t, x + o.z), o.c, o.w)[1],
     "two carries": lambda o: lax.scan(lambda t, x: ((t[1], t[0] + x), None), (o.c, o.c), o.w)[0],
     "few bytes": lambda o: lax.scan(lambda t, x: (t + x, None), o.v[0], o.v)[0],
+    "loops in a loop": lambda o: lax.scan(
+        lambda t, x: (lax.fori_loop(0, o.z.astype(np.int32), lambda _, u: u + x, t), None), o.c, o.w
+    )[0],
     "inside of a loop": lambda o: lax.fori_loop(
         0, o.z.astype(np.int32), lambda _, t: lax.scan(lambda t, x: (t + x, None), t, o.w)[0], o.c
     ),
