@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
+import onnx
 from jax.extend.core import jaxpr_as_fun
 
 import onnx2jax
@@ -54,6 +55,24 @@ def dequantised(folder: Path, batch: int, width: int = 384, layers: int = 12) ->
     return Network("linear layers, int8 weights", net.export(folder, [], x).path, feeds)
 
 
+def packed(folder: Path, batch: int, width: int = 2048, layers: int = 12) -> Network:
+    """Linear layers whose weights have 4 bits, for one row."""
+    net = Net(OPSET, ir=8)
+    x = net.input("x", [batch, width])
+    rng = np.random.default_rng(0)
+    for _ in range(layers):
+        weight = net.array(rng.integers(0, 256, (width, width // 32, 16)).astype(np.uint8))
+        scales = net.array(np.full(width * width // 32, 1e-3, np.float32))
+        sizes = {"K": width, "N": width, "bits": 4, "block_size": 32}
+        x = net("Relu", net("MatMulNBits", x, weight, scales, domain="com.microsoft", **sizes))
+    feeds = {"x": rng.standard_normal((batch, width)).astype(np.float32)}
+    path = net.export(folder, [], x).path
+    proto = onnx.load(path)
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    onnx.save(proto, path)
+    return Network("linear layers, 4 bits", path, feeds)
+
+
 CASES: Final[dict[str, tuple[Case, ...]]] = {
     "dequantize": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
     "fold_batchnorm": (
@@ -67,6 +86,7 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
     "dot_layout": (Case("GPT-2, a step", networks.NETWORKS["gpt2_step"]),),
     "onednn": (Case("ResNet-18 in int8, QDQ", networks.NETWORKS["int8_qdq"]),),
     "hoist_params": (Case("linear layers, int8 weights", dequantised),),
+    "unroll_loops": (Case("linear layers, 4 bits", packed),),
     "prevent_recompute": (Case("ResNet-50", networks.NETWORKS["resnet50"]),),
     "microbatch": (
         Case("MobileNetV2", networks.NETWORKS["mobilenet_v2"], 8),
