@@ -55,7 +55,7 @@ def dequantised(folder: Path, batch: int, width: int = 384, layers: int = 12) ->
     return Network("linear layers, int8 weights", net.export(folder, [], x).path, feeds)
 
 
-def packed(folder: Path, batch: int, width: int = 2048, layers: int = 12) -> Network:
+def packed(folder: Path, batch: int, width: int = 4096, layers: int = 6) -> Network:
     """Linear layers whose weights have 4 bits, for one row."""
     net = Net(OPSET, ir=8)
     x = net.input("x", [batch, width])

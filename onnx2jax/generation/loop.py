@@ -170,7 +170,7 @@ class Programs:
                 places = jax.tree.unflatten(jax.tree.structure(types), range(len(jax.tree.leaves(types))))
                 donated = jax.tree.leaves([places[i] for i in donate])
                 traced = jax.jit(function).trace(weights.types, *types)
-                options = Options(compat.lowering_platform(target))
+                options = Options(compat.lowering_platform(target), self.steps.model.settings.skip)
                 sections = Sections.of(traced, sorted(weights.types), target, options, donated)
             self.compilations += sections is not None
             bound = None if sections is None else partial(sections, sections.hoisted(weights))
@@ -227,7 +227,8 @@ class Programs:
         kept = self.folder.read(path)
         with compat.enable_x64():
             types = jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), args)
-            options = Options(compat.lowering_platform(target), skip=_skipped(in_loop), portable=path is not None)
+            skip = self.steps.model.settings.skip | _skipped(in_loop)
+            options = Options(compat.lowering_platform(target), skip, portable=path is not None)
             executable = Executable(jitted, None, weights.types, *types, options=options, kept=kept)
             hoisted = executable.hoisted(weights)
         if kept is None and len(warned) == before:  # a loaded program would not repeat the warning

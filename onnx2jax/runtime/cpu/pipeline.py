@@ -127,7 +127,7 @@ def _hoist_params(program: Program, options: Options) -> Program:
 
 
 def _unroll_loops(program: Program, _options: Options) -> Program:
-    """Unrolls loops of few steps, on jaxlib 0.12 alone. A row by a layer of a decoder in int4: 0.5 on two cores."""
+    """Unrolls loops of few steps, where loops are serial. A decoder in int4, each layer a call: 0.7 on two cores."""
     return unroll_loops(program)
 
 
