@@ -131,13 +131,12 @@ def _scanned(
         count: the number of layers.
         remat: recompute values inside of layers for gradients.
     """
-    same = [all(equal(column[0], v) for v in column) for column in columns]
+    same = list(map(_is_fixed, columns))
     stacked = [_stacked(column) for column, fixed in zip(columns, same, strict=True) if not fixed]
     known: dict[int, Any] = {}
 
     def step(_: Any, state: Sequence[Any], own: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
-        rest = iter(own)
-        values = [*state, *(column[0] if fixed else next(rest) for column, fixed in zip(columns, same, strict=True))]
+        values = [*state, *_with_fixed(own, columns, same)]
         traced = {i: v for i, v in enumerate(values) if not is_known(v)}
 
         def layer(traced: dict[int, Any]) -> dict[int, Any]:
@@ -160,7 +159,7 @@ def _called(
     state: Sequence[Any], columns: Sequence[Sequence[Any]], body: Any, count: int
 ) -> tuple[list[Any], list[Sequence[Any]]]:
     """As ``_scanned``, by a call of a jitted function for each layer, traced once for operands of equal types."""
-    same = [all(equal(column[0], v) for v in column) for column in columns]
+    same = list(map(_is_fixed, columns))
     functions: dict[Any, tuple[Any, dict[int, Any]]] = {}
 
     def function() -> tuple[Any, dict[int, Any]]:
@@ -168,9 +167,7 @@ def _called(
         known: dict[int, Any] = {}
 
         def layer(state: Sequence[Any], own: Sequence[Any]) -> dict[int, Any]:
-            rest = iter(own)
-            values = (column[0] if fixed else next(rest) for column, fixed in zip(columns, same, strict=True))
-            found = dict(enumerate(results(body(*state, *values))))
+            found = dict(enumerate(results(body(*state, *_with_fixed(own, columns, same)))))
             known.update((i, v) for i, v in found.items() if is_known(v))
             return {i: v for i, v in found.items() if i not in known}
 
@@ -188,6 +185,17 @@ def _called(
         for i, row in enumerate(rows, len(state)):
             row.append(found[i])
     return list(state), list(rows)
+
+
+def _is_fixed(column: Sequence[Any]) -> bool:
+    """Whether a value is known, and the same in all layers."""
+    return all(equal(column[0], v) for v in column)
+
+
+def _with_fixed(own: Sequence[Any], columns: Sequence[Sequence[Any]], same: Sequence[bool]) -> Iterator[Any]:
+    """A layer's values of all columns, given those that are not the same in all layers."""
+    rest = iter(own)
+    return (column[0] if fixed else next(rest) for column, fixed in zip(columns, same, strict=True))
 
 
 def _stacked(column: Sequence[Any]) -> Any:

@@ -130,11 +130,11 @@ class Sections:
         Args:
             sections: in order.
             outputs: the number of each output; a literal's value instead.
-            kept: the numbers of arguments that are not donated, and so are no output.
+            kept: the numbers of arguments that are not donated: where one is an output, it is copied.
             structure: the pytree around the outputs.
         """
         self.sections, self.structure = tuple(sections), structure
-        self._outputs = [(v, v in kept if type(v) is int else True) for v in outputs]
+        self._outputs = [(v, type(v) is not int or v in kept) for v in outputs]
 
     @classmethod
     def of(
@@ -171,28 +171,27 @@ class Sections:
         hoisted = self.hoisted(params)
 
         def call(leaves: list[Any]) -> list[Any]:
-            with compat.enable_x64():
-                results = self.run(hoisted, leaves)
+            results = self.run(hoisted, leaves)
             return list(map(np.asarray, results)) if as_numpy else results
 
         return BoundCall(call, names, "compiled", self.structure)
 
     def run(self, hoisted: Sequence[Sequence[Any]], leaves: Iterable[Any]) -> list[Any]:
-        """The flat results for flat arguments of the types it was traced with, in 64-bit mode."""
+        """The flat results for flat arguments of the types it was traced with."""
         values: dict[int, Any] = dict(enumerate(leaves))
-        for section, own in zip(self.sections, hoisted, strict=True):
-            operands = [values[v] if type(v) is int else v for v in section.operands]
-            results = section.compiled.call(own, *operands)
-            values.update(zip(section.results, results, strict=True))
-            for number in section.ends:
-                del values[number]
-        found = ((values[v] if type(v) is int else v, copied) for v, copied in self._outputs)
-        return [jnp.copy(v) if copied else v for v, copied in found]
+        with compat.enable_x64():
+            for section, own in zip(self.sections, hoisted, strict=True):
+                operands = [values[v] if type(v) is int else v for v in section.operands]
+                results = section.compiled.call(own, *operands)
+                values.update(zip(section.results, results, strict=True))
+                for number in section.ends:
+                    del values[number]
+            found = ((values[v] if type(v) is int else v, copied) for v, copied in self._outputs)
+            return [jnp.copy(v) if copied else v for v, copied in found]
 
     def __call__(self, hoisted: Sequence[Sequence[Any]], *args: Any) -> Any:
         """The results for arguments of the types it was traced with."""
-        with compat.enable_x64():
-            return jax.tree.unflatten(self.structure, self.run(hoisted, jax.tree.leaves(args)))
+        return jax.tree.unflatten(self.structure, self.run(hoisted, jax.tree.leaves(args)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,10 +235,6 @@ class _Cut:
         self._equations: list[Any] = needed(equations, self._ends)
         self._numbers: dict[Any, int] = {v: i for i, v in enumerate(self._given)}
         self.count = len(self._given)
-
-    @cached_property
-    def parts(self) -> list[_Part]:
-        return list(self._parts())
 
     @property
     def is_layered(self) -> bool:
@@ -297,7 +292,8 @@ class _Cut:
             )
         pool.shutdown(wait=False)  # its threads end with their work: none is there to be forked
 
-    def _parts(self) -> Iterator[_Part]:
+    @cached_property
+    def parts(self) -> list[_Part]:
         """Layers, and between them what they need. What needs no layer comes first, what no layer needs at the end."""
         depends: set[Any] = set()
         before, pending = list[Any](), list[Any]()
@@ -317,12 +313,12 @@ class _Cut:
                 waiting.append(each)
         groups.append(waiting)
         later = set(variables(self._ends))
-        parts = []
+        parts = list[_Part]()
         for group in reversed(groups):
             if group:
                 parts.append(group[0] if isinstance(group[0], _Part) else self._part(group, later))
                 later.update(v for e in group for v in variables(e.inputs))
-        return reversed(parts)
+        return parts[::-1]
 
     def _part(self, equations: Sequence[Equation], later: Collection[Any]) -> _Part:
         """Equations between layers; ``later`` is what is read after them."""
