@@ -209,12 +209,13 @@ Cells = Callable[[Mapping[str, Any]], list[str]]
 
 
 class Table(NamedTuple):
-    """How a section is shown: its title, what it says, the columns after the name, and their cells."""
+    """How a section is shown: its title, what it says, the columns after the name, their cells, and what is too much."""
 
     title: str
     text: str
     columns: Sequence[str]
     cells: Cells
+    limit: str = "1.05"
 
 
 def _of_network(found: Mapping[str, Any]) -> list[str]:
@@ -292,6 +293,7 @@ TABLES: Final = {
         f"{MOST_SECONDS} are bold.",
         ["batch", "moved, MB", "temporary, MB", "1000 cycles", "kernels", "seconds"],
         _of_file,
+        f"{MOST_SECONDS} s",
     ),
 }
 
@@ -316,7 +318,7 @@ def lines(kept: Mapping[str, Mapping[str, Any]], effort: float) -> Iterator[str]
                     cells = [row["failed"], *[""] * (len(table.columns) - 2)] if "failed" in row else table.cells(row)
                     yield f"| {name} | {number} | {' | '.join(cells)} |"
             if reasons := REASONS.get((section, chip)):
-                yield from ("", "Above 1.05:", "", *reasons.strip().splitlines())
+                yield from ("", f"Above {table.limit}:", "", *reasons.strip().splitlines())
 
 
 def _ratio(ratio: float | None) -> str:
