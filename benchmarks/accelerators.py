@@ -209,7 +209,7 @@ Cells = Callable[[Mapping[str, Any]], list[str]]
 
 
 class Table(NamedTuple):
-    """How a section is shown: its title, what it says, the columns after the name, their cells, and what is too much."""
+    """How a section is shown: its title, what it says, columns after the name, their cells, and what is too much."""
 
     title: str
     text: str

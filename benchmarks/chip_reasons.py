@@ -32,8 +32,8 @@ REASONS: Final[Mapping[tuple[str, str], str]] = {
 - ViT and BERT: GELU is five nodes in a file, and XLA adds up the two gradients of its input.
 """,
     ("files", "v5e"): """
-- yolox_nano_int8_qdq rounds to codes three times after each of 113 convolutions, and XLA fuses all of it with the
-  convolutions. Products by reciprocals instead of divisions compile in 48 s, but other numbers are ties then, and 240 MB
-  are moved. Barriers before numbers are rounded: 44 s and 708 MB; behind the codes: 58 s and 452 MB.
+- yolox_nano_int8_qdq rounds to codes three times after each of 113 convolutions, and XLA fuses all of it with them.
+  Products by reciprocals instead of divisions compile in 48 s, but have other ties, and 240 MB are moved. Barriers
+  before numbers are rounded: 44 s and 708 MB; after codes: 58 s and 452 MB.
 """,
 }
