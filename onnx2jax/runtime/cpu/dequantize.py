@@ -13,6 +13,9 @@ After; p is x padded with its zero point, and r and 0.1 * s, of parameters alone
 
 The sums are exact: results are nearer to the meaning than before, and differ by roundings of float32. ResNet-18 takes
 15 ms of processor time rather than 35 where int8 has fast kernels (see ``onednn``), and 33 elsewhere.
+
+A TPU rounds operands in float32 to bfloat16, and takes integers as they are: on a v5e ResNet-18 moves 0.58 of the bytes
+for one image, and 0.66 in 0.83 of the cycles for eight. XLA:GPU has no convolutions of integers.
 """
 
 from __future__ import annotations
@@ -28,8 +31,7 @@ from ...ops.conv_cpu import NARROW
 from ...ops.quant import MAX_SUMMANDS, integer_product, signed_conv
 from ...ops.window import Window
 from .axis_orders import permuted
-from .jaxpr_rewrite import Equation, Program, expand, is_literal, literal_value, new_variable
-from .layout_assignment import convolution_branch
+from .jaxpr_rewrite import Branch, Equation, Program, expand, is_literal, literal_value, new_variable
 
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 FEW_ROWS: Final = 16
@@ -50,11 +52,14 @@ class Dequantised:
     scale: Any = None
 
 
-def multiply_integers(program: Program) -> Program:
-    """The program with products of dequantised integers computed in integers; the same object where it has none."""
+def multiply_integers(program: Program, branch: Branch) -> Program:
+    """The program with products of dequantised integers computed in integers; the same object where it has none.
+
+    Of choices by platform it has the ``branch``.
+    """
     if not any(v.aval.dtype in BYTES for v in (*program.inputs, *program.constants)):
         return program
-    flat = program.inlined(convolution_branch)
+    flat = program.inlined(branch)
     rewriter = _Rewriter(dict(flat.constants))
     for equation in flat.equations:
         rewriter.add(equation)

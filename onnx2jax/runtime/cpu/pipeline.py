@@ -21,7 +21,7 @@ from .dequantize import multiply_integers
 from .dot_layout import swap_transposed, transpose_row_weights
 from .fold_batchnorm import fold
 from .hoist_params import SplitProgram, hoist, without_hoisting
-from .jaxpr_rewrite import Program, branch_for
+from .jaxpr_rewrite import Branch, Program, branch_for
 from .layout_assignment import assign_layouts, assign_training_layouts, convolution_branch
 from .microbatch import split_batch
 from .prevent_recompute import materialise_shared
@@ -96,14 +96,19 @@ def _has_convolution(program: Program, _options: Options) -> bool:
     return program.has("conv_general_dilated")
 
 
-def _dequantize(program: Program, _options: Options) -> Program:
+def _convolution_branch(options: Options) -> Branch:
+    """Chooses the branch of a platform; on a CPU a convolution, which ``layout_assignment`` lowers."""
+    return convolution_branch if options.platform == "cpu" else branch_for(options.platform)
+
+
+def _dequantize(program: Program, options: Options) -> Program:
     """Computes products of dequantised integers in integers. ResNet-18 in int8 (QDQ): 0.45 with VNNI, 0.95 without."""
-    return multiply_integers(program)
+    return multiply_integers(program, _convolution_branch(options))
 
 
 def _fold_batchnorm(program: Program, options: Options) -> Program:
     """Folds scales behind convolutions into their weights. MobileNetV2: 0.95; ResNet-50: 0.965."""
-    return fold(program, convolution_branch if options.platform == "cpu" else branch_for(options.platform))
+    return fold(program, _convolution_branch(options))
 
 
 def _layout_assignment(program: Program, options: Options) -> Program:
@@ -152,7 +157,7 @@ def _dot_transpose(program: Program, _options: Options) -> Program:
 
 
 PASSES: Final = (
-    Pass("dequantize", _dequantize),
+    Pass("dequantize", _dequantize, platforms=("cpu", "tpu")),
     Pass("fold_batchnorm", _fold_batchnorm, _has_convolution, platforms=None),
     Pass("layout_assignment", _layout_assignment, _has_convolution),
     Pass("dot_layout", _dot_layout),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ from onnx2jax.ops.conv import conv
 from onnx2jax.ops.linalg import gemm, matmul
 from onnx2jax.ops.quant import dequantize_linear
 from onnx2jax.ops.window import window_of
-from onnx2jax.runtime.cpu import onednn
+from onnx2jax.runtime.cpu import onednn, pipeline
 from onnx2jax.runtime.cpu.dequantize import multiply_integers
+from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
+from onnx2jax.runtime.cpu.layout_assignment import convolution_branch
 from tests.support import models
 from tests.support.programs import rewritten
 
@@ -69,7 +72,12 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
 }
 
 
-def programs(name: str, cases: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+def multiplied(program: Program, platform: str = "cpu") -> Program:
+    """The pass, as it runs for a platform."""
+    return multiply_integers(program, convolution_branch if platform == "cpu" else branch_for(platform))
+
+
+def programs(name: str, cases: Any, platform: str = "cpu") -> tuple[Any, Any, tuple[Any, ...]]:
     """A program of integers, and of the scales where there are several, as it is traced and as it becomes."""
     function, (x, *of_x), (w, scale, zero, axis) = cases[name]
     given = (x, w, *([scale] if scale.ndim else []))
@@ -80,7 +88,7 @@ def programs(name: str, cases: Any) -> tuple[Any, Any, tuple[Any, ...]]:
 
     with compat.enable_x64():
         closed = jax.make_jaxpr(traced)(*given)
-        changed = rewritten(multiply_integers, closed)
+        changed = rewritten(partial(multiplied, platform=platform), closed)
     return closed, changed, given
 
 
@@ -96,13 +104,22 @@ def results(*programs: Any, given: tuple[Any, ...]) -> list[np.ndarray]:
         return jax.jit(lambda *xs: [jaxpr_as_fun(p)(*xs)[0] for p in programs])(*given)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize("name", CASES)
-def test_sums_are_those_of_integers(name: str) -> None:
-    closed, changed, given = programs(name, CASES)
+def test_sums_are_those_of_integers(name: str, platform: str) -> None:
+    closed, changed, given = programs(name, CASES, platform)
     assert sums(changed) == [np.int32]
     before, after = results(closed, changed, given=given)
     assert before.dtype == after.dtype == np.float32
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-6 * float(jnp.max(jnp.abs(before))))
+
+
+def test_it_runs_for_cpus_and_tpus() -> None:
+    """XLA has no convolutions of integers for GPUs."""
+    closed, _, _ = programs("a convolution", CASES)
+    for platform, dtype in (("cpu", np.int32), ("tpu", np.int32), ("cuda", np.float32)):
+        main = pipeline.run(closed, 0, pipeline.Options(platform, frozenset({"layout_assignment"}))).main
+        assert sums(main or closed) == [dtype], platform
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -120,7 +137,7 @@ def test_zero_points_and_scales_may_be_those_of_a_call() -> None:
     given = IMAGE, np.uint8(200), SCALE, FILTERS
     with compat.enable_x64():
         closed = jax.make_jaxpr(function)(*given)
-        changed = rewritten(multiply_integers, closed)
+        changed = rewritten(multiplied, closed)
     assert sums(changed) == [np.int32]
     before, after = results(closed, changed, given=given)
     np.testing.assert_allclose(after, before, rtol=0, atol=1e-6 * float(jnp.max(jnp.abs(before))))
@@ -133,7 +150,7 @@ def test_sums_that_float32_would_round_are_exact() -> None:
     def function(x: Any, w: Any) -> list[Any]:
         return [matmul(dequantize_linear(x, np.float32(1)), dequantize_linear(w, np.float32(1)))]
 
-    changed = rewritten(multiply_integers, jax.make_jaxpr(function)(x, w))
+    changed = rewritten(multiplied, jax.make_jaxpr(function)(x, w))
     (y,) = jaxpr_as_fun(changed)(x, w)
     np.testing.assert_array_equal(y, np.float32(1029 * 127 * 127 + 1))
 
