@@ -60,7 +60,7 @@ def multiply_integers(program: Program, branch: Branch) -> Program:
     if not any(v.aval.dtype in BYTES for v in (*program.inputs, *program.constants)):
         return program
     flat = program.inlined(branch)
-    rewriter = _Rewriter(dict(flat.constants))
+    rewriter = _Rewriter(dict(flat.constants), branch)
     for equation in flat.equations:
         rewriter.add(equation)
     if not rewriter.changed:
@@ -71,8 +71,8 @@ def multiply_integers(program: Program, branch: Branch) -> Program:
 class _Rewriter:
     """A program in construction, equation by equation."""
 
-    def __init__(self, constants: dict[Any, Any]) -> None:
-        self.constants = constants
+    def __init__(self, constants: dict[Any, Any], branch: Branch) -> None:
+        self.constants, self.branch = constants, branch
         self.equations: list[Equation] = []
         self.changed = False
         self._found: dict[Any, Dequantised] = {}
@@ -127,7 +127,7 @@ class _Rewriter:
             return sums.astype(np.float32) * (by.reshape(()) * to.reshape(-1, *(1,) * behind))
 
         operands = [x.integers, w.integers, x.scale, w.scale, *([x.zero] if known is None else [])]
-        self.equations += expand(computed, equation, operands, self.constants)
+        self.equations += expand(computed, equation, operands, self.constants, self.branch)
         self.changed = True
         return True
 

@@ -301,26 +301,39 @@ def branch_for(platform: str) -> Branch:
 
 
 def expand(
-    function: Callable[..., Any], equation: Equation, operands: Sequence[Any], constants: dict[Any, Any]
+    function: Callable[..., Any],
+    equation: Equation,
+    operands: Sequence[Any],
+    constants: dict[Any, Any],
+    branch: Branch | None = None,
 ) -> list[Equation]:
     """The equations of a function of operands that computes the result of an equation.
 
-    ``constants`` gets the values that the function closes over.
+    ``constants`` gets the values that the function closes over. Of choices by platform it has the ``branch``, or a
+    CPU's.
     """
-    return splice(Program.traced(function, *operands), equation, operands, constants)
+    return splice(Program.traced(function, *operands), equation, operands, constants, branch)
 
 
-def splice(program: Program, equation: Equation, operands: Sequence[Any], constants: dict[Any, Any]) -> list[Equation]:
+def splice(
+    program: Program,
+    equation: Equation,
+    operands: Sequence[Any],
+    constants: dict[Any, Any],
+    branch: Branch | None = None,
+) -> list[Equation]:
     """The equations of a program with these operands, whose result becomes that of an equation."""
-    (output,), (equations, result) = equation.outputs, instantiate(program, operands, constants)
+    (output,), (equations, result) = equation.outputs, instantiate(program, operands, constants, branch)
     return [
         e.replace(outputs=[output if v is result else v for v in e.outputs]).located_at(equation) for e in equations
     ]
 
 
-def instantiate(program: Program, operands: Sequence[Any], constants: dict[Any, Any]) -> tuple[list[Equation], Any]:
+def instantiate(
+    program: Program, operands: Sequence[Any], constants: dict[Any, Any], branch: Branch | None = None
+) -> tuple[list[Equation], Any]:
     """The equations of a program with these operands, inlined, and the variable of its first output."""
     names = dict(zip(program.inputs, operands, strict=True))
-    equations = [*inline(program.equations, names, constants, branch_for("cpu"))]
+    equations = [*inline(program.equations, names, constants, branch or branch_for("cpu"))]
     constants.update(program.constants)
     return equations, substitute(program.outputs[0], names)

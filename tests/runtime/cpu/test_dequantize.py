@@ -20,9 +20,7 @@ from onnx2jax.ops.linalg import gemm, matmul
 from onnx2jax.ops.quant import dequantize_linear
 from onnx2jax.ops.window import window_of
 from onnx2jax.runtime.cpu import onednn, pipeline
-from onnx2jax.runtime.cpu.dequantize import multiply_integers
-from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
-from onnx2jax.runtime.cpu.layout_assignment import convolution_branch
+from onnx2jax.runtime.cpu.jaxpr_rewrite import Program
 from tests.support import models
 from tests.support.programs import rewritten
 
@@ -74,7 +72,7 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]] = {
 
 def multiplied(program: Program, platform: str = "cpu") -> Program:
     """The pass, as it runs for a platform."""
-    return multiply_integers(program, convolution_branch if platform == "cpu" else branch_for(platform))
+    return pipeline._dequantize(program, pipeline.Options(platform))
 
 
 def programs(name: str, cases: Any, platform: str = "cpu") -> tuple[Any, Any, tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
 from onnx2jax.runtime import debug
 from onnx2jax.runtime.cpu import pipeline
+from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for, expand
 from onnx2jax.runtime.cpu.pipeline import NAMES, OptimizationWarning, Options, parse, run, run_training
 from tests.support.helpers import as_weights
 from tests.support.models import mlp, mlp_reference
@@ -111,6 +112,18 @@ def test_other_platforms_take_their_own_branch() -> None:
         hoisted = run(closed, 1, Options(platform=platform))
         assert hoisted.main is not None
         assert [n for n in primitives(hoisted.main) if n != "platform_index"] == ["mul", name]
+
+
+def test_what_replaces_an_equation_takes_the_branch_of_its_pass() -> None:
+    program = Program.of(jax.make_jaxpr(lambda x: x * 2)(W))
+    (equation,) = program.equations
+
+    def function(x: Any, _: Any) -> Any:
+        return lax.platform_dependent(x, tpu=lambda v: v - 1, default=lambda v: -v)
+
+    for branch, name in ((branch_for("tpu"), "sub"), (None, "neg")):
+        new = expand(function, equation, equation.inputs, {}, branch)
+        assert [e.name for e in new if e.name != "platform_index"] == [name]
 
 
 # ------------------------------------------------------------------------------------------------------ failures
