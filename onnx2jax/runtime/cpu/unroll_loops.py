@@ -28,11 +28,12 @@ LEAST_BYTES: Final = 1 << 16
 
 def unroll_loops(program: Program) -> Program:
     """The program with short loops unrolled."""
-    if not any(map(_is_short, program.equations)):
+    short = list(map(_is_short, program.equations))
+    if not any(short):
         return program
     constants, equations = dict(program.constants), list[Equation]()
-    for equation in program.equations:
-        if _is_short(equation):
+    for equation, is_short in zip(program.equations, short, strict=True):
+        if is_short:
             equations += expand(partial(_unrolled, equation), equation, equation.inputs, constants)
         else:
             equations.append(equation)
@@ -47,7 +48,7 @@ def _is_short(equation: Equation) -> bool:
     is_carried = result.aval.shape == body.outputs[0].aval.shape
     if not (is_carried and 1 < equation.params["length"] <= MOST and nbytes(result) >= LEAST_BYTES):
         return False
-    return len(body.inlined().equations) <= LARGEST and not body.any(lambda e: e.name in ("scan", "while"))
+    return not body.any(lambda e: e.name in ("scan", "while")) and len(body.inlined().equations) <= LARGEST
 
 
 def _unrolled(loop: Equation, *operands: Any) -> Any:
