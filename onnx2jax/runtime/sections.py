@@ -200,13 +200,13 @@ class _Part:
 
     Attributes:
         kind: equal for calls of one layer.
-        is_layer: whether it is such a call.
+        name: of its program, for profiles.
         program: what it computes.
         inputs, outputs: the variables, or literals, of which it is called.
     """
 
     kind: Any
-    is_layer: bool
+    name: str
     program: Program
     inputs: Sequence[Any]
     outputs: Sequence[Any]
@@ -279,8 +279,7 @@ class _Cut:
                 inputs = [part.program.inputs[i] for i in (*own, *rest)]
                 program = part.program.replace(inputs=inputs, parameters=len(own))
                 donated = _reused(inputs[len(own) :], [free[part.kind][i] for i in rest], program.outputs)
-                name = LAYER if part.is_layer else BETWEEN
-                compiled[key] = Compiled(name, program, donated, self.options, self.device, pool)
+                compiled[key] = Compiled(part.name, program, donated, self.options, self.device, pool)
             results = tuple(self._numbers.setdefault(v, len(self._numbers)) for v in part.outputs)
             unread = (v for v in part.outputs if v not in last)
             yield Section(
@@ -328,7 +327,7 @@ class _Cut:
         outputs = [v for v in made if v in later]
         constants = {v: self._constants[v] for v in read if v in self._constants}
         program = self.program.replace(inputs=inputs, outputs=outputs, equations=equations, constants=constants)
-        return _Part(object(), False, program, inputs, outputs)
+        return _Part(object(), BETWEEN, program, inputs, outputs)
 
     def _layer(self, call: Equation) -> _Part:
         """A call of a layer, without the operands that it does not read."""
@@ -341,7 +340,7 @@ class _Cut:
             program = program.replace(inputs=[*compress(program.inputs, reads)], equations=equations)
             self._layers[id(jaxpr)] = program, reads
         program, reads = self._layers[id(jaxpr)]
-        return _Part(id(jaxpr), True, program, [*compress(call.inputs, reads)], call.outputs)
+        return _Part(id(jaxpr), LAYER, program, [*compress(call.inputs, reads)], call.outputs)
 
     def _last_reads(self) -> dict[Any, int]:
         """Each variable -> the part that reads it last; one after all parts if it is an output."""
