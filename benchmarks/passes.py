@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import jax
 import numpy as np
-import onnx
 from jax.extend.core import jaxpr_as_fun
 
 import onnx2jax
@@ -66,11 +65,7 @@ def packed(folder: Path, batch: int, width: int = 4096, layers: int = 6) -> Netw
         sizes = {"K": width, "N": width, "bits": 4, "block_size": 32}
         x = net("Relu", net("MatMulNBits", x, weight, scales, domain="com.microsoft", **sizes))
     feeds = {"x": rng.standard_normal((batch, width)).astype(np.float32)}
-    path = net.export(folder, [], x).path
-    proto = onnx.load(path)
-    proto.opset_import.add(domain="com.microsoft", version=1)
-    onnx.save(proto, path)
-    return Network("linear layers, 4 bits", path, feeds)
+    return Network("linear layers, 4 bits", net.export(folder, [], x).path, feeds)
 
 
 CASES: Final[dict[str, tuple[Case, ...]]] = {

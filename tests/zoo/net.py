@@ -123,11 +123,10 @@ class Net:
         return helper.make_graph(self.nodes, name, inputs, results, tensors)
 
     def export(self, folder: Path, inputs: Sequence[Mapping[str, np.ndarray]], *outputs: str, **dtypes: Any) -> Export:
-        """The file. Outputs are float32 unless ``dtypes`` says otherwise."""
+        """The file. Outputs are float32 unless ``dtypes`` says otherwise; domains outside of ONNX have version 1."""
         graph = self.graph({**dict.fromkeys(outputs, np.float32), **dtypes})
-        opsets = [helper.make_opsetid("", self.opset)] + (
-            [helper.make_opsetid("ai.onnx.ml", self.ml)] if self.ml else []
-        )
+        versions = dict.fromkeys(sorted({n.domain for n in self.nodes}), 1) | {"": self.opset, "ai.onnx.ml": self.ml}
+        opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items() if version]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=self.ir)
         path = folder / "model.onnx"
         onnx.save(model, path)
