@@ -47,6 +47,9 @@ SECONDS: Final = 600
 FAST: Final = -1.0
 """XLA's effort: a fifth to a twentieth of the time to compile, and worse programs, alike for both sides."""
 MEASURES: Final = ("bytes", "cycles", "temporary")
+MOST_RATIO: Final = 1.05
+MOST_SECONDS: Final = 60
+"""What is more is bold, and has its reason."""
 MB: Final = 1e6
 
 NETWORKS: Final[Mapping[str, Make]] = {
@@ -215,7 +218,7 @@ class Table(NamedTuple):
     text: str
     columns: Sequence[str]
     cells: Cells
-    limit: str = "1.05"
+    limit: str = f"{MOST_RATIO}"
 
 
 def _of_network(found: Mapping[str, Any]) -> list[str]:
@@ -251,7 +254,6 @@ def _counts(found: Mapping[str, Any]) -> list[str]:
     return [f"{found['temporary'] / MB:.1f}", cycles, str(found["kernels"])]
 
 
-MOST_SECONDS: Final = 60
 TABLES: Final = {
     "networks": Table(
         "Calls of networks",
@@ -325,7 +327,7 @@ def _ratio(ratio: float | None) -> str:
     """A ratio, bold above 1.05."""
     if ratio is None:
         return "-"
-    return f"**{ratio:.2f}**" if ratio > 1.05 else f"{ratio:.2f}"
+    return f"**{ratio:.2f}**" if ratio > MOST_RATIO else f"{ratio:.2f}"
 
 
 def main(given: list[str] | None = None) -> int:
