@@ -9,18 +9,21 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Which tests `make pytest` runs; all of them where none are named.
 TESTS  ?=
+MARKS  ?= not extended and not long and not zoo
 
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test quick pytest test-long test-newest test-versions test-zoo test-engines bench bench-newest gate accelerators check-accelerators lint docs site notebooks release clean
+.PHONY: help demo test test-all quick pytest ledger test-long test-newest test-versions test-zoo test-engines bench bench-newest gate accelerators check-accelerators lint docs site notebooks release clean
 
 help:
 	@echo "make demo       convert the bundled model, classify, differentiate; writes demo.png"
-	@echo "make test       ruff, mypy, and all tests but the long ones"
+	@echo "make test       ruff, mypy, and the tests of all behaviour: eight minutes on two cores"
+	@echo "make test-all   make test, and the extended tests: more of what is expensive"
 	@echo "make quick      the tests that a change touches, nearest first, for 75 seconds"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
 	@echo "make pytest     the tests alone (TESTS=files and folders)"
+	@echo "make ledger     what the tests of the last make test cost, by file, beside those of the one before"
 	@echo "make test-newest    what touches JAX's interfaces, on the newest Python of this machine (minutes)"
 	@echo "make test-versions  all tests on each Python from 3.11 on, and on the lowest versions allowed (hours)"
 	@echo "make test-zoo   exports by many frameworks, made on the spot (hours); writes docs/exporters.md"
@@ -39,11 +42,19 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/python -m onnx2jax.demo
 
-test: lint pytest
+# ruff and mypy run beside the tests.
+test: $(VENV)/.test
+	LEDGER=$(VENV)/ledger.json $(MAKE) --jobs 2 lint pytest
+
+test-all: test
+	LEDGER=$(VENV)/ledger-extended.json $(MAKE) pytest MARKS="extended and not long and not zoo"
 
 pytest: $(VENV)/.test
-	$(BIN)/python -m pytest $(TESTS) --numprocesses auto --maxprocesses 8 --dist worksteal --durations 20 \
+	$(BIN)/python -m pytest $(TESTS) -m "$(MARKS)" --numprocesses auto --maxprocesses 8 --dist worksteal --durations 20 \
 		--timeout 600 --timeout-method thread
+
+ledger: $(VENV)/.test
+	$(BIN)/python -m tests.support.ledger
 
 quick: $(VENV)/.test
 	$(BIN)/python -m tests.quick

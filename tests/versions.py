@@ -94,6 +94,7 @@ def run(name: str, python: str, tests: Sequence[str] = (), constraints: Sequence
     if constraints:
         constrained["PIP_CONSTRAINT"] = written(folder / "constraints.txt", constraints)
     make = ["make", f"VENV={folder.relative_to(ROOT)}", f"PYTHON={python}", f"TESTS={' '.join(tests)}"]
+    make.append("MARKS=not long and not zoo")
     # Constraints are for the environment alone: tests that call pip themselves want other versions.
     if subprocess.run([*make, f"{folder.relative_to(ROOT)}/.test"], cwd=ROOT, env=constrained, check=False).returncode:
         return Row(name, versions(folder))
