@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -104,13 +105,21 @@ def load_compiled(dumped: Any, device: Any = None) -> Any:
     )
 
 
-@functools.cache
+_making_device = threading.Lock()
+
+
 def synchronous_device() -> Any:
     """A CPU whose programs run in the thread that calls them; None where this jaxlib makes none.
 
     Those of ``jax.devices()`` hand programs of more than 1000 operations to a thread of XLA's. JAX 0.10.0 writes an
     error to the terminal, wrongly, for each program that is loaded there.
     """
+    with _making_device:  # a program runs on the device that it was loaded for alone: threads have to share one
+        return _synchronous_device()
+
+
+@functools.cache
+def _synchronous_device() -> Any:
     if jax.__version_info__ < (0, 10, 2):
         return None
     try:

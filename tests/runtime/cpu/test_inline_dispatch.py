@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from onnx import helper
 
 import onnx2jax
 from onnx2jax import compat
+from onnx2jax.compat import programs
 from onnx2jax.runtime import program_cache
 from onnx2jax.runtime.cpu import inline_dispatch as room
 from onnx2jax.runtime.cpu import numpy_executor, onednn
@@ -49,6 +52,19 @@ def test_it_runs_on_a_cpu_of_its_own_and_gives_numpy_arrays() -> None:
     np.testing.assert_array_equal(y, m(X))
     assert m(X).devices() == {jax.devices()[0]}  # what a call returns is where the caller works
     assert m.compilations == 1 and paths(m) == {"inline"}
+
+
+def test_threads_that_ask_first_at_once_share_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that was loaded for one would refuse arguments on another."""
+    monkeypatch.setattr(programs, "_synchronous_device", functools.cache(programs._synchronous_device.__wrapped__))
+    start = threading.Barrier(4)
+
+    def ask(_: int) -> Any:
+        start.wait()
+        return compat.synchronous_device()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(map(id, pool.map(ask, range(4))))) == 1
 
 
 def test_weights_lie_there_in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
