@@ -79,7 +79,9 @@ def where(draw: Draw, types: list[np.dtype]) -> Any:
 
 def clip(draw: Draw, types: list[np.dtype]) -> Any:
     x = values(draw, dtype_of(draw, types), draw(shapes()))
-    bounds = [values(draw, x.dtype, ()) if draw(st.sampled_from([True, True, False])) else None for _ in range(2)]
+    lows = [-1, None, None] if draw(st.booleans()) else [-1]  # among extremes, a scalar is always NaN
+    given = [draw(st.sampled_from([True, True, False])) for _ in range(2)]
+    bounds = [values(draw, x.dtype, (), draw(st.sampled_from(lows))) if g else None for g in given]
     return (x, *bounds), {}
 
 
@@ -128,9 +130,10 @@ def cumulative(draw: Draw, types: list[np.dtype]) -> Any:
 def top_k(draw: Draw, types: list[np.dtype]) -> Any:
     x = values(draw, dtype_of(draw, types), draw(shapes(1)))
     a = axis(draw, x.ndim)
-    return (x, vector(draw(st.integers(0, x.shape[a])))), {
+    least = 0 if draw.empty else min(1, x.shape[a])
+    return (x, vector(draw(st.integers(least, x.shape[a])))), {
         "axis": a,
-        "largest": draw(st.integers(0, 1)),
+        "largest": draw(st.sampled_from([1, 0])),
         "n_outputs": 2,
     }
 

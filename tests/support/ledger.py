@@ -5,6 +5,8 @@ python -m tests.support.ledger [BEFORE [AFTER]]     # the `make test` before the
 For each test: wall seconds, processor seconds of the process, its threads and those it waited for, programs that XLA
 compiled, the seconds of that, and processes started. A fixture that several tests share is part of the first. What
 collecting costs is in the rows named COLLECTING, one for each process of the run.
+
+A run whose tests compile more than COMPILATIONS programs fails.
 """
 
 from __future__ import annotations
@@ -116,6 +118,7 @@ class Ledger:
     def __init__(self, config: pytest.Config) -> None:
         self.worker = getattr(config, "workerinput", {}).get("workerid")
         self.kept = Path(os.environ["LEDGER"]) if os.environ.get("LEDGER") else None
+        self.most = float(os.environ.get("COMPILATIONS", "inf"))
         self.costs: dict[str, Cost] = {}
         self.start = ORIGIN
 
@@ -143,9 +146,12 @@ class Ledger:
             if name == PROPERTY and report.when == "teardown":
                 self.costs[report.nodeid] = self.costs.get(report.nodeid, Cost()) + value
 
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.worker is not None:
             session.config.workeroutput[PROPERTY] = tuple(self.collecting)  # type: ignore[attr-defined]
+        elif total(self.costs).compilations > self.most and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -163,6 +169,8 @@ class Ledger:
         for file, cost in [*by_file(self.costs).items()][:20]:
             write(f"{row(cost)}  {file}")
         write(f"{row(total(self.costs))}  all of {len(self.costs)}")
+        if total(self.costs).compilations > self.most:
+            write(f"more than {self.most:.0f} compilations: share programs among tests, or mark some as extended")
 
 
 def compared(old_costs: Mapping[str, Cost], new_costs: Mapping[str, Cost]) -> str:

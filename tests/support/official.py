@@ -1,23 +1,30 @@
-"""The official cases of ONNX (onnx.backend.test): loading, comparing, and the few that draw random numbers."""
+"""The official cases of ONNX (onnx.backend.test): loading, joining, comparing, and the few that draw random numbers.
+
+python -m tests.support.official NAME...     # these cases, each alone
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import pickle
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import onnx
-from onnx import numpy_helper
+import pytest
+from onnx import compose, numpy_helper
 
 import onnx2jax
 from onnx2jax.runtime.values import to_host
+from tests.support import emitters
 
 VERSION = "1.23.2"
 """The release of onnx to which the counts and the manifest apply."""
@@ -30,9 +37,13 @@ DROPOUT = {f"test_training_dropout{kind}" for kind in ("", "_mask", "_default", 
 ROOT = Path(onnx.__file__).parent
 KEPT = Path(sys.prefix) / f".official-onnx{onnx.__version__}-numpy{np.__version__}.pickle"
 """The computed cases, in the environment whose packages they depend on."""
+BATCH = 40
+"""Cases in one program: to compile one takes some 30 ms, whatever is in it; beyond a hundred cases it takes longer."""
 
 Case = Any
 """onnx.backend.test.case.test_case.TestCase"""
+Route = Callable[..., list[Any]]
+"""``run`` or ``call``."""
 
 
 @functools.cache
@@ -111,7 +122,61 @@ def _value(value: Any) -> Any:
     return numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
-def check(case: Case) -> onnx2jax.Model:
+def batches(some: Iterable[Case]) -> Iterator[tuple[Case, ...]]:
+    """The cases in their order, BATCH at a time."""
+    rest = iter(some)
+    return iter(lambda: tuple(itertools.islice(rest, BATCH)), ())
+
+
+def imports(case: Case) -> tuple[Any, ...]:
+    """What the models of cases have to share to be joined: the IR version and the operator sets."""
+    message, _ = load(case)
+    return message.ir_version, sorted((o.domain, o.version) for o in message.opset_import)
+
+
+def joined(some: Sequence[Case]) -> tuple[onnx.ModelProto, dict[str, Any], dict[str, list[Any]]]:
+    """One model of several cases' graphs side by side, its inputs, and the expected outputs by case."""
+    result = onnx.ModelProto(ir_version=load(some[0])[0].ir_version)
+    result.opset_import.extend(load(some[0])[0].opset_import)
+    result.graph.name = "cases"
+    feeds: dict[str, Any] = {}
+    outputs: dict[str, list[Any]] = {}
+    for case in some:
+        message, [(inputs, expected)] = load(case)
+        message = compose.add_prefix(message, f"{case.name}/")
+        for field in ("node", "input", "output", "initializer", "sparse_initializer", "value_info"):
+            getattr(result.graph, field).extend(getattr(message.graph, field))
+        feeds |= zip([v.name for v in free_inputs(message)], inputs, strict=True)
+        outputs[case.name] = expected
+    return result, feeds, outputs
+
+
+def together(some: Sequence[Case]) -> dict[str, list[list[Any]]]:
+    """For each case the outputs of ``run`` and those of a call, of a model of all of them that is one program."""
+    message, feeds, expected = joined(some)
+    model = onnx2jax.convert(message)
+    with emitters.newer(needs_newer_emitters(some)):
+        results = [iter(route(model, feeds)) for route in (run, call)]
+    assert model.jitted, model.explain()
+    return {name: [list(itertools.islice(r, len(values))) for r in results] for name, values in expected.items()}
+
+
+def needs_newer_emitters(some: Iterable[Case]) -> bool:
+    """Whether cases cast to types of ``tests.support.emitters``."""
+    return any("FNUZ" in case.name for case in some)
+
+
+@contextlib.contextmanager
+def subtest(subtests: Any, case: Case) -> Iterator[None]:
+    """A subtest that is reported where it fails; each report takes as long as most cases."""
+    try:
+        yield
+    except (Exception, pytest.fail.Exception):
+        with subtests.test(case=case.name):
+            raise
+
+
+def check(case: Case, routes: Sequence[Route] | None = None) -> onnx2jax.Model:
     """Compare ``run`` and a call with the case's expected outputs; returns the model."""
     message, sets = load(case)
     if case.name in BERNOULLI | DROPOUT:
@@ -119,9 +184,10 @@ def check(case: Case) -> onnx2jax.Model:
     model = onnx2jax.convert(message)
     for inputs, expected in sets:
         feeds = dict(zip([v.name for v in free_inputs(message)], inputs, strict=True))
-        for route in (run, call):
+        for route in routes or (run, call):
             try:
-                _compare(case, expected, feeds, functools.partial(route, model, feeds))
+                with emitters.newer(needs_newer_emitters([case])):
+                    _compare(case, expected, feeds, functools.partial(route, model, feeds))
             except Exception as e:
                 e.add_note(f"by {route.__name__}")
                 raise
@@ -143,6 +209,12 @@ def outputs(results: Any) -> list[Any]:
     return to_host(list(results) if isinstance(results, tuple) else [results])
 
 
+def compare(case: Case, results: list[Any], expected: list[Any]) -> None:
+    """Results equal to what the case expects."""
+    for result, value in zip(results, expected, strict=True):
+        assert_same(result, value, case.rtol, absolute_tolerance(case))
+
+
 def _compare(case: Case, expected: list[Any], feeds: dict[str, Any], results: Callable[..., list[Any]]) -> None:
     if case.name in BERNOULLI:
         # ONNX's expansion has the comparison reversed: it draws 1 if the number is above p.
@@ -150,8 +222,7 @@ def _compare(case: Case, expected: list[Any], feeds: dict[str, Any], results: Ca
     elif case.name in DROPOUT:
         _check_dropout(results, feeds, expected)
     else:
-        for result, value in zip(results(), expected, strict=True):
-            assert_same(result, value, case.rtol, absolute_tolerance(case))
+        compare(case, results(), expected)
 
 
 def absolute_tolerance(case: Case) -> float:
@@ -235,3 +306,8 @@ def _check_frequency(frequency: Any, probability: Any, draws: int) -> None:
     """Within five standard deviations."""
     deviation = np.sqrt(probability * (1 - probability) / draws)
     np.testing.assert_array_less(np.abs(frequency - probability), 5 * deviation + 1e-9)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        check(cases()[name])

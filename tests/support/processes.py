@@ -25,12 +25,14 @@ from onnx2jax.sharding.rules import bytes_per_device
 from tests.support import resumption
 from tests.support.loading import counted
 from tests.support.models import mlp
+from tests.support.training import cross_entropy
 
-STEPS, KILLED, SAVED = 50, 25, 20
-"""Number of steps, the step at which a process is killed, and the last checkpoint before that."""
+STEPS, EVERY, KILLED, SAVED = 12, 4, 10, 8
+"""Number of steps, those between checkpoints, the step at which a process is killed, and its last checkpoint."""
 RULES = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model")}
 RNG = np.random.default_rng(0)
-X, LABELS = RNG.normal(size=(STEPS, 8, 4)).astype(np.float32), RNG.integers(0, 2, (STEPS, 8))
+X = RNG.normal(size=(STEPS, 8, 4)).astype(np.float32)
+LABELS = (X[..., 0] > 0).astype(np.int64)
 PLANS = ("data", "fsdp", "tensor", "fsdp+tensor")
 
 
@@ -38,12 +40,8 @@ def batch(i: int) -> dict[str, np.ndarray]:
     return {"x": X[i], "label": LABELS[i]}
 
 
-def loss(logits: Any, batch: dict[str, Any]) -> Any:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-
 def tuning(**options: Any) -> onnx2jax.FineTuning:
-    return onnx2jax.finetune(onnx2jax.convert(mlp()), loss, optax.adam(0.05), trainable="*", **options)
+    return onnx2jax.finetune(onnx2jax.convert(mlp()), cross_entropy, optax.adam(0.05), trainable="*", **options)
 
 
 def trained(tuned: onnx2jax.FineTuning, state: Any, steps: Iterable[int], of: Any = batch) -> tuple[Any, list[float]]:
@@ -71,17 +69,24 @@ def refused(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def agree(mesh: jax.sharding.Mesh, process: int) -> dict[str, Any]:
+    """The results of processes with rows of their own, and the first losses of a training with equal batches."""
+    mine = slice(4 * process, 4 * process + 4)
+    model = onnx2jax.convert(mlp(), mesh=mesh, shardings="data")
+    rows = model.placement.from_process({"x": X[0][mine]})
+    tuned = tuning(mesh=mesh, shardings=RULES)
+    return {
+        "own rows": (model.placement.to_process(model(**rows)), mine),
+        "first losses": trained(tuned, tuned.init(), range(2))[1],
+    }
+
+
 def compute(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, Any]:
     """The results of processes with equal inputs; the folder has a checkpoint of other processes."""
-    found: dict[str, Any] = {}
+    found = agree(mesh, process)
     for plan in PLANS:
         model = onnx2jax.convert(mlp(), mesh=mesh, shardings=plan)
         found[plan] = model.run(None, {"x": X[0]})[0]
-    mine = slice(4 * process, 4 * process + 4)
-    model = onnx2jax.convert(mlp(), mesh=mesh, shardings="data")
-    given = model.placement.from_process({"x": X[0][mine]})
-    found["own rows"] = model.placement.to_process(model(**given)), mine
-
     x = RNG.normal(size=(8, 256)).astype(np.float32)
     for plan, axis in (("fsdp", "data"), ("tensor", "model")):
         with counted() as reads:
@@ -91,7 +96,7 @@ def compute(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, An
     tuned = tuning(mesh=mesh, shardings=RULES)
     state, found["losses"] = trained(tuned, tuned.init(), range(STEPS))
     found["state"] = sorted(set(bytes_per_device(state).values()))
-    tuned_rows = {n: v[mine] for n, v in batch(0).items()}
+    tuned_rows = {n: v[4 * process : 4 * process + 4] for n, v in batch(0).items()}
     found["a step on own rows"] = trained(tuned, tuned.init(), [0], lambda _: tuned.from_process(tuned_rows))[1]
     found["tuned"] = tuned.to_model(state).run(None, {"x": X[0]})[0]
     onnx2jax.save(onnx2jax.convert(mlp(), mesh=mesh).with_params(tuned.params(state)), folder / "tuned.onnx")
@@ -101,7 +106,7 @@ def compute(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, An
     found["trainer"] = described(onnx2jax.TrainingModel(resumption.classifier(), rng=5, mesh=mesh))
 
     planned = onnx2jax.convert(mlp(), mesh=mesh, shardings="fsdp+tensor")
-    other = onnx2jax.finetune(planned, loss, optax.adam(0.05), trainable="*")
+    other = onnx2jax.finetune(planned, cross_entropy, optax.adam(0.05), trainable="*")
     with onnx2jax.Checkpoints(folder / "series") as checkpoints:
         state, position = checkpoints.load(other.init(), step=SAVED)
     found["resumed"] = trained(other, state, range(position, STEPS))[1]
@@ -111,8 +116,9 @@ def compute(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, An
     return found
 
 
-def disagree(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, str]:
-    """The errors of processes with different inputs."""
+def disagree(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, Any]:
+    """The results of processes with equal inputs, and the errors of those with different ones."""
+    agreed = agree(mesh, process)
     model, tuned = onnx2jax.convert(mlp(), mesh=mesh), tuning(mesh=mesh)
     other = mlp()
     other.graph.node[0].name = f"node {process}"
@@ -137,7 +143,7 @@ def disagree(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, s
     assert model.run(None, {"x": X[0]})[0].shape == (8, 2)  # it can continue
     if process == 0:
         found["one that ends"] = refused(lambda: model(X[0]))
-    return found
+    return {**agreed, "errors": found}
 
 
 def die(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, Any]:
@@ -146,7 +152,7 @@ def die(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, Any]:
     state, losses = tuned.init(), []
     with onnx2jax.Checkpoints(folder / "series") as checkpoints:
         for i in range(STEPS):
-            if i and i % 10 == 0:
+            if i and i % EVERY == 0:
                 checkpoints.save(i, state, position=i)
                 checkpoints.wait()
             if i == KILLED and process == 1:

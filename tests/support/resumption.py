@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -17,11 +18,11 @@ from onnx import numpy_helper, parser
 
 import onnx2jax
 from tests.support.helpers import mesh
-from tests.support.training import info, training
+from tests.support.training import cross_entropy, info, training
 
-STOP, END = 37, 100
-BATCHES = 23
-"""Of an epoch; after 37 of them the second epoch has begun."""
+STOP, END = 7, 12
+BATCHES = 5
+"""Of an epoch; after 7 of them the second epoch has begun."""
 
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.normal(size=(BATCHES * 8, 6)).astype(np.float32), RNG.integers(0, 4, BATCHES * 8)
@@ -49,12 +50,10 @@ def network() -> onnx.ModelProto:
 
 def finetuning(**options: Any) -> Training:
     """Adam with averages, batch statistics and dropout: every changing part of a state."""
-
-    def loss(logits: Any, batch: Any) -> Any:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(1e-2, END)))
-    tuned = onnx2jax.finetune(onnx2jax.convert(network()), loss, optimizer, dropout=0.3, batchnorm="train", **options)
+    tuned = onnx2jax.finetune(
+        onnx2jax.convert(network()), cross_entropy, optimizer, dropout=0.3, batchnorm="train", **options
+    )
     return Training(lambda: tuned.init(jax.random.key(3)), tuned.step)
 
 
@@ -114,11 +113,16 @@ def run(training: Training, state: Any, position: dict[str, int], steps: int) ->
     return state, after
 
 
-def main(folder: Path) -> None:
-    """Resume from every checkpoint in the folder, to the end."""
+def marked(step: int) -> dict[str, np.ndarray]:
+    """A state that tells its step, and takes a while to write."""
+    return {"w": np.full(1_000_000, step, np.float32)}
+
+
+def main(folder: Path, *names: str) -> None:
+    """Resumes some trainings from both their checkpoints, to the end; is killed while it writes a last checkpoint."""
     jax.config.update("jax_num_cpu_devices", 8)
-    for name, make in TRAININGS.items():
-        training = make()
+    for name in names:
+        training = TRAININGS[name]()
         with onnx2jax.Checkpoints(folder / name / "series") as checkpoints:
             taken_up = {
                 "file": onnx2jax.load_checkpoint(folder / name / "file", training.init()),
@@ -127,7 +131,12 @@ def main(folder: Path) -> None:
         for form, (state, position) in taken_up.items():
             state, position = run(training, state, position, END - STOP)
             onnx2jax.save_checkpoint(folder / name / f"end of {form}", state, position=position)
+    checkpoints = onnx2jax.Checkpoints(folder / "killed")
+    checkpoints.save(1, marked(1), position=1)
+    checkpoints.wait()
+    checkpoints.save(2, marked(2), position=2)
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,12 +1,16 @@
-"""Training models for tests, from onnx's text form."""
+"""Training models for tests, from onnx's text form, and a small network to fine-tune."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import parser
+import optax
+from onnx import helper, parser
+
+from tests.support import models
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.preview.training" : 1]>'
 PREVIEW = ("Gradient", "Adam", "Adagrad", "Momentum", "GraphCall")
@@ -60,3 +64,37 @@ START = "start () => (float[2,1] w0) { w0 = RandomNormal <shape = [2, 1], scale 
 def linear() -> onnx.ModelProto:
     """Linear regression by gradient descent; w starts at random, b at 0.25, t counts the steps."""
     return training(LINEAR, info(SGD, UPDATES, START, {"w": "w0"}))
+
+
+def cross_entropy(logits: Any, batch: Mapping[str, Any]) -> Any:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+
+
+def trained(tuned: Any, batch: Any, steps: int, key: Any = 0) -> tuple[Any, list[float]]:
+    """The state of a fine-tuning after some steps with one batch, and their losses."""
+    state, losses = tuned.init(key), []
+    for _ in range(steps):
+        state, metrics = tuned.step(state, batch)
+        losses.append(float(metrics["loss"]))
+    return state, losses
+
+
+CLASSES = 3
+
+
+def image_classifier() -> onnx.ModelProto:
+    """image [n, 1, 4, 4] -> logits [n, 3]: a convolution, BatchNormalization, Relu, a pool, and a linear layer."""
+    rng = np.random.default_rng(0)
+    shapes = {"kernel": (4, 1, 3, 3), "shift": 4, "mean": 4, "fc": (16, CLASSES), "bias": CLASSES}
+    weights = {name: rng.normal(size=shape).astype(np.float32) / 2 for name, shape in shapes.items()}
+    weights |= {name: rng.uniform(0.5, 2, 4).astype(np.float32) for name in ("scale", "var")}
+    nodes = [
+        helper.make_node("Conv", ["image", "kernel"], ["c"], name="conv", pads=[1] * 4),
+        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "var"], ["b"], name="norm"),
+        helper.make_node("Relu", ["b"], ["r"], name="relu"),
+        helper.make_node("MaxPool", ["r"], ["p"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
+        helper.make_node("Gemm", ["f", "fc", "bias"], ["logits"], name="fc"),
+    ]
+    ends = [models.value("image", np.float32, ["n", 1, 4, 4])], [models.value("logits", np.float32, ["n", CLASSES])]
+    return models.model(nodes, *ends, weights)
