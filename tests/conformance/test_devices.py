@@ -676,6 +676,7 @@ def test_the_file_keeps_its_annotations(tmp_path: Path) -> None:
     agrees(again, BATCH)
 
 
+@pytest.mark.extended  # beside test_too_few_devices
 @rule("DV-01", "DV-22")
 def test_a_process_with_one_device(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(mlp().SerializeToString())

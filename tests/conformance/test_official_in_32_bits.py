@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,8 @@ import onnx2jax
 from onnx2jax.errors import KnownValueError, OnnxError
 from onnx2jax.ir import analysis
 from onnx2jax.runtime.values import is_jax
-from tests.support import official
+from tests.support import emitters, official
+from tests.support.official import Case
 from tests.tables.official import NOT_IN_JIT
 
 pytestmark = pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")  # of runtimes, from these very cases
@@ -95,91 +95,125 @@ def jit_of_grad(f: Any, feeds: Feeds) -> Any:
     return jax.jit(jax.grad(loss))(moving)
 
 
-def message_and_feeds(case: official.Case) -> tuple[Any, Feeds, list[Any]]:
+def message_and_feeds(case: Case) -> tuple[Any, Feeds, list[Any]]:
     message, [(inputs, expected), *_] = official.load(case)
-    if reason := left_out(inputs, expected):
-        assert case.name in NOT_IN_JIT[reason]
-        pytest.skip(reason)
     return message, dict(zip([v.name for v in official.free_inputs(message)], inputs, strict=True)), expected
 
 
-CASES = [pytest.param(case, id=name) for name, case in official.cases().items()]
-BATCH = 40
-"""Cases in one jit: a program takes some 20 ms to compile, whatever is in it."""
+CANARY = "test_squeezenet"
+"""The smallest of the light models."""
+CASES = [case for case in official.cases().values() if case.kind != "real"]
+LIGHT = [(case,) for case in official.cases().values() if case.kind == "real"]
 
 
-@functools.cache
-def batches() -> dict[str, tuple[str, ...]]:
-    """For each case those that share its program; the light models are large enough alone."""
-    small = [name for name, case in official.cases().items() if case.kind != "real"]
-    groups = [tuple(small[i : i + BATCH]) for i in range(0, len(small), BATCH)]
-    return {name: group for group in groups for name in group}
-
-
-@functools.lru_cache(maxsize=2)
-def in_one_jit(names: tuple[str, ...]) -> dict[str, Any]:
-    """For each case what its ``apply`` gives, or its error; singly where the joint program fails."""
+def in_one_jit(batch: Sequence[Case]) -> dict[str, Any]:
+    """For each case what its ``apply`` gives, or its error, or why it cannot be tried; singly if a program fails."""
+    results: dict[str, Any] = {}
     models: dict[str, tuple[onnx2jax.Model, Feeds]] = {}
-    for name in names:
-        with contextlib.suppress(pytest.skip.Exception):
-            message, feeds, _ = message_and_feeds(official.cases()[name])
-            models[name] = onnx2jax.convert(message), feeds
-    errors: dict[str, Exception] = {}
+    for case in batch:
+        message, feeds, expected = message_and_feeds(case)
+        if reason := left_out(list(feeds.values()), expected):
+            results[case.name] = reason
+        else:
+            models[case.name] = onnx2jax.convert(message), feeds
 
     def joint(given: dict[str, Feeds]) -> dict[str, Any]:
-        results = {}
+        traced = {}
         for name, (model, feeds) in models.items():
             try:
-                results[name] = applied(model, feeds, given[name])
+                traced[name] = applied(model, feeds, given[name])
             except Exception as e:
-                errors[name] = e
-        return results
+                results[name] = e
+        return traced
 
+    options = emitters.NEWER if official.needs_newer_emitters(batch) else {}
+    jitted = jax.jit(joint, compiler_options=options)
     try:
         with jax.enable_x64(False), np.errstate(over="ignore"):
-            results = jax.jit(joint)({name: free(*pair) for name, pair in models.items()})
+            found = jitted({name: free(*pair) for name, pair in models.items()})
     except Exception as e:
-        if len(names) == 1:
-            return {names[0]: e}
-        return {name: in_one_jit.__wrapped__((name,))[name] for name in names}
-    return errors | {name: official.outputs(result) for name, result in results.items()}
+        if len(batch) == 1:
+            return {batch[0].name: e}
+        return {name: result for case in batch for name, result in in_one_jit([case]).items()}
+    return results | {name: official.outputs(result) for name, result in found.items()}
 
 
-def judge(case: official.Case, model: Callable[[], onnx2jax.Model], results: Any, loose: bool = False) -> None:
+def why_not(result: Any) -> str | None:
+    """The reason of NOT_IN_JIT why a case has no results; errors of other kinds are raised."""
+    if isinstance(result, KnownValueError):
+        nothing = isinstance(result, NothingToTrace)
+        return "all of its inputs must be known" if nothing else "shapes or trips depend on data"
+    if isinstance(result, Exception):
+        raise result
+    return result if isinstance(result, str) else None
+
+
+def is_narrowed(value: Any) -> bool:
+    return as_jit_sees(value).tobytes() != value.tobytes()
+
+
+def judge(case: Case, results: Any, loose: bool = False) -> None:
     """Compare with what the case expects, or, where jit narrows its inputs, with ``run`` of the narrowed ones."""
-    _, feeds, expected = message_and_feeds(case)
-    seen = jax.tree.map(as_jit_sees, feeds)
-    if not jax.tree.all(jax.tree.map(np.array_equal, seen, feeds)):
-        expected = model().run(None, seen)
+    message, feeds, expected = message_and_feeds(case)
+    if any(map(is_narrowed, leaves(feeds))):
+        expected = onnx2jax.convert(message).run(None, jax.tree.map(as_jit_sees, feeds))
     if loose or case.name in official.BERNOULLI | official.DROPOUT:  # what is drawn differs
         assert [(r.dtype, r.shape) for r in results] == [(e.dtype, e.shape) for e in expected]
-        return
-    for result, value in zip(results, expected, strict=True):
-        official.assert_same(result, value, case.rtol, official.absolute_tolerance(case))
+    else:
+        official.compare(case, results, expected)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_jit(case: official.Case, record_property: Callable[[str, object], None]) -> None:
-    message, *_ = message_and_feeds(case)
-    found = in_one_jit(batches().get(case.name, (case.name,)))[case.name]
-    if isinstance(found, KnownValueError):
-        known = (
-            "all of its inputs must be known" if isinstance(found, NothingToTrace) else "shapes or trips depend on data"
-        )
-        assert case.name in NOT_IN_JIT[known], found
-        pytest.skip(known)
-    if isinstance(found, Exception):
-        raise found
-    assert not any(case.name in names for names in NOT_IN_JIT.values())
-    judge(case, lambda: onnx2jax.convert(message), found)
-    record_property("official", "in 32 bits")
+UNTRACED = {name: reason for reason, names in NOT_IN_JIT.items() for name in names}
+MOST = 10
+"""Cases of one operator outside of the extended tests."""
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_jit_of_vmap(case: official.Case) -> None:
-    message, feeds, _ = message_and_feeds(case)
-    model = onnx2jax.convert(message)
+def _few() -> set[str]:
+    """Those of every operator; a body of others shows nothing in 32 bits that the cases of these do not."""
+    by_operator: dict[str, list[str]] = {}
+    for case in CASES:
+        if "_expanded" not in case.name:
+            operator = case.model.graph.node[-1].op_type if case.model and case.model.graph.node else case.kind
+            by_operator.setdefault(operator, []).append(case.name)
+    return {name for names in by_operator.values() for name in names[:: -(-len(names) // MOST)]}
+
+
+FEW = _few() | UNTRACED.keys()
+
+
+def by_first(batches: Iterable[tuple[Case, ...]], *marks: Any) -> list[Any]:
+    """Parameters of a test, each named after its first case."""
+    return [pytest.param(batch, id=batch[0].name, marks=marks) for batch in batches]
+
+
+MAIN = by_first([*official.batches(c for c in CASES if c.name in FEW), *(b for b in LIGHT if b[0].name == CANARY)])
+EXTENDED = by_first(
+    [*official.batches(c for c in CASES if c.name not in FEW), *(b for b in LIGHT if b[0].name != CANARY)],
+    pytest.mark.extended,
+)
+
+
+@pytest.mark.parametrize("batch", MAIN + EXTENDED)
+def test_jit(batch: tuple[Case, ...], subtests: Any, record_property: Callable[[str, object], None]) -> None:
+    found = in_one_jit(batch)
+    for case in batch:
+        with official.subtest(subtests, case):
+            reason = why_not(found[case.name])
+            assert reason == UNTRACED.get(case.name)
+            if reason is None:
+                judge(case, found[case.name])
+                record_property("official", "in 32 bits")
+
+
+def transformable(case: Case) -> tuple[onnx2jax.Model, Feeds]:
+    message, feeds, expected = message_and_feeds(case)
+    if reason := left_out(list(feeds.values()), expected):
+        pytest.skip(reason)
+    return onnx2jax.convert(message), feeds
+
+
+def check_jit_of_vmap(case: Case) -> None:
+    model, feeds = transformable(case)
     try:
         with jax.enable_x64(False), np.errstate(over="ignore"):
             results = transformed(model, jit_of_vmap, feeds)
@@ -188,16 +222,13 @@ def test_jit_of_vmap(case: official.Case) -> None:
         assert not model.jitted or "by value" in model.explain()
         pytest.skip("shapes or trips depend on data")
     # With weights all alike the light models' Softmax is of numbers about 1e12.
-    judge(case, lambda: model, official.outputs(results), loose=case.kind == "real")
+    judge(case, official.outputs(results), loose=case.kind == "real")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES)
-def test_gradient(case: official.Case) -> None:
+def check_gradient(case: Case) -> None:
     """Gradients and errors equal those in 64-bit mode."""
-    message, feeds, _ = message_and_feeds(case)
+    model, feeds = transformable(case)
     feeds = jax.tree.map(as_jit_sees, feeds)
-    model = onnx2jax.convert(message)
 
     def gradients(wide: bool) -> Any:
         try:
@@ -214,3 +245,12 @@ def test_gradient(case: official.Case) -> None:
         assert a.dtype == jax.dtypes.canonicalize_dtype(x.dtype)
         tolerance = 2**-5 if x.dtype.itemsize == 2 else 1e-3  # halves are rounded at other places
         np.testing.assert_allclose(np.float64(a), np.float64(b), tolerance, tolerance)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("check", [check_jit_of_vmap, check_gradient])
+@pytest.mark.parametrize("batch", by_first([*official.batches(CASES), *LIGHT]))
+def test_transformations(batch: tuple[Case, ...], check: Callable[[Case], None], subtests: Any) -> None:
+    for case in batch:
+        with subtests.test(case=case.name):
+            check(case)

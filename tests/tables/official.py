@@ -1,4 +1,4 @@
-"""The official cases that fail, are no one program, or cannot be traced; each test holds its case to these tables."""
+"""The official cases that fail, are no one program, or cannot be traced, to which the tests hold them; and lanes."""
 
 from __future__ import annotations
 
@@ -73,3 +73,15 @@ NOT_IN_JIT = {
     ),
 }
 """Cases that a `jit` of the caller's cannot hold, by the reason."""
+
+_BY_NUMPY = """
+    Abs AffineGrid And ArgMax ArgMin ArrayFeatureExtractor BatchNormalization Binarizer BlackmanWindow Ceil Concat
+    ConstantOfShape Cos DepthToSpace Det Elu Exp Expand EyeLike Flatten Floor Gather Gemm GlobalMaxPool
+    GroupNormalization HammingWindow HannWindow Hardmax LayerNormalization LeakyRelu Log LogSoftmax Loop
+    LpNormalization Mean MeanVarianceNormalization Momentum Neg Not OptionalGetElement OptionalHasElement Or PRelu
+    RMSNormalization Range Reciprocal ReduceMean Relu Selu SequenceInsert SequenceMap Shape Shrink Sigmoid Sin Size
+    Softmax Softplus Softsign SpaceToDepth Sqrt Squeeze Sum Swish Tanh ThresholdedRelu Transpose Trilu Unsqueeze
+    Upsample Where Xor
+"""
+BY_NUMPY = frozenset(_BY_NUMPY.split())
+"""Operators whose cases ``run`` computes in NumPy: alone they compile nothing, and show what the others do not."""
