@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +15,9 @@ import scipy.special
 from ml_dtypes import bfloat16
 
 from tests.ops.test_elementwise import both, f32, gradient
+from tests.support.branches import assert_each, each_by_both, op
 from tests.support.helpers import run_op
+from tests.support.joined import differences, joined
 
 WIDE = np.array([-1e30, -800, -90, -20, -1, -1e-4, 0, 1e-4, 1, 20, 90, 800, 1e30], np.float32)
 
@@ -19,24 +25,31 @@ SMOOTH = ["Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish"
 SMOOTH += ["Softsign", "Swish", "ThresholdedRelu"]
 
 
-@pytest.mark.parametrize("name", SMOOTH)
-def test_values_and_gradients_are_finite_for_large_inputs(name: Any) -> None:
-    assert np.isfinite(both(name, WIDE)).all()
-    assert np.isfinite(gradient(name, WIDE)).all()
-    for dtype in (bfloat16, np.float64):
-        assert both(name, WIDE[3:-3].astype(dtype)).dtype == dtype
+def test_values_and_gradients_are_finite_for_large_inputs() -> None:
+    calls = {}
+    for name, dtype in itertools.product(SMOOTH, (np.float32, bfloat16, np.float64)):
+        calls[name, dtype] = op(name, WIDE if dtype == np.float32 else WIDE[3:-3].astype(dtype))
+    for (name, dtype), y in each_by_both(calls, rtol=2e-6, atol=1e-30).items():
+        assert y.dtype == dtype, name
+        assert dtype != np.float32 or np.isfinite(y).all(), name
+    found = gradients(dict.fromkeys(SMOOTH, WIDE))
+    assert [name for name, y in found.items() if not np.isfinite(y).all()] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "at_zero"), [("Relu", 0), ("LeakyRelu", 1), ("Elu", 1), ("Celu", 1), ("ThresholdedRelu", 0)]
-)
-def test_derivative_at_the_kink(name: Any, at_zero: Any) -> None:
-    assert gradient(name, f32([0.0])) == at_zero
+def gradients(operands: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The gradients of the sums of operators, compiled together."""
+    sums = {name: lambda x, name=name: run_op(name, x).sum() for name in operands}
+    return joined({name: (jax.grad(sums[name]), (x,)) for name, x in operands.items()})
 
 
-@pytest.mark.parametrize("name", ["Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Softplus", "HardSigmoid", "Sigmoid"])
-def test_nan_propagates(name: Any) -> None:
-    assert np.isnan(both(name, f32([np.nan]))).all()
+def test_derivative_at_the_kink() -> None:
+    at_zero = {"Relu": 0, "LeakyRelu": 1, "Elu": 1, "Celu": 1, "ThresholdedRelu": 0}
+    assert gradients({name: f32([0.0]) for name in at_zero}) == at_zero
+
+
+def test_nan_propagates() -> None:
+    names = "Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Softplus", "HardSigmoid", "Sigmoid"
+    assert_each({name: (op(name, f32([np.nan])), f32([np.nan])) for name in names})
 
 
 def test_values_against_scipy() -> None:
@@ -72,17 +85,24 @@ def test_shrink_of_integers_truncates_real_numbers() -> None:
     assert both("Shrink", np.array([-3, -1, 0, 2, 3], np.int32), lambd=1.5, bias=1.5).tolist() == [-1, 0, 0, 0, 1]
 
 
-@pytest.mark.parametrize(("axis", "rows"), [(None, (2, 12)), (0, (1, 24)), (2, (6, 4)), (-1, (6, 4)), (-2, (2, 12))])
-def test_softmax_before_opset_13_flattens(axis: Any, rows: Any) -> None:
+def test_softmax_before_opset_13_flattens() -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4))
-    settings = {"opset": 12} | ({} if axis is None else {"axis": axis})
-    flat = x.reshape(rows)
-    np.testing.assert_allclose(both("Softmax", x, **settings).reshape(rows), scipy.special.softmax(flat, -1), rtol=1e-6)
-    np.testing.assert_allclose(
-        both("LogSoftmax", x, **settings).reshape(rows), scipy.special.log_softmax(flat, -1), rtol=1e-6
-    )
-    np.testing.assert_array_equal(both("Hardmax", x, **settings).reshape(rows), np.eye(rows[1])[flat.argmax(-1)])
-    np.testing.assert_allclose(both("Softmax", x, opset=13, axis=0), scipy.special.softmax(x, 0), rtol=1e-6)
+    functions = {
+        "Softmax": partial(scipy.special.softmax, axis=-1),
+        "LogSoftmax": partial(scipy.special.log_softmax, axis=-1),
+        "Hardmax": lambda flat: np.eye(flat.shape[1])[flat.argmax(-1)],
+    }
+    shapes = {None: (2, 12), 0: (1, 24), 2: (6, 4), -1: (6, 4), -2: (2, 12)}
+    calls = {
+        (name, axis): op(name, x, opset=12, **({} if axis is None else {"axis": axis}))
+        for name, axis in itertools.product(functions, shapes)
+    }
+    calls["Softmax", "opset 13"] = op("Softmax", x, opset=13, axis=0)
+    found = each_by_both(calls)
+    pairs = {("Softmax", "opset 13"): (found.pop(("Softmax", "opset 13")), scipy.special.softmax(x, 0))}
+    for (name, axis), y in found.items():
+        pairs[name, str(axis)] = y.reshape(shapes[axis]), functions[name](x.reshape(shapes[axis]))
+    assert not differences(pairs, rtol=1e-6)
 
 
 def test_softmax_of_empty_masked_and_long_axes() -> None:

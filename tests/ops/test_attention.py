@@ -1,11 +1,14 @@
 """Attention against its definition, written out plainly in NumPy; and what the official cases leave open."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.support.helpers import run_op
+from tests.support.joined import differences, joined
 
 RNG = np.random.default_rng(0)
 B, HQ, HK, SQ, SK, D, DV = 2, 4, 2, 3, 5, 6, 7
@@ -65,13 +68,26 @@ def call(q, k, v, inputs=(), **kwargs):
     return run_op("Attention", q, k, v, *optional, **kwargs)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_definition(case, jit):
-    inputs, attributes, bias = CASES[case]
-    got = call(Q, K, V, inputs, jit=jit, **attributes)
-    scale = attributes.get("scale", D**-0.5)
-    np.testing.assert_allclose(got, reference(Q, K, V, bias, scale, attributes.get("softcap")), rtol=1e-10, atol=1e-12)
+def all_cases(traced=True):
+    """The results of all cases, compiled as one program; with constant operands if they are not traced."""
+    operands = {case: (Q, K, V, inputs) for case, (inputs, _, _) in CASES.items()}
+
+    def computing(case):
+        if traced:
+            return partial(call, **CASES[case][1]), operands[case]
+        return lambda: call(*operands[case], **CASES[case][1]), ()
+
+    return joined({case: computing(case) for case in CASES})
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_definition(traced):
+    pairs = {}
+    for case, got in all_cases(traced).items():
+        _, attributes, bias = CASES[case]
+        softcap, scale = attributes.get("softcap"), attributes.get("scale", D**-0.5)
+        pairs[case] = got, reference(Q, K, V, bias, scale, softcap)
+    assert not differences(pairs, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(("causal", "left"), [(0, -1), (0, 1), (1, -1), (1, 1)])

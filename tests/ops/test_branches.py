@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,14 +15,22 @@ from hypothesis import strategies as st
 from onnx2jax import compat
 from onnx2jax.errors import OnnxError
 from onnx2jax.ops import registry
+from onnx2jax.ops.registry import Operator
+from tests.support import emitters
 from tests.support.drawing import FLOATS, Draw, extremes, is_float, like, types_of
 from tests.support.helpers import run_op
+from tests.support.joined import joined
+from tests.support.tiers import extended, groups
+from tests.support.violations import every_case
 from tests.tables.folding import CASES, ELEMENTWISE
 from tests.tables.operators import Row, rows
 
 NEWEST = 28
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 FOLDS = tuple(CASES)
+
+HALF = (0, 1, 2, 3, 4, 6)
+"""Numbers of draws: floats and other types, extremes and ordinary numbers, empty arrays."""
+REST = (5, 7, 8, 9, 10, 11)
 
 # Half precision rounds once, at the end; in the wide types the order of sums and the mathematical libraries differ.
 _TOLERANCE = {"float16": 2**-9, "bfloat16": 2**-6, "float32": 2**-19, "complex64": 2**-19}
@@ -38,49 +45,73 @@ REFUSED = {("", "ArgMax"): 4, ("", "ArgMin"): 4, ("", "ReduceMean"): 4}
 no mean."""
 
 
-def _draws(key: tuple[str, str], function: Callable[[st.SearchStrategy[Any]], Any], count: int) -> list[Any]:
-    """Operands and attributes."""
-    return [CASES[key](Draw(function, n), types_of(*key)) for n in range(count)]
+class Subject(NamedTuple):
+    """An operator with its operands and attributes, drawn several times."""
+
+    key: tuple[str, str]
+    drawn: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
+    newest: int = NEWEST
+    zeros: bool = False
+    """Whether to compare the signs of zeros; sums and products have them by chance."""
+
+    def operator(self) -> tuple[Operator, int | None]:
+        """The newest version, and the opset to ask for it by."""
+        domain, name = self.key
+        operator, opset = registry.resolve(domain, name, self.newest), None if domain else self.newest
+        if operator is None or operator.function is None:  # withdrawn
+            operator, opset = registry.resolve(domain, name, 1), 1
+        assert operator is not None
+        return operator, opset
 
 
-def _check(key: tuple[str, str], drawn: list[Any], newest: int = NEWEST, zeros: bool = False) -> None:
-    """Several draws, compiled together; with the signs of zeros on request (sums and products have them by chance)."""
-    domain, name = key
-    operator = registry.resolve(domain, name, newest)
-    opset = None if domain else newest
-    if operator is None or operator.function is None:  # withdrawn
-        opset, operator = 1, registry.resolve(domain, name, 1)
-    assert operator is not None
+def check(subjects: Iterable[Subject]) -> None:
+    """Both branches of several operators; the traced ones are compiled together."""
+    known: dict[str, tuple[Subject, list[Any]]] = {}
+    programs: dict[bool, dict[str, Any]] = {False: {}, True: {}}
+    for place, subject in enumerate(subjects):
+        refused = 0
+        for n, (inputs, _) in enumerate(subject.drawn):
+            call, free = _traced(subject, n)
+            name = f"{place}: {subject.key}, draw {n}"
+            with compat.enable_x64():
+                try:
+                    results = call({})
+                except OnnxError:
+                    refused += 1
+                    with pytest.raises(OnnxError):  # refused by both
+                        jax.eval_shape(call, free)
+                    continue
+            known[name] = subject, results
+            programs[any(map(emitters.needs_newer, (*inputs, *results)))][name] = call, (free,)
+        assert refused <= REFUSED.get(subject.key, 0), f"{subject.key}: a case that is refused compares nothing"
+    traced = joined(programs[False], xla_backend_optimization_level=0)
+    traced |= joined(programs[True], xla_backend_optimization_level=0, **emitters.NEWER)
+    with every_case() as case:
+        for name, (subject, results) in known.items():
+            with case(name):
+                _assert_agree(subject, results, traced[name])
 
-    def call(n: int, values: Any) -> list[Any]:
-        return jax.tree.leaves(run_op(name, *values, **{"opset": opset, "domain": domain, **drawn[n][1]}))
 
-    def free(n: int) -> dict[int, Any]:
-        inputs = enumerate(drawn[n][0])
-        return {p: x for p, x in inputs if x is not None and operator.parameter(p) not in operator.static}
+def _traced(subject: Subject, n: int) -> tuple[Callable[[dict[int, Any]], list[Any]], dict[int, Any]]:
+    """The operator as a function of operands by position, and those of its operands that may be traced."""
+    operator, opset = subject.operator()
+    inputs, attributes = subject.drawn[n]
+    options = {"opset": opset, "domain": subject.key[0], **attributes}
 
-    def compiled(chosen: Iterable[int]) -> dict[int, list[Any]]:
-        def together(free: dict[int, dict[int, Any]]) -> dict[int, list[Any]]:
-            return {n: call(n, [f.get(p, x) for p, x in enumerate(drawn[n][0])]) for n, f in free.items()}
+    def call(free: dict[int, Any]) -> list[Any]:
+        return jax.tree.leaves(run_op(subject.key[1], *(free.get(p, x) for p, x in enumerate(inputs)), **options))
 
-        return jit(together)({n: free(n) for n in chosen})
+    places = [p for p, x in enumerate(inputs) if x is not None and operator.parameter(p) not in operator.static]
+    return call, {p: inputs[p] for p in places}
 
-    known = {}
-    with compat.enable_x64():
-        for n, (inputs, _) in enumerate(drawn):
-            try:
-                known[n] = call(n, inputs)
-            except OnnxError:
-                with pytest.raises(OnnxError):  # refused by both
-                    compiled([n])
-        traced = compiled(known)
-    assert len(known) >= len(drawn) - REFUSED.get(key, 0), "a case that is refused compares nothing"
-    for n, results in known.items():
-        assert all(isinstance(v, np.ndarray) for v in results), "it does not fold"
-        for a, b in zip(results, traced[n], strict=True):
-            _assert_close(a, np.asarray(b), 2**-19 if "stash_type" in operator.attributes else 0)  # float32 inside
-            if zeros and is_float(a.dtype):
-                _assert_same_zeros(a, np.asarray(b))
+
+def _assert_agree(subject: Subject, known: Sequence[Any], traced: Sequence[Any]) -> None:
+    assert all(isinstance(v, np.ndarray) for v in known), "it does not fold"
+    least = 2**-19 if "stash_type" in subject.operator()[0].attributes else 0  # float32 inside
+    for a, b in zip(known, map(np.asarray, traced), strict=True):
+        _assert_close(a, b, least)
+        if subject.zeros and is_float(a.dtype):
+            _assert_same_zeros(a, b)
 
 
 def _assert_close(a: np.ndarray, b: np.ndarray, least: float) -> None:
@@ -100,10 +131,6 @@ def _assert_same_zeros(a: np.ndarray, b: np.ndarray) -> None:
     np.testing.assert_array_equal(np.signbit(a[zeros]), np.signbit(b[zeros]), "signs of zeros")
 
 
-def _keys() -> list[Any]:
-    return [pytest.param(key, id="-".join(filter(None, key))) for key in FOLDS]
-
-
 _OPTIONS: dict[str, Any] = {
     "derandomize": True,
     "database": None,
@@ -112,34 +139,49 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("key", _keys())
 @settings(max_examples=2, phases=[Phase.generate], **_OPTIONS)  # the long profile makes failures small
 @given(data=st.data())
-def test_numpy_and_jax_agree(key: tuple[str, str], data: st.DataObject) -> None:
+def _draw(case: Callable[[Draw], Any], numbers: Sequence[int], found: list[Any], data: st.DataObject) -> None:
     simplest = data.draw(st.integers(0, 2**20)) == 0  # which hypothesis tries first
-    _check(key, _draws(key, data.draw, 1 if simplest else 12))
+    found += [case(Draw(data.draw, n)) for n in ([0] if simplest else numbers)]
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_numpy_and_jax_agree_on_extremes(name: str) -> None:
-    """All pairs of the values at which operators go wrong, in every element type."""
+def of_cases(key: tuple[str, str], numbers: Sequence[int] = HALF) -> Subject:
+    drawn: list[Any] = []
+    _draw(lambda draw: CASES[key](draw, types_of(*key)), numbers, drawn)
+    return Subject(key, drawn)
+
+
+@pytest.mark.parametrize("numbers", [HALF, extended(REST)], ids=["half", "rest"])
+@pytest.mark.parametrize("keys", groups(FOLDS, 30))
+def test_numpy_and_jax_agree(keys: list[tuple[str, str]], numbers: Sequence[int]) -> None:
+    check(of_cases(key, numbers) for key in keys)
+
+
+def of_extremes(name: str) -> Subject:
     count, choices = ELEMENTWISE[name]
-    drawn = []
+    drawn: list[Any] = []
     for dtype in types_of("", name):
         if dtype.kind == "c" or (name == "Mod" and is_float(dtype)) or (name == "Cast" and dtype not in FLOATS):
             continue
         x = extremes(dtype)
         inputs = (x,) if count == 1 else tuple(v.flatten() for v in np.meshgrid(x, x))
         drawn += [(inputs, attributes) for attributes in choices]
-    _check(("", name), drawn, zeros=name not in EITHER_ZERO)
+    return Subject(("", name), drawn, zeros=name not in EITHER_ZERO)
+
+
+@pytest.mark.parametrize("names", groups(ELEMENTWISE, 20))
+def test_numpy_and_jax_agree_on_extremes(names: list[str]) -> None:
+    """All pairs of the values at which operators go wrong, in every element type."""
+    check(map(of_extremes, names))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("key", _keys())
+@pytest.mark.parametrize("key", [pytest.param(key, id="-".join(filter(None, key))) for key in FOLDS])
 @settings(max_examples=20, **_OPTIONS)
 @given(data=st.data())
 def test_numpy_and_jax_agree_on_many_operands(key: tuple[str, str], data: st.DataObject) -> None:
-    _check(key, _draws(key, data.draw, 8))
+    check([Subject(key, [CASES[key](Draw(data.draw, n), types_of(*key)) for n in range(8)])])
 
 
 def folds(row: Row) -> bool:
@@ -165,21 +207,22 @@ def without_a_case() -> list[Row]:
     return [row for key, row in {r.key: r for r in rows()}.items() if key not in CASES]
 
 
-def check_row(row: Row, draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
-    """Both branches on operands drawn like the row's, where the operator folds."""
-    opset = row.opsets()[-1]
-    operator = registry.resolve(row.domain, row.name, opset)
-    assert operator is not None
-    if not folds(row):
-        return
-    free = [operator.parameter(p) not in operator.static for p in range(len(row.inputs))]
-    fixed = {"opset": opset, "n_outputs": row.outputs, **row.attributes}
-    drawn = [like(row.inputs, free)(Draw(draw, n), types_of(*row.key)) for n in range(12)]
-    _check(row.key, [(inputs, fixed) for inputs, _ in drawn], opset)
+def check_rows(some: Iterable[Row]) -> None:
+    """Both branches of the rows that fold, on operands drawn like theirs: extremes, and ordinary numbers."""
+    subjects = []
+    for row in filter(folds, some):
+        opset = row.opsets()[-1]
+        operator = registry.resolve(row.domain, row.name, opset)
+        assert operator is not None
+        free = [operator.parameter(p) not in operator.static for p in range(len(row.inputs))]
+        drawn: list[Any] = []
+        case = like(row.inputs, free)
+        _draw(lambda draw, case=case, key=row.key: case(draw, types_of(*key)), (2,), drawn)
+        fixed = {"opset": opset, "n_outputs": row.outputs, **row.attributes}
+        subjects.append(Subject(row.key, [(inputs, fixed) for inputs, _ in drawn], opset))
+    check(subjects)
 
 
-@pytest.mark.parametrize("row", [pytest.param(r, id=r.name) for r in without_a_case()])
-@settings(max_examples=1, phases=[Phase.generate], **_OPTIONS)
-@given(data=st.data())
-def test_numpy_and_jax_agree_on_operands_like_the_rows(row: Row, data: st.DataObject) -> None:
-    check_row(row, data.draw)
+@pytest.mark.parametrize("some", groups(without_a_case(), 40))
+def test_numpy_and_jax_agree_on_operands_like_the_rows(some: list[Row]) -> None:
+    check_rows(some)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from onnx2jax import compat
 from onnx2jax.ops import conv
 from onnx2jax.ops.window import Window
 from tests.support.helpers import run_op
+from tests.support.joined import differences, joined
 
 RNG = np.random.default_rng(3)
 
@@ -55,26 +57,35 @@ def geometry(w, strides, pads, dilations, groups=1):
     return Window(w.shape[2:], strides, pads, dilations), groups
 
 
-@pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS)
-def test_every_lowering_matches_the_definition(x, w, strides, pads, dilations, groups):
-    x, w = f32(*x), f32(*w)
-    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
-    expected = plain(x, w, **options)
-    for form in (conv.conv, conv._native, conv._on_cpu):
-        got = jax.jit(lambda x, w, form=form: form(x, w, *geometry(w, **options)))(x, w)
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+def operands(form):
+    """Random arrays for a row of FORMS, and its options by name."""
+    x, w, *options = form
+    return f32(*x), f32(*w), dict(zip(("strides", "pads", "dilations", "groups"), options, strict=True))
 
 
-@pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS[:7])
-def test_transposed_convolution_is_the_adjoint(x, w, strides, pads, dilations, groups):
-    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
-    x, w = f32(*x), f32(*w)
-    y = plain(x, w, **options)
-    back = f32(*y.shape)
-    for form in (conv._native, conv._on_cpu):
-        place = y.shape[2:], x.shape[2:], *geometry(w, **options)
-        got = jax.jit(lambda y, w, form=form, place=place: form(y, *conv._mirrored(w, *place)))(back, w)
-        np.testing.assert_allclose(np.vdot(got, x), np.vdot(y, back), rtol=1e-3)
+def test_every_lowering_matches_the_definition():
+    calls, expected = {}, {}
+    for place, (x, w, options) in enumerate(map(operands, FORMS)):
+        expected[place] = plain(x, w, **options)
+        window, groups = geometry(w, **options)
+        for form in (conv.conv, conv._native, conv._on_cpu):
+            calls[place, form.__name__] = partial(form, window=window, groups=groups), (x, w)
+    pairs = {name: (got, expected[name[0]]) for name, got in joined(calls).items()}
+    assert not differences(pairs, rtol=1e-4, atol=1e-4)
+
+
+def test_transposed_convolution_is_the_adjoint():
+    calls, images, expected = {}, {}, {}
+    for place, (x, w, options) in enumerate(map(operands, FORMS[:7])):
+        y = plain(x, w, **options)
+        back = f32(*y.shape)
+        images[place], expected[place] = x, np.vdot(y, back)
+        where = y.shape[2:], x.shape[2:], *geometry(w, **options)
+        for form in (conv._native, conv._on_cpu):
+            transposed = lambda y, w, form=form, where=where: form(y, *conv._mirrored(w, *where))  # noqa: E731
+            calls[place, form.__name__] = transposed, (back, w)
+    pairs = {name: (np.vdot(got, images[name[0]]), expected[name[0]]) for name, got in joined(calls).items()}
+    assert not differences(pairs, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +138,7 @@ def test_integers_are_summed_exactly():
 
 @pytest.mark.parametrize(("x", "w", "strides", "pads", "dilations", "groups"), FORMS[:4])
 def test_derivatives_match_the_native_convolution(x, w, strides, pads, dilations, groups):
-    options = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
-    x, w = f32(*x), f32(*w)
+    x, w, options = operands((x, w, strides, pads, dilations, groups))
 
     @jax.jit
     def call(x, w):
@@ -191,18 +201,23 @@ def test_errors_name_mismatched_shapes(name, inputs, attributes, words):
         run_op(name, *inputs, **attributes)
 
 
-@pytest.mark.parametrize(
-    ("shape", "kernel"),
-    [((2, 3, 16, 16), (4, 4)), ((1, 1, 17, 10), (3, 5)), ((2, 5, 9), (2,)), ((1, 2, 4, 5, 6), (2, 2, 3))],
-)
-def test_patches_are_one_product(shape, kernel):
+def test_patches_are_one_product():
     """The form for TPUs of windows that lie side by side; pixels beyond the last whole patch are left out."""
-    x, w = f32(*shape), f32(6, shape[1], *kernel)
-    rank = len(kernel)
-    window = Window(kernel, kernel, ((0, 0),) * rank, (1,) * rank)
-    assert conv.is_patches(x, window, 1, ())
-    expected = plain(x, w, strides=kernel, pads=[(0, 0)] * rank, dilations=(1,) * rank, groups=1)
-    np.testing.assert_allclose(conv._patches(x, w, window), expected, rtol=1e-5, atol=1e-5)
+    calls, expected = {}, {}
+    for shape, kernel in (
+        ((2, 3, 16, 16), (4, 4)),
+        ((1, 1, 17, 10), (3, 5)),
+        ((2, 5, 9), (2,)),
+        ((1, 2, 4, 5, 6), (2, 2, 3)),
+    ):
+        x, w = f32(*shape), f32(6, shape[1], *kernel)
+        rank = len(kernel)
+        window = Window(kernel, kernel, ((0, 0),) * rank, (1,) * rank)
+        assert conv.is_patches(x, window, 1, ())
+        calls[shape] = partial(conv._patches, window=window), (x, w)
+        expected[shape] = plain(x, w, strides=kernel, pads=[(0, 0)] * rank, dilations=(1,) * rank, groups=1)
+    pairs = {shape: (y, expected[shape]) for shape, y in joined(calls).items()}
+    assert not differences(pairs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -223,18 +238,19 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-@pytest.mark.parametrize("case", FILTERS)
-def test_long_filters_are_toeplitz_products(case, dtype):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-4), (ml_dtypes.bfloat16, 0.1)])
+def test_long_filters_are_toeplitz_products(dtype, tolerance):
     """The form for TPUs of many taps along one axis of one channel."""
-    shape, window = FILTERS[case]
-    x, w = f32(*shape).astype(dtype), f32(2, 1, *window.kernel).astype(dtype)
-    assert conv.is_long_filter(x, w, window, 1, ())
-    expected = plain(x, w, strides=window.strides, pads=window.pads, dilations=window.dilations, groups=1)
-    y = conv._toeplitz(x, w, window)
-    assert y.dtype == dtype
-    tolerance = 1e-4 if dtype == np.float32 else 0.1
-    np.testing.assert_allclose(np.float32(y), np.float32(expected), rtol=tolerance, atol=tolerance)
+    calls, expected = {}, {}
+    for case, (shape, window) in FILTERS.items():
+        x, w = f32(*shape).astype(dtype), f32(2, 1, *window.kernel).astype(dtype)
+        assert conv.is_long_filter(x, w, window, 1, ())
+        calls[case] = partial(conv._toeplitz, window=window), (x, w)
+        expected[case] = plain(x, w, strides=window.strides, pads=window.pads, dilations=window.dilations, groups=1)
+    results = joined(calls)
+    assert {y.dtype for y in results.values()} == {np.dtype(dtype)}
+    pairs = {case: (np.float32(y), np.float32(expected[case])) for case, y in results.items()}
+    assert not differences(pairs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -280,9 +296,10 @@ def test_few_filters_are_convolutions_of_rows(case):
 def test_rows_of_half_precision_are_summed_in_float32():
     x, w, window = FEW["wide"]
     x, w = (f32(*shape).astype(ml_dtypes.bfloat16) for shape in (x, w))
-    y = conv._by_rows(x, w, window)
+    y, expected = jax.jit(
+        lambda x, w: (conv._by_rows(x, w, window), conv._native(*(v.astype(np.float32) for v in (x, w)), window, 1))
+    )(x, w)
     assert y.dtype == ml_dtypes.bfloat16
-    expected = conv._native(np.float32(x), np.float32(w), window, 1)
     np.testing.assert_allclose(np.float32(y), expected, rtol=8e-3, atol=1e-5)
 
 
@@ -303,28 +320,36 @@ def test_other_filters_are_not_few(x, w):
     assert not conv.is_few_filters(f32(*x), f32(*w), window, 1, ())
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("bfloat16", 8e-3)])
-@pytest.mark.parametrize(
-    ("x", "w", "window", "stretch"),
-    [
-        ((2, 6, 9, 10), (6, 1, 3, 3), Window((3, 3), (2, 1), ((1, 1), (0, 2)), (1, 2)), ()),
-        ((2, 6, 5), (5, 6, 1), Window((1,), (1,), ((0, 0),), (1,)), ()),
-        ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)), ()),
-        ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (2, 1), ((0, 0), (0, 0)), (1, 1)), ()),
-        ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1)), ()),
-        ((2, 6, 5, 4, 3), (5, 6, 1, 1, 1), Window((1,) * 3, (1,) * 3, ((0, 0),) * 3, (1,) * 3), ()),
-        ((2, 6, 9, 10), (4, 3, 3, 2), Window((3, 2), (1, 2), ((1, 0), (0, 0)), (1, 2)), ()),
-        ((2, 6, 5, 4), (4, 6, 3, 2), Window((3, 2), (1, 1), ((1, 2), (1, 1)), (1, 1)), (2, 3)),
-        ((1, 3, 7, 6, 5), (4, 3, 3, 2, 3), Window((3, 2, 3), (1, 2, 1), ((1, 0), (0, 0), (2, 2)), (1, 1, 2)), ()),
-    ],
-)
-def test_channels_last_for_cuda(x, w, window, stretch, dtype, rtol):
+CHANNELS_LAST = [
+    ((2, 6, 9, 10), (6, 1, 3, 3), Window((3, 3), (2, 1), ((1, 1), (0, 2)), (1, 2)), ()),
+    ((2, 6, 5), (5, 6, 1), Window((1,), (1,), ((0, 0),), (1,)), ()),
+    ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)), ()),
+    ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (2, 1), ((0, 0), (0, 0)), (1, 1)), ()),
+    ((2, 6, 5, 4), (5, 6, 1, 1), Window((1, 1), (1, 1), ((1, 0), (0, 0)), (1, 1)), ()),
+    ((2, 6, 5, 4, 3), (5, 6, 1, 1, 1), Window((1,) * 3, (1,) * 3, ((0, 0),) * 3, (1,) * 3), ()),
+    ((2, 6, 9, 10), (4, 3, 3, 2), Window((3, 2), (1, 2), ((1, 0), (0, 0)), (1, 2)), ()),
+    ((2, 6, 5, 4), (4, 6, 3, 2), Window((3, 2), (1, 1), ((1, 2), (1, 1)), (1, 1)), (2, 3)),
+    ((1, 3, 7, 6, 5), (4, 3, 3, 2, 3), Window((3, 2, 3), (1, 2, 1), ((1, 0), (0, 0), (2, 2)), (1, 1, 2)), ()),
+]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 8e-3)])
+def test_channels_last_for_cuda(dtype, tolerance):
     """Depthwise kernels and products are summed in float32 where the type is shorter."""
-    groups, x, w = x[1] // w[1], f32(*x).astype(dtype), f32(*w).astype(dtype)
-    y = conv._on_cuda(x, w, window, groups, stretch)
-    expected = conv._native(np.float32(x), np.float32(w), window, groups, stretch)
-    assert y.dtype == dtype
-    np.testing.assert_allclose(y.astype(np.float32), expected, rtol=rtol, atol=rtol)
+
+    def both(x, w, window, stretch):
+        groups = x.shape[1] // w.shape[1]
+        single = (v.astype(np.float32) for v in (x, w))
+        return conv._on_cuda(x, w, window, groups, stretch), conv._native(*single, window, groups, stretch)
+
+    calls = {
+        place: (partial(both, window=window, stretch=stretch), tuple(f32(*shape).astype(dtype) for shape in (x, w)))
+        for place, (x, w, window, stretch) in enumerate(CHANNELS_LAST)
+    }
+    results = joined(calls)
+    assert {y.dtype for y, _ in results.values()} == {np.dtype(dtype)}
+    pairs = {place: (np.float32(y), expected) for place, (y, expected) in results.items()}
+    assert not differences(pairs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(

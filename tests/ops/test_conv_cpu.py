@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from onnx2jax import compat
 from onnx2jax.ops import conv_cpu
 from onnx2jax.ops.window import Window, window_of
 from onnx2jax.ops.winograd import POINTS, matrices
+from tests.support.joined import differences, joined
 
 RNG = np.random.default_rng(0)
 
@@ -44,15 +47,18 @@ CASES = [
 ]
 
 
-def reference(x: Any, w: Any, window: Any, groups: int) -> Any:
-    """In float64, channels first."""
+def exact(x: Any, w: Any, window: Window, groups: int, stretch: tuple[int, ...] = ()) -> Any:
+    """In float64, traced in 64 bits."""
+    x, w, axes = jnp.asarray(x, np.float64), jnp.asarray(w, np.float64), "DHW"[5 - x.ndim :]
+    dimensions = (f"N{axes}C", f"OI{axes}", f"N{axes}C")
+    strides, pads, dilations = window.strides, window.pads, window.dilations
+    return lax.conv_general_dilated(x, w, strides, pads, stretch or None, dilations, dimensions, groups)
+
+
+def reference(x: Any, w: Any, window: Window, groups: int) -> Any:
+    """``exact`` as NumPy."""
     with compat.enable_x64():
-        first = np.moveaxis(x, -1, 1).astype(np.float64)
-        y = lax.conv_general_dilated(
-            first, w.astype(np.float64), window.strides, window.pads,
-            rhs_dilation=window.dilations, feature_group_count=groups,
-        )  # fmt: skip
-        return np.moveaxis(np.asarray(y), 1, -1)
+        return np.asarray(jax.jit(lambda x, w: exact(x, w, window, groups))(x, w))
 
 
 def forms(w: tuple[int, ...], groups: int, attributes: dict[str, Any]) -> list[str]:
@@ -64,28 +70,50 @@ def forms(w: tuple[int, ...], groups: int, attributes: dict[str, Any]) -> list[s
     return ["native", "columns", *special.get(w[2:], []), *(["packed"] if plain and w[1] else [])]
 
 
-@pytest.mark.parametrize(
-    ("form", "case"),
-    [pytest.param(form, case, id=f"{form}: {case[0]}") for case in CASES for form in forms(*case[2:])],
-)
-def test_every_cpu_lowering_matches_lax_convolution(form: str, case: Any) -> None:
-    _, x, w, groups, attributes = case
-    window = window_of(x[1:-1], w[2:], **attributes)
-    image, weights = (RNG.normal(size=shape).astype(np.float32) for shape in (x, w))
-    ours = jax.jit(lambda x, w: getattr(conv_cpu, form)(x, w, window, groups))(image, weights)
-    np.testing.assert_allclose(ours, reference(image, weights, window, groups), rtol=1e-4, atol=1e-4)
+Case = tuple[Sequence[Callable[..., Any]], tuple[Any, ...], tuple[int, ...], tuple[int, ...]]
 
 
-@pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3), (4, 4)])
-@pytest.mark.parametrize(("inputs", "outputs"), [(1, 40), (3, 24), (4, 1), (15, 17)])
+def violations(cases: Mapping[Any, Case], dtype: Any = np.float32, **tolerances: float) -> list[str]:
+    """The forms that differ from ``exact``, in one program of all cases: forms, their arguments, and shapes."""
+
+    def computing(forms: Sequence[Callable[..., Any]], arguments: Any) -> Callable[[Any, Any], Any]:
+        return lambda x, w: ([form(x, w, *arguments) for form in forms], exact(x, w, *arguments))
+
+    def drawn(shape: tuple[int, ...]) -> np.ndarray:
+        return RNG.integers(-128, 128, shape, np.int8) if dtype == np.int8 else RNG.normal(size=shape).astype(dtype)
+
+    calls = {name: (computing(f, arguments), (drawn(x), drawn(w))) for name, (f, arguments, x, w) in cases.items()}
+    results = {
+        (name, form.__name__): (np.asarray(ours, np.float64), theirs)
+        for name, (found, theirs) in joined(calls).items()
+        for form, ours in zip(cases[name][0], found, strict=True)
+    }
+    return differences(results, **tolerances)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_every_cpu_lowering_matches_lax_convolution(grouped: bool) -> None:
+    cases = {
+        name: ([getattr(conv_cpu, f) for f in forms(w, groups, a)], (window_of(x[1:-1], w[2:], **a), groups), x, w)
+        for name, x, w, groups, a in CASES
+        if (groups > 1) is grouped
+    }
+    assert not violations(cases, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kernel", [(1, 2), (3, 3), (4, 7)])
-def test_int8_channels_are_combined_exactly(kernel: Any, inputs: int, outputs: int, strides: Any) -> None:
+def test_int8_channels_are_combined_exactly(kernel: Any) -> None:
     """Also where the last pack reaches beyond the image, and where one ends before it."""
-    image, weights = (RNG.integers(-128, 128, s, np.int8) for s in ((2, 9, 101, inputs), (outputs, inputs, *kernel)))
-    window = window_of((9, 101), kernel, strides=strides, pads=[1, 2, 0, 3])
-    assert conv_cpu._pack(image, weights, window) % strides[1] == 0
-    ours = jax.jit(lambda x, w: conv_cpu.packed(x, w, window, 1))(image, weights)
-    np.testing.assert_array_equal(ours, reference(image, weights, window, 1))
+    cases = {}
+    for strides, (inputs, outputs) in product([(1, 1), (2, 2), (1, 3), (4, 4)], [(1, 40), (3, 24), (4, 1), (15, 17)]):
+        window, x, w = (
+            window_of((9, 101), kernel, strides=strides, pads=[1, 2, 0, 3]),
+            (2, 9, 101, inputs),
+            (outputs, inputs, *kernel),
+        )
+        assert conv_cpu._pack(np.empty(x, np.int8), np.empty(w, np.int8), window) % strides[1] == 0
+        cases[strides, inputs, outputs] = [conv_cpu.packed], (window, 1), x, w
+    assert not violations(cases, np.int8, rtol=0)
 
 
 def test_which_int8_convolutions_combine_channels() -> None:
@@ -99,45 +127,36 @@ def test_which_int8_convolutions_combine_channels() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
-@pytest.mark.parametrize("name", ["3x3", "1-D", "depthwise", "groups"])
-def test_the_chosen_lowering_rounds_once(name: str, dtype: Any) -> None:
-    _, x, w, groups, attributes = next(case for case in CASES if case[0] == name)
-    window = window_of(x[1:-1], w[2:], **attributes)
-    image, weights = (RNG.normal(size=shape).astype(dtype) for shape in (x, w))
-    ours = jax.jit(lambda x, w: conv_cpu.convolve(x, w, window, groups).astype(dtype))(image, weights)
-    theirs = reference(image.astype(np.float32), weights.astype(np.float32), window, groups)
+def test_the_chosen_lowering_rounds_once(dtype: Any) -> None:
+    def rounded(x: Any, w: Any, *arguments: Any) -> Any:
+        return conv_cpu.convolve(x, w, *arguments).astype(dtype)
+
+    cases = {
+        name: ([rounded], (window_of(x[1:-1], w[2:], **attributes), groups), x, w)
+        for name, x, w, groups, attributes in CASES
+        if name in ("3x3", "1-D", "depthwise", "groups")
+    }
     eps = float(jnp.finfo(dtype).eps)
-    np.testing.assert_allclose(np.asarray(ours, np.float64), theirs, rtol=eps, atol=max(1e-4, eps * 1e-2))
+    assert not violations(cases, dtype, rtol=eps, atol=max(1e-4, eps * 1e-2))
 
 
-@pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (3, 3), (4, 5)])
-@pytest.mark.parametrize("stretch", [(2, 2), (3, 1), (1, 4)])
-@pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((1, 2), (0, 3)), ((2, -1), (3, 1))])
-def test_transposed_convolution_by_stride_residues(
-    kernel: tuple[int, ...], stretch: tuple[int, ...], pads: Any
-) -> None:
-    compare_transposed(kernel, stretch, Window(kernel, (1, 1), pads, (1, 1)), 1)
+def transposed(kernel: tuple[int, ...], stretch: tuple[int, ...], pads: Any, dilations: Any, groups: int) -> Case:
+    window = Window(kernel, (1, 1), pads, dilations)
+    return [conv_cpu.convolve], (window, groups, stretch), (2, 5, 6, 3), (6, 3 // groups, *kernel)
 
 
-@pytest.mark.parametrize("stretch", [(2, 2), (4, 3), (6, 2), (16, 8)])
-@pytest.mark.parametrize(("dilations", "groups"), [((2, 3), 1), ((4, 1), 1), ((1, 1), 3), ((3, 2), 3)])
-def test_transposed_with_dilations_and_groups(stretch: Any, dilations: Any, groups: int) -> None:
+def test_transposed_convolution_by_stride_residues() -> None:
+    kernels, stretches = [(1, 1), (2, 2), (3, 3), (4, 5)], [(2, 2), (3, 1), (1, 4)]
+    all_pads = [((0, 0), (0, 0)), ((1, 2), (0, 3)), ((2, -1), (3, 1))]
+    cases = {c: transposed(*c, (1, 1), 1) for c in product(kernels, stretches, all_pads)}
+    assert not violations(cases, rtol=1e-4, atol=1e-4)
+
+
+def test_transposed_with_dilations_and_groups() -> None:
     """Strides of more residues than are unrolled take the native form."""
-    compare_transposed((3, 2), stretch, Window((3, 2), (1, 1), ((4, 3), (2, 5)), dilations), groups)
-
-
-def compare_transposed(kernel: tuple[int, ...], stretch: tuple[int, ...], window: Window, groups: int) -> None:
-    image, weights = (RNG.normal(size=s).astype(np.float32) for s in ((2, 5, 6, 3), (6, 3 // groups, *kernel)))
-
-    @jax.jit
-    def both(image: Any, weights: Any) -> Any:
-        theirs = lax.conv_general_dilated(
-            image, weights, (1, 1), window.pads, stretch, window.dilations, ("NHWC", "OIHW", "NHWC"), groups
-        )
-        return conv_cpu.convolve(image, weights, window, groups, stretch), theirs
-
-    ours, theirs = both(image, weights)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    stretches, others = [(2, 2), (4, 3), (6, 2), (16, 8)], [((2, 3), 1), ((4, 1), 1), ((1, 1), 3), ((3, 2), 3)]
+    cases = {c: transposed((3, 2), c[0], ((4, 3), (2, 5)), *c[1]) for c in product(stretches, others)}
+    assert not violations(cases, rtol=1e-4, atol=1e-4)
 
 
 def test_columns_of_few_pixels_and_of_small_groups() -> None:

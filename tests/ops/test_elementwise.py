@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax import export
 from ml_dtypes import bfloat16
 
 from onnx2jax.errors import OperatorError
+from tests.support.branches import assert_each, each_by_both, op
 from tests.support.helpers import run_op
 
 f32 = partial(np.array, dtype=np.float32)
@@ -20,21 +22,14 @@ f64 = partial(np.array, dtype=np.float64)
 
 
 def both(name: Any, *inputs: Any, **settings: Any) -> Any:
-    """The result on known values, after checking that the traced one is the same."""
-    known = np.asarray(run_op(name, *inputs, **settings))
-    with jax.enable_x64(True):
-        others = [run_op(name, *inputs, jit=True, **settings)]
-        if len(inputs) > 1:
-            others += [jax.jit(lambda x: run_op(name, x, *inputs[1:], **settings))(inputs[0])]
-    for other in map(np.asarray, others):
-        assert other.dtype == known.dtype and other.shape == known.shape
-        np.testing.assert_allclose(other.astype(np.float64), known.astype(np.float64), rtol=2e-6, atol=1e-30)
-    return known
+    """The result on known values, after checking that with the first input or all traced it is the same."""
+    calls = {count: op(name, *inputs, traced=range(count), **settings) for count in {1, len(inputs)}}
+    return np.asarray(each_by_both(calls, rtol=2e-6, atol=1e-30)[1])
 
 
 def gradient(name: Any, x: Any, *others: Any, **settings: Any) -> Any:
     with jax.enable_x64(True):
-        return np.asarray(jax.grad(lambda v: run_op(name, v, *others, **settings).sum())(jnp.asarray(x)))
+        return np.asarray(jax.jit(jax.grad(lambda v: run_op(name, v, *others, **settings).sum()))(x))
 
 
 A = np.arange(120, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -52,13 +47,18 @@ LEGACY = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "axis", "aligned"), LEGACY)
-def test_broadcast_before_opset_7_aligns_at_axis(shape: Any, axis: Any, aligned: Any) -> None:
-    b = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 2
-    settings = {"broadcast": 1} | ({} if axis is None else {"axis": axis})
-    for name, function in {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}.items():
-        np.testing.assert_array_equal(both(name, A, b, opset=6, **settings), function(A, b.reshape(aligned)))
-    np.testing.assert_allclose(both("Pow", A, b * 0 + 2, opset=6, **settings), A**2)
+def test_broadcast_before_opset_7_aligns_at_axis() -> None:
+    functions = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}
+    cases = {}
+    for (shape, axis, aligned), (name, function) in itertools.product(LEGACY, functions.items()):
+        b = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 2
+        settings = {"opset": 6, "broadcast": 1} | ({} if axis is None else {"axis": axis})
+        for traced in ((0,), (0, 1)):
+            call = op(name, A, b, traced=traced, **settings)
+            cases[f"{name} of {shape} at {axis}, {traced} traced"] = call, function(A, b.reshape(aligned))
+            power = op("Pow", A, np.full_like(b, 2), traced=traced, **settings)
+            cases[f"Pow of {shape} at {axis}, {traced} traced"] = power, A**2
+    assert_each(cases)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_pow_has_finite_gradients() -> None:
     for exponent in (np.array(2, np.float32), np.array([2], np.int64), jnp.float32(2)):
         np.testing.assert_allclose(gradient("Pow", x, exponent), 2 * x)
     with jax.enable_x64(True):
-        by_exponent = jax.grad(lambda y: run_op("Pow", jnp.asarray(x), y).sum())(jnp.float32(2))
+        by_exponent = jax.jit(jax.grad(lambda y: run_op("Pow", jnp.asarray(x), y).sum()))(np.float32(2))
     np.testing.assert_allclose(by_exponent, 9 * np.log(3), rtol=1e-6)
 
 

@@ -5,24 +5,28 @@ The differences run on NumPy operands and the gradient on traced ones, so the tw
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
 import pytest
-from jax.test_util import check_vjp
 
-from onnx2jax import compat
 from onnx2jax.ops import qonnx, registry
+from onnx2jax.ops.arrays import is_traced
 from tests.support.drawing import types_of
 from tests.support.helpers import run_op
+from tests.support.joined import differences, joined
+from tests.support.violations import every_case
 from tests.tables.operators import Row, rows
 
 RNG = np.random.default_rng(7)
+GROUP = 30
+"""Cases in one program."""
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Fixed(NamedTuple):
@@ -177,18 +181,23 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-# Operators without a NumPy branch: their differences run compiled.
-COMPILED = {
-    *("Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "DeformConv", "GRU", "GlobalLpPool", "GridSample"),
-    *("LRN", "LSTM", "LinearAttention", "LpPool", "MaxPool", "MaxRoiPool", "MaxUnpool", "RNN", "Resize"),
-}
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+class Case(NamedTuple):
+    """An operator, its inputs, the positions of those to differentiate, and keywords of ``run_op``."""
+
+    name: str
+    inputs: Sequence[Any]
+    varied: Sequence[int]
+    attributes: Mapping[str, Any]
 
 
-@pytest.mark.parametrize(("name", "inputs", "attributes"), TABLE, ids=[f"{row[0]}-{i}" for i, row in enumerate(TABLE)])
-def test_gradient(name: str, inputs: tuple[Any, ...], attributes: dict[str, Any]) -> None:
-    varied = [i for i, x in enumerate(inputs) if isinstance(x, np.ndarray) and x.dtype == np.float64]
-    assert _check(name, inputs, attributes, varied)
+@pytest.mark.parametrize("start", range(0, len(TABLE), GROUP))
+def test_gradient(start: int) -> None:
+    cases = {}
+    for place, (name, inputs, attributes) in enumerate(TABLE[start : start + GROUP], start):
+        varied = [i for i, x in enumerate(inputs) if isinstance(x, np.ndarray) and x.dtype == np.float64]
+        known = [x.value if isinstance(x, Fixed) else x for x in inputs]
+        cases[f"{name}-{place}"] = Case(name, known, varied, attributes)
+    assert check(cases) == set(cases)
 
 
 def gradient_rows() -> list[Row]:
@@ -212,15 +221,23 @@ def _varied(row: Row) -> list[int]:
 
 def check_row(row: Row) -> bool:
     """The gradient by all floating inputs, in float64; whether there is anything to differentiate."""
-    varied = _varied(row)
-    inputs = [x.astype(np.float64) if p in varied else x for p, x in enumerate(row.inputs)]
-    options = {"domain": row.domain, "opset": row.opsets()[-1], "n_outputs": row.outputs, **row.attributes}
-    return _check(row.name, inputs, options, varied)
+    return bool(check_rows([row]))
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, id=row.name) for row in gradient_rows()])
-def test_gradients_of_table_rows(row: Row) -> None:
-    assert check_row(row) == (row.key not in WITHOUT)
+def check_rows(some: Iterable[Row]) -> set[tuple[str, str]]:
+    """The gradients of rows by all floating inputs, in float64; the operators with anything to differentiate."""
+    cases = {}
+    for row in some:
+        varied = _varied(row)
+        inputs = [x.astype(np.float64) if p in varied else x for p, x in enumerate(row.inputs)]
+        options = {"domain": row.domain, "opset": row.opsets()[-1], "n_outputs": row.outputs, **row.attributes}
+        cases[row.key] = Case(row.name, inputs, varied, options)
+    return check(cases)
+
+
+def test_gradients_of_table_rows() -> None:
+    some = gradient_rows()
+    assert check_rows(some) == {row.key for row in some} - WITHOUT.keys()
 
 
 WITHOUT: dict[tuple[str, str], str] = {
@@ -231,40 +248,68 @@ WITHOUT: dict[tuple[str, str], str] = {
 """Operators that give no float64 for it, and what they give."""
 
 
-def _check(name: str, inputs: Sequence[Any], attributes: dict[str, Any], varied: Sequence[int]) -> bool:
-    """Reverse mode against differences; False where no output is float64."""
-    known = [x.value if isinstance(x, Fixed) else x for x in inputs]
+def check(cases: Mapping[Name, Case]) -> set[Name]:
+    """Reverse mode against differences, of all cases in one program; those with an output in float64."""
+    folded: dict[Name, dict[int, list[Any]]] = {}
+    steps = {name: _steps(case) for name, case in cases.items()}
+    compiled = joined(
+        {name: (_differentiated(case, folded.setdefault(name, {})), (steps[name],)) for name, case in cases.items()},
+        xla_backend_optimization_level=0,
+    )
+    found = {name for name, (outputs, *_) in compiled.items() if outputs}
+    with every_case() as note:
+        for name in found:
+            outputs, grads, values = jax.tree.map(np.asarray, compiled[name])
+            direct, after, before = ((values | folded[name])[step] for step in (0, 1, -1))
+            with note(name):
+                for a, b in zip(direct, outputs, strict=True):
+                    np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+                changes = [(a - b) / (2 * EPSILON) for a, b in zip(after, before, strict=True)]
+                tangents = [(a - b) / (2 * EPSILON) for a, b in zip(steps[name][1], steps[name][-1], strict=True)]
+                expected = sum(np.vdot(_cotangent(d.shape), d) for d in changes)
+                actual = sum(np.vdot(g, t) for g, t in zip(grads, tangents, strict=True))
+                np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
+    return found
+
+
+EPSILON = 1e-5
+
+
+def _cotangent(shape: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(np.random.default_rng(1).normal(size=shape))
+
+
+def _steps(case: Case) -> dict[int, list[np.ndarray]]:
+    """The operands to differentiate, and a step before and after in a random direction."""
+    rng = np.random.default_rng(0)
+    operands = [case.inputs[i] for i in case.varied]
+    tangents = [rng.normal(size=x.shape) for x in operands]
+    return {n: [x + n * EPSILON * t for x, t in zip(operands, tangents, strict=True)] for n in (0, 1, -1)}
+
+
+def _differentiated(case: Case, folded: dict[int, list[Any]]) -> Callable[..., Any]:
+    """Outputs, their gradients with respect to all varied inputs, and outputs at each step unless these fold."""
 
     def f(*xs: Any) -> list[Any]:
-        full = list(known)
-        for i, x in zip(varied, xs, strict=True):
+        full = list(case.inputs)
+        for i, x in zip(case.varied, xs, strict=True):
             full[i] = x
-        return [y for y in jax.tree.leaves(run_op(name, *full, **attributes)) if y.dtype == np.float64]
+        return [y for y in jax.tree.leaves(run_op(case.name, *full, **case.attributes)) if y.dtype == np.float64]
 
-    operands = tuple(inputs[i] for i in varied)
-    with compat.enable_x64():
-        if not jax.eval_shape(f, *operands):
-            return False
-    g = jit(f) if name in COMPILED else f
+    constants = _steps(case)
 
-    def f_vjp(*xs: Any) -> tuple[list[Any], Any]:
-        def both(xs: Any, cotangents: Any) -> Any:
-            outputs, pull = jax.vjp(f, *xs)
-            return outputs, pull(cotangents)
+    def compute(steps: dict[int, list[Any]]) -> Any:
+        outputs, pull = jax.vjp(f, *steps[0])
+        values = {}
+        for n, operands in steps.items() if outputs else ():
+            results = f(*constants[n])
+            if is_traced(results):  # the operator has no NumPy branch
+                values[n] = f(*operands)
+            else:
+                folded[n] = results
+        return outputs, pull([jnp.asarray(_cotangent(y.shape)) for y in outputs]), values
 
-        direct = g(*xs)
-
-        def pull(cotangents: Any) -> Any:
-            traced, grads = jit(both)(xs, cotangents)
-            for a, b in zip(direct, traced, strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
-            return grads
-
-        return direct, pull
-
-    with jax.enable_x64(True):
-        check_vjp(g, f_vjp, operands, atol=1e-6, rtol=1e-6, eps=1e-5)
-    return True
+    return compute
 
 
 INF = np.inf
@@ -298,25 +343,35 @@ DELICATE: list[tuple[str, Any, dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "x", "attributes", "expected"), DELICATE, ids=[f"{r[0]}-{i}" for i, r in enumerate(DELICATE)]
-)
-def test_gradients_stay_finite(name: str, x: Any, attributes: dict[str, Any], expected: Any) -> None:
-    grad = jit(jax.grad(lambda x: run_op(name, x, **attributes).sum()))(jnp.array(x, jnp.float32))
-    assert np.isfinite(grad).all(), grad
-    if expected is not None:
-        np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-6)
+def gradient(name: str, attributes: dict[str, Any]) -> Callable[..., Any]:
+    return jax.grad(lambda x: run_op(name, x, **attributes).sum())
+
+
+def test_gradients_stay_finite() -> None:
+    calls = {
+        f"{name}-{place}": (gradient(name, attributes), (np.array(x, np.float32),))
+        for place, (name, x, attributes, _) in enumerate(DELICATE)
+    }
+    grads = joined(calls, xla_backend_optimization_level=0)
+    assert [name for name, grad in grads.items() if not np.isfinite(grad).all()] == []
+    pairs = zip(grads.items(), DELICATE, strict=True)
+    known = {name: (grad, expected) for (name, grad), (*_, expected) in pairs if expected is not None}
+    assert not differences(known, rtol=1e-5, atol=1e-6)
+
+
+@jax.jit
+@jax.grad
+def untaken(x: Any) -> Any:
+    return run_op("Where", np.array([False, True]), x, np.zeros(2, np.float32)).sum()
 
 
 def test_an_untaken_branch_has_no_gradient() -> None:
-    x = jnp.array([np.nan, 1.0])
-    grad = jax.grad(lambda x: run_op("Where", np.array([False, True]), x, jnp.zeros(2)).sum())(x)
-    np.testing.assert_array_equal(grad, [0, 1])
+    np.testing.assert_array_equal(untaken(np.float32([np.nan, 1])), [0, 1])
 
 
 def test_powers_of_zero() -> None:
-    base, exponent = jnp.array([0.0, 0.0, 2.0]), jnp.array([2.0, 1.0, 3.0])
-    grads = jax.grad(lambda x, y: run_op("Pow", x, y).sum(), (0, 1))(base, exponent)
+    base, exponent = np.float32([0, 0, 2]), np.float32([2, 1, 3])
+    grads = jax.jit(jax.grad(lambda x, y: run_op("Pow", x, y).sum(), (0, 1)))(base, exponent)
     np.testing.assert_allclose(grads, [[0, 1, 12], [0, 0, 8 * np.log(2)]], rtol=1e-5)
 
 

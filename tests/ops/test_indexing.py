@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,8 +14,9 @@ import pytest
 from onnx2jax import compat
 from onnx2jax.ops import indexing
 from onnx2jax.ops.indexing import _rows
-from tests.support.branches import as_jax, both
+from tests.support.branches import as_jax, assert_each, both, op
 from tests.support.helpers import run_op
+from tests.support.joined import differences, joined
 
 MAX, MIN = 2**63 - 1, -(2**63)
 
@@ -21,28 +25,30 @@ def ints(*values):
     return np.array(values, np.int64)
 
 
-@pytest.mark.parametrize(
-    ("start", "end", "step", "expected"),
-    [
-        (0, MAX, 1, [0, 1, 2, 3, 4]),
-        (-2, MAX, 1, [3, 4]),
-        (MIN, -1, 2, [0, 2]),
-        (MAX, MIN, -1, [4, 3, 2, 1, 0]),
-        (-1, -6, -2, [4, 2, 0]),
-        (3, 0, -2, [3, 1]),
-        (MIN, MIN, -1, [0]),  # the start is clamped to 0, where Python would return nothing
-        (2, MAX, -1, []),  # backwards, the end is clamped to the last element
-        (4, 2, 1, []),
-        (7, 9, 1, []),
-        (1, 4, 100, [1]),
-    ],
-)
-def test_slice(start, end, step, expected):
-    x = np.arange(5, dtype=np.float32)
-    y = both("Slice", x, ints(start), ints(end), ints(0), ints(step))
-    np.testing.assert_array_equal(y, np.array(expected, np.float32), strict=True)
-    if step == 1:
-        np.testing.assert_array_equal(both("Slice", x, opset=1, starts=(start,), ends=(end,)), y)
+SLICES = [
+    (0, MAX, 1, [0, 1, 2, 3, 4]),
+    (-2, MAX, 1, [3, 4]),
+    (MIN, -1, 2, [0, 2]),
+    (MAX, MIN, -1, [4, 3, 2, 1, 0]),
+    (-1, -6, -2, [4, 2, 0]),
+    (3, 0, -2, [3, 1]),
+    (MIN, MIN, -1, [0]),  # the start is clamped to 0, where Python would return nothing
+    (2, MAX, -1, []),  # backwards, the end is clamped to the last element
+    (4, 2, 1, []),
+    (7, 9, 1, []),
+    (1, 4, 100, [1]),
+]
+
+
+def test_slice():
+    x, cases = np.arange(5, dtype=np.float32), {}
+    for start, end, step, expected in SLICES:
+        call = op("Slice", x, ints(start), ints(end), ints(0), ints(step))
+        cases[f"{start}:{end}:{step}"] = call, np.array(expected, np.float32)
+        if step == 1:
+            old = op("Slice", x, opset=1, starts=(start,), ends=(end,))
+            cases[f"{start}:{end} at opset 1"] = old, np.array(expected, np.float32)
+    assert_each(cases, strict=True)
 
 
 def test_slice_of_negative_axes_strings_and_empty_arrays():
@@ -57,14 +63,15 @@ def test_slice_of_negative_axes_strings_and_empty_arrays():
             run_op("Slice", x, *wrong)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, object])
-def test_gather_wraps_negative_indices(dtype):
-    x = np.array([[1, 0, 1], [0, 0, 1]]).astype(str if dtype is object else dtype).astype(dtype)
-    for indices, axis in ((np.array(-1), 1), (np.array([[0, -2]], np.int32), 0), (ints(2, 2, -3), -1), (ints(), 0)):
-        for traced in ((0,), (0, 1)) if dtype is not object else ((),):
-            y = both("Gather", x, indices, axis=axis, traced=traced)
-            assert y.dtype == dtype
-            np.testing.assert_array_equal(y, np.take(x, indices, axis))
+def test_gather_wraps_negative_indices():
+    cases = {}
+    for dtype in (np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, object):
+        x = np.array([[1, 0, 1], [0, 0, 1]]).astype(str if dtype is object else dtype).astype(dtype)
+        for indices, axis in ((np.array(-1), 1), (np.array([[0, -2]], np.int32), 0), (ints(2, 2, -3), -1), (ints(), 0)):
+            for traced in ((0,), (0, 1)) if dtype is not object else ((),):
+                call = op("Gather", x, indices, axis=axis, traced=traced)
+                cases[f"{x.dtype} at {indices} along {axis}, {traced} traced"] = call, np.take(x, indices, axis)
+    assert_each(cases, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +95,24 @@ def test_constant_indices_out_of_range_raise(name, inputs):
             run_op(name, data, *inputs, **attributes)
 
 
-@pytest.mark.parametrize("index", [5, -3, 2**32 + 1, -(2**32) + 1])
-def test_traced_indices_out_of_range_read_nan_and_drop_writes(index):
+def test_traced_indices_out_of_range_read_nan_and_drop_writes():
     """Those too whose lower 32 bits are in range."""
-    x, far = as_jax(np.float32([1, 2])), as_jax(ints(index))
-    assert np.isnan(run_op("Gather", x, far)).all()
-    assert np.isnan(run_op("GatherElements", x, far)).all()
-    assert np.isnan(run_op("GatherND", x, far)).all()
-    np.testing.assert_array_equal(run_op("ScatterElements", x, far, np.float32([9])), [1, 2])
-    np.testing.assert_array_equal(run_op("ScatterND", x, far[:, None], np.float32([9])), [1, 2])
+    x, new, nan = np.float32([1, 2]), np.float32([9]), np.float32(np.nan)
+    indices = [ints(index) for index in (5, -3, 2**32 + 1, -(2**32) + 1)]
+
+    @jax.jit
+    def results(x, indices):
+        reads = [[run_op(f"Gather{kind}", x, far) for kind in ("", "Elements", "ND")] for far in indices]
+        writes = [
+            [run_op("ScatterElements", x, far, new), run_op("ScatterND", x, far[:, None], new)] for far in indices
+        ]
+        return reads, writes
+
+    with compat.enable_x64():
+        reads, writes = results(x, indices)
+    for far, read, written in zip(indices, reads, writes, strict=True):
+        np.testing.assert_array_equal([y.ravel()[0] for y in read], [nan] * 3, err_msg=str(far))
+        np.testing.assert_array_equal(written, [x] * 2, err_msg=str(far))
 
 
 def test_gather_elements_of_smaller_indices_does_not_broadcast():
@@ -123,19 +139,19 @@ def test_gather_nd(indices, batch_dims, expected):
     np.testing.assert_array_equal(y, np.float32(expected), strict=True)
 
 
-@pytest.mark.parametrize(
-    ("reduction", "expected"),
-    [("none", [4, 1, 2]), ("add", [1 + 3 + 4, 1, 2]), ("mul", [12, 1, 2]), ("max", [4, 1, 2]), ("min", [1, 1, 2])],
-)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.uint64, ml_dtypes.bfloat16])
-def test_scatters_with_duplicates(reduction, expected, dtype):
-    x, updates, indices = np.array([1, 1, 2], dtype), np.array([3, 4], dtype), ints(0, -3)
-    for traced in ((0, 2), (0, 1, 2), (1,)):
-        y = both("ScatterElements", x, indices, updates, reduction=reduction, traced=traced)
-        np.testing.assert_array_equal(y.astype(np.float64), expected)
-        y = both("ScatterND", x, indices[:, None], updates, reduction=reduction, traced=traced)
-        np.testing.assert_array_equal(y.astype(np.float64), expected)
-    np.testing.assert_array_equal(x.astype(np.float64), [1, 1, 2])  # the input is left alone
+def test_scatters_with_duplicates():
+    sums = {"none": [4, 1, 2], "add": [1 + 3 + 4, 1, 2], "mul": [12, 1, 2], "max": [4, 1, 2], "min": [1, 1, 2]}
+    indices, cases = ints(0, -3), {}
+    for dtype in (np.float32, np.float16, np.int8, np.uint64, ml_dtypes.bfloat16):
+        for reduction, expected in sums.items():
+            x, updates = np.array([1, 1, 2], dtype), np.array([3, 4], dtype)
+            for traced in ((0, 2), (0, 1, 2), (1,)):
+                for name, at in (("ScatterElements", indices), ("ScatterND", indices[:, None])):
+                    call = op(name, x, at, updates, reduction=reduction, traced=traced)
+                    cases[f"{name} {x.dtype} {reduction}, {traced} traced"] = call, np.array(expected, dtype)
+    assert_each(cases, strict=True)
+    for (_, (x, *_), _), _ in cases.values():
+        np.testing.assert_array_equal(x.astype(np.float64), [1, 1, 2])  # the input is left alone
 
 
 @pytest.mark.parametrize(
@@ -218,14 +234,14 @@ def test_reverse_sequence(shape):
     np.testing.assert_array_equal(swapped.swapaxes(0, 1), y)
 
 
-@pytest.mark.parametrize("k", [None, 0, 1, -2, 2**62, MIN])
-@pytest.mark.parametrize("upper", [0, 1])
-def test_trilu(k, upper):
-    for dtype in (np.float32, np.bool_, np.int64):
+def test_trilu():
+    cases = {}
+    for upper, dtype, k in itertools.product((0, 1), (np.float32, np.bool_, np.int64), (None, 0, 1, -2, 2**62, MIN)):
         x = np.ones((2, 3, 4), dtype)
         expected = (np.triu if upper else np.tril)(x, min(max(k or 0, -9), 9))
-        y = both("Trilu", x, None if k is None else np.array(k), upper=upper, traced=(0, 1))
-        np.testing.assert_array_equal(y, expected, strict=True)
+        call = op("Trilu", x, None if k is None else np.array(k), upper=upper, traced=(0, 1))
+        cases[f"{x.dtype}, {upper=}, {k=}"] = call, expected
+    assert_each(cases, strict=True)
 
 
 ROWS = {
@@ -239,29 +255,26 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("reduction", [None, "none", "add", "mul", "max", "min"])
-@pytest.mark.parametrize("case", ROWS)
-def test_expanded_indices_select_rows(case, reduction, known):
-    shape, column, whole, axis = ROWS[case]
-    rng = np.random.default_rng(0)
-    data, updates = (rng.standard_normal(s).astype(np.float32) for s in (shape, whole))
-    limit = shape[axis] if min(column) > 1 or len(column) < 3 else 3
-    indices = rng.integers(-limit, limit, column)
+def test_expanded_indices_select_rows():
+    calls, expected = {}, {}
+    reductions = (None, "none", "add", "mul", "max", "min")
+    for (case, (shape, column, whole, axis)), reduction in itertools.product(ROWS.items(), reductions):
+        rng = np.random.default_rng(0)
+        data, updates = (rng.standard_normal(s).astype(np.float32) for s in (shape, whole))
+        limit = shape[axis] if min(column) > 1 or len(column) < 3 else 3
+        indices = rng.integers(-limit, limit, column)
 
-    def call(data, indices, updates):
-        indices = run_op("Expand", indices, np.array(whole))
-        if reduction is None:
-            return run_op("GatherElements", data, indices, axis=axis)
-        return run_op("ScatterElements", data, indices, updates, axis=axis, reduction=reduction)
+        def call(data, updates, indices, whole=whole, axis=axis, reduction=reduction):
+            indices = run_op("Expand", indices, np.array(whole))
+            if reduction is None:
+                return run_op("GatherElements", data, indices, axis=axis)
+            return run_op("ScatterElements", data, indices, updates, axis=axis, reduction=reduction)
 
-    expected = call(data, indices, updates)
-    with compat.enable_x64():
-        if known:
-            got = jax.jit(lambda data, updates: call(data, indices, updates))(data, updates)
-        else:
-            got = jax.jit(call)(data, indices, updates)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
+        calls[case, reduction, "traced"] = call, (data, updates, indices)
+        calls[case, reduction, "known"] = partial(call, indices=indices), (data, updates)
+        expected[case, reduction] = call(data, updates, indices)
+    pairs = {name: (got, expected[name[:2]]) for name, got in joined(calls).items()}
+    assert not differences(pairs, rtol=1e-6)
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -324,15 +337,16 @@ def test_the_slot_of_a_cache_is_written_as_its_elements_are(shape, monkeypatch):
         np.testing.assert_array_equal(ours[0], expected)
 
 
-@pytest.mark.parametrize("mode", ["linear", "circular"])
-@pytest.mark.parametrize("axis", [1, 2, 3])
-def test_a_slot_of_each_sequence(axis, mode):
-    rng = np.random.default_rng(0)
-    cache = rng.normal(size=(3, 4, 4, 4)).astype(np.float32)
-    new = rng.normal(size=[1 if i == axis else n for i, n in enumerate(cache.shape)]).astype(np.float32)
-    at = np.array([0, 3, 2 if mode == "linear" else 5])
-    expected = np.moveaxis(cache.copy(), axis, 1)
-    for i in range(3):
-        expected[i, at[i] % 4] = np.moveaxis(new, axis, 1)[i, 0]
-    y = jax.jit(lambda at: indexing.tensor_scatter(cache, new, at, axis=axis, mode=mode))(at)
-    np.testing.assert_array_equal(y, np.moveaxis(expected, 1, axis))
+def test_a_slot_of_each_sequence():
+    pairs, rng = {}, np.random.default_rng(0)
+    for mode, axis in itertools.product(["linear", "circular"], [1, 2, 3]):
+        cache = rng.normal(size=(3, 4, 4, 4)).astype(np.float32)
+        new = rng.normal(size=[1 if i == axis else n for i, n in enumerate(cache.shape)]).astype(np.float32)
+        at = np.array([0, 3, 2 if mode == "linear" else 5])
+        expected = np.moveaxis(cache.copy(), axis, 1)
+        for i in range(3):
+            expected[i, at[i] % 4] = np.moveaxis(new, axis, 1)[i, 0]
+        call = partial(indexing.tensor_scatter, axis=axis, mode=mode)
+        pairs[mode, axis] = (lambda at, cache=cache, new=new, call=call: call(cache, new, at), (at,)), expected
+    for (mode, axis), y in joined({name: call for name, (call, _) in pairs.items()}).items():
+        np.testing.assert_array_equal(y, np.moveaxis(pairs[mode, axis][1], 1, axis), err_msg=f"{mode} {axis}")

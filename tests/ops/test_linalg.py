@@ -62,22 +62,25 @@ REPEATED = {
 def test_matmul_reads_repeated_matrices_once(case, rows):
     options = REPEATED[case]
     q, x = real(2, 6, rows, 5), real(2, 3, *((7, 5) if "keys" in case else (5, 7)))
-    wanted = by_repeated(q, x, **options)  # by NumPy
-    for batch in (2, 1):
-        got = jax.jit(partial(by_repeated, **options))(q[:batch], x[:batch])
-        np.testing.assert_allclose(got, wanted[:batch], rtol=1e-5, atol=1e-6)
-    assert operands_of_products(partial(by_repeated, **options), q, x) == [x.shape]
+    ours = partial(by_repeated, **options)
+    wanted = ours(q, x)  # by NumPy
+    assert operands_of_products(ours, q, x) == [x.shape]
     directions = real(*q.shape), real(*x.shape) / 3
 
     def plain(q, x):
         x = jnp.repeat(x * options.get("scale", np.float32(1)), 2, axis=1)
         return q @ (x.mT if options.get("transposed") else x)
 
-    of_ours, of_plain = (jax.jvp(jax.jit(f), (q, x), directions) for f in (partial(by_repeated, **options), plain))
+    @jax.jit
+    def results(q, x):
+        derivatives = [jax.jvp(jax.jit(f), (q, x), directions) for f in (ours, plain)]
+        return ours(q, x), ours(q[:1], x[:1]), jax.vmap(ours)(q[:, None], x[:, None])[:, 0], derivatives
+
+    *products, (of_ours, of_plain) = results(q, x)
+    for got in products:
+        np.testing.assert_allclose(got, wanted[: len(got)], rtol=1e-5, atol=1e-6)
     for got, want in zip(of_ours, of_plain, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    mapped = jax.vmap(partial(by_repeated, **options))(q[:, None], x[:, None])
-    np.testing.assert_allclose(mapped[:, 0], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int32, np.float64])
@@ -202,7 +205,7 @@ def test_einsum_requires_the_ellipsis_in_the_output():
 
 def test_gradients():
     a, b = real(2, 3), real(3, 3)
-    grad = jax.grad(lambda a, b: run_op("MatMul", a, b).sum() + run_op("Det", b), (0, 1))(a, b)
+    grad = jax.jit(jax.grad(lambda a, b: run_op("MatMul", a, b).sum() + run_op("Det", b), (0, 1)))(a, b)
     np.testing.assert_allclose(grad[0], np.tile(b.sum(1), (2, 1)), rtol=1e-5)
     cofactors = np.linalg.det(b) * np.linalg.inv(b).T
     np.testing.assert_allclose(grad[1], np.tile(a.sum(0)[:, None], 3) + cofactors, rtol=1e-3, atol=1e-4)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+from itertools import product
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import onnx
@@ -16,9 +16,9 @@ from onnx import helper
 from onnx2jax.ops.microsoft.quant import unpack
 from onnx2jax.ops.packed import packed_product
 from tests.support.helpers import run_op
+from tests.support.joined import MICROSOFT, differences, results_of
 
 RNG = np.random.default_rng(0)
-MICROSOFT = "com.microsoft"
 F32, I32 = np.float32, functools.partial(np.array, dtype=np.int32)
 
 
@@ -123,13 +123,12 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "inputs", "n_outputs", "attributes"), CASES)
-def test_onnxruntime_agrees(name, inputs, n_outputs, attributes):
-    expected = onnxruntime_says(name, inputs, n_outputs, attributes)
-    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
-    for result, want in zip(results if n_outputs > 1 else [results], expected, strict=True):
-        assert result.dtype == want.dtype and result.shape == want.shape
-        np.testing.assert_allclose(np.asarray(result), want, rtol=2e-4, atol=2e-5)
+def test_onnxruntime_agrees(subtests):
+    for case, (name, inputs, n_outputs, attributes), results in results_of(CASES):
+        with subtests.test(msg=case):
+            for result, want in zip(results, onnxruntime_says(name, inputs, n_outputs, attributes), strict=True):
+                assert result.dtype == want.dtype and result.shape == want.shape
+                np.testing.assert_allclose(result, want, rtol=2e-4, atol=2e-5)
 
 
 def test_sequences_of_different_lengths():
@@ -143,33 +142,22 @@ def test_sequences_of_different_lengths():
     np.testing.assert_allclose(key[1, :, :4], expected[1][1, :, :4], rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("zero", [None, "packed", "real"])
-def test_matmul_nbits_unpacks_low_bits_first(bits, zero):
-    K, N, block = 40, 3, 16
-    values = RNG.integers(0, 2**bits, (N, 3, block))
-    shifts = bits * np.arange(8 // bits)
-    pack = lambda v: (v.reshape(*v.shape[:-1], -1, 8 // bits) << shifts).sum(-1).astype(np.uint8)  # noqa: E731
-    zeros = RNG.integers(0, 2**bits, (N, 4 if bits < 8 else 3))
-    given = {None: None, "packed": pack(zeros), "real": zeros[:, :3].astype(F32)}[zero]
-    offset = np.full((N, 3), 2 ** (bits - 1)) if zero is None else zeros[:, :3]
-    A, scales, bias = real(2, K), real(N, 3), real(N)
-    weight = ((values - offset[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
-    y = run_op(
-        "MatMulNBits",
-        A,
-        pack(values),
-        scales,
-        given,
-        None,
-        bias,
-        domain=MICROSOFT,
-        K=K,
-        N=N,
-        bits=bits,
-        block_size=block,
-    )
-    np.testing.assert_allclose(y, A @ weight.T + bias, rtol=1e-4, atol=1e-4)
+def test_matmul_nbits_unpacks_low_bits_first():
+    K, N, block, rows, expected = 40, 3, 16, [], []
+    for bits, zero in product((2, 4, 8), (None, "packed", "real")):
+        values = RNG.integers(0, 2**bits, (N, 3, block))
+        shifts = bits * np.arange(8 // bits)
+        pack = lambda v: (v.reshape(*v.shape[:-1], -1, 8 // bits) << shifts).sum(-1).astype(np.uint8)  # noqa: E731, B023
+        zeros = RNG.integers(0, 2**bits, (N, 4 if bits < 8 else 3))
+        given = {None: None, "packed": pack(zeros), "real": zeros[:, :3].astype(F32)}[zero]
+        offset = np.full((N, 3), 2 ** (bits - 1)) if zero is None else zeros[:, :3]
+        A, scales, bias = real(2, K), real(N, 3), real(N)
+        weight = ((values - offset[..., None]) * scales[..., None]).reshape(N, -1)[:, :K]
+        attributes = {"K": K, "N": N, "bits": bits, "block_size": block}
+        rows.append(("MatMulNBits", [A, pack(values), scales, given, None, bias], 1, attributes))
+        expected.append(A @ weight.T + bias)
+    pairs = {case: (y, want) for (case, _, [y]), want in zip(results_of(rows), expected, strict=True)}
+    assert not differences(pairs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -248,21 +236,18 @@ def test_unsupported_operators_are_named(name, inputs, attributes):
 
 
 def test_gradients_stay_finite():
-    x = jnp.ones((2, 3))
-    distance = jax.grad(lambda a: run_op("CDist", a, x, domain=MICROSOFT, metric="euclidean").sum())(x)
-    assert not np.asarray(distance).any()
-    query = jax.grad(
-        lambda q: run_op(
-            "MultiHeadAttention",
-            q,
-            *(real(1, 2, 8) for _ in range(2)),
-            None,
-            I32([[0, 0]]),
-            domain=MICROSOFT,
-            num_heads=2,
-        ).sum()
-    )(real(1, 2, 8))
-    assert np.isfinite(query).all()
+    x, (query, key, value) = np.ones((2, 3), F32), (real(1, 2, 8) for _ in range(3))
+
+    def distances(a):
+        return run_op("CDist", a, x, domain=MICROSOFT, metric="euclidean").sum()
+
+    def attention(query):
+        inputs = query, key, value, None, I32([[0, 0]])
+        return run_op("MultiHeadAttention", *inputs, domain=MICROSOFT, num_heads=2).sum()
+
+    by_distance, by_query = jax.jit(lambda a, q: (jax.grad(distances)(a), jax.grad(attention)(q)))(x, query)
+    assert not np.asarray(by_distance).any()
+    assert np.isfinite(by_query).all()
 
 
 STEP = [*grouped(1), *past(5), I32([5, 5]), I32(6)]

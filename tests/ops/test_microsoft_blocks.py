@@ -10,7 +10,8 @@ import pytest
 
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says
 from tests.ops.test_microsoft_ragged import KERNELS
-from tests.support.helpers import check_gradients, run_op
+from tests.support.helpers import run_op
+from tests.support.joined import check_gradients_of, derived, results_of
 
 RNG = np.random.default_rng(5)
 BF16, F16 = ml_dtypes.bfloat16, np.float16
@@ -168,38 +169,37 @@ LOOPS: Any = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_matches_the_definition_in_the_schema(
-    name: str, inputs: list[Any], count: int, attributes: dict[str, Any]
-) -> None:
-    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, jit=True, **attributes)
-    results = results if count > 1 else (results,)
-    judges = [LOOPS[name](*inputs, **attributes)]
-    if name in KERNELS and count == 1:  # the scores of all experts are for CUDA
-        judges.append(onnxruntime_says(name, inputs, count, attributes))
-    tolerance = 2e-3 if inputs[0].dtype == F16 else 2e-5
-    for expected in judges:
-        for result, want in zip(results, expected[:count], strict=True):
-            assert result.shape == want.shape
-            np.testing.assert_allclose(result.astype(float), want, rtol=tolerance, atol=tolerance)
+def test_matches_the_definition_in_the_schema(subtests: pytest.Subtests) -> None:
+    for case, (name, inputs, count, attributes), results in results_of(ROWS):
+        with subtests.test(msg=case):
+            judges = [LOOPS[name](*inputs, **attributes)]
+            if name in KERNELS and count == 1:  # the scores of all experts are for CUDA
+                judges.append(onnxruntime_says(name, inputs, count, attributes))
+            tolerance = 2e-3 if inputs[0].dtype == F16 else 2e-5
+            for expected in judges:
+                for result, want in zip(results, expected[:count], strict=True):
+                    assert result.shape == want.shape
+                    np.testing.assert_allclose(result.astype(float), want, rtol=tolerance, atol=tolerance)
 
 
 HALVES = [(name, dtype) for name in (GATE, PROJ, LORA, ROUTER, MIX) for dtype in (F16, BF16)]
 HALVES.remove((LORA, BF16))  # which is not in the schema
 
 
-@pytest.mark.parametrize(("name", "dtype"), HALVES)
-def test_half_precision(name: str, dtype: Any) -> None:
+def test_half_precision(subtests: pytest.Subtests) -> None:
     """Beside the same in float32; an older onnxruntime has no schema of most of these."""
-    inputs, count, attributes = next((i, n, a) for o, i, n, a in ROWS if o == name)
-    half = [x.astype(dtype) if x.dtype == F32 and x is not BIAS else x for x in inputs]
-    whole = [x.astype(F32) if x.dtype == dtype else x for x in half]
-    results, expected = (
-        run_op(name, *given, domain=MICROSOFT, n_outputs=count, **attributes) for given in (half, whole)
-    )
-    for result, want in zip(*((r if count > 1 else (r,)) for r in (results, expected)), strict=True):
-        assert result.dtype in (dtype, F32)
-        np.testing.assert_allclose(np.asarray(result, float), want, rtol=0.05, atol=0.1)
+    halves, wholes = [], []
+    for name, dtype in HALVES:
+        inputs, count, attributes = next((i, n, a) for o, i, n, a in ROWS if o == name)
+        half = [x.astype(dtype) if x.dtype == F32 and x is not BIAS else x for x in inputs]
+        halves.append((name, half, count, attributes))
+        wholes.append((name, [x.astype(F32) if x.dtype == dtype else x for x in half], count, attributes))
+    both = zip(HALVES, results_of(halves), results_of(wholes), strict=True)
+    for (name, dtype), (_, _, results), (_, _, expected) in both:
+        with subtests.test(msg=f"{name}, {np.dtype(dtype)}"):
+            for result, want in zip(results, expected, strict=True):
+                assert result.dtype in (dtype, F32)
+                np.testing.assert_allclose(result.astype(float), want, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize(("arithmetic", "prefill", "steps"), [(1, 0, 0), (0, 0, 1), (1, 1, 1)])
@@ -243,9 +243,10 @@ def test_mismatched_operands_are_rejected(name: str, inputs: list[Any], attribut
 DIFFERENTIABLE = [GATE, PROJ, ROUTER, MIX]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients(name: str) -> None:
-    inputs, _, attributes = next((i, n, a) for o, i, n, a in ROWS if o == name)
-    count = 1 if name in (GATE, ROUTER) else 2
-    free = {i: x.astype(np.float64) for i, x in enumerate(inputs) if x is not BIAS}
-    check_gradients(name, inputs, free, domain=MICROSOFT, n_outputs=count, **attributes)
+def test_gradients() -> None:
+    cases = {}
+    for name in DIFFERENTIABLE:
+        _, inputs, _, attributes = next(row for row in ROWS if row[0] == name)
+        row = name, inputs, 1 if name in (GATE, ROUTER) else 2, attributes
+        cases[name] = derived(row, *(i for i, x in enumerate(inputs) if x is BIAS))
+    check_gradients_of(cases)

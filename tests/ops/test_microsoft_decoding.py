@@ -18,7 +18,8 @@ import onnx2jax
 from onnx2jax import compat
 from onnx2jax.errors import KnownValueError
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says, real
-from tests.support.helpers import check_gradients, run_op
+from tests.support.helpers import run_op
+from tests.support.joined import check_gradients_of, derived, results_of
 
 HEADS, SIZE, ROOM, USED = 2, 8, 6, 3
 MHA, STEPWISE, ALONE = "MultiHeadAttention", "DecoderMaskedMultiHeadAttention", "DecoderMaskedSelfAttention"
@@ -77,12 +78,11 @@ ON_CPU: list[tuple[str, list[Any], int, dict[str, Any]]] = [
 
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
-@pytest.mark.parametrize(("name", "inputs", "n_outputs", "attributes"), ON_CPU)
-def test_onnxruntime_agrees(name: str, inputs: list[Any], n_outputs: int, attributes: dict[str, Any]) -> None:
-    expected = onnxruntime_says(name, inputs, n_outputs, attributes)
-    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
-    for result, want in zip(results if n_outputs > 1 else [results], expected, strict=True):
-        np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
+def test_onnxruntime_agrees(subtests: pytest.Subtests) -> None:
+    for case, (name, inputs, n_outputs, attributes), results in results_of(ON_CPU):
+        with subtests.test(msg=case):
+            for result, want in zip(results, onnxruntime_says(name, inputs, n_outputs, attributes), strict=True):
+                np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-6)
 
 
 def model_of(name: str, inputs: list[Any], outputs: list[str], **attributes: Any) -> onnx.ModelProto:
@@ -299,13 +299,11 @@ def test_gradients_flow_through_a_buffer() -> None:
 DIFFERENTIABLE = [STEPWISE, ALONE, "DecoderAttention", "SparseAttention"]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients(name: str) -> None:
-    inputs, n_outputs, attributes = next(row[1:] for row in ROWS if row[0] == name)
-    if name == "SparseAttention":
-        inputs, attributes = SPARSE_CALLS["step"]
-    free = {i: x.astype(np.float64) for i, x in enumerate(inputs) if x is not None and x.dtype == F32}
-    check_gradients(name, inputs, free, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
+def test_gradients() -> None:
+    rows = {name: next(row for row in ROWS if row[0] == name) for name in DIFFERENTIABLE}
+    inputs, attributes = SPARSE_CALLS["step"]
+    rows["SparseAttention"] = "SparseAttention", inputs, 3, attributes
+    check_gradients_of({name: derived(row) for name, row in rows.items()})
 
 
 REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [

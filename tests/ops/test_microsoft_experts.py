@@ -57,8 +57,9 @@ def interleaved(hidden: Any) -> Any:
 
 def checked(name: str, inputs: list[Any], **attributes: Any) -> Any:
     """The result for all tokens, checked against that for the first token alone, which gathers its experts."""
-    run = jax.jit(lambda inputs: run_op(name, *inputs, domain=MICROSOFT, **attributes))
-    y, first = run(inputs), run([x[:1] if x is not None and len(x) == TOKENS else x for x in inputs])
+    alone = [x[:1] if x is not None and len(x) == TOKENS else x for x in inputs]
+    run = jax.jit(lambda *each: [run_op(name, *given, domain=MICROSOFT, **attributes) for given in each])
+    y, first = run(inputs, alone)
     np.testing.assert_allclose(first, y[:1], rtol=1e-4, atol=1e-5)
     return np.asarray(y)
 
@@ -117,8 +118,12 @@ def quantized(rows: int, size: int, bits: int, block: int, zeros: bool) -> tuple
     return packed(values.reshape(EXPERTS, rows, size), bits), scale.reshape(shape), points, real_weight
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize(("bits", "block"), [(2, 0), (4, 0), (8, 0), (2, 16), (4, 16), (8, 16)])
+PAIRED = [(2, 0, False), (4, 0, True), (8, 0, False), (2, 16, True), (4, 16, False), (8, 16, True)]
+"""Each number of bits, and each size of a block, without zero points and with them."""
+OTHERS = [pytest.param(bits, block, not zeros, marks=pytest.mark.extended) for bits, block, zeros in PAIRED]
+
+
+@pytest.mark.parametrize(("bits", "block", "zeros"), [*PAIRED, *OTHERS])
 def test_experts_with_packed_weights(bits: int, block: int, zeros: bool) -> None:
     w1, s1, z1, real1 = quantized(2 * INNER, HIDDEN, bits, block, zeros)
     w2, s2, z2, real2 = quantized(HIDDEN, INNER, bits, block, zeros)

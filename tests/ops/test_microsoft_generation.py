@@ -271,7 +271,7 @@ BEAMS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["gpt", "t5 of 2 inputs", "t5 of 3 inputs"])
+@pytest.mark.parametrize("kind", ["gpt", pytest.param("t5 of 2 inputs", marks=pytest.mark.extended), "t5 of 3 inputs"])
 @pytest.mark.parametrize("given", [*RULES, *BEAMS])
 def test_beam_search(given: dict[str, Any], kind: str) -> None:
     """Sequences, their scores, those of every token in each step. One sequence at a time: see the limits."""

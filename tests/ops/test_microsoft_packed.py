@@ -18,7 +18,8 @@ from onnx import helper
 import onnx2jax
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says, real
 from tests.ops.test_microsoft_decoding import attended
-from tests.support.helpers import check_gradients, run_op
+from tests.support.helpers import run_op
+from tests.support.joined import check_gradients_of, derived
 
 HEADS, SIZE = 2, 4
 WIDTH = HEADS * SIZE
@@ -152,6 +153,7 @@ def encoder() -> onnx.ModelProto:
     )
 
 
+@pytest.mark.extended
 def test_a_model_that_onnxruntime_optimised_to_packed_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tokens have the numbers they had with padding; how many there are depends on data."""
     importlib.import_module("onnxruntime.transformers")  # which adds itself to the path, for good
@@ -298,12 +300,9 @@ def test_longformer_attention() -> None:
 DIFFERENTIABLE = [name for name in CALLS if name not in ("RemovePadding", "GemmaRotaryEmbedding")]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients(name: str) -> None:
-    inputs, n_outputs, attributes = CALLS[name]
-    fixed = {"LongformerAttention": 3}.get(name)  # the mask
-    free = {i: x.astype(np.float64) for i, x in enumerate(inputs) if x.dtype.kind == "f" and i != fixed}
-    check_gradients(name, inputs, free, domain=MICROSOFT, n_outputs=n_outputs, **attributes)
+def test_gradients() -> None:
+    fixed = {"LongformerAttention": [3]}  # the mask
+    check_gradients_of({name: derived((name, *CALLS[name]), *fixed.get(name, [])) for name in DIFFERENTIABLE})
 
 
 M, P = "MRotaryEmbedding", "PagedAttention"

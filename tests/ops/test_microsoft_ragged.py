@@ -13,7 +13,8 @@ import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says
-from tests.support.helpers import check_gradients, run_op
+from tests.support.helpers import run_op
+from tests.support.joined import check_gradients_of, derived, results_of
 
 RNG = np.random.default_rng(21)
 KERNELS = {
@@ -186,19 +187,16 @@ LOOPS: Any = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_matches_the_definition_in_the_schema(
-    name: str, inputs: list[Any], count: int, attributes: dict[str, Any]
-) -> None:
-    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, **attributes)
-    results = results if count > 1 else (results,)
-    judges = [LOOPS[name](*inputs, **attributes)]
-    if name in KERNELS:
-        judges.append(onnxruntime_says(name, inputs, min(count, 2), attributes))  # what is not captured is open
-    for expected in judges:
-        for result, want in zip(results[: len(expected)], expected[:count], strict=True):
-            assert result.shape == want.shape
-            np.testing.assert_allclose(result, want, rtol=2e-4, atol=2e-5)
+def test_matches_the_definition_in_the_schema(subtests: pytest.Subtests) -> None:
+    for case, (name, inputs, count, attributes), results in results_of(ROWS):
+        with subtests.test(msg=case):
+            judges = [LOOPS[name](*inputs, **attributes)]
+            if name in KERNELS:
+                judges.append(onnxruntime_says(name, inputs, min(count, 2), attributes))  # the rest is not defined
+            for expected in judges:
+                for result, want in zip(results[: len(expected)], expected[:count], strict=True):
+                    assert result.shape == want.shape
+                    np.testing.assert_allclose(result, want, rtol=2e-4, atol=2e-5)
 
 
 def test_captured_state_can_be_restored() -> None:
@@ -272,11 +270,8 @@ def test_mismatched_operands_are_rejected(name: str, inputs: list[Any], attribut
 DIFFERENTIABLE = [NET, CONV, "GatedDeltaNetStateReplay"]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients(name: str) -> None:
-    inputs, count, attributes = next((i, n, a) for o, i, n, a in ROWS if o == name)
-    free = {i: x.astype(np.float64) for i, x in enumerate(inputs) if x is not None and x.dtype == F32}
-    check_gradients(name, inputs, free, domain=MICROSOFT, n_outputs=count, **attributes)
+def test_gradients() -> None:
+    check_gradients_of({name: derived(next(row for row in ROWS if row[0] == name)) for name in DIFFERENTIABLE})
 
 
 def test_half_precision() -> None:

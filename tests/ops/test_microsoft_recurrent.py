@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from jax.test_util import check_vjp
 
-from onnx2jax import compat
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says
-from tests.support.helpers import run_op
+from tests.support.helpers import check_gradients, run_op
+from tests.support.joined import results_of
 
 RNG = np.random.default_rng(4)
 STEPS, BATCH, INPUT, HIDDEN, MEMORY, DEPTH, UNITS, STATE = 4, 3, 2, 5, 6, 3, 4, 7
@@ -70,12 +67,11 @@ ROWS: list[tuple[str, list[Any], int, dict[str, Any]]] = [
 DIFFERENTIABLE = ["AttnLSTM"]
 
 
-@pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_results_match_the_definition(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
-    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, jit=True, **attributes)
-    expected = onnxruntime_says(name, inputs, count, attributes)
-    for result, want in zip(results if count > 1 else [results], expected, strict=True):
-        np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
+def test_results_match_the_definition(subtests: pytest.Subtests) -> None:
+    for case, (name, inputs, count, attributes), results in results_of(ROWS):
+        with subtests.test(msg=case):
+            for result, want in zip(results, onnxruntime_says(name, inputs, count, attributes), strict=True):
+                np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_ignores_entries_beyond_the_memory_length() -> None:
@@ -95,16 +91,9 @@ def test_an_empty_memory_gives_a_context_of_zeros() -> None:
 
 
 def test_gradients() -> None:
-    places = [0, 1, 2, 8, 9, 10, 11, 13]
-    with compat.enable_x64():
-        wide = [x.astype(np.float64) if x.dtype == F32 else x for x in operands()]
-
-        def layer(*free: Any) -> Any:
-            inputs = dict(enumerate(wide)) | dict(zip(places, free, strict=True))
-            return tuple(run_op("AttnLSTM", *inputs.values(), domain=MICROSOFT, n_outputs=3, **ALL))
-
-        compiled = jax.jit(layer)
-        check_vjp(compiled, functools.partial(jax.vjp, compiled), tuple(wide[i] for i in places), 1e-5, 1e-5)
+    wide = [x.astype(np.float64) if x.dtype == F32 else x for x in operands()]
+    free = {i: wide[i] for i in (0, 1, 2, 8, 9, 10, 11, 13)}
+    check_gradients("AttnLSTM", wide, free, domain=MICROSOFT, n_outputs=3, **ALL)
 
 
 @pytest.mark.parametrize(

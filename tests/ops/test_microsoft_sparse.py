@@ -11,6 +11,7 @@ import pytest
 
 from tests.ops.test_microsoft import F32, I32, MICROSOFT
 from tests.support.helpers import check_gradients, run_op
+from tests.support.joined import results_of
 
 RNG = np.random.default_rng(6)
 NAME = "DynamicSparseAttention"
@@ -92,14 +93,11 @@ def by_loops(
     return y.reshape(2, NEW, -1), keys, values
 
 
-@pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_matches_the_definition_in_the_schema(
-    name: str, inputs: list[Any], count: int, attributes: dict[str, Any]
-) -> None:
-    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, **attributes)
-    expected = by_loops(*inputs, **attributes)
-    for result, want in zip(results if count > 1 else [results], expected, strict=False):
-        np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-5)
+def test_matches_the_definition_in_the_schema(subtests: pytest.Subtests) -> None:
+    for case, (_, inputs, _, attributes), results in results_of(ROWS):
+        with subtests.test(msg=case):
+            for result, want in zip(results, by_loops(*inputs, **attributes), strict=False):
+                np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "bfloat"), [(np.float16, 0), (np.float16, 1), (ml_dtypes.bfloat16, 0)])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from jax.test_util import check_vjp
 
-from onnx2jax import compat
 from tests.ops.test_microsoft import F32, I32, MICROSOFT, onnxruntime_says, scalar
 from tests.support.helpers import run_op
+from tests.support.joined import check_gradients_of, derived, results_of
 
 RNG = np.random.default_rng(8)  # its own: the operands do not depend on what else was imported
 
@@ -64,14 +61,12 @@ ROWS: list[tuple[str, list[Any], int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "inputs", "count", "attributes"), ROWS)
-def test_results_match_the_definition(name: str, inputs: list[Any], count: int, attributes: dict[str, Any]) -> None:
-    results = run_op(name, *inputs, domain=MICROSOFT, n_outputs=count, **attributes)
-    for result, want in zip(
-        results if count > 1 else [results], onnxruntime_says(name, inputs, count, attributes), strict=True
-    ):
-        assert result.dtype == want.dtype and result.shape == want.shape
-        np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
+def test_results_match_the_definition(subtests: pytest.Subtests) -> None:
+    for case, (name, inputs, count, attributes), results in results_of(ROWS):
+        with subtests.test(msg=case):
+            for result, want in zip(results, onnxruntime_says(name, inputs, count, attributes), strict=True):
+                assert result.dtype == want.dtype and result.shape == want.shape
+                np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -131,13 +126,5 @@ DIFFERENTIABLE = ["ScaledSiLU", "GatedAdd", "GatedRMSNorm", "BranchwiseRMSNorm",
 DIFFERENTIABLE += ["HyperConnectionPreMix", "HyperConnectionPostMix"]
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients(name: str) -> None:
-    _, inputs, _, attributes = next(row for row in ROWS if row[0] == name)
-
-    def call(*free: Any) -> Any:
-        return run_op(name, *free, domain=MICROSOFT, **attributes)
-
-    with compat.enable_x64():
-        free = tuple(x.astype(np.float64) for x in inputs)
-        check_vjp(call, functools.partial(jax.vjp, call), free, rtol=1e-5, atol=1e-5)
+def test_gradients() -> None:
+    check_gradients_of({name: derived(next(row for row in ROWS if row[0] == name)) for name in DIFFERENTIABLE})

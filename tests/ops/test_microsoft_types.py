@@ -6,7 +6,7 @@ The judge is onnxruntime where its CPU provider runs the type, and otherwise the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import jax
@@ -16,7 +16,6 @@ from onnxruntime.capi import onnxruntime_pybind11_state as onnxruntime_state
 
 import onnx2jax
 from onnx2jax import compat
-from onnx2jax.ops import registry
 from onnx2jax.proto.dtypes import ELEMENT_TYPES
 from tests.ops import (
     test_microsoft_blocks,
@@ -30,7 +29,7 @@ from tests.ops import (
 )
 from tests.ops.test_microsoft import CASES, HEADS, HIDDEN, I32, MICROSOFT, bytes_, onnxruntime_says, real, scalar
 from tests.support.drawing import is_float, limits
-from tests.support.helpers import run_op
+from tests.support.joined import joined, traced_call
 
 DTYPES = {row.name.lower(): row.dtype for row in ELEMENT_TYPES.values()}
 SCALE, ZERO = scalar(0.02), scalar(3, np.uint8)
@@ -145,13 +144,14 @@ FAMILIES: Any = (
 """Files with tables of their own."""
 CASES_AND_ROWS = [*CASES, *ROWS, *(row for file in FAMILIES for row in file.ROWS)]
 TABLE = {name: (inputs, outputs, attributes) for name, inputs, outputs, attributes in reversed(CASES_AND_ROWS)}
+AS_IT_IS = "as it is"
 TOLERANCE = {"float16": 1e-2, "bfloat16": 6e-2}
 
 
 def _variants(name: str) -> Iterator[tuple[str, list[Any]]]:
     """The row's inputs with one type parameter in each type that the schema allows it."""
     inputs, schema = TABLE[name][0], SCHEMAS[name]
-    yield "as it is", inputs
+    yield AS_IT_IS, inputs
     for constraint in schema.type_constraints:
         parameter, last = constraint.type_param_str, len(schema.inputs) - 1
         places = [p for p, x in enumerate(inputs) if x is not None and _type(schema.inputs[min(p, last)]) == parameter]
@@ -174,55 +174,68 @@ def _converted(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return (abs(x) if dtype.name.startswith("uint") else x).astype(dtype)
 
 
-def _computing(name: str) -> Callable[[list[Any]], list[np.ndarray]]:
-    """What computes the operator's results, compiled once for inputs of some types, all that may be traced being so."""
-    _, count, attributes = TABLE[name]
-    operator = registry.resolve(MICROSOFT, name, 1)
-    assert operator is not None
-    programs: dict[Any, Any] = {}
+def _call(name: str, inputs: list[Any]) -> tuple[Callable[..., Any], tuple[dict[int, Any]]]:
+    return traced_call((name, inputs, *TABLE[name][1:]))
 
-    def call(inputs: list[Any], free: dict[int, Any]) -> Any:
-        full = [free.get(p, x) for p, x in enumerate(inputs)]
-        return run_op(name, *full, domain=MICROSOFT, n_outputs=count, **attributes)
 
-    def results(inputs: list[Any]) -> list[np.ndarray]:
-        free = {p: x for p, x in enumerate(inputs) if x is not None and operator.parameter(p) not in operator.static}
-        fixed = [None if p in free else x for p, x in enumerate(inputs)]
-        key = tuple((p, x.dtype, x.tobytes()) for p, x in enumerate(fixed) if x is not None)
-        if key not in programs:
-            options = {"xla_backend_optimization_level": 0}
-            programs[key] = jax.jit(partial(call, fixed), compiler_options=options)
+def _in_types_of_the_row(names: list[str], variants: dict[tuple[str, str], list[Any]]) -> dict[tuple[str, str], Any]:
+    """The results of all variants with their inputs in the types of the row: one program, which takes one of each."""
+    rows = {name: _call(name, TABLE[name][0]) for name in names}
+    program = jax.jit(lambda operands: {name: rows[name][0](x) for name, x in operands.items()})
+    results, others = {}, {}
+    for some in zip_longest(*([key for key in variants if key[0] == name] for name in names)):
+        operands = {name: traced for name, (_, (traced,)) in rows.items()}
+        for key in filter(None, some):
+            row = TABLE[key[0]][0]
+            inputs = [x if x is None else np.real(x).astype(r.dtype) for x, r in zip(variants[key], row, strict=True)]
+            traced = operands[key[0]]
+            operands[key[0]] = {p: inputs[p] for p in traced}
+            if not all(
+                np.array_equal(x, r) for p, (x, r) in enumerate(zip(inputs, row, strict=True)) if p not in traced
+            ):
+                others[key] = _call(key[0], inputs)
         with compat.enable_x64():
-            found = programs[key](free)
-        return [np.asarray(y) for y in (found if count > 1 else [found])]
+            found = program(operands)
+        results |= {key: found[key[0]] for key in some if key}
+    return results | joined(others)
 
-    return results
+
+NAMES = [name for name in TABLE if name in SCHEMAS]
+IN_BFLOAT16 = [name for name in NAMES if "bfloat16" in dict(_variants(name))]
+PARTS = [pytest.param(NAMES[i::2], {AS_IT_IS, *DTYPES} - {"bfloat16"}, id=f"part {i + 1} of 2") for i in range(2)]
+"""Several programs hold all operators: one of all would take much memory to compile."""
+PARTS += [pytest.param(IN_BFLOAT16, {"bfloat16"}, id="bfloat16, beside float16", marks=pytest.mark.extended)]
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name in SCHEMAS])
-def test_every_element_type(name: str) -> None:
-    row, count, attributes = TABLE[name]
-    schema, computed = SCHEMAS[name], _computing(name)
-    for word, inputs in _variants(name):
-        results = computed(inputs)
-        low, high = -np.inf, np.inf
-        try:
-            expected = onnxruntime_says(name, inputs, count, attributes)
-        except Exception:  # no kernel: the same numbers in the row's types, quantized results where the ranges meet
-            expected = computed(
-                [x if x is None else np.real(x).astype(r.dtype) for x, r in zip(inputs, row, strict=True)]
-            )
-            if all(y.dtype.kind not in "fc" and y.dtype != v.dtype for y, v in zip(results, expected, strict=True)):
-                low, high = 0, min(limits(v.dtype)[1] for v in (results[0], expected[0]))
-        tolerance = max(TOLERANCE.get(x.dtype.name, 2e-4) for x in (*inputs, *results) if x is not None)
-        for formal, result, want in zip(schema.outputs, results, expected, strict=False):
-            same = [x for x, f in zip(inputs, schema.inputs, strict=False) if _type(f) == _type(formal)]
-            assert all(x is None or x.dtype == result.dtype for x in same), word
-            assert result.shape == want.shape, word
-            wide = np.complex128 if result.dtype.kind == "c" else np.float64
-            step = 1 if result.dtype.kind in "iu" else 0  # of quantized values one may round the other way
-            a, b = (v.astype(wide) if wide is np.complex128 else v.astype(wide).clip(low, high) for v in (result, want))
-            np.testing.assert_allclose(a, b, rtol=tolerance, atol=max(tolerance, step), err_msg=word)
+@pytest.mark.parametrize(("names", "words"), PARTS)
+def test_every_element_type(names: list[str], words: set[str], subtests: pytest.Subtests) -> None:
+    variants = {(name, word): x for name in names for word, x in _variants(name) if word in words}
+    plain = _in_types_of_the_row(names, variants)
+    typed = plain | joined({key: _call(key[0], x) for key, x in variants.items() if key[1] != AS_IT_IS})
+    for (name, word), inputs in variants.items():
+        with subtests.test(msg=f"{name}: {word}"):
+            results, expected = ([np.asarray(v) for v in found[name, word]] for found in (typed, plain))
+            _compare(name, inputs, results, expected)
+
+
+def _compare(name: str, inputs: list[Any], results: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    """Compare results with onnxruntime's, or, where it has no kernel, with those of the same numbers in other types."""
+    low, high = -np.inf, np.inf
+    try:
+        expected = onnxruntime_says(name, inputs, *TABLE[name][1:])
+    except Exception:
+        if all(y.dtype.kind not in "fc" and y.dtype != v.dtype for y, v in zip(results, expected, strict=True)):
+            low, high = 0, min(limits(v.dtype)[1] for v in (results[0], expected[0]))  # where quantized ranges meet
+    schema = SCHEMAS[name]
+    tolerance = max(TOLERANCE.get(x.dtype.name, 2e-4) for x in (*inputs, *results) if x is not None)
+    for formal, result, want in zip(schema.outputs, results, expected, strict=False):
+        same = [x for x, f in zip(inputs, schema.inputs, strict=False) if _type(f) == _type(formal)]
+        assert all(x is None or x.dtype == result.dtype for x in same)
+        assert result.shape == want.shape
+        wide = np.complex128 if result.dtype.kind == "c" else np.float64
+        step = 1 if result.dtype.kind in "iu" else 0  # of quantized values one may round the other way
+        a, b = (v.astype(wide) if wide is np.complex128 else v.astype(wide).clip(low, high) for v in (result, want))
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=max(tolerance, step))
 
 
 def test_every_operator_has_a_row() -> None:

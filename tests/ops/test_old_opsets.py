@@ -15,8 +15,9 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from tests.support.branches import as_jax
+from tests.support.branches import Hands, each_in_both_hands
 from tests.support.helpers import run_op
+from tests.support.violations import every_case
 
 LAST = 6
 
@@ -300,18 +301,27 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("traced", [False, True], ids=["known", "traced"])
-@pytest.mark.parametrize("row", [pytest.param(r, id=f"{r.name}-{n}") for n, r in enumerate(ROWS)])
-def test_results_match_the_specification(row: Row, traced: bool) -> None:
-    expected = row.expected if isinstance(row.expected, tuple) else (row.expected,)
-    first = [as_jax(x) if traced and k == 0 else x for k, x in enumerate(row.inputs)]
-    for opset in row.opsets:
-        results = run_op(row.name, *first, opset=opset, rng=jax.random.key(0), **row.attributes)
-        results = results if isinstance(results, tuple) else (results,)
-        for result, value in zip(results, expected, strict=True):
-            assert result.shape == np.shape(value)
-            assert (np.asarray(result).dtype.kind == "f") == (np.asarray(value).dtype.kind == "f")
-            np.testing.assert_allclose(result, value, rtol=1e-5, atol=1e-5)
+def test_results_match_the_specification() -> None:
+    cases = {(n, opset): row for n, row in enumerate(ROWS) for opset in row.opsets}
+
+    def of(row: Row, opset: int) -> Hands:
+        def run(inputs: list[Any]) -> Any:
+            return run_op(row.name, *inputs, opset=opset, rng=jax.random.key(0), **row.attributes)
+
+        return run, row.inputs, range(len(row.inputs[:1]))
+
+    with every_case() as case:
+        for place, found in each_in_both_hands({place: of(row, place[1]) for place, row in cases.items()}).items():
+            row = cases[place]
+            expected = row.expected if isinstance(row.expected, tuple) else (row.expected,)
+            for branch, results in zip(("known", "traced"), found, strict=True):
+                with case(f"opset {place[1]}, {branch}, {row.name} {row.attributes}"):
+                    for result, value in zip(
+                        results if isinstance(results, tuple) else (results,), expected, strict=True
+                    ):
+                        assert result.shape == np.shape(value)
+                        assert (result.dtype.kind == "f") == (np.asarray(value).dtype.kind == "f")
+                        np.testing.assert_allclose(result, value, rtol=1e-5, atol=1e-5)
 
 
 def test_every_version_up_to_6_has_a_row() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from onnx2jax.ops import packed
 from onnx2jax.ops.microsoft.weights import CODES
+from tests.support.joined import joined
 
 OUT, BLOCKS = 64, 3
 
@@ -37,8 +38,7 @@ def by_hand(x, codes, scales, zeros, bits, value):
     return x.astype(np.float32) @ (weight * scales[:, :, None]).reshape(OUT, -1).T
 
 
-@pytest.mark.parametrize("rows", [1, 5, 70])
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("bits", "size", "zero", "value"),
     [
         (4, 16, "none", packed.integer),
@@ -50,17 +50,34 @@ def by_hand(x, codes, scales, zeros, bits, value):
         (8, 16, "none", packed.float8),
     ],
 )
-def test_all_forms_are_the_product_of_the_unpacked_weight(bits, size, zero, value, rows):
-    given = operands(bits, size, rows, zero, value=value)
-    wanted = by_hand(*given, bits, value)
-    forms = [
-        packed._in_words,
-        *(partial(packed._as_it_lies, width=width, by=packed._multiplied) for width in (OUT, 5, 1000)),
-        partial(packed._as_it_lies, width=OUT, by=packed._added),
-    ]
-    for form, spread in product(forms, (False, True)):
-        got = jax.jit(partial(form, bits=bits, spread=spread, value=value))(*given)
+ROWS = (1, 5, 70)
+
+
+def check_forms(forms, kind, rows):
+    """Compare forms of the product, each with the weight on one device and on several, with the unpacked weight."""
+    bits, size, zero, value = kind
+    given = {n: operands(bits, size, n, zero, value=value) for n in rows}
+    calls = {
+        (n, form, spread): (partial(form, bits=bits, spread=spread, value=value), given[n])
+        for n, form, spread in product(rows, forms, (False, True))
+    }
+    for (n, *_), got in joined(calls).items():
+        wanted = by_hand(*given[n], bits, value)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+@KINDS
+def test_the_form_for_cpus_is_the_product_of_the_unpacked_weight(bits, size, zero, value):
+    """It depends on the number of rows."""
+    check_forms([packed._in_words], (bits, size, zero, value), ROWS)
+
+
+@pytest.mark.parametrize("rows", [5, *(pytest.param(n, marks=pytest.mark.extended) for n in ROWS if n != 5)])
+@KINDS
+def test_forms_for_accelerators_are_the_product_of_the_unpacked_weight(bits, size, zero, value, rows):
+    forms = [partial(packed._as_it_lies, width=width, by=packed._multiplied) for width in (OUT, 5, 1000)]
+    forms.append(partial(packed._as_it_lies, width=OUT, by=packed._added))
+    check_forms(forms, (bits, size, zero, value), [rows])
 
 
 FORMS = pytest.mark.parametrize("by", [packed._multiplied, packed._added])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 from onnx2jax.ops.quant import int8_product_in_bfloat16, rounded_quotient
 from onnx2jax.proto.dtypes import to_code
 from tests.support.helpers import run_op
+from tests.support.joined import differences, joined
 
 RNG = np.random.default_rng(0)
 F32 = np.float32
@@ -46,7 +49,7 @@ def test_a_quotient_is_rounded_correctly_from_one_nearby():
 @pytest.mark.parametrize(("x", "y"), [(1, 0), (0, 0), (-0.0, 2), (np.inf, 3), (1, np.inf), (np.nan, 1), (3e38, 1e-3)])
 def test_quotients_beyond_numbers_stay(x, y):
     near = np.divide(F32(x), F32(y))
-    found = np.asarray(rounded_quotient(*map(jnp.asarray, (near, F32(x), F32(y)))))
+    found = np.asarray(jax.jit(rounded_quotient)(near, F32(x), F32(y)))
     np.testing.assert_array_equal(found, near)
     assert np.signbit(found) == np.signbit(near)
 
@@ -144,19 +147,18 @@ def test_dynamic_quantization_of_constants(jit):
         assert float(s) == pytest.approx(scale) and int(z) == zero and (np.asarray(y) == (255 if x[0] > 0 else 0)).all()
 
 
-@both
-@pytest.mark.parametrize("a", [np.uint8, np.int8])
-@pytest.mark.parametrize("b", [np.uint8, np.int8])
-@pytest.mark.parametrize(
-    "shapes", [((5, 600), (600, 4)), ((2, 3, 7), (2, 7, 4)), ((2, 3, 7), (7, 4)), ((7,), (7, 3)), ((3, 7), (7,))]
-)
-def test_integer_products_are_exact(jit, a, b, shapes):
-    A, B = bytes_(a, *shapes[0]), bytes_(b, *shapes[1])
-    wide = A.astype(np.int64), B.astype(np.int64)
-    np.testing.assert_array_equal(run_op("MatMulInteger", A, B, jit=jit), wide[0] @ wide[1])
-    za, zb = a(101), b(17)
-    y = run_op("MatMulInteger", A, B, np.array(za), np.array([zb]), jit=jit)
-    np.testing.assert_array_equal(y, (wide[0] - int(za)) @ (wide[1] - int(zb)))
+def test_integer_products_are_exact():
+    """Folded, and compiled."""
+    shapes = ((5, 600), (600, 4)), ((2, 3, 7), (2, 7, 4)), ((2, 3, 7), (7, 4)), ((7,), (7, 3)), ((3, 7), (7,))
+    multiply, operands, exact = partial(run_op, "MatMulInteger"), {}, {}
+    for a, b, (left, right), shifted in product(*[[np.uint8, np.int8]] * 2, shapes, [False, True]):
+        case = f"{a.__name__}{left} by {b.__name__}{right}{', shifted' if shifted else ''}"
+        A, B = bytes_(a, *left), bytes_(b, *right)
+        operands[case] = (A, B, np.array(101, a), np.array([17], b)) if shifted else (A, B)
+        exact[case] = (A.astype(np.int64) - 101 * shifted) @ (B.astype(np.int64) - 17 * shifted)
+    compiled = joined({case: (multiply, given) for case, given in operands.items()})
+    for results in ({case: multiply(*given) for case, given in operands.items()}, compiled):
+        assert not differences({case: (results[case], want) for case, want in exact.items()}, rtol=0)
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 1024, 1025, 2500])
@@ -164,7 +166,7 @@ def test_int8_products_in_bfloat16_are_exact(k):
     """The form for CUDA, whose sums stay within 2**24 also where all are largest."""
     for a, b in ((bytes_(np.int8, 3, k), bytes_(np.int8, k, 4)), (np.full((1, k), -128, np.int8),) * 2):
         b = b if b.shape[0] == k else b.T
-        y = int8_product_in_bfloat16(jnp.asarray(a), jnp.asarray(b))
+        y = jax.jit(int8_product_in_bfloat16)(a, b)
         assert y.dtype == np.int32
         np.testing.assert_array_equal(y, a.astype(np.int64) @ b.astype(np.int64))
 

@@ -1,5 +1,7 @@
 """Random operators: which streams are fixed, which follow the caller's key, and what they draw."""
 
+from itertools import product
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -9,6 +11,7 @@ import scipy.stats
 
 import onnx2jax
 from tests.support.helpers import run_op
+from tests.support.joined import joined
 from tests.support.models import model, value
 
 KEYS = (jax.random.key(1), jax.random.key(2))
@@ -22,19 +25,40 @@ DRAWS = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_seed_or_else_key_determines_the_stream(name):
-    inputs, attributes = DRAWS[name]
+def drawn(draws):
+    """Draws compiled as one program, by name: of each its operator, inputs, and keywords of ``run_op``."""
 
-    def draw(key, **seed):
-        return np.asarray(run_op(name, *inputs, rng=key, **attributes, **seed))
+    def call(name, inputs, how):
+        key = {n: how[n] for n in ("rng",) if n in how}
+        return lambda key, *inputs: run_op(name, *inputs, **{**how, **key}), (key, *inputs)
 
+    return jax.tree.map(np.asarray, joined({n: call(*draw) for n, draw in draws.items()}))
+
+
+def test_seed_or_else_key_determines_the_stream():
     a, b = KEYS
-    np.testing.assert_array_equal(draw(a, seed=1.5), draw(b, seed=1.5))
-    np.testing.assert_array_equal(draw(a), draw(a))
-    for other in (draw(b), draw(a, seed=1.5), draw(a, seed=0.0)):
-        assert (draw(a) != other).any()
-    assert (draw(a, seed=0.0) != draw(a, seed=-0.0)).any()  # the bits count, not the value
+    streams = {
+        "seed a": {"rng": a, "seed": 1.5},
+        "seed b": {"rng": b, "seed": 1.5},
+        "a": {"rng": a},
+        "a again": {"rng": a},
+        "b": {"rng": b},
+        "zero": {"rng": a, "seed": 0.0},
+        "-zero": {"rng": a, "seed": -0.0},
+    }
+    draws = {
+        (name, s): (name, inputs, attributes | stream)
+        for name, (inputs, attributes) in DRAWS.items()
+        for s, stream in streams.items()
+    }
+    found = drawn(draws)
+    for name in DRAWS:
+        of = {s: found[name, s] for s in streams}
+        np.testing.assert_array_equal(of["seed a"], of["seed b"], name)
+        np.testing.assert_array_equal(of["a"], of["a again"], name)
+        for other in ("b", "seed a", "zero"):
+            assert (of["a"] != of[other]).any(), (name, other)
+        assert (of["zero"] != of["-zero"]).any(), name  # the bits count, not the value
 
 
 @pytest.mark.parametrize(
@@ -52,7 +76,7 @@ def test_seed_or_else_key_determines_the_stream(name):
     ],
 )
 def test_output_types(name, inputs, attributes, dtype):
-    assert run_op(name, *inputs, rng=KEYS[0], **attributes).dtype == dtype
+    assert jax.eval_shape(lambda: run_op(name, *inputs, rng=KEYS[0], **attributes)).dtype == dtype
 
 
 def test_like_operators_reject_integer_inputs_without_dtype():
@@ -73,6 +97,7 @@ def test_like_operators_read_shapes_only():
 
 
 N = 20_000
+STREAMS = {"seed": {"seed": 5.0}, "key": {"rng": KEYS[0]}}
 CONTINUOUS = {
     "RandomNormal": ({"shape": (N,), "mean": 3.0, "scale": 0.5}, scipy.stats.norm(3, 0.5)),
     "RandomNormalLike": ({"mean": -1.0, "scale": 2.0}, scipy.stats.norm(-1, 2)),
@@ -81,14 +106,19 @@ CONTINUOUS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [1, 10, 11, 16])
-@pytest.mark.parametrize("stream", [{"seed": 5.0}, {"rng": KEYS[0]}], ids=["seed", "key"])
-@pytest.mark.parametrize("name", CONTINUOUS)
-def test_continuous_distributions(name, stream, dtype):
+def test_continuous_distributions(subtests):
     """The first four moments, and Kolmogorov and Smirnov's distance; the streams are fixed, so nothing is flaky."""
-    attributes, wanted = CONTINUOUS[name]
-    inputs = (np.zeros(N, np.float32),) if name.endswith("Like") else ()
-    x = np.asarray(run_op(name, *inputs, dtype=dtype, **stream, **attributes), np.float64)
+    draws = {}
+    for name, dtype, (kind, stream) in product(CONTINUOUS, (1, 10, 11, 16), STREAMS.items()):
+        inputs = (np.zeros(N, np.float32),) if name.endswith("Like") else ()
+        draws[name, dtype, kind] = name, inputs, {"dtype": dtype, **stream, **CONTINUOUS[name][0]}
+    for case, x in drawn(draws).items():
+        with subtests.test(msg=str(case)):
+            check_distribution(case[0], case[1], np.asarray(x, np.float64))
+
+
+def check_distribution(name, dtype, x):
+    wanted = CONTINUOUS[name][1]
     assert "Normal" in name or (x.min() >= wanted.support()[0] and x.max() < wanted.support()[1])
     z = (x - wanted.mean()) / wanted.std()
     standard = scipy.stats.norm if "Normal" in name else scipy.stats.uniform(-(3**0.5), 2 * 3**0.5)
