@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import jax
@@ -113,41 +114,65 @@ TRANSFORMATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def converted(request: pytest.FixtureRequest) -> onnx2jax.Model:
-    return onnx2jax.convert(MODELS[request.param]())
+COMPILED = ("grad", "jvp", "vmap(grad)", "grad(grad)", "scan")
+"""Transformations that the main tests compile together; the extended ones call all of them without a jit."""
 
 
-@pytest.fixture(scope="module")
-def in_64_bits(converted: onnx2jax.Model) -> dict[str, Any]:
-    """The results of all transformations with x64, compiled together."""
-    with jax.enable_x64(True):
-        return jax.jit(lambda x: {name: transform(converted, x) for name, transform in TRANSFORMATIONS.items()})(X)
+@cache
+def converted(name: str) -> onnx2jax.Model:
+    return onnx2jax.convert(MODELS[name]())
 
 
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-def test_transformations_agree_with_and_without_x64(
-    converted: onnx2jax.Model, in_64_bits: dict[str, Any], transformation: str
-) -> None:
-    with jax.enable_x64(False), warnings.catch_warnings():
-        warnings.simplefilter("error")  # such as that a type "will be truncated"
-        found = TRANSFORMATIONS[transformation](converted, X)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(in_64_bits[transformation]), strict=True):
+@cache
+def compiled(name: str, x64: bool, transformations: tuple[str, ...]) -> dict[str, Any]:
+    with jax.enable_x64(x64):
+        return jax.jit(lambda x: {t: TRANSFORMATIONS[t](converted(name), x) for t in transformations})(X)
+
+
+def assert_float32_and_close(found: Any, expected: Any) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.dtype == np.float32
         np.testing.assert_allclose(a, b, 1e-5, 1e-5)
 
 
-def test_gradients_with_respect_to_all_parameters(converted: onnx2jax.Model) -> None:
-    def loss(params: Any) -> Any:
-        return (converted.apply(params, X) ** 2).sum()
+@pytest.fixture
+def without_x64() -> Iterator[None]:
+    with jax.enable_x64(False), warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as that a type "will be truncated"
+        yield
 
-    floating = {n: v for n, v in converted.params.items() if v.dtype == np.float32}
+
+@pytest.mark.usefixtures("without_x64")
+@pytest.mark.parametrize("name", MODELS)
+def test_transformations_agree_with_and_without_x64(name: str) -> None:
+    expected = compiled(name, True, COMPILED)
+    assert_float32_and_close(compiled(name, False, COMPILED), expected)
+    assert_float32_and_close(TRANSFORMATIONS["grad"](converted(name), X), expected["grad"])
+
+
+@pytest.mark.extended
+@pytest.mark.usefixtures("without_x64")
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_each_transformation_agrees_without_a_jit(name: str, transformation: str) -> None:
+    found = TRANSFORMATIONS[transformation](converted(name), X)
+    assert_float32_and_close(found, compiled(name, True, tuple(TRANSFORMATIONS))[transformation])
+
+
+@pytest.mark.usefixtures("without_x64")
+@pytest.mark.parametrize("name", ["ScatterND", "Clip by weights", "Scan"])
+def test_gradients_with_respect_to_parameters(name: str) -> None:
+    model = converted(name)
+
+    def loss(params: Any) -> Any:
+        return (model.apply(params, X) ** 2).sum()
+
+    floating = {n: v for n, v in model.params.items() if v.dtype == np.float32}
+    assert floating
     with jax.enable_x64(True):
         expected = jax.jit(jax.grad(loss))(floating)
-    with jax.enable_x64(False):
-        for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
-            for name, found in gradient(floating).items():
-                np.testing.assert_allclose(found, expected[name], 1e-5, 1e-5)
+    for gradient in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        assert_float32_and_close(gradient(floating), expected)
 
 
 @pytest.mark.usefixtures("in_32_bits")

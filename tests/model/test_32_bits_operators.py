@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,8 @@ from tests.ops.test_microsoft import CASES as OF_MICROSOFT
 from tests.ops.test_microsoft import MICROSOFT
 from tests.support.cases import parse
 from tests.support.models import model, value
+from tests.support.tiers import extended, groups
+from tests.support.violations import every_case
 from tests.tables.operators import f
 
 F32 = np.dtype(np.float32)
@@ -171,15 +173,16 @@ TRANSFORMATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "grad(grad)": lambda loss, xs: jax.grad(of_gradient(loss))(xs),
     "jit(grad)": lambda loss, xs: jax.jit(jax.grad(loss))(xs),
     "jvp of grad": lambda loss, xs: jax.jvp(jax.grad(loss), (xs,), (xs,)),
+    "vmap(jvp of grad)": lambda loss, xs: jax.vmap(lambda xs: jax.jvp(jax.grad(loss), (xs,), (xs,)))(
+        [jnp.stack([x, x]) for x in xs]
+    ),
 }
 
 
-INSIDE = {"grad", "vjp"}
-"""Transformations that others contain: of a gradient's trace, all that goes wrong shows in that of ``jit(grad)``."""
-
-
-def every(loss: Any, xs: Any) -> dict[str, Any]:
-    return {name: transform(loss, xs) for name, transform in TRANSFORMATIONS.items() if name not in INSIDE}
+OUTER = ("jvp", "vmap(jvp of grad)")
+"""Transformations that contain all others but ``grad(grad)``: what goes wrong in a trace shows in those around it."""
+TWICE = {("", name) for name in ("Conv", "Einsum", "Gather", "If", "MaxPool", "Mul", "ReduceProd", "Scan", "Softmax")}
+"""Operators whose second derivative in reverse mode is of the main tier."""
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -189,22 +192,63 @@ def assert_same(found: Any, expected: Any) -> None:
         np.testing.assert_allclose(a, b, 1e-4, 1e-4 * np.abs(b).max(initial=1))
 
 
-@pytest.mark.parametrize("name", FIRST.values())
-def test_operators_in_32_bits(name: str) -> None:
-    """Transformations lower. Programs without 64-bit values are the same in both modes; others are compared."""
-    case = CASES[name]
-    loss = total(case)
+def check(names: Iterable[str], transformations: Iterable[str], compared_by: str) -> None:
+    """Transformations lower. Programs without 64-bit values are the same in both modes; of others, one is compared."""
+    losses = {name: total(CASES[name]) for name in names}
+    compared = {}
+    for name, loss in losses.items():
+        try:
+            if _lowered_has_64_bits(loss, CASES[name].inputs, transformations):
+                compared[name] = CASES[name].inputs
+        except Exception as error:
+            error.add_note(f"in {name}")
+            raise
+    narrow, wide = (_computed(losses, compared, compared_by, in_64_bits) for in_64_bits in (False, True))
+    with every_case() as case:
+        for name in compared:
+            with case(name):
+                assert_same(narrow[name], wide[name])
+
+
+def _lowered_has_64_bits(loss: Any, inputs: list[Any], transformations: Iterable[str]) -> bool:
     with jax.enable_x64(False):
-        traced = jax.jit(lambda xs: every(loss, xs)).trace(case.inputs)
+        traced = jax.jit(lambda xs: {name: TRANSFORMATIONS[name](loss, xs) for name in transformations}).trace(inputs)
         traced.lower()
-        assert {y.dtype for y in jax.tree.leaves(traced.out_info)} == {F32}
-    if not re.search(r"[iuf]64\[", str(traced.jaxpr)):
-        return
-    results = []
-    for wide in (False, True):
-        with jax.enable_x64(wide):
-            results.append(jax.jit(lambda xs: TRANSFORMATIONS["jvp of grad"](loss, xs))(case.inputs))
-    assert_same(*results)
+    assert {y.dtype for y in jax.tree.leaves(traced.out_info)} == {F32}
+    return re.search(r"[iuf]64\[", str(traced.jaxpr)) is not None
+
+
+def _computed(
+    losses: Mapping[str, Any], inputs: dict[str, list[Any]], transformation: str, in_64_bits: bool
+) -> dict[str, Any]:
+    """The transformation of each loss, compiled as one program."""
+
+    @jax.jit
+    def compute(inputs: dict[str, list[Any]]) -> dict[str, Any]:
+        return {name: TRANSFORMATIONS[transformation](losses[name], xs) for name, xs in inputs.items()}
+
+    with jax.enable_x64(in_64_bits):
+        return jax.tree.map(np.asarray, compute(inputs))
+
+
+SLOW = [FIRST["", name] for name in ("ConvTranspose", "GRU", "LSTM")]
+"""Operators whose traces are long, beside Conv and RNN."""
+OTHERS = [name for name in FIRST.values() if name not in SLOW]
+
+
+@pytest.mark.parametrize("names", [*groups(OTHERS, 30), extended(SLOW, id="slow")])
+def test_operators_in_32_bits(names: list[str]) -> None:
+    check(names, OUTER, "grad")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("names", groups((name for key, name in FIRST.items() if key not in TWICE), 30))
+def test_second_derivatives_in_32_bits(names: list[str]) -> None:
+    check(names, ["grad(grad)"], "jvp of grad")
+
+
+def test_second_derivatives_of_some_in_32_bits() -> None:
+    check([name for key, name in FIRST.items() if key in TWICE], ["grad(grad)"], "jvp of grad")
 
 
 @pytest.mark.long

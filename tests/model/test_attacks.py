@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from onnx import SparseTensorProto, TensorProto, helper
 
 from tests.support.cases import MAIN, RELU, parse
+from tests.support.helpers import ROOT
 
 SECONDS, MEGABYTES = 15, 500
 """Processor time, independent of the machine's load: twenty times that of the costliest attack."""
@@ -267,34 +268,24 @@ attack("half a file")(lambda _: parse(RELU).SerializeToString()[:-7])
 attack("versions beyond 64 bits", "UnsupportedError")(edited(lambda m: setattr(m, "ir_version", 2**63 - 1)))
 
 
-@pytest.fixture(scope="module")
-def child() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.support.attack_child"]
-    root = Path(__file__).resolve().parents[2]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=root) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux does")
-@pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_are_cheap_and_confined(name: str, tmp_path: Path, child: subprocess.Popen[str]) -> None:
-    expected, make = ATTACKS[name]
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "m.onnx").write_bytes(make(folder))
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write(f"{folder}\n")
-    child.stdin.flush()
-    answer = json.loads(child.stdout.readline())
-    assert answer.get("convert") == expected, answer
-    if expected != "accepted" and not (folder / "call").exists():
-        assert answer["check"] == "refused"
-    assert answer["megabytes"] < MEGABYTES, answer
-    assert answer["seconds"] < SECONDS, answer
-    assert all(Path(p).parent == folder for p in answer["opened"]), answer
-
-
-def test_number_of_attacks() -> None:
-    assert len(ATTACKS) >= 25
+def test_attacks_are_cheap_and_confined(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.attack_child"]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT) as child:
+        assert child.stdin is not None and child.stdout is not None
+        for number, (name, (expected, make)) in enumerate(ATTACKS.items()):
+            folder = tmp_path / str(number) / "model"
+            folder.mkdir(parents=True)
+            (folder / "m.onnx").write_bytes(make(folder))
+            child.stdin.write(f"{folder}\n")
+            child.stdin.flush()
+            answer = json.loads(child.stdout.readline())
+            with subtests.test(msg=name):
+                assert answer.get("convert") == expected, answer
+                if expected != "accepted" and not (folder / "call").exists():
+                    assert answer["check"] == "refused"
+                assert answer["megabytes"] < MEGABYTES, answer
+                assert answer["seconds"] < SECONDS, answer
+                assert all(Path(p).parent == folder for p in answer["opened"]), answer
+        child.stdin.close()
+    assert len(ATTACKS) >= 48  # a second one of a name would replace the first

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -35,7 +37,7 @@ MINUTES = float(os.environ.get("STATE_MACHINE_MINUTES", "60"))
 """Duration of the long form."""
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 settings.register_profile(
-    "confusion", settings(max_examples=25, stateful_step_count=12, derandomize=True, phases=[Phase.generate], **COMMON)
+    "confusion", settings(stateful_step_count=12, derandomize=True, phases=[Phase.generate], **COMMON)
 )
 settings.register_profile("long confusion", settings(max_examples=50, stateful_step_count=30, **COMMON))
 
@@ -231,10 +233,21 @@ class Confusion(Derivations):
         jax.clear_caches()
 
 
+@pytest.fixture
+def frozen() -> Iterator[None]:
+    """Each machine collects garbage at its end, but not among the objects of other tests."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
-@pytest.mark.usefixtures("standard_promotion")
-def test_state_machine() -> None:
-    run_state_machine_as_test(Confusion, settings=settings.get_profile("confusion"))
+@pytest.mark.usefixtures("standard_promotion", "frozen")
+@pytest.mark.parametrize("examples", [8, pytest.param(25, marks=pytest.mark.extended)])
+def test_state_machine(examples: int) -> None:
+    profile = settings.get_profile("confusion")
+    run_state_machine_as_test(Confusion, settings=settings(profile, max_examples=examples))
 
 
 @pytest.mark.long

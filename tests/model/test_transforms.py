@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import jax
@@ -70,7 +69,7 @@ def recurrent(dtype: Any) -> Network:
         helper.make_node("RNN", ["gs", "rw", "rr"], ["", "y"], hidden_size=4),
     ]
     constants["one"] = np.array([1])
-    return network(nodes, dtype, (2, 5, 3), constants)
+    return network(nodes, dtype, (2, 3, 3), constants)
 
 
 def transformer(dtype: Any) -> Network:
@@ -121,74 +120,79 @@ NETWORKS: dict[str, Callable[[Any], Network]] = {
 }
 
 
-@pytest.fixture(params=NETWORKS)
+@pytest.fixture(scope="module", params=NETWORKS)
 def make(request: pytest.FixtureRequest) -> Callable[[Any], Network]:
     return NETWORKS[request.param]
 
 
-@cache
+@pytest.fixture(scope="module")
 def difference(make: Callable[[Any], Network]) -> tuple[float, dict[str, np.ndarray]]:
-    """The loss's directional derivative by finite differences in float64, and the random direction."""
+    """The directional derivative of the sum of squares by finite differences in float64, and the random direction."""
     proto, x = make(np.float64)
     exact = onnx2jax.convert(proto)
     rng = np.random.default_rng(2)
     direction = {k: rng.normal(size=v.shape) for k, v in exact.params.items()}
-    base = dict(exact.params)
-
-    def loss_at(t: float) -> float:
-        moved = exact.with_params({k: v + t * direction[k] for k, v in base.items()})
-        (y,) = moved.run(None, {"x": x})
-        return float((y**2).sum())
-
     step = 1e-5
-    return (loss_at(step) - loss_at(-step)) / (2 * step), direction
+    values = []
+    for t in (step, -step):
+        moved = exact.with_params({k: v + t * direction[k] for k, v in exact.params.items()})
+        values.append(float((moved.run(None, {"x": x})[0] ** 2).sum()))
+    return (values[0] - values[1]) / (2 * step), direction
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["caller 32-bit", "caller 64-bit"])
-def test_gradients_match_finite_differences(make: Callable[[Any], Network], x64: bool) -> None:
-    expected, direction = difference(make)
-    proto, x = make(np.float64 if x64 else np.float32)
-    m = onnx2jax.convert(proto)
-    with jax.enable_x64(x64):
-        gradients = jax.jit(jax.grad(lambda p: (m.apply(p, x) ** 2).sum()))(m.params)
-        slope = sum(float((np.asarray(gradients[k], np.float64) * v).sum()) for k, v in direction.items())
-    np.testing.assert_allclose(slope, expected, rtol=1e-5 if x64 else 1e-3)
+def along(direction: dict[str, np.ndarray], gradients: Any) -> float:
+    return sum(float((np.asarray(gradients[k], np.float64) * v).sum()) for k, v in direction.items())
 
 
-@pytest.mark.parametrize("x64", [False, True], ids=["caller 32-bit", "caller 64-bit"])
-def test_jit_vmap_and_jaxpr(make: Callable[[Any], Network], x64: bool) -> None:
-    proto, x = make(np.float32)
-    m = onnx2jax.convert(proto)
-    expected = m(x)
-    separate = np.stack([m(row[None]) for row in x])
-
-    @jax.jit  # one program, and not three
-    def results(params: Any, x: Any) -> tuple[Any, ...]:
-        # A batch of batches of one; the recurrent network's output has the batch on another axis.
-        mapped = jax.vmap(lambda row: m.apply(params, row[None]))(x)
-        gradient = jax.grad(lambda p: m.apply(p, x).sum())(params)
-        return m.apply(params, x), mapped, gradient, jax.vmap(jax.grad(lambda row: m.apply(params, row[None]).sum()))(x)
-
-    with jax.enable_x64(x64):
-        compiled, mapped, gradient, batched = results(m.params, x)
-        assert compiled.dtype == np.float32
-        np.testing.assert_allclose(compiled, expected, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(mapped, separate, rtol=1e-4, atol=1e-5)
-        jaxpr = jax.make_jaxpr(m.apply)(m.params, x)
-        assert "dot_general" in str(jaxpr)
-        assert [a.dtype for a in jaxpr.out_avals] == [np.float32]
-        assert all(gradient[k].dtype == v.dtype and np.isfinite(gradient[k]).all() for k, v in m.params.items())
-        assert batched.shape == x.shape and np.isfinite(batched).all()
-
-
-def test_networks_match_onnxruntime(make: Callable[[Any], Network]) -> None:
+@pytest.fixture(scope="module")
+def converted(make: Callable[[Any], Network]) -> tuple[onnx2jax.Model, np.ndarray, np.ndarray, np.ndarray]:
+    """The model, its input, and onnxruntime's results for the batch and for its rows alone."""
     import onnxruntime
 
     proto, x = make(np.float32)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    (theirs,) = session.run(None, {"x": x})
-    (ours,) = onnx2jax.convert(proto).run(None, {"x": x})
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    batch, *rows = (session.run(None, {"x": some})[0] for some in (x, *x[:, None]))
+    return onnx2jax.convert(proto), x, batch, np.stack(rows)
+
+
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.extended)], ids=["32-bit", "64-bit"])
+def test_transformations_in_one_program(converted: Any, difference: Any, x64: bool) -> None:
+    m, x, batch, rows = converted
+    expected, direction = difference
+
+    @jax.jit
+    def results(params: Any, x: Any) -> tuple[Any, ...]:
+        # A batch of batches of one; the recurrent network's output has the batch on another axis.
+        mapped = jax.vmap(lambda row: m.apply(params, row[None]))(x)
+        gradients = jax.grad(lambda p: (m.apply(p, x) ** 2).sum())(params)
+        each = jax.vmap(jax.grad(lambda row: (m.apply(params, row[None]) ** 2).sum()))(x)
+        return m.apply(params, x), mapped, gradients, each, jax.grad(lambda x: (m.apply(params, x) ** 2).sum())(x)
+
+    with jax.enable_x64(x64):
+        plain, mapped, gradients, each, together = results(m.params, x)
+        jaxpr = jax.make_jaxpr(m.apply)(m.params, x)
+    np.testing.assert_allclose(plain, batch, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mapped, rows, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(each, together, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(along(direction, gradients), expected, rtol=1e-3)
+    assert "dot_general" in str(jaxpr)
+    assert [a.dtype for a in (*jaxpr.out_avals, plain, each)] == [np.float32] * 3
+    assert {k: v.dtype for k, v in gradients.items()} == {k: v.dtype for k, v in m.params.items()}
+
+
+@pytest.mark.extended
+def test_gradients_in_float64_match_finite_differences(make: Callable[[Any], Network], difference: Any) -> None:
+    expected, direction = difference
+    proto, x = make(np.float64)
+    m = onnx2jax.convert(proto)
+    with jax.enable_x64(True):
+        gradients = jax.jit(jax.grad(lambda p: (m.apply(p, x) ** 2).sum()))(m.params)
+    np.testing.assert_allclose(along(direction, gradients), expected, rtol=1e-5)
+
+
+def test_networks_match_onnxruntime(converted: Any) -> None:
+    m, x, batch, _ = converted
+    np.testing.assert_allclose(m.run(None, {"x": x})[0], batch, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("op_type", ["ArgMax", "CumSum", "TopK", "NonZero", "Multinomial", "MaxPool"])
@@ -247,20 +251,39 @@ def transformed(how: str, f: Any, x: Any) -> Any:
             return jax.jvp(f, (x,), (x,))[0]
 
 
-@pytest.mark.parametrize("how", ["jit", "vmap", "scan", "checkpoint", "eval_shape", "shard_map", "jvp"])
-def test_first_use_inside_a_transformation_leaks_no_tracers(how: str) -> None:
-    x = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+IMAGES = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+
+
+def converted_and_called(x: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Results of new models, and the models."""
+    m = onnx2jax.convert(mlp())
+    t = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
+    tuned = onnx2jax.finetune(m, lambda logits, _: (logits**2).mean(), optax.sgd(1e-3))
+    return called(m, t, x), (m, t, tuned)
+
+
+def called(m: Any, t: Any, x: Any) -> Any:
+    return m(x[:, :4]).sum(-1, keepdims=True) + t.infer(image=x)
+
+
+@pytest.fixture(scope="module")
+def expected() -> np.ndarray:
+    return np.asarray(converted_and_called(IMAGES)[0])
+
+
+MORE = [pytest.param(how, marks=pytest.mark.extended) for how in ("vmap", "scan", "checkpoint", "jvp")]
+
+
+@pytest.mark.parametrize("how", ["jit", "eval_shape", "shard_map", *MORE])
+def test_first_use_inside_a_transformation_leaks_no_tracers(how: str, expected: np.ndarray) -> None:
     kept: list[Any] = []
 
     def inside(x: Any) -> Any:
-        m = onnx2jax.convert(mlp())
-        t = onnx2jax.TrainingModel(onnx2jax.demo_training_model())
-        kept[:] = m, t, onnx2jax.finetune(m, lambda logits, _: (logits**2).mean(), optax.sgd(1e-3))
-        return m(x[:, :4]).sum(-1, keepdims=True) + t.infer(image=x)
+        result, kept[:] = converted_and_called(x)
+        return result
 
-    assert transformed(how, inside, x).shape == (4, 10)
+    assert transformed(how, inside, IMAGES).shape == (4, 10)
     m, t, tuned = kept
-    own = m(x[:, :4]).sum(-1, keepdims=True) + t.infer(image=x)
-    np.testing.assert_allclose(own, inside(x), rtol=1e-4, atol=1e-4)
-    state, metrics = tuned.step(tuned.init(), {"x": x[:, :4]})
+    np.testing.assert_allclose(called(m, t, IMAGES), expected, rtol=1e-4, atol=1e-4)
+    state, metrics = tuned.step(tuned.init(), {"x": IMAGES[:, :4]})
     assert np.isfinite(metrics["loss"]) and state.step == 1

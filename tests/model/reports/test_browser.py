@@ -95,6 +95,7 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return recorded(chain(names), SCRIPT, tmp_path_factory.mktemp("browser"))
 
 
+@pytest.mark.extended
 def test_a_click_opens_a_body(tmp_path: Path) -> None:
     states = recorded(text_model(NESTED), OPENING, tmp_path)
     assert states["errors"] == []
