@@ -9,13 +9,12 @@ import pytest
 
 import onnx2jax
 from onnx2jax import Decoder
-from tests.support import decoders
+from tests.generation import shared
+from tests.generation.shared import P, Q
 from tests.support.decoders import HEADS, HIDDEN, KV_HEADS, SIZE, File, Net, by_onnxruntime, cross
 
-P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
 ROOM, SOURCE = 32, "encoder_hidden_states"
 ENCODED = np.random.default_rng(3).normal(size=(2, 4, HIDDEN)).astype(np.float32)
-STYLES = ("fixed", "grown")
 
 
 def whisper(style: str, *, first: bool) -> File:
@@ -68,27 +67,23 @@ def without_caches(style: str, row: int, prompt: tuple[int, ...], count: int) ->
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", ["fixed", "grown"])
 def test_prompts_of_different_lengths_match_a_loop_without_caches(style: str) -> None:
+    """Also when they are continued."""
     wanted = [without_caches(style, i, tuple(p), 8) for i, p in enumerate((P, Q))]
     assert len({*wanted[0], *wanted[1]}) > 4
     own = decoder(style)
     assert {"mask", "positions"}.isdisjoint(own.caches.roles) and "places" in own.caches.roles
-    assert own.generate([P, Q], 8, encoder_hidden_states=ENCODED).texts() == wanted
+    begun = own.generate([P, Q], 8, length=ROOM, encoder_hidden_states=ENCODED)
+    assert begun.texts() == wanted
+    more = own.generate([[7, 11]] * 2, 4, after=begun, encoder_hidden_states=ENCODED)
+    assert more.texts() == [without_caches(style, i, (*p, *wanted[i], 7, 11), 4) for i, p in enumerate((P, Q))]
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_continues_a_generation(style: str) -> None:
-    own, others = decoder(style), {SOURCE: ENCODED[:1]}
-    begun = own.generate(P, 4, length=ROOM, **others)
-    more = own.generate([7, 11], 4, after=begun, **others)
-    assert more.texts() == [without_caches(style, 0, (*P, *begun.texts()[0], 7, 11), 4)]
-
-
+@pytest.mark.extended
 def test_speculation_rolls_back_without_a_mask() -> None:
     """With prompts of different lengths."""
     own = decoder("grown")
-    draft = onnx2jax.decoder(onnx2jax.convert(decoders.group_query(bits="symmetric").proto))
-    found = own.speculate([P, Q], 8, draft, count=2, length=ROOM, **{SOURCE: ENCODED})
+    found = own.speculate([P, Q], 8, shared.decoder("group query, 4 bits"), count=2, length=ROOM, **{SOURCE: ENCODED})
     assert found.texts() == [without_caches("grown", i, tuple(p), 8) for i, p in enumerate((P, Q))]
     assert found.rounds is not None and found.rounds > 3

@@ -89,7 +89,7 @@ def test_tokens_and_logits_match_onnxruntime(family: str, precision: str) -> Non
 @pytest.mark.parametrize(
     ("family", "precision", "merged"),
     [
-        ("t5", "float32", True),
+        pytest.param("t5", "float32", True, marks=pytest.mark.extended),
         pytest.param("t5", "float32", False, marks=pytest.mark.long),
         *(pytest.param(f, p, m, marks=pytest.mark.long) for f, p in AFTER_AN_ENCODER for m in (False, True)),
     ],
@@ -147,14 +147,3 @@ def test_shared_caches_of_declared_length() -> None:
     assert model.generate([P, Q], 5).texts() == [by_hand(file, p, 5)[0] for p in (P, Q)]
     with pytest.raises(InputShapeError, match="room for 32"):
         model.generate(P, 30)
-
-
-def test_positions_derived_from_cache_extents() -> None:
-    """For prompts of equal length; also with several tokens at once."""
-    file = decoders.appending(positions=False)
-    model, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
-    prompts = [P, P[::-1]]
-    texts = model.generate(prompts, 6)
-    assert texts.texts() == [by_hand(file, p, 6, run)[0] for p in prompts]
-    more = model.generate([Q, Q], 4, after=texts)
-    assert more.texts() == [by_hand(file, [*p, *t, *Q], 4, run)[0] for p, t in zip(prompts, texts.texts(), strict=True)]

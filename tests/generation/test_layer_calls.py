@@ -1,9 +1,8 @@
-"""Decoders whose layers are calls of one compiled program generate the tokens of one program."""
+"""Decoders whose layers are calls of one compiled program generate onnxruntime's tokens, as those of one program do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import numpy as np
@@ -13,20 +12,12 @@ import onnx2jax
 from onnx2jax.generation import layer_calls
 from onnx2jax.runtime import sections
 from onnx2jax.runtime.sections import Sections
+from tests.generation.shared import P, Q, decoder, file, greedy, searched
 from tests.support import decoders
-from tests.support.decoders import File
 from tests.support.helpers import mesh
 
-P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
-
-STYLES: dict[str, Callable[[], File]] = {
-    "group query": lambda: decoders.group_query(layers=3),
-    "group query, 4 bits": lambda: decoders.group_query(bits="symmetric", layers=3),
-    "group query, float16": lambda: decoders.group_query(np.float16, layers=3),
-    "Concat": lambda: decoders.appending(layers=3),
-    "Concat, positions by extent": lambda: decoders.appending(positions=False, layers=3),
-    "Concat, sliding window": lambda: decoders.appending(window=4, layers=3),
-}
+STYLE: Final = "group query, three layers"
+BOTH = [P, Q]
 
 
 @pytest.fixture
@@ -43,16 +34,25 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Sections]:
     return found
 
 
-def both(file: File, **options: Any) -> tuple[onnx2jax.Decoder, onnx2jax.Decoder]:
-    """A decoder of one program, and one of calls."""
-    plain, called = (onnx2jax.decoder(file.proto, scan_layers=how, **options) for how in (False, "calls"))
-    return plain, called
+@pytest.fixture
+def called() -> onnx2jax.Decoder:
+    return decoder(STYLE, scan_layers="calls")
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "style",
+    [
+        STYLE,
+        "group query, 4 bits, three layers",
+        pytest.param("Concat, three layers", marks=pytest.mark.extended),
+        pytest.param("group query, float16, three layers", marks=pytest.mark.extended),
+        pytest.param("Concat, positions from extents in each of three layers", marks=pytest.mark.extended),
+        pytest.param("Concat, three layers with a window", marks=pytest.mark.extended),
+    ],
+)
 def test_texts_are_those_of_one_program(style: str, runs: list[Sections]) -> None:
-    plain, called = both(STYLES[style]())
-    assert called.generate([P, Q], 6).texts() == plain.generate([P, Q], 6).texts()
+    own = decoder(style, scan_layers="calls")
+    assert own.generate(BOTH, 6).texts() == [greedy(style, p, 6) for p in BOTH]
     assert runs, "no program was cut"
     assert all(len({*(id(s.compiled) for s in each.sections)}) < len(each.sections) for each in runs)
 
@@ -60,98 +60,96 @@ def test_texts_are_those_of_one_program(style: str, runs: list[Sections]) -> Non
 def test_long_caches(monkeypatch: pytest.MonkeyPatch, runs: list[Sections]) -> None:
     """Their zeros are computed in each call, but from no parameters."""
     monkeypatch.setattr(sections, "MOST_BETWEEN", 1 << 10)
-    plain, called = both(decoders.group_query(layers=3))
-    assert called.generate(P, 4, length=128).texts() == plain.generate(P, 4, length=128).texts()
+    own = onnx2jax.decoder(file(STYLE).proto, scan_layers="calls")
+    assert own.generate(P, 4, length=128).texts() == [greedy(STYLE, P, 4)]
     assert len({*map(id, runs)}) == 2  # of the prompt, and of a step
 
 
-def test_stops_streams_and_samples_alike() -> None:
-    plain, called = both(decoders.group_query(layers=3))
-    expected = plain.generate([P, P[::-1]], 8)
-    stop = int(expected.tokens[0, 3])
-    for decoder in (plain, called):
-        stopped = decoder.generate([P, P[::-1]], 8, stop=stop)
-        assert stopped.texts()[0][-1] == stop
-        assert stopped.tokens.shape[1] == stopped.lengths.max()
-    np.testing.assert_array_equal(np.stack(list(called.stream([P, P[::-1]], 8)), 1), expected.tokens)
-    sampled = [d.generate(P, 6, sampling="top_k", rng=4).texts() for d in (plain, called)]
+def test_stops_streams_and_samples_alike(called: onnx2jax.Decoder) -> None:
+    expected = [greedy(STYLE, p, 8) for p in BOTH]
+    stop = expected[0][3]
+    stopped = called.generate(BOTH, 8, stop=stop)
+    assert stopped.texts() == [text[: text.index(stop) + 1] if stop in text else text for text in expected]
+    assert stopped.tokens.shape[1] == stopped.lengths.max()
+    np.testing.assert_array_equal(np.stack(list(called.stream(BOTH, 8)), 1), expected)
+    sampled = [d.generate(BOTH, 6, sampling="top_k", rng=4).texts() for d in (decoder(STYLE), called)]
     assert sampled[0] == sampled[1]
-    assert called.generate(P, 1).texts() == [plain.generate(P, 4).texts()[0][:1]]
+    assert called.generate(BOTH, 1).texts() == [text[:1] for text in expected]
 
 
-def test_a_prefix_is_continued_twice() -> None:
+def test_a_prefix_is_continued_twice(called: onnx2jax.Decoder) -> None:
     """A call that donated the prefix's cache would delete it."""
-    plain, called = both(decoders.group_query(layers=3))
-    for decoder in (plain, called):
-        prefix = decoder.read(P, 64)
-        first, second = (decoder.generate(Q, 5, after=prefix) for _ in range(2))
-        assert first.texts() == second.texts() == plain.generate(P + Q, 5, length=64).texts()
-        again = [decoder.generate([7, 8], 3, after=first).texts() for _ in range(2)]
-        assert again[0] == again[1]
+    prefix, more = called.read(BOTH, 64), [Q, P[:3]]
+    wanted = [greedy(STYLE, [*p, *m], 5) for p, m in zip(BOTH, more, strict=True)]
+    first, second = (called.generate(more, 5, after=prefix) for _ in range(2))
+    assert first.texts() == second.texts() == wanted
+    for _ in range(2):
+        again = called.generate([[7, 8]] * 2, 3, after=first).texts()
+        assert again[0] == greedy(STYLE, [*P, *Q, *wanted[0], 7, 8], 3)
 
 
-def test_beams_and_drafts_use_one_program() -> None:
-    plain, called = both(decoders.group_query(layers=3))
-    assert called.beam_search(P, 5, beams=2).tokens.tolist() == plain.beam_search(P, 5, beams=2).tokens.tolist()
-    assert called.speculate(P, 6, called).texts() == plain.generate(P, 6).texts()
+def test_beams_use_one_program(called: onnx2jax.Decoder) -> None:
+    found = called.beam_search(BOTH, 5, beams=2).tokens.tolist()
+    assert found == [[list(text) for _, text in searched(STYLE, p, 5, 2)] for p in BOTH]
+
+
+@pytest.mark.extended
+def test_drafts_use_one_program(called: onnx2jax.Decoder) -> None:
+    assert called.speculate(BOTH, 6, called).texts() == [greedy(STYLE, p, 6) for p in BOTH]
 
 
 def test_two_files(monkeypatch: pytest.MonkeyPatch, runs: list[Sections]) -> None:
     """One for the prompt and one for steps, with caches of cross-attention that steps only read."""
     monkeypatch.setattr(layer_calls, "LEAST_BYTES", 1 << 10)
-    later, first = (decoders.after_an_encoder(first=f, layers=3).file().proto for f in (False, True))
+    later, first = (decoders.after_an_encoder(first=f, layers=2).file() for f in (False, True))
     hidden = {"encoder_hidden_states": np.random.default_rng(3).normal(size=(1, 4, decoders.HIDDEN)).astype(np.float32)}
-    texts = []
-    for how in (False, None):
-        decoder = onnx2jax.decoder(later, prefill=onnx2jax.convert(first, scan_layers=how), scan_layers=how)
-        begun = decoder.generate(P, 5, length=64, **hidden)
-        texts.append([begun.texts(), *(decoder.generate(Q, 3, after=begun, **hidden).texts() for _ in range(2))])
+    own = onnx2jax.decoder(later.proto, prefill=onnx2jax.convert(first.proto))
+    begun = own.generate(P, 5, length=64, **hidden)
+    assert begun.texts() == [decoders.by_hand(later, P, 5, first=first, **hidden)[0]]
+    more = decoders.by_hand(later, [*P, *begun.texts()[0], *Q], 3, first=first, **hidden)[0]
+    for _ in range(2):
+        assert own.generate(Q, 3, after=begun, **hidden).texts() == [more]
     assert runs
-    assert texts[0] == texts[1]
 
 
 def test_chosen_for_large_layers_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = decoders.group_query(layers=3)
-    assert onnx2jax.decoder(file.proto).model.settings.scan_layers is None
+    proto = file(STYLE).proto
+    assert onnx2jax.decoder(proto).model.settings.scan_layers is None
     monkeypatch.setattr(layer_calls, "LEAST_BYTES", 1 << 10)
-    model = onnx2jax.convert(file.proto)
+    model = onnx2jax.convert(proto)
     chosen = onnx2jax.decoder(model)
     assert chosen.model.settings.scan_layers == "calls"
     assert model.settings.scan_layers is None
     assert chosen.model.weights is model.weights  # not twice in memory
-    assert chosen.generate(P, 4).texts() == onnx2jax.decoder(file.proto, scan_layers=False).generate(P, 4).texts()
+    assert chosen.generate(P, 4).texts() == [greedy(STYLE, P, 4)]
     for options in ({"scan_layers": False}, {"optimize": False}, {"mesh": mesh(model=2), "shardings": "tensor"}):
-        assert onnx2jax.decoder(file.proto, **options).model.settings.scan_layers in (None, False)
+        assert onnx2jax.decoder(proto, **options).model.settings.scan_layers in (None, False)
 
 
-def test_two_decoders_and_another_configuration() -> None:
+def test_two_decoders_and_another_configuration(called: onnx2jax.Decoder) -> None:
     """Programs are those of the decoder and of the configuration, though weights have equal types."""
-    file, other = decoders.group_query(layers=3), decoders.group_query(layers=3)
+    other = decoders.group_query(layers=3)
     embedding = next(w for w in other.proto.graph.initializer if w.dims[:1] == [decoders.VOCABULARY])
-    values = np.frombuffer(embedding.raw_data, np.float32)
-    embedding.raw_data = values[::-1].tobytes()
-    first, second = (onnx2jax.decoder(f.proto, scan_layers="calls") for f in (file, other))
-    expected = [onnx2jax.decoder(f.proto, scan_layers=False).generate(P, 6).texts() for f in (file, other)]
-    assert [first.generate(P, 6).texts(), second.generate(P, 6).texts()] == expected
-    compiled = first.compilations
-    with jax.default_matmul_precision("float32"):
-        assert first.generate(P, 6).texts() == expected[0]
-    assert first.compilations == 2 * compiled
-    assert [first.generate(P, 6).texts(), second.generate(P, 6).texts()] == expected
-    assert first.compilations == 2 * compiled
+    embedding.raw_data = np.frombuffer(embedding.raw_data, np.float32)[::-1].tobytes()
+    second = onnx2jax.decoder(other.proto, scan_layers="calls")
+    expected = [[greedy(STYLE, p, 6) for p in BOTH], [decoders.by_hand(other, p, 6)[0] for p in BOTH]]
+    assert [called.generate(BOTH, 6).texts(), second.generate(BOTH, 6).texts()] == expected
+    compiled = second.compilations
+    for _ in range(2):
+        with jax.default_matmul_precision("float32"):
+            assert second.generate(BOTH, 6).texts() == expected[1]
+        assert second.compilations == 2 * compiled
+        assert [called.generate(BOTH, 6).texts(), second.generate(BOTH, 6).texts()] == expected
 
 
-def test_jax_may_check_each_operation(runs: list[Sections]) -> None:
-    decoder = onnx2jax.decoder(decoders.group_query(layers=2).proto, scan_layers="calls")
-    expected = decoder.generate(P, 4).texts()
-    del runs[:]
+def test_jax_may_check_each_operation(called: onnx2jax.Decoder, runs: list[Sections]) -> None:
     with jax.debug_nans(True):
-        assert decoder.generate(P, 4).texts() == expected
+        assert called.generate(BOTH, 4).texts() == [greedy(STYLE, p, 4) for p in BOTH]
     assert not runs
 
 
 def test_weights_are_not_read_into_memory_twice() -> None:
-    decoder = onnx2jax.decoder(decoders.group_query(bits="symmetric", layers=3).proto, scan_layers="calls")
-    decoder.generate(P, 3)
-    assert "params" not in vars(decoder.model)
-    assert "params" not in vars(decoder)
+    own = decoder("group query, 4 bits, three layers", scan_layers="calls")
+    own.generate(BOTH, 6)
+    assert "params" not in vars(own.model)
+    assert "params" not in vars(own)

@@ -30,6 +30,7 @@ print(texts.texts(), beams.tokens.tolist(), decoder.compilations)
 """
 
 
+@pytest.mark.extended  # tests/runtime/test_program_cache.py shows the same of a model
 def test_another_process_neither_traces_nor_compiles(tmp_path: Path) -> None:
     printed = []
     for seed, which in (("1", "first"), ("2", "again")):

@@ -13,19 +13,16 @@ import pytest
 import onnx2jax
 from onnx2jax import Decoder
 from onnx2jax.errors import InputShapeError, InputTypeError, InputValueError
+from tests.generation import shared
+from tests.generation.shared import P, Q, greedy
+from tests.generation.shared import logits as expected
 from tests.support import decoders
-from tests.support.decoders import by_hand
 
-P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
-LENGTH = 16
-FILES = {
-    "GroupQueryAttention": decoders.group_query(),
-    "Concat": decoders.appending(),
-    "fixed": decoders.static(LENGTH),
-}
+LENGTH = 32
+STYLES = ("group query", "Concat", pytest.param("ScatterElements", marks=pytest.mark.extended))
 
 
-@pytest.fixture(scope="module", params=FILES)
+@pytest.fixture(scope="module", params=STYLES)
 def style(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -49,12 +46,12 @@ class Jitted:
 
 @pytest.fixture(scope="module")
 def jitted(style: str) -> Jitted:
-    decoder = onnx2jax.decoder(onnx2jax.convert(FILES[style].proto))
-    return Jitted(decoder, jax.jit(decoder.prefill, donate_argnums=1), jax.jit(decoder.step, donate_argnums=1))
+    own = shared.decoder(style)
+    return Jitted(own, jax.jit(own.prefill, donate_argnums=1), jax.jit(own.step, donate_argnums=1))
 
 
 def test_logits_in_a_callers_jit_with_a_donated_cache(jitted: Jitted, style: str) -> None:
-    wanted = [by_hand(FILES[style], prompt, 4) for prompt in (P, Q)]
+    wanted = [(greedy(style, p, 4), expected(style, p, 4)) for p in (P, Q)]
     logits, cache = jitted.read()
     for i in range(4):
         np.testing.assert_allclose(logits, np.stack([w[1][i] for w in wanted]), atol=2e-5)
@@ -65,17 +62,17 @@ def test_logits_in_a_callers_jit_with_a_donated_cache(jitted: Jitted, style: str
     assert cache.lengths.tolist() == [9, 7]
 
 
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.extended)])
 @pytest.mark.parametrize(
     "file, length",
     [
-        (FILES["GroupQueryAttention"], 128),
+        (decoders.group_query(), 128),
         (decoders.appending(), 512),
         (decoders.static(512), 512),
-        (decoders.static(512, writer="TensorScatter"), 512),
+        pytest.param(decoders.static(512, writer="TensorScatter"), 512, marks=pytest.mark.extended),
     ],
     ids=["GroupQueryAttention", "Concat", "ScatterElements", "TensorScatter"],
 )
-@pytest.mark.parametrize("batch", [1, 3])
 def test_a_step_writes_donated_caches_in_place(file: decoders.File, length: int, batch: int) -> None:
     """Its program returns the buffers that it was given, and copies none of them, in this order of axes or another."""
     decoder = onnx2jax.decoder(file.proto)
@@ -121,7 +118,7 @@ def test_invalid_cache_or_tokens_raise(jitted: Jitted) -> None:
 def test_extend_matches_single_steps(jitted: Jitted, style: str) -> None:
     _, cache = jitted.read()
     logits, cache = jax.jit(jitted.decoder.extend)(jitted.decoder.params, cache, np.array([Q, Q]))
-    wanted = [[by_hand(FILES[style], [*p, *Q[: i + 1]], 1)[1][0] for i in range(3)] for p in (P, Q)]
+    wanted = [[expected(style, [*p, *Q[: i + 1]], 1)[0] for i in range(3)] for p in (P, Q)]
     np.testing.assert_allclose(logits, wanted, atol=2e-5)
     assert (cache.lengths.tolist(), int(cache.end)) == ([8, 6], 8)
 
@@ -132,17 +129,15 @@ def test_vmap_over_steps(jitted: Jitted, style: str) -> None:
     logits = jax.jit(jax.vmap(lambda t: jitted.decoder.step(jitted.decoder.params, cache, t)[0]))(
         np.array([[3, 4], [60, 2]])
     )
-    wanted = [
-        [by_hand(FILES[style], [*p, t], 1)[1][0] for p, t in zip((P, Q), ts, strict=True)] for ts in ((3, 4), (60, 2))
-    ]
+    wanted = [[expected(style, [*p, t], 1)[0] for p, t in zip((P, Q), ts, strict=True)] for ts in ((3, 4), (60, 2))]
     np.testing.assert_allclose(logits, wanted, atol=2e-5)
 
 
 def test_unequal_prompts_without_positions_are_nan_unless_apart() -> None:
     """Positions derived from slots would be wrong in the next step."""
-    file = decoders.appending(positions=False)
-    decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
-    wanted = [by_hand(file, prompt, 2) for prompt in (P, Q)]
+    style = "Concat, positions from extents"
+    decoder = shared.decoder(style)
+    wanted = [(greedy(style, p, 2), expected(style, p, 2)) for p in (P, Q)]
     assert not decoder.shares_slots
 
     def run(apart: bool) -> Any:
@@ -157,10 +152,9 @@ def test_unequal_prompts_without_positions_are_nan_unless_apart() -> None:
 
 def test_gradients_through_prefill() -> None:
     """They match those through the model itself."""
-    file = FILES["GroupQueryAttention"]
-    decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
-    tokens = np.array([P])
-    empty = {n: np.zeros(shape, dtype) for n, (_, shape, dtype) in file.caches.items()}
+    decoder, tokens = shared.decoder("group query"), np.array([P])
+    caches = shared.file("group query").caches
+    empty = {n: np.zeros(shape, dtype) for n, (_, shape, dtype) in caches.items()}
 
     def ours(params: Any) -> Any:
         return decoder.prefill(params, decoder.empty_cache(1, LENGTH), tokens)[0][0, 7]
@@ -170,14 +164,14 @@ def test_gradients_through_prefill() -> None:
         return decoder.model.apply(params, input_ids=tokens, attention_mask=mask, **empty)[0][0, -1, 7]
 
     params = {"embedding": decoder.params["embedding"]}
-    got, want = (jax.jit(jax.grad(f))(params)["embedding"] for f in (ours, theirs))
+    got, want = (g["embedding"] for g in jax.jit(lambda p: (jax.grad(ours)(p), jax.grad(theirs)(p)))(params))
     assert np.abs(want).max() > 0.01
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
 def test_int4_weights_stay_packed_and_are_stored_once() -> None:
-    decoder = onnx2jax.decoder(onnx2jax.convert(decoders.group_query(bits="asymmetric").proto))
-    decoder.generate([[1, 2, 3]], 4, stop=())
+    decoder = shared.decoder("group query, 4 bits")
+    decoder.generate([P, Q], 4, stop=())
     weights = decoder.weights
     held = sum(v.nbytes for v in (*weights._placed.values(), *weights.shared._values.values()))
     assert held <= 1.1 * sum(v.nbytes for v in decoder.model.params.values())

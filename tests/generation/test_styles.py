@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from onnx import helper
@@ -11,53 +9,63 @@ from onnx import helper
 import onnx2jax
 from onnx2jax.errors import CacheError, InputNameError, InputShapeError, UnsupportedError
 from onnx2jax.generation.cache import Kind
+from tests.generation.shared import P, Q, decoder, file, greedy, logits
 from tests.support import decoders
-from tests.support.decoders import File, by_hand, by_onnxruntime
+from tests.support.decoders import by_hand
 from tests.support.models import model, value
 
-P, Q = [5, 17, 3, 40, 8], [9, 2, 31]
 ENCODED = np.random.default_rng(3).normal(size=(2, 4, decoders.HIDDEN)).astype(np.float32)
 
-STYLES: dict[str, tuple[Callable[[], File], set[Kind]]] = {
-    "group query, two layers": (lambda: decoders.group_query(layers=2), {"shared"}),
-    "group query, float16": (lambda: decoders.group_query(np.float16), {"shared"}),
-    "group query, 4 bits": (lambda: decoders.group_query(bits="symmetric"), {"shared"}),
-    "group query, 4 bits with zero points": (lambda: decoders.group_query(bits="asymmetric"), {"shared"}),
-    "Concat, two layers": (lambda: decoders.appending(layers=2), {"appended"}),
-    "custom names": (lambda: decoders.appending(names=("cache_{1}_{0}", "cache_{1}_{0}_out")), {"appended"}),
-    "uninformative names": (lambda: decoders.appending(names=("a{1}{0}", "b{1}{0}")), {"appended"}),
-    "ScatterElements": (lambda: decoders.static(32), {"fixed"}),
-    "TensorScatter": (lambda: decoders.static(32, writer="TensorScatter"), {"fixed"}),
-    "ScatterElements, mask of rank 4": (lambda: decoders.static(32, mask_rank=4), {"fixed"}),
-    "Attention": (decoders.onnx_attention, {"appended"}),
-    "Attention, opset 24": (lambda: decoders.onnx_attention(24), {"appended"}),
-    "MultiHeadAttention": (decoders.multi_head, {"appended"}),
+STYLES: dict[str, Kind] = {
+    "group query, two layers": "shared",
+    "group query, float16": "shared",
+    "group query, 4 bits": "shared",
+    "group query, 4 bits with zero points": "shared",
+    "Concat": "appended",
+    "Concat, two layers": "appended",
+    "Concat, custom names": "appended",
+    "Concat, uninformative names": "appended",
+    "ScatterElements": "fixed",
+    "TensorScatter": "fixed",
+    "ScatterElements, mask of rank 4": "fixed",
+    "Attention": "appended",
+    "Attention, opset 24": "appended",
+    "MultiHeadAttention": "appended",
 }
+QUICK = {
+    "group query, two layers",
+    "group query, 4 bits",
+    "Concat",
+    "ScatterElements",
+    "ScatterElements, mask of rank 4",
+}
+"""One for each way to write a cache and to mask; the programs of most of them serve other tests too."""
 
 
 @pytest.mark.parametrize("style", STYLES)
+def test_caches_are_recognised(style: str) -> None:
+    own = decoder(style)
+    assert set(own.kinds.values()) == {STYLES[style]}
+    assert {n: p.present for n, p in own.pairs.items()} == {n: p for n, (p, *_) in file(style).caches.items()}
+
+
+@pytest.mark.parametrize("style", [pytest.param(s, marks=() if s in QUICK else pytest.mark.extended) for s in STYLES])
 def test_batch_of_unequal_prompts_matches_each_alone(style: str) -> None:
-    build, kinds = STYLES[style]
-    file = build()
-    decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
-    assert set(decoder.kinds.values()) == kinds
-    run = by_onnxruntime(file)
-    wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P, Q)]
-    assert decoder.generate([P, Q], 8).texts() == wanted
+    assert decoder(style).generate([P, Q], 8).texts() == [greedy(style, p, 8) for p in (P, Q)]
 
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
-def test_generate_matches_model_run_with_a_growing_cache() -> None:
-    file = decoders.appending()
-    model = onnx2jax.convert(file.proto)
-    tokens, _ = by_hand(file, Q, 3, lambda feeds: model.run(None, feeds))
-    assert onnx2jax.decoder(model).generate(Q, 3).texts() == [tokens]
+def test_model_run_with_a_growing_cache_matches() -> None:
+    own = onnx2jax.convert(file("Concat").proto)
+    tokens, found = by_hand(file("Concat"), Q, 2, lambda feeds: own.run(None, feeds))
+    assert tokens == greedy("Concat", Q, 2)
+    np.testing.assert_allclose(found, logits("Concat", Q, 2), atol=1e-5)
 
 
 def test_all_styles_are_the_same_network() -> None:
     """A fault in one of these files, or in one operator, would show."""
-    same = [b for n, (b, _) in STYLES.items() if "bits" not in n and "two" not in n]
-    texts = [by_hand(build(), P, 6)[0] for build in same]
+    same = [s for s in STYLES if "bits" not in s and "two" not in s]
+    texts = [greedy(style, P, 6) for style in same]
     assert texts == [texts[0]] * len(same)
 
 
@@ -117,52 +125,53 @@ def test_state_of_gated_delta_net() -> None:
     inputs = [value("input_ids", np.int64, ["batch", "tokens"]), value("a", np.float32, state)]
     outputs = [value("logits", np.float32, ["batch", "tokens", 11]), value("b", np.float32, state)]
     made = onnx2jax.convert(model(nodes, inputs, outputs, constants, opsets={"com.microsoft": 1}))
-    tokens = [1, 2, 3]
-    for _ in range(4):
-        logits, _ = made(np.array([tokens]), np.zeros((1, 2, 3, 3), np.float32))
-        tokens.append(int(np.asarray(logits)[0, -1].argmax()))
-    assert onnx2jax.decoder(made).generate([1, 2, 3], 4).texts() == [tokens[3:]]
+    texts = onnx2jax.decoder(made).generate([1, 2, 3], 4).texts()
+    whole = np.array([[1, 2, 3, *texts[0]]])
+    found, _ = made(whole, np.zeros((1, 2, 3, 3), np.float32))
+    assert np.asarray(found)[0, 2:-1].argmax(-1).tolist() == texts[0]
 
 
 def test_state_of_a_convolution() -> None:
     """Padding would change it, so prompts must have equal lengths."""
-    file = decoders.convolving()
-    decoder = onnx2jax.decoder(onnx2jax.convert(file.proto))
-    assert set(decoder.kinds.values()) == {"appended", "state"}
-    run = by_onnxruntime(file)
-    wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P[:3], Q)]
-    texts = decoder.generate([P[:3], Q], 8, stop=wanted[0][1])
+    own = decoder("convolution")
+    assert set(own.kinds.values()) == {"appended", "state"}
+    wanted = [greedy("convolution", prompt, 8) for prompt in (P[:3], Q)]
+    texts = own.generate([P[:3], Q], 8, stop=wanted[0][1])
     assert texts.texts() == [wanted[0][:2], wanted[1]]
     with pytest.raises(InputShapeError, match=r"texts of after have \[2, 8\] tokens"):
-        decoder.generate([1], 1, after=texts)
+        own.generate([1], 1, after=texts)
     with pytest.raises(InputShapeError, match=r"prompts of \[3, 5\] tokens"):
-        decoder.generate([P, Q], 8)
+        own.generate([P, Q], 8)
 
 
 @pytest.mark.parametrize(
-    "build",
+    "style",
     [
-        lambda: decoders.appending(positions=False),
-        lambda: decoders.appending(positions=False, layers=2),
-        lambda: decoders.static(32, positions=False),
+        "Concat, positions from extents",
+        pytest.param("Concat, positions from extents in each of two layers", marks=pytest.mark.extended),
+        pytest.param("ScatterElements, positions from slots", marks=pytest.mark.extended),
     ],
-    ids=["positions from extents", "positions from extents in each of two layers", "positions from slots"],
 )
-def test_models_without_a_position_input(build: Callable[[], File]) -> None:
+def test_models_without_a_position_input(style: str) -> None:
     """Texts of different lengths, by their prompts or by stopping early, continue in separate slots."""
-    file = build()
-    decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
-    wanted = [by_hand(file, prompt, 6, run)[0] for prompt in (P, P[::-1], Q, [7])]
-    texts = decoder.generate([P, P[::-1]], 6)
+    own, prompts = decoder(style), [P, P[::-1]]
+    wanted = [greedy(style, prompt, 6) for prompt in (*prompts, Q, [7])]
+    texts = own.generate(prompts, 6)
     assert (texts.texts(), texts.cache.apart) == (wanted[:2], False)
-    assert decoder.generate([[7], [7]], 2, after=texts).texts()[0] == by_hand(file, [*P, *wanted[0], 7], 2, run)[0]
-    uneven = decoder.generate([Q, [7]], 6)
+    more = [greedy(style, [*p, *t, 7, 11], 2) for p, t in zip(prompts, wanted, strict=False)]
+    assert own.generate([[7, 11]] * 2, 2, after=texts).texts() == more
+    uneven = own.generate([Q, [7]], 6)
     assert (uneven.texts(), uneven.cache.apart) == (wanted[2:], True)
-    ended = decoder.generate([P, P[::-1]], 6, stop=next(t for t in wanted[0] if t not in wanted[1]))
+    ended = own.generate(prompts, 6, stop=next(t for t in wanted[0] if t not in wanted[1]))
     assert len(set(ended.lengths.tolist())) > 1
-    more = [by_hand(file, [*p, *t, 7, 9], 2, run)[0] for p, t in zip((P, P[::-1]), ended.texts(), strict=True)]
-    assert decoder.generate([[7, 9], [7, 9]], 2, after=ended).texts() == more
-    assert decoder.speculate([P, Q], 2, decoder).texts() == [wanted[0][:2], wanted[2][:2]]
+    more = [greedy(style, [*p, *t, 7, 9], 2) for p, t in zip(prompts, ended.texts(), strict=True)]
+    assert own.generate([[7, 9]] * 2, 2, after=ended).texts() == more
+
+
+@pytest.mark.extended
+def test_speculation_without_a_position_input() -> None:
+    style = "Concat, positions from extents in each of two layers"
+    assert decoder(style).speculate([P, Q], 4, decoder(style)).texts() == [greedy(style, p, 4) for p in (P, Q)]
 
 
 def test_a_model_without_causal_masking_raises() -> None:
@@ -174,41 +183,42 @@ def test_a_model_without_causal_masking_raises() -> None:
         return net.attention(net.heads(q, decoders.HEADS), k, v)
 
     net.network(attend)
-    decoder = onnx2jax.decoder(onnx2jax.convert(net.file().proto))
+    own = onnx2jax.decoder(net.file().proto)
     for prompts in ([P, Q], [P, P]):
         with pytest.raises(CacheError, match="positions or its attention mask from the extent"):
-            decoder.generate(prompts, 8)
+            own.generate(prompts, 8)
 
 
-@pytest.mark.parametrize("window", [4, 63])
+@pytest.mark.parametrize("window", [4, pytest.param(63, marks=pytest.mark.extended)])
 def test_a_window_measured_in_slots_is_right_aligned(window: int) -> None:
-    file = decoders.appending(window=window)
-    decoder, run = onnx2jax.decoder(onnx2jax.convert(file.proto)), by_onnxruntime(file)
-    wanted = [by_hand(file, prompt, 8, run)[0] for prompt in (P, Q)]
-    texts = decoder.generate([P, Q], 8)
+    style = f"Concat, window of {window}"
+    own = decoder(style)
+    wanted = [greedy(style, prompt, 8) for prompt in (P, Q)]
+    texts = own.generate([P, Q], 8)
     assert texts.texts() == wanted
     assert texts.cache.aligned
-    more = [by_hand(file, [*p, *w, 7, 9], 3, run)[0] for p, w in zip((P, Q), wanted, strict=True)]
-    assert decoder.generate([[7, 9]] * 2, 3, after=texts).texts() == more
-    ended = decoder.generate([P, Q], 8, stop=next(t for t in wanted[0] if t not in wanted[1]))
+    more = [greedy(style, [*p, *w, 7, 9], 3) for p, w in zip((P, Q), wanted, strict=True)]
+    assert own.generate([[7, 9]] * 2, 3, after=texts).texts() == more
+    ended = own.generate([P, Q], 8, stop=next(t for t in wanted[0] if t not in wanted[1]))
     assert ended.texts()[1] == wanted[1]
     with pytest.raises(InputShapeError, match="texts of after have"):
-        decoder.generate([7], 1, after=ended)
+        own.generate([7], 1, after=ended)
     with pytest.raises(UnsupportedError, match="right-aligned cache, which cannot be rolled back"):
-        decoder.speculate([P, Q], 4, decoder)
+        own.speculate([P, Q], 4, own)
 
 
 @pytest.mark.filterwarnings("ignore::onnx2jax.RecompilationWarning")
 def test_a_model_that_depends_on_extents_runs_with_a_growing_cache() -> None:
     file = decoders.appending(positions=False, window=4)
-    model = onnx2jax.convert(file.proto)
-    ours, theirs = by_hand(file, P, 3, lambda feeds: model.run(None, feeds)), by_hand(file, P, 3)
+    own = onnx2jax.convert(file.proto)
+    ours, theirs = by_hand(file, P, 2, lambda feeds: own.run(None, feeds)), by_hand(file, P, 2)
     np.testing.assert_allclose(ours[1], theirs[1], atol=1e-5)
 
 
 def test_a_window_exceeded_only_by_extending_raises() -> None:
-    decoder = onnx2jax.decoder(onnx2jax.convert(decoders.appending(window=64).proto))
-    beginning = decoder.read(P, 64)
-    assert decoder.generate([7], 2, after=beginning).texts() == [by_hand(decoders.appending(window=64), [*P, 7], 2)[0]]
+    style = "Concat, window of 64"
+    own = decoder(style)
+    beginning = own.read(P, 64)
+    assert own.generate([7], 2, after=beginning).texts() == [greedy(style, [*P, 7], 2)]
     with pytest.raises(CacheError, match="differ"):
-        decoder.generate([7, 9, 11, 1], 2, after=beginning)
+        own.generate([7, 9, 11, 1], 2, after=beginning)

@@ -71,10 +71,16 @@ def test_scores_are_one_program_and_have_gradients(kind: str) -> None:
     m = onnx2jax.convert(classifier(kind))
     scores = m.cut(outputs="scores")
     expected = m.run(["scores"], {"x": X})[0]
-    np.testing.assert_allclose(jax.jit(scores.apply)(scores.params, X), expected, rtol=1e-6, atol=1e-7)
     assert scores.jitted
-    np.testing.assert_allclose(jax.vmap(lambda x: scores.apply({}, x[None])[0])(X), expected, rtol=1e-5)
-    slope = jax.grad(lambda x: scores.apply({}, x)[:, 0].sum())(X)
+
+    @jax.jit
+    def run(params: Any, x: Any) -> Any:
+        rows = jax.vmap(lambda row: scores.apply(params, row[None])[0])(x)
+        return scores.apply(params, x), rows, jax.grad(lambda x: scores.apply(params, x)[:, 0].sum())(x)
+
+    ours, rows, slope = run(scores.params, X)
+    np.testing.assert_allclose(ours, expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5)
     assert np.isfinite(slope).all() and (kind == "TreeEnsembleClassifier") == (not slope.any())
 
 

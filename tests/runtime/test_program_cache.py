@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -59,25 +60,61 @@ W = np.arange(12, dtype=np.float32).reshape(4, 3)
 X = np.ones((2, 4), np.float32)
 
 
-def test_another_process_loads_without_tracing(tmp_path: Path) -> None:
-    """With any order of sets there."""
-    script = """
-import sys, jax, numpy as np, onnx2jax
-if sys.argv[2] == "again":
-    from onnx2jax.runtime import compile
+CHILD = """
+import collections, json, sys
+import jax, numpy as np, onnx2jax
+from onnx import parser
+from onnx2jax.runtime import compile
+
+folder, which = sys.argv[1:]
+evaluate = compile.evaluate
+if which == "again":
     compile.evaluate = None
-m = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=sys.argv[1])
-x = np.random.default_rng(0).random((2, 1, 8, 8)).astype(np.float32)
-print(m.run(None, {"image": x})[0].tobytes().hex(), m(x).shape, m.compilations)
+m = onnx2jax.convert(onnx2jax.demo_model(), cache_dir=folder)
+x = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+loaded = [m.run(None, {"image": x})[0].tobytes().hex(), m(x).shape, m.compilations]
+
+# The same without that folder, in JAX's.
+compile.evaluate = evaluate
+jax.config.update("jax_compilation_cache_dir", folder + "/jax")
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
+model, images = onnx2jax.convert(onnx2jax.demo_model()), np.ones((4, 1, 8, 8), np.float32)
+(ran,) = model.run(None, {"image": images})  # which would load the program a second time, on a client of its own
+np.testing.assert_allclose(ran, model(images), rtol=1e-5)
+staged = parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+    g (float[n, n] x) => (float[m, k] y) { p = MatMul(x, x)  i = NonZero(p)  j = Cast <to = 1> (i)
+    t = Transpose(j)  y = MatMul(j, t) }''')
+onnx2jax.convert(staged)(np.eye(3, dtype=np.float32))
+print(json.dumps([loaded, events["cache_hits"], events["cache_misses"]]))
 """
-    said = []
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What two processes, one after the other, say of programs in one folder; sets have another order in each."""
+    folder, said = tmp_path_factory.mktemp("processes"), []
     for seed, which in (("1", "first"), ("2", "again")):
-        command = [sys.executable, "-c", script, str(tmp_path / "cache"), which]
+        command = [sys.executable, "-c", CHILD, str(folder), which]
         environment = {n: v for n, v in os.environ.items() if n != "XLA_FLAGS"} | {"PYTHONHASHSEED": seed}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        said.append(done.stdout)
-    assert said[0] == said[1] and len(programs(tmp_path / "cache")) == 1
+        said.append(json.loads(done.stdout))
+    assert len(programs(folder)) == 1
+    return said
+
+
+def test_another_process_loads_without_tracing(processes: list[Any]) -> None:
+    (first, *_), (again, *_) = processes
+    assert first == again
+
+
+def test_another_process_hits_jaxs_persistent_cache(processes: list[Any]) -> None:
+    (_, hits, misses), (_, *again) = processes
+    assert hits == 0 and misses >= 2  # the demo's program and the product before NonZero
+    assert again == [misses, 0]
 
 
 def test_programs_do_not_contain_weights(tmp_path: Path, untraced: Callable[[], None]) -> None:

@@ -45,7 +45,7 @@ def called(proto: onnx.ModelProto, **options: Any) -> onnx2jax.Model:
     return onnx2jax.convert(proto, scan_layers="calls", **options)
 
 
-@pytest.mark.parametrize("depth", [3, 12])
+@pytest.mark.parametrize("depth", [3, 6])
 def test_a_layer_is_compiled_once_for_every_depth(compilations: Compilations, depth: int) -> None:
     model = called(transformer(depth))
     model(X, MASK)

@@ -23,7 +23,8 @@ def contracted(function: Callable[..., Any], *inputs: Any) -> list[Any]:
     """The axes over which the products of a function of a weight and inputs sum, shown to compute what it computes."""
     closed = jax.make_jaxpr(function)(W, *inputs)
     changed = rewritten(transpose_row_weights, closed, 1)
-    np.testing.assert_allclose(*(jaxpr_as_fun(c)(W, *inputs)[0] for c in (changed, closed)), rtol=1e-6)
+    both = jax.jit(lambda *xs: [jaxpr_as_fun(c)(*xs)[0] for c in (changed, closed)])(W, *inputs)
+    np.testing.assert_allclose(*both, rtol=1e-6)
     products = [e for e in changed.jaxpr.eqns if e.primitive.name == "dot_general"]
     return [tuple(map(tuple, e.params["dimension_numbers"][0])) for e in products]
 

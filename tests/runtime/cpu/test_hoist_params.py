@@ -34,8 +34,10 @@ def halves(function: Callable[..., Any], *weights: Any, inputs: tuple[Any, ...] 
     closed = jax.make_jaxpr(function)(*weights, *inputs)
     parts = hoisted(closed, len(weights))
     arguments = parts.hoisted_arguments(*as_weights([*weights, *inputs]))
-    ours = jaxpr_as_fun(parts.main)(*arguments, *inputs)
-    for a, b in zip(ours, jax.tree.leaves(function(*weights, *inputs)), strict=True):
+    ours, expected = jax.jit(lambda hoisted, *args: (jaxpr_as_fun(parts.main)(*hoisted, *inputs), function(*args)))(
+        arguments, *weights, *inputs
+    )
+    for a, b in zip(ours, jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
         assert a.dtype == b.dtype
     return parts.main, [np.asarray(v) for v in arguments]
