@@ -1,17 +1,22 @@
-"""Small networks of three layers with shardable matrix products, as exporters write them."""
+"""Small networks of two layers with shardable matrix products, as exporters write them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from unittest import mock
 
+import jax
 import numpy as np
 import onnx
 from onnx import helper
 
+import onnx2jax
 from tests.support.decoders import HIDDEN, MS, Net
 from tests.support.models import NP, model, value
 
-LAYERS, HEADS, SIZE, WORDS, BATCH, LENGTH = 3, 4, 8, 64, 8, 8
+LAYERS, HEADS, SIZE, WORDS, BATCH, LENGTH = 2, 4, 8, 64, 8, 8
 
 
 @dataclass
@@ -171,3 +176,26 @@ def in_four_bits(bits: str) -> Written:
     written = Written(_written(net, {"logits": ["batch", LENGTH, WORDS]}), {"ids": ids(), **caches})
     written.whole = ("*norm*", "places", "*.zeros")
     return written
+
+
+NETWORKS: dict[str, Callable[[], Written]] = {
+    "bert": bert,
+    "gpt, packed": gpt,
+    "gpt, packed by heads": lambda: gpt("beside"),
+    "mixture of experts": mixture,
+    "4 bits": lambda: in_four_bits("symmetric"),
+}
+
+
+@cache
+def written(name: str, words: int = WORDS, layers: int = LAYERS) -> Written:
+    """A network of another vocabulary size and number of layers."""
+    with mock.patch.multiple(__name__, WORDS=words, LAYERS=layers):
+        return NETWORKS[name]()
+
+
+@cache
+def alone(name: str, *size: int) -> list[np.ndarray]:
+    """The results of a network on one device."""
+    network = written(name, *size)
+    return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(network.proto)(**network.inputs))]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 from collections import Counter
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Any
 
 import jax
@@ -22,30 +22,15 @@ from onnx2jax.errors import ShardingError
 from onnx2jax.sharding.collectives import Collective, collectives
 from onnx2jax.sharding.rules import bytes_per_device
 from tests.sharding import networks
+from tests.sharding.networks import NETWORKS, alone, written
 from tests.support import decoders
 from tests.support.helpers import mesh
 from tests.support.models import mlp
+from tests.support.tiers import canaries
 
-NETWORKS: dict[str, Callable[[], networks.Written]] = {
-    "bert": networks.bert,
-    "gpt, packed": networks.gpt,
-    "gpt, packed by heads": lambda: networks.gpt("beside"),
-    "mixture of experts": networks.mixture,
-    "4 bits": lambda: networks.in_four_bits("symmetric"),
-}
 PLANS = {"data": {"data": 8}, "fsdp": {"data": 4}, "tensor": {"model": 2}, "data+tensor": {"data": 4, "model": 2}}
 ROUTED = Counter({"all-gather": networks.LAYERS})
 """XLA does not shard the sort that selects experts, so it gathers each router's logits along the batch."""
-
-
-@cache
-def written(name: str) -> networks.Written:
-    return NETWORKS[name]()
-
-
-@cache
-def alone(name: str) -> list[np.ndarray]:
-    return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(written(name).proto)(**written(name).inputs))]
 
 
 def compiled(model: onnx2jax.Model, inputs: dict[str, Any]) -> tuple[list[Any], list[Collective]]:
@@ -63,8 +48,16 @@ def same(results: Any, expected: list[np.ndarray]) -> None:
         np.testing.assert_allclose(result, e, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", NETWORKS)
+CANARIES = {
+    ("bert", "fsdp"),
+    ("gpt, packed", "data"),
+    ("gpt, packed by heads", "tensor"),
+    ("mixture of experts", "data+tensor"),
+    ("4 bits", "tensor"),
+}
+
+
+@pytest.mark.parametrize(("name", "plan"), canaries(itertools.product(NETWORKS, PLANS), CANARIES))
 def test_results_shards_and_collectives(name: str, plan: str) -> None:
     network, axes = written(name), PLANS[plan]
     model = onnx2jax.convert(network.proto, mesh=mesh(**axes), shardings=plan)
@@ -92,23 +85,20 @@ def test_results_shards_and_collectives(name: str, plan: str) -> None:
         assert sorted(c.bytes for c in found) == sorted(model.params[n].nbytes for n in divided)
 
 
-@pytest.mark.parametrize("plan", ["tensor", "fsdp+tensor"])
-def test_a_call_and_its_gradient(plan: str) -> None:
-    network = written("gpt, packed")
+def test_a_call_and_its_gradient() -> None:
+    size = ("gpt, packed", networks.WORDS, 1)
+    network = written(*size)
     plain = onnx2jax.convert(network.proto)
-    spread = onnx2jax.convert(network.proto, mesh=mesh(data=4, model=2), shardings=plan)
-    same(spread(**network.inputs), alone("gpt, packed"))
-    if plan == "tensor":
-        return
-    placement = spread.placement
-    assert placement is not None
+    spread = onnx2jax.convert(network.proto, mesh=mesh(data=4, model=2), shardings="fsdp+tensor")
+    same(spread(**network.inputs), alone(*size))
+    assert spread.placement is not None
 
     def loss(model: Any) -> Any:
         return jax.jit(jax.grad(lambda p: (model.apply(p, network.inputs["ids"]) ** 2).mean()))
 
     with jax.enable_x64(True):
         expected = loss(plain)(plain.params)
-        gradients = loss(spread)(placement.put_params(spread.params))
+        gradients = loss(spread)(spread.placement.put_params(spread.params))
     for n, g in gradients.items():
         np.testing.assert_allclose(g, expected[n], rtol=1e-3, atol=1e-5, err_msg=n)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -16,9 +19,11 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import ShardingError
+from onnx2jax.runtime import mesh_mode
 from onnx2jax.sharding.rules import batch_sharding, by_batch, by_name, bytes_per_device, check_patterns
 from tests.support.helpers import ROOT, mesh
 from tests.support.models import cut_in_the_middle, mlp, model, value
+from tests.support.training import linear
 
 PARAMS = {"a.weight": np.zeros((4, 6), np.float32), "a.bias": np.zeros(6, np.float32), "scale": np.float32(1)}
 
@@ -105,16 +110,9 @@ def test_bytes_per_device() -> None:
 
 
 def test_one_device_is_a_mesh_too() -> None:
-    script = """
-import jax, numpy as np
-from jax.sharding import PartitionSpec as P
-from onnx2jax.sharding.rules import by_name
-mesh = jax.make_mesh((1, 1), ("data", "model"))
-array = np.arange(6, dtype=np.float32).reshape(3, 2)
-(sharding,) = by_name({"w": array}, mesh, {"w": P("data", "model")}).values()
-assert (jax.device_put(array, sharding) == array).all() and len(jax.devices("cpu")) == 1
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+    array = np.arange(6, dtype=np.float32).reshape(3, 2)
+    (sharding,) = by_name({"w": array}, mesh(data=1, model=1), {"w": P("data", "model")}).values()
+    np.testing.assert_array_equal(jax.device_put(array, sharding), array)
 
 
 # ---------------------------------------------------------------------------------------------- models
@@ -206,6 +204,30 @@ with ThreadPoolExecutor() as threads:
 """
 
 
+@pytest.mark.usefixtures("standard_promotion")  # optax
+def test_calls_on_cpu_devices_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = mock.MagicMock()
+    monkeypatch.setattr(mesh_mode, "_turn", turns)
+    over: Any = {"mesh": mesh(data=2)}
+    batch, source = {"x": X}, onnx2jax.convert(mlp(), **over)
+    tuned = onnx2jax.finetune(source, lambda y, _: (y**2).mean(), optax.sgd(0.1))
+    trainer = onnx2jax.TrainingModel(linear(), **over)
+    state, linear_batch = tuned.init(), {"x": X[:, :2], "z": X[:, :1]}
+    calls: dict[str, Callable[[], Any]] = {
+        "a model": lambda: source(X),
+        "fine-tuning": lambda: tuned.step(state, batch),
+        "training_info": lambda: trainer.train_step(linear_batch),
+        "one device": lambda: onnx2jax.convert(mlp())(X),
+    }
+    taken = {}
+    for name, call in calls.items():
+        turns.reset_mock()
+        call()
+        taken[name] = turns.__enter__.called and turns.__exit__.called
+    assert taken == dict.fromkeys(calls, True) | {"one device": False}
+
+
+@pytest.mark.extended
 def test_concurrent_calls_on_cpu_devices_do_not_deadlock() -> None:
     """Without serialization such calls deadlock, and XLA ends the process; hence a subprocess, with many steps."""
     subprocess.run([sys.executable, "-c", OVERLAPPING], check=True, cwd=ROOT)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
-from functools import cache
 from typing import Any
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -26,32 +25,16 @@ from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
 from tests.conformance.test_devices import annotate
 from tests.sharding import networks
+from tests.sharding.networks import alone, written
 from tests.support.helpers import mesh
 from tests.support.models import cut_in_the_middle, mlp, model, value
+from tests.support.tiers import canaries, extended
 
-NETWORKS = {
-    "bert": networks.bert,
-    "gpt": networks.gpt,
-    "mixture of experts": networks.mixture,
-    "4 bits": lambda: networks.in_four_bits("symmetric"),
-}
+NETWORKS = [name for name in networks.NETWORKS if name != "gpt, packed by heads"]
 SIZES = {"4 bits": (4, 4)}
-"""Vocabulary size and layers: embeddings in float32 are large compared with 4-bit layers, and shift the cuts."""
-MICROBATCHES = {("bert", 1): 4, ("gpt", 2): 2}
+"""Vocabulary size and layers, else (8, 2): float32 embeddings are large beside 4-bit layers, and shift the cuts."""
+MICROBATCHES = {("bert", 1): 4, ("gpt, packed", 2): 2}
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-
-
-@cache
-def written(name: str, words: int = 8, layers: int = 2) -> networks.Written:
-    """Two layers and a small vocabulary, so that two stages can be balanced."""
-    with mock.patch.multiple(networks, WORDS=words, LAYERS=layers):
-        return NETWORKS[name]()
-
-
-@cache
-def alone(name: str, *size: int) -> list[np.ndarray]:
-    network = written(name, *size)
-    return [np.asarray(v) for v in jax.tree.leaves(onnx2jax.convert(network.proto)(**network.inputs))]
 
 
 def staged(proto: Any, stages: int = 2, **named: Any) -> tuple[onnx2jax.Model, Staged]:
@@ -66,14 +49,15 @@ def same(results: Any, expected: Any, atol: float = 1e-5) -> None:
         np.testing.assert_allclose(r, e, rtol=1e-5, atol=atol)
 
 
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "data"), canaries(itertools.product(NETWORKS, (1, 2)), [("bert", 1), ("gpt, packed", 2)])
+)
 def test_stages_of_networks(name: str, data: int) -> None:
-    network = written(name, *SIZES.get(name, ()))
+    network = written(name, *SIZES.get(name, (8, 2)))
     over: Any = {"mesh": mesh(stage=2, data=2), "shardings": "data"} if data > 1 else {}
     converted, placement = staged(network.proto, microbatches=MICROBATCHES.get((name, data), 1), **over)
     results = jax.tree.leaves(converted(**network.inputs))
-    same(results, alone(name, *SIZES.get(name, ())))
+    same(results, alone(name, *SIZES.get(name, (8, 2))))
     assert {d.id for d in results[0].devices()} == {*range(data, 2 * data)}
 
     held = bytes_per_device(placement.put_params(converted.params))
@@ -83,10 +67,9 @@ def test_stages_of_networks(name: str, data: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["bert", "gpt"])
+@pytest.mark.parametrize("name", ["bert", "gpt, packed"])
 def test_twelve_layers_in_four_stages(name: str) -> None:
-    with mock.patch.multiple(networks, WORDS=8, LAYERS=12):
-        network = NETWORKS[name]()
+    network = written(name, 8, 12)
     converted, placement = staged(network.proto, 4, mesh=mesh(stage=4, data=2), shardings="data", microbatches=2)
     same(converted(**network.inputs), onnx2jax.convert(network.proto)(**network.inputs))
     held = bytes_per_device(placement.put_params(converted.params))
@@ -134,7 +117,13 @@ def test_gradients_of_a_weight_that_stages_share() -> None:
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("over", [{}, {"mesh": mesh(stage=2, data=2)}], ids=["stages", "stages and data"])
+@pytest.mark.parametrize(
+    "over",
+    [
+        extended({}, id="stages"),
+        pytest.param({"mesh": mesh(stage=2, data=2)}, id="stages and data"),
+    ],
+)
 def test_training(over: Any) -> None:
     batch = {"x": X, "label": np.arange(8) % 2}
 

@@ -16,10 +16,11 @@ from onnx2jax.errors import ShardingError
 from onnx2jax.model.devices.explained import programs
 from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
-from tests.sharding import networks
-from tests.sharding.test_stages import NETWORKS, X, alone, same, written
+from tests.sharding.networks import alone, written
+from tests.sharding.test_stages import NETWORKS, X, same
 from tests.support.helpers import mesh
 from tests.support.models import mlp
+from tests.support.tiers import canaries
 
 
 def again(model: onnx2jax.Model, folder: Path) -> onnx2jax.Model:
@@ -34,9 +35,9 @@ def lies(model: onnx2jax.Model) -> dict[str, Any]:
     return {n: s.devices_indices_map(model.params[n].shape) for n, s in model.placement.params.items()}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", canaries(NETWORKS, ["gpt, packed"]))
 def test_products_by_columns_and_rows(name: str, tmp_path: Path) -> None:
-    network = written(name, networks.WORDS)
+    network = written(name)
     planned = onnx2jax.convert(network.proto, mesh=mesh(model=2), shardings="tensor")
     read = again(planned, tmp_path)
     assert lies(read) == lies(planned)
@@ -50,11 +51,11 @@ def test_products_by_columns_and_rows(name: str, tmp_path: Path) -> None:
     with jax.enable_x64(True):
         key = placement.put_replicated(jax.random.key(0))
         results = program.compiled(placement.put_params(read.params), placement.put_inputs(network.inputs), key)
-    same(jax.tree.leaves(results), alone(name, networks.WORDS))
+    same(jax.tree.leaves(results), alone(name))
     found = Counter(c.kind for c in program.exchanges())
     # Two per layer, and one for the embedding. A file cannot express that a device slices a replicated value, so
     # shards of concatenated queries, keys and values are permuted between devices.
-    assert found == {"all-reduce": 5, **({"collective-permute": 4} if name == "gpt" else {})}
+    assert found == {"all-reduce": 5, **({"collective-permute": 4} if name == "gpt, packed" else {})}
 
 
 CASES: dict[str, Any] = {

@@ -17,31 +17,28 @@ from onnx2jax.errors import InputTypeError
 from onnx2jax.training import loss_scale
 from tests.support.helpers import mesh
 from tests.support.models import mlp
+from tests.support.tiers import extended
+from tests.support.training import CLASSES, cross_entropy, image_classifier, trained
+from tests.training.test_decoders import IDS, decoder
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 DTYPES = ("bfloat16", "float16")
 RNG = np.random.default_rng(0)
 BATCH = {"x": RNG.normal(size=(8, 4)).astype(np.float32), "label": np.arange(8) % 2}
-IMAGES = RNG.normal(size=(64, 1, 8, 8)).astype(np.float32)
-DIGITS = {"image": IMAGES, "label": IMAGES.reshape(64, -1)[:, :10].argmax(1)}
+IMAGES = RNG.normal(size=(32, 1, 4, 4)).astype(np.float32)
+DIGITS = {"image": IMAGES, "label": IMAGES.reshape(32, -1)[:, 4 : 4 + CLASSES].argmax(1)}
 
 
-def entropy(logits: Any, batch: Any) -> Any:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-
-def tuning(dtype: str | None, source: Any = None, optimizer: Any = None, loss: Any = entropy, **options: Any) -> Any:
+def tuning(
+    dtype: str | None, source: Any = None, optimizer: Any = None, loss: Any = cross_entropy, **options: Any
+) -> Any:
     model = onnx2jax.convert(mlp() if source is None else source, dtype=dtype, **options.pop("convert", {}))
     return onnx2jax.finetune(model, loss, optimizer or optax.sgd(0.1), **options)
 
 
 def losses(tuned: Any, batch: Any, steps: int) -> list[float]:
-    state, found = tuned.init(), []
-    for _ in range(steps):
-        state, metrics = tuned.step(state, batch)
-        found.append(float(metrics["loss"]))
-    return found
+    return trained(tuned, batch, steps)[1]
 
 
 def types(tree: Any) -> set[Any]:
@@ -50,14 +47,18 @@ def types(tree: Any) -> set[Any]:
 
 @pytest.mark.parametrize(("dtype", "batchnorm"), [("bfloat16", "train"), ("float16", "frozen")])
 def test_the_loss_follows_that_of_float32(dtype: str, batchnorm: str) -> None:
-    """Within 2 % of the first loss over 20 steps of Adam, in which it falls to less than half."""
-    plain, half = (
-        losses(tuning(d, onnx2jax.demo_model(), optax.adam(3e-3), batchnorm=batchnorm), DIGITS, 20)
-        for d in (None, dtype)
+    """Within 2 % of the first loss over 20 steps of Adam, in which it falls to less than half; and the statistics."""
+    (state, plain), (narrow, half) = (
+        trained(tuning(d, image_classifier(), optax.adam(0.05), batchnorm=batchnorm), DIGITS, 20) for d in (None, dtype)
     )
     assert plain[-1] < plain[0] / 2
-    skipped = 1 if dtype == "float16" else 0  # the first scale overflows
+    # A step whose gradients overflow is repeated with half the scale.
+    skipped = 0 if dtype == "bfloat16" else round(np.log2(loss_scale.FIRST / narrow.loss_scale))
     np.testing.assert_allclose(half[skipped:], plain[: 20 - skipped], atol=0.02 * plain[0])
+    assert types(narrow) == {np.dtype(np.float32)}
+    assert set(narrow.stats) == ({"mean", "var"} if batchnorm == "train" else set())
+    for name, value in state.stats.items():
+        np.testing.assert_allclose(narrow.stats[name], value, atol=2e-2 * abs(value).max())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -67,9 +68,9 @@ def test_masters_gradients_and_moments_are_float32(dtype: str, tmp_path: Path) -
     assert types(state) == types(metrics) == types(tuned.params(state)) == {np.dtype(np.float32)}
     text = str(jax.make_jaxpr(tuned._train_step)(state, tuned._frozen, BATCH))
     assert {"bfloat16": "bf16[8,4]", "float16": "f16[8,4]"}[dtype] in text
-    trained = tuned.to_model(state)
-    assert trained.params["w1"].dtype == dtype
-    saved = onnx2jax.convert(onnx2jax.save(trained, tmp_path / "trained.onnx"))
+    result = tuned.to_model(state)
+    assert result.params["w1"].dtype == dtype
+    saved = onnx2jax.convert(onnx2jax.save(result, tmp_path / "trained.onnx"))
     np.testing.assert_array_equal(saved.params["w1"], state.params["w1"])
 
 
@@ -85,42 +86,36 @@ def test_updates_smaller_than_its_resolution_are_not_lost(dtype: str) -> None:
     np.testing.assert_allclose(state.params["b2"] - first, 100 * step, rtol=1e-3)
 
 
-def test_statistics_of_batchnorm_are_float32() -> None:
-    found = []
-    for d in (None, "bfloat16"):
-        tuned = tuning(d, onnx2jax.demo_model(), batchnorm="train")
-        state, _ = tuned.step(tuned.init(), DIGITS)
-        found.append(state.stats)
-    assert types(found[1]) == {np.dtype(np.float32)}
-    for name, value in found[0].items():
-        np.testing.assert_allclose(found[1][name], value, atol=2e-2 * abs(value).max())
+OPTIONS: dict[str, dict[str, Any]] = {
+    "microbatches": {"accumulate": 2},
+    "remat": {"remat": ["hidden", "[ah]*"]},
+    "mesh": {"mesh": mesh(data=4, model=2), "shardings": {"w1": P(None, "model")}},
+    "stages": {"convert": {"stages": 2, "microbatches": 2}},
+}
 
 
-def test_adapters_microbatches_remat_and_a_mesh() -> None:
-    dtype = "float16"  # which has the state of bfloat16 and a scale
+@pytest.mark.parametrize("name", ["microbatches", "mesh", extended("remat"), extended("stages")])
+def test_other_options(name: str) -> None:
+    """With float16, which has the state of bfloat16 and a scale."""
     plain = losses(tuning(None), BATCH, 3)
-    for options in (
-        {"accumulate": 2},
-        {"remat": ["hidden", "[ah]*"]},
-        {"mesh": mesh(data=4, model=2), "shardings": {"w1": P(None, "model")}},
-        {"convert": {"stages": 2, "microbatches": 2}},
-    ):
-        np.testing.assert_allclose(losses(tuning(dtype, **options), BATCH, 3), plain, atol=0.02)
-    with_adapters = tuning(dtype, lora=2)
-    exact = losses(tuning(None, lora=2), BATCH, 3)
-    np.testing.assert_allclose(losses(with_adapters, BATCH, 3), exact, atol=0.02)
-    state, _ = with_adapters.step(with_adapters.init(), BATCH)
+    np.testing.assert_allclose(losses(tuning("float16", **OPTIONS[name]), BATCH, 3), plain, atol=0.02)
+
+
+def test_adapters() -> None:
+    half, plain = tuning("float16", lora=2), tuning(None, lora=2)
+    state, found = trained(half, BATCH, 3)
+    np.testing.assert_allclose(found, losses(plain, BATCH, 3), atol=0.02)
     assert types(state) == {np.dtype(np.float32)}
-    assert with_adapters._frozen["w1"].dtype == dtype  # what is not trained takes half the memory
-    np.testing.assert_allclose(
-        with_adapters.to_model(state)(BATCH["x"]), tuning(None, lora=2).to_model(state)(BATCH["x"]), atol=0.1
-    )
+    assert half._frozen["w1"].dtype == np.float16  # what is not trained takes half the memory
+    np.testing.assert_allclose(half.to_model(state)(BATCH["x"]), plain.to_model(state)(BATCH["x"]), atol=0.1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["bfloat16", extended("float16")])
 def test_a_decoder_learns(dtype: str) -> None:
-    ids = {"input_ids": [list(b"one two three "), list(b"nine ten ")]}
-    plain, half = (losses(tuning(d, onnx2jax.demo_decoder(), loss="next_token"), ids, 3) for d in (None, dtype))
+    plain, half = (
+        losses(tuning(d, decoder(), optax.sgd(0.5), loss="next_token"), {"input_ids": IDS}, 3) for d in (None, dtype)
+    )
+    assert plain[-1] < plain[0]
     np.testing.assert_allclose(half, plain, rtol=0.05)
 
 
@@ -132,7 +127,7 @@ def test_small_gradients_of_float16_do_not_underflow() -> None:
     np.testing.assert_allclose(metrics["grad_norm"], exact["grad_norm"], rtol=1e-2)
 
 
-def test_an_overflow_of_float16s_gradients_is_reported_and_changes_nothing() -> None:
+def test_an_overflow_of_float16s_gradients_is_reported_and_changes_nothing(tmp_path: Path) -> None:
     tuned = tuning("float16", optimizer=optax.adam(0.1), loss=lambda y, _: 100 * y.sum())
     state = tuned.init()
     before = jax.tree.map(np.asarray, (state.params, state.opt_state))
@@ -140,6 +135,9 @@ def test_an_overflow_of_float16s_gradients_is_reported_and_changes_nothing() -> 
     assert not np.isfinite(metrics["grad_norm"])
     assert metrics["loss_scale"] == 2 * state.loss_scale == loss_scale.FIRST
     jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
+    path = onnx2jax.save_checkpoint(tmp_path / "s.safetensors", state)
+    again, _ = onnx2jax.load_checkpoint(path, tuned.init())
+    assert again.loss_scale == state.loss_scale
     for _ in range(12):
         state, metrics = tuned.step(state, BATCH)
     assert np.isfinite(metrics["grad_norm"])
@@ -151,14 +149,6 @@ def test_the_scale_doubles_after_many_steps() -> None:
     found = [float(loss_scale.updated(scale, np.array(True), np.int32(i))) for i in (0, every - 2, every - 1)]
     assert found == [loss_scale.FIRST, loss_scale.FIRST, 2 * loss_scale.FIRST]
     assert loss_scale.initial(np.dtype(jnp.bfloat16)) is None
-
-
-def test_the_scale_is_part_of_a_checkpoint(tmp_path: Path) -> None:
-    tuned = tuning("float16", loss=lambda y, _: 100 * y.sum())
-    state, _ = tuned.step(tuned.init(), BATCH)
-    path = onnx2jax.save_checkpoint(tmp_path / "s.safetensors", state)
-    again, _ = onnx2jax.load_checkpoint(path, tuned.init())
-    assert again.loss_scale == state.loss_scale == loss_scale.FIRST / 2
 
 
 def test_compute_dtype_of_such_a_model_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,22 @@ from jax.sharding import PartitionSpec as P
 import onnx2jax
 from tests.support import resumption
 from tests.support.helpers import mesh
+from tests.support.tiers import canaries
+from tests.support.training import cross_entropy
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
 BATCH = {"x": resumption.IMAGES[:8], "label": resumption.LABELS[:8]}
-RULES = {"w*": P(None, "model")}
-WAYS: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+}
+DEVICES: dict[str, Any] = {
+    "1 device": {},
+    "8 devices": {"mesh": mesh(data=2, model=4), "shardings": {"w*": P(None, "model")}},
+}
+CASES = [*itertools.product(WAYS, DEVICES)]
 
 
 def shardings(state: Any) -> Any:
@@ -39,18 +50,12 @@ def sgd_init(_: Any) -> Any:
 SGD = optax.GradientTransformationExtraArgs(sgd_init, sgd_update)
 
 
-def entropy(logits: Any, batch: Any) -> Any:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-
 @pytest.mark.usefixtures("in_32_bits")
-@pytest.mark.parametrize("way", WAYS, ids=["copy", "deepcopy", "pickle"])
-@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["1 device", "8 devices"])
-def test_a_copy_of_a_training_model_continues(way: Any, over: Any) -> None:
-    options = {} if over is None else {"mesh": mesh(**over), "shardings": {"w": P(None, "model")}}
-    trainer = onnx2jax.TrainingModel(resumption.classifier(), rng=5, **options)
+@pytest.mark.parametrize(("way", "over"), canaries(CASES, [("deepcopy", "1 device"), ("pickle", "8 devices")]))
+def test_a_copy_of_a_training_model_continues(way: str, over: str) -> None:
+    trainer = onnx2jax.TrainingModel(resumption.classifier(), rng=5, **DEVICES[over])
     trainer.train_step(BATCH)
-    other = way(trainer)
+    other = WAYS[way](trainer)
     assert shardings(other.state) == shardings(trainer.state) and other.compilations == 0
     assert other.state.own[0]["t"].dtype == np.int64
     outputs = trainer.train_step(BATCH)  # donates its own state, not the copy's
@@ -61,14 +66,14 @@ def test_a_copy_of_a_training_model_continues(way: Any, over: Any) -> None:
     np.testing.assert_array_equal(other.init().variables["w"], trainer.init().variables["w"])
 
 
-@pytest.mark.parametrize("way", WAYS, ids=["copy", "deepcopy", "pickle"])
-@pytest.mark.parametrize("over", [None, {"data": 2, "model": 4}], ids=["1 device", "8 devices"])
-def test_a_copy_of_a_fine_tuning_continues(way: Any, over: Any) -> None:
-    options = {} if over is None else {"mesh": mesh(**over), "shardings": RULES}
+@pytest.mark.parametrize(("way", "over"), canaries(CASES, [("pickle", "1 device"), ("copy", "8 devices")]))
+def test_a_copy_of_a_fine_tuning_continues(way: str, over: str) -> None:
     model = onnx2jax.convert(resumption.network())
-    tuned = onnx2jax.finetune(model, entropy, SGD, dropout=0.3, compute_dtype="bfloat16", remat="*", **options)
+    tuned = onnx2jax.finetune(
+        model, cross_entropy, SGD, dropout=0.3, compute_dtype="bfloat16", remat="*", **DEVICES[over]
+    )
     state, _ = tuned.step(tuned.init(), BATCH)
-    other, taken = way(tuned), way(state) if over is None else jax.tree.map(jax.numpy.copy, state)
+    other, taken = WAYS[way](tuned), WAYS[way](state) if over == "1 device" else jax.tree.map(jax.numpy.copy, state)
     assert shardings(other.init()) == shardings(tuned.init()) and other.compilations == 0
     (state, metrics), (taken, again) = tuned.step(state, BATCH), other.step(taken, BATCH)
     assert metrics["loss"] == again["loss"]
@@ -78,15 +83,7 @@ def test_a_copy_of_a_fine_tuning_continues(way: Any, over: Any) -> None:
 def test_an_optimizer_that_cannot_be_pickled_is_named() -> None:
     model = onnx2jax.convert(resumption.network())
     with pytest.raises((AttributeError, pickle.PicklingError), match="chain"):
-        pickle.dumps(onnx2jax.finetune(model, entropy, optax.adam(0.1)))
-
-
-@pytest.mark.usefixtures("in_32_bits")
-def test_a_pickled_state_keeps_64_bit_types() -> None:
-    state = onnx2jax.TrainingModel(resumption.classifier()).state
-    again = pickle.loads(pickle.dumps(state))
-    assert again.own[0]["t"].dtype == np.int64 and again.key == state.key
-    jax.tree.map(np.testing.assert_array_equal, again.variables, state.variables)
+        pickle.dumps(onnx2jax.finetune(model, cross_entropy, optax.adam(0.1)))
 
 
 def test_repr() -> None:
@@ -99,7 +96,7 @@ def test_repr() -> None:
         "  devices: cpu:0"
     )
     model = onnx2jax.convert(resumption.network(), mesh=mesh(data=2, model=4))
-    assert repr(onnx2jax.finetune(model, entropy, SGD, trainable=["w1", "b1"])) == (
+    assert repr(onnx2jax.finetune(model, cross_entropy, SGD, trainable=["w1", "b1"])) == (
         "FineTuning of 'network'\n"
         "  inputs: x: float32[n, 6]\n"
         "  trains: w1, b1: 112 numbers\n"

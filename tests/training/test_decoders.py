@@ -16,6 +16,8 @@ import onnx2jax
 from onnx2jax import next_token_loss
 from onnx2jax.errors import InputNameError, InputShapeError, InputTypeError, LossError, UnsupportedError
 from tests.support.models import mlp, model, value
+from tests.support.tiers import extended
+from tests.support.training import trained
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
@@ -84,14 +86,11 @@ def decoder(layers: int = 1, bits: int = 0, masks: Any = None) -> onnx.ModelProt
 
 
 def tuning(proto: Any = None, loss: Any = "next_token", **options: Any) -> onnx2jax.FineTuning:
-    return onnx2jax.finetune(onnx2jax.convert(proto or decoder()), loss, optax.adam(0.02), **options)
+    return onnx2jax.finetune(onnx2jax.convert(proto or decoder()), loss, optax.sgd(0.1), **options)
 
 
 def stepped(tuned: onnx2jax.FineTuning, batch: Any, steps: int = 2) -> tuple[Any, list[float]]:
-    state, losses = tuned.init(), []
-    for _ in range(steps):
-        state, metrics = tuned.step(state, batch)
-        losses.append(float(metrics["loss"]))
+    state, losses = trained(tuned, batch, steps)
     return state.params, losses
 
 
@@ -124,8 +123,9 @@ MASK = (np.arange(6) < [[6], [4], [2], [5]]).astype(np.int64)
 )
 def test_mean_cross_entropy(batch: Any, labels: Any, counts: Any) -> None:
     expected = reference(LOGITS, labels, counts)
-    np.testing.assert_allclose(next_token_loss(LOGITS, batch), expected, rtol=1e-6)
-    half = next_token_loss(LOGITS.astype(np.float16), batch)
+    both = jax.jit(lambda *logits: [next_token_loss(x, batch) for x in logits])
+    found, half = both(LOGITS, LOGITS.astype(np.float16))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert half.dtype == F
     np.testing.assert_allclose(half, expected, rtol=1e-3)
 
@@ -133,14 +133,15 @@ def test_mean_cross_entropy(batch: Any, labels: Any, counts: Any) -> None:
 def test_ignored_positions_have_zero_gradient_even_if_nan() -> None:
     batch = {"input_ids": IDS, "attention_mask": MASK}
     logits = np.where(MASK[..., None], LOGITS, np.nan)
-    gradient = jax.grad(lambda x: next_token_loss(x, batch))(logits)
+    gradient = np.asarray(jax.jit(jax.grad(lambda x: next_token_loss(x, batch)))(logits))
     assert np.isfinite(gradient).all() and gradient[0].any() and not gradient[2, 1:].any()
-    assert next_token_loss(LOGITS, {"labels": np.full((4, 6), -100)}) == 0
 
 
-@pytest.mark.parametrize("label", [VOCABULARY, -1])
-def test_a_label_outside_the_vocabulary_gives_nan(label: int) -> None:
-    assert np.isnan(next_token_loss(LOGITS, {"labels": np.where(IDS[0, 1] == IDS, label, IDS)}))
+@pytest.mark.parametrize(("label", "loss"), [(-100, 0), (VOCABULARY, np.nan), (-1, np.nan)])
+def test_labels_outside_the_vocabulary(label: int, loss: float) -> None:
+    """All labels ignored give zero, and an invalid one NaN."""
+    labels = np.where((IDS[0, 1] == IDS) | (label == -100), label, IDS)
+    np.testing.assert_equal(float(jax.jit(next_token_loss)(LOGITS, {"labels": labels})), loss)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_only_logits_are_computed() -> None:
         tuning(loss="entropy")
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [4, extended(8)])
 def test_adapters_for_packed_decoders(bits: int) -> None:
     tuned = tuning(decoder(1, bits), lora={"*q_proj": 2, "*v_proj": 2})
     assert len(tuned.trainable) == 4
@@ -242,7 +243,7 @@ def test_remat_by_layer() -> None:
 TEXTS = [RNG.integers(0, VOCABULARY, n).tolist() for n in (5, 2, 3, 6, 1)]
 
 
-@pytest.mark.parametrize("masks", [np.float32, bool])
+@pytest.mark.parametrize("masks", [np.float32, extended(bool)])
 def test_packed_texts_match_one_text_per_row(masks: Any) -> None:
     proto = decoder(masks=masks)
     tuned = onnx2jax.finetune(onnx2jax.convert(proto), "next_token", optax.sgd(0.1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from tests.conformance.test_devices import annotate
 from tests.support.cases import rule
 from tests.support.helpers import mesh
 from tests.support.models import mlp
+from tests.support.tiers import extended
+from tests.support.training import cross_entropy, trained
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
@@ -33,28 +36,20 @@ MESHES: Any = {
 """Axes of the mesh, rules, and the bytes of the state on each device: parameters and two moments."""
 
 
-def loss(logits: Any, batch: dict[str, Any]) -> Any:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-
 def tuning(**options: Any) -> onnx2jax.FineTuning:
-    return onnx2jax.finetune(onnx2jax.convert(mlp()), loss, optax.adam(0.05), trainable="*", **options)
+    return onnx2jax.finetune(onnx2jax.convert(mlp()), cross_entropy, optax.adam(0.05), trainable="*", **options)
 
 
 def losses(tuned: onnx2jax.FineTuning, steps: int = 5) -> tuple[Any, list[float]]:
-    state, seen = tuned.init(), []
-    for _ in range(steps):
-        state, metrics = tuned.step(state, BATCH)
-        seen.append(float(metrics["loss"]))
-    return state, seen
+    return trained(tuned, BATCH, steps)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [2, extended(1)])
 def test_losses_over_data_and_model(accumulate: int) -> None:
     agrees(*MESHES["data and model"], accumulate=accumulate)
 
 
-@pytest.mark.parametrize("name", ["data", "one"])
+@pytest.mark.parametrize("name", ["data", extended("one")])
 def test_losses_over_data(name: str) -> None:
     agrees(*MESHES[name])
 
@@ -65,6 +60,8 @@ def agrees(axes: dict[str, int], rules: Any, size: int, **options: Any) -> None:
     state, seen = losses(tuned)
     alone, expected = losses(tuning(**options))
     assert expected[4] < expected[0]
+    assert tuned.compilations == 1
+    assert len(state.step.sharding.device_set) == math.prod(axes.values())
     np.testing.assert_allclose(seen, expected, rtol=1e-4)
     for name, value in state.params.items():
         np.testing.assert_allclose(value, alone.params[name], rtol=1e-3, atol=1e-5)
@@ -74,7 +71,13 @@ def agrees(axes: dict[str, int], rules: Any, size: int, **options: Any) -> None:
     np.testing.assert_allclose(tuned.evaluate(state, BATCH)["loss"], tuned.step(state, BATCH)[1]["loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"device_configuration": "c"}], ids=["rules", "configuration"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        extended({}, id="rules"),
+        pytest.param({"device_configuration": "c"}, id="configuration"),
+    ],
+)
 @rule("DV-26")
 def test_a_sharded_model_is_tuned_on_its_devices(options: dict[str, Any]) -> None:
     proto = mlp()
@@ -84,7 +87,7 @@ def test_a_sharded_model_is_tuned_on_its_devices(options: dict[str, Any]) -> Non
         annotate(proto.graph.node[node], name, [(axis, 2)])
     axis = "d0" if options else "model"
     options = options or {"mesh": mesh(data=4, model=2), "shardings": RULES}
-    tuned = onnx2jax.finetune(onnx2jax.convert(proto, **options), loss, optax.adam(0.05), trainable="*")
+    tuned = onnx2jax.finetune(onnx2jax.convert(proto, **options), cross_entropy, optax.adam(0.05), trainable="*")
     state, seen = losses(tuned)
     np.testing.assert_allclose(seen, losses(tuning())[1], rtol=1e-4)
     assert state.params["w1"].sharding.spec == state.opt_state[0].mu["w1"].sharding.spec == P(None, axis)

@@ -15,6 +15,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax.errors import TrainingFormError
 from tests.support.models import model, value
+from tests.support.tiers import canaries, extended
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
@@ -63,7 +64,13 @@ def normalize(x: Any, mean: Any, var: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("opset", "attributes"), [(5, {"is_test": 1}), (6, {"is_test": 1}), (7, {}), (9, {}), (14, {}), (21, {})]
+    ("opset", "attributes"),
+    [
+        (5, {"is_test": 1}),
+        (9, {}),
+        (21, {}),
+        *(extended(6, {"is_test": 1}), extended(7, {}), extended(14, {})),
+    ],
 )
 def test_batch_statistics_normalize_and_update_running_ones(opset: int, attributes: Any) -> None:
     proto = normalized(opset, **attributes)
@@ -188,8 +195,10 @@ def dropping(opset: int, mask: bool = False, inside: bool = False) -> onnx.Model
 ONES = {"x": np.ones((2, 1000), np.float32)}
 
 
-@pytest.mark.parametrize("inside", [False, True], ids=["main", "branch"])
-@pytest.mark.parametrize("opset", [7, 10, 12, 21])
+DROPOUTS = [*itertools.product((7, 10, 12, 21), (False, True))]
+
+
+@pytest.mark.parametrize(("opset", "inside"), canaries(DROPOUTS, [(7, False), (10, True), (12, False), (21, True)]))
 def test_dropout_is_active_in_steps_and_not_in_evaluation(opset: int, inside: bool) -> None:
     tuned, state, metrics = stepped(dropping(opset, inside=inside), ONES, dropout=True, rate=0.0)
     y = np.asarray(metrics["y"])
@@ -198,7 +207,7 @@ def test_dropout_is_active_in_steps_and_not_in_evaluation(opset: int, inside: bo
     np.testing.assert_array_equal(tuned.evaluate(state, ONES)["y"], ONES["x"])
 
 
-@pytest.mark.parametrize("opset", [7, 10, 13])
+@pytest.mark.parametrize("opset", [7, extended(10), 13])
 def test_a_rate_replaces_the_ratio_and_matches_the_mask(opset: int) -> None:
     tuned = onnx2jax.finetune(
         onnx2jax.convert(dropping(opset, mask=True)),

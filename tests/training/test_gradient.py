@@ -62,7 +62,7 @@ def test_convolution_and_gemm_match_jax() -> None:
         return ((hidden @ v) ** 2).sum()
 
     y, dw, dv = run(text, x, w, v)
-    expected = jax.value_and_grad(loss, (0, 1))(w, v)
+    expected = jax.jit(jax.value_and_grad(loss, (0, 1)))(w, v)
     for result, wanted in zip((y, dw, dv), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-4, atol=1e-4)
 
@@ -228,7 +228,7 @@ def test_through_a_scan_and_a_branch() -> None:
 
     converted = onnx2jax.convert(model(text))
     y, da = converted(x, np.float32(0.5), np.bool_(True))
-    np.testing.assert_allclose([y, da], jax.value_and_grad(reference)(np.float32(0.5)), rtol=1e-6)
+    np.testing.assert_allclose([y, da], jax.jit(jax.value_and_grad(reference))(np.float32(0.5)), rtol=1e-6)
 
 
 def test_static_shapes_and_integers_in_the_differentiated_graph() -> None:
@@ -249,7 +249,7 @@ def test_a_gradient_in_a_partitioned_graph() -> None:
     w = rng.normal(size=(3, 3)).astype(np.float32)
     p, dw = run(text, [0, 1, 0, 2], w)
     np.testing.assert_array_equal(p, [1, 2])
-    np.testing.assert_allclose(dw, jax.grad(lambda w: ((w @ w) ** 2).sum())(w), rtol=1e-5)
+    np.testing.assert_allclose(dw, jax.jit(jax.grad(lambda w: ((w @ w) ** 2).sum()))(w), rtol=1e-5)
 
 
 def test_a_target_of_an_earlier_subprogram() -> None:

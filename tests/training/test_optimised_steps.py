@@ -23,6 +23,9 @@ pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 RNG = np.random.default_rng(0)
 
 
+SGD, MOMENTUM = optax.sgd(1e-2), optax.sgd(1e-2, 0.9)
+
+
 def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 
@@ -42,21 +45,25 @@ def squares(y: Any, batch: dict[str, Any]) -> Any:
     return ((y - batch["target"]) ** 2).mean()
 
 
-def steps(proto: Any, batch: dict[str, Any], optimize: bool, count: int = 3, **options: Any) -> tuple[Any, Any]:
+def steps(
+    proto: Any, batch: dict[str, Any], optimize: bool, count: int = 3, loss: Any = squares, optimizer: Any = MOMENTUM
+) -> tuple[Any, Any]:
     """State and metrics after ``count`` steps."""
-    tuned = onnx2jax.finetune(onnx2jax.convert(proto, optimize=optimize), squares, optax.sgd(1e-2, 0.9), **options)
+    tuned = onnx2jax.finetune(onnx2jax.convert(proto, optimize=optimize), loss, optimizer)
     state = tuned.init()
     for _ in range(count):
         state, metrics = tuned.step(state, batch)
     return state, metrics
 
 
-def assert_close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> None:
-    def compare(a: Any, b: Any) -> None:
-        assert a.dtype == b.dtype and a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(1e-3, float(np.abs(b).max(initial=0))))
+def is_close(ours: Any, theirs: Any) -> bool:
+    """Whether two arrays of one kind differ by at most 1e-5 of the largest element."""
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+    return np.allclose(ours, theirs, rtol=0, atol=1e-5 * max(1e-3, float(np.abs(theirs).max(initial=0))))
 
-    jax.tree.map(compare, ours, theirs)
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    assert jax.tree.all(jax.tree.map(is_close, ours, theirs)), (ours, theirs)
 
 
 def test_products() -> None:
@@ -66,21 +73,6 @@ def test_products() -> None:
     assert_close(state.params, plain.params)
     assert_close(state.opt_state, plain.opt_state)
     assert_close(metrics, expected)
-
-
-def image_model(op_type: str, weight: tuple[int, ...], **attributes: Any) -> Any:
-    """A convolution between two others, with a pool; the output is an image."""
-    nodes = [
-        helper.make_node("Conv", ["x", "a"], ["h"], kernel_shape=[1, 1]),
-        helper.make_node("Tanh", ["h"], ["t"]),
-        helper.make_node(op_type, ["t", "b", "bias"], ["c"], **attributes),
-        helper.make_node("Relu", ["c"], ["r"]),
-        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[1, 1]),
-        helper.make_node("Conv", ["p", "d"], ["y"], kernel_shape=[3, 3], pads=[1] * 4),
-    ]
-    out = weight[1] * attributes.get("group", 1) if op_type == "ConvTranspose" else weight[0]
-    weights = {"a": normal(4, 2, 1, 1), "b": normal(*weight), "bias": normal(out), "d": normal(3, out, 3, 3)}
-    return model(nodes, [value("x", np.float32, ["n", 2, 7, 6])], [value("y", np.float32, None)], weights)
 
 
 IMAGES: dict[str, Any] = {
@@ -96,14 +88,39 @@ IMAGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_images(name: str) -> None:
-    op_type, weight, attributes = IMAGES[name]
-    proto = image_model(op_type, weight, **attributes)
-    batch = {"x": normal(3, 2, 7, 6), "target": np.float32(0.5)}
-    (state, metrics), (plain, expected) = (steps(proto, batch, optimize, 2) for optimize in (True, False))
-    assert state.params.keys() == {"a", "b", "bias", "d"}
-    assert_close(state.params, plain.params)
+def image_model() -> Any:
+    """Convolutions of the result of another; one of them is followed by a pool and a third."""
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["h"], kernel_shape=[1, 1]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+    ]
+    weights = {"first": normal(4, 2, 1, 1)}
+    for name, (op_type, shape, attributes) in IMAGES.items():
+        out = shape[1] * attributes.get("group", 1) if op_type == "ConvTranspose" else shape[0]
+        weights |= {name: normal(*shape), f"{name}, bias": normal(out)}
+        nodes += [
+            helper.make_node(op_type, ["t", name, f"{name}, bias"], [f"{name}, c"], **attributes),
+            helper.make_node("Relu", [f"{name}, c"], [f"{name}, y"]),
+        ]
+    nodes += [
+        helper.make_node("MaxPool", ["3x3, y"], ["p"], kernel_shape=[2, 2], strides=[1, 1]),
+        helper.make_node("Conv", ["p", "last"], ["y"], kernel_shape=[3, 3], pads=[1] * 4),
+    ]
+    weights["last"] = normal(3, 5, 3, 3)
+    outputs = [value(name, np.float32, None) for name in ("y", *(f"{name}, y" for name in IMAGES))]
+    return model(nodes, [value("x", np.float32, ["n", 2, 7, 6])], outputs, weights)
+
+
+def test_images() -> None:
+    """All of them in one program; the names of parameters tell which differ."""
+    proto, batch = image_model(), {"x": normal(3, 2, 7, 6), "target": np.float32(0.5)}
+
+    def loss(outputs: Any, batch: Any) -> Any:
+        return sum(squares(y, batch) for y in outputs)
+
+    (state, metrics), (plain, expected) = (steps(proto, batch, optimize, 2, loss, SGD) for optimize in (True, False))
+    assert state.params.keys() == {n.name for n in proto.graph.initializer}
+    assert [name for name, value in state.params.items() if not is_close(value, plain.params[name])] == []
     assert_close(metrics, expected)
 
 

@@ -380,19 +380,6 @@ def test_sparse_variables_raise() -> None:
         TrainingModel(model)
 
 
-@rule("TR-41")
-def test_steps_keep_the_sharding_and_do_not_recompile() -> None:
-    mesh = jax.make_mesh((1,), ("data",))
-    trainer = TrainingModel(linear(), mesh=mesh, shardings={"w": jax.sharding.PartitionSpec("data")})
-    before = trainer.state.variables["w"]
-    sharding = before.sharding
-    for _ in range(3):
-        trainer.train_step(BATCH)
-    assert trainer.compilations == 1
-    assert trainer.state.variables["w"].sharding == sharding
-    assert before.is_deleted(), "donated"
-
-
 def test_a_donated_state_raises() -> None:
     trainer = TrainingModel(linear())
     state = trainer.init()

@@ -18,7 +18,7 @@ import onnx2jax
 from onnx2jax.errors import InputError, InputNameError, InputShapeError
 from tests.support import resumption
 from tests.support.helpers import mesh
-from tests.support.training import info, training
+from tests.support.training import cross_entropy, info, trained, training
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
 
@@ -78,8 +78,8 @@ def test_onnxruntime_runs_the_trained_model(tmp_path: Path) -> None:
     ours = np.asarray(model.infer(x=BATCH["x"]))
     untrained = onnx2jax.convert(resumption.classifier())(BATCH["x"])
     assert (ours.argmax(-1) != untrained.argmax(-1)).any()
-    for i, trained in enumerate((model, model.to_model(), model.to_model(model.state))):
-        path = onnx2jax.save(trained, tmp_path / f"{i}.onnx")
+    for i, source in enumerate((model, model.to_model(), model.to_model(model.state))):
+        path = onnx2jax.save(source, tmp_path / f"{i}.onnx")
         (theirs,) = onnxruntime.InferenceSession(path).run(None, {"x": BATCH["x"]})
         np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(theirs.argmax(-1), ours.argmax(-1))
@@ -95,20 +95,15 @@ def test_integer_variables_are_saved(tmp_path: Path) -> None:
     x = np.array([10])
     model.train_step(x=x)
     assert int(model.to_model()(x)[0]) == 14
-    for trained in (model, model.to_model()):
-        assert onnx2jax.convert(onnx2jax.save(trained, tmp_path / "n.onnx"))(x).tolist() == [14]
+    for source in (model, model.to_model()):
+        assert onnx2jax.convert(onnx2jax.save(source, tmp_path / "n.onnx"))(x).tolist() == [14]
 
 
 def test_finetuned_models(tmp_path: Path) -> None:
     model = onnx2jax.convert(resumption.network())
 
-    def loss(logits: Any, batch: Any) -> Any:
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-
-    tuned = onnx2jax.finetune(model, loss, optax.adam(0.1), batchnorm="train")
-    state = tuned.init()
-    for _ in range(5):
-        state, _ = tuned.step(state, BATCH)
+    tuned = onnx2jax.finetune(model, cross_entropy, optax.adam(0.1), batchnorm="train")
+    state, _ = trained(tuned, BATCH, 5)
     ours = np.asarray(tuned.to_model(state)(BATCH["x"]))
     assert np.abs(ours - model(BATCH["x"])).max() > 0.1
     for i, (source, params) in enumerate(((tuned.to_model(state), None), (model, tuned.params(state)))):

@@ -18,6 +18,7 @@ from onnx2jax.sharding.rules import bytes_per_device
 from tests.conformance.test_devices import annotate, equations
 from tests.support.cases import rule
 from tests.support.helpers import mesh
+from tests.support.tiers import extended
 from tests.support.training import info, training
 
 F = np.float32
@@ -68,7 +69,13 @@ def losses(trainer: TrainingModel, steps: int = 5) -> list[float]:
 
 
 @rule("TR-41")
-@pytest.mark.parametrize(("axes", "rules", "size"), MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+    ("axes", "rules", "size"),
+    [
+        pytest.param(*case, id=name) if name == "data and model" else extended(*case, id=name)
+        for name, case in MESHES.items()
+    ],
+)
 def test_losses_match_one_device(axes: dict[str, int], rules: Any, size: int, caplog: Any) -> None:
     alone = TrainingModel(network())
     sharded = TrainingModel(network(), mesh=mesh(**axes), shardings=rules)

@@ -15,17 +15,24 @@ import onnx2jax
 from benchmarks import zoo
 from benchmarks.zoo_by_hand import PLAIN, digits
 from onnx2jax import compat
+from tests.support.tiers import extended
 
-STEPS = 200
+STEPS = 25
 
 
 def test_every_model_has_a_plain_jax_reference() -> None:
     assert PLAIN.keys() == zoo.ZOO.keys()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-4), (np.float64, 1e-10)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        extended(np.float32, 1e-4, id="float32"),
+        pytest.param(np.float64, 1e-10, id="float64"),
+    ],
+)
 @pytest.mark.parametrize("name", PLAIN)
-def test_losses_of_two_hundred_steps(name: str, dtype: Any, tolerance: float) -> None:
+def test_losses_match_plain_jax(name: str, dtype: Any, tolerance: float) -> None:
     trainer = onnx2jax.TrainingModel(zoo.ZOO[name](dtype))
     trainer.initialize()
     plain = PLAIN[name]()
@@ -42,7 +49,7 @@ def test_losses_of_two_hundred_steps(name: str, dtype: Any, tolerance: float) ->
         losses.append((float(loss), float(expected)))
     ours, theirs = np.transpose(losses)
     np.testing.assert_allclose(ours, theirs, rtol=tolerance)
-    assert ours[-10:].mean() < ours[:10].mean()
+    assert ours[-5:].mean() < ours[:5].mean()
     assert trainer.compilations == 1
     for variable, value in params.items():
         np.testing.assert_allclose(trainer.state.variables[variable], value, rtol=100 * tolerance, atol=100 * tolerance)
