@@ -13,6 +13,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +58,7 @@ def code_lines(source: str) -> int:
     return len(lines)
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Each module by its dotted name inside the package; the package itself is "".
 
@@ -67,10 +69,16 @@ def modules() -> dict[str, Path]:
     return {"" if n == "__init__" else n.removesuffix(".__init__"): p for n, p in files.items()}
 
 
+@lru_cache(maxsize=1)
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a file; the last one is kept, for callers that read it more than once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(module: str, path: Path) -> Iterator[str]:
     """The absolute names that a module imports, anywhere in the file."""
     here = ["onnx2jax", *filter(None, module.split("."))]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         elif isinstance(node, ast.ImportFrom):

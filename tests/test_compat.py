@@ -17,7 +17,6 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.house import imports, modules
 from onnx2jax import compat
 from onnx2jax.compat import config, programs, tracing
 from onnx2jax.errors import ProcessError
@@ -25,6 +24,7 @@ from onnx2jax.runtime.cpu import fold_batchnorm
 from onnx2jax.runtime.cpu.jaxpr_rewrite import Program, branch_for
 from onnx2jax.sharding.processes import exchange
 from tests.support.helpers import ROOT, mesh
+from tests.support.sources import sources
 
 OPTIONS: dict[str, Any] = {
     "jax_debug_infs": True,
@@ -104,7 +104,9 @@ REMOVED = {
 """Private JAX interfaces, grouped so that no removal hides another."""
 
 
-@pytest.mark.parametrize("group", REMOVED)
+@pytest.mark.parametrize(
+    "group", ["functions", *(pytest.param(g, marks=pytest.mark.extended) for g in ("modules", "registries"))]
+)
 def test_results_are_right_without_private_interfaces(group: str) -> None:
     command = [sys.executable, "-m", "tests.support.removal", *REMOVED[group]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -117,13 +119,12 @@ def test_functions_that_jax_wraps_in_another_way_are_called_as_they_are() -> Non
     assert compat.unwrapped(wrapped := lambda x: compiled(x)) is wrapped
 
 
-@pytest.mark.parametrize("module", sorted(m for m in modules() if not f"{m}.".startswith("compat.")))
-def test_private_interfaces_are_used_in_compat_alone(module: str) -> None:
-    path = modules()[module]
-    roots = [".".join(i.split(".")[:2]) for i in imports(module, path)]
-    assert not {"jax._src", "jax.interpreters"} & set(roots)
-    assert "jaxlib" not in {i.split(".")[0] for i in roots}
-    assert not re.search(r"\bjax\.(_src|interpreters|lib)\.", path.read_text())
+def test_private_interfaces_are_used_in_compat_alone() -> None:
+    private = re.compile(r"jax\.(_src|interpreters)\b|jaxlib\b")
+    spelled = re.compile(r"\bjax\.(_src|interpreters|lib)\.")
+    others = {m: source for m, source in sources().items() if not f"{m}.".startswith("compat.")}
+    assert {m: found for m, s in others.items() if (found := [*filter(private.match, s.imports)])} == {}
+    assert [m for m, source in others.items() if spelled.search(source.text)] == []
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import pickle
 import re
@@ -14,11 +13,11 @@ import numpy as np
 import pytest
 
 import onnx2jax
-from benchmarks.house import modules
 from onnx2jax import errors
 from onnx2jax.errors import ExternalDataNotFoundError, KnownValueError, ModelError, OnnxError
 from tests.support.cases import parse
 from tests.support.helpers import ROOT
+from tests.support.sources import sources
 
 RULES = {line[:5] for line in (ROOT / "tests/tables/rules.txt").read_text(encoding="utf-8").splitlines()}
 
@@ -36,14 +35,15 @@ def test_messages_end_with_the_rules(rule: Any, rules: tuple[str, ...], text: st
         assert (error.message, error.rules, str(error)) == ("what", rules, text)
 
 
-@pytest.mark.parametrize("name", errors.__all__)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
-def test_errors_can_be_copied_and_pickled(name: str, copied: Callable[[OnnxError], OnnxError]) -> None:
-    error = getattr(errors, name)("what is wrong")
-    error.rules = ("GR-02",)
-    error.add_note("inside a node")
-    again = copied(error)
-    assert (type(again), str(again), vars(again)) == (type(error), "what is wrong (rule GR-02)", vars(error))
+def test_errors_can_be_copied_and_pickled(copied: Callable[[OnnxError], OnnxError], subtests: Any) -> None:
+    for name in errors.__all__:
+        with subtests.test(error=name):
+            error = getattr(errors, name)("what is wrong")
+            error.rules = ("GR-02",)
+            error.add_note("inside a node")
+            again = copied(error)
+            assert (type(again), str(again), vars(again)) == (type(error), "what is wrong (rule GR-02)", vars(error))
 
 
 def test_errors_are_pickled_with_their_node() -> None:
@@ -58,20 +58,13 @@ def test_errors_are_pickled_with_their_node() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def _texts(tree: ast.AST) -> set[str]:
-    """The strings of a module except docstrings."""
-    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    constants = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in alone]
-    return {n.value for n in constants if isinstance(n.value, str)}
-
-
-@pytest.mark.parametrize("module", sorted(modules().keys() - {"errors"}))
-def test_no_message_spells_a_rule(module: str) -> None:
+def test_no_message_spells_a_rule() -> None:
     """Rules are passed as rule=, or to with_rules."""
-    texts = _texts(ast.parse(modules()[module].read_text(encoding="utf-8")))
-    assert [t for t in texts if re.search(r"\brules? [A-Z]{2}-\d|\(rules? $", t)] == []
+    spelled = re.compile(r"\brules? [A-Z]{2}-\d|\(rules? $")
+    texts = {(m, text) for m, source in sources().items() if m != "errors" for text in source.strings}
+    assert [(module, text) for module, text in texts if spelled.search(text)] == []
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
-def test_every_rule_exists(module: str) -> None:
-    assert set(re.findall(r"\b[A-Z]{2}-\d{2}\b", modules()[module].read_text(encoding="utf-8"))) <= RULES
+def test_every_rule_exists() -> None:
+    named = {m: set(re.findall(r"\b[A-Z]{2}-\d{2}\b", source.text)) for m, source in sources().items()}
+    assert {m: unknown for m, rules in named.items() if (unknown := rules - RULES)} == {}

@@ -10,6 +10,12 @@ import pytest
 from tests import quick
 
 
+@pytest.fixture(autouse=True)
+def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading all takes seconds; the example in tests/quick.py does."""
+    monkeypatch.setattr(quick, "FOLDERS", ("onnx2jax/runtime", "tests/conformance", "tests/runtime", "tests/tables"))
+
+
 def test_nearest_tests_come_first() -> None:
     found = [str(p) for p in quick.touched([Path("onnx2jax/runtime/program_cache.py"), Path("README.md")])]
     assert found[0] == "tests/runtime/test_program_cache.py"  # by its name

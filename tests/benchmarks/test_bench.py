@@ -164,6 +164,12 @@ def test_a_process_reports_itself(tmp_path: Path) -> None:
     assert ours["peak"] > ours["before"] > 0
     assert ours["weights"] == sum(v.nbytes for v in onnx2jax.convert(onnx2jax.demo_model()).params.values())
     assert [*(tmp_path / "cache").iterdir()]
+
+
+@pytest.mark.extended
+def test_the_error_of_a_measured_process_is_raised(tmp_path: Path) -> None:
+    inputs = tmp_path / "inputs.npz"
+    np.savez(inputs, image=np.zeros((1, 1, 8, 8), np.float32))
     with pytest.raises(RuntimeError, match=r"onnxruntime: .*missing"):
         startup.measured("onnxruntime", tmp_path / "missing.onnx", inputs, 1)
 

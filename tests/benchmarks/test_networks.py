@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,10 +27,22 @@ SMALL: dict[str, Callable[[Path, int], Network]] = {
     "lstm": networks.NETWORKS["lstm"],
     "gru": networks.NETWORKS["gru"],
 }
+COSTLY = ("mobilenet_v2", "gpt2_step", "vit", "gru")
+"""Beside another of the same kind."""
+CANARIES = ("Conv", "MatMul", "Softmax", "Resize", "MaxPool", "TopK", "NonMaxSuppression", "Gather", "Einsum")
+"""The beginning of the names of operators, of each of which one is compared."""
+
+
+def comparisons() -> list[Any]:
+    """All operators, marked but for the canaries."""
+    first = {next(o.name for o in operators.OPERATORS if o.name.startswith(kind)) for kind in CANARIES}
+    return [
+        pytest.param(o, id=o.name, marks=() if o.name in first else pytest.mark.extended) for o in operators.OPERATORS
+    ]
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.extended if n in COSTLY else ()) for n in SMALL])
 def test_all_rivals_agree(name: str, tmp_path: Path) -> None:
     found = rivals.rivals(SMALL[name](tmp_path, 2))
     assert [*found] == [rivals.OURS, rivals.BY_HAND, rivals.ORT]
@@ -42,7 +55,7 @@ def test_all_networks_of_the_benchmark_agree(name: str, tmp_path: Path) -> None:
     assert rivals.rivals(networks.NETWORKS[name](tmp_path, 1))
 
 
-@pytest.mark.parametrize("make", [quantised.qdq, quantised.qlinear])
+@pytest.mark.parametrize("make", [pytest.param(quantised.qdq, marks=pytest.mark.extended), quantised.qlinear])
 def test_int8_networks_contain_quantised_operators(make: Callable[..., Network], tmp_path: Path) -> None:
     small = {"qdq": "QDQ", "qlinear": "QOperator"}[make.__name__]
     network = quantised._static(tmp_path, 1, small, "small", size=32)
@@ -52,7 +65,7 @@ def test_int8_networks_contain_quantised_operators(make: Callable[..., Network],
 
 
 @pytest.mark.usefixtures("standard_promotion")
-@pytest.mark.parametrize("operator", operators.OPERATORS, ids=lambda o: o.name)
+@pytest.mark.parametrize("operator", comparisons())
 def test_operators_agree(operator: operators.Operator, tmp_path: Path) -> None:
     assert rivals.rivals(operators.network(operator, tmp_path))
 
