@@ -14,12 +14,12 @@ MARKS  ?= not extended and not long and not zoo
 # How many times as fast as by hand a network has to be in `make gate`.
 LIMIT  ?= 0.9
 
-.PHONY: help demo test test-all quick pytest ledger test-long test-newest test-versions test-zoo test-engines bench bench-newest gate accelerators check-accelerators lint docs site notebooks release clean
+.PHONY: help demo test test-all test-extended quick pytest ledger test-long test-newest test-versions test-zoo test-engines bench bench-newest gate accelerators check-accelerators lint docs site notebooks release clean
 
 help:
 	@echo "make demo       convert the bundled model, classify, differentiate; writes demo.png"
 	@echo "make test       ruff, mypy, and the tests of all behaviour: eight minutes on two cores"
-	@echo "make test-all   make test, and the extended tests: more of what is expensive"
+	@echo "make test-all   make test, and the extended tests, more of what is expensive: make test-extended"
 	@echo "make quick      the tests that a change touches, nearest first, for 75 seconds"
 	@echo "make test-long  the long tests, and the official suite compiled as users compile"
 	@echo "make pytest     the tests alone (TESTS=files and folders)"
@@ -47,6 +47,9 @@ test: $(VENV)/.test
 	LEDGER=$(VENV)/ledger.json $(MAKE) --jobs 2 lint pytest
 
 test-all: test
+	$(MAKE) test-extended
+
+test-extended: $(VENV)/.test
 	LEDGER=$(VENV)/ledger-extended.json $(MAKE) pytest MARKS="extended and not long and not zoo"
 
 pytest: $(VENV)/.test

@@ -42,7 +42,7 @@ def test_ci_runs_make_targets() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
     commands = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
-    assert commands[-3:] == ["make test", "make gate LIMIT=0.7", "make test-newest"]
+    assert commands[-4:] == ["make test", "make test-extended", "make gate LIMIT=0.7", "make test-newest"]
 
 
 def test_version_and_supported_pythons_are_the_same_everywhere() -> None:
@@ -51,7 +51,7 @@ def test_version_and_supported_pythons_are_the_same_everywhere() -> None:
     workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
     quoted = ", ".join(f'"{version}"' for version in told)
     assert f"python: [{quoted}]" in workflow
-    assert "run: make test" in workflow
+    assert "run: make test-all" in workflow
 
 
 def test_release_checks_metadata_and_links(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 import onnx2jax
 from onnx2jax.generation.sampling import greedy
-from onnx2jax.runtime import program_cache
 from onnx2jax.runtime.executable import Executable
 from tests.support.helpers import ROOT
 
@@ -42,10 +41,10 @@ def test_another_process_neither_traces_nor_compiles(tmp_path: Path) -> None:
     assert printed[0] == printed[1]
 
 
+@pytest.mark.usefixtures("one_cpu")
 def test_stored_programs_do_not_depend_on_weights_and_exclude_users_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
     model = onnx2jax.convert(onnx2jax.demo_decoder(), cache_dir=tmp_path)
     prompt = list(b"one two ")
     wanted = onnx2jax.decoder(model).generate(prompt, 4).texts()

@@ -19,7 +19,6 @@ import pytest
 import onnx2jax
 from onnx2jax.errors import BucketError, InputShapeError, OperatorError
 from onnx2jax.ops import registry
-from onnx2jax.runtime import program_cache
 from tests.support.models import mlp, text_model
 
 F = np.float32
@@ -296,12 +295,6 @@ def test_with_params_verifies_buckets_again() -> None:
     np.testing.assert_array_equal(m(x), [6, 9])
     with pytest.raises(BucketError, match="'y' differs without padding"):
         m.with_params({"W": np.ones(2, F)})(x)
-
-
-@pytest.fixture
-def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single CPU device, so that programs are cached; the tests have eight."""
-    monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
 
 
 DOUBLED = """d = Loop(k, , x) <body = b (int64 i, bool c, float[n] v) => (bool d, float[n] w)

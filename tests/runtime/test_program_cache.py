@@ -28,12 +28,8 @@ from onnx2jax.runtime import compile, program_cache
 from onnx2jax.runtime.interpreter import Settings
 from tests.support.helpers import ROOT
 
+pytestmark = pytest.mark.usefixtures("one_cpu")
 IMAGES = np.random.default_rng(0).random((2, 1, 8, 8)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def one_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from onnx import helper
 import onnx2jax
 from onnx2jax.ops.conv import conv
 from onnx2jax.ops.window import window_of
-from onnx2jax.runtime import compile, program_cache
+from onnx2jax.runtime import compile
 from onnx2jax.runtime.cpu.const_eval import Unfoldable
 from onnx2jax.runtime.cpu.fold_batchnorm import AFFINE, fold
 from onnx2jax.runtime.cpu.layout_assignment import convolution_branch
@@ -240,8 +240,8 @@ def test_weights_that_cannot_take_the_scale_keep_it_apart(plain: onnx2jax.Model,
     assert all("fold_batchnorm" not in executable.options.skip for executable in first.weights.hoisted)
 
 
+@pytest.mark.usefixtures("one_cpu")
 def test_programs_that_keep_the_scale_apart_are_cached_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
     wanted = onnx2jax.convert(network(), optimize=False).with_params(EXTREME)(X)
     for _ in range(2):
         model = onnx2jax.convert(network(), cache_dir=tmp_path).with_params(EXTREME)

@@ -17,7 +17,6 @@ from onnx import helper
 import onnx2jax
 from onnx2jax import compat
 from onnx2jax.compat import programs
-from onnx2jax.runtime import program_cache
 from onnx2jax.runtime.cpu import inline_dispatch as room
 from onnx2jax.runtime.cpu import numpy_executor, onednn
 from tests.support.models import mlp, mlp_reference, model, one_node, value
@@ -197,8 +196,8 @@ def test_without_such_a_cpu_it_runs_as_ever(monkeypatch: pytest.MonkeyPatch) -> 
     as_ever(m)
 
 
-def test_a_program_from_the_folder_of_programs_runs_there_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_cache, "_is_one_cpu", lambda: True)
+@pytest.mark.usefixtures("one_cpu")
+def test_a_program_from_the_folder_of_programs_runs_there_too(tmp_path: Any) -> None:
     for found in (False, True):
         m = onnx2jax.convert(mlp(), cache_dir=tmp_path)
         np.testing.assert_allclose(run_of(m)[0], mlp_reference(m.params, X), rtol=1e-5)
