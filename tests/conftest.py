@@ -107,9 +107,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     whole = [report for report in reports if not isinstance(report, pytest.SubtestReport)]
     found = [(name, value) for report in whole for name, value in report.user_properties]
     runs = [value for name, value in found if name == "official"]
-    if runs:
+    if cases := sum(value for name, value in found if name == "official cases"):
         jitted, one = runs.count("in 32 bits"), runs.count("one program")
-        cases = sum(value for name, value in found if name == "official cases")
         terminalreporter.write_line(
             f"official suite: {len(runs) - jitted} of {cases} cases pass, {one} of them as one program, "
             f"{jitted} in a caller's jit in 32 bits"

@@ -21,6 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 75
+MARKS = "not extended and not long and not zoo"
+"""The tests of `make test`."""
 FOLDERS = ("onnx2jax", "tests", "docs", "benchmarks")
 ALWAYS = ("tests/test_architecture.py", "tests/face/test_public.py", "tests/model/test_model.py")
 
@@ -105,7 +107,7 @@ def main(files: list[str]) -> int:
     modules = [p for p in changed if p.parts[0] == "onnx2jax" and p.suffix == ".py" and (ROOT / p).exists()]
     tests = dict.fromkeys(map(str, [*modules, *touched(changed), *ALWAYS]))
     budget = Budget()
-    status = int(pytest.main(["-q", "--maxfail=5", *tests], plugins=[budget]))
+    status = int(pytest.main(["-q", "--maxfail=5", "-m", MARKS, *tests], plugins=[budget]))
     return status if budget.failed or not budget.left else 0
 
 

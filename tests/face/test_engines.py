@@ -18,6 +18,7 @@ import pytest
 from onnx2jax.data import demo_samples
 from tests.support import pages
 from tests.support.helpers import ROOT
+from tests.support.tiers import extended
 
 BLOCKS = [b.body for b in pages.blocks(ROOT / "docs" / "guides" / "many_inputs.md") if b.kind == "python"]
 WORKER, PARTS, FILES, LOOP, RAY, BEAM = BLOCKS
@@ -75,7 +76,9 @@ def check(folder: Path) -> None:
     assert sorted(found) == [*enumerate(digits * 10)]
 
 
-@pytest.mark.parametrize("engine", [LOOP, pytest.param(BEAM, marks=needs("apache_beam"))], ids=["loop", "beam"])
+@pytest.mark.parametrize(
+    "engine", [extended(LOOP), pytest.param(BEAM, marks=needs("apache_beam"))], ids=["loop", "beam"]
+)
 def test_a_killed_script_continues_with_missing_parts(tmp_path: Path, engine: str) -> None:
     killed = run(tmp_path, WORKER, PARTS, FILES, KILLED, engine)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

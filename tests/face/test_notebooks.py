@@ -21,12 +21,16 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
 from tests.support.helpers import ROOT
+from tests.support.tiers import extended
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
+CANARY = ("export_and_reload",)
+"""The fastest, alone in the main tier."""
 GROUPS = (
-    ("shard_over_8_devices", "export_and_reload", "fine_tune", "probe_a_text_model"),  # the first sets XLA_FLAGS
+    CANARY,
+    ("shard_over_8_devices", "fine_tune", "probe_a_text_model"),  # the first sets XLA_FLAGS
     ("convert_and_run", "look_inside", "what_only_jax_can_do"),
     ("your_images_your_classes",),
     ("generate_text", "speech", "write_an_operator"),
@@ -87,7 +91,7 @@ def kinds(notebook: Any) -> list[list[Any]]:
     return [[o.get("name") or sorted(o.data) for o in cell.get("outputs", ())] for cell in notebook.cells]
 
 
-@pytest.mark.parametrize("names", GROUPS, ids=lambda names: names[0])
+@pytest.mark.parametrize("names", [g if g is CANARY else extended(g) for g in GROUPS], ids=lambda names: names[0])
 def test_notebooks_reproduce_their_committed_outputs(names: tuple[str, ...]) -> None:
     paths = [ROOT / "notebooks" / f"{name}.ipynb" for name in names]
     for path, executed in zip(paths, execute(*paths, smaller=True), strict=True):

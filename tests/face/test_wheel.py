@@ -98,12 +98,14 @@ def test_wheel_and_sdist_contain_only_the_package(built: Path) -> None:
     assert files_there - {".gitignore"} == package | extra
 
 
+@pytest.mark.extended
 def test_the_wheel_converts_differentiates_and_names_missing_packages(installed: Path) -> None:
     done = ran(installed / "python", "-I", ROOT / "tests" / "support" / "alone.py")
     assert done.stderr == ""
     assert done.stdout.startswith(f"onnx2jax {__version__}, ")
 
 
+@pytest.mark.extended
 def test_the_command_and_the_demo(installed: Path, tmp_path: Path) -> None:
     helped = ran(installed / "python", "-I", installed / "onnx2jax", "--help")
     assert helped.stderr == ""

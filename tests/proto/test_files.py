@@ -19,6 +19,7 @@ from onnx2jax.errors import ExternalDataError, ExternalDataNotFoundError, ModelE
 from onnx2jax.proto.external import ExternalFiles
 from onnx2jax.proto.messages import TensorProto as OurTensor
 from onnx2jax.proto.tensors import to_array
+from tests.support.tiers import extended
 
 
 def relu_model() -> onnx.ModelProto:
@@ -225,6 +226,7 @@ for use in uses:
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks to survive what it looks for")
 def test_a_truncated_file_is_an_error_not_a_crash(tmp_path: Path) -> None:
     """Between conversion and first use, and between two uses: reading a memory map of it would end the process."""
@@ -267,7 +269,7 @@ onnx.checker.check_model(model)
 """
 
 
-@pytest.mark.parametrize(("first", "second"), [("onnx", "onnx2jax"), ("onnx2jax", "onnx")])
+@pytest.mark.parametrize(("first", "second"), [("onnx", "onnx2jax"), extended("onnx2jax", "onnx")])
 def test_it_coexists_with_the_onnx_package(first: str, second: str) -> None:
     subprocess.run([sys.executable, "-c", BESIDE.format(first=first, second=second)], check=True)
 
@@ -280,6 +282,7 @@ print(onnx2jax.convert(onnx2jax.demo_model()).inputs[0].name)
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("major", [5, 6, 7])
 def test_every_supported_protobuf(major: int, tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]

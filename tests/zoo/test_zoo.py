@@ -29,7 +29,17 @@ def test_each_case_has_a_line_without_a_fault_in_the_page() -> None:
     assert not [r for r in lines if r["faults"]]
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.id, marks=() if c.light else pytest.mark.zoo) for c in CASES])
+CANARIES = {(c.family, c.exporter): c for c in reversed(CASES) if c.light}.values()
+"""The first light case of each family and exporter, in the main tier; the other light ones are extended."""
+
+
+def marks(case: Case) -> tuple[pytest.MarkDecorator, ...]:
+    if case in CANARIES:
+        return ()
+    return (pytest.mark.extended if case.light else pytest.mark.zoo,)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id, marks=marks(c)) for c in CASES])
 def test_export(case: Case, tmp_path: Path) -> None:
     for package in case.needs:
         if importlib.util.find_spec(package) is None:
