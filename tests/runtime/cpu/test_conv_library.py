@@ -19,7 +19,7 @@ from tests.support.models import model, value
 OLD, MIDDLE, NEW = (0, 10), (0, 11), (0, 12)
 
 
-def program(*convolutions: tuple[int, int, int, int, int]) -> Any:
+def program(*convolutions: tuple[int, int, int, int, int], dtype: type = np.float32) -> Any:
     """A ClosedJaxpr of convolutions, each (height, width, inputs, outputs, kernel)."""
 
     def run(operands: Any) -> Any:
@@ -27,7 +27,7 @@ def program(*convolutions: tuple[int, int, int, int, int]) -> Any:
         return [lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers) for x, w in operands]
 
     shapes = [((1, h, w, i), (1 if h == 1 else k, k, i, o)) for h, w, i, o, k in convolutions]
-    return jax.make_jaxpr(run)([tuple(jax.ShapeDtypeStruct(s, np.float32) for s in pair) for pair in shapes])
+    return jax.make_jaxpr(run)([tuple(jax.ShapeDtypeStruct(s, dtype) for s in pair) for pair in shapes])
 
 
 SMALL, MIDDLING, LARGE = (8, 8, 16, 32, 3), (14, 14, 64, 64, 3), (56, 56, 64, 64, 3)
@@ -55,6 +55,13 @@ def test_the_flops_of_convolutions_vote(monkeypatch: pytest.MonkeyPatch) -> None
     assert conv_library.compiler_options(program(LARGE, SMALL, SMALL)) is not None
     assert conv_library.compiler_options(program(SMALL, *[MIDDLING] * 30, LARGE)) is None
     assert conv_library.compiler_options(program()) is None, "no convolution"
+
+
+def test_eigen_gets_no_program_with_integer_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no kernels for them: a network in int8 took 170 ms rather than 7."""
+    monkeypatch.setattr(compat, "jaxlib_release", lambda: OLD)
+    assert conv_library.compiler_options(program(LARGE)) is not None
+    assert conv_library.compiler_options(program(LARGE, dtype=np.int8)) is None
 
 
 def test_options_that_xla_refuses_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
