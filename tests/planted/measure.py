@@ -1,0 +1,94 @@
+"""Runs the tests of a tree with faults planted in it.
+
+A fault has been found if a test fails with it alone that passes without any. Which test that is takes one run of the
+whole suite for many faults at once: whatever fails there is tried with each of them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from .faults import Fault, environment
+
+_FAILED: Final = re.compile(r"^(?:FAILED|ERROR|SUBFAILED)\b.*?((?:tests|onnx2jax)/\S+?\.py(?:::[\w.]+)*)", re.MULTILINE)
+
+
+@dataclass
+class Suite:
+    """The tests of a copy of a tree.
+
+    Attributes:
+        copy: the folder, from ``faults.copied``.
+        marks: pytest's ``-m``.
+        reliable: whether a test passes without a fault, as far as that is known.
+    """
+
+    copy: Path
+    marks: str
+    reliable: dict[str, bool] = field(default_factory=dict)
+
+    def first_failure(self, fault: Fault, tests: Sequence[str]) -> str | None:
+        """The first of these tests that fails with the fault and passes without; None if there is none.
+
+        Args:
+            fault: what to plant.
+            tests: ids without parameters, or files.
+        """
+        known = [test for test in tests if self.reliable.get(test, True)]
+        while known:
+            with fault.applied(self.copy):
+                failed = self._failed("-x", "-p", "no:xdist", *known)
+            if not failed:
+                return None
+            test = failed[0]
+            if self.reliable.setdefault(test, test not in self._failed("-p", "no:xdist", test)):
+                return test
+            known = known[known.index(test) + 1 :] if test in known else []
+        return None
+
+    def failures(self, faults: Iterable[Fault]) -> list[str]:
+        """All tests that fail with all of these faults at once, by their ids without parameters."""
+        with ExitStack() as planted:
+            for fault in faults:
+                planted.enter_context(fault.applied(self.copy))
+            return self._failed("-n", "2", "--dist=worksteal", "tests", "onnx2jax")
+
+    def _failed(self, *arguments: str) -> list[str]:
+        call = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--timeout=300", "-m", self.marks, *arguments]
+        done = subprocess.run(call, cwd=self.copy, env=environment(self.copy), capture_output=True, text=True)
+        found = list(dict.fromkeys(_FAILED.findall(done.stdout)))
+        if done.returncode not in (0, 5) and not found:  # 5: no test has these marks
+            raise RuntimeError(f"{' '.join(call)} ends with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
+        return found
+
+
+def together(faults: Sequence[Fault]) -> list[list[Fault]]:
+    """The faults in groups that can be planted at once: those of one group change different files."""
+    groups: list[list[Fault]] = []
+    for fault in faults:
+        group = next((g for g in groups if fault.file not in {f.file for f in g}), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(fault)
+    return groups
+
+
+def nearest(fault: Fault, tests: Iterable[str]) -> list[str]:
+    """The tests, first those whose path has words of the fault's file.
+
+    >>> fault = Fault("f", "onnx2jax/ops/conv.py", "wrong axis", "", "", ())
+    >>> nearest(fault, ["tests/ir/test_graph.py::test_it", "tests/ops/test_conv.py::test_it"])[0]
+    'tests/ops/test_conv.py::test_it'
+    """
+
+    def words(file: str) -> set[str]:
+        return set(re.findall("[a-z0-9]+", file.partition("::")[0].lower()))
+
+    return sorted(tests, key=lambda test: -len(words(test) & words(fault.file)))
