@@ -170,7 +170,8 @@ def pow(X, Y):
     """X ** Y in the dtype of X."""
     if is_known(Y) and not is_known(X) and math.prod(Y.shape) == 1 and Y.dtype != object:
         exponent = float(Y.reshape(()))
-        if exponent.is_integer() and (0 if is_integer(X.dtype) else -16) <= exponent <= 16:
+        # Not to -2, -3, ...: X**2 leaves the range of its type where X**-2 does not.
+        if exponent.is_integer() and (0 if is_integer(X.dtype) else -1) <= exponent <= 16:
             return broadcast_operands(lax.integer_pow(X, int(exponent)), Y)[0]  # exact, and differentiable at zero
     if is_integer(X.dtype):
         if is_float(Y.dtype):

@@ -135,12 +135,15 @@ op("CumProd", since=26, half="float32")(_cumulative("cumprod", 1))
 
 
 def _rank_key(x, largest):
-    """A key whose descending order is TopK's: -0 equals 0, and NaN sorts above infinity."""
+    """A key whose descending order is TopK's: -0 equals 0, and NaN is greater than infinity.
+
+    ``lax.top_k`` orders floats by IEEE 754's total order, in which a negative NaN is the least.
+    """
     if not is_float(x.dtype):
         return x if largest else ~x
     x = x if largest else -x
     x = xp.where(x == 0, x.dtype.type(0), x)
-    return xp.where(x != x, x.dtype.type(np.nan if largest else -np.inf), x)
+    return xp.where(x != x, x.dtype.type(np.nan if largest else -np.nan), x)
 
 
 @op("TopK", since=10, limits="sorted=0 also sorts; NaN sorts as the greatest value")
@@ -150,12 +153,15 @@ def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     axis, k = axis_of(axis, X.ndim), int(K.item())
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
-    key = xp.moveaxis(_rank_key(X, largest), axis, -1)
-    if is_known(X):
-        key = np.flip(key.astype(accumulator(X.dtype)), -1)  # a stable ascending sort, reversed
-        indices = (X.shape[axis] - 1 - np.flip(np.argsort(key, -1, kind="stable"), -1))[..., :k]
-    else:
+    if not is_known(X):
+        key = xp.moveaxis(_rank_key(X, largest), axis, -1)
         indices = lax.top_k(lax.stop_gradient(key), k)[1].astype(np.int64)
+    else:  # NumPy sorts NaN last
+        key = np.moveaxis(X.astype(accumulator(X.dtype)), axis, -1)
+        if largest:  # a stable ascending sort, reversed
+            key = np.flip(key, -1)
+        order = np.argsort(key, -1, kind="stable")
+        indices = (X.shape[axis] - 1 - np.flip(order, -1) if largest else order)[..., :k]
     indices = xp.moveaxis(indices, -1, axis)
     return gather_elements(X, indices, axis=axis), indices
 

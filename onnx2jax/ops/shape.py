@@ -313,8 +313,11 @@ def range_(start: Relative, limit: Relative, delta: Static, *, stash_type=1):
         count = -((start - limit) // delta)
         check_room((max(count, 0),), np.int64)
         return (start + np.arange(max(count, 0), dtype=np.int64) * delta).astype(dtype)
-    work = to_dtype(stash_type) if dtype.itemsize == 2 else dtype
-    start, limit, delta = (work.type(v) for v in (start, limit, delta))
-    count = max(int(np.ceil((limit - start) / delta)), 0)
+    steps = (float(limit) - float(start)) / float(delta)  # in double: in float32 0.3 is three steps of 0.1, not more
+    if not math.isfinite(steps):
+        raise ValueError(f"from {start} to {limit} by {delta} has no number of elements; the three must be finite")
+    count = max(math.ceil(steps), 0)
     check_room((count,), np.int64)
+    work = to_dtype(stash_type) if dtype.itemsize == 2 else dtype
+    start, delta = work.type(start), work.type(delta)
     return (start + np.arange(count).astype(work) * delta).astype(dtype)

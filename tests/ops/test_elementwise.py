@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax import export
@@ -112,6 +113,24 @@ POWERS = [
 def test_pow_has_the_type_of_its_base(x: Any, x_type: Any, y: Any, y_type: Any, want: Any) -> None:
     got = both("Pow", np.array(x, x_type), np.array(y, y_type))
     assert got.dtype == x_type and got.tolist() == want
+
+
+def test_negative_powers_are_computed_where_positive_ones_leave_the_range() -> None:
+    """By a constant and by a traced exponent: 300**2 is no float16, 1e-38 no normal float32."""
+    cases: dict[str, Any] = {}
+    for dtype, x, y in (
+        (np.float16, 300, -2),
+        (np.float16, -50, -3),
+        (ml_dtypes.bfloat16, 1e20, -1),
+        (np.float32, 1e-19, -2),
+    ):
+        for traced in ((0,), (0, 1)):
+            operands = np.array([x], dtype), np.array(y, np.float32)
+            cases[f"{x}**{y} of {np.dtype(dtype)}, {traced}"] = op("Pow", *operands, traced=traced), (operands, dtype)
+    for name, found in each_by_both({n: call for n, (call, _) in cases.items()}, rtol=1e-2).items():
+        (x, y), dtype = cases[name][1]
+        wanted = np.power(x.astype(np.float64), y).astype(dtype)
+        np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=1e-2, err_msg=name)
 
 
 def test_pow_has_finite_gradients() -> None:

@@ -157,8 +157,8 @@ TOP = [
     ([1, 3, 1, 2], 0, [0, 2, 3]),
     ([0.0, -0.0, 0.0], 1, [0, 1, 2]),  # equal, whatever their signs
     ([0.0, -0.0, 0.0], 0, [0, 1, 2]),
-    ([1, NAN, INF, -NAN], 1, [1, 3, 2]),  # NaN is the greatest
-    ([1, NAN, INF, -INF], 0, [3, 0, 1]),
+    ([1, NAN, INF, -NAN], 1, [1, 3, 2]),  # NaN is the greatest, of either sign
+    ([-NAN, NAN, INF, 1, -INF], 0, [4, 3, 2, 0, 1]),
 ]
 
 

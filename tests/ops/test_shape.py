@@ -211,7 +211,9 @@ def test_constant_needs_one_value():
         (2**62, 2**62 + 3, 2, np.int64, [2**62, 2**62 + 2]),
         (-(2**63), 2**63 - 1, 2**62, np.int64, [-(2**63), -(2**62), 0, 2**62]),
         (0, 1, 0.25, np.float32, [0, 0.25, 0.5, 0.75]),
-        (2048, 2052, 1, np.float16, [2048, 2048, 2050, 2052]),  # counted in float32, rounded once
+        (2048, 2052, 1, np.float16, [2048, 2048, 2050, 2052]),  # computed in float32, rounded once
+        (0, 0.3, 0.1, np.float32, [0, 0.1, 0.2, 0.3]),  # 0.3 of float32 is more than three steps of its 0.1
+        (1, 0, -0.1, np.float64, 1 - np.arange(10) * 0.1),
     ],
 )
 def test_range(start, limit, delta, dtype, expected):
@@ -219,9 +221,12 @@ def test_range(start, limit, delta, dtype, expected):
     np.testing.assert_array_equal(y, np.array(expected, dtype), strict=True)
 
 
-def test_range_rejects_a_delta_of_zero():
+def test_range_rejects_deltas_of_zero_and_what_is_not_finite():
     with pytest.raises(ValueError, match="delta"):
         run_op("Range", ints(0), ints(1), ints(0))
+    for end in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="must be finite"):
+            run_op("Range", *map(np.float32, (0, end, 1)))
 
 
 def test_eye_like_takes_type_and_diagonal():
