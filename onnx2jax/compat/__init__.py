@@ -35,6 +35,7 @@ from .programs import has_onednn as has_onednn
 from .programs import has_serial_loops as has_serial_loops
 from .programs import jaxlib_release as jaxlib_release
 from .programs import load_compiled as load_compiled
+from .programs import merges_constants as merges_constants
 from .programs import onednn as onednn
 from .programs import profiled as profiled
 from .programs import scan_constants as scan_constants

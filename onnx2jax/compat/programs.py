@@ -131,6 +131,11 @@ def _synchronous_device() -> Any:
         return None
 
 
+def merges_constants() -> bool:
+    """Whether XLA merges the constants of neighbouring sums, and those of products, as that of jaxlib 0.10 does."""
+    return jaxlib_release() < (0, 12)
+
+
 def has_serial_loops() -> bool:
     """Whether XLA:CPU runs the kernels inside of a loop on one thread, as jaxlib 0.12 does.
 

@@ -144,11 +144,11 @@ def _remainder(a, b):
     return np.where(b == 0, a, np.fmod(a, b)) if is_integer(a.dtype) else np.fmod(a, b)
 
 
-binary("Add", np.add, lax.add)
-binary("Sub", np.subtract, lax.sub)
-binary("Mul", np.multiply, lax.mul)
+binary("Add", np.add, lax.add, merges="sums")
+binary("Sub", np.subtract, lax.sub, merges="sums")
+binary("Mul", np.multiply, lax.mul, merges="products")
 _DIVIDE_LIMITS = f"integers by zero give -1 (all bits set), as in XLA; {_DIVISOR}"
-divide = binary("Div", _quotient, lax.div, _on_dims(operator.floordiv), limits=_DIVIDE_LIMITS)
+divide = binary("Div", _quotient, lax.div, _on_dims(operator.floordiv), merges="products", limits=_DIVIDE_LIMITS)
 remainder = numpy_or_jax(_remainder, lax.rem, _on_dims(operator.mod))
 
 

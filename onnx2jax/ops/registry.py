@@ -93,6 +93,8 @@ class Traits(TypedDict, total=False):
             ``classlabels_strings`` stands for strings. See runtime/class_labels.py.
         strings: the attribute of strings that its first input is compared with. See runtime/string_codes.py.
         moves: it moves elements of its first inputs, whatever their type, and computes nothing.
+        merges: "sums" or "products" if XLA merges its constants with those of a neighbour that says the same. See
+            runtime/neighbours.py.
         limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
     """
 
@@ -105,6 +107,7 @@ class Traits(TypedDict, total=False):
     labels: str
     strings: str
     moves: bool
+    merges: str
     limits: str
 
 
@@ -142,6 +145,7 @@ class Operator:
     labels: str = ""
     strings: str = ""
     moves: bool = False
+    merges: str = ""
     limits: str = ""
 
     def __reduce__(self) -> Any:

@@ -32,6 +32,7 @@ from . import debug
 from .autodiff_tape import Derivation, Derivatives, Frame, Tape
 from .layers import How, Rolling
 from .limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
+from .neighbours import apart
 from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
 from .static_operands import static_operands
 from .together import joined, once_of
@@ -263,6 +264,8 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
         values = static_operands(node, node.target, values, scope, context)
+    if node.target.merges and context.graphs:
+        values = apart(node, values, context.graphs[0], context.call.depth > 0)
     if node.target.fixtures:
         attributes = {**fixtures(node, node.target, scope, context), **attributes}
     if node.casts is not None:
