@@ -146,6 +146,13 @@ def _rank_key(x, largest):
     return xp.where(x != x, x.dtype.type(np.nan if largest else -np.nan), x)
 
 
+def _order(x, largest):
+    """The stable order of NumPy's elements along the last axis; NumPy, too, sorts NaN as the greatest."""
+    if not largest:
+        return np.argsort(x, -1, kind="stable")
+    return x.shape[-1] - 1 - np.flip(np.argsort(np.flip(x, -1), -1, kind="stable"), -1)
+
+
 @op("TopK", since=10, limits="sorted=0 also sorts; NaN sorts as the greatest value")
 def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     """(values, indices) of the k greatest or least elements; ties are ordered by index."""
@@ -153,15 +160,11 @@ def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     axis, k = axis_of(axis, X.ndim), int(K.item())
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
-    if not is_known(X):
-        key = xp.moveaxis(_rank_key(X, largest), axis, -1)
+    if is_known(X):
+        indices = _order(np.moveaxis(X.astype(accumulator(X.dtype)), axis, -1), largest)[..., :k]
+    else:
+        key = jnp.moveaxis(_rank_key(X, largest), axis, -1)
         indices = lax.top_k(lax.stop_gradient(key), k)[1].astype(np.int64)
-    else:  # NumPy sorts NaN last
-        key = np.moveaxis(X.astype(accumulator(X.dtype)), axis, -1)
-        if largest:  # a stable ascending sort, reversed
-            key = np.flip(key, -1)
-        order = np.argsort(key, -1, kind="stable")
-        indices = (X.shape[axis] - 1 - np.flip(order, -1) if largest else order)[..., :k]
     indices = xp.moveaxis(indices, -1, axis)
     return gather_elements(X, indices, axis=axis), indices
 

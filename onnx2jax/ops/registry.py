@@ -94,7 +94,7 @@ class Traits(TypedDict, total=False):
         strings: the attribute of strings that its first input is compared with. See runtime/string_codes.py.
         moves: it moves elements of its first inputs, whatever their type, and computes nothing.
         merges: "sums" or "products" if XLA merges its constants with those of a neighbour that says the same. See
-            runtime/neighbours.py.
+            ir/neighbours.py.
         limits: what is unsupported, and what is decided here because ONNX leaves it open; for docs/operators.md.
     """
 

@@ -25,14 +25,15 @@ from ..errors import OperatorError
 from ..ir import binding, loops
 from ..ir.dropped import reader_beside_scatters
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
+from ..ir.neighbours import merging
 from ..ops.arrays import check_room, is_known, is_traced
+from ..ops.cast import is_float
 from ..ops.registry import Operator, Shards
 from ..proto.types import ValueInfo
 from . import debug
 from .autodiff_tape import Derivation, Derivatives, Frame, Tape
 from .layers import How, Rolling
 from .limits import LARGEST_ARRAY, LARGEST_IN_SIGNATURE, LARGEST_TRACED, NESTED_JITS
-from .neighbours import apart
 from .node_errors import NoKey, forward_only, needs_known, node_error, operands, warn
 from .static_operands import static_operands
 from .together import joined, once_of
@@ -265,12 +266,27 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     if node.target.static and not all(type(v) is np.ndarray for v in values):
         values = static_operands(node, node.target, values, scope, context)
     if node.target.merges and context.graphs:
-        values = apart(node, values, context.graphs[0], context.call.depth > 0)
+        values = _apart(node, values, context)
     if node.target.fixtures:
         attributes = {**fixtures(node, node.target, scope, context), **attributes}
     if node.casts is not None:
         return node.casts.call(node.target.function, *values, **attributes)
     return node.target.function(*values, **attributes)
+
+
+def _apart(node: Node, values: Sequence[Any], context: Context) -> list[Any]:
+    """The operands, behind a barrier where XLA would merge the node with a neighbour; on CPUs both remain one loop."""
+    found = [*values]
+    for i, what in merging(node, context.graphs[0], context.call.depth > 0):
+        merges = what == "quotient" or (compat.merges_constants() and _is_uniform(values[1 - i]))
+        if merges and not is_known(values[i]) and is_float(values[i].dtype):
+            found[i] = jax.lax.optimization_barrier(values[i])
+    return found
+
+
+def _is_uniform(value: Any) -> bool:
+    """Whether a value is known, and all its elements are equal."""
+    return is_known(value) and value.size > 0 and bool((value == np.ravel(value)[0]).all())
 
 
 def checked_results(node: Node, values: Sequence[Any], returned: Any) -> list[Any]:
