@@ -19,6 +19,9 @@ from .graph import Node, Reference, Unsupported
 NEWEST: Final = {"": 28, "ai.onnx.ml": 5, "ai.onnx.preview": 1, "ai.onnx.preview.training": 1}
 """The newest supported version of each domain that ONNX itself defines."""
 
+ASSUMED: Final = {"ai.onnx.ml": NEWEST["ai.onnx.ml"], "com.microsoft": 1}
+"""Versions of domains that a file uses and does not import, unless ``strict``: those that onnxruntime assumes."""
+
 
 def opsets(entries: Iterable[Any]) -> dict[str, int]:
     """Domain -> version of the imported operator sets; the higher of two entries for one domain (rule OR-02)."""
@@ -58,9 +61,10 @@ def find(node: Node, allow_newer_opset: bool = False) -> Operator | None:
         )
     operator = registry.resolve(node.domain, node.op_type, node.opset)
     if operator is not None and operator.function is None:
+        older = registry.resolve(node.domain, node.op_type, operator.since - 1)
+        below = f", or import an opset below {operator.since}" if older is not None else ""
         raise ModelError(
-            f"{node}: {node.op_type} is deprecated since opset {operator.since}; "
-            f"use {operator.instead}, or import an opset below {operator.since}",
+            f"{node}: {node.op_type} is deprecated since opset {operator.since}; use {operator.instead}{below}",
             rule="OR-10",
         )
     return operator

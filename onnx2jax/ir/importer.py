@@ -240,7 +240,7 @@ class Importer:
                 constants[outputs[0]] = tensor
                 continue
             inputs, outputs = _trimmed(inputs), _trimmed(outputs)
-            opset = opsets.get(domain, 0)
+            opset = opsets.get(domain) or self._assumed_opset(domain)
             node = Node(name, message.op_type, domain, opset, inputs, outputs, given, None, metadata=entries(message))
             if message.device_configurations:
                 node = replace(node, devices=read_node(message))
@@ -253,12 +253,13 @@ class Importer:
         """The node bound to its implementation, and validated against it."""
         if not node.op_type:
             raise ModelError(f"{where}, node {node.name!r} has no op_type", rule="OR-08")
-        if node.domain not in opsets:
+        if not node.opset:
             imported = ", ".join(f"{d or 'ai.onnx'} {v}" for d, v in opsets.items())
             rule = "FN-04" if any(key[0] == node.domain for key in self._messages) else "OR-06"
+            lenient = f"; strict=False reads it as version {n}" if (n := binding.ASSUMED.get(node.domain)) else ""
             raise ModelError(
                 f"{where}, node {node.name!r} uses {node.op_type} of domain {node.domain or 'ai.onnx'!r}, "
-                f"which opset_import does not name (it has {imported})",
+                f"which opset_import does not name (it has {imported}){lenient}",
                 rule=rule if node.domain else "OR-04",
             )
         target: Any = None
@@ -270,9 +271,24 @@ class Importer:
             rules.check_call(node, target, message)
         elif target is not None:
             binding.check(node, target)
+            if text := versions.before_its_definition(node):
+                if self.strict:
+                    raise ModelError(f"{text}; strict=False runs it", rule="OR-09")
+                self.deviations.append(text)
             self.rejected += binding.attribute_errors(node, target)
             given = binding.convert_attributes(target, given)
         return replace(node, attributes=given, target=target)
+
+    def _assumed_opset(self, domain: str) -> int:
+        """The version of a domain that is not imported, with a deviation; 0 if none is assumed."""
+        version = 0 if self.strict else binding.ASSUMED.get(domain, 0)
+        text = (
+            f"opset_import does not name the domain {domain!r}, which is read as version {version}, as by onnxruntime; "
+            f"to be sure, add onnx.helper.make_opsetid({domain!r}, {version}) to it"
+        )
+        if version and text not in self.deviations:
+            self.deviations.append(text)
+        return version
 
     def _function(self, domain: str, name: str, overload: str) -> Function | None:
         key = (domain, name, overload)

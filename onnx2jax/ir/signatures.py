@@ -31,6 +31,11 @@ def signature(title: str, opset: int) -> Signature | None:
     return found if found is not None and found.outputs else None
 
 
+def first_version(title: str) -> int:
+    """The opset from which on ONNX defines an operator; 0 if it never does."""
+    return min((s.since for s in _table().get(title, ())), default=0)
+
+
 def formal(parameters: tuple[str, ...], position: int) -> str | None:
     """The type of the parameter at a position; a trailing ``&`` marks variadic ones that may differ in type."""
     if position < len(parameters):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..ops.registry import Operator, resolve
 from .graph import Node
-from .signatures import formal, signature
+from .signatures import first_version, formal, signature
 
 
 def same_schema(domain: str, op_type: str, one: int, other: int) -> bool:
@@ -28,6 +28,17 @@ def deviations(nodes: Sequence[Node], opsets: Mapping[str, int], where: str) -> 
             )
         for graph in node.graphs:
             yield from deviations(graph.nodes, opsets, where)
+
+
+def before_its_definition(node: Node) -> str:
+    """A text if ONNX defines the node's operator in later opsets only, and onnxruntime runs it all the same."""
+    first = first_version(_title(node.domain, node.op_type))
+    if first <= node.opset:
+        return ""
+    return (
+        f"{node}: ONNX defines {node.op_type} from opset {first} on; it is computed as in onnxruntime, whose optimizer "
+        f"writes such files. To make the file valid: onnx.version_converter.convert_version(proto, {first})"
+    )
 
 
 def _same_meaning(node: Node, operator: Operator, version: int) -> bool:

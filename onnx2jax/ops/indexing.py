@@ -31,6 +31,7 @@ from .arrays import (
     terms,
     xp,
 )
+from .elementwise import WITHDRAWN
 from .registry import Relative, Static, deprecated, op
 
 _BOUNDS = "out-of-range indices raise if known; traced ones read NaN (integers: the extreme of their dtype)"
@@ -80,6 +81,11 @@ def slice_(data, starts: Relative, ends: Relative, axes: Static = None, steps: S
             return _lax_slice(data, bounds)
         data = data if static else jnp.asarray(data)
     return data[tuple(slice(*bounds.get(i, (None,))) for i in range(data.ndim))]
+
+
+@op("DynamicSlice", limits=WITHDRAWN)
+def dynamic_slice(data, starts: Relative, ends: Relative, axes: Static = None, *, extents):
+    return slice_(data, starts, ends, axes, extents=extents)
 
 
 def _dynamic_slice(data, axis, bound, traced, declared):

@@ -105,6 +105,9 @@ def layer_normalization(X, Scale, B=None, *, axis=-1, epsilon=1e-5, stash_type=1
     return y.astype(X.dtype), mean.astype(stash), inverse.astype(stash)
 
 
+op("LayerNormalization", limits="below opset 17 as in onnxruntime")(layer_normalization)
+
+
 @op("RMSNormalization", since=23)
 def rms_normalization(X, scale, *, axis=-1, epsilon=1e-5, stash_type=1):
     y, _, _ = standardize(_stash(X, stash_type), _from_axis(X, axis), epsilon, center=False)
@@ -130,6 +133,13 @@ def mean_variance_normalization(X, *, axes=(0, 2, 3)):
     axes = axes_of(axes, X.ndim)
     centred = X - X.mean(axis=axes, keepdims=True)
     return centred / (root((centred * centred).mean(axis=axes, keepdims=True)) + 1e-9)
+
+
+@op("MeanVarianceNormalization", half="float32", limits="below opset 9 as in onnxruntime")
+def mean_variance_normalization_1(X, *, across_channels=0, normalize_variance=1):
+    """MeanVarianceNormalization of onnxruntime: over all axes, or all but the channels."""
+    axes = tuple(i for i in range(X.ndim) if across_channels or i != 1)
+    return mean_variance_normalization(X, axes=axes) if normalize_variance else X - X.mean(axis=axes, keepdims=True)
 
 
 def root(x, p=2):

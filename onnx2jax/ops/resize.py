@@ -10,12 +10,14 @@ import numpy as np
 from jax import lax
 
 from .arrays import axes_of, check_room, dims, is_known, is_string, xp
-from .registry import Static, deprecated, op
+from .registry import Static, deprecated, op, taking
 
 F32 = np.float32
-Coordinates = Literal[
-    "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"
-]
+Coordinates13 = Literal["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"]
+Coordinates11 = Literal[Coordinates13, "tf_half_pixel_for_nn"]
+Coordinates = Literal[Coordinates13, "half_pixel_symmetric"]
+Policy = Literal["stretch", "not_larger", "not_smaller"]
+Mode = Literal["nearest", "linear", "cubic"]
 Nearest = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 
 
@@ -30,6 +32,8 @@ def _original(mode, n, out, scale, start, end):
         # the two terms cancel: ties are exact only in double precision
         exact = n / 2 * (1 - out / (float(scale) * n)) + (np.arange(out) + 0.5) / float(scale) - 0.5
         return exact.astype(F32)
+    if mode == "tf_half_pixel_for_nn":
+        return (x + half) / scale
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and out > 1):
         return (x + half) / scale - half
     # ONNX's length_resized is fractional if a scale was given, although the extent is an integer
@@ -135,12 +139,12 @@ LARGEST_RATIO = 64
 _CORNERS = "align_corners does not round extent * scale, as in ONNX's test cases; onnxruntime and PyTorch round it down"
 
 
-@op("Resize", since=11, heavy=True, limits=f"strings on the host, in mode nearest only; {_CORNERS}")
+@op("Resize", since=19, heavy=True, limits=f"strings on the host, in mode nearest only; {_CORNERS}")
 def resize(
     X, roi: Static = None, scales: Static = None, sizes: Static = None, *, antialias=0, axes=None,
     coordinate_transformation_mode: Coordinates = "half_pixel", cubic_coeff_a=-0.75, exclude_outside=0,
-    extrapolation_value=0.0, keep_aspect_ratio_policy: Literal["stretch", "not_larger", "not_smaller"] = "stretch",
-    mode: Literal["nearest", "linear", "cubic"] = "nearest", nearest_mode: Nearest = "round_prefer_floor", warn=None,
+    extrapolation_value=0.0, keep_aspect_ratio_policy: Policy = "stretch", mode: Mode = "nearest",
+    nearest_mode: Nearest = "round_prefer_floor", warn=None,
 ):  # fmt: skip
     """Resize: along each axis a gather of the nearest elements, or a weighted sum of neighbours."""
     if antialias and mode == "nearest":
@@ -198,6 +202,10 @@ def resize(
         y = jnp.clip(jnp.round(y) if antialias else jnp.trunc(y), np.iinfo(dtype).min, np.iinfo(dtype).max)
     y = y.astype(dtype)
     return xp.where(outside, np.array(extrapolation_value).astype(dtype), y) if outside.any() else y
+
+
+op("Resize", since=13)(taking(coordinate_transformation_mode=Coordinates13)(resize))
+op("Resize", since=11)(taking(coordinate_transformation_mode=Coordinates11)(resize))
 
 
 @op("Resize", since=10)

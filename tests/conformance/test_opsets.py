@@ -7,13 +7,29 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import onnx2jax
+from onnx2jax import DeviationWarning
 from onnx2jax.errors import ModelError, UnsupportedError, UnsupportedOperatorError
 from onnx2jax.proto.messages import OperatorSetProto
 from onnx2jax.proto.operator_sets import read_operator_set
-from tests.support.cases import MAIN, RELU, F, X, clean, parse, refused, rule, rules_of, run, same, warned
+from tests.support.cases import (
+    MAIN,
+    RELU,
+    F,
+    X,
+    clean,
+    parse,
+    refused,
+    refused_when_strict,
+    rule,
+    rules_of,
+    run,
+    same,
+    warned,
+)
 
 ONES = np.ones((1, 2, 2), F)
 SOFTMAX = "g (float[1, 2, 2] x) => (float[1, 2, 2] y) { y = Softmax (x) }"
@@ -97,8 +113,58 @@ def test_names_of_operators_are_case_sensitive() -> None:
 @rule("OR-09")
 def test_an_operator_newer_than_the_import_is_refused() -> None:
     # onnxruntime and the reference evaluator run it.
-    proto = imports(16, text=MAIN + " { y = LayerNormalization (x, x) }")
-    refused(proto, "OR-09", match="exists from opset 17 on", error=UnsupportedOperatorError)
+    proto = imports(13, text=MAIN + " { y = HardSwish (x) }")
+    refused(proto, "OR-09", match="exists from opset 14 on", error=UnsupportedOperatorError)
+
+
+OLD_NORMS = {
+    "LayerNormalization of an optimised BERT": (12, "LayerNormalization <axis = -1, epsilon = 0.1> (x, s, b)"),
+    "the same, statistics only": (1, "LayerNormalization (x, s)"),
+    "all axes but the channels": (8, "MeanVarianceNormalization (x)"),
+    "all axes": (8, "MeanVarianceNormalization <across_channels = 1> (x)"),
+    "not divided": (8, "MeanVarianceNormalization <normalize_variance = 0> (x)"),
+}
+
+
+@rule("OR-09")
+@pytest.mark.parametrize("case", OLD_NORMS)
+def test_operators_that_onnxruntime_runs_in_older_opsets(case: str) -> None:
+    opset, node = OLD_NORMS[case]
+    shape = "float[2, 3, 4, 2]"
+    proto = imports(opset, text=f"g ({shape} x, float[2] s, float[2] b) => ({shape} y) {{ y = {node} }}")
+    feeds = {"x": np.random.default_rng(0).normal(size=(2, 3, 4, 2)).astype(F), "s": F([1, 2]), "b": F([3, -1])}
+    with pytest.warns(DeviationWarning, match="ONNX defines .* from opset (9|17) on"):
+        model = refused_when_strict(proto, "OR-09")
+    proto.ir_version = 4
+    (expected,) = ort.InferenceSession(proto.SerializeToString()).run(None, feeds)
+    np.testing.assert_allclose(model.run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)
+
+
+ASSUMED = {
+    "ai.onnx.ml": "g (float[2] x) => (float[2] y) { y = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (x) }",
+    "com.microsoft": MAIN + " { z = com.microsoft.QuickGelu (x)  y = com.microsoft.QuickGelu (z) }",
+}
+
+
+@rule("OR-06")
+@pytest.mark.parametrize("domain", ASSUMED)
+def test_domains_that_files_forget_to_import(domain: str) -> None:
+    """onnxruntime assumes the newest version, as lenient mode does; the strict error says so."""
+    proto = imports(21, text=ASSUMED[domain])
+    with pytest.warns(DeviationWarning) as said:
+        model = refused_when_strict(proto, "OR-06")
+    assert sum("does not name the domain" in str(w.message) for w in said) == 1
+    messages = [f.message for f in onnx2jax.check(proto).findings if f.rule == "OR-06"]
+    assert all("strict=False reads it as version" in m for m in messages)
+    (expected,) = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": X})
+    np.testing.assert_allclose(model.run(None, {"x": X})[0], expected, rtol=1e-6)
+
+
+@rule("OR-10")
+def test_a_deprecated_operator_without_older_versions() -> None:
+    text = "g (float[1, 2] x, float[2] s) => (float[1, 2] y) { y = GroupNormalization <num_groups = 2> (x, s, s) }"
+    with pytest.raises(ModelError, match=r"use GroupNormalization of opset 21, whose .* per channel \(rule"):
+        onnx2jax.convert(imports(18, text=text))
 
 
 @rule("OR-10")

@@ -101,7 +101,6 @@ UNSORTED = MAIN + " { y = Neg (a)  a = Relu (x) }"
 SHADOWED = scopes.branches("t () => (float[2] e) <float[2] w = {7, 7}> { e = Add (x, w) }")
 ZERO_TRIPS = scopes.loop(scopes.SCANNED, outputs="y, z", head="float[2] y, float[N, 2] z")
 TRUE = np.bool_(True)
-LAYER_NORM = MAIN + " { h = LayerNormalization (x, x)  z = Sub (h, h)  y = Add (x, z) }"
 UPSAMPLE = "g (float[2] x, float[1] s) => (float[4] y) { y = Upsample (x, s) }"
 CALLER_FIRST = functions.CALL.replace("l.f", "l.g") + functions.L + "g (a) => (r) { r = l.f (a) }" + functions.NEG
 LATER = "t () => (float[2] e) { e = Neg (q) }"
@@ -122,7 +121,6 @@ RECORDS = [
     Record("OR-02", lambda: opsets.imports(13, 11), HALF, QUARTER, HALF, (ONES,)),
     Record("OR-03", spelt, RUNS, RUNS, REFUSES),
     Record("OR-04", lambda: opsets.imports(3, domain="ai.onnx.ml", text=RELU), REFUSES, RUNS, REFUSES),
-    Record("OR-09", lambda: opsets.imports(16, text=LAYER_NORM), REFUSES, [1, 2], [1, 2], (F([1, 2]),)),
     Record("OR-10", lambda: opsets.imports(10, text=UPSAMPLE), REFUSES, REFUSES, [-1, -1, 2, 2], (X, F([2]))),
     Record("FN-02", overloaded, REFUSES, REFUSES, RUNS),
     # A body binds with its own imports.

@@ -261,6 +261,7 @@ def shapes() -> Iterator[Row]:
     yield row("Shape", x, start=-2, since=15)
     yield row("Shape", x, start=0, end=-1, since=15)
     yield row("Size", x)
+    yield row("DynamicSlice", f(4, 5), i(1, -4), i(3, 2**31), i(0, 1), until=7)
     yield row("Slice", f(5, 6), starts=[1, -3], ends=[4, 1000], axes=[0, 1], until=9)
     yield row("Slice", f(5, 6), starts=[1], ends=[-1], until=9)
     yield row("Slice", f(5, 6), i(1, -3), i(4, 2**63 - 1), since=10)
@@ -447,6 +448,9 @@ def resizing() -> Iterator[Row]:
         yield row("Resize", x, none, up, nearest_mode=rounding, since=11)
     yield row("Resize", x, none, none, i(1, 2, 7, 3), mode="linear", since=11, until=12)
     yield row("Resize", x, None, None, i(1, 2, 7, 3), mode="linear", since=13)
+    for mode in ("nearest", "linear", "cubic"):
+        modes = {"mode": mode, "coordinate_transformation_mode": "tf_half_pixel_for_nn"}
+        yield row("Resize", x, none, down, since=11, until=12, **modes)
     yield row("Resize", x, none, up, mode="cubic", cubic_coeff_a=-0.5, exclude_outside=1, since=11)
     roi = np.array([0, 0, 0.2, 0.1, 1, 1, 0.9, 1.4], np.float32)
     crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 9.0}

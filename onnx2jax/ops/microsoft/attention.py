@@ -155,11 +155,11 @@ def check_buffer(past_present_share_buffer, past_sequence_length):
 @taking(**OPTIONS)
 def attention(
     input, weights, bias=None, mask_index=None, past=None, attention_bias=None, past_sequence_length=None,
-    *, do_rotary: Literal[0] = 0, past_present_share_buffer=0, qkv_hidden_sizes=None,
-    rotary_embedding_dim: Literal[0] = 0, **options,
+    *, do_rotary: Literal[0] = 0, past_present_share_buffer=0, qkv_hidden_sizes=None, rotary_embedding_dim=0,
+    **options,
 ):  # fmt: skip
     """Self-attention with an input projection; masked scores are offset by mask_filter_value."""
-    del do_rotary, rotary_embedding_dim
+    del do_rotary, rotary_embedding_dim  # the second is only read beside the first
     check_buffer(past_present_share_buffer, past_sequence_length)
     options |= {"mask": mask_index, "bias": attention_bias, "length": past_sequence_length}
     return self_attention(projected(input, weights, bias, qkv_hidden_sizes), past, **options)
@@ -184,6 +184,8 @@ def multi_head_attention(
     past_sequence_length=None, cache_indirection=None, *, n_outputs=1, **options,
 ):  # fmt: skip
     """Attention over projected operands, concatenated or separate, appended to the past."""
+    if past_key is None and past_value is None and cache_indirection is None:
+        past_sequence_length = None  # exporters set it on cross attention too, where no past has a length
     if cache_indirection is not None and past_sequence_length is None:
         raise ValueError("cache_indirection needs past_sequence_length")
     if past_sequence_length is not None and n_outputs > 3:
