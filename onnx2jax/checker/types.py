@@ -11,8 +11,8 @@ from ..errors import ModelError
 from ..ir.binding import NEWEST
 from ..ir.binding import opsets as imported
 from ..ir.importer import DEPTH_LIMIT
-from ..ir.signatures import Type, element, formal, signature, type_of
-from ..ops.registry import resolve
+from ..ir.signatures import Type, element, formal, is_plain, signature, type_of
+from ..ops.registry import is_built_in, resolve
 from ..proto.names import normal_domain
 from .report import Note
 from .scopes import Place, places
@@ -20,9 +20,17 @@ from .scopes import Place, places
 Env = ChainMap[str, Type]
 
 
-def check_types(model: Any, opsets: Mapping[str, int], note: Note) -> None:
-    """Check every operand whose type is declared or can be inferred."""
-    checker = _Checker(model, note)
+def check_types(model: Any, opsets: Mapping[str, int], note: Note, deviate: Note | None = None) -> None:
+    """Check every operand whose type is declared or can be inferred.
+
+    Args:
+        model: the message.
+        opsets: the operator sets that it imports.
+        note: receives the findings.
+        deviate: receives in their place the types that a schema does not allow where the meaning is plain; operators
+            that a user has registered then take any type.
+    """
+    checker = _Checker(model, note, deviate)
     main = Env()
     for place in places(model):
         if place.kind == "main":
@@ -36,8 +44,8 @@ def check_types(model: Any, opsets: Mapping[str, int], note: Note) -> None:
 
 
 class _Checker:
-    def __init__(self, model: Any, note: Note) -> None:
-        self.note = note
+    def __init__(self, model: Any, note: Note, deviate: Note | None) -> None:
+        self.note, self.deviate = note, deviate
         self.functions = {(normal_domain(f.domain), f.name, f.overload): f for f in model.functions}
         self.called: dict[tuple[Any, ...], list[Type]] = {}
         self.depth = 0
@@ -85,6 +93,8 @@ class _Checker:
         found = signature(title, opset)
         if found is None:
             return ()
+        if self.deviate and (operator := resolve(domain, node.op_type, opset)) and not is_built_in(operator):
+            return ()
         bound: dict[str, tuple[str, str]] = {}
         for position, (name, kind) in enumerate(zip(node.input, types, strict=True)):
             wanted = formal(found.inputs, position)
@@ -93,11 +103,14 @@ class _Checker:
             if kind is None:
                 continue
             variable = wanted.rstrip("&")
-            if kind not in found.allowed.get(variable, (variable,)):
+            fits = kind in found.allowed.get(variable, (variable,))
+            plain = not fits and self.deviate is not None and is_plain(title, position, kind)
+            if not fits:
                 of = "one of " + ", ".join(sorted(found.allowed[variable])) if variable in found.allowed else variable
                 text = f"input {name!r} is {kind}, but {node.op_type} of opset {opset} takes {of}"
-                self.note("ND-09", "error", place.node(i), text)
-            elif not wanted.endswith("&") and variable in found.allowed:
+                note = self.deviate if plain and self.deviate else self.note
+                note("ND-09", "error", place.node(i), text)
+            if (fits or plain) and not wanted.endswith("&") and variable in found.allowed:
                 first, other = bound.setdefault(variable, (kind, name))
                 if first != kind:
                     text = f"input {name!r} is {kind} and {other!r} is {first}, but {node.op_type} takes one type"

@@ -25,6 +25,7 @@ class Signature:
     """Type variable -> the types it stands for."""
 
 
+@cache
 def signature(title: str, opset: int) -> Signature | None:
     """The signature of an operator (``Relu``, ``ai.onnx.ml.ZipMap``) at an opset; None if ONNX defines none."""
     found = max((s for s in _table().get(title, ()) if s.since <= opset), key=lambda s: s.since, default=None)
@@ -34,6 +35,29 @@ def signature(title: str, opset: int) -> Signature | None:
 def first_version(title: str) -> int:
     """The opset from which on ONNX defines an operator; 0 if it never does."""
     return min((s.since for s in _table().get(title, ())), default=0)
+
+
+def is_plain(title: str, position: int, kind: str) -> bool:
+    """Whether some version of an operator takes, at this position, a type of the same class as one it does not take.
+
+    The meaning is then plain: ``int8`` where a version takes ``int32``, ``float`` where a later one does.
+
+    >>> is_plain("MatMul", 0, "int8"), is_plain("Equal", 1, "float"), is_plain("Not", 0, "int32")
+    (True, True, False)
+    """
+    found: set[str] = set()
+    for version in _table().get(title, ()):
+        variable = (formal(version.inputs, position) or "").rstrip("&")
+        found |= version.allowed.get(variable, {variable})
+    return any(_class(kind) == _class(other) for other in found)
+
+
+def _class(kind: str) -> str:
+    """The class of an element type: all integers of at least 8 bits are one, all floats of at least 16 another."""
+    for name, members in _CLASSES.items():
+        if kind in members:
+            return name
+    return kind
 
 
 def formal(parameters: tuple[str, ...], position: int) -> str | None:
@@ -95,6 +119,12 @@ def element(code: int) -> Type:
     """An element type code in short notation."""
     return ELEMENT_TYPES[code].name.lower() if code in ELEMENT_TYPES else None
 
+
+_CLASSES: Final = {
+    "integers": frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "floats": frozenset({"bfloat16", "float16", "float", "double"}),
+    "complex": frozenset({"complex64", "complex128"}),
+}
 
 _FIRST_MAY_BE_STRINGS: Final = {
     "com.microsoft": frozenset({"ExpandDims", "GatherND", "MurmurHash3", "Tokenizer", "UnfoldTensor", "Unique"})

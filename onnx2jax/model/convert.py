@@ -12,7 +12,16 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from ..checker.check import check_message
-from ..errors import InputNameError, InputTypeError, InputValueError, ShardingError, UnsupportedError, names_list
+from ..checker.types import check_types
+from ..errors import (
+    InputNameError,
+    InputTypeError,
+    InputValueError,
+    ModelError,
+    ShardingError,
+    UnsupportedError,
+    names_list,
+)
 from ..ir import binding, layers, loops
 from ..ir.file import Reading, check_keywords, opened
 from ..ir.graph import Graph, Imported
@@ -172,7 +181,8 @@ def convert(
         importer = open_model(source, reading)
         imported = importer.model()
         binding.check_supported(imported.unsupported, imported.rejected)
-        _warn_of_deviations(imported, loop_cond)
+        deviations = check_operands(importer)
+        _warn_of_deviations(imported, loop_cond, deviations)
         imported = with_max_size(imported, max_size or {})
         if isinstance(weights, str) and weights == "packed":
             imported = with_packed(imported)
@@ -228,9 +238,32 @@ def convert(
     return model
 
 
-def _warn_of_deviations(imported: Imported, loop_cond: str) -> None:
+def check_operands(importer: Importer) -> list[str]:
+    """A text for each type of operand that an operator's schema does not allow, but whose meaning is plain.
+
+    Raises:
+        ModelError: an operand has a type of which the operator has no meaning (rule ND-09).
+    """
+    wrong, plain = dict[str, str](), dict[str, str]()
+
+    def note(rule: str, _severity: str, where: str, text: str) -> None:
+        if rule == "ND-09":
+            wrong.setdefault(text, where)
+
+    def deviate(_rule: str, _severity: str, where: str, text: str) -> None:
+        plain.setdefault(text.partition(" is ")[2], f"{where}: {text}")
+
+    check_types(importer.message, importer.opsets, note, deviate)
+    if wrong:
+        lines = [f"{where}: {text}: put a Cast before it" for text, where in wrong.items()]
+        raise ModelError("\n".join(lines[:10]), rule="ND-09")
+    fix = "it is computed in that type. To make the file valid, put a Cast before it"
+    return [f"{text}; {fix}" for text in plain.values()]
+
+
+def _warn_of_deviations(imported: Imported, loop_cond: str, operands: Sequence[str]) -> None:
     ignored = loops.ignored_conditions(imported.graph) if loop_cond == "onnx" else ()
-    for text in (*imported.deviations, *(f"{node}: {loops.IGNORED_CONDITION}" for node in ignored)):
+    for text in (*imported.deviations, *operands, *(f"{node}: {loops.IGNORED_CONDITION}" for node in ignored)):
         warnings.warn(text, DeviationWarning, stacklevel=3)
 
 

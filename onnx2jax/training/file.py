@@ -9,7 +9,7 @@ from ..ir import analysis, binding
 from ..ir.file import Reading
 from ..ir.graph import Imported, read_constants
 from ..ir.training_info import TrainingInfo, read_training
-from ..model.convert import open_model
+from ..model.convert import check_operands, open_model
 from ..proto.origin import Origin
 
 
@@ -38,6 +38,7 @@ def open_training(source: Any, reading: Reading) -> Opened:
     imported = importer.model()
     infos = read_training(importer.message, imported.graph, importer)
     binding.check_supported(importer.unsupported, importer.rejected)
+    check_operands(importer)
     for graph in (imported.graph, *(g for info in infos for g in (info.initialization, info.algorithm))):
         read_constants(graph, analysis.parameters(graph))
     return Opened(imported, infos, Origin(importer.message, importer.files))
