@@ -24,7 +24,6 @@ POOL = {name: WINDOW[name] for name in ("auto_pad", "pads", "strides")} | {"kern
 def _pool_window(x, *, kernel_shape, auto_pad, ceil_mode=0, **attributes):
     """(window with the padding of ceil_mode, window as given)."""
     given = window_of(x.shape[2:], kernel_shape or (), auto_pad=auto_pad, **attributes)
-    count_blocks(x.shape[2:], given)  # raises if the window does not fit
     pads = list(given.pads)
     if ceil_mode and auto_pad in ("NOTSET", ""):
         for i, (n, span, _, s, (before, after), _) in enumerate(given.along(x.shape[2:], given.spans)):
@@ -32,7 +31,9 @@ def _pool_window(x, *, kernel_shape, auto_pad, ceil_mode=0, **attributes):
             # a window must not start in the padding after the input
             if -(-room // s) * s < n + before:
                 pads[i] = before, after + -room % s
-    return given._replace(pads=tuple(pads)), given
+    window = given._replace(pads=tuple(pads))
+    count_blocks(x.shape[2:], window)  # raises if the window does not fit; with ceil_mode it may exceed the image
+    return window, given
 
 
 FEW_TAPS = 9

@@ -389,6 +389,15 @@ def pools() -> Iterator[Row]:
         {"kernel_shape": [3, 3], "auto_pad": "SAME_LOWER", "strides": [2, 2]},
         {"kernel_shape": [2, 3], "auto_pad": "VALID"},
     ]
+    # Larger windows than the image, where extents round up: ceil((2 - 3) / 2 + 1) = 1.
+    small, past = f(1, 2, 2, 2), {"ceil_mode": 1, "strides": [2, 3]}
+    yield row("MaxPool", small, kernel_shape=[3, 4], outputs=2, since=10, **past)
+    yield row("MaxPool", small, kernel_shape=[2, 2], dilations=[2, 3], pads=[0, 0, 0, 1], outputs=2, since=10, **past)
+    for include in (0, 1):
+        yield row(
+            "AveragePool", small, kernel_shape=[3, 4], pads=[0, 1, 0, 0], count_include_pad=include, since=19, **past
+        )
+    yield row("LpPool", small, kernel_shape=[3, 4], since=18, **past)
     ceiling = {"kernel_shape": [2, 2], "strides": [3, 2], "ceil_mode": 1}
     for form in forms:
         yield row("MaxPool", x, **form)
