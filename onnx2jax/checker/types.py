@@ -93,7 +93,8 @@ class _Checker:
         found = signature(title, opset)
         if found is None:
             return ()
-        if self.deviate and (operator := resolve(domain, node.op_type, opset)) and not is_built_in(operator):
+        operator = resolve(domain, node.op_type, opset)
+        if self.deviate and operator and not is_built_in(operator):
             return ()
         bound: dict[str, tuple[str, str]] = {}
         for position, (name, kind) in enumerate(zip(node.input, types, strict=True)):
@@ -104,8 +105,9 @@ class _Checker:
                 continue
             variable = wanted.rstrip("&")
             fits = kind in found.allowed.get(variable, (variable,))
-            plain = not fits and self.deviate is not None and is_plain(title, position, kind)
-            if not fits:
+            moved = operator is not None and operator.moves and variable in found.outputs  # whatever its type is
+            plain = not fits and self.deviate is not None and (moved or is_plain(title, position, kind))
+            if not fits and not (plain and moved):
                 of = "one of " + ", ".join(sorted(found.allowed[variable])) if variable in found.allowed else variable
                 text = f"input {name!r} is {kind}, but {node.op_type} of opset {opset} takes {of}"
                 note = self.deviate if plain and self.deviate else self.note

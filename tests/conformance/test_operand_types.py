@@ -80,6 +80,14 @@ def test_an_operator_of_the_users_own_takes_any_type(monkeypatch: pytest.MonkeyP
 
 
 @rule("ND-09")
+def test_operators_that_move_elements_take_any_type() -> None:
+    text = "g (int4[2] x) => (int4[1] y) { i = Constant <value_ints = [0]> ()  z = Gather (x, i)  y = Identity (z) }"
+    proto = typed(text, 13)
+    assert "ND-09" in rules_of(proto)
+    onnx2jax.convert(proto)
+
+
+@rule("ND-09")
 def test_one_warning_for_each_type_whose_meaning_is_plain() -> None:
     """Exporters of other runtimes write these; some version of the operator takes a type of the same class."""
     ends = "g (int8[2, 2] x, float[2] z) => (int8[2, 2] y, bool[2] w)"
