@@ -12,4 +12,5 @@ if __name__ != "onnx2jax.ops":
 for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
     importlib.import_module(_module.name)
 
+importlib.import_module(f"{__name__}.microsoft.operands").check_all()
 importlib.import_module(f"{__name__}.registry").mark_built_ins()

@@ -197,6 +197,7 @@ def _add_bias(y, bias):
         return y
     if is_known((y, bias)) and y.dtype == bias.dtype and y.shape[1:2] == bias.shape:
         return y + bias.reshape(-1, *[1] * (y.ndim - 2))
+    check_shape("B", bias, y.shape[1])  # broadcast_in_dim would repeat a single element
     return lax.add(y, lax.broadcast_in_dim(jnp.asarray(bias), y.shape, (1,)))
 
 

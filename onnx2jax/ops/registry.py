@@ -71,6 +71,24 @@ UNSHARDED: Final = Shards()
 PADDED: Final = "onnx2jax.padded"
 """The domain of operators that pad their outputs to ``size``; the first output is the number of valid entries."""
 
+POSITIVE: Final = frozenset(
+    {
+        "blocksize",
+        "clip",
+        "dilations",
+        "group",
+        "hidden_size",
+        "kernel_shape",
+        "num_groups",
+        "p",
+        "pooled_shape",
+        "strides",
+    }
+)
+"""Attributes of ONNX's and onnxruntime's operators whose numbers are positive."""
+POSITIVE_IF_REQUIRED: Final = frozenset({"block_size", "kv_num_heads", "num_heads", "q_num_heads"})
+"""Attributes of which 0 stands for none where an operator does not require them."""
+
 # Opset 1 lists which inputs may be overwritten; a pure function has no use for it.
 LEGACY_HINTS: Final = frozenset({"consumed_inputs"})
 
@@ -130,6 +148,8 @@ class Operator:
     fixtures: frozenset[str] = frozenset()
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """The values that an attribute annotated with ``Literal`` may take."""
+    positive: frozenset[str] = frozenset()
+    """Attributes whose numbers are positive."""
     together: Callable[..., Any] | None = None
     """Evaluates several nodes that read the same values: (*values, nodes=[attributes and fixtures]) -> their results.
 
@@ -160,12 +180,24 @@ class Operator:
         return self.inputs[position] if position < len(self.inputs) else self.variadic
 
     def check_choices(self, attributes: Mapping[str, Any]) -> None:
-        """Raise if an attribute's value is not in its ``Literal``; NotImplementedError if it lists one value."""
+        """Raise if an attribute is not in its ``Literal`` (NotImplementedError if that has one), or not positive."""
         for name, choices in self.choices.items():
             if name in attributes and attributes[name] not in choices:
                 if len(choices) == 1:
                     raise NotImplementedError(f"{name} ({attributes[name]!r}) must be {choices[0]!r}: {self.limits}")
                 raise ValueError(f"{name} ({attributes[name]!r}) must be one of {', '.join(map(repr, choices))}")
+        for name in self.positive & attributes.keys():
+            value = attributes[name]
+            if not all(v > 0 for v in (value if isinstance(value, tuple | list) else (value,))):
+                raise ValueError(f"{name} ({value}) must be positive{self._without(name)}")
+
+    def _without(self, name: str) -> str:
+        default = signature(self.function).parameters[name].default if self.function else Parameter.empty
+        return (
+            ""
+            if default is Parameter.empty
+            else f"; without the attribute it is {'none' if default is None else default}"
+        )
 
 
 _OPERATORS: dict[tuple[str, str], list[Operator]] = {}
@@ -277,6 +309,15 @@ def add_traits(domain: str, name: str, **traits: Unpack[Traits]) -> None:
     _OPERATORS[key] = [dataclasses.replace(v, **traits) for v in _OPERATORS[key]]
 
 
+def wrap(domain: str, name: str, wrapper: Callable[[Callable[..., Any], tuple[str, ...]], Callable[..., Any]]) -> None:
+    """Replace an operator's functions, in all its versions, by ``wrapper(function, names of its inputs)``."""
+    key = normal_domain(domain), name
+    versions = _OPERATORS[key]
+    _OPERATORS[key] = [
+        dataclasses.replace(v, function=wrapper(v.function, v.inputs)) if v.function else v for v in versions
+    ]
+
+
 def mark_built_ins() -> None:
     """Mark all current registrations as the package's own."""
     _BUILT_IN.update({(v.domain, v.name, v.since): v.function for group in _OPERATORS.values() for v in group})
@@ -345,8 +386,11 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) -> Operator:
     hints = _hints(function)
     names: dict[Any, list[str]] = {}
+    positive = set()
     for p in signature(function).parameters.values():
         names.setdefault(p.kind, []).append(p.name)
+        if p.name in POSITIVE or (p.name in POSITIVE_IF_REQUIRED and p.default is p.empty):
+            positive.add(p.name)
 
     def marked(mark: str) -> frozenset[str]:
         return frozenset(k for k, hint in hints.items() if mark in getattr(hint, "__metadata__", ()))
@@ -364,5 +408,6 @@ def _describe(domain: str, name: str, since: int, function: Callable[..., Any]) 
         may_be_empty=marked("may be empty"),
         fixtures=keywords & FIXTURES,
         choices={k: typing.get_args(hint) for k, hint in hints.items() if typing.get_origin(hint) is Literal},
+        positive=frozenset(positive) & keywords if domain in ("", "com.microsoft") else frozenset(),
         together=getattr(function, "together", None),
     )  # fmt: skip

@@ -307,7 +307,6 @@ def test_gradients() -> None:
 
 
 REFUSED: list[tuple[str, list[Any], dict[str, Any], str]] = [
-    (MHA, [*STEP, None, None, None, None, None, LENGTH], WITH_HEADS, "requires a past"),
     (MHA, [*STEP, None, None, None, *BUFFERS, I32([1, 2])], WITH_HEADS, "must be a scalar"),
     (MHA, [*STEP, None, None, None, *BUFFERS, I32([-1])], WITH_HEADS, "past of -1 tokens"),
     (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
+from onnx import parser
 
 import onnx2jax
+from onnx2jax.errors import OperatorError
 from onnx2jax.ops import registry
 
 
@@ -48,3 +51,30 @@ def test_device_traits_of_operators() -> None:
         return sum(getattr(registry.resolve(*key), trait) for key in names)
 
     assert (count("broadcasts"), count("unsharded"), count("product")) == (24, 40, 37)
+
+
+POSITIVE_CASES = {
+    "clip": "g (float[2, 1, 3] x, float[1, 8, 3] w, float[1, 8, 2] r) => (float y) { y = LSTM <clip = 0.0> (x, w, r) }",
+    "strides": "g (float[1, 1, 4] x) => (float y) { y = MaxPool <kernel_shape = [2], strides = [0]> (x) }",
+    "kernel_shape": "g (float[1, 1, 4] x) => (float y) { y = AveragePool <kernel_shape = [-1]> (x) }",
+    "group": "g (float[1, 1, 4] x, float[1, 1, 2] w) => (float y) { y = Conv <group = 0> (x, w) }",
+    "p": "g (float[1, 1, 4] x) => (float y) { y = GlobalLpPool <p = 0> (x) }",
+    "blocksize": "g (float[1, 4, 2, 2] x) => (float y) { y = DepthToSpace <blocksize = 0> (x) }",
+}
+
+
+@pytest.mark.parametrize("name", POSITIVE_CASES)
+def test_numbers_that_must_be_positive_are_refused_at_conversion(name: str) -> None:
+    """onnxruntime refuses a clip of 0, others take it for none: the message says what leaving it out means."""
+    proto = parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> ' + POSITIVE_CASES[name])
+    with pytest.raises(OperatorError, match=rf"{name} \(.*\) must be positive"):
+        onnx2jax.convert(proto)
+
+
+def test_defaults_are_positive_where_numbers_must_be() -> None:
+    for domain, names in onnx2jax.supported().items():
+        for operator in (registry.resolve(domain, name) for name in names):
+            assert operator is not None
+            for attribute in operator.positive:
+                default = inspect.signature(operator.function).parameters[attribute].default
+                assert default in (None, inspect.Parameter.empty) or default > 0, (operator.name, attribute)

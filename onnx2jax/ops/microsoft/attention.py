@@ -190,6 +190,8 @@ def multi_head_attention(
         raise ValueError("cache_indirection needs past_sequence_length")
     if past_sequence_length is not None and n_outputs > 3:
         past_sequence_length = needs_known(past_sequence_length, "it determines the shape of the output qk")
+    if np.ndim(key_padding_mask) > 3:
+        raise ValueError(f"key_padding_mask {key_padding_mask.shape} must have rank 1 to 3; add it to attention_bias")
     query = jnp.asarray(query)
     if query.ndim == 5:
         query, key, value = (query[:, :, :, i].reshape(*query.shape[:2], -1) for i in range(3))

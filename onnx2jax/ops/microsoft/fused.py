@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..activation import gelu, selu, sigmoid, swish
-from ..arrays import accumulator, axis_of, widen, xp
+from ..arrays import accumulator, axis_of, check_shape, widen, xp
 from ..conv import conv_op
 from ..indexing import gather_nd, trilu
 from ..linalg import gemm_wide, product, times
@@ -113,6 +113,8 @@ def fused_gemm(
 def fused_conv(X, W, B=None, Z=None, *, activation="", activation_params=(), **attributes):
     """Conv, plus a residual Z, followed by an activation."""
     y = conv_op(X, W, B, **attributes)
+    if Z is not None:
+        check_shape("Z, which does not broadcast,", Z, *y.shape)
     return activate(y if Z is None else y + Z, activation, *activation_params)
 
 

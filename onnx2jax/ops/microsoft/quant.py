@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from functools import partial
 from inspect import Parameter
@@ -150,6 +151,11 @@ def unpacked(zero_points, shape, bits):
         return np.full(shape, 2 ** (bits - 1), np.uint8)
     if zero_points.dtype != np.uint8:
         return zero_points.reshape(shape)
+    width = -(-shape[-1] * bits // 8)
+    if zero_points.size != (size := math.prod(shape[:-1]) * width):
+        raise ValueError(
+            f"zero_points must have the shape {[*shape[:-1], width]}, {size} bytes (it has {zero_points.shape})"
+        )
     return unpack(zero_points.reshape(*shape[:-1], -1), bits)[..., : shape[-1]]
 
 
@@ -186,6 +192,8 @@ def matmul_nbits(
     """A times the transpose of a weight [N, K] quantized in blocks along K."""
     del accuracy_level, weight_prepacked  # accuracy_level only permits lower precision
     blocks, work = -(-K // block_size), accumulator(A.dtype)
+    if B.size != (size := N * blocks * (width := block_size * bits // 8)):
+        raise ValueError(f"B must have the shape [N={N}, blocks={blocks}, {width}], {size} bytes (it has {B.shape})")
     x, packed, scales = jnp.asarray(A).reshape(-1, K), B.reshape(N, blocks, -1), scales.reshape(N, blocks)
     zero_points = None if zero_points is None else unpacked(zero_points, (N, blocks), bits)
     order = None if shards.spread else by_group(g_idx, K, block_size)
