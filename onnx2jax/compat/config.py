@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,8 +16,16 @@ from .mesh import context_mesh
 
 
 def enable_x64() -> AbstractContextManager[Any]:
-    """A scope in which 64-bit types exist; the process-wide setting stays as it is."""
-    return jax.enable_x64(True)
+    """A scope in which 64-bit types exist and operands broadcast as in ONNX; process-wide settings stay."""
+    if jax.config.jax_numpy_rank_promotion == "allow":  # type: ignore[attr-defined]
+        return jax.enable_x64(True)
+    return _enable_x64_and_broadcasting()
+
+
+@contextmanager
+def _enable_x64_and_broadcasting() -> Iterator[None]:
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 def in_32_bits() -> bool:
