@@ -285,3 +285,24 @@ def test_every_operator_has_a_row_or_a_reason() -> None:
         here = {name for where, name in FIRST if where == domain}
         assert {name for name in names - here - reasons if without(domain, name) is None} == set()
         assert here & reasons == set()
+
+
+BROADCASTS = ("GRU", "LayerNormalization", "AveragePool", "Attention", "PRelu", "Scaler", "Resize", "Hardmax")
+"""Operators that add operands of several ranks, in the main tier."""
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [
+        [n for (domain, name), n in FIRST.items() if name in BROADCASTS],
+        *(extended(some.values[0], id=some.id) for some in groups(CASES, 60)),
+    ],
+)
+def test_operators_broadcast_under_the_callers_rank_promotion(names: list[str], wide: bool) -> None:
+    """ONNX broadcasts by rank; a caller who raises for it means his own code."""
+    with jax.numpy_rank_promotion("raise"), jax.enable_x64(wide), every_case() as each:
+        for name in names:
+            case = CASES[name]
+            with each(name):
+                jax.eval_shape(jax.value_and_grad(total(case)), case.inputs)
