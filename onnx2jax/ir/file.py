@@ -8,7 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from ..errors import unknown_keywords
+from ..errors import InputValueError, unknown_keywords
 from ..proto.detached import Detached
 from ..proto.external import ExternalFiles
 from ..proto.files import label_of, parse, read_bytes
@@ -49,6 +49,8 @@ class OnnxFile:
         operator_sets: Iterable[Any] = (),
         verify_checksums: bool = False,
     ) -> None:
+        if isinstance(source, str | os.PathLike) and "\0" in os.fsdecode(source):
+            raise InputValueError(f"the path {os.fsdecode(source)!r} contains a NUL, which no path of a file may")
         parts = skeleton(source) if isinstance(source, str | os.PathLike) and not strict else None
         self._data, self.label, folder = read_bytes(source) if parts is None else (parts[0], *label_of(source))
         self._detached = None if parts is None else parts[1]

@@ -276,6 +276,8 @@ class Importer:
                     raise ModelError(f"{text}; strict=False runs it", rule="OR-09")
                 self.deviations.append(text)
             self.rejected += binding.attribute_errors(node, target)
+            if (node.domain, node.op_type) == ("", "If"):
+                rules.check_branches(node)
             given = binding.convert_attributes(target, given)
         return replace(node, attributes=given, target=target)
 

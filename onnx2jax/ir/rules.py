@@ -65,6 +65,19 @@ def check_call(node: Node, function: Function, message: Any) -> None:
         raise ModelError(f"{node} lacks attributes {lacking}, which the function requires", rule="FN-14")
 
 
+def check_branches(node: Node) -> None:
+    """Raise if a branch of If declares inputs, which nothing supplies (rule SC-11)."""
+    for name, branch in node.attributes.items():
+        if isinstance(branch, Graph) and (
+            inputs := [v.name for v in branch.inputs if v.name not in branch.initializers]
+        ):
+            raise ModelError(
+                f"{node}: {name} declares the inputs {inputs}, and branches of If take none: they read the values of "
+                "the graphs around by name. Remove them from the branch's graph.input",
+                rule="SC-11",
+            )
+
+
 def required(body: Graph) -> frozenset[str]:
     """Attributes of a function that operators in its body require."""
     names: set[str] = set()

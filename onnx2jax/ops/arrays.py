@@ -193,6 +193,8 @@ def shape_vector(shape: tuple[Any, ...]) -> np.ndarray:
 def axis_of(axis: Any, rank: int) -> int:
     """A non-negative axis; raises ValueError outside [-rank, rank)."""
     axis = int(axis)
+    if rank == 0:
+        raise ValueError(f"axis {axis} is outside a scalar, which has no axes: reshape it")
     if not -rank <= axis < rank:
         raise ValueError(f"axis {axis} is outside [-{rank}, {rank - 1}] for a tensor of rank {rank}")
     return axis % rank

@@ -168,7 +168,7 @@ def attention(
         masks.append(mask)
     y, (raw, capped, _, scores, weights) = attend(
         q, k, v, scale=scale, softcap=softcap, biases=[bias], masks=masks, dtype=Q.dtype,
-        precision=softmax_precision and to_dtype(softmax_precision), keep_scores=n_outputs > 3,
+        precision=softmax_precision and to_dtype(softmax_precision, "softmax_precision"), keep_scores=n_outputs > 3,
     )  # fmt: skip
     return y if Q.ndim == 4 else merged(y), k, v, (raw, capped, scores, weights)[qk_matmul_output_mode]
 
@@ -184,7 +184,7 @@ def _modified(body, x, name):
 @op("FlexAttention", domain="ai.onnx.preview", heavy=True)
 def flex_attention(Q, K, V, *, prob_mod=None, scale=None, score_mod=None, softmax_precision: Precision = None):
     """Attention whose scores and probabilities are modified by the node's subgraphs."""
-    precision = to_dtype(softmax_precision) if softmax_precision else accumulator(Q.dtype)
+    precision = to_dtype(softmax_precision, "softmax_precision") if softmax_precision else accumulator(Q.dtype)
     scores = _modified(score_mod, _scores(Q, K, V, scale, precision), "score_mod")
     weights = jax.nn.softmax(jnp.asarray(scores, accumulator(precision)), axis=-1).astype(precision)
     return _weigh(_modified(prob_mod, weights, "prob_mod"), V).astype(V.dtype)

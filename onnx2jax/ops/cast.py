@@ -158,7 +158,7 @@ def cast(input, *, to, saturate=1, round_mode: Rounding = "up"):
         if to.upper() not in names:
             raise ValueError(f"to ({to!r}) is not an element type; the element types are {', '.join(names)}")
         to = names[to.upper()]
-    return cast_to(input, to_dtype(to), saturate=saturate, round_mode=round_mode)
+    return cast_to(input, to_dtype(to, "to"), saturate=saturate, round_mode=round_mode)
 
 
 @op("CastLike", since=15, limits=f"{_UNDEFINED}; strings and float6 on the host")
@@ -169,7 +169,7 @@ def cast_like(input, target_type: Shaped, *, saturate=1, round_mode: Rounding = 
 
 @op("BitCast", since=26, limits="strings and types of different widths are unsupported")
 def bit_cast(input, *, to):
-    dtype = to_dtype(to)
+    dtype = to_dtype(to, "to")
     widths = [next(row.bits for row in ELEMENT_TYPES.values() if row.dtype == d) for d in (input.dtype, dtype)]
     if widths[0] != widths[1]:
         raise ValueError(f"BitCast from {input.dtype} ({widths[0]} bits) to {dtype} ({widths[1]} bits): widths differ")

@@ -64,14 +64,14 @@ def _mesh(shape):
 @op("Slice", limits="under jit, a traced start needs a known distance to its end, and bounds or a declared shape")
 def slice_(data, starts: Relative, ends: Relative, axes: Static = None, steps: Static = None, *, extents):
     (starts, first), (ends, last) = terms(starts), terms(ends)
-    axes = tuple(range(len(starts))) if axes is None else axes_of(axes, data.ndim)
+    axes = axes_of(range(len(starts)) if axes is None else axes, data.ndim)
     steps = (1,) * len(starts) if steps is None else dims(steps)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise ValueError(f"starts {starts}, ends {ends}, axes {axes} and steps {steps} must have one length")
     whole, bounds = data, {}
     for k, (axis, *bound) in enumerate(zip(axes, starts, ends, steps, strict=True)):
         if is_traced(first, last) and not is_known(bound):
-            declared = None if extents is None else extents[axis]
+            declared = extents[axis] if extents is not None and len(extents) == whole.ndim else None
             data = _dynamic_slice(data, axis, bound, (first[k], last[k]), declared)
         else:
             bounds[axis] = _bounds(whole.shape[axis], *bound)
@@ -380,6 +380,8 @@ def reverse_sequence(input, sequence_lens, *, batch_axis=1, time_axis=0):
 
 @op("Trilu", since=14)
 def trilu(input, k=None, *, upper=1):
+    if input.ndim < 2 or (k is not None and k.size != 1):
+        raise ValueError(f"input {input.shape} must have at least two axes, and k one element")
     rows, columns = _mesh(input.shape[-2:])
     k = 0 if k is None else k.reshape(())
     mask = columns - rows >= k if upper else columns - rows <= k

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -117,11 +119,30 @@ def gemm_1(A, B, C, *, alpha=1.0, beta=1.0, broadcast=0, transA=0, transB=0):
     return gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
 
 
+def _check_equation(equation, operands):
+    """Raise ValueError unless the equation is one, and its terms have the ranks of the operands."""
+    terms, arrow, output = equation.partition("->")
+    terms = terms.split(",")
+    letters = [re.fullmatch(r"([A-Za-z]*)(\.\.\.)?([A-Za-z]*)", term) for term in (*terms, output)]
+    if not all(letters) or len(terms) != len(operands):
+        raise ValueError(
+            f"the equation {equation!r} must have a term of letters, with at most one '...', for each of the "
+            f"{len(operands)} inputs, separated by commas, and one after '->'"
+        )
+    named = [len(term.replace("...", "")) for term in terms]
+    for term, n, x in zip(terms, named, operands, strict=True):
+        if x.ndim < n or (x.ndim > n and "..." not in term):
+            raise ValueError(f"the term {term!r} of the equation {equation!r} names {n} axes of an input {x.shape}")
+    if arrow and (unknown := sorted(set(output) - set("".join(terms)) - {"."})):
+        raise ValueError(f"the result of the equation {equation!r} has {unknown}, which no input has")
+
+
 @op("Einsum", since=12, product=True, limits="the result must keep the dimensions of an ellipsis")
 def einsum(*Inputs, equation):
     """Einstein summation; without ``->`` the output has the indices that appear once, sorted."""
     equation = equation.replace(" ", "")
     terms, arrow, output = equation.partition("->")
+    _check_equation(equation, Inputs)
     if arrow and "..." in terms and "..." not in output:
         raise ValueError(f"the equation {equation!r} drops the dimensions of its ellipsis; write '->...{output}'")
     dtype, indices = Inputs[0].dtype, terms.replace("...", "").split(",")

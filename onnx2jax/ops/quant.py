@@ -93,14 +93,16 @@ def saturate_to(x, zero_point, dtype, saturate=1):
 @op("QuantizeLinear", since=10, limits=_FLOAT6)
 def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, output_dtype=0, precision=0, saturate=1):
     """``saturate(round(x / y_scale) + y_zero_point)``, per tensor, axis or block."""
-    dtype = to_dtype(output_dtype) if output_dtype else None
+    dtype = to_dtype(output_dtype, "output_dtype") if output_dtype else None
     if y_zero_point is not None:
         if dtype not in (None, y_zero_point.dtype):
             raise ValueError(f"output_dtype ({dtype}) and the type of y_zero_point ({y_zero_point.dtype}) must agree")
         dtype = np.dtype(y_zero_point.dtype)
     scale = broadcast_qparam(y_scale, x.shape, axis, block_size)
     zero_point = None if y_zero_point is None else broadcast_qparam(y_zero_point, x.shape, axis, block_size)
-    work = to_dtype(precision) if precision else np.dtype(x.dtype if y_scale.dtype == E8M0 else y_scale.dtype)
+    work = (
+        to_dtype(precision, "precision") if precision else np.dtype(x.dtype if y_scale.dtype == E8M0 else y_scale.dtype)
+    )
     work = np.dtype(np.float64) if is_integer(work) else work
     ratio = quotient(x.astype(work), scale.astype(work))
     return saturate_to(ratio, zero_point, dtype or np.dtype(np.uint8), saturate)
@@ -109,7 +111,7 @@ def quantize_linear(x, y_scale, y_zero_point=None, *, axis=1, block_size=0, outp
 @op("DequantizeLinear", since=10, limits=f"{_FLOAT6}; a float8e8m0 scale needs output_dtype")
 def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, output_dtype=0):
     """``(x - x_zero_point) * x_scale``, per tensor, axis or block."""
-    dtype = to_dtype(output_dtype) if output_dtype else np.dtype(x_scale.dtype)
+    dtype = to_dtype(output_dtype, "output_dtype") if output_dtype else np.dtype(x_scale.dtype)
     if dtype == E8M0:
         raise ValueError("a float8e8m0 x_scale does not define the output dtype; set the attribute output_dtype")
     if x.dtype.name in FLOAT6:

@@ -25,7 +25,7 @@ def _key(seed, rng):
 
 def _floating(dtype, like):
     """The dtype to draw: the attribute's, or that of ``like``."""
-    dtype = like.dtype if dtype is None else to_dtype(dtype)
+    dtype = like.dtype if dtype is None else to_dtype(dtype, "dtype")
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype ({dtype}) must be floating: set the attribute dtype to 1, 10, 11 or 16")
     return dtype
@@ -65,7 +65,7 @@ def bernoulli(input, *, dtype=None, seed=None, rng):
     """1 with the probabilities `input`, else 0."""
     p = widen(input)
     drawn = jax.random.uniform(_key(seed, rng), p.shape, p.dtype) < p
-    return drawn.astype(input.dtype if dtype is None else to_dtype(dtype))
+    return drawn.astype(input.dtype if dtype is None else to_dtype(dtype, "dtype"))
 
 
 @op("Multinomial", since=7, limits=GENERATOR)
@@ -75,4 +75,4 @@ def multinomial(input, *, dtype: Literal[6, 7] = 6, sample_size=1, seed=None, rn
     scores = widen(input)[:, None]
     # Gumbel-max trick: the argmax of log-probability plus Gumbel noise is a sample.
     noise = jax.random.gumbel(_key(seed, rng), (input.shape[0], sample_size, input.shape[1]), scores.dtype)
-    return argmax(scores + noise, 2).astype(to_dtype(dtype))
+    return argmax(scores + noise, 2).astype(to_dtype(dtype, "dtype"))

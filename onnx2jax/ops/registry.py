@@ -72,18 +72,8 @@ PADDED: Final = "onnx2jax.padded"
 """The domain of operators that pad their outputs to ``size``; the first output is the number of valid entries."""
 
 POSITIVE: Final = frozenset(
-    {
-        "blocksize",
-        "clip",
-        "dilations",
-        "group",
-        "hidden_size",
-        "kernel_shape",
-        "num_groups",
-        "p",
-        "pooled_shape",
-        "strides",
-    }
+    {"blocksize", "clip", "dilations", "group", "hidden_size", "kernel_shape", "num_groups", "output_height"}
+    | {"output_width", "p", "pooled_shape", "size", "strides"}
 )
 """Attributes of ONNX's and onnxruntime's operators whose numbers are positive."""
 POSITIVE_IF_REQUIRED: Final = frozenset({"block_size", "kv_num_heads", "num_heads", "q_num_heads"})

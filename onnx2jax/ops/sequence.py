@@ -15,7 +15,7 @@ from .registry import Shaped, Static, op
 @op("SequenceEmpty", since=11, unsharded=True)
 def sequence_empty(*, dtype=None):
     """SequenceEmpty: an empty list; the attribute dtype is only validated."""
-    to_dtype(1 if dtype is None else dtype)
+    to_dtype(1 if dtype is None else dtype, "dtype")
     return []
 
 

@@ -18,6 +18,7 @@ from .arrays import (
     axes_of,
     axis_of,
     check_room,
+    check_shape,
     difference,
     dims,
     is_known,
@@ -133,6 +134,8 @@ step of GPT-2 with eight caches of 128 tokens moves 663 MB in 4.1 million cycles
 @op("Concat", since=4)
 def concat(*inputs, axis):
     axis = axis_of(axis, inputs[0].ndim)
+    if len(ranks := {x.ndim for x in inputs}) > 1:
+        raise ValueError(f"inputs must have one rank (they have {sorted(ranks)})")
     if is_known(inputs):
         return np.concatenate(inputs, axis)
     if not _is_appended(*inputs, axis=axis):
@@ -184,7 +187,10 @@ def split(input, split: Static = None, *, axis=0, num_outputs=None, n_outputs):
 
 @op("DepthToSpace")
 def depth_to_space(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
+    check_shape("input", input, "batch", "channels", "height", "width")
     n, c, h, w = input.shape
+    if c % blocksize**2:
+        raise ValueError(f"the channels ({c}) must be a multiple of blocksize ** 2 ({blocksize**2})")
     b, depth = blocksize, c // blocksize**2
     shape, perm = (n, b, b, depth, h, w), (0, 3, 4, 1, 5, 2)
     if mode == "CRD":
@@ -194,7 +200,10 @@ def depth_to_space(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
 
 @op("SpaceToDepth")
 def space_to_depth(input, *, blocksize, mode: Literal["DCR", "CRD"] = "DCR"):
+    check_shape("input", input, "batch", "channels", "height", "width")
     n, c, h, w = input.shape
+    if any(isinstance(d, int) and d % blocksize for d in (h, w)):  # symbolic ones are constrained by the caller
+        raise ValueError(f"height ({h}) and width ({w}) must be multiples of blocksize ({blocksize})")
     b, h, w = blocksize, h // blocksize, w // blocksize
     perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
     return reshaped(transpose(reshaped(input, (n, c, h, b, w, b)), perm=perm), (n, c * b * b, h, w))
@@ -290,8 +299,9 @@ def constant_of_shape(input: Static, *, value=None):
 
 @op("EyeLike")
 def eye_like(input: Shaped, *, dtype=None, k=0):
+    check_shape("input", input, "rows", "columns")
     rows, columns = input.shape
-    return xp.eye(rows, columns, k, input.dtype if dtype is None else to_dtype(dtype))
+    return xp.eye(rows, columns, k, input.dtype if dtype is None else to_dtype(dtype, "dtype"))
 
 
 @op("Range", limits="under jit, a traced start needs a known distance to its limit")
@@ -318,6 +328,6 @@ def range_(start: Relative, limit: Relative, delta: Static, *, stash_type=1):
         raise ValueError(f"from {start} to {limit} by {delta} has no number of elements; the three must be finite")
     count = max(math.ceil(steps), 0)
     check_room((count,), np.int64)
-    work = to_dtype(stash_type) if dtype.itemsize == 2 else dtype
+    work = to_dtype(stash_type, "stash_type") if dtype.itemsize == 2 else dtype
     start, delta = work.type(start), work.type(delta)
     return (start + np.arange(count).astype(work) * delta).astype(dtype)

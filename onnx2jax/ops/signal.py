@@ -85,7 +85,7 @@ def _cosine_window(a0, a1, a2):
         values = a0 - a1 * np.cos(angle) + a2 * np.cos(2 * angle)
         # The formula is 0/0 for a symmetric window of one point; 1, as in other implementations.
         values = values if periodic or n != 1 else np.ones(1)
-        return values.astype(to_dtype(output_datatype))
+        return values.astype(to_dtype(output_datatype, "output_datatype"))
 
     return window
 
@@ -116,4 +116,5 @@ def mel_weight_matrix(
     bins = np.arange(length // 2 + 1.0)[:, None]
     rising = (bins - left) / xp.where(centre > left, centre - left, 1)
     falling = (right - bins) / xp.where(right > centre, right - centre, 1)
-    return xp.where(bins == centre, 1, xp.maximum(xp.minimum(rising, falling), 0)).astype(to_dtype(output_datatype))
+    weights = xp.where(bins == centre, 1, xp.maximum(xp.minimum(rising, falling), 0))
+    return weights.astype(to_dtype(output_datatype, "output_datatype"))

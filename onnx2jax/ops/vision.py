@@ -195,6 +195,8 @@ def max_roi_pool(X, rois, *, pooled_shape, spatial_scale=1.0):
     """The maximum of every bin of a region rounded to integer cells; an empty bin yields zero."""
     check_shape("X", X, "batch", "channels", "height", "width")
     check_shape("rois", rois, "regions", 5)
+    if len(pooled_shape) != 2:
+        raise ValueError(f"pooled_shape ({pooled_shape}) must be a height and a width")
     X, rois = jnp.asarray(X), lax.stop_gradient(jnp.asarray(rois))
     edges = lax.round(rois[:, 1:] * spatial_scale, lax.RoundingMethod.AWAY_FROM_ZERO).astype(jnp.int64)
 

@@ -58,14 +58,14 @@ ELEMENT_TYPES: Final[dict[int, ElementType]] = {
 _CODES: Final = {row.dtype: code for code, row in ELEMENT_TYPES.items()}
 
 
-def to_dtype(code: int) -> np.dtype:
-    """The NumPy dtype of an ONNX element type code; strings are ``object``.
+def to_dtype(code: int, name: str = "the element type") -> np.dtype:
+    """The NumPy dtype of an ONNX element type code; strings are ``object``. ``name`` is what has the code, for errors.
 
     >>> to_dtype(1)
     dtype('float32')
     """
     if code not in ELEMENT_TYPES:
-        raise ValueError(f"{code} is not an ONNX element type; the codes are 1 to {max(ELEMENT_TYPES)}")
+        raise ValueError(f"{name} ({code}) is not an ONNX element type; the codes are 1 to {max(ELEMENT_TYPES)}")
     return ELEMENT_TYPES[code].dtype
 
 

@@ -43,6 +43,8 @@ def _decode(tensor: Any, files: ExternalFiles | None, lazy: bool) -> np.ndarray:
     if any(d < 0 for d in shape):
         raise ModelError(f"tensor {tensor.name!r} has a negative extent in {list(shape)}", rule="TY-24")
     _check_rank(tensor.name, shape)
+    if 0 in shape and math.prod(max(d, 1) for d in shape) * row.dtype.itemsize >= 2**63:  # beyond NumPy, though empty
+        raise ModelError(f"tensor {tensor.name!r} has extents beyond any memory in {list(shape)}", rule="TY-24")
     if tensor.HasField("segment"):
         raise ModelError(f"tensor {tensor.name!r} is a segment of a larger one; join it when exporting", rule="TD-14")
     count = math.prod(shape)

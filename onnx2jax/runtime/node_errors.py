@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +60,37 @@ def node_error(e: Exception, node: Node, values: Sequence[Any], on_host: bool) -
     if wrong or isinstance(e, ON_PURPOSE) or (isinstance(e, FOREIGN) and cure):
         if any(map(is_string, values)) and not is_known(values):
             return needs_known(node, "an operand beside strings", node.inputs)
-        return OperatorError("\n".join(filter(None, (f"{node}: {e}", operands(node, values), cure))))
+        return OperatorError("\n".join(filter(None, (f"{node}: {_explained(e)}", operands(node, values), cure))))
     e.add_note(f"inside {node}\n{operands(node, values)}")
     return e
+
+
+_EXPLAINED: Final = (
+    (
+        r"could not be broadcast|[Ii]ncompatible (shapes|types) for broadcasting|Cannot broadcast to",
+        "the shapes {shapes}do not broadcast against each other",
+    ),
+    (r"contracting dimensions|gufunc signature|gufunc core", "the inner extents of the matrices differ"),
+    (r"values to unpack|axes don't match array", "an operand or attribute has a wrong number of axes or entries"),
+    (r"division by zero|modulo by zero", "an attribute or extent that divides is 0"),
+    (r"index arguments to dynamic_(update_)?slice", "a position must be an integer"),
+    (r"requires arguments to have (the same|matching|equal) dtypes", "the operands must have one element type"),
+    (r"Cannot (do|take).*empty axis|Slice size at index", "indices into an axis without elements"),
+    (r"transpose permutation|repeated axis in transpose", "perm must name each axis of the operand once"),
+    (r"[Cc]annot concatenate arrays|dimensions for the concatenation axis", "the shapes differ beside the axis"),
+    (r"[Cc]annot reshape array", "an operand has too few or too many elements: {text}"),
+)
+"""What messages of NumPy and JAX mean for a node, whose user has called neither."""
+
+
+def _explained(e: Exception) -> str:
+    """The message of an exception, in terms of the node's operands where NumPy and JAX speak of their own."""
+    text = str(e)
+    for pattern, meaning in _EXPLAINED:
+        if re.search(pattern, text):
+            found = list(dict.fromkeys(re.findall(r"\([\d, ]*\)", text)))
+            return meaning.format(shapes=f"{' and '.join(found)} " if found else "", text=text)
+    return text
 
 
 def refuse_special_values(outputs: Sequence[ValueInfo], results: Sequence[Any]) -> None:

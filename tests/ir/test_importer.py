@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
-from onnx2jax.errors import ModelError, OperatorError, UnsupportedError, UnsupportedOperatorError
+from onnx2jax.errors import InputValueError, ModelError, OperatorError, UnsupportedError, UnsupportedOperatorError
 from tests.support.models import mlp, model, one_node, value
 
 X = np.float32([-1, 2])
@@ -238,3 +238,22 @@ def test_training_info_does_not_affect_inference() -> None:
     proto = relu()
     proto.training_info.add().algorithm.node.add(op_type="Unknown", domain="nowhere")
     assert onnx2jax.convert(proto)(X).tolist() == [0, 2]
+
+
+def test_branches_of_if_declare_no_inputs() -> None:
+    """Nothing supplies them: onnxruntime refuses the file, and others bind them by name."""
+    text = """g (bool c, float[2] x) => (float[2] y) { y = If (c) <
+      then_branch = t (float[2] x) => (float[2] u) { u = Neg (x) },
+      else_branch = e () => (float[2] v) { v = Abs (x) }> }"""
+    proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["" : 21]> ' + text)
+    with pytest.raises(ModelError, match=r"then_branch declares the inputs \['x'\].*SC-11"):
+        onnx2jax.convert(proto)
+
+
+def test_paths_and_extents_that_no_system_has() -> None:
+    with pytest.raises(InputValueError, match="contains a NUL"):
+        onnx2jax.convert("model\0.onnx")
+    weight = onnx.TensorProto(name="w", data_type=1, dims=[0, 2**62])
+    graph = helper.make_graph([helper.make_node("Neg", ["w"], ["y"])], "g", [], [ENDS[1][0]], [weight])
+    with pytest.raises(ModelError, match="'w' has extents beyond any memory"):
+        onnx2jax.convert(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))

@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 
+import onnx2jax
 from onnx2jax import compat
+from onnx2jax.errors import KnownValueError
 from onnx2jax.ops import indexing
 from onnx2jax.ops.indexing import _rows
 from tests.support.branches import as_jax, assert_each, both, op
@@ -350,3 +353,11 @@ def test_a_slot_of_each_sequence():
         pairs[mode, axis] = (lambda at, cache=cache, new=new, call=call: call(cache, new, at), (at,)), expected
     for (mode, axis), y in joined({name: call for name, (call, _) in pairs.items()}).items():
         np.testing.assert_array_equal(y, np.moveaxis(pairs[mode, axis][1], 1, axis), err_msg=f"{mode} {axis}")
+
+
+def test_a_slice_at_a_traced_start_whose_result_is_declared_a_scalar() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[5] x, int64[1] s) => (float y)
+      { two = Constant <value_ints = [2]> ()  e = Add (s, two)  y = Slice (x, s, e) }"""
+    m = onnx2jax.convert(onnx.parser.parse_model(text))
+    with pytest.raises(KnownValueError, match=r"'y' .*axis 0 of the result has 2 elements"):
+        jax.eval_shape(m.apply, m.params, {"x": np.ones(5, np.float32), "s": np.array([1])})

@@ -66,6 +66,7 @@ NOT_LARGER = {"keep_aspect_ratio_policy": "not_larger"}
 BOTH = {"direction": "bidirectional"}
 TWICE = floats(2, 2, 3), floats(2, 16, 3), floats(2, 16, 4)
 
+SQUARES = floats(2, 2), floats(2, 2)
 REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("GatherElements", (floats(2, 2), zeros(3, 2)), {"axis": 1}, "must not exceed data"),
     ("GatherElements", (floats(2, 2), zeros(2)), {}, "must not exceed data"),
@@ -107,6 +108,19 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("MaxRoiPool", (floats(1, 1, 4), floats(1, 5)), {"pooled_shape": [1, 1]}, "X must have the shape"),
     ("MaxRoiPool", (floats(1, 1, 4, 4), floats(1, 4)), {"pooled_shape": [1, 1]}, r"rois must have the shape"),
     ("TopK", (floats(3, 4), zeros(0)), {}, "array of size 1"),
+    ("SpaceToDepth", (floats(1, 2, 5, 4),), {"blocksize": 2}, r"height \(5\) and width \(4\) must be multiples"),
+    ("SpaceToDepth", (floats(2, 4, 4),), {"blocksize": 2}, r"input must have the shape \[batch, channels"),
+    ("DepthToSpace", (floats(1, 6, 2, 2),), {"blocksize": 2}, r"channels \(6\) must be a multiple"),
+    ("Einsum", SQUARES, {"equation": "ii,jj->i,j"}, "one after '->'"),
+    ("Einsum", SQUARES, {"equation": "ij,jk->iz"}, r"has \['z'\], which no input has"),
+    ("Einsum", SQUARES, {"equation": "ij,jkl->i"}, r"'jkl' .* names 3 axes of an input \(2, 2\)"),
+    ("Einsum", SQUARES, {"equation": "ij->i"}, "for each of the 2 inputs"),
+    ("LayerNormalization", (floats(2, 3), floats(3)), {"stash_type": 0}, r"stash_type \(0\) is not an ONNX element"),
+    ("ArgMax", (floats().reshape(()),), {"axis": 1}, "axis 1 is outside a scalar"),
+    ("Concat", (floats(2, 2), floats(2)), {"axis": 0}, r"one rank \(they have \[1, 2\]\)"),
+    ("MaxRoiPool", (floats(1, 1, 4, 4), floats(1, 5)), {"pooled_shape": [1]}, "a height and a width"),
+    ("Add", (floats(2, 3), floats(2)), {}, r"shapes \(2, ?3\) and \(2,\) do not broadcast"),
+    ("MatMul", (floats(2, 3), floats(2, 2)), {}, "inner extents"),
     ("GRU", (floats(2, 1, 3), floats(1, 12, 0), floats(1, 12, 4)), {}, r"X must have the shape \[steps, batch, 0\]"),
     ("LSTM", (*LSTM, floats(1, 16)), {}, r"B must have the shape \[1, 32\]"),
     ("LSTM", (*TWICE, floats(1, 32)), BOTH, r"B must have the shape \[2, 32\]"),

@@ -151,7 +151,7 @@ def gemm_float8(
         raise NotImplementedError(f"{_SCALES}; scale A, B or Y in a separate node")
     A, B, C = (None if x is None else x.astype(np.float32) for x in (A, B, C))
     y = gemm_wide(A, B, C, alpha, beta, transA, transB)
-    return cast_to(jnp.maximum(y, 0) if activation == "RELU" else y, to_dtype(dtype))
+    return cast_to(jnp.maximum(y, 0) if activation == "RELU" else y, to_dtype(dtype, "dtype"))
 
 
 @op("MatMulInteger16", domain=MICROSOFT, heavy=True, limits="a signed and an unsigned matrix are unsupported")
