@@ -77,7 +77,6 @@ _EXPLAINED: Final = (
     (r"requires arguments to have (the same|matching|equal) dtypes", "the operands must have one element type"),
     (r"Cannot (do|take).*empty axis|Slice size at index", "indices into an axis without elements"),
     (r"transpose permutation|repeated axis in transpose", "perm must name each axis of the operand once"),
-    (r"[Cc]annot concatenate arrays|dimensions for the concatenation axis", "the shapes differ beside the axis"),
     (r"[Cc]annot reshape array", "an operand has too few or too many elements: {text}"),
 )
 """What messages of NumPy and JAX mean for a node, whose user has called neither."""
