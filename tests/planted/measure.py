@@ -6,6 +6,7 @@ whole suite for many faults at once: whatever fails there is tried with each of 
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,11 +14,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from .faults import Fault, environment
-
-_FAILED: Final = re.compile(r"^(?:FAILED|ERROR|SUBFAILED)\b.*?((?:tests|onnx2jax)/\S+?\.py(?:::[\w.]+)*)", re.MULTILINE)
 
 
 @dataclass
@@ -39,34 +37,32 @@ class Suite:
 
         Args:
             fault: what to plant.
-            tests: ids without parameters, or files.
+            tests: ids, or files.
         """
-        known = [test for test in tests if self.reliable.get(test, True)]
-        while known:
+        while True:
+            left_out = [f"--deselect={test}" for test, passes in self.reliable.items() if not passes]
             with fault.applied(self.copy):
-                failed = self._failed("-x", "-p", "no:xdist", *known)
+                failed = self._failed("-x", "-p", "no:xdist", *left_out, *tests)
             if not failed:
                 return None
-            test = failed[0]
-            if self.reliable.setdefault(test, test not in self._failed("-p", "no:xdist", test)):
-                return test
-            known = known[known.index(test) + 1 :] if test in known else []
-        return None
+            if self.reliable.setdefault(failed[0], failed[0] not in self._failed("-p", "no:xdist", failed[0])):
+                return failed[0]
 
     def failures(self, faults: Iterable[Fault]) -> list[str]:
-        """All tests that fail with all of these faults at once, by their ids without parameters."""
+        """All tests that fail with all of these faults at once, by their ids."""
         with ExitStack() as planted:
             for fault in faults:
                 planted.enter_context(fault.applied(self.copy))
             return self._failed("-n", "2", "--dist=worksteal", "tests", "onnx2jax")
 
     def _failed(self, *arguments: str) -> list[str]:
+        record = self.copy / ".venv" / ".pytest_cache" / "v" / "cache" / "lastfailed"
+        record.unlink(missing_ok=True)
         call = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--timeout=300", "-m", self.marks, *arguments]
         done = subprocess.run(call, cwd=self.copy, env=environment(self.copy), capture_output=True, text=True)
-        found = list(dict.fromkeys(_FAILED.findall(done.stdout)))
-        if done.returncode not in (0, 5) and not found:  # 5: no test has these marks
+        if done.returncode not in (0, 1, 2, 5):  # 2: stopped by -x, or by an import; 5: no test has these marks
             raise RuntimeError(f"{' '.join(call)} ends with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
-        return found
+        return list(json.loads(record.read_text())) if record.exists() else []
 
 
 def together(faults: Sequence[Fault]) -> list[list[Fault]]:
