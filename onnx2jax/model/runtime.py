@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,7 +25,7 @@ from ..runtime.partition import Program
 from ..runtime.values import are_maps, to_device, to_host
 from ..sharding.rules import Placement
 from .calls import buckets
-from .calls.arguments import check_readable
+from .calls.arguments import as_text, check_readable
 from .calls.growth import CacheGrowth
 from .calls.outputs import Declarations, field_names
 from .devices.pipeline import Pipeline, program_of
@@ -141,13 +141,14 @@ class Runtime:
             return
         if spec.graph.draws or spec.bucket or spec.max_size or spec.placement is not None:
             return
-        if tuple(bound) != key.inputs or not all(map(_is_unchanged, arguments, bound.values())):
+        converted = list(map(_conversion, bound, arguments, bound.values()))
+        same = [a is b or f is not None for a, b, f in zip(arguments, bound.values(), converted, strict=True)]
+        if tuple(bound) != key.inputs or not all(same):
             return
         call = program.bound_call(bound, self.params, self.constants, as_numpy=key.as_numpy)
         if call is not None:
             key = key._replace(callee=self._current(program), device=self.params.device)
-            cast = list(map(_cast_to, arguments, bound.values()))
-            self.params.bound[key] = _from_arguments(call, list(bound), arguments, cast, key.as_numpy)
+            self.params.bound[key] = _from_arguments(call, list(bound), arguments, converted, key.as_numpy)
 
     def _current(self, program: Program) -> Callee:
         """The callee of the current partition of the graph."""
@@ -252,38 +253,39 @@ def _own(result: Any) -> Any:
     return result
 
 
-def _is_unchanged(argument: Any, bound: Any) -> bool:
-    """Whether binding passed an argument on unchanged, or a NumPy array in another dtype."""
-    return argument is bound or _cast_to(argument, bound) is not None
-
-
-def _cast_to(argument: Any, bound: Any) -> np.dtype | None:
-    """The dtype to which binding cast a NumPy array: strings to object, int32 to int64; None for other arguments."""
+def _conversion(name: str, argument: Any, bound: Any) -> Callable[[Any], Any] | None:
+    """What binding does to a NumPy array that may change it: strings are checked, int32 becomes int64."""
     kinds = (argument.dtype.kind, bound.dtype.kind) if type(argument) is np.ndarray is type(bound) else None
-    return bound.dtype if kinds in (("U", "O"), ("i", "i")) and argument.dtype != bound.dtype else None
+    if kinds in (("U", "O"), ("O", "O")):
+        return partial(as_text, f"input {name!r}")
+    return (lambda v: v.astype(np.int64)) if kinds == ("i", "i") and argument.dtype != bound.dtype else None
 
 
 def _from_arguments(
-    bound: BoundCall, names: list[str], arguments: Sequence[Any], cast: Sequence[np.dtype | None], as_numpy: bool
+    bound: BoundCall,
+    names: list[str],
+    arguments: Sequence[Any],
+    conversions: Sequence[Callable[[Any], Any] | None],
+    as_numpy: bool,
 ) -> BoundCall:
     """The bound call for arguments in the caller's order.
 
-    Casts them as binding does, and copies other NumPy arrays unless it waits (``as_numpy``).
+    Converts them as binding does, and copies other NumPy arrays unless it waits (``as_numpy``).
     """
     call, order = bound.call, None if names == list(bound.names) else [names.index(n) for n in bound.names]
-    casts = any(cast)
+    converts = any(conversions)
 
     def copying(values: list[Any]) -> list[Any]:
         return bound.call([copied(v) if type(v) is np.ndarray else v for v in values])
 
     if not as_numpy and any(type(v) is np.ndarray for v in arguments):
         call = copying
-    if order is None and not casts:
+    if order is None and not converts:
         return bound._replace(call=call)
 
     def run(values: list[Any]) -> list[Any]:
-        if casts:
-            values = [v if dtype is None else v.astype(dtype) for v, dtype in zip(values, cast, strict=True)]
+        if converts:
+            values = [v if f is None else f(v) for v, f in zip(values, conversions, strict=True)]
         return call(values if order is None else [values[i] for i in order])
 
     return bound._replace(call=run)

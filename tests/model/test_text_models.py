@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import onnx2jax
 from onnx2jax.errors import InputTypeError, KnownValueError, OnnxError
-from tests.support.models import model, value
+from tests.support.models import model, one_node, value
 
 RNG = np.random.default_rng(0)
 WORDS = ["", "the", "cat", "dog", "sat", "ran", "far", "mat"]
@@ -155,3 +155,42 @@ def test_string_inputs_in_transformations() -> None:
     fixed = greeting(static={"word": words})
     np.testing.assert_array_equal(jax.jit(fixed.apply)({}, x), [2, 0])
     np.testing.assert_array_equal(jax.grad(lambda x: fixed.apply({}, x).sum())(x), [1, 0])
+
+
+TEXTS = [
+    ["é", "b"],
+    np.array(["é", "b"]),
+    np.array(["é", "b"], object),
+    np.array(["é", "b"], np.dtypes.StringDType()),
+    [b"\xc3\xa9", "b"],
+    np.array([b"\xc3\xa9", b"b"]),
+]
+NO_TEXTS = [["a", 1], [1.5, "a"], ["a", None], ["a", np.nan], [True, "a"], [b"\xff", "a"], [["a"], "b"]]
+
+
+def test_strings_are_str_or_bytes() -> None:
+    """By each way of calling, and whatever a call before has bound; numbers and missing values come from pandas."""
+    copied = onnx2jax.convert(one_node("Identity", {"x": (np.object_, ["n"])}))
+    for given in TEXTS:
+        for found in (copied.run(None, {"x": given})[0], copied(given)):
+            assert found.dtype == object and found.tolist() == ["é", "b"], given
+    for given in NO_TEXTS:
+        array = np.empty(2, object)
+        array[:] = given
+        for call in (lambda: copied.run(None, {"x": array}), lambda: copied(array), lambda: copied(list(array))):  # noqa: B023
+            with pytest.raises(InputTypeError, match=r"input 'x'|input x: string\[n\]") as caught:
+                call()
+            assert "astype(str)" in str(caught.value) or "UTF-8" in str(caught.value), given
+
+
+def test_keys_and_values_of_maps_are_str_or_bytes() -> None:
+    kind = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    ends = [onnx.ValueInfoProto(name="x", type=kind), helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    vectorizer = node("DictVectorizer", ["x"], ["y"], domain=ML, string_vocabulary=["é", "b"])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(ML, 1)]
+    graph = helper.make_graph([vectorizer], "g", ends[:1], ends[1:])
+    counted = onnx2jax.convert(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    (y,) = counted.run(None, {"x": {b"\xc3\xa9": 2.0}})
+    assert y.tolist() == [[2.0, 0.0]]
+    with pytest.raises(InputTypeError, match="its keys takes strings, and element 1 is int"):
+        counted.run(None, {"x": {"b": 1.0, 3: 2.0}})

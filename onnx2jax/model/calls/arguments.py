@@ -132,10 +132,16 @@ def _checked(declared: ValueInfo, value: Any, extents: dict[str, tuple[Any, str]
     if isinstance(kind, MapType):
         if not isinstance(value, Mapping):
             raise InputTypeError(f"input {declared} takes a dict, not {type(value).__name__}")
-        item = kind.value
-        if not isinstance(item, TensorType) or item.dtype.hasobject:
-            return dict(value)
-        return {k: item.dtype.type(v) if np.ndim(v) == 0 else v for k, v in value.items()}
+        item, keys = kind.value, list(value)
+        if kind.key == object:
+            keys = as_text(f"input {declared}, its keys", np.array([*keys, None], object)[:-1]).tolist()
+        if isinstance(item, TensorType) and item.dtype == object:
+            given = np.array([*value.values(), None], object)[:-1]
+            return dict(zip(keys, as_text(f"input {declared}, its values", given).tolist(), strict=True))
+        if not isinstance(item, TensorType):
+            return dict(zip(keys, value.values(), strict=True))
+        numbers = [item.dtype.type(v) if np.ndim(v) == 0 else v for v in value.values()]
+        return dict(zip(keys, numbers, strict=True))
     if not isinstance(kind, TensorType):
         check_readable(f"input {declared}", value)
         if kind is None and (plain := [v for v in _leaves(value) if not hasattr(v, "dtype")]):
@@ -187,8 +193,8 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
         value = widened(value, kind.dtype)
     elif not isinstance(value, np.ndarray | np.generic):
         value = _from_python(declared, kind, value)
-    if kind.dtype == object and getattr(value.dtype, "kind", "") in "OUT":
-        return np.asarray(value).astype(object, copy=False)
+    if kind.dtype == object and getattr(value.dtype, "kind", "") in "OSTU":
+        return as_text(f"input {declared}", np.asarray(value))
     if kind.dtype == np.int64 and value.dtype == np.int32:  # exact, and what JAX makes of integers
         return value.astype(np.int64)
     if value.dtype != kind.dtype:
@@ -201,6 +207,29 @@ def _as_array(declared: ValueInfo, kind: TensorType, value: Any) -> Any:
         given = f"{value.dtype}{list(value.shape)}"
         raise InputTypeError(f"input {declared} is given as {given}; {fix}", rule="GR-17")
     return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def as_text(what: str, array: np.ndarray) -> np.ndarray:
+    """The strings of an array as an object array of str; bytes are decoded as UTF-8.
+
+    Raises:
+        InputTypeError: naming the first element that is neither, such as a number or a missing value of pandas.
+    """
+    texts = array.astype(object, copy=False)
+    if array.dtype.kind == "U" or all(type(v) is str for v in texts.flat):
+        return texts
+    texts = np.empty_like(texts)
+    for i, value in enumerate(array.flat):
+        try:
+            texts.flat[i] = value.decode() if isinstance(value, bytes) else str.__str__(value)
+        except UnicodeDecodeError as e:
+            raise InputTypeError(f"{what}: element {i} is {value!r:.60}, which is no UTF-8 ({e.reason})") from None
+        except TypeError:
+            raise InputTypeError(
+                f"{what} takes strings, and element {i} is {type(value).__name__} ({value!r:.60}). Convert all: "
+                "array.astype(str); of pandas, series.fillna('').astype(str)"
+            ) from None
+    return texts
 
 
 def check_names(params: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -279,8 +308,10 @@ def as_key(rng: Any) -> Any:
 def _from_python(declared: ValueInfo, kind: TensorType, value: Any) -> np.ndarray:
     """Numbers and nested lists as an array of the declared dtype, if the conversion is exact."""
     try:
+        if kind.dtype == object:  # of ["a", 1.5] NumPy would make strings
+            return np.asarray(value, object)
         array = np.asarray(value)
-        if kind.dtype == object or hasattr(value, "dtype"):  # an array of another library
+        if hasattr(value, "dtype"):  # an array of another library
             return array
         if array.size and np.result_type(array.dtype, np.int8).kind in "fc" and kind.dtype.kind in "iub":
             raise ValueError
