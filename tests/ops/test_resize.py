@@ -140,8 +140,8 @@ def test_integer_results_truncate(values, mode, attributes, expected):
 
 @pytest.mark.parametrize("n", [4, 300])
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
-def test_matmul_and_gather_lowerings_agree(mode, n):
-    """The last axis of at most 256 elements takes a product, the others gathers."""
+def test_both_axes_agree(mode, n):
+    """Along either axis, of few elements or many."""
     x = np.random.default_rng(0).standard_normal((n, n))
     sizes = np.array([n + 3, n + 3])
     got = run_op("Resize", jnp.asarray(x), None, None, sizes, mode=mode)
@@ -159,6 +159,29 @@ def test_antialiasing_averages_all_source_pixels(exclude_outside, expected):
 def test_gradients_scatter_to_the_pixels_read(mode):
     grad = jax.grad(lambda x: run_op("Resize", x, None, row(2.5), mode=mode).sum())(jnp.asarray(LINE))
     np.testing.assert_allclose(grad.sum(), 10, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("sizes", "scatters"), [((16, 24), False), ((4, 2), False), ((13, 5), True)])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_gradients_leave_no_scatter_that_xla_folds(mode, sizes, scatters):
+    """By slices where the ratio is whole; a scatter of a constant cotangent took XLA seconds to fold."""
+    loss = jax.grad(lambda x: run_op("Resize", x, None, None, np.array(sizes), mode=mode).sum())
+    text = str(jax.make_jaxpr(loss)(jnp.ones((8, 6))))
+    assert ("scatter" in text) == (scatters or mode == "nearest")
+    assert text.count("optimization_barrier") >= text.count("= scatter")
+
+
+@pytest.mark.parametrize("n", [40, 41, 10])
+def test_antialiasing_of_many_neighbours_as_by_a_product(n):
+    """Slices, gathers, or a loop over more neighbours than are unrolled: each with its derivative."""
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((2, 400)))
+
+    def line(x):
+        return run_op("Resize", x, None, None, np.array([n]), mode="linear", antialias=1, axes=[1])
+
+    matrix = line(jnp.eye(400)).T  # row i: the weights of result i
+    np.testing.assert_allclose(line(x), x @ matrix.T, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.grad(lambda x: line(x)[0].sum())(x)[0], matrix.sum(0), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
