@@ -39,8 +39,9 @@ def sample(x, taps):
             inside = inside & (index >= 0) & (index < n)
             position, weight = position * n + jnp.clip(index, 0, n - 1), weight * share
         values = jax.vmap(lambda image, index: image[:, index])(flat, position.reshape(batch, count))
-        weight = jnp.where(inside, weight, 0).reshape(batch, 1, count)
-        total = total + values * weight.astype(x.dtype)
+        weight, inside = (v.reshape(batch, 1, count) for v in (weight, inside))
+        # both: what is outside may have a weight of NaN, and the pixel read in its place may be infinite
+        total = total + jnp.where(inside, values, 0) * jnp.where(inside, weight, 0).astype(x.dtype)
     return total.reshape(batch, channels, *shape)
 
 
@@ -121,7 +122,8 @@ def roi_align(
 ):  # fmt: skip
     """RoiAlign: each region is linear in the feature map along each axis, so it is two small matrix products.
 
-    No gradient flows to the regions.
+    Their zeros would carry NaN and infinities to all bins: beside such cells, bins are summed sample by sample. No
+    gradient flows to the regions.
     """
     check_shape("X", X, "batch", "channels", "height", "width")
     check_shape("rois", rois, "regions", 4)
@@ -136,51 +138,80 @@ def roi_align(
     else:
         counts = jnp.ceil(sizes / np.array(bins, X.dtype)).astype(jnp.int64)
         most = jnp.max(counts, initial=0)
+    regions = corners, sizes, counts, jnp.asarray(batch_indices)
 
-    def region(arguments):
-        corner, size, count, image = arguments
-        image = jnp.take(X, image, axis=0)
+    def samples(region, k, i):
+        """Sample i of each bin along axis k: (coordinate, whether inside the map); outside it reads zero."""
+        corner, size, count, _ = region
+        step = size[k] / bins[k]
+        shift = (i.astype(X.dtype) + 0.5) / count[k].astype(X.dtype)
+        offset = step * (np.arange(bins[k], dtype=X.dtype) + shift)
+        # XLA recomputes this for cells and for weights; a multiply-add fused in only one of them differs at edges.
+        x = corner[k] + lax.reduce_precision(offset, info.nexp, info.nmant - 1)
+        return jnp.clip(x, 0, extents[k] - 1), (x >= -1) & (x <= extents[k])
 
-        def samples(k, i):
-            """Sample i of each bin along axis k: (coordinate, whether inside the map); outside it reads zero."""
-            step = size[k] / bins[k]
-            shift = (i.astype(X.dtype) + 0.5) / count[k].astype(X.dtype)
-            offset = step * (np.arange(bins[k], dtype=X.dtype) + shift)
-            # XLA recomputes this for cells and for weights; a multiply-add fused in only one of them differs at edges.
-            x = corner[k] + lax.reduce_precision(offset, info.nexp, info.nmant - 1)
-            return jnp.clip(x, 0, extents[k] - 1), (x >= -1) & (x <= extents[k])
+    def mean_weights(region, k):
+        count = region[2][k]
 
-        def mean_weights(k):
-            def add(i, total):
-                x, inside = samples(k, i)
-                weights = hat(x[:, None] - jnp.arange(extents[k]).astype(X.dtype))
-                return total + jnp.where(((i < count[k]) & inside)[:, None], weights, 0)
+        def add(i, total):
+            x, inside = samples(region, k, i)
+            weights = hat(x[:, None] - jnp.arange(extents[k]).astype(X.dtype))
+            return total + jnp.where(((i < count) & inside)[:, None], weights, 0)
 
-            total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), X.dtype))
-            return total / jnp.maximum(count[k], 1).astype(X.dtype)
+        total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), X.dtype))
+        return total / jnp.maximum(count, 1).astype(X.dtype)
 
-        if mode == "avg":
-            part = jnp.einsum("chw,qw->chq", image, mean_weights(1), precision=lax.Precision.HIGHEST)
-            return jnp.einsum("ph,chq->cpq", mean_weights(0), part, precision=lax.Precision.HIGHEST)
-        flat = image.reshape(len(image), -1)
+    def by_products(region):
+        image = jnp.take(finite_or_zero, region[3], axis=0)
+        part = jnp.einsum("chw,qw->chq", image, mean_weights(region, 1), precision=lax.Precision.HIGHEST)
+        return jnp.einsum("ph,chq->cpq", mean_weights(region, 0), part, precision=lax.Precision.HIGHEST)
 
-        def choose(k, best):
-            """Keep the greatest product of a cell and its weight (ONNX takes the maximum before adding neighbours)."""
+    def by_samples(region, combine, initial):
+        """A loop over the samples of each bin, which combines products, weights, and cells of what each one reads."""
+        count, flat = region[2], lax.stop_gradient(jnp.take(X, region[3], axis=0)).reshape(channels, -1)
+
+        def visit(k, state):
             i, j = k // most, k % most
-            (top, in_rows), (left, in_columns) = samples(0, i), samples(1, j)
+            (top, in_rows), (left, in_columns) = samples(region, 0, i), samples(region, 1, j)
+            inside = in_rows[:, None] & in_columns
             for (row, high), (column, wide_) in itertools.product(linear_taps(top), linear_taps(left)):
                 cell = jnp.minimum(row, extents[0] - 1)[:, None] * extents[1] + jnp.minimum(column, extents[1] - 1)
-                weight = jnp.where(in_rows[:, None] & in_columns, high[:, None] * wide_, 0)
-                value = lax.stop_gradient(flat)[:, cell] * weight
-                better = (i < count[0]) & (j < count[1]) & ((value > best[0]) | jnp.isnan(value))
-                best = [jnp.where(better, new, old) for new, old in zip((value, weight, cell), best, strict=True)]
-            return best
+                weight = jnp.where(inside, high[:, None] * wide_, 0)
+                new = jnp.where(inside, flat[:, cell], 0) * weight, weight, cell
+                state = combine(state, new, (i < count[0]) & (j < count[1]))
+            return state
 
-        zeros = jnp.zeros((len(image), *bins), X.dtype)
-        best = lax.fori_loop(0, most * most, choose, [zeros - jnp.inf, zeros, zeros.astype(jnp.int32)])
-        return jnp.take_along_axis(flat, best[2].reshape(len(image), -1), axis=1).reshape(zeros.shape) * best[1]
+        return lax.fori_loop(0, most * most, visit, initial)
 
-    return lax.map(region, (corners, sizes, counts, jnp.asarray(batch_indices)), batch_size=16)
+    def mean(region):
+        number = jnp.maximum(region[2].prod(), 1).astype(X.dtype)
+        return by_samples(region, lambda total, new, counts: total + jnp.where(counts, new[0] / number, 0), zeros)
+
+    def greatest(region):
+        """The greatest product of a cell and its weight: ONNX takes the maximum before adding neighbours."""
+
+        def choose(best, new, counts):
+            better = counts & ((new[0] > best[0]) | jnp.isnan(new[0]))
+            return [jnp.where(better, a, b) for a, b in zip(new, best, strict=True)]
+
+        best, weight, cell = by_samples(region, choose, [zeros - jnp.inf, zeros, zeros.astype(jnp.int32)])
+        best = jnp.where((region[2] > 0).all(), best, 0)
+        image = jnp.take(X, region[3], axis=0).reshape(channels, -1)
+        y = jnp.take_along_axis(image, cell.reshape(channels, -1), axis=1).reshape(zeros.shape)
+        return jnp.where(jnp.isfinite(best) & jnp.isfinite(y), y * weight, best)
+
+    def over_regions(function):
+        return lax.map(function, regions, batch_size=16)
+
+    channels = X.shape[1]
+    zeros = jnp.zeros((channels, *bins), X.dtype)
+    if mode == "max":
+        return over_regions(greatest)
+    finite = jnp.isfinite(X)
+    finite_or_zero = jnp.where(finite, X, 0)
+    y = over_regions(by_products)
+    exact = lax.cond(finite.all(), lambda: jnp.zeros_like(y), lambda: over_regions(mean))
+    return jnp.where(jnp.isfinite(exact), y, exact)
 
 
 @op("RoiAlign", since=10, half="float32")
