@@ -2,103 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import product
 from typing import Any
 
-import jax
 import numpy as np
-import pytest
 from jax import lax
 
-from onnx2jax import compat
 from tests.support.helpers import run_op
+from tests.support.joined import joined
 
 RNG = np.random.default_rng(3)
+NON_FINITE = np.nan, np.inf, -np.inf
+Case = tuple[Callable[[Any], Any], np.ndarray, tuple[int, ...], int]
+"""A function, its operand, a cell of it, and how far results around the cell may read it with weight 0."""
 
 
-def spreads(function: Callable[[Any], Any], x: np.ndarray, cell: tuple[int, ...], reach: int) -> list[float]:
-    """The values that, in one cell of x, change results which do not depend on the cells up to ``reach`` around it."""
-    around = x.copy()
-    around[tuple(slice(max(i - reach, 0), i + reach + 1) for i in cell)] += 1000
-    inputs = [x, around]
-    for value in (np.nan, np.inf, -np.inf):
-        inputs.append(x.copy())
-        inputs[-1][cell] = value
-    with compat.enable_x64():
-        plain, changed, *found = np.asarray(jax.jit(lambda xs: lax.map(function, xs))(np.stack(inputs)))
-    independent = plain == changed
-    assert independent.any()
-    pairs = zip((np.nan, np.inf, -np.inf), found, strict=True)
-    return [value for value, y in pairs if not np.array_equal(y[independent], plain[independent])]
+def spread(cases: Mapping[Any, Case]) -> list[tuple[Any, float]]:
+    """The cases, and the values that in the cell change a result which does not depend on it."""
+    calls = {}
+    for name, (function, x, cell, reach) in cases.items():
+        operands = np.stack([x] * (2 + len(NON_FINITE)))
+        operands[1][tuple(slice(max(i - reach, 0), i + reach + 1) for i in cell)] += 1000
+        for operand, value in zip(operands[2:], NON_FINITE, strict=True):
+            operand[cell] = value
+        calls[name] = (lambda xs, f=function: lax.map(f, xs)), (operands,)
+    found = []
+    for name, results in joined(calls).items():
+        plain, changed, *others = np.asarray(results)
+        independent = plain == changed
+        assert independent.any()
+        found += [(name, v) for v, y in zip(NON_FINITE, others, strict=True) if (y != plain)[independent].any()]
+    return found
 
 
-def resized(sizes: tuple[int, int], mode: str, **attributes: Any) -> Callable[[Any], Any]:
-    return lambda x: run_op("Resize", x, None, None, np.array([1, *sizes]), mode=mode, **attributes)
-
-
-@pytest.mark.parametrize("sizes", [(22, 14), (33, 8), (5, 3), (11, 14)])
-@pytest.mark.parametrize(
-    ("mode", "attributes"),
-    [
-        ("linear", {}),
-        ("linear", {"coordinate_transformation_mode": "align_corners"}),
-        ("cubic", {"exclude_outside": 1}),
-        ("linear", {"antialias": 1, "coordinate_transformation_mode": "asymmetric"}),
-    ],
-)
-def test_resize(sizes: tuple[int, int], mode: str, attributes: dict[str, Any]) -> None:
-    """A neighbour of weight 0 still counts, as in other implementations, so a pixel reaches one further."""
+def test_resize() -> None:
+    """A neighbour of weight 0 is multiplied, as in other implementations, so a pixel reaches one further."""
     x = RNG.standard_normal((2, 11, 7)).astype(np.float32)
-    assert not spreads(resized(sizes, mode, **attributes), x, (1, 5, 3), 2)
-    edge = RNG.standard_normal((2, 11, 7)).astype(np.float32)
-    assert not spreads(resized(sizes, mode, **attributes), edge, (0, 10, 6), 2)
+    modes: dict[str, dict[str, Any]] = {
+        "linear": {"mode": "linear"},
+        "aligned": {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+        "cubic": {"mode": "cubic", "exclude_outside": 1},
+        "antialias": {"mode": "linear", "antialias": 1, "coordinate_transformation_mode": "asymmetric"},
+    }
+
+    def resized(sizes: tuple[int, int], mode: str) -> Callable[[Any], Any]:
+        return lambda x: run_op("Resize", x, None, None, np.array([2, *sizes]), **modes[mode])
+
+    names = product([(22, 14), (33, 8), (5, 3), (11, 14)], modes, [(1, 5, 3), (0, 10, 6)])
+    assert not spread({name: (resized(*name[:2]), x, name[2], 2) for name in names})
 
 
-CELL = 1, 1, 6, 5
 IMAGES = RNG.standard_normal((2, 2, 8, 9)).astype(np.float32)
+INNER, FIRST, LAST = (1, 1, 6, 5), (1, 1, 0, 0), (1, 1, 7, 8)
+"""Cells; indices outside the image are clamped to the last two."""
 
 
-@pytest.mark.parametrize("sampling_ratio", [0, 2])
-@pytest.mark.parametrize("mode", ["avg", "max"])
-def test_roi_align(mode: str, sampling_ratio: int) -> None:
+def test_roi_align() -> None:
     rois = np.array([[0, 0, 3, 3], [2.1, 3.2, 8.3, 7.4], [-9, -9, -5, -5], [4, 4, 4, 4]] * 2, np.float32)
-    attributes: dict[str, Any] = {"mode": mode, "output_height": 3, "output_width": 2, "sampling_ratio": sampling_ratio}
 
-    def pooled(x: Any) -> Any:
-        return run_op("RoiAlign", x, rois, np.array([1, 1, 1, 1, 0, 0, 0, 0]), **attributes)
+    def pooled(mode: str, ratio: int) -> Callable[[Any], Any]:
+        attributes: dict[str, Any] = {"mode": mode, "output_height": 3, "output_width": 2, "sampling_ratio": ratio}
+        return lambda x: run_op("RoiAlign", x, rois, np.array([1, 1, 1, 1, 0, 0, 0, 0]), **attributes)
 
-    assert not spreads(pooled, IMAGES, CELL, 1)
-    assert not spreads(pooled, IMAGES, (1, 0, 0, 0), 1)  # which samples outside the image would read
-
-
-GRID = RNG.uniform(-1.6, 1.6, (2, 6, 7, 2)).astype(np.float32)
-FIRST, LAST = (1, 1, 0, 0), (1, 1, 7, 8)
-"""The pixels that indices outside the image are clamped to."""
+    names = product(["avg", "max"], [0, 2], [INNER, FIRST])
+    assert not spread({name: (pooled(*name[:2]), IMAGES, name[2], 1) for name in names})
 
 
-@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
-@pytest.mark.parametrize("padding_mode", ["zeros", "border"])
-def test_grid_sample(mode: str, padding_mode: str) -> None:
-    def sampled(x: Any) -> Any:
-        return run_op("GridSample", x, GRID, mode=mode, padding_mode=padding_mode)
-
-    assert not any(spreads(sampled, IMAGES, cell, 0) for cell in (CELL, FIRST, LAST))
-
-
-def test_deform_conv() -> None:
-    weights, offset = RNG.standard_normal((3, 2, 3, 3)), RNG.uniform(-2, 2, (2, 18, 8, 9))
-
-    def convolved(x: Any) -> Any:
-        return run_op("DeformConv", x, weights.astype(np.float32), offset.astype(np.float32), pads=[1, 1, 1, 1])
-
-    assert not any(spreads(convolved, IMAGES, cell, 0) for cell in (CELL, FIRST, LAST))
-
-
-def test_crop_and_resize() -> None:
+def test_sampled_pixels() -> None:
+    """Samples outside the image are zero, whatever the pixel is that is read in their place."""
+    grid = RNG.uniform(-1.6, 1.6, (2, 6, 7, 2)).astype(np.float32)
+    weights, offset = (RNG.uniform(-2, 2, s).astype(np.float32) for s in ((3, 2, 3, 3), (2, 18, 8, 9)))
     rois = np.array([[0.1, 0.2, 0.5, 0.9], [-1, -1, 2, 2]], np.float32)
+    crops = rois, np.array([1, 1]), np.array([4, 5], np.int32)
 
-    def cropped(x: Any) -> Any:
-        size = np.array([4, 5], np.int32)
-        return run_op("CropAndResize", x, rois, np.array([1, 1], np.int32), size, domain="com.microsoft")
+    def sampled(mode: str, padding: str) -> Callable[[Any], Any]:
+        return lambda x: run_op("GridSample", x, grid, mode=mode, padding_mode=padding)
 
-    assert not any(spreads(cropped, IMAGES, cell, 0) for cell in (CELL, FIRST, LAST))
+    functions: dict[Any, Callable[[Any], Any]] = {
+        "DeformConv": lambda x: run_op("DeformConv", x, weights, offset, pads=[1, 1, 1, 1]),
+        "CropAndResize": lambda x: run_op("CropAndResize", x, *crops, domain="com.microsoft"),
+        **{name: sampled(*name) for name in product(["linear", "nearest", "cubic"], ["zeros", "border"])},
+    }
+    names = product(functions, [INNER, FIRST, LAST])
+    assert not spread({name: (functions[name[0]], IMAGES, name[1], 0) for name in names})
