@@ -69,8 +69,9 @@ def cubic(distance, a=-0.75):
 def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
     """(index, weight), both (out, neighbours), of linear and cubic interpolation at the coordinates x.
 
-    Neighbours that a result does not read, and those beyond an edge, repeat one that it reads and share its weight:
-    the product of weight 0 and an infinite pixel would be NaN.
+    Neighbours that a result does not read repeat one that it reads, and neighbours that are the same share their
+    weights: the product of weight 0 and an infinite pixel would be NaN. Plain cubic interpolation multiplies the pixel
+    at an edge once for each neighbour beyond it, as other implementations do.
     """
     stretch = max(1.0, 1.0 / float(scale)) if antialias else 1.0
     support, before = 1 if mode == "linear" else 2, np.zeros(x.shape, bool)
@@ -90,10 +91,12 @@ def _neighbours(mode, x, n, scale, a, exclude_outside, antialias):
         weight = weight / np.where(total == 0, 1, total)
     index = np.clip(index, 0, n - 1)
     index = np.where(unread, np.take_along_axis(index, weight.argmax(1)[:, None], 1), index)
-    place, total, count = index - index.min(1, keepdims=True), np.zeros(index.shape), np.zeros(index.shape)
-    np.add.at(total, (np.arange(len(x))[:, None], place), weight)
-    np.add.at(count, (np.arange(len(x))[:, None], place), 1)
-    weight = np.take_along_axis(total / np.maximum(count, 1), place, 1)
+    if mode == "linear" or exclude_outside or antialias:
+        rows, place = np.arange(len(x))[:, None], index - index.min(1, keepdims=True)
+        total, count = np.zeros((2, *index.shape))
+        np.add.at(total, (rows, place), weight)
+        np.add.at(count, (rows, place), 1)
+        weight = (total / np.maximum(count, 1))[rows, place]
     order = np.arange(index.shape[1])
     order = np.where(before[:, None], -1 - order, order)  # before the first pixel: the second, then the first
     return np.take_along_axis(index, order, 1), np.take_along_axis(weight, order, 1)
