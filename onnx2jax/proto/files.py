@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def read_model(source: Any) -> Any:
     """Parse a model: a path, the bytes of a file, an open binary file, or a ModelProto of the onnx package.
 
     Raises:
-        ModelError: the source is not an ONNX model.
+        ModelError: the source is not an ONNX model, or no regular file.
         FileNotFoundError: the file does not exist.
         TypeError: ``source`` is none of these.
     """
@@ -32,7 +33,7 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
         label, folder = label_of(source)
-        data = Path(source).read_bytes()
+        data = read_regular(source, label)
     elif isinstance(source, bytes | bytearray | memoryview):
         label, data = "the bytes given", bytes(source)
     elif hasattr(source, "SerializeToString"):
@@ -52,6 +53,29 @@ def read_bytes(source: Any) -> tuple[bytes, str, Path | None]:
             f"not {type(source).__name__} ({source!r:.80})"
         )
     return data, label, folder
+
+
+def read_regular(path: str | os.PathLike[str], label: str) -> bytes:
+    """The bytes of a regular file.
+
+    Others are refused: reading a FIFO would wait for its writer, and a device may have no end.
+
+    Raises:
+        ModelError: it is no regular file.
+        IsADirectoryError: it is a folder.
+    """
+    if os.path.isdir(path):
+        models = sorted(p.name for p in Path(path).glob("*.onnx"))
+        held = f"has {', '.join(models[:5])}{', ...' * (len(models) > 5)}" if models else "has no .onnx file"
+        fix = f"convert({os.path.join(path, models[0])!r}), or " if models else ""
+        raise IsADirectoryError(
+            f"{str(path)!r} is a folder, which {held}: {fix}onnx2jax.decoder(folder) for a decoder's"
+        )
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ModelError(f"{label} is no regular file; read it first: convert(data)")
+        return file.read()
 
 
 def label_of(path: str | os.PathLike[str]) -> tuple[str, Path]:

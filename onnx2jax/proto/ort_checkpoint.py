@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import ModelError
+from .files import read_regular
 from .messages import TensorProto
 from .origin import nbytes
 from .tensors import EXTERNAL
@@ -59,7 +60,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise ImportError(
             f"checkpoints of onnxruntime need flatbuffers ({error}): pip install 'onnx2jax[artifacts]'"
         ) from error
-    data, label = path.read_bytes(), f"checkpoint {str(path)!r}"
+    label = f"checkpoint {str(path)!r}"
+    data = read_regular(path, label)
     if data[4:8] != IDENTIFIER:
         text = f"its identifier is {data[4:8]!r}, not {IDENTIFIER!r}"
         raise ModelError(f"{label} is not a checkpoint of onnxruntime: {text}")

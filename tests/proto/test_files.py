@@ -76,6 +76,18 @@ def test_a_missing_file_raises_file_not_found(tmp_path: Path) -> None:
         onnx2jax.convert(tmp_path / "none.onnx")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no FIFOs")
+def test_files_that_are_not_regular_are_refused(tmp_path: Path) -> None:
+    """A FIFO would wait for its writer; a folder says what it holds."""
+    os.mkfifo(tmp_path / "fifo.onnx")
+    for path in (tmp_path / "fifo.onnx", Path(os.devnull)):
+        with pytest.raises(ModelError, match="is no regular file"):
+            onnx2jax.convert(path)
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(IsADirectoryError, match=r"has fifo\.onnx, model\.onnx: convert\('.*fifo.onnx'\), or .*decoder"):
+        onnx2jax.convert(tmp_path)
+
+
 def test_sources_of_other_types_raise_type_error() -> None:
     with pytest.raises(TypeError, match="path, bytes, a binary file"):
         onnx2jax.convert(3)
