@@ -192,7 +192,7 @@ class Runtime:
             return None
         refuse_special_values(spec.graph.outputs, results)
         self.declared.compare({**values, **spec.static}, results)
-        return tuple(map(_own if as_numpy else to_device, results))
+        return _own(results) if as_numpy else tuple(map(to_device, results))
 
     def _params_on_host(self) -> dict[str, Any]:
         """The parameters as NumPy arrays. Large ones share memory with those on devices; others are not put there."""
@@ -244,13 +244,21 @@ def _kind_of(key: Signature) -> Hashable:
     return frozenset(zip(key.inputs, (a[:2] for a in key.arrays), strict=True)), key.configuration
 
 
-def _own(result: Any) -> Any:
-    """A result that its receiver may write: parameters and constants are copied."""
-    if isinstance(result, list) and not are_maps(result):
-        return list(map(_own, result))
-    if isinstance(result, np.ndarray) and not (result.flags.owndata and result.flags.writeable):
-        return result.copy()
-    return result
+def _own(results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Results that their receiver may write: parameters, constants, and what is returned twice are copied."""
+    returned = set[int]()
+
+    def own(result: Any) -> Any:
+        if isinstance(result, list) and not are_maps(result):
+            return list(map(own, result))
+        if not isinstance(result, np.ndarray):
+            return result
+        if id(result) in returned or not (result.flags.owndata and result.flags.writeable):
+            return result.copy()
+        returned.add(id(result))
+        return result
+
+    return tuple(map(own, results))
 
 
 def _conversion(name: str, argument: Any, bound: Any) -> Callable[[Any], Any] | None:

@@ -7,6 +7,7 @@ classifier of text lines takes 40 ms rather than 1.9 s.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -80,10 +81,10 @@ class _Compilation:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._lock, self._is_started = Lock(), False
+        self._lock, self._started_in = Lock(), 0
 
     def start(self, compiled: Callable[[], Any]) -> None:
-        """Have the program compiled in another thread, unless it was started before."""
+        """Have the program compiled in another thread, unless this process has started that; a fork has no threads."""
 
         def run() -> None:
             try:
@@ -92,13 +93,13 @@ class _Compilation:
                 self.is_over = True
 
         with self._lock:
-            if not self._is_started and not self.is_over:
-                self._is_started = True
-                _thread().submit(run)
+            if self._started_in != os.getpid() and not self.is_over:
+                self._started_in = os.getpid()
+                _thread(self._started_in).submit(run)
 
 
 @cache
-def _thread() -> ThreadPoolExecutor:
+def _thread(process: int) -> ThreadPoolExecutor:  # noqa: ARG001
     """One thread for all models; a process ends when it is done."""
     return ThreadPoolExecutor(1, "onnx2jax-compile")
 

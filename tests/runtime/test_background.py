@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,7 +48,7 @@ def until_compiled(model: onnx2jax.Model, *args: Any) -> np.ndarray:
 
 def idle() -> None:
     """Wait until the thread has compiled what it was given."""
-    background._thread().submit(lambda: None).result()
+    background._thread(os.getpid()).submit(lambda: None).result()
 
 
 def test_one_call_compiles_nothing() -> None:
@@ -64,6 +67,27 @@ def test_after_the_second_call_a_thread_compiles_the_program_of_later_ones() -> 
     assert model.compilations == 1
     assert "compiled" in model.explain_call(IMAGES)
     np.testing.assert_allclose(first, later, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fork_compiles_with_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what the parent's thread was compiling."""
+    stop = threading.Event()
+    background._thread(os.getpid()).submit(stop.wait)  # as a thread that a fork does not have
+    model = converted()
+    model(IMAGES)
+    model(IMAGES)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    until_compiled(model, IMAGES)
+    assert model.compilations == 1
+    stop.set()
+
+
+def test_results_share_no_memory() -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y, float[n] z, seq(float[n]) s)
+        { y = Relu (x)  z = Identity (y)  s = SequenceConstruct (y, z) }"""
+    results = converted(parser.parse_model(text)).run(None, {"x": np.ones(3, np.float32)})
+    arrays = [*results[:2], *results[2]]
+    assert not any(np.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
 
 
 def test_each_shape_is_compiled_for_itself() -> None:
