@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import accumulator, argmax, axes_of, axis_of, flatten_or_axis, is_known, is_traced, xp
-from .cast import is_float
+from .cast import cast_to, is_float
 from .indexing import gather_elements
 from .norm import root
 from .registry import Static, StaticIfKnown, op
@@ -89,7 +89,7 @@ def _reduction(body, in_float):
         default = () if noop_with_empty_axes else tuple(range(data.ndim))
         axes = tuple(sorted(axes_of(axes, data.ndim))) if given else default
         work = data.astype(np.float64) if in_float and not is_float(data.dtype) else data
-        result = body(work, axes).astype(data.dtype)
+        result = cast_to(body(work, axes), data.dtype)  # -inf and NaN, too, become the same integer in NumPy and XLA
         return result if keepdims else reshaped(result, [n for i, n in enumerate(data.shape) if i not in axes])
 
     return reduction

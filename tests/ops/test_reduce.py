@@ -81,6 +81,8 @@ def test_axis_named_twice_is_an_error():
         ("ReduceMean", [2**31 - 1, 2**31 - 1], 2**31 - 1),  # the sum does not fit in int32
         ("ReduceL2", [50000, 50000], 70710),  # nor do these squares
         ("ReduceLogSumExp", [1, 1], 1),
+        ("ReduceLogSum", [2, -2], -(2**31)),  # -inf and NaN become the least integer, as in Cast and onnxruntime
+        ("ReduceLogSum", [2, -3], -(2**31)),
         ("ReduceSum", [2**31 - 1, 1], -(2**31)),  # a sum wraps like every integer of ONNX
     ],
 )
