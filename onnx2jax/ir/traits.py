@@ -31,8 +31,11 @@ rounding would flip 8-bit codes.
 """
 
 EXACT: Final = {
+    **{("", name): ("A", "B") for name in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod")},
+    ("", "Ceil"): ("X",),
     ("", "Cos"): ("input",),
     ("", "DequantizeLinear"): ("x_scale",),
+    ("", "Floor"): ("X",),
     ("", "GridSample"): ("grid",),
     ("", "MaxRoiPool"): ("rois",),
     ("", "NonMaxSuppression"): ("boxes", "scores"),
@@ -45,7 +48,8 @@ EXACT: Final = {
     ("com.microsoft", "GridSample"): ("Grid",),
     ("com.microsoft", "MatMulNBits"): ("scales",),
 }
-"""Inputs that stay float32, with what they are computed from: angles, coordinates, scales of quantisation.
+"""Inputs that stay float32, with what they are computed from: angles, coordinates, scales of quantisation, and what is
+compared or truncated, where a rounded 257 would be another position or id.
 
 So do all inputs whose values decide shapes (``Static``) and what is cast to an integer.
 """

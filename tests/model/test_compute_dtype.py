@@ -131,6 +131,24 @@ def test_a_table_read_by_rows_is_kept_in_the_compute_dtype() -> None:
     assert model(np.array([1, 7])).shape == (2, 4)
 
 
+def test_what_is_compared_or_truncated_is_not_rounded() -> None:
+    """bfloat16 has no 257 and no 259, which would be other ids."""
+    text = """agraph (int64[b] i) => (bool[b,1] same, bool[b,1] less, float[b,1] odd, float[b,1] half, float[b,1] up) {
+        id = Gather(table, i)
+        same = Equal(id, some)
+        less = Less(id, some)
+        odd = Mod<fmod = 1>(id, two)
+        ratio = Div(id, two)
+        half = Floor(ratio)
+        up = Ceil(ratio)
+    }"""
+    constants = {"table": np.float32([[257], [258], [259]]), "some": np.float32(257), "two": np.float32(2)}
+    results = [
+        y.ravel().tolist() for y in onnx2jax.convert(text_model(text, **constants), dtype="bfloat16")(np.arange(3))
+    ]
+    assert results == [[True, False, False], [False] * 3, [1, 0, 1], [128, 129, 129], [129, 129, 130]]
+
+
 ROTARY = """agraph (int64[s] positions, float[s,8] x) => (float[s,8] y) {
     column = Unsqueeze(positions, one)
     floats = Cast<to = 1>(column)
