@@ -214,9 +214,18 @@ def native_conv(X, W, *, group=1, **attributes):
     return _native(X, W, window_of(X.shape[2:], W.shape[2:], **attributes), group)
 
 
-@op("ConvTranspose", product=True, unsharded=True)
+_BEYOND = (
+    "auto_pad={!r} with strides {} larger than the kernel's span {} appends zeros; onnxruntime omits them, and "
+    "onnx.reference may insert them in front. To choose, set pads and output_padding and leave out auto_pad"
+)
+
+
+@op(
+    "ConvTranspose", product=True, unsharded=True,
+    limits="auto_pad=SAME with strides larger than the kernel appends zeros, with a DeviationWarning",
+)  # fmt: skip
 @taking(**WINDOW)
-def conv_transpose(X, W, B=None, *, auto_pad, group=1, output_padding=None, output_shape=None, **attributes):
+def conv_transpose(X, W, B=None, *, auto_pad, group=1, output_padding=None, output_shape=None, warn=None, **attributes):
     extents, rank, same = X.shape[2:], X.ndim - 2, auto_pad in ("SAME_UPPER", "SAME_LOWER")
     window = window_of(extents, W.shape[2:], auto_pad="NOTSET" if same else auto_pad, **attributes)
     rows = list(zip(extents, window.strides, window.spans, output_padding or (0,) * rank, strict=True))
@@ -227,6 +236,8 @@ def conv_transpose(X, W, B=None, *, auto_pad, group=1, output_padding=None, outp
     if same or output_shape:
         # odd padding as opset 11 words it: the formula of opset 1 contradicts its own auto_pad
         totals = [max(f - n, 0) for f, n in zip(full, image, strict=True)]
+        if warn and same and not output_shape and any(f < n for f, n in zip(full, image, strict=True)):
+            warn(_BEYOND.format(auto_pad, list(window.strides), window.spans))
         window = window._replace(pads=split_pads(totals, auto_pad == "SAME_UPPER"))
     return _add_bias(conv(X, *_mirrored(W, X.shape[2:], image, window, group)), B)
 

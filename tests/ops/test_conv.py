@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from functools import partial
 
 import jax
@@ -11,11 +12,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import onnx2jax
 from onnx2jax import compat
 from onnx2jax.ops import conv
 from onnx2jax.ops.window import Window
 from tests.support.helpers import run_op
 from tests.support.joined import differences, joined
+from tests.support.models import text_model
 
 RNG = np.random.default_rng(3)
 
@@ -112,11 +115,26 @@ def test_auto_pad(auto_pad, pads):
         ({"strides": [4], "auto_pad": "SAME_UPPER"}, [1, 1, 1, 0, 1, 1, 1, 0]),
     ],
 )
+@pytest.mark.filterwarnings("ignore::onnx2jax.DeviationWarning")
 @pytest.mark.parametrize("opset", [1, 11, 22])
 def test_extent_of_a_transposed_convolution(attributes, expected, opset):
     ones = np.ones((1, 1, 2), np.float32), np.ones((1, 1, 3), np.float32)
     got = run_op("ConvTranspose", *ones, opset=opset, **{"strides": [2], **attributes})
     assert got.ravel().tolist() == expected
+
+
+@pytest.mark.parametrize(("stride", "warns"), [(3, False), (4, True)])
+def test_same_pads_of_strides_larger_than_the_kernel_warn(stride, warns):
+    """The pads would be negative: onnxruntime returns 7 elements, onnx.reference a zero in front."""
+    model = onnx2jax.convert(
+        text_model(f"""agraph (float[1,1,2] x, float[1,1,3] w) => (float[1,1,m] y) {{
+        y = ConvTranspose <strides = [{stride}], auto_pad = "SAME_UPPER"> (x, w) }}""")
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        y = model(np.ones((1, 1, 2), np.float32), np.ones((1, 1, 3), np.float32))
+    assert y.shape == (1, 1, 2 * stride)
+    assert [w.category for w in caught] == [onnx2jax.DeviationWarning] * warns
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
