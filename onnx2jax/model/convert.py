@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Unpack
+from typing import Any, Final, Literal, Unpack
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -46,6 +46,9 @@ from .devices.abstract import abstract_values
 from .devices.balance import costs
 from .model import Model
 from .spec import Spec
+
+APART: Final = frozenset({"source", "reading", "mesh", "shardings", "devices", "cache_dir", "warn_after"})
+"""Arguments of ``convert`` that may differ between the processes of a mesh, or whose results are compared."""
 
 
 def convert(
@@ -171,6 +174,7 @@ def convert(
     >>> model.inputs[0].name
     'image'
     """
+    arguments = {f"{name}=": value for name, value in locals().items() if name not in APART}
     check_keywords(reading, convert)
     if isinstance(source, Model):
         raise InputTypeError(f"{source.graph.name!r} is a Model already; to change its options, convert its file again")
@@ -217,20 +221,6 @@ def convert(
             placement=placed,
         )
         model = Model(spec)
-        arguments = (
-            static,
-            dim_overrides,
-            bucket,
-            max_size,
-            max_trips,
-            loop_cond,
-            rebatch,
-            scan_layers,
-            str(weights),
-            float32,
-            optimize,
-            stages,
-        )
         agreed.same(process_state(placed, model.origin, arguments))
     if mesh is None and placed is not None:  # a configuration of the file: the devices are known only now
         with together(placed.mesh, "convert") as agreed:
@@ -301,11 +291,11 @@ def _placed(
     return placed
 
 
-def process_state(placed: Placement | None, origin: Origin | None, arguments: Any) -> dict[str, Any]:
+def process_state(placed: Placement | None, origin: Origin | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Values that must be equal in all processes of a mesh, by name; empty for one process."""
     if placed is None or not several(placed.mesh):
         return {}
-    return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), "another argument": arguments}
+    return {"the file": origin and origin.digest(), "mesh= or shardings=": str(placed), **arguments}
 
 
 def open_model(source: Any, reading: Reading) -> Importer:

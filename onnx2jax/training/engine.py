@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, TypeVar
@@ -143,6 +143,8 @@ class CompiledStep:
     """Whether a function that cannot be one program may run partitioned, around host nodes."""
     optimize: bool = True
     """Whether a program for a single CPU is optimised (see runtime/cpu)."""
+    skip: Collection[str] = ()
+    """Passes that do not run."""
     _programs: dict[bool, Any] = field(default_factory=dict)
     """The jitted functions, by whether they are optimised for a CPU."""
     _partitioned: bool = False
@@ -196,7 +198,9 @@ class CompiledStep:
 
         shardings = self.training.shardings(state)
         return jax.jit(
-            in_auto_axes(with_passes(compute) if optimize else compute, batch=2, state=0 if self.updates else None),
+            in_auto_axes(
+                with_passes(compute, self.skip) if optimize else compute, batch=2, state=0 if self.updates else None
+            ),
             donate_argnums=0 if self.donate else (),
             out_shardings=None if shardings is None or not self.updates else (shardings, None),
         )

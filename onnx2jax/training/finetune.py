@@ -178,7 +178,7 @@ class FineTuning(TrainingEngine):
         scalars = {n: v for n, v in self._params.items() if np.size(v) == 1 and n not in self._initial}
         self._scalars = {n: np.asarray(to_host(v)) for n, v in scalars.items()}
         with together(self._placement.mesh if self._placement else None, "finetune") as processes:
-            processes.same(process_state(self._placement, model.origin, self.trainable))
+            processes.same(process_state(self._placement, model.origin, {"trainable=": self.trainable}))
 
     @property
     def _in_stages(self) -> bool:
@@ -208,7 +208,7 @@ class FineTuning(TrainingEngine):
 
     @property
     def _compile_options(self) -> dict[str, Any]:
-        return {"optimize": self._settings.optimize, "_partitioned": self._in_stages}
+        return {"optimize": self._settings.optimize, "skip": self._settings.skip, "_partitioned": self._in_stages}
 
     @cached_property
     def _step(self) -> CompiledStep:

@@ -323,6 +323,7 @@ class TrainingModel(TrainingEngine):
             donate=self._donate,
             may_partition=True,
             optimize=self._settings.optimize,
+            skip=self._settings.skip,
         )
 
     def _program_of(self, graph: Graph) -> _GraphProgram:

@@ -133,6 +133,7 @@ def disagree(mesh: jax.sharding.Mesh, process: int, folder: Path) -> dict[str, A
         ),
         "another plan": refused(lambda: onnx2jax.convert(mlp(), mesh=mesh, shardings="tensor" if process else "data")),
         "another argument": refused(lambda: onnx2jax.convert(mlp(), mesh=mesh, dim_overrides={"batch": 8 + process})),
+        "another type": refused(lambda: onnx2jax.convert(mlp(), mesh=mesh, dtype=[None, "bfloat16"][process])),
         "other values": refused(lambda: model(X[process])),
         "another shape": refused(lambda: model(X[0][:, : 4 - process])),
         "other rows": refused(lambda: model.placement.from_process({"x": X[0][: 8 - 4 * process]})),

@@ -46,7 +46,7 @@ def squares(y: Any, batch: dict[str, Any]) -> Any:
 
 
 def steps(
-    proto: Any, batch: dict[str, Any], optimize: bool, count: int = 3, loss: Any = squares, optimizer: Any = MOMENTUM
+    proto: Any, batch: dict[str, Any], optimize: Any, count: int = 3, loss: Any = squares, optimizer: Any = MOMENTUM
 ) -> tuple[Any, Any]:
     """State and metrics after ``count`` steps."""
     tuned = onnx2jax.finetune(onnx2jax.convert(proto, optimize=optimize), loss, optimizer)
@@ -54,6 +54,20 @@ def steps(
     for _ in range(count):
         state, metrics = tuned.step(state, batch)
     return state, metrics
+
+
+def test_passes_that_are_skipped_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[frozenset[str]]()
+    run_training = train_step.run_training
+
+    def recorded(closed: Any, state: int, options: Any) -> Any:
+        ran.append(options.skip)
+        return run_training(closed, state, options)
+
+    monkeypatch.setattr(train_step, "run_training", recorded)
+    batch = {"x": normal(2, 5, 4), "target": normal(2, 5, 3)}
+    steps(sequence_model(), batch, {"skip": ["dot_transpose"]}, count=1)
+    assert ran == [frozenset({"dot_transpose"})]
 
 
 def is_close(ours: Any, theirs: Any) -> bool:

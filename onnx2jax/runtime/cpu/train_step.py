@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -12,13 +12,18 @@ from .jaxpr_rewrite import as_function
 from .pipeline import Options, run_training
 
 
-def with_passes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with its jaxpr rewritten by the training passes; its first argument is the state."""
+def with_passes(function: Callable[..., Any], skip: Collection[str] = ()) -> Callable[..., Any]:
+    """The function with its jaxpr rewritten by the training passes; its first argument is the state.
+
+    Args:
+        function: a training step.
+        skip: names of passes that do not run.
+    """
 
     @functools.wraps(function)
     def inside(*args: Any) -> Any:
         closed, results = jax.make_jaxpr(function, return_shape=True)(*args)
-        program = run_training(closed, len(jax.tree.leaves(args[0])), Options())
+        program = run_training(closed, len(jax.tree.leaves(args[0])), Options().skipping(*skip))
         return jax.tree.unflatten(jax.tree.structure(results), as_function(program)(*jax.tree.leaves(args)))
 
     return inside

@@ -235,6 +235,8 @@ def test_load_exported_matches_the_model(folders: Any, name: str) -> None:
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(np.asarray(b, np.float64), np.asarray(a, np.float64), rtol=2e-5, atol=2e-5)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(loaded(feeds)), strict=True):  # called as the model is
+        np.testing.assert_array_equal(a, b)
 
 
 def test_a_program_without_weights_is_small(folders: Any) -> None:
