@@ -10,10 +10,10 @@ the package itself count for nothing: they lead everywhere.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -27,9 +27,9 @@ FOLDERS = ("onnx2jax", "tests", "docs", "benchmarks")
 ALWAYS = ("tests/test_architecture.py", "tests/face/test_public.py", "tests/model/test_model.py")
 
 
-def sources() -> dict[str, Path]:
+def sources(folders: Iterable[str] = FOLDERS) -> dict[str, Path]:
     """Python files by the dotted name that imports them."""
-    files = (p.relative_to(ROOT) for folder in FOLDERS for p in (ROOT / folder).rglob("*.py"))
+    files = (p.relative_to(ROOT) for folder in folders for p in (ROOT / folder).rglob("*.py"))
     return {".".join(p.with_suffix("").parts).removesuffix(".__init__"): p for p in files}
 
 
@@ -45,24 +45,27 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def touched(changed: Iterable[Path]) -> list[Path]:
-    """Test files that lead to one of the changed files, nearest first.
-
-    >>> touched([Path("onnx2jax/runtime/program_cache.py")])[0].name
-    'test_program_cache.py'
-    """
-    named = sources()
-    importers: dict[Path, set[Path]] = defaultdict(set)
+@functools.cache
+def importers(folders: tuple[str, ...]) -> dict[Path, set[Path]]:
+    """The files that import each file of the folders."""
+    named = sources(folders)
+    found: dict[Path, set[Path]] = {path: set() for path in named.values()}
     for path in named.values():
         for name in imports(path):
             if name in named and name != "onnx2jax":
-                importers[named[name]].add(path)
+                found[named[name]].add(path)
+    return found
+
+
+def touched(changed: Iterable[Path], folders: tuple[str, ...] = FOLDERS) -> list[Path]:
+    """Test files that lead to one of the changed files, nearest first."""
+    those_of = importers(folders)
     steps = dict.fromkeys(changed, 0)
     for path in list(steps):
-        steps |= {p: 0 for p in named.values() if p.name == f"test_{path.name}"}
+        steps |= {p: 0 for p in those_of if p.name == f"test_{path.name}"}
     waiting = list(steps)
     for path in waiting:
-        for importer in sorted(importers[path] - steps.keys()):
+        for importer in sorted(those_of.get(path, set()) - steps.keys()):
             steps[importer] = steps[path] + 1
             waiting.append(importer)
     tests = [p for p in steps if p.name.startswith("test_") and p.suffix == ".py" and (ROOT / p).exists()]

@@ -9,23 +9,29 @@ import pytest
 
 from tests import quick
 
+FEW = ("onnx2jax/runtime", "tests/conformance", "tests/runtime", "tests/tables")
+"""Folders that are read in half a second; reading all takes seconds."""
 
-@pytest.fixture(autouse=True)
-def few_folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading all takes seconds; the example in tests/quick.py does."""
-    monkeypatch.setattr(quick, "FOLDERS", ("onnx2jax/runtime", "tests/conformance", "tests/runtime", "tests/tables"))
+
+def touched(*changed: str) -> list[str]:
+    return [str(p) for p in quick.touched(map(Path, changed), FEW)]
 
 
 def test_nearest_tests_come_first() -> None:
-    found = [str(p) for p in quick.touched([Path("onnx2jax/runtime/program_cache.py"), Path("README.md")])]
+    found = touched("onnx2jax/runtime/program_cache.py", "README.md")
     assert found[0] == "tests/runtime/test_program_cache.py"  # by its name
     assert len(found) == len({*found}) > 1  # and by imports
-    assert quick.touched([Path("README.md")]) == []
+    assert touched("README.md") == []
 
 
 def test_changed_tests_and_tests_of_changed_helpers_are_selected() -> None:
-    assert str(quick.touched([Path("tests/test_errors.py")])[0]) == "tests/test_errors.py"
-    assert Path("tests/conformance/test_official.py") in quick.touched([Path("tests/tables/official.py")])
+    assert touched("tests/test_errors.py")[0] == "tests/test_errors.py"
+    assert "tests/conformance/test_official.py" in touched("tests/tables/official.py")
+
+
+def test_folders_are_those_of_the_repository() -> None:
+    names = quick.sources().keys()
+    assert names >= {"onnx2jax", "onnx2jax.ops.registry", "tests.quick", "docs.make_figures", "benchmarks.bench"}
 
 
 def test_selection_is_bounded_by_time(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:

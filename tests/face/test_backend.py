@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import onnx2jax
 from onnx2jax import backend, errors
+from tests.support.models import model, one_node, value
 from tests.support.official import BERNOULLI, DROPOUT
 
 A_SLICE = "^test_(add|cast_FLOAT_to_(BF|DOUBLE|STR)|clip|concat|if|loop1[13]|max_|optional|reduce_sum|scan_|top_k)"
@@ -71,10 +73,7 @@ X = np.float32([[-1, 2]])
 
 
 def test_inputs_by_position_by_name_or_single() -> None:
-    nodes = [helper.make_node("Sub", ["a", "b"], ["y"])]
-    info = functools.partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT, shape=[1, 2])
-    model = helper.make_model(helper.make_graph(nodes, "g", [info("a"), info("b")], [info("y")]), ir_version=10)
-    prepared = backend.prepare(model)
+    prepared = backend.prepare(one_node("Sub", dict.fromkeys("ab", (np.float32, [1, 2]))))
     np.testing.assert_array_equal(prepared.run([X, X + 1])[0], [[-1, -1]])
     np.testing.assert_array_equal(prepared.run({"b": X, "a": X + 1})[0], [[1, 1]])
     with pytest.raises(errors.InputNameError, match="'b' not given"):
@@ -99,8 +98,6 @@ def test_devices_are_those_of_jax() -> None:
 
 def test_models_with_unsupported_operators_are_not_compatible() -> None:
     unknown = helper.make_node("Nothing", ["x"], ["y"], domain="nobody")
-    graph = helper.make_graph([unknown], "g", [helper.make_tensor_value_info("x", 1, [1])], [])
-    graph.output.add(name="y")
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("nobody", 1)], ir_version=10)
-    assert not backend.is_compatible(model)
+    x, y = value("x", np.float32, [1]), onnx.ValueInfoProto(name="y")
+    assert not backend.is_compatible(model([unknown], [x], [y], opsets={"nobody": 1}))
     assert backend.is_compatible(onnx2jax.demo_model())

@@ -1,4 +1,4 @@
-"""The commands ``bench``, ``train``, ``operators`` and ``demo``."""
+"""The commands ``bench``, ``train`` and ``operators``."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_training_info_excludes_loss_options(capsys: Capture, tmp_path: Path, di
     assert "the file has training_info, which defines what --loss would" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------- operators and demo
+# -------------------------------------------------------------------------------------------------- operators
 
 
 def test_operators_are_listed_by_domain_and_name(capsys: Capture) -> None:
@@ -202,11 +202,3 @@ def test_operators_of_a_file(capsys: Capture, tmp_path: Path) -> None:
     assert "2 operators in m.onnx, 1 unsupported" in out
     assert ["com.example", "Odd", "1", "1", "unsupported"] in [line.split() for line in out.splitlines()]
     assert cli.main(["operators", str(tmp_path / "m.onnx"), "--domain", "ai.onnx"]) == 0
-
-
-@pytest.mark.usefixtures("without_rich")
-def test_demo_names_missing_packages(capsys: Capture, tmp_path: Path) -> None:
-    assert cli.main(["demo", "--output", str(tmp_path / "d.png")]) == 1
-    assert "pip install 'onnx2jax[demo]'" in capsys.readouterr().err
-    assert cli.main(["demo", "--json"]) == 0  # which needs neither
-    assert json.loads(capsys.readouterr().out)["right"] >= 15

@@ -11,10 +11,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from onnx2jax import cli, demo_model
 from onnx2jax.data import demo_samples
+from tests.support.models import model, value
 
 MODEL = str(demo_model())
 Command = Callable[..., tuple[int, str, str]]
@@ -32,16 +33,11 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def saved(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], domain: str = "") -> Path:
-    """A model file made of the given nodes, opset 22 (and version 1 of ``domain``)."""
-    opsets = [helper.make_opsetid("", 22)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+def saved(path: Path, nodes: list[Any], shape: list[Any] | None, dtype: Any = np.float32, **options: Any) -> Path:
+    """A model file of nodes from x to the last one's output."""
+    x, y = (value(name, dtype, shape) for name in ("x", nodes[-1].output[0]))
+    onnx.save(model(nodes, [x], [y], **options), path)
     return path
-
-
-def tensor(name: str, shape: list[Any] | None, code: int = TensorProto.FLOAT) -> Any:
-    return helper.make_tensor_value_info(name, code, shape)
 
 
 def test_run_on_a_file_saves_what_onnxruntime_gives(command: Command, tmp_path: Path) -> None:
@@ -75,10 +71,8 @@ def test_random_is_seeded_and_free_dimensions_are_given_by_name(command: Command
 @pytest.mark.parametrize("name", ["a/b:0", "file"])
 def test_any_output_name_can_be_saved(command: Command, tmp_path: Path, name: str) -> None:
     node = helper.make_node("Identity", ["x"], [name])
-    model = saved(tmp_path / "m.onnx", [node], [tensor("x", [2])], [tensor(name, [2])])
-    status, _, _ = command(
-        "run", model, "--random", "--output-dir", tmp_path / "d", "--output-file", tmp_path / "o.npz"
-    )
+    path = saved(tmp_path / "m.onnx", [node], [2])
+    status, _, _ = command("run", path, "--random", "--output-dir", tmp_path / "d", "--output-file", tmp_path / "o.npz")
     assert status == 0
     (file,) = (tmp_path / "d").iterdir()
     with np.load(tmp_path / "o.npz") as archive:
@@ -86,18 +80,17 @@ def test_any_output_name_can_be_saved(command: Command, tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize(
-    ("code", "array"),
+    ("dtype", "array"),
     [
-        (TensorProto.BFLOAT16, np.array([1.5, -2], ml_dtypes.bfloat16)),
-        (TensorProto.STRING, np.array(["one", "två"])),
-        (TensorProto.INT64, np.array([2**62 + 1, -1])),
+        (ml_dtypes.bfloat16, np.array([1.5, -2], ml_dtypes.bfloat16)),
+        (np.object_, np.array(["one", "två"])),
+        (np.int64, np.array([2**62 + 1, -1])),
     ],
 )
-def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, code: int, array: np.ndarray) -> None:
-    node = helper.make_node("Identity", ["x"], ["y"])
-    model = saved(tmp_path / "m.onnx", [node], [tensor("x", [2], code)], [tensor("y", [2], code)])
+def test_element_types_that_files_do_not_keep(command: Command, tmp_path: Path, dtype: Any, array: np.ndarray) -> None:
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Identity", ["x"], ["y"])], [2], dtype)
     np.save(tmp_path / "x.npy", array)
-    status, _, err = command("run", model, "--input", f"x={tmp_path / 'x.npy'}", "--output-dir", tmp_path)
+    status, _, err = command("run", path, "--input", f"x={tmp_path / 'x.npy'}", "--output-dir", tmp_path)
     assert (status, err) == (0, "")
     assert (tmp_path / "y.npy").read_bytes() == (tmp_path / "x.npy").read_bytes()
 
@@ -151,9 +144,8 @@ def test_errors_are_one_clean_message(
 
 
 def test_an_input_without_a_shape_cannot_be_random(command: Command, tmp_path: Path) -> None:
-    node = helper.make_node("Identity", ["x"], ["y"])
-    model = saved(tmp_path / "m.onnx", [node], [tensor("x", None)], [tensor("y", None)])
-    status, _, err = command("run", model, "--random")
+    path = saved(tmp_path / "m.onnx", [helper.make_node("Identity", ["x"], ["y"])], None)
+    status, _, err = command("run", path, "--random")
     assert status == 2
     assert "--input x=FILE.npy" in err
 
@@ -191,14 +183,14 @@ def test_inspect_names_unsupported_operators_and_run_fails(command: Command, tmp
         helper.make_node("Relu", ["a"], ["b"]),
         helper.make_node("Frobnicate", ["b"], ["y"], name="second", domain="com.example"),
     ]
-    model = saved(tmp_path / "m.onnx", nodes, [tensor("x", [2])], [tensor("y", [2])], "com.example")
-    status, out, _ = command("inspect", model)
+    path = saved(tmp_path / "m.onnx", nodes, [2], opsets={"com.example": 1})
+    status, out, _ = command("inspect", path)
     assert status == 3
     assert "1 unsupported" in out
     (row,) = (line.split() for line in out.splitlines() if "Frobnicate" in line)
     assert row == ["com.example", "Frobnicate", "1", "2", "unsupported"]
 
-    status, _, err = command("run", model, "--random")
+    status, _, err = command("run", path, "--random")
     assert status == 1
     for text in ("Frobnicate", "com.example", "'first'", "'second'"):
         assert text in err

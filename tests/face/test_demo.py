@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,20 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from onnx2jax import demo, demo_model
+from onnx2jax import cli, demo, demo_model
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
 def found() -> demo.Findings:
     return demo.compute()
+
+
+@pytest.fixture
+def computed(found: demo.Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the computation by its results."""
+    monkeypatch.setattr(demo, "compute", lambda: found)
 
 
 def test_the_bundled_model() -> None:
@@ -62,15 +72,23 @@ def test_terminal(found: demo.Findings, colour: bool) -> None:
 
 
 @pytest.mark.usefixtures("without_rich")
-def test_without_extras(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert demo.main(["--output", str(tmp_path / "demo.png")]) == 1
+@pytest.mark.parametrize("main", [demo.main, lambda options: cli.main(["demo", *options])], ids=["module", "command"])
+def test_without_extras(capsys: Capture, tmp_path: Path, main: Callable[[list[str]], int]) -> None:
+    assert main(["--output", str(tmp_path / "demo.png")]) == 1
     err = capsys.readouterr().err
     assert err.startswith("The demo draws with matplotlib and rich (")
     assert err.endswith("): pip install 'onnx2jax[demo]'\n")
     assert not (tmp_path / "demo.png").exists()
 
 
-def test_from_end_to_end(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("without_rich", "computed")
+def test_json_needs_no_extras(capsys: Capture) -> None:
+    assert cli.main(["demo", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["right"] >= 15
+
+
+@pytest.mark.usefixtures("computed")
+def test_from_end_to_end(capsys: Capture, tmp_path: Path) -> None:
     assert demo.main(["--output", str(tmp_path / "demo.png")]) == 0
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert "picture: " in capsys.readouterr().out

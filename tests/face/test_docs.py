@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import onnx2jax
 from onnx2jax.cli import COMMANDS
@@ -20,6 +20,7 @@ from onnx2jax.ops import registry
 from tests.ops import test_branches, test_gradients, test_opset_matrix
 from tests.support import pages
 from tests.support.helpers import ROOT
+from tests.support.models import model, value
 from tests.support.tiers import extended
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")  # optax
@@ -117,10 +118,8 @@ def test_the_row_of_contributing() -> None:
 
 def test_the_operator_of_contributing() -> None:
     run_contributing()
-    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in ("x", "limit")]
+    *inputs, output = (value(name, np.float32, [3]) for name in ("x", "limit", "y"))
     node = helper.make_node("SoftClip", ["x", "limit"], ["y"], domain="com.example", alpha=0.5)
-    graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])])
-    opsets = [helper.make_opsetid("", 22), helper.make_opsetid("com.example", 1)]
-    model = onnx2jax.convert(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    clip = onnx2jax.convert(model([node], inputs, [output], opsets={"com.example": 1}))
     x, limit = np.array([[-2, 0, 4], [1, 1, 3]], np.float32)
-    np.testing.assert_allclose(model(x, limit), np.tanh(x / 2) * limit, rtol=1e-6)
+    np.testing.assert_allclose(clip(x, limit), np.tanh(x / 2) * limit, rtol=1e-6)

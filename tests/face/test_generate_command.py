@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
@@ -83,7 +84,10 @@ def test_characters_are_printed_complete(folder: Path, monkeypatch: pytest.Monke
     assert [p for p in pieces if p] == ["tw", "e", "n", "é", *"-one ", "\N{REPLACEMENT CHARACTER}"]
 
 
-def test_stop_tokens_of_the_file_end_the_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_tokens_of_the_file_end_the_text(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "decoder", functools.cache(onnx2jax.decoder))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ord("-")}))
     assert cli.main(["generate", str(folder), "--prompt-ids", IDS, "--stop", "120,120"]) == 0
     assert capsys.readouterr().out.split() == [str(ord(c)) for c in "twenty-"]

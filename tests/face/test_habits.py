@@ -79,10 +79,6 @@ def test_a_single_name_is_no_list_of_characters(model: onnx2jax.Model) -> None:
 def test_models_save_themselves(model: onnx2jax.Model, tmp_path: Path) -> None:
     path = model.save(tmp_path / "m.onnx", params={"b2": np.float32([1, 2])})
     np.testing.assert_array_equal(onnx2jax.convert(path).params["b2"], [1, 2])
-    with pytest.raises(InputTypeError, match=r"swapped: save\(model, 'm.onnx'\)"):
-        onnx2jax.save("m.onnx", model)  # type: ignore[arg-type]
-    with pytest.raises(InputTypeError, match=r"finetune\(onnx2jax.convert\('m.onnx'\)"):
-        onnx2jax.finetune("m.onnx", lambda y, _: y.sum(), optax.sgd(1.0))  # type: ignore[arg-type]
 
 
 def test_floating_parameters_can_be_differentiated() -> None:
@@ -110,66 +106,67 @@ def test_optax_labels_parameters_by_name(model: onnx2jax.Model) -> None:
     assert moved == {"w2", "b2"}
 
 
-def misspelt() -> dict[str, tuple[Callable[[], object], str]]:
-    """Calls with a misspelt name, and the name that is meant."""
-    model = onnx2jax.convert(mlp())
-    return {
-        "keyword of decoder": (lambda: onnx2jax.decoder(mlp(), contekst=8), "context"),
-        "keyword of a session": (lambda: onnx2jax.InferenceSession(mlp(), provider=[]), "providers"),  # type: ignore[arg-type]
-        "keyword of TrainingModel": (
-            lambda: onnx2jax.TrainingModel(onnx2jax.demo_training_model(), output=["loss"]),  # type: ignore[call-arg]
-            "outputs",
-        ),
-        "output of join": (lambda: onnx2jax.join(model, mlp(), {"Y": "x"}), "y"),
-        "input of join": (lambda: onnx2jax.join(model, mlp(), {"y": "X"}), "x"),
-        "runtime of verify": (lambda: model.verify(against="onnx-runtime"), "onnxruntime"),
-        "keyword": (lambda: onnx2jax.convert(mlp(), dim_override={}), "dim_overrides"),  # type: ignore[call-arg]
-        "dimension": (lambda: onnx2jax.convert(mlp(), dim_overrides={"bacth": 3}), "batch"),
-        "output": (lambda: model.run(["Y"], {"x": X}), "y"),
-        "parameter": (lambda: model.with_params({"W1": X}), "w1"),
-        "value": (lambda: model.cut(outputs=["H"]), "h"),
-        "static": (lambda: onnx2jax.convert(mlp(), static={"X": X}), "x"),
-        "outputs of finetune": (lambda: onnx2jax.finetune(model, "next_token", optax.sgd(1.0), outputs="Y"), "y"),
-    }
-
-
-@pytest.mark.parametrize(
-    "which",
-    [
-        *("keyword", "dimension", "output", "parameter", "value", "static", "outputs of finetune"),
-        *("keyword of decoder", "keyword of a session", "keyword of TrainingModel"),
-        *("output of join", "input of join", "runtime of verify"),
-    ],
-)
-def test_the_name_that_is_meant_is_suggested(which: str) -> None:
-    call, meant = misspelt()[which]
-    with pytest.raises(TypeError, match=f"did you mean '{meant}'\\?"):
-        call()
-
-
-SWAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
+DIGITS = onnx2jax.demo_training_model()
+Call = Callable[[Any], object]
+MISSPELT: dict[str, tuple[Call, str]] = {
+    "keyword": (lambda _: onnx2jax.convert(mlp(), dim_override={}), "dim_overrides"),  # type: ignore[call-arg]
+    "keyword of decoder": (lambda _: onnx2jax.decoder(mlp(), contekst=8), "context"),
+    "keyword of a session": (lambda _: onnx2jax.InferenceSession(mlp(), provider=[]), "providers"),  # type: ignore[arg-type]
+    "keyword of TrainingModel": (lambda _: onnx2jax.TrainingModel(DIGITS, output=["loss"]), "outputs"),  # type: ignore[call-arg]
+    "dimension": (lambda _: onnx2jax.convert(mlp(), dim_overrides={"bacth": 3}), "batch"),
+    "output": (lambda model: model.run(["Y"], {"x": X}), "y"),
+    "output of join": (lambda model: onnx2jax.join(model, mlp(), {"Y": "x"}), "y"),
+    "input of join": (lambda model: onnx2jax.join(model, mlp(), {"y": "X"}), "x"),
+    "parameter": (lambda model: model.with_params({"W1": X}), "w1"),
+    "value": (lambda model: model.cut(outputs=["H"]), "h"),
+    "runtime of verify": (lambda model: model.verify(against="onnx-runtime"), "onnxruntime"),
+    "static": (lambda _: onnx2jax.convert(mlp(), static={"X": X}), "x"),
+    "outputs of finetune": (lambda model: onnx2jax.finetune(model, "next_token", optax.sgd(1.0), outputs="Y"), "y"),
+}
+"""Calls with a misspelt name, and the name that is meant."""
+SWAPPED: dict[str, tuple[Call, str]] = {
     "run": (lambda model: model.run({"x": X}, None), r"swapped: run\(output_names, inputs\)"),
     "finetune": (
-        lambda model: onnx2jax.finetune(model, optax.sgd(1.0), abs),
+        lambda model: onnx2jax.finetune(model, optax.sgd(1.0), abs),  # type: ignore[arg-type]
         r"swapped: finetune\(model, loss, optimizer",
-    ),  # type: ignore[arg-type]
+    ),
     "join": (lambda model: onnx2jax.join(model, {"y": "x"}, model), "names is the third argument"),  # type: ignore[arg-type]
-    "replace": (lambda model: model.replace(abs), "replace takes a dict of functions"),
-    "static": (lambda _: onnx2jax.convert(mlp(), static=["x"]), r"static is \['x'\]; it is a dict"),  # type: ignore[arg-type]
-    "a Model": (lambda model: onnx2jax.convert(model), "is a Model already"),
-    "a module of a path": (lambda _: onnx2jax.to_nnx("m.onnx"), r"to_nnx\(onnx2jax.convert"),  # type: ignore[arg-type]
-    "a graph": (lambda _: onnx2jax.convert(mlp().graph), "not onnx.GraphProto; onnx.helper.make_model"),
+    "load_adapter": (
+        lambda model: onnx2jax.load_adapter("a.safetensors", model),  # type: ignore[arg-type]
+        r"load_adapter\(model, 'a.safetensors'\)",
+    ),
     "load_checkpoint": (lambda _: onnx2jax.load_checkpoint({}, "s"), r"load_checkpoint\(path, like\)"),  # type: ignore[arg-type]
     "save_checkpoint": (lambda _: onnx2jax.save_checkpoint({}, "s"), r"save_checkpoint\(path, state\)"),  # type: ignore[arg-type]
+    "save": (lambda model: onnx2jax.save("m.onnx", model), r"swapped: save\(model, 'm.onnx'\)"),  # type: ignore[arg-type]
+    "replace": (lambda model: model.replace(abs), "replace takes a dict of functions"),
+    "static as a list": (lambda _: onnx2jax.convert(mlp(), static=["x"]), r"static is \['x'\]; it is a dict"),  # type: ignore[arg-type]
+    "a Model": (lambda model: onnx2jax.convert(model), "is a Model already"),
+    "a path to finetune": (
+        lambda _: onnx2jax.finetune("m.onnx", lambda y, _: y.sum(), optax.sgd(1.0)),  # type: ignore[arg-type]
+        r"finetune\(onnx2jax.convert\('m.onnx'\)",
+    ),
+    "a module of a path": (lambda _: onnx2jax.to_nnx("m.onnx"), r"to_nnx\(onnx2jax.convert"),  # type: ignore[arg-type]
 }
 """Calls with swapped or mistaken arguments, and what the message says."""
+
+
+@pytest.mark.parametrize("which", MISSPELT)
+def test_the_name_that_is_meant_is_suggested(model: onnx2jax.Model, which: str) -> None:
+    call, meant = MISSPELT[which]
+    with pytest.raises(TypeError, match=f"did you mean '{meant}'\\?"):
+        call(model)
 
 
 @pytest.mark.parametrize("which", SWAPPED)
 def test_swapped_arguments_are_recognised(model: onnx2jax.Model, which: str) -> None:
     call, said = SWAPPED[which]
-    with pytest.raises(TypeError, match=said):
+    with pytest.raises(InputTypeError, match=said):
         call(model)
+
+
+def test_a_graph_is_no_model() -> None:
+    with pytest.raises(TypeError, match=r"not onnx.GraphProto; onnx.helper.make_model"):
+        onnx2jax.convert(mlp().graph)
 
 
 def test_messages_about_files_name_no_protobuf_classes(tmp_path: Path) -> None:

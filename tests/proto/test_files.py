@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -19,34 +18,29 @@ from onnx2jax.errors import ExternalDataError, ExternalDataNotFoundError, ModelE
 from onnx2jax.proto.external import ExternalFiles
 from onnx2jax.proto.messages import TensorProto as OurTensor
 from onnx2jax.proto.tensors import to_array
+from tests.support.models import model, one_node, value
 from tests.support.tiers import extended
 
-
-def relu_model() -> onnx.ModelProto:
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
+RELU = one_node("Relu", {"x": (np.float32, ["n"])})
 
 
 def matmul_model(path: Path, shape: tuple[int, int], data: str = "weights.bin", offset: int = 0) -> None:
     """A MatMul whose weight is external data."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", shape[0]])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", shape[1]])
+    x, y = (value(name, np.float32, ["n", extent]) for name, extent in zip("xy", shape, strict=True))
     w = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", data), ("offset", str(offset)), ("length", str(4 * shape[0] * shape[1]))):
-        w.external_data.add(key=key, value=value)
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [w])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
-    path.write_bytes(model.SerializeToString())
+    for key, text in (("location", data), ("offset", str(offset)), ("length", str(4 * shape[0] * shape[1]))):
+        w.external_data.add(key=key, value=text)
+    made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [x], [y])
+    made.graph.initializer.append(w)
+    path.write_bytes(made.SerializeToString())
 
 
 def test_every_kind_of_source(tmp_path: Path) -> None:
-    model = relu_model()
     path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
-    data = model.SerializeToString()
+    data = RELU.SerializeToString()
+    path.write_bytes(data)
     x = np.float32([-1, 2])
-    for source in (path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), model):
+    for source in (path, str(path), data, bytearray(data), memoryview(data), io.BytesIO(data), RELU):
         np.testing.assert_array_equal(onnx2jax.convert(source)(x), [0, 2])
     with path.open("rb") as file:
         np.testing.assert_array_equal(onnx2jax.convert(file)(x), [0, 2])
@@ -61,8 +55,8 @@ def test_every_kind_of_source(tmp_path: Path) -> None:
         (b"PK\x03\x04" + bytes(60), "zip archive"),
         (b"<!DOCTYPE html>", "text"),
         (b"\x0a\x09ONNXOPSET\x10\x07", "operator set document"),
-        (relu_model().SerializeToString()[:-20], "not an ONNX model"),
-        (relu_model().SerializeToString()[:2], "no graph"),
+        (RELU.SerializeToString()[:-20], "not an ONNX model"),
+        (RELU.SerializeToString()[:2], "no graph"),
     ],
     ids=["empty", "text", "lfs", "zip", "html", "opset", "truncated", "header-only"],
 )
@@ -115,8 +109,8 @@ def test_external_data_of_a_model_without_a_file(tmp_path: Path) -> None:
 
 def external(**entries: str) -> Any:
     tensor = OurTensor(name="w", data_type=1, dims=[2], data_location=1)
-    for key, value in entries.items():
-        tensor.external_data.add(key=key, value=value)
+    for key, text in entries.items():
+        tensor.external_data.add(key=key, value=text)
     return tensor
 
 
