@@ -30,11 +30,11 @@ LAYERS: Final = (
     ("ground", ("errors", "compat")),
 )
 """Layers, top down. A module imports from its own package and from layers below (tests/test_architecture.py)."""
-MOST_LINES_PER_OPERATOR: Final = 19.7
+MOST_LINES_PER_OPERATOR: Final = 19.9
 """The ratchet. It was 14.4 before operators of language models with caches, packed weights, forests laid out for
 walking and tables of ai.onnx.ml, 18.2 before the lowering of convolutions for CPUs moved here from the runtime, and
 19.2 before attention by blocks, scatters of rows and other forms for accelerators, loops with counted trips, and slices
-from traced starts."""
+from traced starts, and 19.7 before NaN stayed out of what does not read it, and shapes of operands had a table."""
 
 IGNORED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 PACKAGE: Final = Path(onnx2jax.__file__).parent
