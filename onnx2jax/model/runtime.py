@@ -141,9 +141,10 @@ class Runtime:
             return
         if spec.graph.draws or spec.bucket or spec.max_size or spec.placement is not None:
             return
+        if tuple(bound) != key.inputs:
+            return
         converted = list(map(_conversion, bound, arguments, bound.values()))
-        same = [a is b or f is not None for a, b, f in zip(arguments, bound.values(), converted, strict=True)]
-        if tuple(bound) != key.inputs or not all(same):
+        if not all(a is b or f for a, b, f in zip(arguments, bound.values(), converted, strict=True)):
             return
         call = program.bound_call(bound, self.params, self.constants, as_numpy=key.as_numpy)
         if call is not None:

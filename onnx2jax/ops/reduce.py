@@ -89,7 +89,9 @@ def _reduction(body, in_float):
         default = () if noop_with_empty_axes else tuple(range(data.ndim))
         axes = tuple(sorted(axes_of(axes, data.ndim))) if given else default
         work = data.astype(np.float64) if in_float and not is_float(data.dtype) else data
-        result = cast_to(body(work, axes), data.dtype)  # -inf and NaN, too, become the same integer in NumPy and XLA
+        result = body(work, axes)
+        # Of floats -inf and NaN, too, become the same integer in NumPy and XLA; others may be symbolic dimensions.
+        result = result.astype(data.dtype) if work is data else cast_to(result, data.dtype)
         return result if keepdims else reshaped(result, [n for i, n in enumerate(data.shape) if i not in axes])
 
     return reduction
