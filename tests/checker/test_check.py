@@ -58,6 +58,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "none.onnx" in capsys.readouterr().err
 
 
+def test_an_interrupted_command_has_its_own_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnx2jax.cli.check.check", interrupted)
+    assert cli.main(["check", str(demo_model())]) == 130
+
+
 def test_strict_conversion_lists_all_errors() -> None:
     with pytest.raises(ModelError, match=r"(?s)breaks rules.*ND-10.*ND-08"):
         onnx2jax.convert(parse(TWO), strict=True)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import onnx2jax
+from onnx2jax.checker import shapes
 from tests.support.cases import parse
 
 BRANCHES = """g (bool c, float[2, 3] x) => (float[a, b] y) {
@@ -14,6 +15,9 @@ BRANCHES = """g (bool c, float[2, 3] x) => (float[a, b] y) {
                 else_branch = s () => (float[p, q] n) { n = Neg (x) }> }"""
 LOOP = """g (float[2] x, int64 m) => (float[k] y) { y = Loop (m, "", x) <body = b (int64 i, bool go, float[3] s)
     => (bool go, float[3] t) { t = Neg (s) }> }"""
+POOL = "AveragePool <kernel_shape = [2], strides = [2]>"
+HALVED = f"""g (float[1, 1, N] x) => (float[1, 1, M] y) {{
+    a = {POOL} (x)  b = {POOL} (a)  c = {POOL} (b)  d = {POOL} (c)  y = {POOL} (d) }}"""
 CALL = """g (float[2, 3] x) => (float[6] y) { y = l.f (x) }
     <domain: "l", opset_import: ["" : 21]> f (a, b) => (r) { r = Add (a, b) }"""
 
@@ -34,6 +38,7 @@ def findings(text: str) -> list[tuple[str, str]]:
         ("g (float[2] x) => (float[2] y) <int64[2] x> { y = Neg (x) }", ("GR-20", "warning")),
         ("g (float[2] x, float[3] z) => (float[2] y) { y = Add (x, z) }", ("ND-15", "error")),
         ("g (float[N] x, float[M] z) => (float[K] y) { y = Add (x, z) }", None),  # they may be equal
+        (HALVED, None),  # N may be more than 16
         ("g (float[2, 3] x) => (float[a, b] y) { y = Transpose <perm = [0, 2]> (x) }", ("ND-15", "error")),
         (
             "g (float[2, 3] x) => (float[a] y) <int64[1] to = {7}> { y = Reshape (x, to) }",
@@ -61,4 +66,11 @@ def test_large_constants_are_types_alone() -> None:
     """8 GB of zeros are not computed."""
     text = """g (float[2] x) => (float[2] y) <int64[2] shape = {40000, 50000}> {
         z = ConstantOfShape (shape)  s = Shape (z)  f = Cast <to = 1> (s)  y = Add (x, f) }"""
+    assert not findings(text)
+
+
+def test_a_limited_number_of_nodes_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "g (float[2] x) => (float[3] y) { a = Neg (x)  b = Neg (a)  y = Neg (b) }"
+    assert findings(text) == [("GR-18", "warning")]
+    monkeypatch.setattr(shapes, "MOST_NODES", 2)
     assert not findings(text)

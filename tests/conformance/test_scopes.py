@@ -75,6 +75,7 @@ def test_siblings_are_scopes_of_their_own() -> None:
 def test_a_name_of_a_subgraph_may_be_defined_later_outside() -> None:
     text = branches("t () => (float[2] q) { q = Abs (x) }", after="q = Neg (x)")
     same(clean(parse(text), TRUE, X), np.abs(X))
+    same(clean(parse(branches("t () => (float[2] y) { y = Abs (x) }")), TRUE, X), np.abs(X))  # by the If itself
 
 
 @rule("SC-06")

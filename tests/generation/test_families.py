@@ -10,6 +10,7 @@ import pytest
 import onnx2jax
 from onnx2jax import Decoder
 from onnx2jax.errors import InputShapeError
+from onnx2jax.model.caches import caches
 from tests.generation import encoded
 from tests.generation.families import FAMILIES, PRECISIONS, decoder
 from tests.support import decoders
@@ -134,6 +135,11 @@ def test_a_text_shorter_than_the_sliding_window() -> None:
     texts = model.generate(Q, 3, length=6, stop=())
     assert texts.texts() == [by_hand(file, Q, 3)[0]]
     assert {v.shape[2] for v in texts.cache.values.values()} == {6, 8}
+
+
+def test_sliding_caches_begin_with_room_for_their_window() -> None:
+    empty = caches(onnx2jax.convert(decoder("gemma2").proto)).empty(1)
+    assert [v.shape[2] for v in empty.values()] == [8, 8, 0, 0]
 
 
 def test_shared_caches_of_declared_length() -> None:

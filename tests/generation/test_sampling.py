@@ -97,6 +97,14 @@ def test_draws_depend_on_the_seed_and_differ_by_row() -> None:
     assert texts(None) == texts(0)
 
 
+def test_each_token_has_its_own_random_numbers() -> None:
+    def uniform(rows: jax.Array, key: jax.Array) -> jax.Array:
+        return jax.random.randint(key, rows.shape[:1], 0, rows.shape[1])
+
+    (text,) = decoder("group query").generate([[5, 17]], 12, sampling=uniform, rng=3).texts()
+    assert len({*text}) > 4
+
+
 def test_limits_that_leave_one_token_are_greedy() -> None:
     own = decoder("group query")
     wanted = own.generate([[5, 17], [1, 2]], 12).texts()

@@ -147,8 +147,8 @@ def test_state_of_a_convolution() -> None:
 @pytest.mark.parametrize(
     "style",
     [
-        "Concat, positions from extents",
-        pytest.param("Concat, positions from extents in each of two layers", marks=pytest.mark.extended),
+        pytest.param("Concat, positions from extents", marks=pytest.mark.extended),
+        "Concat, positions from extents in each of two layers",
         pytest.param("ScatterElements, positions from slots", marks=pytest.mark.extended),
     ],
 )

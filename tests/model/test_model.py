@@ -96,6 +96,13 @@ def test_several_outputs_are_a_named_tuple_in_graph_order() -> None:
     np.testing.assert_array_equal(result.out_0, [-1, -2])  # not an identifier: cleaned
 
 
+def test_outputs_whose_names_become_equal_are_told_apart() -> None:
+    nodes = [helper.make_node("Abs", ["x"], ["y.0"]), helper.make_node("Neg", ["x"], ["y_0"])]
+    outputs = [value(n, np.float32, ["n"]) for n in ("y.0", "y_0")]
+    result = onnx2jax.convert(model(nodes, [value("x", np.float32, ["n"])], outputs))(np.float32([1]))
+    assert result._asdict() == {"y_0": 1, "_1": -1}
+
+
 def test_outputs_named_like_tuple_methods() -> None:
     nodes = [helper.make_node("Abs", ["x"], ["count"]), helper.make_node("Neg", ["x"], ["index"])]
     outputs = [value(n, np.float32, ["n"]) for n in ("count", "index")]
@@ -447,6 +454,17 @@ def test_only_apply_requires_a_key() -> None:
     assert not np.array_equal(m(x), m(x))
 
 
+def test_random_numbers_inside_a_branch_take_a_key() -> None:
+    branches = [
+        helper.make_graph([helper.make_node(op, ["x"], [op])], op, [], [value(op, np.float32, [64])])
+        for op in ("RandomNormalLike", "Neg")
+    ]
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    ends = [value("c", np.bool_, []), value("x", np.float32, [64])], [value("y", np.float32, [64])]
+    m, x = onnx2jax.convert(model([node], *ends)), np.zeros(64, np.float32)
+    assert not np.array_equal(m(np.True_, x), m(np.True_, x))
+
+
 # -------------------------------------------------------------------------------------------- bad calls
 
 
@@ -478,6 +496,13 @@ def test_conflicting_dimension_variables() -> None:
 
 def test_zero_size_batch() -> None:
     assert onnx2jax.convert(mlp())(np.zeros((0, 4), np.float32)).shape == (0, 2)
+
+
+def test_a_declared_extent_of_0_admits_no_other() -> None:
+    m = onnx2jax.convert(one_node("Neg", {"x": (np.float32, [0, 4])}))
+    assert m(np.zeros((0, 4), np.float32)).shape == (0, 4)
+    with pytest.raises(InputShapeError, match="extent 0 on axis 0, but 3"):
+        m(X)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,12 @@ def test_half_precision_averages_in_float32(name):
     assert np.ravel(got).tolist() == [40]
 
 
+def test_the_average_of_the_largest_numbers_is_finite():
+    """Their sum is not."""
+    got = run_op("GlobalAveragePool", np.full((1, 1, 2, 2), 3e38, np.float32), jit=True)
+    np.testing.assert_allclose(np.ravel(got), 3e38, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("opset", "attributes", "words"),
     [(1, {}, "kernel_shape"), (22, {"kernel_shape": [6]}, "fit"), (22, {"kernel_shape": [2, 2]}, "kernel_shape")],

@@ -77,7 +77,7 @@ def _measure(faults: Sequence[Fault], arguments: argparse.Namespace) -> None:
             if (copy / file).is_file() and (test := suite.first_failure(fault, [file])):
                 keep(fault, test)
                 left.remove(fault)
-        for group in together(left):
+        for group in together(left, copy):
             failed = suite.failures(group)
             print(f"{len(group)} faults at once: {len(failed)} tests fail", flush=True)
             for fault in group:

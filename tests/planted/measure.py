@@ -65,15 +65,26 @@ class Suite:
         return list(json.loads(record.read_text())) if record.exists() else []
 
 
-def together(faults: Sequence[Fault]) -> list[list[Fault]]:
-    """The faults in groups that can be planted at once: those of one group change different files."""
+def together(faults: Sequence[Fault], copy: Path) -> list[list[Fault]]:
+    """The faults in groups that can be planted at once: in one file, one after the other."""
     groups: list[list[Fault]] = []
     for fault in faults:
-        group = next((g for g in groups if fault.file not in {f.file for f in g}), None)
+        group = next((g for g in groups if _applies_after(fault, g, copy)), None)
         if group is None:
             groups.append(group := [])
         group.append(fault)
     return groups
+
+
+def _applies_after(fault: Fault, others: Sequence[Fault], copy: Path) -> bool:
+    with ExitStack() as planted:
+        for other in (f for f in others if f.file == fault.file):
+            planted.enter_context(other.applied(copy))
+        try:
+            fault.text(copy)
+        except (ValueError, SyntaxError):
+            return False
+        return True
 
 
 def nearest(fault: Fault, tests: Iterable[str]) -> list[str]:

@@ -79,6 +79,12 @@ def test_signatures_include_weak_type_device_and_commitment() -> None:
     assert len({signed(x) for x in arrays}) == len(arrays)
 
 
+def test_constants_of_equal_bytes_differ_by_dtype_and_shape() -> None:
+    dtypes, shapes = (np.int32, np.float32), ((2,), (2, 1), (1, 2))
+    arrays = [np.zeros(shape, dtype) for dtype in dtypes for shape in shapes]
+    assert len({Constants({"s": array}) for array in [*arrays, np.zeros(1, np.int64)]}) == 7
+
+
 def test_arrays_of_numpy_and_jax_share_a_program() -> None:
     first, second, *_ = jax.devices()
     own = signed(device=first).program

@@ -150,6 +150,22 @@ def test_the_graph_is_part_of_the_key(name: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(result, onnx2jax.convert(m)(-X))
 
 
+def test_the_order_of_outputs_is_part_of_the_key(tmp_path: Path) -> None:
+    ends = ("float[n, m] k, float[n, m] y", "float[n, m] y, float[n, m] k")
+    both = [model(TEXT, f"float[n, 4] x) => ({outputs}", w=W, b=np.float32([1])) for outputs in ends]
+    first, second = (onnx2jax.convert(m, cache_dir=tmp_path)(X) for m in both)
+    np.testing.assert_array_equal([first.k, first.y], [second.k, second.y])
+    assert len(programs(tmp_path)) == 2
+
+
+def test_flags_of_xla_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for flags in ("", "--xla_cpu_enable_fast_math=true", "--xla_cpu_enable_fast_math=false"):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        found.add(program_cache._surroundings.__wrapped__())
+    assert len(found) == 3
+
+
 def test_shapes_options_and_configuration_are_part_of_the_key(tmp_path: Path) -> None:
     m = onnx2jax.convert(BASE, cache_dir=tmp_path)
     wanted = onnx2jax.convert(BASE)(X)

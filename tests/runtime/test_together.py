@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx2jax
 from onnx2jax.errors import OnnxError
@@ -108,3 +108,14 @@ def test_rows_of_a_callers_vmap():
     whole = net.apply(net.params, x=X)
     for a, b in zip(rows, whole, strict=True):
         np.testing.assert_array_equal(a[:, 0], b)
+
+
+def test_a_function_called_with_other_types_has_a_table_for_each():
+    """Its node is evaluated in both calls."""
+    text = """<ir_version: 10, opset_import: ["": 18, "ai.onnx.ml": 3, "l": 1]>
+    g (int64[2] i, float[2] x) => (int64[2] j, float[2] y) { j = l.f (i)  y = l.f (x) }
+    <domain: "l", opset_import: ["ai.onnx.ml": 3]> f (a) => (b) { b = ai.onnx.ml.Imputer <replaced_value_int64 = -1,
+        replaced_value_float = -1.0, imputed_value_int64s = [7], imputed_value_floats = [1.5]> (a) }"""
+    j, y = onnx2jax.convert(parser.parse_model(text))(np.int64([-1, 2]), np.float32([-1, 2]))
+    np.testing.assert_array_equal(j, np.int64([7, 2]), strict=True)
+    np.testing.assert_array_equal(y, np.float32([1.5, 2]), strict=True)

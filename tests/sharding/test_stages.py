@@ -21,13 +21,15 @@ import onnx2jax
 from onnx2jax.errors import InputShapeError, ShardingError
 from onnx2jax.model.devices.explained import BETWEEN_STAGES, programs
 from onnx2jax.runtime.multi_device_jit import Spread
+from onnx2jax.sharding import stages
 from onnx2jax.sharding.rules import bytes_per_device
 from onnx2jax.sharding.stages import Staged
+from onnx2jax.sharding.walk import key
 from tests.conformance.test_devices import annotate
 from tests.sharding import networks
 from tests.sharding.networks import alone, written
 from tests.support.helpers import mesh
-from tests.support.models import cut_in_the_middle, mlp, model, value
+from tests.support.models import cut_in_the_middle, mlp, model, text_model, value
 from tests.support.tiers import canaries, extended
 
 NETWORKS = [name for name in networks.NETWORKS if name != "gpt, packed by heads"]
@@ -274,3 +276,11 @@ def test_computation_follows_its_operands() -> None:
     found = spread({"x": x, "y": y}, scale)
     same(found, function({"x": np.asarray(x), "y": np.asarray(y)}, scale))
     assert [{d.id for d in found[0][n].devices()} for n in "xy"] == [{0, 1}, {2, 3}]
+
+
+def test_nodes_without_a_stage_join_their_last_producer_or_first_consumer() -> None:
+    """Split reads no other node; Neg and Exp read its outputs, and Mul theirs."""
+    text = """g (float[4] x) => (float[2] y)
+        { p, q = Split <num_outputs = 2> (x)  a = Neg (p)  b = Exp (q)  y = Mul (a, b) }"""
+    nodes = onnx2jax.convert(text_model(text)).graph.nodes
+    assert stages.staged(nodes, {key(nodes[1]): 1, key(nodes[2]): 2}) == [1, 1, 2, 2]

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import onnx2jax
 from onnx2jax.errors import CheckpointError
+from onnx2jax.training import checkpoint
 from tests.support import resumption
 from tests.support.helpers import ROOT, mesh
 from tests.support.killed import killed
@@ -122,6 +123,13 @@ def test_numpy_arrays_stay_numpy_and_are_copied(through: Format, tmp_path: Path)
         checkpoints.save(1, state)
         w[:] = -1
         assert checkpoints.load(state)[0]["w"].min() == 0
+
+
+def test_what_is_written_later_is_a_copy() -> None:
+    w = np.zeros(3)
+    entries, _ = checkpoint._entries({"w": w, "t": w[::-1]}, None)
+    w[:] = 1
+    assert [v.tolist() for v in entries.values()] == [[0, 0, 0]] * 2
 
 
 ONE = {"x": np.ones(1)}

@@ -148,6 +148,8 @@ def test_the_scale_doubles_after_many_steps() -> None:
     scale, every = loss_scale.initial(np.float16), loss_scale.DOUBLES_EVERY
     found = [float(loss_scale.updated(scale, np.array(True), np.int32(i))) for i in (0, every - 2, every - 1)]
     assert found == [loss_scale.FIRST, loss_scale.FIRST, 2 * loss_scale.FIRST]
+    largest = jnp.float32(loss_scale.LARGEST)
+    assert loss_scale.updated(largest, np.array(True), np.int32(every - 1)) == largest
     assert loss_scale.initial(np.dtype(jnp.bfloat16)) is None
 
 

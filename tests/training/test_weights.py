@@ -45,6 +45,7 @@ CONSTANTS = {"w": real(8, 8), "mean": real(8)}
 ROTARY = "h = MatMul(x, w)  q = Unsqueeze(h, one)  r = RotaryEmbedding(q, cos, sin, p)  y = ReduceSum(r)"
 OPERANDS = {"w": real(8, 8), "cos": COS, "sin": SIN, "p": P4[None], "one": np.array([1])}
 INT8 = RNG.integers(-9, 9, (8, 8)).astype(np.int8)
+MIXED = {"n": real(8), "d": real(8, 3), "u": real(3, 8), "i": real(8, 2), "w": real(4, 8), "k": real(8)}
 CASES: dict[str, tuple[str, dict[str, np.ndarray], set[str]]] = {
     "rotary tables as operands": (ROTARY, OPERANDS, {"w"}),
     "rotary frequencies": (
@@ -97,6 +98,13 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], set[str]]] = {
         "r, g = com.microsoft.RouterGateUpProj <router_size = 2> (x, w)  y = MatMul(g, v)",
         {"w": real(8, 8), "v": real(3, 8)},
         {"w", "v"},
+    ),
+    "hyper-connections and normalised heads": (
+        """m, g, s = com.microsoft.HyperConnectionLowRankMix <num_branches = 2> (x, n, d, u, i)
+        h = MatMul(m, w)  r = Unsqueeze(h, two)
+        y = com.microsoft.RMSNormRotary <rotary_embedding_dim = 8> (r, k, p, cos, sin)""",
+        MIXED | {"two": np.array([2]), "p": P4[None], "cos": COS, "sin": SIN},
+        {*MIXED},
     ),
     "expressions of weights": (
         "o = Add(w, ones)  t = Transpose(o)  h = MatMul(x, t)  y = Sub(h, mean)",

@@ -58,6 +58,19 @@ def test_loops_count_by_their_trips(known: str, trips: int) -> None:
     assert found.cycles_by_scope == {"jit(f)/node 3/mul": trips * 50, "jit(f)/node 4/convert": 30}
 
 
+def test_a_loop_inside_a_loop_counts_by_the_trips_of_both() -> None:
+    """Seven times in each of the three trips of the outer loop."""
+    outer = """%outer (arg: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %arg = (s32[], f32[8,128]) parameter(0)
+  ROOT %while.1 = (s32[], f32[8,128]) while(%arg), condition=%condition, body=%body
+}
+
+ENTRY"""
+    trips = 'body=%outer, backend_config={"known_trip_count":{"n":"3"}}'
+    found = hlo.count(TPU.replace("body=%body%TRIPS%", trips).replace("ENTRY", outer))
+    assert (found.kernels, found.cycles) == (3 * 7 + 2, 3 * 7 * 50 + 30)
+
+
 def test_one_branch_of_a_conditional_counts() -> None:
     text = """
 %one (p: f32[4]) -> f32[4] {

@@ -37,6 +37,7 @@ from onnx2jax.errors import (
 )
 from onnx2jax.model.files.export import _write as write
 from onnx2jax.model.files.extents import symbolic
+from onnx2jax.model.files.requirements import requirements
 from onnx2jax.proto.types import TensorType, ValueInfo
 from tests.support import decoders
 from tests.support.decoders import HEADS, KV_HEADS, SIZE, Net
@@ -759,6 +760,22 @@ def test_equal_extents_and_lower_bounds_are_found(tmp_path: Path, body: str, con
     assert constraint in json.loads((folder / "about.json").read_text())["constraints"]
     inputs = [np.ones([d if isinstance(d, int) else 8 for d in v.shape or ()], np.float32) for v in model.inputs]
     np.testing.assert_allclose(onnx2jax.load_exported(folder)(*inputs), model(*inputs), rtol=1e-6)
+
+
+def test_vectors_joined_along_their_axis_have_no_requirement() -> None:
+    assert requirements("concatenating along dimension 0 for shapes (a,), (b,).", ["a", "b"]) == []
+
+
+def test_a_known_array_is_sliced_by_symbolic_bounds(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (int64[n, s] x) => (int64[n, s] y) <int64[1] zero = {0}>
+    { table = Constant<value_ints = [3, 1, 4, 1, 5]>()
+      shape = Shape<start = 1, end = 2>(x)
+      first = Slice(table, zero, shape, zero)
+      y = Add(x, first) }"""
+    model, x = onnx2jax.convert(onnx.parser.parse_model(text)), np.zeros((2, 3), np.int64)
+    program = onnx2jax.load_exported(model.export(tmp_path, platforms=["cpu"]))
+    np.testing.assert_array_equal(program(x), [[3, 1, 4]] * 2)
 
 
 @pytest.mark.parametrize("writer", ["ScatterElements", pytest.param("TensorScatter", marks=pytest.mark.extended)])

@@ -217,3 +217,12 @@ def test_models_changed_by_convert_are_rejected() -> None:
 def twice_out() -> onnx.ModelProto:
     nodes = [helper.make_node("Abs", ["x"], ["a"]), helper.make_node("Neg", ["x"], ["b"])]
     return model(nodes, [value("x", F, [2])], [value("a", F, [2]), value("b", F, [2])])
+
+
+def test_the_newer_ir_version_of_both_is_kept(tmp_path: Path) -> None:
+    files = [plain("Neg", [value("x", F, ["n"])], [value("y", F, ["n"])]) for _ in range(2)]
+    for own, version in zip(files, (8, 11), strict=True):
+        own.ir_version = version
+    for first, second in (files, files[::-1]):
+        path = onnx2jax.save(join(first, second, {"y": "x"}), tmp_path / "both.onnx")
+        assert onnx.load(path).ir_version == 11

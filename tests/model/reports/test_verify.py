@@ -219,6 +219,7 @@ F = np.float32
     [
         (F([1, np.nan, np.inf]), F([1, np.nan, np.inf]), True, ""),
         (F([1, np.nan]), F([1, 0]), False, "1 of 2 numbers differ, by up to inf absolutely"),
+        (F([1, 0]), F([1, np.nan]), False, "1 of 2 numbers differ, by up to inf absolutely"),
         (F([np.inf]), F([-np.inf]), False, "1 of 1 numbers"),
         (F([1, 1e-7]), F([1, 0]), True, ""),  # small relative to the largest
         (F([1.001]), F([1]), False, r"by up to 0.001 absolutely and 0.001 relatively; at \[0\]"),
