@@ -87,6 +87,8 @@ def test_a_single_node() -> None:
     np.testing.assert_array_equal(backend.run_node(node, [X, np.float32(1)])[0], [[-1, 1]])
     upsample = helper.make_node("Upsample", ["x"], ["y"], scales=[1.0, 2.0])
     np.testing.assert_array_equal(backend.run_node(upsample, [X], opset_version=7)[0], [[-1, -1, 2, 2]])
+    square = helper.make_node("Mul", ["x", "x"], ["y"])
+    np.testing.assert_array_equal(backend.run_node(square, [X])[0], X * X)
 
 
 def test_devices_are_those_of_jax() -> None:
