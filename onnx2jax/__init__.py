@@ -31,7 +31,15 @@ if TYPE_CHECKING:
     from .runtime.cpu.pipeline import OptimizationWarning
     from .runtime.node_errors import DeviationWarning
     from .runtime.portable import portable
-    from .session import InferenceSession
+    from .session import (
+        ExecutionMode,
+        GraphOptimizationLevel,
+        InferenceSession,
+        RunOptions,
+        SessionOptions,
+        get_available_providers,
+        get_device,
+    )
     from .sharding.plans import Plan
     from .sharding.rules import ShardingWarning
     from .training.artifacts import Artifacts, load_artifacts
@@ -53,10 +61,12 @@ __all__ = [
     "DeclarationWarning",
     "Decoder",
     "DeviationWarning",
+    "ExecutionMode",
     "ExportedModel",
     "FineTuning",
     "FineTuningState",
     "Generation",
+    "GraphOptimizationLevel",
     "InferenceSession",
     "MayBeEmpty",
     "Model",
@@ -65,7 +75,9 @@ __all__ = [
     "Plan",
     "RecompilationWarning",
     "Report",
+    "RunOptions",
     "Sampling",
+    "SessionOptions",
     "Shaped",
     "ShardingWarning",
     "Static",
@@ -82,6 +94,8 @@ __all__ = [
     "demo_training_model",
     "errors",
     "finetune",
+    "get_available_providers",
+    "get_device",
     "join",
     "load_adapter",
     "load_artifacts",
@@ -108,10 +122,12 @@ _MODULES: Final = {
     "DeclarationWarning": "model.calls.outputs",
     "Decoder": "generation.decoder",
     "DeviationWarning": "runtime.node_errors",
+    "ExecutionMode": "session",
     "ExportedModel": "model.files.exported",
     "FineTuning": "training.finetune",
     "FineTuningState": "training.state",
     "Generation": "generation.decoder",
+    "GraphOptimizationLevel": "session",
     "InferenceSession": "session",
     "MayBeEmpty": "ops.registry",
     "Model": "model.model",
@@ -120,7 +136,9 @@ _MODULES: Final = {
     "Plan": "sharding.plans",
     "RecompilationWarning": "runtime.compile",
     "Report": "checker.check",
+    "RunOptions": "session",
     "Sampling": "generation.sampling",
+    "SessionOptions": "session",
     "Shaped": "ops.registry",
     "ShardingWarning": "sharding.rules",
     "Static": "ops.registry",
@@ -135,6 +153,8 @@ _MODULES: Final = {
     "demo_model": "data",
     "demo_training_model": "data",
     "finetune": "training.finetune",
+    "get_available_providers": "session",
+    "get_device": "session",
     "join": "model.files.join",
     "load_adapter": "training.lora",
     "load_artifacts": "training.artifacts",

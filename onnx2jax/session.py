@@ -1,7 +1,8 @@
-"""A drop-in ``InferenceSession``, for code written for onnxruntime."""
+"""A drop-in ``InferenceSession`` and what it takes, for code written for onnxruntime."""
 
 from __future__ import annotations
 
+import enum
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,75 @@ from .proto.dtypes import ELEMENT_TYPES, to_code
 from .proto.types import MapType, OptionalType, SequenceType, SparseTensorType, TensorType, ValueInfo
 
 PROVIDER: Final = "JaxExecutionProvider"
+
+
+class GraphOptimizationLevel(enum.IntEnum):
+    """onnxruntime's levels; here all but the first are ``convert(..., optimize=True)``."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(enum.IntEnum):
+    """onnxruntime's modes, without effect here: XLA schedules a program."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class RunOptions:
+    """Options of a run; any attribute may be set, and is ignored with one warning."""
+
+
+class SessionOptions:
+    """Options of a session: those below have effect, any other may be set, and is ignored with one warning.
+
+    Attributes:
+        graph_optimization_level: ``ORT_DISABLE_ALL`` is ``convert(..., optimize=False)``.
+
+    >>> import onnx2jax
+    >>> options = onnx2jax.SessionOptions()
+    >>> options.intra_op_num_threads = 1
+    >>> options.add_free_dimension_override_by_name("batch", 8)
+    """
+
+    def __init__(self) -> None:
+        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+        self._dims: dict[str, int] = {}
+
+    def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
+        """Fix a dimension variable, as ``convert(..., dim_overrides={name: value})`` does."""
+        self._dims[name] = value
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """Ignored, with one warning."""
+        setattr(self, key, value)
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Unsupported.
+
+        Raises:
+            UnsupportedError: always, with the alternative.
+        """
+        raise UnsupportedError(f"{path} holds machine code for onnxruntime: write its operators with onnx2jax.op")
+
+    def _options(self) -> dict[str, Any]:
+        """The keywords of ``convert``."""
+        disabled = self.graph_optimization_level == GraphOptimizationLevel.ORT_DISABLE_ALL
+        return ({"optimize": False} if disabled else {}) | ({"dim_overrides": self._dims} if self._dims else {})
+
+
+def get_available_providers() -> list[str]:
+    """The only provider: JAX."""
+    return [PROVIDER]
+
+
+def get_device() -> str:
+    """Where JAX runs a model by default: "CPU", "GPU" or "TPU"."""
+    return jax.default_backend().upper()
 
 
 @dataclass(frozen=True)
@@ -46,8 +116,9 @@ class InferenceSession:
 
     Args:
         path_or_bytes: the file, or its bytes.
-        sess_options, providers, provider_options: accepted and ignored, with one warning if they request something
-            else than JAX's defaults. Choose devices by ``jax.default_device`` or ``convert(..., mesh=)``.
+        sess_options: a ``SessionOptions``; onnxruntime's own is ignored, with one warning.
+        providers, provider_options: accepted and ignored, with one warning if they request something else than JAX's
+            defaults. Choose devices by ``jax.default_device`` or ``convert(..., mesh=)``.
         **options: keywords of ``onnx2jax.convert``.
 
     Attributes:
@@ -73,16 +144,20 @@ class InferenceSession:
         **options: Any,
     ) -> None:
         check_keywords(options, InferenceSession, convert)
-        self.model = convert(path_or_bytes, **options)
-        self._warn_once(sess_options, providers, provider_options)
+        own = sess_options._options() if isinstance(sess_options, SessionOptions) else {}
+        self.model = convert(path_or_bytes, **{**own, **options})
+        self._warn_once(providers, provider_options, sess_options=sess_options)
 
-    @classmethod
-    def _warn_once(cls, sess_options: Any, providers: Any, provider_options: Any) -> None:
+    @staticmethod
+    def _warn_once(
+        providers: Sequence[Any] | None = None,
+        provider_options: Any = None,
+        **options: SessionOptions | RunOptions | None,
+    ) -> None:
         own = {PROVIDER} | ({"CPUExecutionProvider"} if jax.default_backend() == "cpu" else set())
-        names = {p if isinstance(p, str) else p[0] for p in providers or ()}
-        given = {"sess_options": sess_options is not None, "providers": bool(names - own)}
-        given["provider_options"] = any(provider_options or ())
-        ignored = [name for name, is_given in given.items() if is_given]
+        ignored = [f"{kind}.{name}" for kind, given in options.items() for name in _ignored(given)]
+        ignored += ["providers"] * bool({p if isinstance(p, str) else p[0] for p in providers or ()} - own)
+        ignored += ["provider_options"] * any(provider_options or ())
         if ignored and not InferenceSession._warned:
             InferenceSession._warned = True
             warnings.warn(
@@ -102,8 +177,7 @@ class InferenceSession:
         Raises:
             InputError: the feeds do not fit the model.
         """
-        if run_options is not None:
-            self._warn_once(run_options, None, None)
+        self._warn_once(run_options=run_options)
         return self.model.run(output_names or None, input_feed)
 
     def get_inputs(self) -> list[NodeArg]:
@@ -134,7 +208,7 @@ class InferenceSession:
 
     def get_providers(self) -> list[str]:
         """The only provider: JAX."""
-        return [PROVIDER]
+        return get_available_providers()
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """The options of the provider: none."""
@@ -142,7 +216,7 @@ class InferenceSession:
 
     def set_providers(self, providers: Sequence[Any], provider_options: Any = None) -> None:
         """Ignored, with one warning."""
-        self._warn_once(None, providers, provider_options)
+        self._warn_once(providers, provider_options)
 
     def io_binding(self) -> Any:
         """Unsupported.
@@ -166,6 +240,13 @@ class InferenceSession:
             f"{what} is unsupported: JAX arrays stay on their device without it. Call the model, "
             f"session.model({names}), with arrays from jax.device_put; its results stay on the device, too"
         )
+
+
+def _ignored(options: Any) -> list[str]:
+    """The attributes of options that have no effect; of onnxruntime's own, whose attributes all have a value, "*"."""
+    if not isinstance(options, SessionOptions | RunOptions | None):
+        return ["*"]
+    return sorted(vars(options or RunOptions()).keys() - {"graph_optimization_level", "_dims"})
 
 
 def _node_arg(info: ValueInfo) -> NodeArg:

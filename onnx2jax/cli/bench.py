@@ -21,12 +21,14 @@ from .terminal import (
     add_command,
     add_computing,
     add_dims,
+    add_model,
     computing,
     dims,
     loading,
     note,
     print_json,
     print_table,
+    reading,
     whole,
     working,
 )
@@ -49,7 +51,7 @@ def add(commands: Any) -> None:
         example="bench model.onnx --dim batch=8",
         statuses={1: "outputs differ, so nothing is timed; or the model or the data is invalid"},
     )
-    bench.add_argument("model", type=Path)
+    add_model(bench)
     add_inputs(bench)
     add_dims(bench)
     add_computing(bench)
@@ -60,7 +62,9 @@ def add(commands: Any) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model, load_time = _timed(lambda: convert(arguments.model, dim_overrides=sizes, **computing(arguments)))
+        model, load_time = _timed(
+            lambda: convert(arguments.model, **reading(arguments), dim_overrides=sizes, **computing(arguments))
+        )
     feeds = filled(model, given(model, arguments), arguments.seed)
     with working("compiling"), sized(model, feeds):
         ours, first = _timed(lambda: model.run(None, feeds))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..checker.check import check
-from .terminal import add_command, working
+from .terminal import add_command, add_model, reading, working
 
 
 def add(commands: Any) -> None:
@@ -20,21 +19,18 @@ def add(commands: Any) -> None:
         example="check model.onnx --json",
         statuses={1: "there are errors, or the file cannot be read"},
     )
-    checks.add_argument("model", type=Path)
+    add_model(checks)
     checks.add_argument(
         "--verify-checksums", action="store_true", help="compare checksums of external data; reads all of it"
     )
-    checks.add_argument("--external-data-dir", type=Path, metavar="DIR", help="the folder of external data")
-    checks.add_argument("--follow-links", action="store_true", help="accept external data behind links")
 
 
 def _check(arguments: argparse.Namespace) -> int:
     with working(f"checking {arguments.model.name}"):
         report = check(
             arguments.model,
-            external_data_dir=arguments.external_data_dir,
-            follow_links=arguments.follow_links,
             verify_checksums=arguments.verify_checksums,
+            **reading(arguments),
         )
     print(report.to_json() if arguments.json else report)
     return 0 if report.ok else 1

@@ -9,7 +9,7 @@ from typing import Any
 from ..model.convert import open_model
 from ..model.model import Model
 from ..model.spec import Spec
-from .terminal import add_command, loading, print_json
+from .terminal import add_command, add_model, loading, print_json, reading
 
 
 def add(commands: Any) -> None:
@@ -22,14 +22,14 @@ def add(commands: Any) -> None:
         example="draw model.onnx page.html",
         json="print the page's path and size as JSON",
     )
-    draw.add_argument("model", type=Path)
+    add_model(draw)
     draw.add_argument("page", type=Path, help="the file to write: one self-contained HTML file")
 
 
 def _draw(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
         # Works with unsupported operators, too.
-        path = Model(Spec.of(open_model(arguments.model, {}).model())).draw(arguments.page)
+        path = Model(Spec.of(open_model(arguments.model, reading(arguments)).model())).draw(arguments.page)
     size = path.stat().st_size
     if arguments.json:
         print_json({"page": str(path), "bytes": size})

@@ -11,7 +11,19 @@ from typing import Any
 from ..model.convert import convert
 from ..model.files.export import ABOUT, PLATFORMS
 from ..model.files.exported import load_exported
-from .terminal import add_command, add_computing, add_dims, computing, extents, loading, note, print_json, working
+from .terminal import (
+    add_command,
+    add_computing,
+    add_dims,
+    add_model,
+    computing,
+    extents,
+    loading,
+    note,
+    print_json,
+    reading,
+    working,
+)
 
 
 def add(commands: Any) -> None:
@@ -24,7 +36,7 @@ def add(commands: Any) -> None:
         example="export model.onnx folder --dim batch=8 --platforms cpu,cuda,tpu",
         json="print inputs, outputs, platforms and files as JSON",
     )
-    export.add_argument("model", type=Path)
+    add_model(export)
     export.add_argument("folder", type=Path)
     add_dims(
         export, "the extent of a dimension variable: a number, or an expression such as past+1; symbolic by default"
@@ -49,7 +61,7 @@ def add(commands: Any) -> None:
 def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, **computing(arguments))
+        model = convert(arguments.model, **reading(arguments), **computing(arguments))
     with working("lowering"):
         folder = model.export(
             arguments.folder,

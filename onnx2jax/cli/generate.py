@@ -12,7 +12,7 @@ from ..errors import UnsupportedError
 from ..generation.decoder import Decoder
 from ..generation.files import decoder, tokenizer
 from ..generation.sampling import Sampling
-from .terminal import add_command, add_computing, computing, loading, print_json, whole, working
+from .terminal import add_command, add_computing, add_model, computing, loading, print_json, reading, whole, working
 
 MOST = 128
 """Default maximum of new tokens, less where the model's context is shorter."""
@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
         json="print the tokens, and the text where there is a tokenizer, as JSON at the end",
     )
     generate.set_defaults(refuse=generate.error)
-    generate.add_argument("model", type=Path, help="a decoder's file or folder")
+    add_model(generate, "a decoder's file or folder")
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="needs tokenizer.json beside the model")
     prompt.add_argument("--prompt-ids", type=_ids, metavar="1,2,3", help="the prompt as tokens; prints tokens")
@@ -71,7 +71,7 @@ def _generate(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise UnsupportedError(f"{error}; or give tokens, --prompt-ids 1,2,3") from None
     with loading(arguments.model):
-        model = decoder(arguments.model, cache_dir=arguments.cache_dir, **computing(arguments))
+        model = decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
     found: list[int] = []
     tokens = _noted(_tokens(model, arguments, words.encode(arguments.prompt).ids), found)
     pieces = _pieces(words, tokens, arguments.stop)
@@ -97,7 +97,7 @@ def _print_ids(arguments: argparse.Namespace) -> int:
     except argparse.ArgumentTypeError as error:
         arguments.refuse(f"argument --stop: {error}")
     with loading(arguments.model):
-        model = decoder(arguments.model, cache_dir=arguments.cache_dir, **computing(arguments))
+        model = decoder(arguments.model, **reading(arguments), cache_dir=arguments.cache_dir, **computing(arguments))
     tokens = _tokens(model, arguments, arguments.prompt_ids, stop)
     if arguments.json:
         print_json({"tokens": list(tokens)})

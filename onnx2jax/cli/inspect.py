@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from ..ir import analysis
@@ -13,7 +12,7 @@ from ..model.convert import open_model
 from ..model.model import Model
 from ..model.spec import Spec
 from ..proto.types import ValueInfo
-from .terminal import add_command, loading, print_json, print_table, type_of
+from .terminal import add_command, add_model, loading, print_json, print_table, reading, type_of
 
 SHOWN = 12
 """The number of parameters that ``inspect`` lists without ``--all``."""
@@ -29,13 +28,13 @@ def add(commands: Any) -> None:
         example="inspect model.onnx --json",
         statuses={3: "some operators are unsupported"},
     )
-    inspect.add_argument("model", type=Path)
+    add_model(inspect)
     inspect.add_argument("--all", action="store_true", help=f"list every parameter, not the {SHOWN} largest")
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
     with loading(arguments.model):
-        facts = describe(open_model(arguments.model, {}).model())
+        facts = describe(open_model(arguments.model, reading(arguments)).model())
     if arguments.json:
         print_json(facts)
     else:

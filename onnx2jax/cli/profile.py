@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
 from ..model.reports.profile import HEAD, SHOWN, duration
 from .inputs import add_inputs, filled, given, sized
-from .terminal import CommandError, add_command, add_dims, add_dtype, dims, loading, print_table, whole, working
+from .terminal import (
+    CommandError,
+    add_command,
+    add_dims,
+    add_dtype,
+    add_model,
+    dims,
+    loading,
+    print_table,
+    reading,
+    whole,
+    working,
+)
 
 
 def add(commands: Any) -> None:
@@ -21,7 +32,7 @@ def add(commands: Any) -> None:
         "show where the time of a call goes, by node and by operator",
         example="profile model.onnx --dim batch=8",
     )
-    profile.add_argument("model", type=Path)
+    add_model(profile)
     add_inputs(profile)
     add_dims(profile)
     add_dtype(profile)
@@ -34,7 +45,7 @@ def _profile(arguments: argparse.Namespace) -> int:
         raise CommandError("--calls must be at least 1")
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
+        model = convert(arguments.model, **reading(arguments), dim_overrides=sizes, dtype=arguments.dtype)
     feeds = filled(model, given(model, arguments), arguments.seed)
     by_place = [feeds[v.name] for v in model.inputs]  # by position: a name may be that of an argument
     rest = {n: v for n, v in feeds.items() if n not in {v.name for v in model.inputs}}

@@ -18,12 +18,14 @@ from .terminal import (
     add_command,
     add_computing,
     add_dims,
+    add_model,
     computing,
     dims,
     loading,
     note,
     print_json,
     print_table,
+    reading,
     type_of,
     working,
 )
@@ -39,7 +41,7 @@ def add(commands: Any) -> None:
         example="run model.onnx --input image=cat.png --output-dir results",
         json="print inputs and outputs as JSON, with values of outputs up to 1000 numbers",
     )
-    run.add_argument("model", type=Path)
+    add_model(run)
     add_inputs(run)
     run.add_argument(
         "--random",
@@ -59,7 +61,9 @@ MOST: int = 1000
 def _run(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes, background_compile=True, **computing(arguments))
+        model = convert(
+            arguments.model, **reading(arguments), dim_overrides=sizes, background_compile=True, **computing(arguments)
+        )
     feeds = given(model, arguments)
     absent = [v for v in model.inputs if v.name not in feeds]
     if absent and not arguments.random:

@@ -10,7 +10,7 @@ from typing import Any
 from ..model.convert import convert
 from ..model.files.save import save
 from ..model.model import Model
-from .terminal import add_command, add_dims, dims, print_json, print_table, working
+from .terminal import add_command, add_dims, add_model, dims, print_json, print_table, reading, working
 
 
 def add(commands: Any) -> None:
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         example="simplify model.onnx small.onnx --dim batch=1",
         json="print the file's path, and counts before and after as JSON",
     )
-    simplify.add_argument("model", type=Path)
+    add_model(simplify)
     simplify.add_argument("output", type=Path, help="the file to write")
     simplify.add_argument(
         "--merge-products", action="store_true", help="multiply one input by several weights as one product"
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 def _simplify(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with working(f"simplifying {arguments.model.name}"):
-        model = convert(arguments.model, dim_overrides=sizes)
+        model = convert(arguments.model, **reading(arguments), dim_overrides=sizes)
         small = model.simplified(merge_products=arguments.merge_products)
         path = save(small, arguments.output)
     before, after = _counts(model), _counts(small)

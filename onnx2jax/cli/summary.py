@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from ..model.convert import convert
 from ..model.reports.summary import HEAD
-from .terminal import add_command, add_dims, dims, loading, print_table
+from .terminal import add_command, add_dims, add_model, dims, loading, print_table, reading
 
 
 def add(commands: Any) -> None:
@@ -20,14 +19,14 @@ def add(commands: Any) -> None:
         "show each node's output shapes, parameters, FLOPs and bytes",
         example="summary model.onnx --dim batch=8",
     )
-    summary.add_argument("model", type=Path)
+    add_model(summary)
     add_dims(summary)
 
 
 def _summary(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        found = convert(arguments.model).summary(dims=sizes)
+        found = convert(arguments.model, **reading(arguments)).summary(dims=sizes)
     if arguments.json:
         print(found.to_json())
     else:

@@ -76,6 +76,18 @@ def add_command(
     return parser
 
 
+def add_model(parser: argparse.ArgumentParser, help: str | None = None) -> None:
+    """Add the model's file, and the options that ``reading`` reads."""
+    parser.add_argument("model", type=Path, help=help)
+    parser.add_argument("--external-data-dir", type=Path, metavar="DIR", help="the folder of external data")
+    parser.add_argument("--follow-links", action="store_true", help="accept external data behind links")
+
+
+def reading(arguments: argparse.Namespace) -> Any:
+    """The keywords of ``read`` that ``add_model`` added."""
+    return {"external_data_dir": arguments.external_data_dir, "follow_links": arguments.follow_links}
+
+
 def whole(text: str) -> int:
     """Parse a non-negative integer, for argparse."""
     if not text.isdecimal():

@@ -19,7 +19,19 @@ from ..training.finetune import FineTuning
 from ..training.progress import bar
 from ..training.training_model import TrainingModel
 from .inputs import load
-from .terminal import CommandError, add_command, add_computing, computing, loading, note, print_json, whole, working
+from .terminal import (
+    CommandError,
+    add_command,
+    add_computing,
+    add_model,
+    computing,
+    loading,
+    note,
+    print_json,
+    reading,
+    whole,
+    working,
+)
 
 LOSSES: Final = ("cross_entropy", "mse", "next_token")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
@@ -35,7 +47,7 @@ def add(commands: Any) -> None:
         example="train model.onnx digits.npz trained.onnx --loss cross_entropy --epochs 5",
         json="print the means of each epoch as JSON",
     )
-    train.add_argument("model", type=Path)
+    add_model(train)
     train.add_argument("data", type=Path, help="an .npz file of arrays by input, samples along their first axes")
     train.add_argument("output", type=Path, help="the trained model's file")
     train.add_argument("--epochs", type=whole, default=1, metavar="N", help="(default: %(default)s)")
@@ -71,7 +83,7 @@ def _train(arguments: argparse.Namespace) -> int:
             raise CommandError(f"{path} cannot be written: its folder does not exist, or it is a folder itself")
     data = _data(arguments.data)
     with loading(arguments.model):
-        file, message, _ = opened(read(arguments.model), {})
+        file, message, _ = opened(read(arguments.model, **reading(arguments)), {})
         trains = _training_info(file, arguments) if message.training_info else _fine_tuning(file, data, arguments)
     size = min(arguments.batch_size or trains.extent or 32, len(next(iter(data.values()))))
     state, begin = trains.state, 0

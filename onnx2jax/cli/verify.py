@@ -9,7 +9,7 @@ from typing import Any
 from ..model.calls.arguments import named_dims, variables
 from ..model.convert import convert
 from .inputs import add_inputs, filled, given, say_sizes, sized
-from .terminal import add_command, add_dims, add_dtype, dims, loading, note, working
+from .terminal import add_command, add_dims, add_dtype, add_model, dims, loading, note, reading, working
 
 
 def add(commands: Any) -> None:
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         example="verify model.onnx --dim batch=2 --each-node",
         statuses={1: "outputs differ, or the model or the data is invalid"},
     )
-    verify.add_argument("model", type=Path)
+    add_model(verify)
     verify.add_argument(
         "--against",
         metavar="WHAT",
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     sizes = dims(arguments.dim)
     with loading(arguments.model):
-        model = convert(arguments.model, dim_overrides=sizes, dtype=arguments.dtype)
+        model = convert(arguments.model, **reading(arguments), dim_overrides=sizes, dtype=arguments.dtype)
     feeds = given(model, arguments)
     with working("comparing"), sized(model, feeds):
         found = model.verify(

@@ -186,24 +186,26 @@ class Programs:
         ``in_loop``: the function is called inside a loop on the device.
         """
         signature = (*key, _signature(args))
-        if signature not in self._compiled_programs:
-            self._compiled_programs[signature] = self._hoist(signature, function, in_loop, *args)
-            hoisted = self._compiled_programs[signature][1]
+        own = compat.trace_context(), *signature
+        if own not in self._compiled_programs:
+            self._compiled_programs[own] = self._hoist(signature, function, in_loop, *args)
+            hoisted = self._compiled_programs[own][1]
             self._weight_signatures[id(hoisted)] = _signature(hoisted)
-        found: tuple[Callable[..., Any], Any] = self._compiled_programs[signature]
+        found: tuple[Callable[..., Any], Any] = self._compiled_programs[own]
         return found
 
     def run(self, key: Any, function: Any, donate: Sequence[int], *args: Any, **fixed: Any) -> Any:
         """The result of a function, compiled for the signature of its arguments; ``key`` determines ``fixed``."""
         weights = self._weight_signatures.get(id(args[0])) or _signature(args[0])
         signature = ("run", *key, weights, _signature(args[1:]))
+        own = compat.trace_context(), *signature
         with compat.enable_x64():
-            if signature in self._compiled_programs:
-                return self._compiled_programs[signature](*args)
+            if own in self._compiled_programs:
+                return self._compiled_programs[own](*args)
             self.compilations += 1
             jitted = jax.jit(partial(function, **fixed), donate_argnums=tuple(donate))
-            self._compiled_programs[signature] = self._compiled(signature, jitted, *args)
-            result = jax.block_until_ready(self._compiled_programs[signature](*args))
+            self._compiled_programs[own] = self._compiled(signature, jitted, *args)
+            result = jax.block_until_ready(self._compiled_programs[own](*args))
         trim_heap()
         return result
 

@@ -190,8 +190,9 @@ class Model(Views, Exports):
     def compile(self, inputs: Mapping[str, Any] | None = None, *, dims: Mapping[str, int] | None = None) -> Self:
         """Compile for input shapes, and hoist parameter-only subexpressions, ahead of the first call.
 
-        The model runs once, on random numbers for inputs without values. With ``convert(..., cache_dir=folder)`` other
-        processes load the program in place of compiling it.
+        The model runs once, on random numbers for inputs without values; with ``convert(..., bucket=...)`` a second
+        time on shorter inputs, which verifies padding. With ``convert(..., cache_dir=folder)`` other processes load
+        the program in place of compiling it.
 
         Args:
             inputs: by name, arrays, or shapes as tuples or ``jax.ShapeDtypeStruct``; the others are as declared. Pass
@@ -203,6 +204,7 @@ class Model(Views, Exports):
 
         Raises:
             InputError: they do not match the model.
+            BucketError: padding changes an output.
 
         >>> import onnx2jax
         >>> model = onnx2jax.convert(onnx2jax.demo_model()).compile(dims={"batch": 8})
@@ -212,6 +214,8 @@ class Model(Views, Exports):
         feeds = feeds_of(self, inputs or {}, dims or {})
         self._runtime.wait(feeds)
         self.run(None, feeds)
+        if shorter := buckets.shortened(self.inputs, feeds, self.spec.bucket):
+            self.run(None, shorter)
         return self
 
     def apply(self, params: Mapping[str, Any], /, *args: Any, rng: Any = None, **named: Any) -> Any:
@@ -387,7 +391,8 @@ class Model(Views, Exports):
         if compilations != runtime.compared and not spec.max_size:  # a new signature
             runtime.compared = compilations
             runtime.declared.compare(values | dict(self.static), results)
-            runtime.growth.note(self.graph, self.inputs, values)
+            if not is_traced(values):  # a caller's trace compiles nothing here, and its extents may be symbols
+                runtime.growth.note(self.graph, self.inputs, values)
         return results
 
 

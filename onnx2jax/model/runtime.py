@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from ..ops.arrays import is_traced
 from ..proto.mapped import LAZY_BYTES, load
 from ..runtime import debug
 from ..runtime.background import Background
+from ..runtime.compile import RecompilationWarning
 from ..runtime.dispatch import BoundCall, Callee, Constants, Signature, signature, snapshot
 from ..runtime.interpreter import Context
 from ..runtime.memory import copied
@@ -30,6 +32,9 @@ from .calls.growth import CacheGrowth
 from .calls.outputs import Declarations, field_names
 from .devices.pipeline import Pipeline, program_of
 from .spec import Spec
+
+UNPROVEN: Final = 2
+"""Programs without padding after which a warning says that calls do not verify a bucket."""
 
 if TYPE_CHECKING:
     from .model import Model
@@ -231,6 +236,15 @@ class Runtime:
 
         if buckets.verify_padding(spec.graph, run, call, values, padded, results, extents):
             self._unpadded[names] = None
+        elif plain.compilations == UNPROVEN:
+            quoted = ", ".join(map(repr, sorted(names)))
+            warnings.warn(
+                f"bucket= pads {quoted}, and inputs that are constant do not show whether padding changes outputs: "
+                f"until they vary, each new size is compiled without padding too; to verify it now: model.compile("
+                f"dims={{{quoted}: n}})",
+                RecompilationWarning,
+                stacklevel=5,
+            )
 
 
 def put(placement: Placement | None, params: Mapping[str, Any]) -> dict[str, Any]:

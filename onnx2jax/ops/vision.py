@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import itertools
@@ -134,32 +135,41 @@ def roi_align(
     corners, sizes = rois[:, 1::-1], (rois[:, 2:] - rois[:, :2])[:, ::-1]
     sizes = sizes if half_pixel else jnp.maximum(sizes, 1)
     if sampling_ratio > 0:
-        counts, most = jnp.full(sizes.shape, sampling_ratio), sampling_ratio
+        counts, most = jnp.full(sizes.shape, sampling_ratio, X.dtype), sampling_ratio
     else:
-        counts = jnp.ceil(sizes / np.array(bins, X.dtype)).astype(jnp.int64)
-        most = jnp.max(counts, initial=0)
+        counts = jnp.maximum(jnp.ceil(sizes / np.array(bins, X.dtype)), 0)
+        counts = jnp.where(jnp.isfinite(counts), counts, 0)
+        # Two samples of a bin are at least half a cell apart, so no more than these are inside the map.
+        most = jnp.minimum(counts.max(initial=0), 2 * max(extents) + 5).astype(jnp.int32)
     regions = corners, sizes, counts, jnp.asarray(batch_indices)
 
     def samples(region, k, i):
         """Sample i of each bin along axis k: (coordinate, whether inside the map); outside it reads zero."""
-        corner, size, count, _ = region
-        step = size[k] / bins[k]
-        shift = (i.astype(X.dtype) + 0.5) / count[k].astype(X.dtype)
-        offset = step * (np.arange(bins[k], dtype=X.dtype) + shift)
+        corner, size, count = (v[k] for v in region[:3])
+        offset = size / bins[k] * (np.arange(bins[k], dtype=X.dtype) + (i + 0.5) / count)
         # XLA recomputes this for cells and for weights; a multiply-add fused in only one of them differs at edges.
-        x = corner[k] + lax.reduce_precision(offset, info.nexp, info.nmant - 1)
+        x = corner + lax.reduce_precision(offset, info.nexp, info.nmant - 1)
         return jnp.clip(x, 0, extents[k] - 1), (x >= -1) & (x <= extents[k])
 
-    def mean_weights(region, k):
-        count = region[2][k]
+    def visited(region, k, i):
+        """Samples as above, i counted from the first that may be inside; a loop over all of a wide box may not end."""
+        corner, size, count = (v[k] for v in region[:3])
+        i = i.astype(X.dtype)
+        if sampling_ratio <= 0:
+            step = size / bins[k]
+            before = (-1 - corner - step * np.arange(bins[k], dtype=X.dtype)) / step * count - 0.5
+            i = i + jnp.clip(jnp.floor(before) - 1, 0, jnp.maximum(count - 1, 0))
+        x, inside = samples(region, k, i)
+        return x, inside & (i < count)
 
+    def mean_weights(region, k):
         def add(i, total):
-            x, inside = samples(region, k, i)
+            x, counts = visited(region, k, i)
             weights = hat(x[:, None] - jnp.arange(extents[k]).astype(X.dtype))
-            return total + jnp.where(((i < count) & inside)[:, None], weights, 0)
+            return total + jnp.where(counts[:, None], weights, 0)
 
         total = lax.fori_loop(0, most, add, jnp.zeros((bins[k], extents[k]), X.dtype))
-        return total / jnp.maximum(count, 1).astype(X.dtype)
+        return total / jnp.maximum(region[2][k], 1)
 
     def by_products(region):
         image = jnp.take(finite_or_zero, region[3], axis=0)
@@ -168,23 +178,24 @@ def roi_align(
 
     def by_samples(region, combine, initial):
         """A loop over the samples of each bin, which combines products, weights, and cells of what each one reads."""
-        count, flat = region[2], lax.stop_gradient(jnp.take(X, region[3], axis=0)).reshape(channels, -1)
+        flat = lax.stop_gradient(jnp.take(X, region[3], axis=0)).reshape(channels, -1)
 
-        def visit(k, state):
-            i, j = k // most, k % most
-            (top, in_rows), (left, in_columns) = samples(region, 0, i), samples(region, 1, j)
-            inside = in_rows[:, None] & in_columns
+        def visit(i, j, state):
+            (top, rows), (left, columns) = visited(region, 0, i), visited(region, 1, j)
+            counts = rows[:, None] & columns
             for (row, high), (column, wide_) in itertools.product(linear_taps(top), linear_taps(left)):
                 cell = jnp.minimum(row, extents[0] - 1)[:, None] * extents[1] + jnp.minimum(column, extents[1] - 1)
-                weight = jnp.where(inside, high[:, None] * wide_, 0)
-                new = jnp.where(inside, flat[:, cell], 0) * weight, weight, cell
-                state = combine(state, new, (i < count[0]) & (j < count[1]))
+                weight = jnp.where(counts, high[:, None] * wide_, 0)
+                state = combine(state, (jnp.where(counts, flat[:, cell], 0) * weight, weight, cell), counts)
             return state
 
-        return lax.fori_loop(0, most * most, visit, initial)
+        def visit_row(i, state):
+            return lax.fori_loop(0, most, functools.partial(visit, i), state)
+
+        return lax.fori_loop(0, most, visit_row, initial)
 
     def mean(region):
-        number = jnp.maximum(region[2].prod(), 1).astype(X.dtype)
+        number = jnp.maximum(region[2].prod(), 1)
         return by_samples(region, lambda total, new, counts: total + jnp.where(counts, new[0] / number, 0), zeros)
 
     def greatest(region):
@@ -194,7 +205,9 @@ def roi_align(
             better = counts & ((new[0] > best[0]) | jnp.isnan(new[0]))
             return [jnp.where(better, a, b) for a, b in zip(new, best, strict=True)]
 
-        best, weight, cell = by_samples(region, choose, [zeros - jnp.inf, zeros, zeros.astype(jnp.int32)])
+        rows, columns = (samples(region, k, 0)[1] & samples(region, k, region[2][k] - 1)[1] for k in (0, 1))
+        least = jnp.where(rows[:, None] & columns, -jnp.inf, zeros)  # samples outside are zeros
+        best, weight, cell = by_samples(region, choose, [least, zeros, zeros.astype(jnp.int32)])
         best = jnp.where((region[2] > 0).all(), best, 0)
         image = jnp.take(X, region[3], axis=0).reshape(channels, -1)
         y = jnp.take_along_axis(image, cell.reshape(channels, -1), axis=1).reshape(zeros.shape)

@@ -113,7 +113,7 @@ class Subprogram:
                 else:
                     caller_traces = True
                 continue
-            if self.compiles > before:
+            if self.compiles > before and not is_traced(rest):
                 self._count(time.perf_counter() - start, rest, pinned)
             return returned
 

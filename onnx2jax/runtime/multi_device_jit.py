@@ -22,6 +22,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from .. import compat
 from .cpu.jaxpr_rewrite import Equation, Program, as_function, is_literal, literal_value, variables
 
 Place = Sharding | None
@@ -30,7 +31,7 @@ Place = Sharding | None
 
 @dataclass(eq=False)
 class Spread:
-    """The function, which is traced once for each signature of its arguments, and compiled in parts."""
+    """The function, traced once for each signature of its arguments and configuration of JAX, compiled in parts."""
 
     function: Callable[..., Any]
     _plans: dict[Any, _Plan] = field(default_factory=dict)
@@ -40,7 +41,7 @@ class Spread:
         leaves, structure = jax.tree.flatten(args)
         places = tuple(map(_place, leaves))
         types = tuple((v.shape, v.dtype, getattr(v, "weak_type", False)) for v in leaves)
-        key = structure, types, places
+        key = structure, types, places, compat.trace_context()
         if key not in self._plans:
             self._plans[key] = _Plan(self.function, args, places)
         return self._plans[key](leaves)

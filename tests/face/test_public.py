@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -134,7 +135,7 @@ def with_options() -> Iterator[tuple[str, Any, list[str]]]:
             or name.startswith("errors.")
             or name in unlike
             or not callable(value)
-            or (inspect.isclass(value) and is_dataclass(value))
+            or (inspect.isclass(value) and (is_dataclass(value) or issubclass(value, Enum)))
         ):
             continue
         try:

@@ -70,7 +70,7 @@ def test_runs_return_the_same_values(
 
 @pytest.mark.usefixtures("fresh")
 def test_providers_are_ignored_with_one_warning() -> None:
-    with pytest.warns(UserWarning, match="ignores sess_options, providers") as caught:
+    with pytest.warns(UserWarning, match=r"ignores sess_options\.\*, providers") as caught:
         InferenceSession(FILE, onnxruntime.SessionOptions(), ["TensorrtExecutionProvider"])
         session = InferenceSession(FILE, providers=[("CUDAExecutionProvider", {"device_id": 0})])
     assert len(caught) == 1 and caught[0].filename == __file__
@@ -79,9 +79,30 @@ def test_providers_are_ignored_with_one_warning() -> None:
 
 @pytest.mark.usefixtures("fresh")
 def test_default_providers_raise_no_warning() -> None:
+    options = onnx2jax.SessionOptions()
+    options.add_free_dimension_override_by_name("batch", 2)
+    options.graph_optimization_level = onnx2jax.GraphOptimizationLevel.ORT_DISABLE_ALL
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        InferenceSession(onnx2jax.demo_model(), providers=["CPUExecutionProvider"])
+        session = InferenceSession(onnx2jax.demo_model(), options, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == [2, 1, 8, 8]
+    assert not session.model.settings.optimize
+
+
+@pytest.mark.usefixtures("fresh")
+def test_options_without_effect_are_named() -> None:
+    options = onnx2jax.SessionOptions()
+    options.intra_op_num_threads = 1  # type: ignore[attr-defined]
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    with pytest.warns(UserWarning, match=r"ignores sess_options.intra_op_num_threads, sess_options.session.intra"):
+        InferenceSession(onnx2jax.demo_model(), options)
+    with pytest.raises(errors.UnsupportedError, match=r"onnx2jax\.op"):
+        options.register_custom_ops_library("ops.so")
+
+
+def test_names_that_choose_a_device() -> None:
+    assert onnx2jax.get_available_providers() == ["JaxExecutionProvider"]
+    assert onnx2jax.get_device() == onnxruntime.get_device() == "CPU"
 
 
 @pytest.mark.parametrize("call", ["io_binding", "run_with_iobinding", "run_with_ort_values"])

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 from jax import lax
 
 from tests.support.helpers import run_op
@@ -67,6 +68,20 @@ def test_roi_align() -> None:
 
     names = product(["avg", "max"], [0, 2], [INNER, FIRST])
     assert not spread({name: (pooled(*name[:2]), IMAGES, name[2], 1) for name in names})
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_roi_align_of_wide_boxes_ends(mode: str) -> None:
+    """The number of samples follows from the width of a box, which may be traced; no more are visited than matter."""
+    widths = np.float32([2, 40, 1e9, np.inf, np.nan])
+    rois = np.stack([np.zeros(5), np.zeros(5), widths, np.full(5, 2)], 1).astype(np.float32)
+    attributes: dict[str, Any] = {"mode": mode, "output_height": 2, "output_width": 2, "sampling_ratio": 0}
+    y = run_op("RoiAlign", np.ones((1, 1, 4, 4), np.float32), rois, np.zeros(5, np.int64), jit=True, **attributes)
+    # of 20 samples in each half of a box of 40 the first five are inside, the fifth on the edge; the others are zeros
+    wide = {"avg": [5 / 20, 0, 5 / 20, 0], "max": [1, 0, 1, 0]}[mode]
+    got = np.asarray(y).reshape(5, 4)
+    np.testing.assert_allclose(got[:2], [[1] * 4, wide], rtol=1e-6)
+    assert (abs(got[2] - (0 if mode == "avg" else wide)) < 1e-6).all() and (got[3:] == 0).all()
 
 
 def test_sampled_pixels() -> None:

@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 import onnx2jax
+from onnx2jax import RecompilationWarning
 from onnx2jax.errors import BucketError
 from onnx2jax.model.calls import buckets
 from tests.support.models import model, value
@@ -153,6 +154,52 @@ def test_constant_inputs_do_not_verify_padding() -> None:
     assert m(np.zeros((1, 5), F)).tolist() == [0]
     with pytest.raises(BucketError, match="'reducemean'"):
         m(real(1, 5))
+
+
+def embedding() -> onnx.ModelProto:
+    """The sum of the embedded tokens that a mask keeps."""
+    nodes = [
+        node("Gather", "table ids", output="e"),
+        node("Unsqueeze", "mask two", output="m"),
+        node("Mul", "e m", output="f"),
+        node("ReduceSum", "f one", keepdims=0),
+    ]
+    inputs = [value("ids", np.int64, ["b", "n"]), value("mask", F, ["b", "n"])]
+    return model(nodes, inputs, [value("y", F, ["b", 3])], {"table": real(5, 3), "one": ONE, "two": np.array([2])})
+
+
+ONE = np.array([1])
+
+
+def over_ids() -> onnx.ModelProto:
+    """The mean of embedded tokens, where that of constant tokens does not depend on their number."""
+    nodes = [node("Gather", "table ids", output="e"), node("ReduceMean", "e one", keepdims=0)]
+    constants = {"table": real(5, 3), "one": ONE}
+    return model(nodes, [value("ids", np.int64, ["b", "n"])], [value("y", F, ["b", 3])], constants)
+
+
+def test_constant_integers_are_varied_to_verify_padding() -> None:
+    """Else each new length would be compiled without padding, too."""
+    m = onnx2jax.convert(embedding(), bucket={"n": [8, 16]})
+    for n in (3, 4, 5, 6):
+        m(np.full((1, n), 4), np.ones((1, n), F))
+    assert list(m._runtime._unpadded.values()) == [None]
+    with pytest.raises(BucketError, match="'reducemean'"):
+        onnx2jax.convert(over_ids(), bucket={"n": [8]})(np.full((1, 5), 0))
+
+
+def test_compile_verifies_padding() -> None:
+    with pytest.raises(BucketError, match="'reducemean'"):
+        onnx2jax.convert(over_ids(), bucket={"n": [8]}).compile(dims={"n": 8})
+    proven = onnx2jax.convert(embedding(), bucket={"n": [8]}).compile(dims={"n": 8})
+    assert list(proven._runtime._unpadded.values()) == [None]
+
+
+def test_calls_that_verify_nothing_are_said() -> None:
+    m = onnx2jax.convert(over(node("Relu", "x")), bucket={"n": [8]})
+    with pytest.warns(RecompilationWarning, match=r"compile\(dims=\{'n': n\}\)"):
+        for n in (5, 6):
+            m(np.zeros((1, n, 4), F))
 
 
 def test_padding_is_verified_once_per_set_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
