@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .arrays import accumulator, check_shape, dims, is_known, xp
-from .conv_cpu import channels_last, convolve, kernel_first, multiply_adds
+from .conv_cpu import channels_last, convolve, finite_or, kernel_first, multiply_adds
 from .conv_numpy import convolve_numpy
 from .registry import Static, op, taking
 from .vision import sample_linear
@@ -62,7 +62,7 @@ def conv(x, w, window, groups=1, stretch=()):
     if is_patches(x, window, groups, stretch):
         forms["tpu"] = forms["cuda"] = _patches
     elif is_long_filter(x, w, window, groups, stretch):
-        forms["tpu"] = _toeplitz
+        forms["tpu"] = _finite_toeplitz
     elif is_few_filters(x, w, window, groups, stretch):
         forms["tpu"] = _by_rows
     chosen = {n: partial(form, window=window, groups=groups, stretch=stretch) for n, form in forms.items()}
@@ -132,6 +132,10 @@ def _toeplitz(x, w, window, **_):
     y = jnp.einsum("n...j,otj->no...t", x, w.reshape(out, ROW, length), preferred_element_type=accumulator(x.dtype))
     y = y.reshape(*y.shape[:-2], rows * ROW)[..., :count].astype(x.dtype)
     return jnp.moveaxis(y, -1, axis)
+
+
+def _finite_toeplitz(x, w, window, **options):
+    return finite_or(_toeplitz(x, w, window), partial(_native, window=window, **options), x, w)
 
 
 def _by_rows(x, w, window, **_):

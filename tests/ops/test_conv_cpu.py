@@ -65,7 +65,7 @@ def forms(w: tuple[int, ...], groups: int, attributes: dict[str, Any]) -> list[s
     """The forms that support weights of a shape."""
     if groups > 1:
         return ["native", "piecewise", "columns", *(["depthwise"] if w[1] == 1 else [])]
-    special = {(1, 1): ["pointwise"], (3, 3): ["winograd"] if attributes.keys() <= {"pads"} else []}
+    special = {(1, 1): ["pointwise"], (3, 3): ["tiled"] if attributes.keys() <= {"pads"} else []}
     plain = attributes.get("strides", (1,))[-1] == attributes.get("dilations", (1,))[-1] == 1
     return ["native", "columns", *special.get(w[2:], []), *(["packed"] if plain and w[1] else [])]
 
@@ -173,7 +173,7 @@ def test_columns_of_few_pixels_and_of_small_groups() -> None:
     assert [chosen(64, 16, batch=64), chosen(256, 128, batch=64)] == [conv_cpu.piecewise, conv_cpu.native]
 
 
-@pytest.mark.parametrize(("side", "form"), [(128, conv_cpu.winograd), (129, conv_cpu.native)], ids=["held", "large"])
+@pytest.mark.parametrize(("side", "form"), [(128, conv_cpu.tiled), (129, conv_cpu.native)], ids=["held", "large"])
 def test_winograd_is_for_images_that_the_cache_holds(side: int, form: conv_cpu.Form) -> None:
     image, weights = jax.ShapeDtypeStruct((1, side, side, 64), np.float32), np.empty((64, 64, 3, 3), np.float32)
     window = Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
@@ -183,12 +183,41 @@ def test_winograd_is_for_images_that_the_cache_holds(side: int, form: conv_cpu.F
 def test_winograd_matches_to_six_digits() -> None:
     image, weights = (RNG.normal(size=s).astype(np.float32) for s in ((1, 28, 28, 64), (256, 64, 3, 3)))
     window = window_of((28, 28), (3, 3), pads=[1] * 4)
-    assert conv_cpu.chosen(image, weights, window, 1) is conv_cpu.winograd
+    assert conv_cpu.chosen(image, weights, window, 1) is conv_cpu.tiled
     assert conv_cpu.chosen(image, weights[:128], window._replace(strides=(2, 2)), 1) is conv_cpu.native
     assert conv_cpu.chosen(image.astype(np.int8), weights.astype(np.int8), window, 1) is conv_cpu.native
     exact = reference(image, weights, window, 1)
     ours = jax.jit(lambda x, w: conv_cpu.convolve(x, w, window, 1))(image, weights)
     np.testing.assert_allclose(ours, exact, rtol=0, atol=4e-6 * np.max(np.abs(exact)))
+
+
+def by_packs(x: Any, w: Any, window: Window, groups: int) -> Any:
+    return conv_cpu.in_packs(x, w, window, groups, 4, conv_cpu.native)
+
+
+@pytest.mark.parametrize("form", [conv_cpu.tiled, by_packs])
+def test_what_is_not_finite_reaches_its_windows_alone(form: conv_cpu.Form) -> None:
+    """Tiles and packs multiply by zero what a window does not hold, and 0 * NaN is NaN."""
+    images, weights = (RNG.normal(size=s).astype(np.float32) for s in ((4, 8, 9, 2), (3, 2, 3, 3)))
+    window = Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    for image, value in zip(images[1:], (np.nan, np.inf, 3e38), strict=True):
+        image[3, 4, 1] = value
+    each = [lambda x, f=f: f(x[None], weights, window, 1)[0] for f in (form, conv_cpu.native)]
+    alone, expected = (np.stack([jax.jit(f)(x) for x in images]) for f in each)
+    np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-5)
+    together, gradients = jax.jit(lambda x: (jax.vmap(each[0])(x), jax.grad(lambda x: (each[0](x) ** 2).sum())(x[0])))(
+        images
+    )
+    np.testing.assert_allclose(together, expected, rtol=1e-4, atol=1e-5)
+    wanted = jax.jit(jax.grad(lambda x: (each[1](x) ** 2).sum()))(images[0])
+    np.testing.assert_allclose(gradients, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_vmap_computes_one_branch_of_a_guarded_form() -> None:
+    window = Window((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    images, weights = np.ones((4, 1, 8, 9, 2), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    closed = jax.make_jaxpr(jax.vmap(lambda x: conv_cpu.tiled(x, weights, window, 1)))(images)
+    assert "conv_general_dilated" not in [e.primitive.name for e in closed.jaxpr.eqns]
 
 
 def test_toom_cook_matrices_are_exact() -> None:

@@ -21,7 +21,9 @@ from jax.extend.core.primitives import transpose_p
 
 Branch = Callable[["Equation"], int]
 """Chooses one of the branches of a choice by platform."""
-CALLS: Final = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+CALLS: Final = {
+    "jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vmap_call": "call",
+}  # fmt: skip
 """Primitives that call a program -> the parameter that holds it."""
 
 

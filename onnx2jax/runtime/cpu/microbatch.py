@@ -41,6 +41,10 @@ class Batched(NamedTuple):
     entries: int = 1
 
 
+FLAG: Final = Batched(-1)
+"""A scalar that says something of all images of a microbatch, by which one of two branches is chosen for them."""
+
+
 class _Mixed(Exception):
     """An equation mixes images, or is not known not to."""
 
@@ -55,26 +59,27 @@ def split_batch(program: Program) -> Program:
     largest, most = max(map(_size, program.equations)), PART * (os.cpu_count() or 1)
     if largest <= most:
         return program
+    given, program = program, program.inlined()
     split = _split(program, images, most)
     read = {v for e in split.head for v in variables(e.inputs)}
     if sum(nbytes(v) for v in program.inputs[: program.parameters] if v in read) > MOST_WEIGHTS:
-        return program
+        return given
     part = max((n for n in range(1, batch) if batch % n == 0 and largest // batch * n <= most), default=1)
 
     def whole(*args: Any) -> list[Any]:
-        given = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
+        values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
         pieces = [lax.reshape(v, (batch // part, part, *v.shape[1:])) for v in args[program.parameters :]]
-        body = _Microbatch(split, given, images, batch, part)
+        body = _Microbatch(split, values, images, batch, part)
         _, results = lax.scan(lambda none, xs: (none, body.results(xs)), None, pieces)
-        given |= {v: lax.reshape(r, v.aval.shape) for v, r in zip(split.between, results, strict=True)}
+        values |= {v: lax.reshape(r, v.aval.shape) for v, r in zip(split.between, results, strict=True)}
         for equation in split.tail:
-            given.update(zip(equation.outputs, equation.bind(values_of(equation.inputs, given)), strict=True))
-        return values_of(program.outputs, given)
+            values.update(zip(equation.outputs, equation.bind(values_of(equation.inputs, values)), strict=True))
+        return values_of(program.outputs, values)
 
     try:
         looped = Program.of(jax.make_jaxpr(whole)(*map(type_of, program.inputs)), program.parameters)
     except _Mixed:
-        return program
+        return given
     return looped.replace(hoisted=program.hoisted)
 
 
@@ -124,8 +129,15 @@ class _Microbatch:
         values, where = dict(self._given), dict[Any, Batched]()
         for variable, value in zip(self._images, images, strict=True):
             values[variable], where[variable] = value, Batched(0)
+        self._evaluate(self._split.head, values, where)
+        if any(where.get(v) != Batched(0) for v in self._split.between):
+            raise _Mixed
+        return [values[v] for v in self._split.between]
+
+    def _evaluate(self, equations: Sequence[Equation], values: dict[Any, Any], where: dict[Any, Batched]) -> None:
+        """Compute equations from the values so far, and the batch axes of their results."""
         broadcasts: dict[Any, Equation] = {}
-        for equation in self._split.head:
+        for equation in equations:
             places = [where.get(_key(v)) for v in equation.inputs]
             operands = values_of(equation.inputs, values)
             if not any(places):
@@ -138,9 +150,6 @@ class _Microbatch:
                 results = equation.bind(operands, **changed)
             values.update(zip(equation.outputs, results, strict=True))
             where.update({v: place for v in equation.outputs if place is not None})
-        if any(where.get(v) != Batched(0) for v in self._split.between):
-            raise _Mixed
-        return [values[v] for v in self._split.between]
 
     def shrunk(self, shape: Sequence[int], axis: int) -> tuple[int, ...]:
         """The extents of a microbatch."""
@@ -168,9 +177,33 @@ class _Microbatch:
             return first._replace(axis=first.axis + (equation.params["axis"] <= first.axis)), {}
         if name == "dot_general":
             return _product(equation, places)
+        if name == "cond" and first in (FLAG, None):
+            return self._choice(equation, places[1:])
         if first is None or any(places[1:]) or name not in RULES:
             raise _Mixed
         return RULES[name](self, equation, first)
+
+    def _choice(self, equation: Equation, places: Sequence[Batched | None]) -> tuple[Batched, dict[str, Any]]:
+        """The branches of a microbatch."""
+        pairs = [(v.aval, p) for v, p in zip(equation.inputs[1:], places, strict=True)]
+        types = [jax.ShapeDtypeStruct(self.shrunk(a.shape, p.axis) if p else a.shape, a.dtype) for a, p in pairs]
+        found = set[Batched | None]()
+
+        def smaller(closed: Any) -> Any:
+            program = Program.of(closed).inlined()
+
+            def branch(*operands: Any) -> list[Any]:
+                values = {**program.constants, **dict(zip(program.inputs, operands, strict=True))}
+                where = {v: p for v, p in zip(program.inputs, places, strict=True) if p}
+                self._evaluate(program.equations, values, where)
+                found.update(where.get(_key(v)) for v in program.outputs)
+                return values_of(program.outputs, values)
+
+            return jax.make_jaxpr(branch)(*types)
+
+        branches = tuple(map(smaller, equation.params["branches"]))
+        (place,) = found if len(found - {None, FLAG}) == len(found) == 1 else self._mixed()
+        return place, {"branches": branches}
 
     def _mixed(self) -> Any:
         raise _Mixed
@@ -233,6 +266,8 @@ def _slice(part: _Microbatch, equation: Equation, at: Batched) -> Found:
 
 def _reduce(_part: _Microbatch, equation: Equation, at: Batched) -> Found:
     axes = equation.params["axes"]
+    if equation.name == "reduce_and" and not equation.outputs[0].aval.ndim:
+        return FLAG, {}
     _require(at.axis not in axes)
     return at._replace(axis=at.axis - sum(a < at.axis for a in axes)), {}
 

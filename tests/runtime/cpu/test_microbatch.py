@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
+from onnx2jax.ops import conv_cpu
 from onnx2jax.ops.window import Window
-from onnx2jax.ops.winograd import winograd
 from onnx2jax.runtime.cpu import microbatch
 from tests.support.programs import rewritten
 
@@ -50,7 +50,7 @@ APART: dict[str, Callable[[Any], Any]] = {
         jnp.stack([y, -y]).reshape(2, -1, 4), np.ones((2, 4, 5), np.float32), (((2,), (1,)), ((0,), (0,)))
     )[1].reshape(6, -1),
     "behind a barrier": lambda y: lax.optimization_barrier(y) + 1,
-    "by Winograd's way": lambda y: winograd(y, np.ones((2, 4, 3, 3), np.float32), WINDOW, 1),
+    "by Winograd's tiles": lambda y: conv_cpu.tiled(y, np.ones((2, 4, 3, 3), np.float32), WINDOW, 1),
 }
 WINDOW = Window((3, 3), (1, 1), ((1, 1), (0, 2)), (1, 1))
 TOGETHER: dict[str, Callable[[Any], Any]] = {
