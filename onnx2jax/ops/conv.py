@@ -11,8 +11,9 @@ import numpy as np
 from jax import lax
 
 from .arrays import accumulator, check_shape, dims, is_known, xp
-from .conv_cpu import channels_last, convolve, finite_or, kernel_first, multiply_adds
+from .conv_cpu import channels_last, convolve, kernel_first, multiply_adds
 from .conv_numpy import convolve_numpy
+from .finite import finite_or
 from .registry import Static, op, taking
 from .vision import sample_linear
 from .window import MAX_TAPS, WINDOW, Window, count_blocks, padded, split_pads, window_of

@@ -31,9 +31,9 @@ from typing import Any, Final
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.custom_batching import custom_vmap
 
 from .arrays import accumulator
+from .finite import finite_or
 from .window import MAX_TAPS, Window, count_blocks, padded, taps
 from .winograd import is_supported, winograd
 
@@ -108,26 +108,6 @@ def chosen(x: Any, w: Any, window: Window, groups: int) -> Form:
         return columns
     large = min(blocks) >= LONG_SIDE and min(outputs, channels) >= MANY_CHANNELS and math.prod(blocks) <= MANY_PIXELS
     return tiled if large and pixels * w.size >= MANY_PRODUCTS and is_supported(x, window) else native
-
-
-def finite_or(y: Any, otherwise: Callable[..., Any], *operands: Any) -> Any:
-    """y where it is finite, and ``otherwise(*operands)`` where any of it is not.
-
-    For forms that multiply by zero what a window does not hold: 0 * NaN is NaN.
-    """
-    return lax.cond(_is_finite(lax.stop_gradient(y)), lambda y, *_: y, lambda _, *rest: otherwise(*rest), y, *operands)
-
-
-@custom_vmap
-def _is_finite(y: Any) -> Any:
-    """Whether an array is finite: a product with zeros takes a third of the time of ``jnp.isfinite(y).all()``."""
-    zeros = lax.optimization_barrier(jnp.zeros(y.shape[-1:], y.dtype))  # XLA would fold the product
-    return jnp.isfinite(lax.dot_general(y, zeros, (((y.ndim - 1,), (0,)), ((), ())))).all()
-
-
-@_is_finite.def_vmap
-def _(_size: int, _batched: Any, y: Any) -> tuple[Any, bool]:
-    return _is_finite(y), False  # one condition for the batch: vmap would compute both branches
 
 
 def tiled(x: Any, w: Any, window: Window, groups: int) -> Any:

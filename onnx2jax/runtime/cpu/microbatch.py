@@ -202,7 +202,9 @@ class _Microbatch:
             return jax.make_jaxpr(branch)(*types)
 
         branches = tuple(map(smaller, equation.params["branches"]))
-        (place,) = found if len(found - {None, FLAG}) == len(found) == 1 else self._mixed()
+        (place,) = found if len(found) == 1 else self._mixed()
+        if place is None or place == FLAG:
+            raise _Mixed
         return place, {"branches": branches}
 
     def _mixed(self) -> Any:
