@@ -77,29 +77,44 @@ def _scores(q, k, v, scale, dtype):
     return (product * scale).reshape(batch, heads, queries, keys).astype(dtype)
 
 
-def _weigh(weights, v):
-    """weights [batch, query heads, queries, keys] @ V, in the dtype of the weights."""
+def _weigh(weights, v, read=None):
+    """weights [batch, query heads, queries, keys] @ V, in the dtype of the weights.
+
+    ``read`` [batch or 1, 1, queries or 1, keys] is False for values that are not read: the product would turn such NaN
+    and infinities into NaN. Where queries read different values, terms are selected only if the product is not finite.
+    """
     batch, heads, queries, keys = weights.shape
     grouped = weights.reshape(batch, v.shape[1], *rows_of_group(_group(heads, v.shape[1]), queries), keys)
     work, v = accumulator(weights.dtype), jnp.asarray(v, weights.dtype)
+    if read is not None and read.shape[2] == 1:
+        v = jnp.where(read[:, :, 0, :, None], v, 0)
     y = jnp.einsum("bh...k,bhkd->bh...d", grouped, v, preferred_element_type=work)
+
+    @jax.checkpoint
+    def selected(weights, v, read):
+        terms = weights[..., None] * v[:, :, None, None]
+        return jnp.sum(jnp.where(read[:, :, None, ..., None], terms, 0), axis=-2, dtype=work)
+
+    if read is not None and read.shape[2] > 1:
+        y = lax.cond(jnp.isfinite(y).all(), lambda *_: y, selected, grouped, v, read)
     return y.reshape(batch, heads, queries, v.shape[3]).astype(weights.dtype)
 
 
-def attend(q, k, v, *, biases=(), masks=(), keep_scores=False, **options):
+def attend(q, k, v, *, biases=(), masks=(), read=None, keep_scores=False, **options):
     """Softmax attention of q [batch, heads, queries, size] over k and v, which may have fewer heads (grouped query).
 
     ``masks`` are True for keys to attend to. A bias or mask is an array that broadcasts to the scores, or a function of
-    ``rows``, which selects the queries at hand from such an array. Returns the output and, if ``keep_scores``, the
+    ``rows``, which selects the queries at hand from such an array. ``read`` [batch or 1, 1, queries or 1, keys] is True
+    for values that are read at all, whatever the others are. Returns the output and, if ``keep_scores``, the
     intermediate scores: scaled, capped, biased, masked, weights. Otherwise long sequences go by blocks of queries.
     """
     size = None if keep_scores else block_size((*q.shape[:3], k.shape[2]))
     if size is None:
-        return _attend(q, k, v, biases, masks, lambda x: x, **options)
-    return over_blocks(lambda q, rows: _attend(q, k, v, biases, masks, rows, **options)[0], q, size), (None,) * 5
+        return _attend(q, k, v, biases, masks, read, lambda x: x, **options)
+    return over_blocks(lambda q, rows: _attend(q, k, v, biases, masks, read, rows, **options)[0], q, size), (None,) * 5
 
 
-def _attend(q, k, v, biases, masks, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None):
+def _attend(q, k, v, biases, masks, read, rows, *, scale=None, softcap=0.0, sink=None, dtype=None, precision=None):
     """``attend`` for the queries that ``rows`` selects.
 
     ``sink`` is an extra logit per head without a value. ``dtype`` is that of the scores, ``precision`` that of the
@@ -118,7 +133,7 @@ def _attend(q, k, v, biases, masks, rows, *, scale=None, softcap=0.0, sink=None,
     if sink is not None:
         logits = jnp.concatenate([logits, jnp.broadcast_to(sink, (*logits.shape[:3], 1)).astype(logits.dtype)], axis=3)
     weights = softmax(logits, axes=(3,), empty=True)[..., : k.shape[2]].astype(q.dtype)
-    return _weigh(weights, v), (raw, capped, biased, masked, weights)
+    return _weigh(weights, v, None if read is None else rows(read)), (raw, capped, biased, masked, weights)
 
 
 def window(queries, keys, offset, left, right):

@@ -121,17 +121,17 @@ def split_attention(
     extents = {} if total is None and length is not None else {"total": keys if total is None else total}
     bias_shape = "batch? heads? queries total"
     check_shapes(extents, query=(q, "batch heads queries size"), attention_bias=(bias, bias_shape))
-    masks = window(queries, keys, offset, -1, 0) if unidirectional else []
+    masks, read = window(queries, keys, offset, -1, 0) if unidirectional else [], None
     if length is not None:
         rows = np.ndim(mask) > 1 and {2: "batch total", 3: "batch queries total"}[mask.ndim]
         check_shapes(extents, mask=(mask if rows else None, rows or ""))
         used, given = offset + new, extents.get("total", keys)
-        masks.append(lax.iota(np.int32, keys) < used)
-        v = jnp.where(masks[-1][:, None], v, 0)
+        read = (lax.iota(np.int32, keys) < used).reshape(1, 1, 1, keys)
+        masks.append(read)
         mask, bias = pad_last_axis(mask, keys), pad_last_axis(bias, keys)
     biases = [padding_bias(mask, batch, queries, keys, mask_filter_value), bias]
-    keep = n_outputs > 3
-    y, (_, _, scores, _, _) = attend(q, k, v, scale=scale or None, biases=biases, masks=masks, keep_scores=keep)
+    keep, options = n_outputs > 3, {"scale": scale or None, "biases": biases, "masks": masks, "read": read}
+    y, (_, _, scores, _, _) = attend(q, k, v, keep_scores=keep, **options)
     if length is not None and total is None:
         y = jnp.where((used <= keys) & ((given == keys) | (given == used)), y, np.nan)
     return merged(y), *present, scores[..., :total].astype(q.dtype) if keep else None

@@ -68,10 +68,14 @@ def mixture(
         own = jax.tree.map(lambda a: a[chosen], layers)
         y = (jax.vmap(jax.vmap(expert, (None, 0)))(x, own) * shares[..., None]).sum(axis=1)
     else:
-        of_expert = jnp.where(np.arange(experts, dtype=chosen.dtype)[:, None, None] == chosen, shares, 0).sum(axis=2)
-        step = lambda total, one: (total + one[0][:, None] * expert(x, one[1]), None)  # noqa: E731
+        choices = np.arange(experts, dtype=chosen.dtype)[:, None, None] == chosen
+        operands = choices.any(axis=2), jnp.where(choices, shares, 0).sum(axis=2), layers
+
+        def step(total, one):  # an expert may overflow for tokens that are not its own
+            own, share, layers = one
+            return total + jnp.where(own[:, None], share[:, None] * expert(x, layers), 0), None
+
         scan = lambda operands: lax.scan(step, jnp.zeros(x.shape, shares.dtype), operands)[0]  # noqa: E731
-        operands = of_expert, layers
         if shards.parts == 1 or experts % shards.parts:
             y = scan(operands)
         else:

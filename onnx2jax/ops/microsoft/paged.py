@@ -80,9 +80,9 @@ def paged_attention(
         k, v = (c[blocks].reshape(1, -1, *c.shape[2:]).transpose(0, 2, 1, 3) for c in (key_cache, value_cache))
         used = lax.iota(np.int32, k.shape[2]) < total
         masks = [*window(q.shape[2], k.shape[2], shift, max(local_window_size - 1, -1), 0 if is_causal else -1), used]
-        v = jnp.where(used[:, None], v, 0)
         sink = None if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
-        return merged(attend(q, k, v, scale=scale or None, softcap=softcap, masks=masks, sink=sink)[0])[0]
+        options = {"scale": scale or None, "softcap": softcap, "masks": masks, "sink": sink}
+        return merged(attend(q, k, v, read=used[None, None, None], **options)[0])[0]
 
     each = lax.map(attention, (jnp.asarray(block_table), shifts, shifts + ends))
     return each[sequence, tokens], key_cache, value_cache
@@ -145,11 +145,11 @@ def longformer_attention(input, weight, bias, mask, global_weight, global_bias, 
     positions = lax.iota(np.int32, input.shape[1])
     near = abs(positions - positions[:, None]) <= window
 
-    def attention(weight, bias, masks):
+    def attention(weight, bias, read=None):
         q, k, v = (heads_of(x, num_heads, "hidden_size") for x in projected(input, weight, bias))
-        return attend(q, k, v, biases=[mask[:, None, None]], masks=masks)[0]
+        return attend(q, k, v, biases=[mask[:, None, None]], masks=[read], read=read)[0]
 
-    local = attention(weight, bias, [near | is_global[:, None, None]])
-    unrestricted = attention(global_weight, global_bias, [])
+    local = attention(weight, bias, near | is_global[:, None, None])
+    unrestricted = attention(global_weight, global_bias)
     y = merged(jnp.where(is_global[:, None, :, None], unrestricted, local))
     return jnp.where(mask[..., None] < 0, 0, y).astype(input.dtype)

@@ -110,7 +110,7 @@ def dynamic_sparse_attention(
         attended = attended & mask
     sink = jnp.zeros((1, 1, 1, 1), np.float32) if smooth_softmax == 1 else None
     sink = sink if head_sink is None else widen(head_sink).reshape(1, -1, 1, 1)
-    y = merged(attend(q, k, v, scale=scale, masks=[attended], sink=sink)[0])
+    y = merged(attend(q, k, v, scale=scale, masks=[attended], read=attended, sink=sink)[0])
     valid &= ((starts >= 0) & (ends <= keys)).reshape(-1, 1, 1)
     dtype = np.dtype(ml_dtypes.bfloat16) if output_bf16 and y.dtype == np.float16 else y.dtype
     return (jnp.where(valid, y, np.nan).astype(dtype), *caches)[:n_outputs]

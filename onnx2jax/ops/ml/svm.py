@@ -50,7 +50,9 @@ def _squared_distances(X, vectors, gamma):
         dot = X @ vectors.T
     else:
         dot = lax.dot_general(X, vectors, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST)
-    return _squared_norms(X)[:, None] - 2 * dot + _squared_norms(vectors)
+    norms = _squared_norms(X)[:, None]
+    distances = norms - 2 * dot + _squared_norms(vectors)
+    return xp.where(xp.isfinite(norms), distances, norms)  # inf - inf is no distance
 
 
 def _squared_norms(rows):
@@ -121,6 +123,16 @@ def _derivative_of_iterated(primals, tangents):
     return jax.jvp(lambda q: repeat(SWEEPS, lambda _, state: _sweep(q, state), _start(q))[0], primals, tangents)
 
 
+def _against_others(kernel, coefficients, counts):
+    """The sum over each class's vectors by their coefficients against every other class [n, N, n - 1].
+
+    One matrix of all pairs would be zero for the vectors of other classes, whose kernel may be infinite.
+    """
+    ends = np.cumsum(counts).tolist()
+    each = (slice(end - count, end) for end, count in zip(ends, counts, strict=True))
+    return xp.stack([kernel[:, own] @ coefficients[own] for own in each])
+
+
 @op("SVMClassifier", domain=DOMAIN, heavy=True, labels="classlabels_ints", limits=LABELS)
 def svm_classifier(
     X, *, coefficients, classlabels_ints=None, classlabels_strings=None, kernel_params=None,
@@ -138,11 +150,12 @@ def svm_classifier(
             best = scores.max(1)
             index = xp.where(best >= 0.5 if (coefficients >= 0).all() else best > 0, 1, index)
         return labels_of(labels, index), transform(scores, post_transform)
+    if len(vectors_per_class) != n:
+        raise ValueError(f"vectors_per_class {tuple(vectors_per_class)} must have one entry for each of {n} classes")
     kernel = _kernel(X, np.array(support_vectors, np.float32).reshape(total, -1), kernel_type, kernel_params)
-    i, j = np.triu_indices(n, 1)  # all pairs of classes; a vector has a coefficient for each class except its own
-    own, others = np.repeat(np.arange(n), vectors_per_class)[:, None], coefficients.reshape(n - 1, total).T
-    weights = np.where(own == i, others[:, j - 1], np.where(own == j, others[:, i], np.float32(0)))
-    scores = kernel @ weights + np.array(rho, np.float32)
+    i, j = np.triu_indices(n, 1)  # all pairs of classes
+    parts = _against_others(kernel, coefficients.reshape(n - 1, total).T, vectors_per_class)
+    scores = (parts[i, :, j - 1] + parts[j, :, i]).T + np.array(rho, np.float32)
     first, second = np.eye(n, dtype=np.float32)[[i, j]]  # the two classes of each pair: one of them gets its vote
     index = argmax((scores > 0).astype(np.float32) @ (first - second) + second.sum(0), 1)
     if prob_a:
