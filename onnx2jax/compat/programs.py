@@ -84,8 +84,10 @@ def dump_compiled(compiled: Any) -> Any:
 
 def has_narrow_arguments(lowered: Any) -> bool:
     """Whether arguments of a lowered or compiled function have 2 or 4 bits: compiled, it refuses their layouts."""
-    types = (aval.dtype for aval in jax.tree.leaves(lowered.in_avals))
-    return any(jnp.issubdtype(t, np.integer) and jnp.iinfo(t).bits < 8 for t in types)
+    types = {aval.dtype for aval in jax.tree.leaves(lowered.in_avals)}
+    return any(jnp.iinfo(t).bits < 8 for t in types if jnp.issubdtype(t, np.integer)) or any(
+        jnp.finfo(t).bits < 8 for t in types if jnp.issubdtype(t, np.floating)
+    )
 
 
 def devices_of(compiled: Any) -> list[int]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import UnsupportedError
 from ..ops.registry import Operator
+from ..proto.dtypes import HOST_ONLY
 from . import loops
 from .graph import Graph, Node, ancestors
 
@@ -100,7 +101,7 @@ def parameters(graph: Graph) -> dict[str, np.ndarray]:
 
 
 def _is_weight(value: np.ndarray) -> bool:
-    if value.dtype == object:
+    if value.dtype in HOST_ONLY:
         return False
     # Zero points stay constants, because most are zero and fold away.
     limit = MAX_TABLE if value.ndim > 1 else MAX_ZERO_POINTS

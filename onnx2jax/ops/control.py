@@ -11,7 +11,7 @@ from jax import lax
 
 from ..errors import KnownValueError
 from .arrays import FIX, axis_of, dims, is_known, is_traced, shape_vector, xp
-from .iteration import equal, is_text, iterate, results, strongly_typed, truth, type_string
+from .iteration import equal, is_host_only, iterate, results, strongly_typed, truth, type_string
 from .registry import op
 
 _TRACED_TRIPS = "under jit, a traced trip count rules out scan outputs and states that change type"
@@ -134,7 +134,7 @@ def if_(cond, *, then_branch, else_branch):
                 raise KnownValueError(f"{name} cannot run ({reason}) and the condition is traced") from error
             if len(seen) == 2:
                 _same_types(**seen)
-            return [None if is_text(v) else jax.tree.map(strongly_typed, v) for v in values]
+            return [None if is_host_only(v) else jax.tree.map(strongly_typed, v) for v in values]
 
         return run
 
@@ -146,7 +146,7 @@ def if_(cond, *, then_branch, else_branch):
 
 def _same_types(then_branch, else_branch):
     for k, (a, b) in enumerate(zip_longest(then_branch, else_branch)):
-        if type_string(a) != type_string(b) or (is_text(a) and not equal(a, b)):
+        if type_string(a) != type_string(b) or (is_host_only(a) and not equal(a, b)):
             raise KnownValueError(
                 f"output {k} of the branches differs (then: {type_string(a)}, else: {type_string(b)}) and the "
                 f"condition is traced, so one compiled program cannot return both; make the condition known: {FIX}"

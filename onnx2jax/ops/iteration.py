@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..errors import KnownValueError
+from ..proto.dtypes import HOST_ONLY
 from .arrays import FIX, dims, identical, is_known, is_traced, xp
 
 _ENDLESS = np.iinfo(np.int64).max
@@ -39,8 +40,9 @@ def strongly_typed(value):
     return jnp.asarray(value, dtype=value.dtype)
 
 
-def is_text(value):
-    return any(isinstance(leaf, np.ndarray) and leaf.dtype.hasobject for leaf in jax.tree.leaves(value))
+def is_host_only(value):
+    """Whether any array of a value is of a type that JAX lacks: strings, or floats of 6 bits."""
+    return any(isinstance(leaf, np.ndarray) and leaf.dtype in HOST_ONLY for leaf in jax.tree.leaves(value))
 
 
 def type_string(value):
@@ -192,8 +194,8 @@ def _with_invariants(state, run):
 def _carry(state, invariant, like=None):
     """The variant part of the state as JAX arrays; raises _NotCarried unless its types are those of ``like``."""
     variant = [s for s, fixed in zip(state, invariant, strict=True) if not fixed]
-    if any(map(is_text, variant)):
-        raise _NotCarried("a state holds text")
+    if any(map(is_host_only, variant)):
+        raise _NotCarried("a state holds text or floats of 6 bits")
     for old, new in zip(like or variant, variant, strict=True):
         if type_string(old) != type_string(new):
             raise _NotCarried(f"a state changes from {type_string(old)} to {type_string(new)}")
@@ -222,8 +224,8 @@ def _scan(step, state, invariant, trips, xs):
             raise _TracedCondition
         if not truth(go):
             raise _NotCarried("the body ends the loop")
-        if any(map(is_text, outs)):
-            raise _NotCarried("a scan output holds text")
+        if any(map(is_host_only, outs)):
+            raise _NotCarried("a scan output holds text or floats of 6 bits")
         return (i + 1, _next_carry(state, invariant, states, new)), [strongly_typed(o) for o in outs]
 
     if trips is None:
@@ -263,8 +265,8 @@ def while_(step, state, size, trips, go, first=0):
 
         def rows():
             values = step(start, _merge(state, invariant, carry), ())[2]
-            if any(map(is_text, values)):
-                raise _NotCarried("a scan output holds text")
+            if any(map(is_host_only, values)):
+                raise _NotCarried("a scan output holds text or floats of 6 bits")
             return values
 
         start, carry = jnp.asarray(first, jnp.int64), _carry(state, invariant)

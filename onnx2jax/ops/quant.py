@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from ..proto.dtypes import to_dtype
+from ..proto.dtypes import HOST_ONLY, to_dtype
 from .arrays import axis_of, is_known, needs_known, xp
 from .cast import is_integer
 from .conv import conv
@@ -22,7 +22,6 @@ from .window import WINDOW, taps, window_of
 _FLOAT6 = "float6 on the host only, because XLA lacks it"
 
 FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
-FLOAT6 = ("float6_e2m3fn", "float6_e3m2fn")
 E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 
@@ -77,7 +76,7 @@ def broadcast_qparam(parameter, shape, axis, block_size=0):
 
 def saturate_to(x, zero_point, dtype, saturate=1):
     """``x`` rounded half to even, plus the zero point, clipped to the range of ``dtype`` (a float dtype only casts)."""
-    if dtype.name in FLOAT6:
+    if dtype in HOST_ONLY:
         x, zero_point = (None if v is None else needs_known(v, f"XLA has no {dtype}") for v in (x, zero_point))
     if not is_integer(dtype):
         x = x if zero_point is None else x + zero_point.astype(x.dtype)
@@ -114,7 +113,7 @@ def dequantize_linear(x, x_scale, x_zero_point=None, *, axis=1, block_size=0, ou
     dtype = to_dtype(output_dtype, "output_dtype") if output_dtype else np.dtype(x_scale.dtype)
     if dtype == E8M0:
         raise ValueError("a float8e8m0 x_scale does not define the output dtype; set the attribute output_dtype")
-    if x.dtype.name in FLOAT6:
+    if x.dtype in HOST_ONLY:
         x = needs_known(x, f"XLA has no {x.dtype}")
     work = np.int32 if is_integer(x.dtype) else np.float32
     x = x.astype(work)

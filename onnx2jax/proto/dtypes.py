@@ -55,6 +55,9 @@ ELEMENT_TYPES: Final[dict[int, ElementType]] = {
     28: _row("FLOAT6E3M2", ml_dtypes.float6_e3m2fn, 6),
 }
 
+HOST_ONLY: Final = frozenset(ELEMENT_TYPES[code].dtype for code in (STRING, 27, 28))
+"""Types without arrays in JAX: XLA has no strings, and in jaxlib 0.10 no floats of 6 bits."""
+
 _CODES: Final = {row.dtype: code for code, row in ELEMENT_TYPES.items()}
 
 

@@ -31,7 +31,7 @@ from .mesh_mode import call_serially, in_auto_axes
 from .params import DeviceParams, device_of, is_cpu
 from .program_cache import Store
 from .sections import Sections
-from .values import is_jax, to_device, to_host, unaliased
+from .values import HELD_ON_HOST, is_jax, to_device, to_host, unaliased
 
 
 class RecompilationWarning(UserWarning):
@@ -266,7 +266,7 @@ class Subprogram:
                 results.append(ConstantOutput(_read_only(value)) if _is_constant(value) else to_device(value))
                 if not is_jax(value):
                     producers = [node for node in self.graph.nodes if declared.name in node.outputs]
-                    raise NeedsHost(producers, f"{declared.name!r} holds strings or maps")
+                    raise NeedsHost(producers, f"{declared.name!r} holds {HELD_ON_HOST}")
         self.compiles += not jax.config.jax_disable_jit  # type: ignore[attr-defined]
         return unaliased(results, jax.tree.leaves((params, values)))
 
@@ -293,7 +293,7 @@ class Subprogram:
         foreign = {n for n, v in values.items() if not is_jax(v)}
         if foreign:
             readers = [node for node in self.graph.nodes if foreign.intersection(node.reads)]
-            raise NeedsHost(readers, f"{', '.join(map(repr, sorted(foreign)))} hold strings or maps")
+            raise NeedsHost(readers, f"{', '.join(map(repr, sorted(foreign)))} hold {HELD_ON_HOST}")
 
     def _refuse_many_values(self, pinned: Mapping[str, np.ndarray]) -> None:
         for node, names in self._deciding.items():

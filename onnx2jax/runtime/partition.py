@@ -271,7 +271,7 @@ class Program:
     ) -> tuple[Any, ...]:
         """The outputs inside a caller's jit, grad or vmap, which only a single program can join."""
         try:
-            return self._evaluated(self._whole, values, params, constants, rng, x32)
+            results = self._evaluated(self._whole, values, params, constants, rng, x32)
         except NeedsHost as cut:
             if isinstance(cut.__cause__, KnownValueError):
                 found = analysis.sources(self.graph.nodes, cut.__cause__.values) & {v.name for v in self.graph.inputs}
@@ -282,6 +282,14 @@ class Program:
             raise KnownValueError(
                 f"{cut.reason}, which JAX cannot trace: call the model outside jit, grad and vmap{cure}"
             ) from None
+        for info, value in zip(self.graph.outputs, results, strict=True):
+            if isinstance(value, np.ndarray) and not value.dtype.hasobject and not is_jax(value):
+                # A caller may use strings while tracing; XLA of jaxlib 0.10 ends the process at these floats.
+                raise KnownValueError(
+                    f"output {info.name!r} is {value.dtype}, which XLA lacks: call the model outside jit, grad and "
+                    "vmap, or leave the output out: convert(..., outputs=[...])"
+                )
+        return results
 
 
 def _alike(reasons: Sequence[str]) -> list[str]:

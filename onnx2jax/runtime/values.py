@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import compat
+from ..proto.dtypes import HOST_ONLY
 
 _WIDENINGS = {
     (np.dtype(narrow), np.dtype(wide)) for narrow, wide in (("i4", "i8"), ("u4", "u8"), ("f4", "f8"), ("c8", "c16"))
 }
 
 
+HELD_ON_HOST: Final = "strings, maps or floats of 6 bits"
+"""Values without arrays in JAX, for messages."""
 _ON_HOST = frozenset((np.ndarray, dict, type(None)))
 
 
@@ -28,7 +31,7 @@ def is_jax(value: Any) -> bool:
     """Whether JAX can hold a value: numbers, missing values, and lists of these."""
     if isinstance(value, list | tuple):
         return all(map(is_jax, value))
-    return value is None or (hasattr(value, "dtype") and not getattr(value.dtype, "hasobject", False))
+    return value is None or (hasattr(value, "dtype") and value.dtype not in HOST_ONLY)
 
 
 def to_host(value: Any) -> Any:
@@ -53,10 +56,10 @@ def are_maps(values: Iterable[Any]) -> bool:
 
 
 def to_device(value: Any) -> Any:
-    """Numeric arrays as JAX arrays; strings, maps and None as they are."""
+    """Arrays that JAX can hold as JAX arrays; strings, floats of 6 bits, maps and None as they are."""
     if isinstance(value, list):
         return [to_device(v) for v in value]
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, np.ndarray) and value.dtype not in HOST_ONLY:
         return jnp.asarray(value)
     return value
 
