@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
     with loading(arguments.model):
         model = convert(arguments.model, **reading(arguments), **computing(arguments))
+    progress = logging.StreamHandler()  # attempts with more constraints may take a while
+    progress.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("onnx2jax.export")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(progress)
     with working("lowering"):
         folder = model.export(
             arguments.folder,

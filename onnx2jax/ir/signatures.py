@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
+from jax import export
+
 from ..proto.dtypes import ELEMENT_TYPES
 
 Type = str | None
@@ -95,7 +97,11 @@ def type_of_array(value: Any) -> Type:
     if isinstance(value, list):
         types = set(map(type_of_array, value))
         return f"seq({types.pop()})" if len(types) == 1 and None not in types else None
-    return _BY_DTYPE.get(value.dtype) if hasattr(value, "dtype") else None
+    if not hasattr(value, "dtype"):
+        return None
+    if value.dtype == object and any(map(export.is_symbolic_dim, value.flat)):  # a shape inside jax.export
+        return "int64"
+    return _BY_DTYPE.get(value.dtype)
 
 
 def type_of(message: Any) -> Type:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .arrays import accumulator, argmax, axes_of, axis_of, flatten_or_axis, is_known, is_traced, xp
+from .arrays import accumulator, argmax, axes_of, axis_of, dims, flatten_or_axis, is_known, is_traced, xp
 from .cast import cast_to, is_float
 from .indexing import gather_elements
 from .norm import root
@@ -159,7 +159,7 @@ def _order(x, largest):
 def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     """(values, indices) of the k greatest or least elements; ties are ordered by index."""
     del sorted  # sorted=0 permits any order
-    axis, k = axis_of(axis, X.ndim), int(K.item())
+    axis, (k,) = axis_of(axis, X.ndim), dims(K)
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
     if is_known(X):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -48,6 +50,9 @@ STEPS: Final = 64
 """The largest number that export tries of which an extent be a multiple."""
 MOST: Final = 16
 """The constraints that export finds by itself."""
+PATIENCE: Final = 20.0
+"""Seconds after the first attempt in which another one, with more constraints, may start."""
+_LOGGER: Final = logging.getLogger("onnx2jax.export")
 
 
 class Exports:
@@ -209,6 +214,7 @@ def _with_multiples(
     candidates, bounds = images(model.inputs, dims), list(constraints)
     free = symbols_in(model.inputs, dims)
     first: Exception | None = None
+    deadline: float | None = None
     while True:
         shapes = symbolic(model.inputs, dims, bounds, multiples)
         try:
@@ -216,9 +222,18 @@ def _with_multiples(
             return _lowered(function, names, shapes), multiples, bounds
         except (UnsupportedError, OperatorError, KnownValueError) as e:
             first = first or e
+            deadline = deadline or time.monotonic() + PATIENCE
+            if time.monotonic() > deadline:
+                symbol = min(free, default="height")
+                first.add_note(
+                    f"export looked {PATIENCE:.0f} s for constraints, and found {bounds}: fix a dimension, as in "
+                    f"dims={{{symbol!r}: 64}} or --dim {symbol}=64"
+                )
+                raise first from first.__cause__
             new = requirements(str(e), free, bounds)
             if new and len(bounds) < len(constraints) + MOST:
                 bounds, first = bounds + new, None
+                _LOGGER.info("another attempt, which requires %s", ", ".join(new))
                 continue
             if isinstance(e, KnownValueError):
                 raise first from first.__cause__
@@ -227,6 +242,7 @@ def _with_multiples(
             if not steps or max(steps.values()) > STEPS:
                 raise first from first.__cause__
             multiples |= steps
+            _LOGGER.info("another attempt, with %s", ", ".join(f"{n} a multiple of {k}" for n, k in steps.items()))
 
 
 def _named(text: str, symbols: Mapping[str, str]) -> list[str]:

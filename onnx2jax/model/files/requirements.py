@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from .extents import FUNCTIONS, evaluated
@@ -77,9 +77,29 @@ def _bound(left: str, right: str, symbols: Collection[str], known: Collection[st
             if least is not None and (simple := f"{one} >= {least}") not in known:
                 yield simple
                 return
+        elif bounds := [b for b in _bounds(difference, names) if b not in known]:
+            yield from bounds
+            return
     except (ValueError, SyntaxError, ArithmeticError):
         return
     yield f"{left} >= {right}"
+
+
+def _bounds(text: str, names: Collection[str]) -> list[str]:
+    """Lower bounds of symbols from which on an expression is positive, whatever the others are, if JAX may need them.
+
+    JAX takes minutes to decide comparisons under constraints of several long terms, and no time under these.
+    """
+
+    def holds(least: Mapping[str, int], factor: int) -> bool:
+        return evaluated(text, {n: factor * least.get(n, 1) for n in names}.__getitem__) >= 0
+
+    def least(one: str) -> int | None:
+        others = dict.fromkeys(names, _FAR)
+        return next((k for k in range(1, _MOST) if evaluated(text, (others | {one: k}).__getitem__) > 0), None)
+
+    found = {n: k for n in sorted(names) if (k := least(n)) is not None and k > 1}
+    return [f"{n} >= {k}" for n, k in found.items()] if found and all(holds(found, f) for f in (1, 7)) else []
 
 
 def _bounds_below(text: str, one: str, others: Collection[str]) -> bool:

@@ -762,6 +762,31 @@ def test_equal_extents_and_lower_bounds_are_found(tmp_path: Path, body: str, con
     np.testing.assert_allclose(onnx2jax.load_exported(folder)(*inputs), model(*inputs), rtol=1e-6)
 
 
+def test_several_symbols_are_bounded_one_by_one() -> None:
+    """JAX took minutes to compare under a constraint of several long terms."""
+    size = "n*floordiv(w - 1, 2)*floordiv(h - 4, 3) + n*floordiv(h - 4, 3) + n*floordiv(w - 1, 2) + n"
+    assert requirements(f"Symbolic dimension comparison '{size}' >= '0' is inconclusive", ["n", "w", "h"]) == ["h >= 4"]
+
+
+def test_top_k_of_the_least_of_an_extent_and_a_number(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[n, m] x) => (float[n, k] y, int64[n, k] i)
+    <int64[1] three = {3}> { shape = Shape<start = 1>(x)  k = Min(shape, three)  y, i = TopK(x, k) }"""
+    model = onnx2jax.convert(onnx.parser.parse_model(text))
+    program = onnx2jax.load_exported(model.export(tmp_path, platforms=["cpu"]))
+    for extent in (2, 5):
+        x = np.random.default_rng(0).standard_normal((2, extent)).astype(np.float32)
+        np.testing.assert_array_equal(program(x)[0], model(x)[0])
+
+
+def test_constraints_are_sought_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx2jax.model.files.export.PATIENCE", -1.0)
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    g (float[1, 1, w] x) => (float[1, 1, u] y) <float[1, 1, 3] k = {1, 2, 3}> { y = Conv(x, k) }"""
+    with pytest.raises(UnsupportedError) as e:
+        onnx2jax.convert(onnx.parser.parse_model(text)).export(tmp_path, platforms=["cpu"])
+    assert "--dim w=64" in e.value.__notes__[-1]
+
+
 def test_vectors_joined_along_their_axis_have_no_requirement() -> None:
     assert requirements("concatenating along dimension 0 for shapes (a,), (b,).", ["a", "b"]) == []
 
