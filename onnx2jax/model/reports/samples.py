@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,17 +16,25 @@ from ...proto.tensors import to_array
 from ...proto.types import MapType, OptionalType, SequenceType, TensorType, ValueInfo
 from ..calls.arguments import named_dims
 
+MOST: Final = 2**27
+"""Elements of the largest random value; in float64, from which it is rounded, 1 GiB."""
+
 
 def random_value(info: ValueInfo, rng: np.random.Generator) -> np.ndarray:
     """A random value for an input: normal floats, or integers 0 and 1, valid as masks and indices; free extents are 1.
 
     Raises:
-        InputTypeError: it is no tensor of a declared rank.
+        InputTypeError: it is no tensor of a declared rank, or has more than MOST elements.
     """
     if not isinstance(info.type, TensorType) or info.type.shape is None:
         raise InputTypeError(f"input {info} has no shape to fill at random: give the inputs, {{{info.name!r}: ...}}")
     shape = [d if isinstance(d, int) else 1 for d in info.type.shape]
     dtype = info.type.dtype
+    if math.prod(shape) > MOST:
+        raise InputTypeError(
+            f"input {info} has {math.prod(shape):,} elements, and random values are made for at most {MOST:,}: give "
+            f"the inputs, {{{info.name!r}: array}}, or declare smaller extents in the file"
+        )
     if dtype == object:
         return np.full(shape, "a", object)
     if dtype.kind in "biu" or dtype.name.startswith(("int", "uint")):  # ml_dtypes' int4 has kind "V"
