@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,7 @@ def _export(arguments: argparse.Namespace) -> int:
     sizes = extents(arguments.dim)
     with loading(arguments.model):
         model = convert(arguments.model, **reading(arguments), **computing(arguments))
-    progress = logging.StreamHandler()  # attempts with more constraints may take a while
-    progress.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("onnx2jax.export")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(progress)
-    with working("lowering"):
+    with working("lowering"), _attempts():
         folder = model.export(
             arguments.folder,
             dims=sizes,
@@ -94,6 +90,20 @@ def _export(arguments: argparse.Namespace) -> int:
     print(program)
     _print_files(files)
     return 0
+
+
+@contextmanager
+def _attempts() -> Iterator[None]:
+    """Shows on standard error what export tries: attempts with more constraints may take a while."""
+    logger, handler = logging.getLogger("onnx2jax.export"), logging.StreamHandler()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _print_stablehlo(about: Mapping[str, Any], files: Mapping[str, int], *, as_json: bool) -> int:

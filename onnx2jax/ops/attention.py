@@ -13,6 +13,7 @@ from jax import lax
 from ..proto.dtypes import to_dtype
 from .activation import softmax
 from .arrays import accumulator, check_shape, check_shapes, xp
+from .finite import finite_or
 from .indexing import gather
 from .linalg import rows_of_group
 from .registry import op
@@ -96,7 +97,7 @@ def _weigh(weights, v, read=None):
         return jnp.sum(jnp.where(read[:, :, None, ..., None], terms, 0), axis=-2, dtype=work)
 
     if read is not None and read.shape[2] > 1:
-        y = lax.cond(jnp.isfinite(y).all(), lambda *_: y, selected, grouped, v, read)
+        y = finite_or(y, selected, grouped, v, read)
     return y.reshape(batch, heads, queries, v.shape[3]).astype(weights.dtype)
 
 
