@@ -113,7 +113,7 @@ class Model(Views, Exports):
 
     @property
     def compilations(self) -> int:
-        """Number of programs compiled so far: one for each partition and signature."""
+        """Number of programs compiled so far: one for each partition and signature, none for your own jit or grad."""
         return self._runtime.program.compilations
 
     def __call__(self, /, *args: Any, rng: Any = None, **named: Any) -> Any:
@@ -387,11 +387,12 @@ class Model(Views, Exports):
         results = buckets.unpad(self.outputs, results, extents)
         if extents and not self.graph.draws:  # random numbers depend on the shape
             runtime.verify_padding(values, padded, results, extents, x32)
-        compilations = runtime.program.compilations
-        if compilations != runtime.compared and not spec.max_size:  # a new signature
-            runtime.compared = compilations
+        compilations, traced = runtime.program.compilations, is_traced(values)
+        if (traced or compilations != runtime.compared) and not spec.max_size:
             runtime.declared.compare(values | dict(self.static), results)
-            if not is_traced(values):  # a caller's trace compiles nothing here, and its extents may be symbols
+        if compilations != runtime.compared and not traced:  # a new signature
+            runtime.compared = compilations
+            if not spec.max_size:
                 runtime.growth.note(self.graph, self.inputs, values)
         return results
 

@@ -25,6 +25,7 @@ from .cpu.pipeline import Options
 from .dispatch import BoundCall, Callee, Constants, Signature, signature
 from .executable import Executable
 from .interpreter import ConstantOutput, Context, Settings, evaluate, with_constants
+from .jitted import Jitted
 from .layers import Rolling
 from .limits import BY_VALUE, LARGEST_CONSTANT, MOST_VALUES
 from .mesh_mode import call_serially, in_auto_axes
@@ -46,7 +47,8 @@ class Subprogram:
         specialised: names of what it captures whose values are part of the signature.
         layers: the repeated layers of the graph, if they are evaluated as loops.
         executables: its optimised programs, shared by all parameters of the same types.
-        compiles, seconds: how often it was compiled, or read from ``cache_dir``, and how long that took.
+        compiles, seconds: how often it was compiled, or read from ``cache_dir``, and how long that took; callers'
+            transformations are theirs.
     """
 
     def __init__(self, graph: Graph, settings: Settings, *, chosen: Collection[str] = ()) -> None:
@@ -60,12 +62,22 @@ class Subprogram:
         self._seen: dict[str, set[str]] = {}
         self._deciding: dict[Node, set[str]] = {}
         """Inputs specialised on because a control-flow node needs their value."""
-        trace = in_auto_axes(self._trace, batch=2)
-        trace.__name__ = re.sub(r"\W", "_", graph.name) or "onnx_model"  # profiles and jaxprs show it
-        self._jitted = jax.jit(trace, static_argnums=0)
+        self._jitted = Jitted(self._jit)
         self._keys = dict.fromkeys(g.key(n) for g in graph.walk() for n in g.initializers)
         inputs = {v.name for v in (graph.extracted_from or graph).inputs}
         self._reads = tuple(sorted(graph.captures | (inputs & graph.initializers.keys())))
+
+    def _jit(self, foreign: bool) -> Any:
+        """The graph as a jitted function, which counts compilations unless they are the caller's."""
+
+        def traced(*args: Any) -> list[Any]:
+            results = self._trace(*args)
+            self.compiles += not (foreign or jax.config.jax_disable_jit)  # type: ignore[attr-defined]
+            return results
+
+        trace = in_auto_axes(traced, batch=2)
+        trace.__name__ = re.sub(r"\W", "_", self.graph.name) or "onnx_model"  # profiles and jaxprs show it
+        return jax.jit(trace, static_argnums=0)
 
     def __call__(
         self,
@@ -176,7 +188,11 @@ class Subprogram:
                 executable.hoisted(params)
             except Unfoldable:  # scales beyond the range of float32
                 executable = executable.unfolded()
-        return executable.bind(params, leaves, tuple(values), as_numpy)
+        try:
+            return executable.bind(params, leaves, tuple(values), as_numpy)
+        except Exception:
+            self.executables.pop(shared, None)  # it cannot be compiled, as inside an exporter that replaces functions
+            raise
 
     def _executable(
         self,
@@ -188,11 +204,11 @@ class Subprogram:
         as_numpy: bool,
     ) -> Executable | Sections:
         """The program for a signature: read from ``cache_dir`` if another process compiled it, or traced now."""
-        args = (self._own_params(params.types), dict(values), rng)
+        args, jitted = (self._own_params(params.types), dict(values), rng), self._jitted(False)
         device = device_of((*leaves, *(params[k] for k in list(args[0])[:1])))
         options = Options("" if device is None else compat.lowering_platform(device), self.settings.skip)
         if self.settings.scan_layers == "calls" and device is not None:
-            sections = Sections.of(self._jitted.trace(constants, *args), sorted(args[0]), device, options)
+            sections = Sections.of(jitted.trace(constants, *args), sorted(args[0]), device, options)
             if sections is not None:
                 return sections
         store = Store(self.settings.cache_dir) if self.settings.cache_dir and is_cpu(device) else None
@@ -202,13 +218,13 @@ class Subprogram:
         structure = jax.tree.structure((dict(values), rng))
         entry = store.path(meaning, constants, structure, types, sorted(args[0].items())) if store and meaning else None
         if store is None or entry is None:
-            return Executable(self._jitted, constants, *args, options=options)
+            return Executable(jitted, constants, *args, options=options)
         options = replace(options, portable=True)
         if kept := store.read(entry, as_numpy=as_numpy):
             self.compiles += 1
-            return Executable(self._jitted, constants, *args, options=options, kept=kept)
+            return Executable(jitted, constants, *args, options=options, kept=kept)
         warned = len(self.settings.warned)
-        executable = Executable(self._jitted, constants, *args, options=options)
+        executable = Executable(jitted, constants, *args, options=options)
         if len(self.settings.warned) == warned:  # another process would not repeat the warning
             try:
                 new = executable.kept(params, leaves)
@@ -246,8 +262,8 @@ class Subprogram:
         self, constants: Constants, params: Mapping[str, Any], values: dict[str, Any], rng: Any, x32: bool
     ) -> list[Any]:
         """A call of the program as it was traced: of a caller's transformation, a mesh, or without optimisation."""
-        run = compat.call_in_64_bits if x32 else call_serially
-        results: list[Any] = run(self._jitted, constants, self._own_params(params), values, rng)
+        run, args = compat.call_in_64_bits if x32 else call_serially, (self._own_params(params), values, rng)
+        results: list[Any] = run(self._jitted(is_traced(args)), constants, *args)
         return results
 
     def _own_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,7 +283,6 @@ class Subprogram:
                 if not is_jax(value):
                     producers = [node for node in self.graph.nodes if declared.name in node.outputs]
                     raise NeedsHost(producers, f"{declared.name!r} holds {HELD_ON_HOST}")
-        self.compiles += not jax.config.jax_disable_jit  # type: ignore[attr-defined]
         return unaliased(results, jax.tree.leaves((params, values)))
 
     def _count(self, seconds: float, values: Mapping[str, Any], pinned: Mapping[str, np.ndarray]) -> None:

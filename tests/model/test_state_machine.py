@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,9 +21,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from onnx2jax.errors import InputError, InputShapeError
+from onnx2jax.errors import InputError, InputShapeError, OnnxError
 from tests.support.confusable import CASES, real
 from tests.support.derivations import COUNTS, SETTINGS, Derivations, rule, whole
+from tests.support.foreign_traces import TRACES
 from tests.support.subjects import (
     FORMS,
     Subject,
@@ -35,6 +37,8 @@ from tests.support.subjects import (
 
 MINUTES = float(os.environ.get("STATE_MACHINE_MINUTES", "60"))
 """Duration of the long form."""
+REJECTED = (OnnxError, FloatingPointError, TypeError, ValueError, NotImplementedError)
+"""Traces that a model or JAX may reject: a node without derivative, integers in ``grad``, a NaN in ``debug_nans``."""
 COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
 settings.register_profile(
     "confusion", settings(stateful_step_count=12, derandomize=True, phases=[Phase.generate], **COMMON)
@@ -181,6 +185,25 @@ class Confusion(Derivations):
             list(pool.map(work, range(3)))
 
     # ---------------------------------------------------------------------------------------------- in between
+
+    @rule(k=whole, how=st.sampled_from(sorted(TRACES)), pure=st.booleans())
+    def foreign_trace(self, k: int, how: str, pure: bool) -> None:
+        """A caller's trace of the model, whose result nobody reads; some are rejected."""
+        subject, rng = self.draw(k)
+        feeds, _, seed = self.feeds(subject, rng, ["numpy"])
+        if "x" not in feeds or (how == "export" and 0 in feeds["x"].shape):
+            return
+        rest = {n: v for n, v in feeds.items() if n != "x"}
+        m = subject.model
+
+        def traced(x: Any) -> Any:
+            key = None if seed is None else jax.random.key(seed)
+            return m.apply(m.params, x=x, rng=key, **rest) if pure else m(x=x, rng=key, **rest)
+
+        with self.configured(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with suppress(*REJECTED):
+                TRACES[how](traced, feeds["x"])
 
     @rule(
         k=whole,
