@@ -145,8 +145,8 @@ class CompiledStep:
     """Whether a program for a single CPU is optimised (see runtime/cpu)."""
     skip: Collection[str] = ()
     """Passes that do not run."""
-    _programs: dict[bool, Any] = field(default_factory=dict)
-    """The jitted functions, by whether they are optimised for a CPU."""
+    _programs: dict[tuple[bool, bool], Any] = field(default_factory=dict)
+    """The jitted functions, by whether they are optimised for a CPU, and whether a caller traces them."""
     _partitioned: bool = False
 
     def __call__(self, state: Any, batch: Any, *rest: Any) -> Any:
@@ -186,14 +186,15 @@ class CompiledStep:
 
     def _program(self, args: tuple[Any, ...]) -> Any:
         optimize = self.optimize and self.training._placement is None and _on_one_cpu(args)
-        if optimize not in self._programs:
-            self._programs[optimize] = self._compile(args[0], optimize)
-        return self._programs[optimize]
+        kind = optimize, is_traced(args)
+        if kind not in self._programs:
+            self._programs[kind] = self._compile(args[0], *kind)
+        return self._programs[kind]
 
-    def _compile(self, state: Any, optimize: bool) -> Any:
+    def _compile(self, state: Any, optimize: bool, foreign: bool) -> Any:
         @wraps(self.compute)
         def compute(*args: Any) -> Any:
-            self.training.compilations += 1
+            self.training.compilations += not foreign
             return self.compute(*args)
 
         shardings = self.training.shardings(state)

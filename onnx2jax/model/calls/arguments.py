@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ... import compat
 from ...errors import InputNameError, InputShapeError, InputTypeError, did_you_mean
 from ...ops.arrays import is_traced
 from ...proto.immutable import owned
@@ -295,7 +297,8 @@ def as_key(rng: Any) -> Any:
         if not isinstance(rng, int | np.integer | np.ndarray | jax.Array):
             raise TypeError("not an array or integer")
         if not is_key(rng):
-            rng = jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
+            with nullcontext() if is_traced(rng) else compat.outside():  # a caller's jit would trace it in 64-bit mode
+                rng = jax.random.wrap_key_data(jnp.asarray(rng)) if np.ndim(rng) else jax.random.key(rng)
     except (TypeError, ValueError) as e:
         raise InputTypeError(f"rng must be a random key, such as jax.random.key(0), not {rng!r:.60}") from e
     if rng.ndim:

@@ -83,7 +83,8 @@ def unpad(outputs: Sequence[ValueInfo], results: tuple[Any, ...], extents: Mappi
         return results
 
     ends = [[extents.get(d) if isinstance(d, str) else None for d in v.shape or ()] for v in outputs]
-    return tuple(np.asarray(to_host(r))[tuple(map(slice, e))] for r, e in zip(results, ends, strict=True))
+    pairs = zip(results, ends, strict=True)
+    return tuple((r if is_traced(r) else np.asarray(to_host(r)))[tuple(map(slice, e))] for r, e in pairs)
 
 
 def verify_padding(
@@ -125,7 +126,8 @@ def verify_padding(
         return True
     negated = {n for n, v in given.items() if jnp.issubdtype(v.dtype, jnp.floating) and not np.isin(v, (0, 1)).all()}
     if negated:  # inputs of only 0 and 1 may be masks
-        values, padded = ({n: -v if n in negated else v for n, v in some.items()} for some in (values, padded))
+        values = values | {n: -given[n] for n in negated}  # in NumPy, as the caller may be inside a jit
+        padded = padded | {n: -padded[n] for n in negated}
         wanted = run(graph, values)
         if all(map(_is_finite, wanted)):
             _require_equal(graph, run, values, padded, call(padded), wanted, extents)

@@ -37,7 +37,7 @@ def check_counts(results: Sequence[Any], sizes: Mapping[str, int]) -> None:
     if is_traced(results):
         return
     for (name, size), count in zip(sizes.items(), results[len(results) - len(sizes) :], strict=True):
-        if (most := int(np.max(count, initial=0))) > size:  # an array in a rebatched model
+        if (most := int(np.asarray(count).max(initial=0))) > size:  # an array in a rebatched model
             raise InputShapeError(
                 f"node {name!r} has {most} results, more than its max_size ({size}): "
                 f"convert(..., max_size={{{name!r}: {most}}})"

@@ -86,7 +86,9 @@ class ExportedModel:
         for info in self.inputs:
             for axis, (d, n) in enumerate(zip(info.shape or (), np.shape(values[info.name]), strict=False)):
                 multiple = MULTIPLE.fullmatch(str(d))
-                if multiple is not None and (n < (k := int(multiple[1])) or n % k):
+                if multiple is None or not isinstance(n, int):  # a symbolic extent: JAX checks it
+                    continue
+                if n < (k := int(multiple[1])) or n % k:
                     raise InputShapeError(
                         f"input {info} has {n} on axis {axis}, and the program takes multiples of {k} there: pad or "
                         f"resize it to {max(k, -(-n // k) * k)}, or export the model for this size, "
