@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from .random_network import FEWEST, MOST, OPSETS, SHAPES, TINY, Network, RejectedBlock, block
+from .random_network import FEWEST, MOST, OPSETS, SHAPES, SPECIAL, TINY, Network, RejectedBlock, block
 
 UNARY = [
     "Relu",
@@ -548,6 +548,93 @@ def as_sequence(net: Network, x: str) -> str:
     return str(net.add("Unsqueeze", x, net.ints(net.rng.choice([1, 2]))))
 
 
+# --- with special constants
+
+MAGIC = (1.5 * 2.0**23, -1.5 * 2.0**23, 2.0**23, 3.0e7)
+"""Constants that round to integers where they are added and subtracted."""
+FAR = (1e30, 1e-30, 1e35, 1e-35)
+"""Constants whose products with values are normal numbers, and those with each other are not."""
+
+
+def _chain(net: Network, x: str, *steps: tuple[str, float]) -> str:
+    """Operations with constants, one after the other, whose values between may be of any size."""
+    net.bounded = False
+    try:
+        for op, constant in steps:
+            x = net.add(op, x, net.tensor(constant if net.rng.random() < 0.5 else np.full(1, constant)))
+    finally:
+        net.bounded = True
+    return x
+
+
+def rounding_by_a_constant(net: Network, x: str) -> str:
+    net.round()
+    constant = net.rng.choice(MAGIC)
+    up, down = net.rng.choice([("Add", "Sub"), ("Sub", "Add")])
+    return _chain(net, x, ("Mul", 16.0), (up, constant), (down, constant), ("Div", 16.0))
+
+
+def far_and_back(net: Network, x: str) -> str:
+    """Products and quotients that overflow where constants are folded across them."""
+    a, b = net.rng.choice(FAR), net.rng.choice(FAR)
+    there, back = net.rng.choice([("Mul", "Div"), ("Div", "Mul")])
+    return _chain(net, x, (there, a), (back, a), (back, b), (there, b))
+
+
+def special_constant(net: Network, x: str) -> str:
+    """What infinities and signed zeros leave as it is."""
+    op, constant = net.rng.choice([("Min", np.inf), ("Max", -np.inf), ("Add", -0.0), ("Sub", 0.0), ("Add", 0.0)])
+    return _chain(net, x, (op, constant))
+
+
+def reciprocal_of_infinity(net: Network, x: str) -> str:
+    """Infinities among the values between: 1 / (1 + exp(-large x))."""
+    net.bounded = False
+    try:
+        e = net.add("Exp", net.add("Mul", x, net.tensor(-200)))
+        return str(net.add("Div", net.tensor(1), net.add("Add", e, net.tensor(1))))
+    finally:
+        net.bounded = True
+
+
+def masked_softmax(net: Network, x: str) -> str:
+    mask = np.where(net.numbers.random(net.shape(x)[1:]) < 0.3, -np.inf, 0)
+    mask[..., 0] = 0
+    net.bounded = False
+    try:
+        masked = net.add("Add", x, net.tensor(mask))
+    finally:
+        net.bounded = True
+    return str(net.add("Softmax", masked, axis=-1))
+
+
+def without_nan(net: Network, x: str) -> str:
+    """0 / 0 among the values between, which a condition replaces; continuous at its border."""
+    net.bounded = False
+    try:
+        positive = net.add("Relu", x)
+        quotient = net.add("Div", net.add("Mul", positive, positive), positive)
+        slope = net.add("Mul", x, net.tensor(0.25))
+    finally:
+        net.bounded = True
+    return str(net.add("Where", net.add("IsNaN", quotient), slope, quotient))
+
+
+SPECIAL += [
+    rounding_by_a_constant,
+    far_and_back,
+    special_constant,
+    reciprocal_of_infinity,
+    masked_softmax,
+    without_nan,
+]
+
+
+def special_network(seed: int) -> tuple[ModelProto, Network]:
+    """The network of a seed with special constants: infinities, signed zeros, and such as round or overflow."""
+    return _grown(seed, FEWEST, MOST, SHAPES, special=True)
+
+
 def random_network(seed: int) -> tuple[ModelProto, Network]:
     """The network of a seed."""
     return _grown(seed, FEWEST, MOST, SHAPES)
@@ -558,8 +645,10 @@ def tiny_network(seed: int) -> tuple[ModelProto, Network]:
     return _grown(seed, 1, 4, TINY)
 
 
-def _grown(seed: int, fewest: int, most: int, shapes: Sequence[tuple[int, ...]]) -> tuple[ModelProto, Network]:
+def _grown(
+    seed: int, fewest: int, most: int, shapes: Sequence[tuple[int, ...]], *, special: bool = False
+) -> tuple[ModelProto, Network]:
     rng = random.Random(seed)
-    made = Network(rng, rng.choice(OPSETS), may_round=rng.random() < 0.3)
+    made = Network(rng, rng.choice(OPSETS), may_round=rng.random() < 0.3, special=special)
     made.grow(rng.randint(fewest, most), shapes)
     return made.proto(), made

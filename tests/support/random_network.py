@@ -28,6 +28,8 @@ LARGEST = 1500
 """Elements of a value for each row of the batch."""
 Block = Callable[["Network", str], str]
 BLOCKS: dict[int, list[Block]] = {2: [], 3: [], 4: []}
+SPECIAL: list[Block] = []
+"""Blocks with constants beyond the range of a network, for operands of every rank."""
 
 
 class RejectedBlock(Exception):
@@ -67,6 +69,10 @@ class Network:
     may_round: bool = False
     rounds: bool = False
     """Whether last digits are amplified: by a quantiser, float16, or a step function."""
+    special: bool = False
+    """Whether blocks with special constants are drawn, for a third of the blocks."""
+    bounded: bool = True
+    """Whether values must stay in the range of a network."""
 
     def __post_init__(self) -> None:
         self.numbers = np.random.default_rng(self.rng.getrandbits(32))
@@ -87,7 +93,7 @@ class Network:
         except Exception as error:
             raise RejectedBlock(f"{op}: {error}") from error
         for result in results:
-            if result.dtype.kind == "f" and not (result.size and np.all(np.abs(result) < 100)):
+            if self.bounded and result.dtype.kind == "f" and not (result.size and np.all(np.abs(result) < 100)):
                 raise RejectedBlock(f"{op}: its values leave the range of a network")
         self.nodes.append(node)
         self.values.update(zip(names, results, strict=True))
@@ -146,11 +152,12 @@ class Network:
             source = newest if self.rng.random() < 0.75 else self.rng.choice(self.grown)
             before = (len(self.nodes), len(self.weights), len(self.values), self.rounds)
             try:
-                result = self.rng.choice(BLOCKS[self.values[source].ndim])(self, source)
+                blocks = SPECIAL if self.special and self.rng.random() < 0.3 else BLOCKS[self.values[source].ndim]
+                result = self.rng.choice(blocks)(self, source)
                 value = self.values[result]
                 if value.ndim not in BLOCKS or value[0].size > LARGEST or value.shape[0] != 3 or value.shape[1] > 64:
                     raise RejectedBlock("too large")
-                if value.std() < 1e-3:
+                if not (value.std() >= 1e-3 and np.abs(value).max() < 100):
                     raise RejectedBlock("nearly constant")
             except RejectedBlock:
                 self._take_back(*before)
