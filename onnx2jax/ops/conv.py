@@ -253,8 +253,8 @@ def _mirrored(w, extents, image, window, groups):
     w = w.reshape(groups, size, *w.shape[1:]).swapaxes(1, 2).reshape(groups * w.shape[1], size, *window.kernel)
     around = []
     for n, m, span, s, (before, _) in zip(image, extents, window.spans, window.strides, window.pads, strict=True):
-        start = span - 1 - before
-        around.append((start, n + span - 1 - start - (m - 1) * s - 1))
+        start, stretched = span - 1 - before, (m - 1) * s + 1 if m else 0
+        around.append((start, n + span - 1 - start - stretched))
     plain = window._replace(pads=tuple(around), strides=(1,) * len(around))
     return xp.flip(w, tuple(range(2, w.ndim))), plain, groups, window.strides
 

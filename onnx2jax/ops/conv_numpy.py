@@ -62,13 +62,14 @@ def _convolved(x: np.ndarray, w: np.ndarray, window: Window, groups: int) -> np.
 
 def _transposed(x: np.ndarray, w: np.ndarray, window: Window, groups: int, stretch: tuple[int, ...]) -> np.ndarray:
     """The products of pixels with every tap, added where they belong: zeros between pixels are not multiplied."""
-    (outputs, depth), image = w.shape[:2], [(n - 1) * d + 1 for n, d in zip(x.shape[2:], stretch, strict=True)]
+    (outputs, depth), rows = w.shape[:2], zip(x.shape[2:], stretch, strict=True)
+    image = [(n - 1) * d + 1 if n else 0 for n, d in rows]
     filters = w.reshape(groups, outputs // groups, depth, math.prod(window.kernel))
     pixels = x.reshape(x.shape[0], groups, depth, math.prod(x.shape[2:]))
     y = np.zeros((x.shape[0], outputs, *count_blocks(image, window)), x.dtype)
     for i, tap in enumerate(itertools.product(*map(range, window.kernel))):
-        rows = zip(tap, window.dilations, window.pads, x.shape[2:], stretch, y.shape[2:], strict=True)
-        met: list[Any] = [_met(before - t * d, n, apart, count) for t, d, (before, _), n, apart, count in rows]
+        axes = zip(tap, window.dilations, window.pads, x.shape[2:], stretch, y.shape[2:], strict=True)
+        met: list[Any] = [_met(before - t * d, n, apart, count) for t, d, (before, _), n, apart, count in axes]
         products = (filters[..., i] @ pixels).reshape(*y.shape[:2], *x.shape[2:])
         to: Any = (Ellipsis, *(s for _, s in met))
         of: Any = (Ellipsis, *(s for s, _ in met))

@@ -54,6 +54,8 @@ def window_of(extents, kernel, strides=None, pads=None, dilations=None, auto_pad
     pads = tuple(map(int, pads)) if pads is not None and len(pads) else (0,) * (2 * rank)
     if not len(strides) == len(dilations) == len(pads) // 2 == len(extents) == rank:
         raise ValueError(f"kernel_shape {kernel}, {strides=}, {dilations=}, {pads=}: not for {len(extents)} axes")
+    if any(isinstance(n, int) and n < 1 for n in kernel):
+        raise ValueError(f"the kernel has the extents {kernel}, which must be positive")
     if auto_pad not in ("NOTSET", "VALID", "", "SAME_UPPER", "SAME_LOWER"):
         raise ValueError(f"auto_pad ({auto_pad!r}) is none of NOTSET, SAME_UPPER, SAME_LOWER, VALID")
     around = tuple(zip(pads[:rank], pads[rank:], strict=True)) if auto_pad != "VALID" else ((0, 0),) * rank

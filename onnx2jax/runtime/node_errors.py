@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Final
@@ -108,9 +108,18 @@ def refuse_special_values(outputs: Sequence[ValueInfo], results: Sequence[Any]) 
 def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:
     """What is wrong with a node's operands; empty if nothing is found."""
     title = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    if isinstance(e, IndexError) and getattr(values[0] if values else None, "ndim", 1) == 0:
-        return f"input 0 has no axes, and {title} needs some: reshape it"
+    shapes = {i: v.shape for i, v in enumerate(values) if hasattr(v, "shape")}
+    lowest = min(map(len, shapes.values()), default=0)
+    if isinstance(e, IndexError) and shapes and (lowest == 0 or "tuple index" in str(e)):  # of a shape
+        return f"{_inputs(i for i, s in shapes.items() if len(s) == lowest)} of rank {lowest}: {title} reads more axes"
+    if isinstance(e, ZeroDivisionError) and any(0 in s for s in shapes.values()):
+        return f"{_inputs(i for i, s in shapes.items() if 0 in s)} without elements: {title} divides by an extent"
     return type_mismatch(title, node.opset, list(map(type_of_array, values)))
+
+
+def _inputs(positions: Iterable[int]) -> str:
+    """Inputs, one of which does not fit."""
+    return f"input {' or '.join(map(str, positions))}"
 
 
 def _raised_by_a_library(e: Exception) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 import onnx2jax
 from onnx2jax import compat
+from onnx2jax.errors import OnnxError
 from onnx2jax.ops import conv
 from onnx2jax.ops.window import Window
 from tests.support.helpers import run_op
@@ -397,3 +398,19 @@ def test_few_filters_are_lowered_as_rows_for_tpus_alone():
     rows, plain = (traced.lower(lowering_platforms=(p,)).as_text() for p in ("tpu", "cuda"))
     assert "tensor<24x3x60xf32>" in rows  # 2 images of 10 rows with padding, 12 filters of one row each
     assert "tensor<24x3x60xf32>" not in plain
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_transposed_convolution_of_an_image_without_rows(traced: bool) -> None:
+    """What its windows add to is there, and is 0: strides * (0 - 1) + 3 rows."""
+    x, w = np.zeros((1, 2, 0, 4), np.float32), np.ones((2, 3, 3, 2), np.float32)
+    y = run_op("ConvTranspose", x, w, strides=[2, 2], jit=traced)
+    np.testing.assert_array_equal(y, np.zeros((1, 3, 1, 8), np.float32))
+
+
+@pytest.mark.parametrize("name", ["Conv", "ConvTranspose"])
+def test_kernels_without_taps_are_refused(name: str) -> None:
+    x, w = np.ones((1, 2, 4, 4), np.float32), np.ones((2, 2, 0, 3), np.float32)
+    for traced in (False, True):
+        with pytest.raises(OnnxError, match="must be positive"):
+            run_op(name, x, w, jit=traced)

@@ -23,6 +23,9 @@ NEVER = (1, 1, 1, 1, 1, 1)
 
 def _mutated(x: np.ndarray) -> Iterator[np.ndarray]:
     yield x.reshape(*NEVER, *x.shape)
+    yield x.reshape(-1)
+    if x.size:
+        yield x.reshape(-1)[:1].reshape(())
     for axis in range(x.ndim):
         yield np.concatenate([x, x], axis)
 
