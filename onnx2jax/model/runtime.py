@@ -33,7 +33,7 @@ from .calls.outputs import Declarations, field_names
 from .devices.pipeline import Pipeline, program_of
 from .spec import Spec
 
-UNPROVEN: Final = 2
+UNPROVEN: Final = 4
 """Programs without padding after which a warning says that calls do not verify a bucket."""
 
 if TYPE_CHECKING:

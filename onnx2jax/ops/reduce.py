@@ -159,7 +159,9 @@ def _order(x, largest):
 def top_k(X, K: Static, *, axis=-1, largest=1, sorted=1):
     """(values, indices) of the k greatest or least elements; ties are ordered by index."""
     del sorted  # sorted=0 permits any order
-    axis, (k,) = axis_of(axis, X.ndim), dims(K)
+    if K.size != 1:
+        raise ValueError(f"K must have one element, not the shape {[*K.shape]}")
+    axis, (k,) = axis_of(axis, X.ndim), dims(K.reshape(1))
     if not 0 <= k <= X.shape[axis]:
         raise ValueError(f"K ({k}) must be between 0 and the extent {X.shape[axis]} of axis {axis}")
     if is_known(X):

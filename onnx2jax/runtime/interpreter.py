@@ -25,7 +25,7 @@ from ..errors import OperatorError
 from ..ir import binding, loops
 from ..ir.dropped import reader_beside_scatters
 from ..ir.graph import Function, Graph, Node, Reference, with_graphs
-from ..ir.neighbours import merging
+from ..ir.neighbours import REWRITTEN, merging
 from ..ops.arrays import check_room, is_known, is_traced
 from ..ops.cast import is_float
 from ..ops.registry import Operator, Shards
@@ -265,7 +265,7 @@ def _call(node: Node, values: list[Any], scope: Scope, context: Context) -> Any:
     node.target.check_choices(attributes)
     if node.target.static and not all(type(v) is np.ndarray for v in values):
         values = static_operands(node, node.target, values, scope, context)
-    if node.target.merges and context.graphs:
+    if (node.target.merges or (node.op_type in REWRITTEN and not node.domain)) and context.graphs:
         values = _apart(node, values, context)
     if node.target.fixtures:
         attributes = {**fixtures(node, node.target, scope, context), **attributes}
@@ -278,7 +278,7 @@ def _apart(node: Node, values: Sequence[Any], context: Context) -> list[Any]:
     """The operands, behind a barrier where XLA would merge the node with a neighbour; on CPUs both remain one loop."""
     found = [*values]
     for i, what in merging(node, context.graphs[0], context.call.depth > 0):
-        merges = what == "quotient" or (compat.merges_constants() and _is_uniform(values[1 - i]))
+        merges = what == "all" or (compat.merges_constants() and _is_uniform(values[1 - i]))
         if merges and not is_known(values[i]) and is_float(values[i].dtype):
             found[i] = jax.lax.optimization_barrier(values[i])
     return found

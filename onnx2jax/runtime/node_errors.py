@@ -110,7 +110,7 @@ def _misfit(node: Node, values: Sequence[Any], e: Exception) -> str:
     title = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     shapes = {i: v.shape for i, v in enumerate(values) if hasattr(v, "shape")}
     lowest = min(map(len, shapes.values()), default=0)
-    if isinstance(e, IndexError) and shapes and (lowest == 0 or "tuple index" in str(e)):  # of a shape
+    if isinstance(e, IndexError) and shapes and (lowest == 0 or (lowest == 1 and "tuple index" in str(e))):  # of shapes
         return f"{_inputs(i for i, s in shapes.items() if len(s) == lowest)} of rank {lowest}: {title} reads more axes"
     if isinstance(e, ZeroDivisionError) and any(0 in s for s in shapes.values()):
         return f"{_inputs(i for i, s in shapes.items() if 0 in s)} without elements: {title} divides by an extent"

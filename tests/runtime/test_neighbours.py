@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx2jax
+from tests.support import emitters
 
 F = np.float32
 X = F([0.3, 1.7, -2.6, 100.4, 1e-3, 3e7, 1e20, 1e-20])
@@ -30,7 +31,10 @@ STEPS: Final[dict[str, tuple[tuple[F, ...], Callable[[Any, Any], Any]]]] = {
     "c / x": (PRODUCTS, lambda x, c: c / x),
 }
 OPERATORS: Final = {"+": "Add", "-": "Sub", "*": "Mul", "/": "Div"}
-SHAPING: Final = (None, None, None, "Identity", "Transpose", "Neg")
+BETWEEN: Final = (
+    *(None,) * 8, "Identity", "Transpose", "Neg", "Min inf", "Max -inf", "Add 0", "Sub 0", "Mul 1", "Div 1", "Sum",
+)  # fmt: skip
+"""Operators between two steps, with their constant; most of them XLA removes."""
 Chain = list[tuple[str, F, str | None, bool]]
 """Steps, each with its constant, an operator after it, and whether the constant is a vector."""
 
@@ -43,7 +47,7 @@ def chains(count: int, seed: int) -> list[Chain]:
         steps = [name for name, (constants, _) in STEPS.items() if constants is kind]
         length = rng.choice([2, 2, 3, 4])
         found.append(
-            [(rng.choice(steps), rng.choice(kind), rng.choice(SHAPING), rng.random() < 0.3) for _ in range(length)]
+            [(rng.choice(steps), rng.choice(kind), rng.choice(BETWEEN), rng.random() < 0.3) for _ in range(length)]
         )
     return found
 
@@ -59,7 +63,10 @@ def model(some: list[Chain], as_nodes: bool) -> onnx.ModelProto:
             left, operator, right = (x if part == "x" else name if part == "c" else part for part in step.split())
             nodes.append(helper.make_node(OPERATORS[operator], [left, right], [y]))
             if after:
-                nodes.append(helper.make_node(after, [y], [y := f"{y}'"]))
+                op, _, constant = after.partition(" ")
+                if constant:
+                    constants[f"{y}c"] = np.asarray(F(constant))
+                nodes.append(helper.make_node(op, [y, f"{y}c"] if constant else [y], [y := f"{y}'"]))
             x = y
         nodes.append(helper.make_node("Identity", [x], [f"out{i}"]))
     tensors = [numpy_helper.from_array(v, n) for n, v in constants.items()]
@@ -135,6 +142,54 @@ def test_networks_have_no_barriers() -> None:
     """Nor do operators without constants, or with those of another kind beside them."""
     proto = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[8] x, float[8] z) => (float[8] y) { c = Constant <value = float {3}> ()
-        a = Add (x, z)  b = Add (a, z)  d = Mul (b, c)  e = Sub (d, c)  f = Div (e, z)  y = Div (f, z) }""")
+        a = Add (x, z)  b = Add (a, z)  d = Mul (b, c)  e = Sub (d, c)  f = Div (e, z)  y = Add (f, z) }""")
     m = onnx2jax.convert(proto)
     assert "optimization_barrier" not in str(jax.make_jaxpr(m.apply)(m.params, X, X))
+
+
+PAIRS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
+    "log of exp": ("t = Exp(x)\n y = Log(t)", lambda x, _z: np.log(np.exp(x))),
+    "log of a root": ("t = Sqrt(x)\n y = Log(t)", lambda x, _z: np.log(np.sqrt(x))),
+    "log of a power": ("t = Pow(x, z)\n y = Log(t)", lambda x, z: np.log(np.power(x, z))),
+    "root of a square": ("t = Mul(x, x)\n y = Sqrt(t)", lambda x, _z: np.sqrt(x * x)),
+    "root of a power": (
+        "two = Constant<value_float = 2.0>()\n t = Pow(x, two)\n y = Sqrt(t)",
+        lambda x, _z: np.sqrt(x * x),
+    ),
+    "power of exp": (
+        "h = Constant<value_float = 0.5>()\n t = Exp(x)\n y = Pow(t, h)",
+        lambda x, _z: np.exp(x) ** F(0.5),
+    ),
+    "square of a quotient": ("t = Div(x, x)\n y = Mul(t, t)", lambda x, _z: (x / x) * (x / x)),
+    "power of a quotient": (
+        "two = Constant<value_float = 2.0>()\n t = Div(x, x)\n y = Pow(t, two)",
+        lambda x, _z: (x / x) ** 2,
+    ),
+    "product and quotient": ("t = Mul(x, z)\n y = Div(t, z)", lambda x, z: x * z / z),
+    "two quotients": ("t = Div(x, z)\n y = Div(t, z)", lambda x, z: x / z / z),
+    "two reciprocals": ("t = Reciprocal(x)\n y = Reciprocal(t)", lambda x, _z: 1 / (1 / x)),
+}
+"""Operators that XLA rewrites as if numbers were real, and what they give one after the other."""
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["call", "jit"])
+def test_pairs_that_are_equal_for_real_numbers(jit: bool) -> None:
+    nodes, outputs = [], []
+    for i, (text, _) in enumerate(PAIRS.values()):
+        graph = parser.parse_graph(f"g (float[8] x, float[8] z) => (float[8] y) {{ {text} }}")
+        for node in graph.node:
+            for names in (node.input, node.output):
+                names[:] = [n if n in ("x", "z") else f"{n}{i}" for n in names]
+        nodes += graph.node
+        outputs.append(helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [8]))
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [8]) for n in "xz"]
+    proto = helper.make_model(
+        helper.make_graph(nodes, "pairs", ends, outputs), opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    )
+    x, z = F([0.3, 2.5, -2.5, 1000, 1e30, -1e30, 90, 5]), F([0.5, 3, 0.5, 2, 1e30, 1e30, 2, 1e20])
+    m = onnx2jax.convert(proto)
+    with emitters.newer():  # the older ones rewrite such pairs, too
+        results = jax.jit(m.apply, compiler_options=emitters.NEWER)(m.params, x, z) if jit else m(x, z)
+    with np.errstate(all="ignore"):
+        for name, (_, wanted), got in zip(PAIRS, PAIRS.values(), results, strict=True):
+            np.testing.assert_allclose(got, wanted(x, z), 1e-5, 1e-37, err_msg=name)

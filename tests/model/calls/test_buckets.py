@@ -198,7 +198,7 @@ def test_compile_verifies_padding() -> None:
 def test_calls_that_verify_nothing_are_said() -> None:
     m = onnx2jax.convert(over(node("Relu", "x")), bucket={"n": [8]})
     with pytest.warns(RecompilationWarning, match=r"compile\(dims=\{'n': n\}\)"):
-        for n in (5, 6):
+        for n in (4, 5, 6, 7):
             m(np.zeros((1, n, 4), F))
 
 
