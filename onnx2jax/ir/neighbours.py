@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
+import numpy as np
+
 from ..ops.registry import Operator
 from .graph import Function, Graph, Node
 
@@ -80,8 +82,8 @@ def _computed(name: str, graph: Graph, in_function: bool) -> Node | bool:
             return True
         if node.domain or not (node.op_type in _PASSING or _is_neutral(node, graph)):
             return node
-        name = next((n for n in node.inputs if n and n in graph.producers and not _is_constant(n, graph)), "")
-        name = name or node.inputs[0]
+        inputs = node.inputs[node.op_type == "Where" :]  # not its condition
+        name = next((n for n in inputs if n in graph.producers and not _is_constant(n, graph)), node.inputs[0])
     return in_function and name not in graph.initializers
 
 
@@ -89,7 +91,9 @@ def _is_neutral(node: Node, graph: Graph) -> bool:
     """Whether a node adds zeros or multiplies by ones."""
     neutral = _NEUTRAL.get(node.op_type)
     values = (_value(n, graph) for n in node.inputs)
-    return neutral is not None and any(v is not None and v.size == 1 and v.item() == neutral for v in values)
+    return neutral is not None and any(
+        isinstance(v, np.ndarray) and v.size == 1 and v.item() == neutral for v in values
+    )
 
 
 def _value(name: str, graph: Graph) -> Any:

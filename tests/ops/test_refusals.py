@@ -181,7 +181,11 @@ STRINGS_BESIDE = "inputs 0 and 1 are int64 and string, and Equal takes one type:
         ("Xor", [WORDS, np.array([True, False])], "input 0 is string, and Xor takes bool there"),
         ("NonMaxSuppression", [TRUE, floats(1, 1, 3), ints(1)], "input 0 is bool, and NonMaxSuppression takes float"),
         ("SplitToSequence", [floats(5, 2), floats(1)], "input 1 is float, and SplitToSequence takes int32, int64"),
-        ("GroupNormalization", [floats(), floats(4), floats(4)], "input 0 of rank 0: GroupNormalization reads more axes"),
+        (
+            "GroupNormalization",
+            [floats(), floats(4), floats(4)],
+            "input 0 of rank 0: GroupNormalization reads more axes",
+        ),
         ("Tile", [floats(2), np.float32([2])], "input 1 is float, and Tile takes int64 there"),
     ],
 )
