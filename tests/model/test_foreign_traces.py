@@ -103,8 +103,8 @@ def test_a_callers_trace_leaves_no_mark(kind: str, few: bool, tracers: Callable[
             warnings.simplefilter("error")
             try:
                 trace(lambda x, m=model: m(x=x, **rest), x)  # type: ignore[misc]
-            except (OnnxError, TypeError) as e:
-                assert isinstance(e, OnnxError) or kind == "strings", name  # no jit returns strings
+            except (OnnxError, TypeError, ValueError) as e:  # no jit returns strings, or is on two devices
+                assert isinstance(e, OnnxError) or kind in ("strings", "microbatches"), name
                 refused = True
             found = called(model, other, others)
         assert_same(found, wanted)

@@ -117,7 +117,8 @@ def test_constants_are_not_merged(seed: int, as_nodes: bool) -> None:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.extended)])
 def test_derivatives_of_products_are_multiplied_one_after_the_other(seed: int) -> None:
-    some = [chain for chain in chains(60, seed) if all(step != "c / x" for step, *_ in chain)]
+    left_out = {"c / x", "Min inf", "Max -inf"}  # the last two share a gradient with an infinite operand
+    some = [chain for chain in chains(60, seed) if all(left_out.isdisjoint(step[::2]) for step in chain)]
     m = onnx2jax.convert(model(some, as_nodes=True))
 
     @jax.jit
