@@ -177,7 +177,8 @@ class InferenceSession:
         Raises:
             InputError: the feeds do not fit the model.
         """
-        self._warn_once(run_options=run_options)
+        if run_options is not None:
+            self._warn_once(run_options=run_options)
         return self.model.run(output_names or None, input_feed)
 
     def get_inputs(self) -> list[NodeArg]:

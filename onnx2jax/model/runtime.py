@@ -237,11 +237,11 @@ class Runtime:
         if buckets.verify_padding(spec.graph, run, call, values, padded, results, extents):
             self._unpadded[names] = None
         elif plain.compilations == UNPROVEN:
-            quoted = ", ".join(map(repr, sorted(names)))
+            quoted, dims = (", ".join(f"{n!r}{end}" for n in sorted(names)) for end in ("", ": n"))
             warnings.warn(
                 f"bucket= pads {quoted}, and inputs that are constant do not show whether padding changes outputs: "
                 f"until they vary, each new size is compiled without padding too; to verify it now: model.compile("
-                f"dims={{{quoted}: n}})",
+                f"dims={{{dims}}})",
                 RecompilationWarning,
                 stacklevel=5,
             )

@@ -112,7 +112,11 @@ def chosen(x: Any, w: Any, window: Window, groups: int) -> Form:
 
 def tiled(x: Any, w: Any, window: Window, groups: int) -> Any:
     """By Winograd's tiles."""
-    y = winograd(x, w, window, groups)
+    return _or_native(winograd(x, w, window, groups), x, w, window, groups)
+
+
+def _or_native(y: Any, x: Any, w: Any, window: Window, groups: int) -> Any:
+    """y, or ``native`` where it is not finite: the form multiplied by zero what a window does not hold."""
     return finite_or(y, functools.partial(native, window=window, groups=groups), x, w)
 
 
@@ -217,9 +221,7 @@ def in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form)
     if size == 1:
         return form(x, w, window, groups)
     y = _in_packs(x, w, window, groups, size, form)
-    if x.dtype == np.int8:
-        return y
-    return finite_or(y, functools.partial(native, window=window, groups=groups), x, w)
+    return y if x.dtype == np.int8 else _or_native(y, x, w, window, groups)
 
 
 def _in_packs(x: Any, w: Any, window: Window, groups: int, size: int, form: Form) -> Any:

@@ -125,7 +125,7 @@ class Subprogram:
                 else:
                     caller_traces = True
                 continue
-            if self.compiles > before and not is_traced(rest):
+            if self.compiles > before:
                 self._count(time.perf_counter() - start, rest, pinned)
             return returned
 

@@ -122,11 +122,6 @@ def answers_alone(edge: Edge) -> bool:
     return True
 
 
-def disagreement(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
-    """How two lists of outputs differ; empty if they agree."""
-    return next(differences(ours, theirs), "")
-
-
 def differences(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[str]:
     """What differs between two lists of outputs, output by output."""
     if len(ours) != len(theirs):
